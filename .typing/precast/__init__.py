@@ -1,0 +1,1 @@
+../../precast/__init__.py
