@@ -37,7 +37,9 @@ class Predicate(StrEnum):
     LACKS_ATTR = "lacks_attr"
     CODE = "code"  # digest of the function's code
     EMPTY = "empty"  # a hook dict with no entry
-    GLOBAL_STATE = "global_state"  # {"grad": bool, "autocast": …, "deterministic": …, "default_device": …, "default_dtype": …, "torch_function": …}
+    GLOBAL_STATE = (
+        "global_state"  # {"grad": bool, "autocast": …, "deterministic": …, "default_device": …, "default_dtype": …, "torch_function": …}
+    )
     SHAPE = "shape"  # integer expression over paths, for dynamic shapes: {"expr": "s0 < 8*s1", "symbols": {"s0": [path, "size", 0]}}
 
 

@@ -1,0 +1,55 @@
+"""Names inside a store. A name is a relative, forward-slash path; every tier (folder, URL) uses the same ones.
+
+format                                          layout version, one line of text
+objects/ab/abcd…                                blobs by SHA-256, read-only
+programs/<program key>/<artifact id>.msgpack    manifests, written last
+tuning/<name>.msgpack  native/<name>.msgpack    small named records (measured choices; the native dispatcher per Python)
+index/  leases/  quarantine/                    local only, never copied to another tier
+"""
+
+from __future__ import annotations
+
+import re
+
+LAYOUT_VERSION = 1
+FORMAT_FILE = "format"
+MANIFEST_SUFFIX = ".msgpack"
+RECORD_KINDS = ("tuning", "native")
+LOCAL_FOLDERS = ("index", "leases", "quarantine")
+SHARED_FOLDERS = ("objects", "programs", *RECORD_KINDS)
+CACHEDIR_TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a precast store: compiled artifacts that can be rebuilt.\n"
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
+
+
+def is_digest(text: object) -> bool:
+    """Whether `text` is a full lower-case SHA-256."""
+    return isinstance(text, str) and _DIGEST.fullmatch(text) is not None
+
+
+def is_label(text: object) -> bool:
+    """Whether `text` may be a program key or record name: it becomes a file name, so no separators and no leading dot."""
+    return isinstance(text, str) and _LABEL.fullmatch(text) is not None
+
+
+def blob_name(digest: str) -> str:
+    if not is_digest(digest):
+        raise ValueError(f"{digest!r} is not a SHA-256 in hex")
+    return f"objects/{digest[:2]}/{digest}"
+
+
+def manifest_name(program_key: str, artifact_id: str) -> str:
+    if not is_label(program_key):
+        raise ValueError(f"program key {program_key!r}: use up to 128 letters, digits, '_', '.', '+', '-', not starting with '.'")
+    if not is_digest(artifact_id):
+        raise ValueError(f"{artifact_id!r} is not an artifact id (a SHA-256 in hex)")
+    return f"programs/{program_key}/{artifact_id}{MANIFEST_SUFFIX}"
+
+
+def record_name(kind: str, name: str) -> str:
+    if kind not in RECORD_KINDS:
+        raise ValueError(f"unknown record kind {kind!r}; known: {', '.join(RECORD_KINDS)}")
+    if not is_label(name):
+        raise ValueError(f"record name {name!r}: use up to 128 letters, digits, '_', '.', '+', '-', not starting with '.'")
+    return f"{kind}/{name}{MANIFEST_SUFFIX}"

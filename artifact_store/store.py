@@ -1,0 +1,302 @@
+"""The store: manifests and blobs under one folder (or URL), safe against crashes, damage and other writers.
+
+Reading never raises for what is on disk: what is absent, foreign, damaged or unreadable is a miss, logged with its reason under
+`precast.store` (`PRECAST_LOGS=store`), and what is damaged is moved to `quarantine/`. Writing raises StoreError (`put`) or logs
+and returns None (`try_put`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from precast.artifact_store import layout
+from precast.artifact_store.errors import DamagedRecord, ForeignRecord, FutureFormat, RecordError, StoreError
+from precast.artifact_store.manifest import Manifest
+from precast.artifact_store.serial import Data, digest, pack, unpack
+from precast.artifact_store.tiers import Folder
+
+log = logging.getLogger("precast.store")
+ENVIRONMENT = "PRECAST_STORE"
+
+
+def default_root(path: str | os.PathLike[str] | None = None) -> Path:
+    """The store's folder: the argument, else PRECAST_STORE, else the platform's cache folder. Absolute, so that chdir does not move it."""
+    chosen = os.fspath(path) if path is not None else os.environ.get(ENVIRONMENT, "")
+    if not chosen:
+        from platformdirs import user_cache_path  # only needed where nothing else says
+
+        return user_cache_path("precast", appauthor=False) / f"store-{layout.LAYOUT_VERSION}"
+    if chosen.startswith("file://"):
+        chosen = chosen.removeprefix("file://")
+    if "://" in chosen:
+        raise StoreError(f"store {chosen!r}: this version opens local folders and file:// only; fetch a remote store with `precast pull`")
+    return Path(os.path.abspath(os.path.expanduser(chosen)))
+
+
+class Store:
+    """Manifests and blobs. Safe to use from several threads and processes at once."""
+
+    def __init__(self, root: Path, *, readonly: bool = False, problem: str = "") -> None:
+        self.root = root
+        self.readonly = readonly
+        self.problem = problem
+        self._folder = Folder(root)
+        self._known_bad: set[str] = set()
+        self._verified: dict[str, tuple[int, int, int]] = {}
+
+    # -- opening
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str] | None = None, readonly: bool = False, *, strict: bool = False) -> Store:
+        """The store at `path` (a folder or file:// URL; default PRECAST_STORE, then the platform's cache folder). Made on first write.
+
+        Where it cannot be used (a file in the way, a newer layout), `strict` raises StoreError; otherwise the reason is logged and the
+        result is an empty, read-only store whose `problem` holds the reason: a broken cache must not break the user's call.
+        """
+        try:
+            root = default_root(path)
+            problem = _unusable(root)
+        except StoreError as error:
+            root, problem = Path(os.devnull), str(error)
+        if problem and strict:
+            raise StoreError(problem)
+        if problem:
+            log.warning("%s; going on without a store", problem)
+        return cls(root, readonly=readonly or bool(problem), problem=problem)
+
+    def __repr__(self) -> str:
+        return f"<Store {self.root}{' (read-only)' if self.readonly else ''}>"
+
+    # -- reading
+
+    def programs(self) -> list[str]:
+        """Program keys that have at least one artifact."""
+        return sorted({name.split("/")[1] for name in self._names("programs") if name.endswith(layout.MANIFEST_SUFFIX)})
+
+    def variants(self, program_key: str) -> list[Manifest]:
+        """Every readable artifact of a program, ordered by id."""
+        if self.problem:
+            return []
+        folder = f"programs/{program_key}"
+        try:
+            files = sorted(os.listdir(f"{self.root}/{folder}"))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            self._miss(folder, f"cannot list the folder ({error.strerror})")
+            return []
+        wanted = [file for file in files if file.endswith(layout.MANIFEST_SUFFIX) and not file.startswith(".")]
+        found = (self._manifest(f"{folder}/{file}") for file in wanted)
+        return [manifest for manifest in found if manifest is not None]
+
+    def manifests(self) -> Iterator[Manifest]:
+        """Every readable artifact of every program."""
+        for program_key in self.programs():
+            yield from self.variants(program_key)
+
+    def get(self, artifact_id: str, program_key: str | None = None) -> Manifest | None:
+        """The artifact with this id; with `program_key` in one file read, without by looking through all programs."""
+        for key in [program_key] if program_key is not None else self.programs():
+            manifest = self._manifest(layout.manifest_name(key, artifact_id))
+            if manifest is not None:
+                return manifest
+        return None
+
+    def blob(self, digest_: str) -> bytes | None:
+        """The bytes with this digest, checked; None (logged, and quarantined where damaged) otherwise."""
+        name = layout.blob_name(digest_)
+        data = self._read(name)
+        if data is None:
+            self._miss(name, "blob is not in the store")
+            return None
+        if digest(data) != digest_:
+            self._quarantine(name, f"content does not match its digest ({len(data)} bytes)")
+            return None
+        return data
+
+    def blob_path(self, digest_: str) -> Path | None:
+        """A file with these bytes, for mmap or dlopen; checked once per process for as long as the file stays the same."""
+        path = self._folder.path(layout.blob_name(digest_))
+        try:
+            seen = path.stat()
+        except OSError:
+            seen = None
+        stamp = (seen.st_ino, seen.st_size, seen.st_mtime_ns) if seen is not None else None
+        if stamp is not None and self._verified.get(digest_) == stamp:
+            return path
+        if self.blob(digest_) is None or stamp is None:
+            return None
+        self._verified[digest_] = stamp
+        return path
+
+    # -- writing
+
+    def put(self, manifest: Manifest, blobs: Mapping[str, bytes]) -> str:
+        """Store an artifact: blobs first, then the manifest in one rename, all synced. Returns its id.
+
+        Raises StoreError when the store cannot be written (nothing half-visible is left), ValueError for blobs that do not match.
+        """
+        for name, size in manifest.blobs.items():
+            if name not in blobs or len(blobs[name]) != size or digest(blobs[name]) != name:
+                raise ValueError(
+                    f"artifact {manifest.artifact_id[:12]} needs blob {name[:12]}… of {size} bytes, and what was given does not match"
+                )
+        self._writable()
+        try:
+            self._prepare()
+            for name in manifest.blobs:
+                self._folder.put_new(layout.blob_name(name), blobs[name])
+            self._folder.put(layout.manifest_name(manifest.program_key, manifest.artifact_id), manifest.to_bytes())
+        except OSError as error:
+            raise StoreError(
+                f"cannot write to the store at {self.root}: {error.strerror or error} (artifact {manifest.artifact_id[:12]} not stored)"
+            ) from error
+        return manifest.artifact_id
+
+    def try_put(self, manifest: Manifest, blobs: Mapping[str, bytes]) -> str | None:
+        """`put`, except that a store that cannot be written is logged and answered by None: for the user's call path."""
+        try:
+            return self.put(manifest, blobs)
+        except StoreError as error:
+            log.warning("%s", error)
+            return None
+
+    def remove(self, artifact_id: str, program_key: str | None = None) -> bool:
+        """Take an artifact out; its blobs go with the next prune when nothing else needs them. False when it was not there."""
+        self._writable()
+        for key in [program_key] if program_key is not None else self.programs():
+            name = layout.manifest_name(key, artifact_id)
+            if self._folder.path(name).exists():
+                self._folder.remove(name)
+                return True
+        return False
+
+    # -- small named records
+
+    def record(self, kind: str, name: str) -> dict[str, Data] | None:
+        """A small named record ("tuning": measured choices; "native": the dispatcher built for a Python), or None."""
+        file = layout.record_name(kind, name)
+        data = self._read(file)
+        if data is None:
+            return None
+        try:
+            magic, checksum, content = _three(unpack(data, file), file)
+            if magic != _RECORD_MAGIC or digest(content) != checksum:
+                raise DamagedRecord(f"{file}: checksum mismatch")
+            record = unpack(content, file)
+            if type(record) is not dict:
+                raise DamagedRecord(f"{file}: expected a map")
+        except RecordError as error:
+            self._quarantine(file, str(error))
+            return None
+        return record
+
+    def put_record(self, kind: str, name: str, record: Mapping[str, Data], blobs: Mapping[str, bytes] | None = None) -> None:
+        """Keep a named record; blobs that it needs must be named in its "blobs" field (a list of digests), so that prune spares them."""
+        content = pack(dict(record), f"{kind}/{name}")
+        named = set(record.get("blobs", ()))
+        for blob_digest, data in (blobs or {}).items():
+            if blob_digest not in named or digest(data) != blob_digest:
+                raise ValueError(f"{kind}/{name}: blob {blob_digest[:12]}… is not named in the record's 'blobs', or does not match")
+        self._writable()
+        try:
+            self._prepare()
+            for blob_digest, data in (blobs or {}).items():
+                self._folder.put_new(layout.blob_name(blob_digest), data)
+            self._folder.put(layout.record_name(kind, name), pack([_RECORD_MAGIC, digest(content), content]))
+        except OSError as error:
+            raise StoreError(f"cannot write to the store at {self.root}: {error.strerror or error} ({kind}/{name} not stored)") from error
+
+    # -- inside
+
+    def _manifest(self, name: str) -> Manifest | None:
+        if name in self._known_bad:
+            return None
+        data = self._read(name)
+        if data is None:
+            return None
+        program_key, file = name.split("/")[1:]
+        try:
+            manifest = Manifest.from_bytes(data, name, expect_id=file.removesuffix(layout.MANIFEST_SUFFIX))
+            if manifest.program_key != program_key:
+                raise DamagedRecord(f"{name}: belongs to program {manifest.program_key}")
+        except FutureFormat as error:
+            self._miss(name, str(error))
+            return None
+        except (DamagedRecord, ForeignRecord) as error:
+            self._quarantine(name, str(error))
+            return None
+        return manifest
+
+    def _read(self, name: str) -> bytes | None:
+        if self.problem:
+            return None
+        try:
+            return self._folder.get(name)
+        except OSError as error:
+            self._miss(name, f"cannot be read ({error.strerror or error})")
+            return None
+
+    def _names(self, prefix: str) -> list[str]:
+        return [] if self.problem else self._folder.names(prefix)
+
+    def _miss(self, name: str, reason: str) -> None:
+        log.info("miss: %s: %s", name, reason)
+
+    def _quarantine(self, name: str, reason: str) -> None:
+        """Move a bad entry out of the way, or where the store cannot be written remember it as bad for this process."""
+        self._known_bad.add(name)
+        log.warning("miss: %s; moved to quarantine/", reason if reason.startswith(name) else f"{name}: {reason}")
+        if self.readonly:
+            return
+        try:
+            self._folder.make_folder(self.root / "quarantine")
+            os.replace(self._folder.path(name), self.root / "quarantine" / f"{name.replace('/', '~')}.{secrets.token_hex(4)}")
+            self._known_bad.discard(name)
+        except OSError as error:
+            log.info("cannot quarantine %s (%s); it is ignored in this process", name, error.strerror or error)
+
+    def _writable(self) -> None:
+        if self.problem:
+            raise StoreError(self.problem)
+        if self.readonly:
+            raise StoreError(f"the store at {self.root} was opened read-only")
+
+    def _prepare(self) -> None:
+        """Make the store's own files on first write. The format file comes first: a folder without it is not yet a store."""
+        if (self.root / layout.FORMAT_FILE).exists():
+            return
+        self._folder.make_folder(self.root)
+        self._folder.put(layout.FORMAT_FILE, f"{layout.LAYOUT_VERSION}\n".encode())
+        self._folder.put("CACHEDIR.TAG", layout.CACHEDIR_TAG)
+
+
+_RECORD_MAGIC = "precast-record-1"
+
+
+def _three(outer: Data, where: str) -> tuple[str, str, bytes]:
+    if type(outer) is not tuple or len(outer) != 3 or [type(part) for part in outer] != [str, str, bytes]:
+        raise DamagedRecord(f"{where}: not a precast record")
+    return outer
+
+
+def _unusable(root: Path) -> str:
+    """Why the folder cannot be used as a store, as a sentence; empty when it can (also when it does not exist yet)."""
+    elsewhere = f"choose another folder with --store or {ENVIRONMENT}"
+    try:
+        text = (root / layout.FORMAT_FILE).read_text("ascii").strip()
+    except FileNotFoundError:
+        return ""
+    except NotADirectoryError:
+        return f"store {root}: a file is in the way; {elsewhere}"
+    except (OSError, UnicodeDecodeError) as error:
+        return f"store {root}: its format file cannot be read ({error}); check the permissions, or {elsewhere}"
+    if text == str(layout.LAYOUT_VERSION):
+        return ""
+    if text.isdigit():
+        return f"store {root}: layout version {text}, and this precast uses {layout.LAYOUT_VERSION}; upgrade precast, or {elsewhere}"
+    return f"store {root}: its format file says {text[:40]!r}, which is not a precast store; {elsewhere}"
