@@ -1,23 +1,29 @@
 """The guard vocabulary: what capture writes, the store keeps and the runtime checks. Data only.
 
 A guard is `(path, predicate, constant)`. A path starts at a root and walks steps; both are tuples of strings and ints, so that a
-guard set is msgpack as it stands. Constants are *tagged* (`tag_constant` / `untag_constant` in this module): `("int", 3)`,
-`("float", "0x1.8p+0")`, `("dtype", "float32")` …; plain Python values would lose the difference between `1`, `True` and `1.0`.
+guard set is msgpack as it stands. Constants are *tagged* (`artifact_store/constants.py`): `("int", 3)`, `("float", "0x1.8p+0")`,
+`("dtype", "float32")` …; plain Python values would lose the difference between `1`, `True` and `1.0`.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 Step = tuple[Any, ...]
 Path = tuple[Step, ...]
-"""Root first. Roots: ("local", name) a frame local or closure cell's content, ("global", module, name) a name in a module's dict,
-("module", name) an entry of sys.modules, ("builtin", name), ("state",) torch's global state.
-Steps: ("attr", name), ("dict", name) `obj.__dict__[name]`, ("item", tagged key), ("key", i) the i-th key of a dict, ("type",),
-("closure", i) cell content, ("code",), ("default", i), ("kwdefault", name), ("func",) `__func__`, ("bound",) `__self__`,
-("mro", module:qualname, name) an attribute found on that class, ("grad",), ("param", name), ("buffer", name), ("submodule", name)."""
+"""Root first.
+
+Roots: ("local", name) a frame local; ("cell", name) the content of the entry function's closure cell; ("global", module, name) a name in
+a module's dict; ("module", name) an entry of sys.modules; ("builtin", name); ("constant", i) a tensor that the frame record carries;
+("state",) torch's global state.
+Steps: ("attr", name) getattr; ("raw", name) object.__getattribute__; ("dict",) `obj.__dict__`; ("item", tagged key); ("key", i) the i-th
+key of a dict; ("submodule" | "param" | "buffer", name) `obj._modules[name]` …; ("type",); ("closure", i) content of a function's cell;
+("default", i), ("kwdefault", name); ("next", i) the element that a tuple iterator yields after i others; ("namedtuple_fields",)
+`obj._fields`; ("dataclass_fields",) `dataclasses.fields(obj)`; ("call",) `obj()`; ("method", name) `obj.name()`."""
 
 
 class Predicate(StrEnum):
@@ -25,21 +31,24 @@ class Predicate(StrEnum):
 
     TYPE = "type"  # type(obj) is module:qualname
     EQUALS = "equals"  # same type and ==, against a tagged constant
+    BASE_EQUALS = "base_equals"  # an instance of a subclass of a constant type, compared as its base type: ("int", 3)
     IS = "is"  # obj is the object at module:qualname
     SAME_AS = "same_as"  # obj is the object at another path
-    NOT_ALIASED = "not_aliased"  # these tensors (constant: paths) are pairwise different objects and do not overlap
-    TENSOR = "tensor"  # a TensorSpec
+    NOT_ALIASED = "not_aliased"  # {"distinct": paths: pairwise different objects, "mutated": paths whose memory overlaps no other of "distinct" or "others"}
+    TENSOR = "tensor"  # {"type", "dtype", "device", "layout", "requires_grad", "size", "stride", "conj", "neg", "offset"}; a size or stride of None is free
+    UNMARKED = "unmarked"  # a tensor without torch._dynamo.mark_dynamic and kindred marks
     LENGTH = "length"
     KEYS = "keys"  # {"keys": tagged, "ordered": bool}
-    HAS_KEY = "has_key"
-    LACKS_KEY = "lacks_key"  # obj.__dict__ or mapping does not hold the key
+    HAS_KEY = "has_key"  # a mapping or set holds the tagged key
+    LACKS_KEY = "lacks_key"
+    LACKS_OWN = "lacks_own"  # `obj.__dict__` does not hold the name
     HAS_ATTR = "has_attr"
     LACKS_ATTR = "lacks_attr"
-    CODE = "code"  # digest of the function's code
+    NOT_NONE = "not_none"
+    CODE = "code"  # a function whose code (or a code object that) has this digest
     EMPTY = "empty"  # a hook dict with no entry
-    GLOBAL_STATE = (
-        "global_state"  # {"grad": bool, "autocast": …, "deterministic": …, "default_device": …, "default_dtype": …, "torch_function": …}
-    )
+    ITERATOR = "iterator"  # ["range", start, stop, step] | ["tuple", remaining] | ["count", tagged start, tagged step]
+    GLOBAL_STATE = "global_state"  # {"grad": bool, "autocast": …, …}: `runtime/global_state.py` makes it
     SHAPE = "shape"  # integer expression over paths, for dynamic shapes: {"expr": "s0 < 8*s1", "symbols": {"s0": [path, "size", 0]}}
 
 
@@ -49,7 +58,59 @@ class Guard:
 
     path: Path
     predicate: Predicate
-    constant: Any
+    constant: Any = None
 
     def sort_key(self) -> tuple[str, str, str]:
-        return (repr(self.path), self.predicate, repr(self.constant))
+        return (repr(self.path), self.predicate, canonical(self.constant))
+
+    def to_data(self) -> list[Any]:
+        """The msgpack form."""
+        return [thaw(self.path), self.predicate.value, thaw(self.constant)]
+
+    @staticmethod
+    def from_data(data: list[Any]) -> Guard:
+        """Inverse of `to_data`; raises ValueError on anything else."""
+        path, predicate, constant = data
+        return Guard(freeze(path), Predicate(predicate), freeze(constant))
+
+
+def canonical(value: Any) -> str:
+    """A text that is equal for equal data, whatever the order in which dicts were filled."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{canonical(k)}:{canonical(v)}" for k, v in sorted(value.items(), key=lambda kv: repr(kv[0]))) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(map(canonical, value)) + "]"
+    return f"{type(value).__name__}={value!r}"
+
+
+def freeze(value: Any) -> Any:
+    """Lists (as msgpack gives them) to tuples, deeply; dicts stay dicts."""
+    if isinstance(value, (list, tuple)):
+        return tuple(freeze(v) for v in value)
+    if isinstance(value, dict):
+        return {k: freeze(v) for k, v in value.items()}
+    return value
+
+
+def thaw(value: Any) -> Any:
+    """Tuples to lists, deeply; dict keys sorted."""
+    if isinstance(value, (list, tuple)):
+        return [thaw(v) for v in value]
+    if isinstance(value, dict):
+        return {k: thaw(value[k]) for k in sorted(value)}
+    return value
+
+
+def canonical_order(guards: Iterable[Guard]) -> tuple[Guard, ...]:
+    """Each distinct guard once, in the order that the guard hash is taken over."""
+    keyed = {guard.sort_key(): guard for guard in guards}
+    return tuple(keyed[key] for key in sorted(keyed))
+
+
+def guard_hash(guards: Iterable[Guard]) -> str:
+    """Hex sha-256 of a guard set, independent of process, machine and PYTHONHASHSEED."""
+    digest = hashlib.sha256()
+    for guard in canonical_order(guards):
+        digest.update("\x1f".join(guard.sort_key()).encode())
+        digest.update(b"\x1e")
+    return digest.hexdigest()

@@ -1,0 +1,98 @@
+"""What the store keeps of a captured frame, as plain data: its rewritten bytecode, its graph's inputs and outputs, its code digests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from precast.artifact_store.guards import Path, freeze, thaw
+
+
+class _Record:
+    """Dataclass <-> msgpack map, field by field."""
+
+    def to_data(self) -> dict[str, Any]:
+        return {f.name: thaw(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> Any:
+        """Raises TypeError when a field is missing or unknown."""
+        return cls(**{k: freeze(v) for k, v in data.items()})
+
+
+@dataclass(frozen=True)
+class GraphInput(_Record):
+    """One placeholder of the graph, in order.
+
+    `bound` inputs are tensors that an `nn.Module` owns: the runtime fetches them by `path` once and again when the module changed.
+    The others arrive by the call, at `position` of the graph callable's arguments. `constant` inputs are tensors that the record carries
+    (`path` is `(("constant", i),)`): they are bound for ever.
+    """
+
+    path: Path
+    bound: bool
+    position: int | None
+    kind: Literal["tensor", "int", "float", "constant"] = "tensor"
+    mutated: bool = False
+    parameter: bool = False  # an nn.Parameter
+
+
+@dataclass(frozen=True)
+class GraphOutput(_Record):
+    """One position of what the graph callable gives back to the bytecode.
+
+    raw: output `index` of the compiled graph, as it is; input: the object of graph input `index`; view: a fresh view of graph input
+    `index` (strided as given, `offset` in elements of `dtype` counted from that input's own first element); output_view: the same on
+    raw output `index`; int: the integer `value`, or, where `value` is None, raw output `index`; none: None.
+    """
+
+    kind: Literal["raw", "input", "view", "output_view", "int", "none"]
+    index: int | None = None
+    size: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    offset: int = 0
+    dtype: str | None = None  # set where the view reinterprets the base's elements: torch's name ("int32")
+    value: int | float | bool | None = None
+
+
+@dataclass(frozen=True)
+class TensorConstant(_Record):
+    """A tensor built from literals in the traced code. `data` are its elements, dense and row-major, in native byte order."""
+
+    dtype: str
+    size: tuple[int, ...]
+    data: bytes
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class CodeDigest(_Record):
+    """The position-free digest of one function that was traced into. `module` is "" for the entry function itself."""
+
+    module: str
+    qualname: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class FrameRecord(_Record):
+    """How to rebuild the rewritten entry function (`runtime/frame_code.py`) without the tracer.
+
+    `names` maps each private global name of the bytecode to what supplies it: ("graph",), ("module", name), ("builtins",),
+    ("shims", module of torch._dynamo), ("random", calls). `constants` lists what marshal refuses: (indices from the outer code object
+    through nested ones to the constant, tagged value).
+    """
+
+    python: str  # "3.11": marshal and bytecode belong to it
+    code: bytes
+    constants: tuple[Any, ...]
+    names: tuple[tuple[str, tuple[Any, ...]], ...]
+    tensors: tuple[TensorConstant, ...] = ()
+
+    def to_data(self) -> dict[str, Any]:
+        return {**super().to_data(), "tensors": [t.to_data() for t in self.tensors]}
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> FrameRecord:
+        tensors = tuple(TensorConstant.from_data(t) for t in data["tensors"])
+        return FrameRecord(**{**{k: freeze(v) for k, v in data.items()}, "tensors": tensors})

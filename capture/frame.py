@@ -1,0 +1,50 @@
+"""What capture hands to the rest: one frame with its graph, guards, inputs, outputs and rewritten bytecode. See docs/contracts.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch.fx
+
+from precast.artifact_store.guards import Guard, guard_hash
+from precast.artifact_store.records import CodeDigest, FrameRecord, GraphInput, GraphOutput
+
+__all__ = ["CaptureRefused", "CapturedFrame", "CodeDigest", "FrameRecord", "GraphInput", "GraphOutput"]
+
+
+class CaptureRefused(Exception):
+    """The callable cannot be captured as one graph; it has to run eagerly.
+
+    `reason`: what stopped it; `where`: the user's `file:line` or ""; `hint`: what to do about it, or "".
+    """
+
+    def __init__(self, reason: str, where: str = "", hint: str = "") -> None:
+        super().__init__(": ".join(part for part in (where, reason) if part) + (f" ({hint})" if hint else ""))
+        self.reason = reason
+        self.where = where
+        self.hint = hint
+
+
+@dataclass(frozen=True)
+class CapturedFrame:
+    """One captured piece of Python.
+
+    `graph` holds functional ATen ops with fake tensors in `node.meta["val"]`; its placeholders follow `inputs`; its outputs are the raw
+    outputs that `outputs` refer to; mutated inputs are written by trailing `aten.copy_(placeholder, value)` nodes. It is None where there
+    is nothing to compute, and where `needs_grad` is set: eager would record a backward graph, so the frame has to run eagerly.
+    """
+
+    name: str
+    guards: tuple[Guard, ...]
+    uncacheable: tuple[str, ...]
+    digests: tuple[CodeDigest, ...]
+    code: FrameRecord | None
+    graph: torch.fx.GraphModule | None
+    inputs: tuple[GraphInput, ...]
+    outputs: tuple[GraphOutput, ...]
+    needs_grad: bool = False
+    waived: tuple[str, ...] = field(default=())
+
+    @property
+    def guard_hash(self) -> str:
+        return guard_hash(self.guards)
