@@ -11,9 +11,10 @@ import logging
 import os
 import secrets
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from precast.artifact_store import layout
+from precast.artifact_store import layout, leases, usage
 from precast.artifact_store.errors import DamagedRecord, ForeignRecord, FutureFormat, RecordError, StoreError
 from precast.artifact_store.manifest import Manifest
 from precast.artifact_store.serial import Data, digest, pack, unpack
@@ -79,19 +80,20 @@ class Store:
 
     def variants(self, program_key: str) -> list[Manifest]:
         """Every readable artifact of a program, ordered by id."""
-        if self.problem:
-            return []
+        found = (self._manifest(name) for name in self.manifest_names(program_key))
+        return [manifest for manifest in found if manifest is not None]
+
+    def manifest_names(self, program_key: str) -> list[str]:
+        """Names of a program's manifest files, ordered by id, unread."""
         folder = f"programs/{program_key}"
         try:
-            files = sorted(os.listdir(f"{self.root}/{folder}"))
+            files = sorted(os.listdir(f"{self.root}/{folder}")) if not self.problem else []
         except FileNotFoundError:
             return []
         except OSError as error:
             self._miss(folder, f"cannot list the folder ({error.strerror})")
             return []
-        wanted = [file for file in files if file.endswith(layout.MANIFEST_SUFFIX) and not file.startswith(".")]
-        found = (self._manifest(f"{folder}/{file}") for file in wanted)
-        return [manifest for manifest in found if manifest is not None]
+        return [f"{folder}/{file}" for file in files if file.endswith(layout.MANIFEST_SUFFIX) and not file.startswith(".")]
 
     def manifests(self) -> Iterator[Manifest]:
         """Every readable artifact of every program."""
@@ -105,6 +107,10 @@ class Store:
             if manifest is not None:
                 return manifest
         return None
+
+    def path(self, name: str) -> Path:
+        """Where the file with this store name lies."""
+        return self._folder.path(name)
 
     def blob(self, digest_: str) -> bytes | None:
         """The bytes with this digest, checked; None (logged, and quarantined where damaged) otherwise."""
@@ -175,6 +181,24 @@ class Store:
                 return True
         return False
 
+    # -- working together
+
+    def lease(self, name: str, timeout: float = 600.0) -> AbstractContextManager[leases.Lease]:
+        """`with store.lease(artifact_id):` one process at a time compiles this; look with `get` once inside, it may be there now.
+
+        Waits at most `timeout` seconds, takes over from a dead holder, and goes on unheld where leases cannot work (see `leases`).
+        """
+        if not layout.is_label(name):
+            raise ValueError(f"lease name {name!r} cannot be a file name")
+        if self.readonly:
+            return nullcontext(leases.Lease(self.root, False, 0.0))
+        return leases.acquire(self.root / "leases", name, timeout)
+
+    def used(self, artifact_id: str) -> None:
+        """Record one use, in a few microseconds and without a database; for `prune --unused-for`. Call once per process and artifact."""
+        if not self.readonly:
+            usage.note(self.root, artifact_id)
+
     # -- small named records
 
     def record(self, kind: str, name: str) -> dict[str, Data] | None:
@@ -184,16 +208,14 @@ class Store:
         if data is None:
             return None
         try:
-            magic, checksum, content = _three(unpack(data, file), file)
-            if magic != _RECORD_MAGIC or digest(content) != checksum:
-                raise DamagedRecord(f"{file}: checksum mismatch")
-            record = unpack(content, file)
-            if type(record) is not dict:
-                raise DamagedRecord(f"{file}: expected a map")
+            return parse_record(data, file)
         except RecordError as error:
             self._quarantine(file, str(error))
             return None
-        return record
+
+    def record_names(self, kind: str) -> list[str]:
+        """Names of the records of one kind."""
+        return [Path(name).name.removesuffix(layout.MANIFEST_SUFFIX) for name in self._names(kind) if name.endswith(layout.MANIFEST_SUFFIX)]
 
     def put_record(self, kind: str, name: str, record: Mapping[str, Data], blobs: Mapping[str, bytes] | None = None) -> None:
         """Keep a named record; blobs that it needs must be named in its "blobs" field (a list of digests), so that prune spares them."""
@@ -273,15 +295,24 @@ class Store:
         self._folder.make_folder(self.root)
         self._folder.put(layout.FORMAT_FILE, f"{layout.LAYOUT_VERSION}\n".encode())
         self._folder.put("CACHEDIR.TAG", layout.CACHEDIR_TAG)
+        for folder in layout.LOCAL_FOLDERS:
+            self._folder.make_folder(self.root / folder)
 
 
 _RECORD_MAGIC = "precast-record-1"
 
 
-def _three(outer: Data, where: str) -> tuple[str, str, bytes]:
-    if type(outer) is not tuple or len(outer) != 3 or [type(part) for part in outer] != [str, str, bytes]:
+def parse_record(data: bytes, where: str) -> dict[str, Data]:
+    """The map in a named record's file; raises DamagedRecord."""
+    outer = unpack(data, where)
+    if type(outer) is not tuple or [type(part) for part in outer] != [str, str, bytes] or outer[0] != _RECORD_MAGIC:
         raise DamagedRecord(f"{where}: not a precast record")
-    return outer
+    if digest(outer[2]) != outer[1]:
+        raise DamagedRecord(f"{where}: checksum mismatch")
+    record = unpack(outer[2], where)
+    if type(record) is not dict:
+        raise DamagedRecord(f"{where}: expected a map")
+    return record
 
 
 def _unusable(root: Path) -> str:

@@ -1,0 +1,67 @@
+"""What in a store nothing can use any more: blobs without an artifact, leftovers of writers that were killed, leases of the dead."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from precast.artifact_store import layout
+from precast.artifact_store.store import Store
+from precast.artifact_store.tiers import TEMPORARY_PREFIX
+
+GRACE = 3600.0
+"""Seconds. Younger leftovers may belong to a writer at work: blobs come before the manifest that names them."""
+QUARANTINE_KEEP = 30 * 86400.0
+
+
+def referenced(store: Store) -> set[str]:
+    """Digests that some readable artifact or named record needs."""
+    needed: set[str] = set()
+    for manifest in store.manifests():
+        needed.update(manifest.blobs)
+    for kind in layout.RECORD_KINDS:
+        for name in store.record_names(kind):
+            record = store.record(kind, name) or {}
+            needed.update(blob for blob in record.get("blobs", ()) if layout.is_digest(blob))
+    return needed
+
+
+def leftovers(store: Store, needed: set[str], now: float | None = None, grace: float = GRACE) -> Iterator[tuple[Path, str]]:
+    """Files that can go, each with the reason. `needed` as from `referenced`; younger than `grace` seconds stays."""
+    now = time.time() if now is None else now
+    for path in files(store.root / "objects"):
+        if path.name.startswith(TEMPORARY_PREFIX):
+            if _age(path, now) >= grace:
+                yield path, "left by a writer that was killed"
+        elif path.name not in needed and _age(path, now) >= grace:
+            yield path, "blob that no artifact needs"
+    for folder in ("", "programs", *layout.RECORD_KINDS):
+        for path in files(store.root / folder) if folder else store.root.glob(f"{TEMPORARY_PREFIX}*"):
+            if path.name.startswith(TEMPORARY_PREFIX) and _age(path, now) >= grace:
+                yield path, "left by a writer that was killed"
+    for path in files(store.root / "leases"):
+        if _age(path, now) >= grace:
+            yield path, "lease of a dead process"
+    for path in files(store.root / "quarantine"):
+        if _age(path, now) >= max(grace, QUARANTINE_KEEP):
+            yield path, "damaged entry, quarantined over 30 days ago"
+
+
+def files(folder: Path) -> list[Path]:
+    """All files under `folder`, sorted; none where it does not exist."""
+    return sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
+
+
+def file_size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _age(path: Path, now: float) -> float:
+    try:
+        return now - path.stat().st_mtime
+    except OSError:
+        return -1.0
