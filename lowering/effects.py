@@ -1,0 +1,111 @@
+"""What a step touches: the buffers that it reads and writes, its views, and rewriting them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from precast.lowering.ir import Attention, Conv, DType, Extern, Gemm, Index, Kernel, Load, Reduce, Scan, Step, Store, Value, View, walk
+
+
+def store_roots(store: Store) -> tuple[Value, ...]:
+    """The values that a store needs: what it writes, where, and whether."""
+    return (store.value, *(g.value for g in store.gathers), *((store.mask,) if store.mask is not None else ()))
+
+
+def loads(kernel: Kernel) -> Iterator[Load]:
+    """Each distinct load of the kernel."""
+    for value in walk(*(root for store in kernel.stores for root in store_roots(store))):
+        if isinstance(value, Load):
+            yield value
+
+
+def views(step: Step) -> tuple[View, ...]:
+    """The windows that a library or extern step reads (none for kernels)."""
+    match step:
+        case Kernel():
+            return ()
+        case Extern(args=args, kwargs=kwargs):
+            return tuple(_views_in((args, tuple(v for _, v in kwargs))))
+        case Gemm(a=a, b=b, bias=bias, residual=residual):
+            return tuple(v for v in (a, b, bias, residual) if v is not None)
+        case Conv(x=x, weight=weight, bias=bias, residual=residual):
+            return tuple(v for v in (x, weight, bias, residual) if v is not None)
+        case Attention(q=q, k=k, v=v, mask=mask):
+            return tuple(x for x in (q, k, v, mask) if x is not None)
+
+
+def _views_in(arg: Any) -> Iterator[View]:
+    if isinstance(arg, View):
+        yield arg
+    elif isinstance(arg, tuple | list):
+        for a in arg:
+            yield from _views_in(a)
+
+
+def map_views(step: Step, change: Callable[[View], View]) -> Step:
+    """The step with each view that it reads replaced; the very step when nothing changes."""
+    match step:
+        case Kernel():
+            return step
+        case Extern(args=args, kwargs=kwargs):
+            new_args, new_kwargs = _map_arg(args, change), tuple((k, _map_arg(v, change)) for k, v in kwargs)
+            if all(a is b for a, b in zip(_views_in((args, kwargs)), _views_in((new_args, new_kwargs)), strict=True)):
+                return step
+            return replace(step, args=new_args, kwargs=new_kwargs)
+        case _:
+            found = {name: getattr(step, name) for name in VIEW_FIELDS[type(step)]}
+            changed = {name: change(v) for name, v in found.items() if v is not None}
+            changed = {name: v for name, v in changed.items() if v is not found[name]}
+            return replace(step, **changed) if changed else step
+
+
+VIEW_FIELDS: dict[type, tuple[str, ...]] = {
+    Gemm: ("a", "b", "bias", "residual"),
+    Conv: ("x", "weight", "bias", "residual"),
+    Attention: ("q", "k", "v", "mask"),
+}
+
+
+def _map_arg(arg: Any, change: Callable[[View], View]) -> Any:
+    if isinstance(arg, View):
+        return change(arg)
+    if isinstance(arg, tuple | list):
+        return type(arg)(_map_arg(a, change) for a in arg)
+    return arg
+
+
+def reads(step: Step) -> tuple[str, ...]:
+    """The buffers that the step reads, each once, in order of first mention. Combining stores read what they write."""
+    if isinstance(step, Kernel):
+        names = [load.buffer for load in loads(step)] + [s.buffer for s in step.stores if s.mode != "set"]
+    else:
+        names = [v.buffer for v in views(step)]
+    return tuple(dict.fromkeys(names))
+
+
+def writes(step: Step) -> tuple[str, ...]:
+    """The buffers that the step writes, each once."""
+    match step:
+        case Kernel(stores=stores):
+            return tuple(dict.fromkeys(s.buffer for s in stores))
+        case Extern(outs=outs, mutates=mutates):
+            return tuple(dict.fromkeys((*outs, *mutates)))
+        case _:
+            return (step.out,)
+
+
+def value_dtype(value: Value) -> DType:
+    """The type that a value has in arithmetic: half types are computed in f32."""
+    return value.dtype.compute
+
+
+def has_reduce(*roots: Value) -> bool:
+    """Whether a reduction or scan is among the values under these roots."""
+    return any(isinstance(v, Reduce | Scan) for v in walk(*roots))
+
+
+def index_expr(value: Value) -> Any:
+    """The sympy expression that the value holds itself, if it has one."""
+    return value.expr if isinstance(value, Index) else value.index if isinstance(value, Load) else None
