@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from precast.artifact_store import layout
+from precast.artifact_store.errors import FutureFormat, RecordError
+from precast.artifact_store.manifest import Manifest
 from precast.artifact_store.store import Store
 from precast.artifact_store.tiers import TEMPORARY_PREFIX
+
+log = logging.getLogger("precast.store")
 
 GRACE = 3600.0
 """Seconds. Younger leftovers may belong to a writer at work: blobs come before the manifest that names them."""
 QUARANTINE_KEEP = 30 * 86400.0
 
 
-def referenced(store: Store) -> set[str]:
-    """Digests that some readable artifact or named record needs."""
+def referenced(store: Store) -> set[str] | None:
+    """Digests that some artifact or named record needs; None when a newer precast's manifest may need blobs that this one cannot see."""
     needed: set[str] = set()
-    for manifest in store.manifests():
-        needed.update(manifest.blobs)
+    for program_key in store.programs():
+        for name in store.manifest_names(program_key):
+            try:
+                needed.update(Manifest.from_bytes(store.path(name).read_bytes(), name).blobs)
+            except FutureFormat:
+                return None
+            except (RecordError, OSError) as error:
+                log.info("%s: %s; its blobs count as unneeded", name, error)
     for kind in layout.RECORD_KINDS:
         for name in store.record_names(kind):
             record = store.record(kind, name) or {}
@@ -27,14 +38,14 @@ def referenced(store: Store) -> set[str]:
     return needed
 
 
-def leftovers(store: Store, needed: set[str], now: float | None = None, grace: float = GRACE) -> Iterator[tuple[Path, str]]:
-    """Files that can go, each with the reason. `needed` as from `referenced`; younger than `grace` seconds stays."""
+def leftovers(store: Store, needed: set[str] | None, now: float | None = None, grace: float = GRACE) -> Iterator[tuple[Path, str]]:
+    """Files that can go, each with the reason. `needed` as from `referenced` (None: no blob goes); younger than `grace` seconds stays."""
     now = time.time() if now is None else now
     for path in files(store.root / "objects"):
         if path.name.startswith(TEMPORARY_PREFIX):
             if _age(path, now) >= grace:
                 yield path, "left by a writer that was killed"
-        elif path.name not in needed and _age(path, now) >= grace:
+        elif needed is not None and path.name not in needed and _age(path, now) >= grace:
             yield path, "blob that no artifact needs"
     for folder in ("", "programs", *layout.RECORD_KINDS):
         for path in files(store.root / folder) if folder else store.root.glob(f"{TEMPORARY_PREFIX}*"):

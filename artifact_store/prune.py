@@ -17,7 +17,7 @@ from pathlib import Path
 from precast.artifact_store.collect import GRACE, file_size, leftovers, referenced
 from precast.artifact_store.errors import StoreError
 from precast.artifact_store.index import Entry, open_index
-from precast.artifact_store.layout import blob_name
+from precast.artifact_store.layout import RECORD_KINDS, blob_name
 from precast.artifact_store.manifest import Versions
 from precast.artifact_store.store import Store
 
@@ -90,8 +90,7 @@ def prune(store: Store, policy: Policy, *, dry_run: bool = False, now: float | N
                 store.remove(removal.entry.artifact_id, removal.entry.program_key)
                 index.forget(removal.entry.artifact_id)
     staying = {blob for entry in entries if entry.artifact_id not in gone for blob in entry.blobs}
-    named = needed_before - {blob for entry in entries for blob in entry.blobs}  # by records of tuning/ and native/
-    orphaned = sorted({blob for removal in going for blob in removal.entry.blobs} - staying - named)
+    orphaned = sorted(_orphaned(going, staying, store)) if needed_before is not None else []
     blobs = [store.path(blob_name(blob)) for blob in orphaned]
     rest = list(leftovers(store, needed_before, now, grace))
     freed = sum(removal.entry.manifest_size for removal in going) + sum(map(file_size, [*blobs, *(path for path, _ in rest)]))
@@ -158,6 +157,13 @@ def _evict(entries: Sequence[Entry], protected: set[str], max_size: int) -> list
         size -= entry.manifest_size + sum(length for blob, length in entry.blobs.items() if users[blob] == 0)
         going.append(Removal(entry, "least recently used, over the size limit"))
     return going
+
+
+def _orphaned(going: Sequence[Removal], staying: set[str], store: Store) -> set[str]:
+    """Blobs that only the artifacts in `going` needed."""
+    records = [store.record(kind, name) or {} for kind in RECORD_KINDS for name in store.record_names(kind)]
+    named = {blob for record in records for blob in record.get("blobs", ())}
+    return {blob for removal in going for blob in removal.entry.blobs} - staying - named
 
 
 def _unlink(paths: Sequence[Path], store: Store) -> None:

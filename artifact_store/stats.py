@@ -13,7 +13,7 @@ from precast.artifact_store.store import Store
 
 @dataclass(frozen=True)
 class Stats:
-    """Sizes in bytes, times in unix seconds (None in an empty store). `saved` is what shared blobs would cost if each artifact had its own."""
+    """Sizes in bytes, times in unix seconds (None in an empty store). `saved`: what sharing blobs between artifacts spares."""
 
     programs: int
     artifacts: int

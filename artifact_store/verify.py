@@ -21,7 +21,7 @@ from precast.artifact_store.tiers import TEMPORARY_PREFIX
 
 @dataclass(frozen=True)
 class Problem:
-    """One finding: `kind` is "damaged", "foreign", "incomplete", "leftover", "permissions", "format" or "index"; `repaired` says if it was."""
+    """One finding: `kind` is "damaged", "foreign", "incomplete", "leftover", "permissions" or "format"; `repaired` says if it was."""
 
     name: str
     kind: str
@@ -141,7 +141,8 @@ def _check_records(store: Store, report: Verified, repair: bool, good_blobs: set
 
 def _check_leftovers(store: Store, report: Verified, repair: bool) -> None:
     """Killed writers' files and blobs nobody needs: harmless, so they are problems only with their age; prune removes them too."""
-    for path, reason in list(leftovers(store, referenced(store), time.time())):
+    needed = None if report.newer else referenced(store)
+    for path, reason in list(leftovers(store, needed, time.time())):
         if repair:
             path.unlink(missing_ok=True)
         report.problems.append(Problem(path.relative_to(store.root).as_posix(), "leftover", reason, repair))
