@@ -1,0 +1,92 @@
+"""What is compared: eager, torch.compile (default, freezing), AOTInductor, and precast (default, freeze).
+
+Each contender turns a module into a callable. Rivals' own modules are imported before the clock starts (`warm_imports`);
+precast gets only `import precast`, so whatever it imports lazily counts against it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Call = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """`prepare(model, inputs, cache)` returns the callable; `cache` is the contender's own folder, empty on a cold run."""
+
+    name: str
+    title: str
+    prepare: Callable[[torch.nn.Module, dict[str, torch.Tensor], Path], Call]
+    warm_imports: tuple[str, ...] = ()
+    ours: bool = False
+
+
+def _eager(model: torch.nn.Module, inputs: dict[str, torch.Tensor], cache: Path) -> Call:
+    return model
+
+
+def _inductor(model: torch.nn.Module, inputs: dict[str, torch.Tensor], cache: Path) -> Call:
+    return torch.compile(model)
+
+
+def _inductor_freezing(model: torch.nn.Module, inputs: dict[str, torch.Tensor], cache: Path) -> Call:
+    return torch.compile(model, options={"freezing": True})
+
+
+def _aoti(model: torch.nn.Module, inputs: dict[str, torch.Tensor], cache: Path) -> Call:
+    package = cache / "model.pt2"
+    if not package.exists():
+        exported = torch.export.export(model, (), inputs)
+        torch._inductor.aoti_compile_and_package(exported, package_path=str(package))
+    return torch._inductor.aoti_load_package(str(package))
+
+
+def _precast(model: torch.nn.Module, inputs: dict[str, torch.Tensor], cache: Path) -> Call:
+    import precast
+
+    return precast.compile(model, store=cache)
+
+
+def _precast_freeze(model: torch.nn.Module, inputs: dict[str, torch.Tensor], cache: Path) -> Call:
+    import precast
+
+    return precast.compile(model, store=cache, options={"freeze": True})
+
+
+_TRACER = ("torch._dynamo", "torch._inductor", "torch._inductor.compile_fx")
+CONTENDERS = {
+    c.name: c
+    for c in (
+        Contender("eager", "eager", _eager),
+        Contender("inductor", "torch.compile", _inductor, _TRACER),
+        Contender("freezing", "torch.compile freezing", _inductor_freezing, _TRACER),
+        Contender("aoti", "AOTInductor", _aoti, (*_TRACER, "torch._inductor.package")),
+        Contender("precast", "precast", _precast, ("precast",), ours=True),
+        Contender("precast_freeze", "precast freeze", _precast_freeze, ("precast",), ours=True),
+    )
+}
+
+
+def import_first(contender: Contender) -> None:
+    """Import what the contender may have in memory before the clock starts."""
+    for name in contender.warm_imports:
+        importlib.import_module(name)
+
+
+def environment(cache: Path) -> dict[str, str]:
+    """Environment that gives a contender `cache` and nothing else to remember things in."""
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+        "TRITON_CACHE_DIR": str(cache / "triton"),
+        "PRECAST_STORE": str(cache),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TRANSFORMERS_VERBOSITY": "error",
+    }

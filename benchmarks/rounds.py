@@ -1,0 +1,205 @@
+"""Runs the contenders of one row: cold processes, warm processes, and interleaved steady-state rounds (A B C D A B C D …)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy
+from contenders import environment
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much to measure. `rounds`: quiet steady rounds wanted; `warm`: fresh processes for the warm figure; `block`: seconds per block."""
+
+    threads: int
+    rounds: int = 7
+    warm: int = 3
+    block: float = 1.0
+    noise: float = 0.10
+
+
+@dataclass
+class Result:
+    """What one contender showed on one row. Seconds and bytes; `error` holds the sentence when it failed."""
+
+    cold: float | None = None
+    cold_peak: int | None = None
+    warm: list[float] = field(default_factory=list)
+    warm_peak: int | None = None
+    steady: list[float] = field(default_factory=list)
+    blocks: list[float] = field(default_factory=list)
+    quiet: list[bool] = field(default_factory=list)
+    size: int | None = None
+    max_error: float | None = None
+    error: str | None = None
+
+
+class Failed(RuntimeError):
+    """A worker died; the message is the end of its stderr."""
+
+
+class Process:
+    """A worker process and its conversation."""
+
+    def __init__(self, row: str, contender: str, cache: Path, plan: Plan) -> None:
+        command = [sys.executable, str(HERE / "worker.py"), "--row", row, "--contender", contender, "--cache", str(cache)]
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
+        self.process = subprocess.Popen(
+            [*command, "--threads", str(plan.threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+            cwd=cache,
+            env={**os.environ, **environment(cache)},
+        )
+        self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            self.process.wait()
+            self.log.seek(0)
+            tail = self.log.read().strip().splitlines()
+            raise Failed(tail[-1][:300] if tail else f"worker ended with exit code {self.process.returncode}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        """Send one command and wait for its answer."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+        self.process.stdin.flush()
+        return self._read()
+
+    def close(self) -> None:
+        """End the worker."""
+        if self.process.poll() is None:
+            assert self.process.stdin is not None
+            self.process.stdin.write('{"do": "quit"}\n')
+            self.process.stdin.close()
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self.log.close()
+
+
+def _busy_seconds() -> float:
+    """CPU seconds that the whole machine has spent working since boot."""
+    fields = [int(x) for x in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+    return (sum(fields[:3]) + sum(fields[5:8])) / os.sysconf("SC_CLK_TCK")
+
+
+def _folder_bytes(folder: Path) -> int:
+    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file() and not p.is_symlink())
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _cold(row: str, name: str, cache: Path, plan: Plan, result: Result) -> None:
+    """One fresh process on an empty cache: compile and first call."""
+    process = Process(row, name, cache, plan)
+    try:
+        first = process.ask("first")
+        result.cold, result.cold_peak = first["seconds"], first["peak"]
+    finally:
+        process.close()
+    result.size = _folder_bytes(cache)
+
+
+def _warm(row: str, name: str, cache: Path, plan: Plan, result: Result) -> Process:
+    """Fresh processes on the filled cache; the last one is kept for the steady rounds."""
+    for i in range(plan.warm):
+        process = Process(row, name, cache, plan)
+        try:
+            first = process.ask("first")
+        except Failed:
+            process.close()
+            raise
+        result.warm.append(first["seconds"])
+        result.warm_peak = first["peak"] if result.warm_peak is None else min(result.warm_peak, first["peak"])
+        if i + 1 < plan.warm:
+            process.close()
+    return process
+
+
+def _steady(processes: dict[str, Process], results: dict[str, Result], plan: Plan) -> None:
+    """Interleaved blocks. A block in which other processes took more than `plan.noise` of the machine is marked noisy; rounds with one are repeated."""
+    calls = {}
+    for name, process in processes.items():
+        once = min(process.ask("block", calls=2)["times"])
+        calls[name] = max(3, min(200, int(plan.block / max(once, 1e-6))))
+    quiet = 0
+    for _ in range(2 * plan.rounds):
+        round_quiet = True
+        for name, process in processes.items():
+            busy, start = _busy_seconds(), time.perf_counter()
+            block = process.ask("block", calls=calls[name])
+            wall = time.perf_counter() - start
+            foreign = (_busy_seconds() - busy - block["cpu"]) / (wall * (os.cpu_count() or 1))
+            result = results[name]
+            result.steady += block["times"]
+            result.blocks.append(statistics.median(block["times"]))
+            result.quiet.append(foreign <= plan.noise)
+            result.warm_peak = max(result.warm_peak or 0, block["peak"])
+            round_quiet = round_quiet and foreign <= plan.noise
+        quiet += round_quiet
+        if quiet >= plan.rounds:
+            break
+
+
+def _errors(row: str, processes: dict[str, Process], results: dict[str, Result], folder: Path, plan: Plan) -> None:
+    """Largest difference of each answer from float64 eager."""
+    path = folder / "reference.npy"
+    command = [sys.executable, str(HERE / "worker.py"), "--row", row, "--threads", str(plan.threads), "--reference", str(path)]
+    subprocess.run(command, check=True, env={**os.environ, **environment(folder)}, stderr=subprocess.DEVNULL)
+    want = numpy.load(path, allow_pickle=False)
+    for name, process in processes.items():
+        got_path = folder / f"{name}.npy"
+        process.ask("answer", path=str(got_path))
+        results[name].max_error = float(numpy.abs(numpy.load(got_path, allow_pickle=False) - want).max())
+
+
+def measure(row: str, contenders: list[str], plan: Plan) -> dict[str, Result]:
+    """Everything about one row; a contender that fails keeps its sentence in `error` and the others go on."""
+    results = {name: Result() for name in contenders}
+    processes: dict[str, Process] = {}
+    folder = Path(tempfile.mkdtemp(prefix="precast-bench-"))
+    try:
+        for name in contenders:
+            cache = folder / name
+            cache.mkdir(mode=0o700)
+            try:
+                _say(f"{row}: {name}: cold, then warm")
+                if name != "eager":
+                    _cold(row, name, cache, plan, results[name])
+                processes[name] = _warm(row, name, cache, plan, results[name])
+            except Failed as failure:
+                results[name].error = str(failure)
+                _say(f"{row}: {name} failed: {failure}")
+        _say(f"{row}: steady rounds of {', '.join(processes)}")
+        _steady(processes, results, plan)
+        _errors(row, processes, results, folder, plan)
+    finally:
+        for process in processes.values():
+            process.close()
+        shutil.rmtree(folder, ignore_errors=True)
+    return results

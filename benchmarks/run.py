@@ -1,0 +1,74 @@
+"""The benchmark: precast side by side with torch.compile, its freezing option, AOTInductor and eager. See docs/benchmarks.md.
+
+    python benchmarks/run.py [--rows resnet50,bert] [--contenders eager,inductor,precast] [--quick] [--json out.json] [--no-overhead]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import report
+import torch
+from contenders import CONTENDERS
+from rounds import Plan, Result, measure
+from rows import DEFAULT_ROWS, ROWS
+
+
+def _chip() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def _names(text: str, known: dict[str, object], what: str) -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in known:
+            raise SystemExit(f"unknown {what} {name!r}; known: {', '.join(known)}")
+    return names
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", default=",".join(DEFAULT_ROWS))
+    parser.add_argument("--contenders", default=",".join(CONTENDERS))
+    parser.add_argument("--quick", action="store_true", help="three short rounds and one warm process each")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--json", type=Path, help="write all figures here as well")
+    parser.add_argument("--no-overhead", action="store_true", help="leave out the guard and dispatch overhead")
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = _arguments()
+    names = _names(args.rows, dict(ROWS), "row")
+    contenders = _names(args.contenders, dict(CONTENDERS), "contender")
+    plan = Plan(args.threads, rounds=3, warm=1, block=0.4) if args.quick else Plan(args.threads)
+    chip = _chip()
+    print(f"## precast benchmark\n\n{chip}, {args.threads} threads of {os.cpu_count()} CPUs, torch {torch.__version__}, Python {platform.python_version()}\n")
+    rows: dict[str, dict[str, Result]] = {}
+    for name in names:
+        rows[name] = measure(name, contenders, plan)
+        print(report.row_table(name, rows[name]), flush=True)
+        if args.json:
+            figures = {row: {key: asdict(r) for key, r in results.items()} for row, results in rows.items()}
+            args.json.write_text(json.dumps({"chip": chip, "threads": args.threads, "torch": torch.__version__, "rows": figures}))
+    print(report.bars(rows, 1.5 if "AMD" in chip else 1.1), flush=True)
+    if not args.no_overhead and any(CONTENDERS[c].ours for c in contenders):
+        subprocess.run([sys.executable, str(Path(__file__).with_name("overhead.py"))], check=False)
+    failed = [f"{row}/{key}" for row, results in rows.items() for key, r in results.items() if r.error]
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
