@@ -105,7 +105,9 @@ def _steady_bars(rows: Rows, bar: float) -> list[str]:
             continue
         mean = geomean(ratios.values())
         each = ", ".join(f"{n} {v:.2f}" for n, v in ratios.items())
-        lines.append(_verdict(f"steady, {setting} against the best rival of each row: geomean {mean:.2f}x, bar {bar}x ({each})", mean >= bar))
+        lines.append(
+            _verdict(f"steady, {setting} against the best rival of each row: geomean {mean:.2f}x, bar {bar}x ({each})", mean >= bar)
+        )
         lines.append(_verdict(f"no row slower ({setting})", all(v >= 1 for v in ratios.values())))
     return lines
 

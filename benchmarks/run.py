@@ -1,6 +1,6 @@
 """The benchmark: precast side by side with torch.compile, its freezing option, AOTInductor and eager. See docs/benchmarks.md.
 
-    python benchmarks/run.py [--rows resnet50,bert] [--contenders eager,inductor,precast] [--quick] [--json out.json] [--no-overhead]
+python benchmarks/run.py [--rows resnet50,bert] [--contenders eager,inductor,precast] [--quick] [--json out.json] [--no-overhead]
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def main() -> int:
     contenders = _names(args.contenders, dict(CONTENDERS), "contender")
     plan = Plan(args.threads, rounds=3, warm=1, block=0.4) if args.quick else Plan(args.threads)
     chip = _chip()
-    print(f"## precast benchmark\n\n{chip}, {args.threads} threads of {os.cpu_count()} CPUs, torch {torch.__version__}, Python {platform.python_version()}\n")
+    print(
+        f"## precast benchmark\n\n{chip}, {args.threads} threads of {os.cpu_count()} CPUs, torch {torch.__version__}, Python {platform.python_version()}\n"
+    )
     rows: dict[str, dict[str, Result]] = {}
     for name in names:
         rows[name] = measure(name, contenders, plan)
