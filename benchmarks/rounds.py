@@ -22,7 +22,11 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Plan:
-    """How much to measure. `rounds`: quiet steady rounds wanted; `warm`: fresh processes for the warm figure; `block`: seconds per block."""
+    """How much to measure.
+
+    rounds: quiet steady rounds wanted; warm: fresh processes for the warm figure; block: seconds per steady block;
+    noise: share of the machine that other processes may take before a block counts as disturbed.
+    """
 
     threads: int
     rounds: int = 7
@@ -56,7 +60,7 @@ class Process:
 
     def __init__(self, row: str, contender: str, cache: Path, plan: Plan) -> None:
         command = [sys.executable, str(HERE / "worker.py"), "--row", row, "--contender", contender, "--cache", str(cache)]
-        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
+        self.log = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(
             [*command, "--threads", str(plan.threads)],
             stdin=subprocess.PIPE,
@@ -142,7 +146,7 @@ def _warm(row: str, name: str, cache: Path, plan: Plan, result: Result) -> Proce
 
 
 def _steady(processes: dict[str, Process], results: dict[str, Result], plan: Plan) -> None:
-    """Interleaved blocks. A block in which other processes took more than `plan.noise` of the machine is marked noisy; rounds with one are repeated."""
+    """Interleaved blocks until enough rounds were quiet, or twice as many were run."""
     calls = {}
     for name, process in processes.items():
         once = min(process.ask("block", calls=2)["times"])

@@ -53,9 +53,8 @@ def main() -> int:
     contenders = _names(args.contenders, dict(CONTENDERS), "contender")
     plan = Plan(args.threads, rounds=3, warm=1, block=0.4) if args.quick else Plan(args.threads)
     chip = _chip()
-    print(
-        f"## precast benchmark\n\n{chip}, {args.threads} threads of {os.cpu_count()} CPUs, torch {torch.__version__}, Python {platform.python_version()}\n"
-    )
+    machine = f"{chip}, {args.threads} threads of {os.cpu_count()} CPUs"
+    print(f"## precast benchmark\n\n{machine}, torch {torch.__version__}, Python {platform.python_version()}\n")
     rows: dict[str, dict[str, Result]] = {}
     for name in names:
         rows[name] = measure(name, contenders, plan)

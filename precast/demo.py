@@ -135,8 +135,8 @@ def _run_child(kind: str, store: Path) -> ChildReport:
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         tail = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        raise DemoError(f"the {kind} process failed: {tail[0]}\nrun `{sys.executable} -c 'from precast.demo import child; child(\"{kind}\", \"{store}\")'`"
-                        " to see all of it")  # fmt: skip
+        again = f'{sys.executable} -c \'from precast.demo import child; child("{kind}", "{store}")\''
+        raise DemoError(f"the {kind} process failed: {tail[0]}\nto see all of it run: {again}")
     report = json.loads(done.stdout.strip().splitlines()[-1])
     report["nearest"] = [tuple(item) for item in report["nearest"]]
     return ChildReport(**report)
@@ -147,11 +147,11 @@ def _store_lines(store: Path) -> list[str]:
     from precast.artifact_store.store import Store
 
     lines = []
-    for manifest in Store.open(store, readonly=True).manifests():
-        size = sum(path.stat().st_size for digest in manifest.blobs if (path := Store.open(store, readonly=True).blob_path(digest)))
-        lines.append(
-            f"  {manifest.artifact_id[:12]}  {manifest.program_name}  {manifest.target}  {len(manifest.guard_rows)} guards  {size / 1024:.0f} KiB"
-        )
+    opened = Store.open(store, readonly=True)
+    for manifest in opened.manifests():
+        size = sum(path.stat().st_size for digest in manifest.blobs if (path := opened.blob_path(digest)))
+        what = f"{manifest.artifact_id[:12]}  {manifest.program_name}  {manifest.target}"
+        lines.append(f"  {what}  {len(manifest.guard_rows)} guards  {size / 1024:.0f} KiB")
     return lines
 
 
