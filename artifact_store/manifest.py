@@ -21,7 +21,7 @@ from typing import Any
 
 from precast.artifact_store import layout
 from precast.artifact_store.errors import DamagedRecord, ForeignRecord, FutureFormat
-from precast.artifact_store.guards import Guard, Path, Predicate
+from precast.artifact_store.guards import Guard, Path, Predicate, canonical_order, guard_hash
 from precast.artifact_store.serial import Data, digest, pack, unpack
 
 FORMAT = 1
@@ -60,7 +60,7 @@ class GraphRecord:
 
 
 def guard_rows(guards: Iterable[Guard]) -> tuple[GuardRow, ...]:
-    """Guards as plain rows, in the order given (capture gives the canonical one)."""
+    """Guards as plain rows, in the order given."""
     return tuple((guard.path, str(guard.predicate), guard.constant) for guard in guards)
 
 
@@ -93,14 +93,15 @@ class Manifest:
 
         Raises TypeError or ValueError, naming the field, for what is not plain data or breaks the schema.
         """
-        guard_bytes = pack(guard_rows(guards), "guards")
+        ordered = canonical_order(guards)
+        guard_bytes = pack(guard_rows(ordered), "guards")
         head = {
             "format": FORMAT,
             "program_key": program_key,
             "target": target,
             "versions": asdict(versions),
             "options": options,
-            "guard_hash": digest(guard_bytes),
+            "guard_hash": guard_hash(ordered),
             "waived": sorted(waived),
             "digests": digests or {},
         }
@@ -246,12 +247,12 @@ class Manifest:
         """Full schema check of every section (loading checks lazily). Raises DamagedRecord."""
         if not layout.is_label(self.program_key):
             raise DamagedRecord(f"head: program_key {self.program_key!r} cannot be a folder name")
-        if self.guard_hash != digest(self._sections[1]):
-            raise DamagedRecord("head: guard_hash is not the hash of the guards")
         known = {str(predicate) for predicate in Predicate}
         for path, predicate, _ in self.guard_rows:
             if type(path) is not tuple or predicate not in known:
                 raise DamagedRecord(f"guards: unknown predicate {predicate!r} at {path!r}")
+        if self.guard_hash != guard_hash(self.guards):
+            raise DamagedRecord("head: guard_hash is not the hash of the guards")
         for name, graph in self.graphs.items():
             for role, blob in graph.blobs.items():
                 if blob not in self._body["blobs"]:

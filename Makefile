@@ -1,0 +1,45 @@
+# Each target does its own set-up: on a bare machine `make demo` or `make test` is all that is needed.
+#   make demo        a real model: eager, cold, warm in a fresh process
+#   make test        the tests that CI runs            make test-full   also the slow ones (minutes to hours)
+#   make check       ruff, mypy, import arrows         make bench       side by side with torch.compile and AOTInductor
+#   PYTHON=…         the Python to build .venv with (3.11 to 3.13)      ARGS=…  passed on
+
+SHELL := /bin/bash
+VENV := .venv
+RUN := $(VENV)/bin/python
+
+.PHONY: help demo test test-full check format bench setup setup-dev clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n '2,5s/^# *//p' Makefile
+
+setup:
+	@.ci/setup test
+setup-dev:
+	@.ci/setup test,dev
+
+demo: setup
+	@$(RUN) -m precast.cli demo $(ARGS)
+
+test: setup
+	@$(RUN) -m pytest -q -m "not slow" $(ARGS)
+
+test-full: setup
+	@$(RUN) -m pytest -q $(ARGS)
+
+check: setup-dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	.ci/arrows
+	$(VENV)/bin/mypy
+
+format: setup-dev
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+bench: setup
+	@$(RUN) -m precast.cli bench $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,242 @@
+"""Tagged constants: Python values as data that keeps what `==` forgets, and names for importable objects.
+
+`tag` refuses (`Untaggable`) what has no stable form: instances by identity, objects without an importable name.
+"""
+
+from __future__ import annotations
+
+import builtins
+import enum
+import sys
+import types
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+
+Tagged = tuple[Any, ...]
+
+
+class Untaggable(Exception):
+    """The value has no portable form; the message says which value and why."""
+
+
+_MISSING = object()
+_TYPES_BY_NAME: dict[str, Any] = {name: getattr(types, name) for name in dir(types) if isinstance(getattr(types, name), type)}
+_TYPE_NAMES: dict[type, str] = {}
+for _name in sorted(_TYPES_BY_NAME):
+    _TYPE_NAMES.setdefault(_TYPES_BY_NAME[_name], _name)
+_KINDS: dict[type, str] = {type({}.keys()): "dict_keys", type({}.values()): "dict_values", type({}.items()): "dict_items", type(NotImplemented): "NotImplementedType"}
+
+
+def type_name(cls: type) -> str:
+    """`module:qualname` of a class; classes of `types` and other nameless built-in classes get a name under `types:`.
+
+    A class made inside a function keeps `<locals>` in its name: it can be compared by name but not imported.
+    """
+    if cls in _KINDS:
+        return f"types:{_KINDS[cls]}"
+    if cls in _TYPE_NAMES and getattr(builtins, cls.__name__, None) is not cls:
+        return f"types:{_TYPE_NAMES[cls]}"
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def find_object(name: str) -> Any:
+    """The object called `module:qualname` (module alone: the module), or raise LookupError. Never imports: an unloaded module holds nothing yet."""
+    module_name, _, qualname = name.partition(":")
+    if module_name == "types" and qualname in _KINDS.values():
+        return next(cls for cls, kind in _KINDS.items() if kind == qualname)
+    found: Any = sys.modules.get(module_name, _MISSING)
+    if found is _MISSING:
+        raise LookupError(f"module {module_name} is not loaded")
+    for part in qualname.split(".") if qualname else ():
+        found = getattr(found, part, _MISSING)
+        if found is _MISSING:
+            raise LookupError(f"{name} does not exist")
+    return found
+
+
+def object_name(value: Any) -> str:
+    """`module:qualname` under which `find_object` gives this very object back; raises Untaggable otherwise."""
+    if isinstance(value, types.ModuleType):
+        if sys.modules.get(value.__name__) is value:
+            return value.__name__
+        raise Untaggable(f"module {value.__name__} is not in sys.modules")
+    for candidate in _candidate_names(value):
+        try:
+            if find_object(candidate) is value:
+                return candidate
+        except LookupError:
+            continue
+    raise Untaggable(f"{_describe(value)} has no importable name")
+
+
+def _candidate_names(value: Any) -> list[str]:
+    if isinstance(value, type):
+        return [type_name(value)]
+    module = getattr(value, "__module__", None)
+    qualname = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+    names: list[str] = []
+    if isinstance(qualname, str):
+        if isinstance(module, str):
+            names.append(f"{module}:{qualname}")
+        owner = getattr(value, "__objclass__", None)
+        if isinstance(owner, type):
+            names.append(f"{type_name(owner)}.{getattr(value, '__name__', qualname)}")
+        bare = getattr(value, "__name__", qualname)
+        names += [f"builtins:{qualname}", *(f"{place}:{bare}" for place in _TORCH_NAMESPACES)]
+    op = _op_name(value)
+    return names + ([op] if op else [])
+
+
+_TORCH_NAMESPACES = (
+    "torch", "torch._C", "torch._C._nn", "torch._C._VariableFunctions", "torch._C._linalg", "torch._C._fft", "torch._C._special", "torch.nn.functional", "torch.Tensor", "math", "operator", "_operator",
+)  # fmt: skip
+
+
+def _op_name(value: Any) -> str | None:
+    if isinstance(value, torch._ops.OpOverload):
+        return "torch:ops." + str(value)
+    if isinstance(value, torch._ops.OpOverloadPacket):
+        return "torch:ops." + str(value)
+    return None
+
+
+def _describe(value: Any) -> str:
+    return f"an object of type {type(value).__module__}.{type(value).__qualname__}"
+
+
+def _sequence(kind: str) -> Callable[[Any], Tagged]:
+    return lambda value: (kind, tuple(tag(v) for v in value))
+
+
+def _unordered(kind: str) -> Callable[[Any], Tagged]:
+    return lambda value: (kind, tuple(sorted((tag(v) for v in value), key=repr)))
+
+
+def _tag_int(value: int) -> Tagged:
+    return ("int", value) if -(2**63) <= value < 2**63 else ("bigint", hex(value))
+
+
+def _tag_dict(value: Any) -> Tagged:
+    return ("dict", tuple((tag(k), tag(v)) for k, v in value.items()))
+
+
+_TAGGERS: dict[type, Callable[[Any], Tagged]] = {
+    type(None): lambda v: ("none",),
+    type(...): lambda v: ("ellipsis",),
+    type(NotImplemented): lambda v: ("notimplemented",),
+    bool: lambda v: ("bool", v),
+    int: _tag_int,
+    float: lambda v: ("float", v.hex()),
+    complex: lambda v: ("complex", v.real.hex(), v.imag.hex()),
+    str: lambda v: ("str", v) if v.isprintable() or _utf8(v) else ("surrogates", v.encode("utf-8", "surrogatepass")),
+    bytes: lambda v: ("bytes", v),
+    tuple: _sequence("tuple"),
+    list: _sequence("list"),
+    set: _unordered("set"),
+    frozenset: _unordered("frozenset"),
+    dict: _tag_dict,
+    type({}.keys()): _sequence("list"),
+    slice: lambda v: ("slice", tag(v.start), tag(v.stop), tag(v.step)),
+    range: lambda v: ("range", v.start, v.stop, v.step),
+    torch.Size: _sequence("size"),
+    torch.dtype: lambda v: ("dtype", str(v).removeprefix("torch.")),
+    torch.device: lambda v: ("device", v.type, v.index),
+    torch.layout: lambda v: ("layout", str(v).removeprefix("torch.")),
+    torch.memory_format: lambda v: ("memory_format", str(v).removeprefix("torch.")),
+}
+
+
+def _utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def tag(value: Any) -> Tagged:
+    """The tagged form of a constant. Raises Untaggable."""
+    tagger = _TAGGERS.get(type(value))
+    if tagger is not None:
+        return tagger(value)
+    if isinstance(value, enum.Enum):
+        return ("enum", type_name(type(value)), value.name)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return ("namedtuple", type_name(type(value)), tuple(tag(v) for v in value))
+    if type(value).__module__ == "numpy" and hasattr(value, "dtype") and getattr(value, "ndim", None) == 0:
+        return ("numpy", str(value.dtype), value.tobytes())
+    if type(value).__name__ == "dtype" or type(value).__module__.startswith("numpy.dtypes"):
+        return ("numpy_dtype", value.str)
+    return ("object", object_name(value))
+
+
+def untag(tagged: Tagged) -> Any:
+    """Inverse of `tag`. Raises LookupError where an importable object is gone, ValueError on an unknown tag."""
+    kind, *rest = tagged
+    simple = _UNTAGGERS.get(kind)
+    if simple is None:
+        raise ValueError(f"unknown constant tag {kind!r}")
+    return simple(*rest)
+
+
+def _untag_all(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda items: make([untag(i) for i in items])
+
+
+def _untag_numpy(dtype: str, data: bytes) -> Any:
+    import numpy
+
+    return numpy.frombuffer(data, dtype=dtype)[0]
+
+
+def _untag_numpy_dtype(text: str) -> Any:
+    import numpy
+
+    return numpy.dtype(text)
+
+
+_UNTAGGERS: dict[str, Callable[..., Any]] = {
+    "none": lambda: None,
+    "ellipsis": lambda: ...,
+    "notimplemented": lambda: NotImplemented,
+    "bool": bool,
+    "int": int,
+    "bigint": lambda text: int(text, 16),
+    "float": float.fromhex,
+    "complex": lambda re, im: complex(float.fromhex(re), float.fromhex(im)),
+    "str": str,
+    "surrogates": lambda data: data.decode("utf-8", "surrogatepass"),
+    "bytes": bytes,
+    "tuple": _untag_all(tuple),
+    "list": _untag_all(list),
+    "set": _untag_all(set),
+    "frozenset": _untag_all(frozenset),
+    "dict": lambda items: {untag(k): untag(v) for k, v in items},
+    "slice": lambda a, b, c: slice(untag(a), untag(b), untag(c)),
+    "range": range,
+    "size": _untag_all(torch.Size),
+    "dtype": lambda name: getattr(torch, name),
+    "device": lambda kind, index: torch.device(kind) if index is None else torch.device(kind, index),
+    "layout": lambda name: getattr(torch, name),
+    "memory_format": lambda name: getattr(torch, name),
+    "enum": lambda cls, name: find_object(cls)[name],
+    "namedtuple": lambda cls, items: find_object(cls)(*(untag(i) for i in items)),
+    "numpy": _untag_numpy,
+    "numpy_dtype": _untag_numpy_dtype,
+    "object": find_object,
+}
+
+
+def equals(value: Any, tagged: Tagged) -> bool:
+    """Whether `value` is the tagged constant: same type, same value (0.0 is not -0.0, NaN is NaN)."""
+    try:
+        return tag(value) == tagged
+    except Untaggable:
+        return False
+
+
+def is_hashable_tag(value: Any) -> bool:
+    """Whether the value can be a key of a dict."""
+    return isinstance(value, Hashable)
