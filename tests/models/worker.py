@@ -1,0 +1,93 @@
+"""Runs models of the zoo through precast in one process; prints one JSON line per model. Started by test_models.py.
+
+    worker.py STORE cold|warm NAME...
+
+cold: `precast.compile`. warm: `precast.load(require="hit")`, after which no frame of precast may import the tracer (see `refuse_tracer`).
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import json
+import sys
+import time
+from typing import Any
+
+import torch
+from zoo import build, tensors
+
+REFUSED = ("torch._dynamo", "torch._inductor", "sympy", "triton")
+
+
+def refuse_tracer() -> list[str]:
+    """From now on an import of the tracer by any module of precast fails; the list collects the attempts.
+
+    Libraries may import it for themselves (transformers does), so who asks decides: `builtins.__import__` carries the importer's
+    globals, and for `importlib.import_module` the calling frame tells.
+    """
+    attempts: list[str] = []
+    plain_import, plain_module = builtins.__import__, importlib.import_module
+
+    def check(wanted: str, importer: str) -> None:
+        if importer.split(".")[0] == "precast" and wanted.startswith(REFUSED):
+            attempts.append(f"{importer} imports {wanted}")
+            raise ImportError(f"{importer} must not import {wanted} on the warm path")
+
+    def guarded_import(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+        importer = str((globals or {}).get("__name__", ""))
+        for part in [name, *(f"{name}.{item}" for item in fromlist or ())]:
+            check(part, importer)
+        return plain_import(name, globals, locals, fromlist, level)
+
+    def guarded_module(name: str, package: str | None = None) -> Any:
+        check(name, str(sys._getframe(1).f_globals.get("__name__", "")))
+        return plain_module(name, package)
+
+    builtins.__import__ = guarded_import
+    importlib.import_module = guarded_module
+    return attempts
+
+
+def largest_difference(got: Any, want: Any) -> float:
+    """Largest absolute difference over all tensors of two outputs; infinity when their structure or shapes differ."""
+    a, b = tensors(got), tensors(want)
+    if len(a) != len(b) or any(x.shape != y.shape for x, y in zip(a, b, strict=True)):
+        return float("inf")
+    return max(float((x.double() - y.double()).abs().max()) for x, y in zip(a, b, strict=True))
+
+
+def run(name: str, store: str, kind: str) -> dict[str, Any]:
+    """One model: its first answer, a second one on other inputs of the same shape, and their distances from eager."""
+    import precast
+
+    model, inputs = build(name)
+    start = time.perf_counter()
+    compiled = precast.load(model, store=store, require="hit") if kind == "warm" else precast.compile(model, store=store)
+    got = compiled(**inputs)
+    seconds = time.perf_counter() - start
+    other = {k: v.flip(0) if k != "attention_mask" else v for k, v in inputs.items()}
+    report = {"name": name, "seconds": seconds, "type": type(got).__name__, "eager_type": type(model(**inputs)).__name__}
+    report["eager_difference"] = max(largest_difference(compiled(**x), model(**x)) for x in (inputs, other))
+    eager = model(**inputs)
+    exact = model.double()(**{k: v.double() if v.is_floating_point() else v for k, v in inputs.items()})
+    report["error"], report["eager_error"] = largest_difference(got, exact), largest_difference(eager, exact)
+    return report
+
+
+def main() -> None:
+    store, kind, *names = sys.argv[1:]
+    import precast  # noqa: F401 - before the refusal, as a server would
+
+    attempts = refuse_tracer() if kind == "warm" else []
+    for name in names:
+        with torch.no_grad():
+            try:
+                report = run(name, store, kind)
+            except Exception as error:  # noqa: BLE001 - the test shows it
+                report = {"name": name, "failed": f"{type(error).__name__}: {error}"}
+        print(json.dumps({**report, "attempts": list(attempts)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
