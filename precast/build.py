@@ -1,0 +1,129 @@
+"""What `build`, `check` and `explain` do with one signature for one target, without the words around it."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import precast
+from precast.artifact_store import Manifest, Store
+from precast.build_file import Loaded, Signature
+from precast.runtime.compatibility import why_not
+from precast.runtime.entry import entry_of
+from precast.runtime.options import merge_options
+from precast.runtime.program import Program
+from precast.runtime.targets import rank, resolve
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One signature for one target. `status`: "compiled", "there already" or "hit"; "failed" or "miss", with the reason."""
+
+    program: str
+    signature: int
+    target: str
+    status: str
+    artifact: str | None
+    seconds: float
+    reason: str = ""
+
+    @property
+    def good(self) -> bool:
+        return self.status not in ("failed", "miss")
+
+
+class Job:
+    """One program of a build file on one store; signatures are counted from 1."""
+
+    def __init__(self, loaded: Loaded, store: Store) -> None:
+        self.loaded = loaded
+        self.store = store
+        self.name = loaded.spec.name
+
+    def program(self, target: str) -> Program:
+        """The program as the runtime will see it. Raises OptionError for a wrong mode or option."""
+        spec = self.loaded.spec
+        options = merge_options(spec.mode, spec.options, target=target)
+        return Program(entry_of(self.loaded.callable), options, self.store, label=self.name)
+
+    def build(self, number: int, target: str) -> Outcome:
+        """Compile the signature unless the store serves it already."""
+        begin = time.perf_counter()
+        signature = self.loaded.signatures[number - 1]
+        found = self.find(signature, target)
+        if found is not None:
+            return self._outcome(number, target, "there already", found, begin)
+        spec = self.loaded.spec
+        with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+            warnings.simplefilter("always")
+            try:
+                precast.precompile(
+                    self.loaded.callable,
+                    signatures=[signature],
+                    targets=[target],
+                    mode=spec.mode,
+                    options=dict(spec.options) if spec.options is not None else None,
+                    store=self.store,
+                    name=self.name,
+                )
+            except Exception as error:  # noqa: BLE001 - one program that fails must not stop the others; the report names it
+                return self._outcome(number, target, "failed", None, begin, f"{type(error).__name__}: {error}")
+        found = self.find(signature, target)
+        if found is None:
+            said = [str(warning.message) for warning in caught if "precast" in str(warning.message)]
+            return self._outcome(
+                number, target, "failed", None, begin, "; ".join(said) or "nothing was stored: " + self.explain(number, target)
+            )
+        return self._outcome(number, target, "compiled", found, begin)
+
+    def check(self, number: int, target: str) -> Outcome:
+        """Whether the store serves the signature. Compiles and runs nothing."""
+        begin = time.perf_counter()
+        found = self.find(self.loaded.signatures[number - 1], target)
+        if found is not None:
+            return self._outcome(number, target, "hit", found, begin)
+        return self._outcome(number, target, "miss", None, begin, self.explain(number, target))
+
+    def explain(self, number: int, target: str) -> str:
+        """Why the store does not serve the signature, guard by guard against the nearest variants."""
+        from precast.runtime.explain import explain
+
+        args, kwargs = self._whole(self.loaded.signatures[number - 1])
+        with torch.no_grad():
+            return str(explain(self.program(target), args, kwargs))
+
+    def find(self, signature: Signature, target: str) -> Manifest | None:
+        """The stored artifact for exactly this target whose guards hold for the call, as the runtime would find it on such a machine."""
+        from precast.runtime.explain import first_failure
+
+        program = self.program(target)
+        args, kwargs = self._whole(signature)
+        exact = resolve(target)
+        runs_here = rank(exact) is not None
+        with torch.no_grad():
+            local_values, cells = program.locals_of(args, kwargs), program.locals_of.cells()
+            for manifest in self._for(program.key, exact):
+                if runs_here and why_not(manifest, program):
+                    continue
+                if not first_failure(manifest.guards, local_values, cells) and self._complete(manifest):
+                    return manifest
+        return None
+
+    def _for(self, key: str, target: str) -> Iterable[Manifest]:
+        return (manifest for manifest in self.store.variants(key) if manifest.target == target)
+
+    def _complete(self, manifest: Manifest) -> bool:
+        return all(self.store.blob_path(blob) is not None for blob in manifest.blobs)
+
+    def _whole(self, signature: Signature) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        entry = entry_of(self.loaded.callable)
+        return (*entry.prefix, *signature[0]), {**entry.keywords, **signature[1]}
+
+    def _outcome(self, number: int, target: str, status: str, manifest: Manifest | None, begin: float, reason: str = "") -> Outcome:
+        artifact = manifest.artifact_id if manifest is not None else None
+        return Outcome(self.name, number, target, status, artifact, round(time.perf_counter() - begin, 3), reason)

@@ -1,0 +1,70 @@
+"""The `precast` command. Commands live in the `cli_*` modules and are loaded when called, so that `precast ls` imports no torch."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import click
+
+# command -> (module, attribute); the order is that of `precast --help`
+COMMANDS = {
+    "build": ("precast.cli_build", "build"),
+    "check": ("precast.cli_build", "check"),
+    "explain": ("precast.cli_build", "explain"),
+    "ls": ("precast.cli_store", "ls"),
+    "show": ("precast.cli_show", "show"),
+    "prune": ("precast.cli_store", "prune"),
+    "verify": ("precast.cli_store", "verify"),
+    "stats": ("precast.cli_store", "stats"),
+    "doctor": ("precast.cli_doctor", "doctor"),
+    "dir": ("precast.cli_store", "dir_"),
+    "clean": ("precast.cli_store", "clean"),
+    "demo": ("precast.cli_run", "demo"),
+    "bench": ("precast.cli_run", "bench"),
+}
+
+
+class Lazy(click.Group):
+    """A group that imports a command's module when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute = COMMANDS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+
+def _version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        from importlib.metadata import version
+
+        click.echo(version("precast"))
+        ctx.exit()
+
+
+@click.command(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Print the version.")
+def main() -> None:
+    """Compile PyTorch programs ahead of time, and look after the store that keeps them.
+
+    Exit codes: 0 done, 1 the answer is no or it could not be done, 2 wrong usage. Data goes to stdout, everything else to stderr.
+    """
+
+
+def run() -> None:
+    """Entry point: as `main`, and quiet when the reader of our output goes away (`precast ls | head`)."""
+    try:
+        main(prog_name="precast")
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,226 @@
+"""`precast build`, `check` and `explain`: the ahead-of-time commands. They import torch when they start to work, not before."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from precast.artifact_store import Store
+from precast.build_file import BuildFile, BuildFileError, ProgramSpec, load, read
+from precast.cli_output import ANSWER_NO, Failure, Output, colour, errors_to_json, finish, json_option, open_store, store_option
+
+if TYPE_CHECKING:
+    from precast.build import Job, Outcome
+
+Step = Callable[["Job", int, str], "Outcome"]
+
+
+def _source(command: Any) -> Any:
+    for option in (
+        click.option("--only", metavar="NAME", multiple=True, help="Only this program of the file; may be repeated."),
+        click.option("--mode", metavar="MODE", help="Compile mode, instead of the file's."),
+        click.option("--target", "targets", metavar="TARGET", multiple=True, help="Target, instead of the file's; may be repeated."),
+        click.argument("source", metavar="FILE.toml | pkg.mod:factory"),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@_source
+@click.option(
+    "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Programs compiled at a time, each in its own process."
+)
+@store_option
+@json_option
+@errors_to_json
+def build(
+    source: str, targets: tuple[str, ...], mode: str | None, only: tuple[str, ...], jobs: int, store_path: str | None, as_json: bool
+) -> None:
+    """Compile every signature of every program for every target; what the store has already is left as it is."""
+    out = Output(as_json)
+    plan = _plan(source, targets, mode, only)
+    store = open_store(store_path or plan.store, readonly=False)
+    if jobs > 1 and len(plan.programs) > 1:
+        outcomes = _in_processes(out, plan, store, source, targets, mode, jobs)
+    else:
+        outcomes = _run(out, plan, store, "compiling", lambda job, number, target: job.build(number, target))
+    _report(out, outcomes, store)
+    failed = [outcome for outcome in outcomes if not outcome.good]
+    compiled = sum(outcome.status == "compiled" for outcome in outcomes)
+    out.note(f"{compiled} compiled, {len(outcomes) - compiled - len(failed)} there already, {len(failed)} failed; store {store.root}")
+    finish(ANSWER_NO if failed else 0)
+
+
+@click.command()
+@_source
+@store_option
+@json_option
+@errors_to_json
+def check(source: str, targets: tuple[str, ...], mode: str | None, only: tuple[str, ...], store_path: str | None, as_json: bool) -> None:
+    """Prove that every signature would hit. Compiles nothing; exit code 1 and an explanation where one would miss."""
+    out = Output(as_json)
+    plan = _plan(source, targets, mode, only)
+    store = open_store(store_path or plan.store)
+    outcomes = _run(out, plan, store, "checking", lambda job, number, target: job.check(number, target))
+    _report(out, outcomes, store)
+    missing = [outcome for outcome in outcomes if not outcome.good]
+    out.note(f"{len(outcomes) - len(missing)} of {len(outcomes)} signatures hit; store {store.root}")
+    finish(ANSWER_NO if missing else 0)
+
+
+@click.command()
+@_source
+@store_option
+@json_option
+@errors_to_json
+def explain(source: str, targets: tuple[str, ...], mode: str | None, only: tuple[str, ...], store_path: str | None, as_json: bool) -> None:
+    """Say for each signature which artifact serves it, or why none does: guard by guard, nearest variants first.
+
+    With an artifact's ID instead of a file: what a call must look like to hit it.
+    """
+    if not source.endswith(".toml") and ":" not in source:
+        from precast.cli_show import explain_artifact
+
+        explain_artifact(source, store_path, as_json)
+        return
+    out = Output(as_json)
+    plan = _plan(source, targets, mode, only)
+    store = open_store(store_path or plan.store)
+    outcomes = _run(out, plan, store, "explaining", lambda job, number, target: job.check(number, target))
+    out.data([asdict(outcome) for outcome in outcomes])
+    for outcome in outcomes:
+        out.text(f"{_label(outcome)}: {f'hit by {outcome.artifact[:12]}' if outcome.artifact else 'miss'}")
+        if outcome.reason:
+            out.text(outcome.reason)
+    finish(0 if all(outcome.good for outcome in outcomes) else ANSWER_NO)
+
+
+def _plan(source: str, targets: Sequence[str], mode: str | None, only: Sequence[str]) -> BuildFile:
+    """The build file with the command line's choices over it. A wrong file is wrong usage: exit code 2."""
+    try:
+        plan = read(source)
+    except BuildFileError as error:
+        raise click.UsageError(str(error)) from error
+    programs = plan.programs
+    if only:
+        names = {program.name for program in programs}
+        if unknown := [name for name in only if name not in names]:
+            raise click.UsageError(f"{source}: no program is called {unknown[0]!r}; it has {', '.join(sorted(names))}")
+        programs = tuple(program for program in programs if program.name in only)
+    if targets:
+        programs = tuple(replace(program, targets=tuple(targets)) for program in programs)
+    if mode is not None:
+        programs = tuple(replace(program, mode=mode, options=None) for program in programs)
+    return replace(plan, programs=programs)
+
+
+def _run(out: Output, plan: BuildFile, store: Store, doing: str, step: Step) -> list[Outcome]:
+    """`step` for every signature and target, under a progress bar that names what is being done."""
+    from precast.build import Job
+    from precast.runtime.errors import OptionError
+
+    outcomes: list[Outcome] = []
+    with _progress(out, len(plan.programs)) as progress:
+        for program in plan.programs:
+            progress.say(f"{program.name}: making the program")
+            job = Job(_load(program, plan), store)
+            pairs = [(number, target) for target in program.targets for number in range(1, len(job.loaded.signatures) + 1)]
+            for position, (number, target) in enumerate(pairs):
+                progress.say(f"{program.name}: {doing} signature {number} of {len(job.loaded.signatures)} for {target}")
+                try:
+                    outcomes.append(step(job, number, target))
+                except OptionError as error:
+                    raise click.UsageError(f"{program.where}: {error}") from error
+                progress.advance(1 / len(pairs), position == len(pairs) - 1)
+    return outcomes
+
+
+def _load(program: ProgramSpec, plan: BuildFile) -> Any:
+    try:
+        return load(program, plan.path)
+    except BuildFileError as error:
+        raise click.UsageError(str(error)) from error
+    except Exception as error:  # a factory is the user's code and may raise anything; say whose it was
+        raise Failure(f"{program.where}: factory {program.factory} failed: {type(error).__name__}: {error}") from error
+
+
+def _in_processes(
+    out: Output, plan: BuildFile, store: Store, source: str, targets: Sequence[str], mode: str | None, jobs: int
+) -> list[Outcome]:
+    """Each program by a `precast build --only NAME` of its own, `jobs` at a time."""
+    from precast.build import Outcome
+
+    def one(program: ProgramSpec) -> list[Outcome]:
+        command = [sys.executable, "-m", "precast.cli", "build", source, "--json", "--only", program.name, "--store", str(store.root)]
+        command += [word for target in targets for word in ("--target", target)] + (["--mode", mode] if mode else [])
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        try:
+            answer = json.loads(done.stdout)
+            return [Outcome(**fields) for fields in answer["programs"]]
+        except (ValueError, KeyError, TypeError):
+            reason = done.stderr.strip().splitlines()[-1:] or [f"the process ended with status {done.returncode}"]
+            return [Outcome(program.name, 0, ", ".join(program.targets), "failed", None, 0.0, reason[0])]
+
+    outcomes: list[Outcome] = []
+    with _progress(out, len(plan.programs)) as progress, ThreadPoolExecutor(jobs) as pool:
+        progress.say(f"compiling {len(plan.programs)} programs in {jobs} processes")
+        for program, found in zip(plan.programs, pool.map(one, plan.programs), strict=True):
+            outcomes += found
+            progress.say(f"{program.name}: done")
+            progress.advance(1, True)
+    return outcomes
+
+
+def _report(out: Output, outcomes: Sequence[Outcome], store: Store) -> None:
+    out.data({"store": str(store.root), "programs": [asdict(outcome) for outcome in outcomes], "good": all(o.good for o in outcomes)})
+    for outcome in outcomes:
+        out.text(f"{_label(outcome)}\t{outcome.status}\t{(outcome.artifact or '-')[:12]}\t{outcome.seconds:.2f} s")
+        for line in outcome.reason.splitlines():
+            out.text(f"    {line}")
+
+
+def _label(outcome: Outcome) -> str:
+    return f"{outcome.program}\tsignature {outcome.signature}\t{outcome.target}"
+
+
+class _Progress:
+    """A bar on a terminal, lines in a log."""
+
+    def __init__(self, bar: Any, task: Any, note: Callable[[str], None] | None) -> None:
+        self._bar, self._task, self._note = bar, task, note
+
+    def say(self, what: str) -> None:
+        if self._note is not None:
+            self._note(what)
+        else:
+            self._bar.update(self._task, description=what)
+
+    def advance(self, part: float, whole: bool) -> None:
+        """`part` of a program more is done; `whole` rounds off at a program's end."""
+        if self._bar is None:
+            return
+        done = self._bar.tasks[0].completed + part
+        self._bar.update(self._task, completed=round(done) if whole else done)
+
+
+@contextmanager
+def _progress(out: Output, programs: int) -> Iterator[_Progress]:
+    if not sys.stderr.isatty():
+        yield _Progress(None, None, out.note)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True, no_color=not colour())
+    columns = (SpinnerColumn(), BarColumn(bar_width=24), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        yield _Progress(bar, bar.add_task("starting", total=programs), None)

@@ -1,0 +1,162 @@
+"""`precast doctor`: is everything here that precast needs? One line each, and what to do where not."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import click
+
+from precast.artifact_store import Store, StoreError
+from precast.cli_output import ANSWER_NO, Output, errors_to_json, finish, json_option, store_option, style
+from precast.units import human_size
+
+GOOD, WARN, BAD = "ok", "warning", "problem"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: `state` is "ok", "warning" (precast works, with less) or "problem"."""
+
+    topic: str
+    state: str
+    detail: str
+
+
+@click.command()
+@store_option
+@json_option
+@errors_to_json
+def doctor(store_path: str | None, as_json: bool) -> None:
+    """Check Python, torch, the compiler, the CPU and the store. Exit code 1 when something keeps precast from working."""
+    out = Output(as_json)
+    findings = [finding for examine in (_python, _torch, _triton, _compiler, _cpu) for finding in examine()]
+    findings += _store(store_path)
+    out.data(findings)
+    colours = {GOOD: "green", WARN: "yellow", BAD: "red"}
+    for finding in findings:
+        out.text(f"{style(f'{finding.state:<8}', fg=colours[finding.state])} {finding.topic:<9} {finding.detail}")
+    bad = sum(finding.state == BAD for finding in findings)
+    out.note(f"{bad} problems" if bad else "No problems")
+    finish(ANSWER_NO if bad else 0)
+
+
+def _python() -> Iterator[Finding]:
+    supported = (3, 11) <= sys.version_info[:2] <= (3, 13)
+    state = GOOD if supported else BAD
+    advice = "" if supported else "; precast supports 3.11 to 3.13"
+    yield Finding("python", state, f"{platform.python_version()} ({platform.python_implementation()}), {platform.platform()}{advice}")
+    yield Finding("precast", GOOD, importlib.metadata.version("precast"))
+
+
+def _torch() -> Iterator[Finding]:
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        yield Finding("torch", BAD, f"cannot be imported ({error}); install torch 2.11 to 2.13")
+        return
+    minor = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    supported = (2, 11) <= minor <= (2, 13)
+    advice = "" if supported else "; precast supports 2.11 to 2.13"
+    yield Finding("torch", GOOD if supported else BAD, f"{torch.__version__}, {torch.get_num_threads()} threads{advice}")
+    libraries = [
+        name for name, found in (("MKL", torch.backends.mkl.is_available()), ("oneDNN", torch.backends.mkldnn.is_available())) if found
+    ]
+    yield Finding("torch", GOOD if libraries else WARN, f"CPU libraries: {', '.join(libraries) or 'none; matrix products will be slow'}")
+    cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    yield Finding("cuda", GOOD, f"{cuda} devices" if cuda else "no device here (CPU targets only)")
+
+
+def _triton() -> Iterator[Finding]:
+    try:
+        yield Finding("triton", GOOD, importlib.metadata.version("triton"))
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding("triton", WARN, "not installed: CUDA targets cannot be compiled here")
+
+
+def _compiler() -> Iterator[Finding]:
+    name = os.environ.get("CXX") or "g++"
+    path = shutil.which(name)
+    if path is None:
+        yield Finding(
+            "compiler", WARN, f"{name} is not on the PATH: this machine can load artifacts and cannot compile (apt install g++, or set CXX)"
+        )
+        return
+    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.partition("\n")[0]
+    loop = "#pragma omp parallel for\n for (long i = 0; i < n; ++i) x[i] = std::sqrt(x[i]);"
+    trial = f'#include <cmath>\nextern "C" void f(float* x, long n) {{\n{loop} }}\n'
+    with tempfile.TemporaryDirectory() as folder:
+        command = [path, "-x", "c++", "-", "-shared", "-fPIC", "-O2", "-fopenmp", "-o", os.path.join(folder, "trial.so")]
+        done = subprocess.run(command, input=trial, capture_output=True, text=True, check=False)
+    if done.returncode:
+        yield Finding("compiler", BAD, f"{version}: cannot build a shared object with OpenMP: {done.stderr.strip()[:200]}")
+    else:
+        yield Finding("compiler", GOOD, f"{version} ({path})")
+
+
+def _cpu() -> Iterator[Finding]:
+    from precast.runtime.targets import ladder
+
+    chip = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            chip = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), chip)
+    except OSError:
+        chip += " (no /proc/cpuinfo)"
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    yield Finding("cpu", GOOD, f"{chip}, {count} usable CPUs")
+    yield Finding("targets", GOOD, ", ".join(ladder()))
+
+
+def _store(path: str | None) -> Iterator[Finding]:
+    try:
+        store = Store.open(path, strict=True)
+    except StoreError as error:
+        yield Finding("store", BAD, str(error))
+        return
+    yield Finding("store", GOOD, f"{store.root}{'' if store.root.exists() else ' (made on the first build)'}")
+    existing = store.root
+    while not existing.exists():
+        existing = existing.parent
+    checks: tuple[Callable[[], Finding], ...] = (
+        lambda: _writable(store, str(existing)),
+        lambda: _room(str(existing)),
+        lambda: _executable(str(existing)),
+    )
+    for examine in checks:
+        yield examine()
+    if store.root.exists():
+        count = sum(len(store.manifest_names(key)) for key in store.programs())
+        mode = store.root.stat().st_mode & 0o777
+        private = not mode & 0o022
+        advice = "" if private else f"; mode {mode:o} lets others write what you execute: chmod 700 {store.root}"
+        yield Finding("store", GOOD if private else BAD, f"{count} artifacts{advice}")
+        quarantined = len(list((store.root / "quarantine").glob("*")))
+        if quarantined:
+            yield Finding("store", WARN, f"{quarantined} damaged entries in quarantine/; if that grows, suspect the disk")
+
+
+def _writable(store: Store, folder: str) -> Finding:
+    if os.access(folder, os.W_OK):
+        return Finding("store", GOOD, "can be written")
+    return Finding("store", WARN, f"{folder} cannot be written: artifacts are read, nothing new is kept")
+
+
+def _room(folder: str) -> Finding:
+    free = shutil.disk_usage(folder).free
+    return Finding("store", GOOD if free > 1 << 30 else WARN, f"{human_size(free)} free on its disk")
+
+
+def _executable(folder: str) -> Finding:
+    if hasattr(os, "ST_NOEXEC") and os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        return Finding(
+            "store", BAD, f"{folder} is mounted noexec: shared objects cannot be loaded from it; choose another folder with --store"
+        )
+    return Finding("store", GOOD, "its filesystem allows loading shared objects")

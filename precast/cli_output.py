@@ -1,0 +1,132 @@
+"""How the commands speak: data on stdout (a table for people, tab-separated raw numbers for pipes, or JSON), everything else on stderr."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+import click
+
+from precast.artifact_store import Store, StoreError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+ANSWER_NO = 1
+
+
+class Failure(click.ClickException):
+    """The command could not do its work, or the answer is no: exit code 1 and one clear sentence on stderr."""
+
+    exit_code = ANSWER_NO
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"{style('error:', fg='red', bold=True)} {self.format_message()}", err=True)
+
+
+class Output:
+    """One command's way of answering, from its --json and -H options."""
+
+    def __init__(self, as_json: bool = False, human: bool = False) -> None:
+        self.as_json = as_json
+        self.human = human or sys.stdout.isatty()
+
+    def data(self, value: Any) -> None:
+        """Print `value` as JSON; nothing without --json."""
+        if self.as_json:
+            click.echo(json.dumps(plain(value), indent=2, sort_keys=True))
+
+    def text(self, line: str = "") -> None:
+        """A line of the answer; nothing with --json."""
+        if not self.as_json:
+            click.echo(line)
+
+    def note(self, line: str) -> None:
+        """What is going on, on stderr."""
+        click.echo(line, err=True)
+
+    def table(self, titles: Sequence[str], raw: Sequence[Sequence[Any]], human: Sequence[Sequence[str]]) -> None:
+        """`raw` rows tab-separated for a pipe, or `human` ones as a table; nothing with --json."""
+        if self.as_json:
+            return
+        if not self.human:
+            for row in raw:
+                click.echo("\t".join(str(cell) for cell in row))
+            return
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(*titles, box=None, pad_edge=False, header_style="bold")
+        for cells in human:
+            table.add_row(*(cell.replace("[", "\\[") for cell in cells))
+        Console(width=None if sys.stdout.isatty() else 200, no_color=not colour(), highlight=False).print(table)
+
+
+def colour() -> bool:
+    """Whether to colour: not with NO_COLOR (https://no-color.org), not on a dumb terminal."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def style(text: str, **how: Any) -> str:
+    return click.style(text, **how) if colour() else text
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON can hold it: dataclasses to maps, bytes to hex, paths to text."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Path):
+        return str(value)
+    return value
+
+
+def json_option(command: Callable[P, R]) -> Callable[P, R]:
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")(command)
+
+
+def human_option(command: Callable[P, R]) -> Callable[P, R]:
+    return click.option("-H", "--human", is_flag=True, help="A table with readable numbers, also into a pipe.")(command)
+
+
+def store_option(command: Callable[P, R]) -> Callable[P, R]:
+    help_text = "The store's folder (default: PRECAST_STORE, else the platform's cache folder)."
+    return click.option("--store", "store_path", metavar="PATH", help=help_text)(command)
+
+
+def errors_to_json(command: Callable[P, R]) -> Callable[P, R]:
+    """With --json, a failure is JSON on stdout as well: `{"error": …}`."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except (Failure, StoreError) as error:
+            if kwargs.get("as_json"):
+                click.echo(json.dumps({"error": str(error)}))
+            raise error if isinstance(error, Failure) else Failure(str(error)) from error
+
+    return wrapped
+
+
+def open_store(path: str | None, readonly: bool = True) -> Store:
+    """The store for a command. Raises Failure with the reason where it cannot be used."""
+    try:
+        return Store.open(path, readonly=readonly, strict=True)
+    except StoreError as error:
+        raise Failure(str(error)) from error
+
+
+def finish(code: int) -> NoReturn:
+    """End the command with this exit code."""
+    raise click.exceptions.Exit(code)

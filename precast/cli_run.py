@@ -1,0 +1,45 @@
+"""`precast demo` and `precast bench`: they only start what lives elsewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+import precast
+from precast.cli_output import Failure, errors_to_json, finish, json_option
+
+
+@click.command()
+@click.option("--store", "store_path", type=click.Path(path_type=Path), help="Keep what is compiled here (default: a temporary folder).")
+@json_option
+@errors_to_json
+def demo(store_path: Path | None, as_json: bool) -> None:
+    """A real model with its real weights: eager, cold, warm in a fresh process, and what is in the store."""
+    if importlib.util.find_spec("torch") is None:
+        raise Failure("torch is not installed: pip install torch")
+    from precast.demo import DemoError, run
+
+    try:
+        code = run(store_path, as_json)
+    except DemoError as error:
+        raise Failure(str(error)) from error
+    finish(code)
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Also write all figures to this file.")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def bench(json_file: Path | None, arguments: tuple[str, ...]) -> None:
+    """Measure side by side with torch.compile, its freezing option, AOTInductor and eager.
+
+    Takes the benchmark's own options, for instance --quick or --rows resnet50,bert. Needs a checkout of the source repository.
+    """
+    script = Path(precast.__file__).resolve().parent.parent / "benchmarks" / "run.py"
+    if not script.is_file():
+        raise Failure("the benchmarks are not part of the installed package: clone the source repository and run `make bench` there")
+    extra = ["--json", str(json_file)] if json_file is not None else []
+    finish(subprocess.run([sys.executable, str(script), *extra, *arguments], check=False).returncode)

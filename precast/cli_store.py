@@ -1,0 +1,263 @@
+"""Commands over the store as a whole: ls, prune, verify, stats, dir, clean."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from precast.artifact_store import Store, layout
+from precast.artifact_store.manifest import Versions
+from precast.artifact_store.store import default_root
+from precast.cli_output import (
+    ANSWER_NO,
+    Failure,
+    Output,
+    errors_to_json,
+    finish,
+    human_option,
+    json_option,
+    open_store,
+    store_option,
+)
+from precast.units import human_age, human_size, parse_duration, parse_size
+
+if TYPE_CHECKING:
+    from precast.artifact_store.index import Entry
+
+
+def _parsed(parse: Callable[[str], Any], _: click.Context, __: click.Parameter, value: str | None) -> Any:
+    try:
+        return None if value is None else parse(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+_size = partial(_parsed, parse_size)
+_duration = partial(_parsed, parse_duration)
+
+
+@click.command()
+@click.option("--program", "program", metavar="TEXT", help="Only programs whose key or name contains this.")
+@store_option
+@human_option
+@json_option
+@errors_to_json
+def ls(program: str | None, store_path: str | None, human: bool, as_json: bool) -> None:
+    """List the artifacts: id, program, target, size, guards, hits, last use, made."""
+    from precast.artifact_store.index import open_index
+
+    out = Output(as_json, human)
+    store = _for_index(store_path)
+    with open_index(store) as index:
+        entries = index.entries(store)
+    if program:
+        entries = [entry for entry in entries if program in entry.program_key or program in entry.program_name]
+    entries.sort(key=lambda entry: (entry.program_name, entry.program_key, entry.artifact_id))
+    out.data([_as_data(entry) for entry in entries])
+    raw = [
+        (e.artifact_id, e.program_name, e.program_key, e.target, e.size, e.guards, e.hits, int(e.last_use), int(e.created)) for e in entries
+    ]
+    readable = [
+        (
+            e.artifact_id[:12],
+            e.program_name,
+            e.target,
+            human_size(e.size),
+            str(e.guards),
+            str(e.hits),
+            human_age(e.last_use if e.hits else None),
+            human_age(e.created),
+        )
+        for e in entries
+    ]
+    if entries:
+        out.table(("ID", "PROGRAM", "TARGET", "SIZE", "GUARDS", "HITS", "LAST USE", "MADE"), raw if not out.human else [], readable)
+    else:
+        out.note(f"No artifacts{f' matching {program!r}' if program else ''} in {store.root}")
+
+
+@click.command()
+@click.option("--max-size", callback=_size, metavar="SIZE", help="Then evict least recently used ones until the store fits: 500M, 2GiB.")
+@click.option("--older-than", callback=_duration, metavar="AGE", help="Artifacts made longer ago: 30d, 12h.")
+@click.option("--unused-for", callback=_duration, metavar="AGE", help="Artifacts not used for so long.")
+@click.option("--target", metavar="PATTERN", help="Artifacts for this target; * matches anything: 'cuda:*'.")
+@click.option("--stale-versions", is_flag=True, help="Artifacts that the precast, torch and Python installed here cannot use any more.")
+@click.option(
+    "--keep-last", type=click.IntRange(min=1), metavar="N", help="Spare each program's N most recently used; alone: remove all others."
+)
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@store_option
+@human_option
+@json_option
+@errors_to_json
+def prune(
+    max_size: int | None,
+    older_than: float | None,
+    unused_for: float | None,
+    target: str | None,
+    stale_versions: bool,
+    keep_last: int | None,
+    dry_run: bool,
+    store_path: str | None,
+    human: bool,
+    as_json: bool,
+) -> None:
+    """Remove artifacts. One goes when every condition given holds for it; without conditions only leftovers go.
+
+    Leftovers are blobs that no artifact needs, files of killed writers, and what was quarantined more than 30 days ago.
+    """
+    from precast.artifact_store import prune as pruning
+
+    out = Output(as_json, human)
+    stale = _stale if stale_versions else None
+    policy = pruning.Policy(max_size, older_than, unused_for, target, stale, keep_last)
+    done = pruning.prune(open_store(store_path, readonly=dry_run), policy, dry_run=dry_run)
+    out.data(
+        {
+            "dry_run": dry_run,
+            "removed": [{"id": r.entry.artifact_id, "program": r.entry.program_name, "reason": r.reason} for r in done.removed],
+            "leftovers": [{"file": name, "reason": reason} for name, reason in done.leftovers],
+            "freed": done.freed,
+            "kept": done.kept,
+        }
+    )
+    raw = [(r.entry.artifact_id, r.entry.program_name, r.entry.size, r.reason) for r in done.removed]
+    readable = [(r.entry.artifact_id[:12], r.entry.program_name, human_size(r.entry.size), r.reason) for r in done.removed]
+    if raw:
+        out.table(("ID", "PROGRAM", "SIZE", "WHY"), raw, readable)
+    what = f"{len(done.removed)} artifacts and {len(done.leftovers)} leftover files"
+    if not done.removed and not done.leftovers:
+        out.note("No unused artifacts: nothing to prune")
+    elif dry_run:
+        out.note(f"Would remove {what} ({human_size(done.freed)}); would keep {done.kept} artifacts")
+    else:
+        out.note(f"Removed {what} ({human_size(done.freed)}); kept {done.kept} artifacts")
+
+
+@click.command()
+@click.option("--repair", is_flag=True, help="Set bad entries aside in quarantine/, remove leftovers, rebuild the index.")
+@store_option
+@json_option
+@errors_to_json
+def verify(repair: bool, store_path: str | None, as_json: bool) -> None:
+    """Read every manifest and blob and check it. Exit code 1 when something is wrong and was not repaired."""
+    from precast.artifact_store.verify import verify as check_store
+
+    out = Output(as_json)
+    store = open_store(store_path, readonly=not repair)
+    report = check_store(store, repair=repair)
+    out.data({**vars(report), "problems": [vars(problem) for problem in report.problems], "sound": report.sound, "store": str(store.root)})
+    for problem in report.problems:
+        out.text(f"{problem.kind}\t{problem.name}\t{problem.detail}{' (repaired)' if problem.repaired else ''}")
+    newer = f", {report.newer} by a newer precast left alone" if report.newer else ""
+    out.note(f"Checked {report.manifests} manifests and {report.blobs} blobs ({human_size(report.bytes)}){newer}")
+    if not report.problems:
+        out.note("No problems")
+    elif report.sound:
+        out.note(f"{len(report.problems)} problems, all repaired")
+    else:
+        hint = "look at the permissions" if repair else "`precast verify --repair` sets them aside"
+        out.note(f"{len(report.problems)} problems; {hint}")
+        finish(ANSWER_NO)
+
+
+@click.command()
+@store_option
+@human_option
+@json_option
+@errors_to_json
+def stats(store_path: str | None, human: bool, as_json: bool) -> None:
+    """Figures: artifacts, sizes, hits, targets, quarantine."""
+    from precast.artifact_store.stats import stats as figures_of
+
+    out = Output(as_json, human)
+    store = _for_index(store_path)
+    figures = figures_of(store)
+    out.data({**vars(figures), "store": str(store.root)})
+    raw = [(name, "" if value is None else value) for name, value in vars(figures).items() if name != "by_target"]
+    raw += [(f"artifacts for {target}", count) for target, count in figures.by_target.items()]
+    sizes = {"size", "saved", "disk_size", "quarantined_size"}
+    moments = {"oldest", "newest", "last_use"}
+    readable = [
+        (name.replace("_", " "), human_size(int(value)) if name in sizes else human_age(float(value) if value != "" else None))
+        if name in sizes | moments
+        else (name.replace("_", " "), str(value))
+        for name, value in raw
+    ]
+    out.table(("FIGURE", str(store.root)), raw, readable)
+
+
+@click.command("dir")
+@store_option
+@json_option
+@errors_to_json
+def dir_(store_path: str | None, as_json: bool) -> None:
+    """Print where the store is."""
+    out = Output(as_json)
+    root = open_store(store_path).root
+    out.data({"store": str(root), "exists": root.exists()})
+    out.text(str(root))
+    if not root.exists():
+        out.note("It does not exist yet; the first build makes it")
+
+
+@click.command()
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@store_option
+@json_option
+@errors_to_json
+def clean(yes: bool, store_path: str | None, as_json: bool) -> None:
+    """Remove everything in the store: artifacts, blobs, measured choices, index, quarantine."""
+    from precast.artifact_store.collect import file_size, files
+
+    out = Output(as_json)
+    root = default_root(store_path)
+    if not (root / layout.FORMAT_FILE).exists():
+        if root.exists() and any(root.iterdir()):
+            raise Failure(f"{root} is not a precast store (no file 'format' in it); nothing was removed")
+        out.data({"store": str(root), "freed": 0})
+        out.note(f"Nothing to clean: {root} is empty or does not exist")
+        return
+    size = sum(map(file_size, files(root)))
+    if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"this removes everything in {root}; add --yes")
+        click.confirm(f"Remove everything in {root} ({human_size(size)})?", abort=True, err=True)
+    for folder in ("programs", "objects", *layout.RECORD_KINDS, *layout.LOCAL_FOLDERS):  # manifests first: no reader sees half an artifact
+        shutil.rmtree(root / folder, ignore_errors=True)
+    left = [folder for folder in (*layout.SHARED_FOLDERS, *layout.LOCAL_FOLDERS) if (root / folder).exists()]
+    if left:
+        raise Failure(f"{root}: could not remove {', '.join(left)}; check the permissions")
+    out.data({"store": str(root), "freed": size})
+    out.note(f"Removed everything in {root} ({human_size(size)})")
+
+
+def _as_data(entry: Entry) -> dict[str, Any]:
+    fields = {name: value for name, value in vars(entry).items() if name != "artifact_id"}
+    return {"id": entry.artifact_id, **fields, "versions": vars(entry.versions), "size": entry.size}
+
+
+def _for_index(path: str | None) -> Store:
+    """A store to read with its index: opened for writing where its files may be written, so that use counts are folded in."""
+
+    store = open_store(path)
+    return open_store(path, readonly=not os.access(store.root, os.W_OK))
+
+
+def _stale(versions: Versions) -> str:
+    """Why what is installed here cannot use an artifact of these versions; "" when it can."""
+    from precast.runtime.compatibility import LOWERING_VERSION, python_minor, torch_minor
+
+    if versions.lowering != LOWERING_VERSION:
+        return f"made by lowering {versions.lowering}, and this precast has {LOWERING_VERSION}"
+    if versions.torch != torch_minor():
+        return f"made for torch {versions.torch}, and {torch_minor()} is installed"
+    if versions.python is not None and versions.python != python_minor():
+        return f"holds bytecode of Python {versions.python}, and this is {python_minor()}"
+    return ""

@@ -1,0 +1,46 @@
+"""Sizes and durations as people write them, both ways."""
+
+from __future__ import annotations
+
+import re
+import time
+
+_SIZE_UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_TIME_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0, "y": 365 * 86400.0}
+
+
+def parse_size(text: str) -> int:
+    """Bytes in "500M", "2GiB", "1.5 GB" or "1048576". Raises ValueError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", text.strip().lower())
+    if match is None or match[2] not in _SIZE_UNITS:
+        raise ValueError(f"{text!r} is not a size; write for instance 500M, 2GiB or 1048576 (bytes)")
+    return int(float(match[1]) * _SIZE_UNITS[match[2]])
+
+
+def parse_duration(text: str) -> float:
+    """Seconds in "30d", "12h", "2w" or "90" (seconds). Raises ValueError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdwy]?)", text.strip().lower())
+    if match is None:
+        raise ValueError(f"{text!r} is not a duration; write for instance 30d, 12h, 2w or 90 (seconds)")
+    return float(match[1]) * _TIME_UNITS[match[2] or "s"]
+
+
+def human_size(size: int) -> str:
+    """Bytes for people: "1.2 MB" (decimal units)."""
+    value = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def human_age(moment: float | None, now: float | None = None) -> str:
+    """How long ago a unix time was: "3 h ago"; "never" for None."""
+    if moment is None:
+        return "never"
+    seconds = max(0.0, (time.time() if now is None else now) - moment)
+    for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return "just now"
