@@ -53,6 +53,7 @@ class GraphOutput(_Record):
     offset: int = 0
     dtype: str | None = None  # set where the view reinterprets the base's elements: torch's name ("int32")
     value: int | float | bool | None = None
+    detach: bool = False  # a view or input that must not carry the base's requires_grad
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,176 @@
+"""AOTAutograd: Dynamo's graph -> a functional ATen graph, with a record of what its inputs and outputs alias."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+from torch._dynamo import compiled_autograd
+from torch._functorch._aot_autograd.schemas import MutationType, OutputType
+from torch._functorch.aot_autograd import aot_stage1_graph_capture, create_aot_state, prepare_aot_module_simplified
+
+from precast.artifact_store.records import GraphOutput
+from precast.capture.frame import CaptureRefused
+
+Decompositions = Mapping[Any, Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class AotGraph:
+    """`graph`'s outputs are raw outputs only; `outputs` says what the caller gets. `mutated`: indices of inputs that the graph writes."""
+
+    graph: torch.fx.GraphModule
+    outputs: tuple[GraphOutput, ...]
+    mutated: frozenset[int]
+
+
+def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompositions: Decompositions) -> AotGraph | None:
+    """The graph of a call that records no backward; None where eager would record one.
+
+    Must run inside the Dynamo backend callback: the live TracingContext holds the fake tensors. Raises CaptureRefused.
+    """
+    if any(isinstance(a, (torch.SymInt, torch.SymFloat, torch.SymBool)) for a in example_inputs):
+        raise CaptureRefused("a size or number of this call is marked as dynamic", hint="remove torch._dynamo.mark_dynamic; shapes are static for now")
+    with contextlib.ExitStack() as stack:
+        prepared = _prepare(gm, example_inputs, dict(decompositions))
+        call, own_tensors, fake_args, descriptions, config, fake_mode, shape_env, activations = prepared
+        if own_tensors:
+            raise CaptureRefused("the traced code registers tensors of its own inside the graph")
+        stack.enter_context(compiled_autograd._disable())
+        state = create_aot_state(stack, call, fake_args, descriptions, config, fake_mode, shape_env)
+        if state.needs_autograd:
+            return None
+        if activations is not None:
+            state.fw_metadata.act_input_indices = activations
+        captured = aot_stage1_graph_capture(state, call)
+        _refuse_unsupported(state, captured, len(example_inputs))
+        graph = captured.graph_module
+        outputs = _split_outputs(graph, state.fw_metadata)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    mutated = frozenset(i for i, info in enumerate(state.fw_metadata.input_info) if info.mutates_data)
+    return AotGraph(graph, outputs, mutated)
+
+
+def _prepare(gm: torch.fx.GraphModule, inputs: list[Any], decompositions: dict[Any, Callable[..., Any]]) -> tuple[Any, ...]:
+    if torch.__version__ < "2.12":
+        made = prepare_aot_module_simplified(gm, inputs, None, decompositions, True, None, False, False, force_non_lazy_backward_lowering=True)  # type: ignore[arg-type,misc]
+        call, tensors, _, _, fake_args, descriptions, config, fake_mode, shape_env, _, _ = made  # type: ignore[misc]
+        return call, tensors, fake_args, descriptions, config, fake_mode, shape_env, None
+    made = prepare_aot_module_simplified(gm, inputs, None, decompositions, True, False, False, force_non_lazy_backward_lowering=True)
+    call, tensors, _, _, fake_args, descriptions, config, fake_mode, shape_env, _, _, activations = made
+    return call, tensors, fake_args, descriptions, config, fake_mode, shape_env, activations
+
+
+def _refuse_unsupported(state: Any, captured: Any, inputs: int) -> None:
+    metadata = state.fw_metadata
+    if captured.maybe_subclass_meta is not None:
+        raise CaptureRefused("a tensor subclass with its own dispatch enters or leaves the graph")
+    if metadata.tokens:
+        raise CaptureRefused("the traced code calls an operator with side effects outside of tensors")
+    for i, info in enumerate(metadata.input_info):
+        if info.mutation_type is MutationType.MUTATED_OUT_GRAPH:
+            raise CaptureRefused(f"graph input {i} changes its shape, strides or storage in place (such as by t_, resize_ or set_)")
+    placeholders = sum(1 for n in captured.graph_module.graph.nodes if n.op == "placeholder")
+    if placeholders != inputs:
+        raise CaptureRefused("two inputs share memory and the traced code writes one of them")
+
+
+def _split_outputs(graph: torch.fx.GraphModule, metadata: Any) -> tuple[GraphOutput, ...]:
+    """What the caller gets per position; leaves in the graph the raw outputs that it is made from."""
+    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    output_node = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
+    values = list(output_node.args[0])[: len(metadata.output_info)]
+    bases = _shared_storages([v for v, info in zip(values, metadata.output_info, strict=True) if not _is_input_alias(info)])
+    raw: list[torch.fx.Node] = []
+    outputs = []
+    for value, info in zip(values, metadata.output_info, strict=True):
+        if info.output_type is OutputType.is_input:
+            outputs.append(GraphOutput("input", info.base_idx))
+        elif info.output_type is OutputType.alias_of_input:
+            outputs.append(_input_view(value, placeholders[info.base_idx], info))
+        else:
+            outputs.append(_own_output(value, raw, bases))
+    output_node.args = (tuple(raw),)
+    output_node.meta.pop("desc", None)
+    return tuple(outputs)
+
+
+def _is_input_alias(info: Any) -> bool:
+    return info.output_type in (OutputType.is_input, OutputType.alias_of_input)
+
+
+def _shared_storages(values: list[Any]) -> dict[int, torch.fx.Node]:
+    """Storage -> the node to return raw, for each storage that several different output nodes show."""
+    groups: dict[int, list[torch.fx.Node]] = {}
+    for value in values:
+        if isinstance(value, torch.fx.Node) and _is_strided(value) and value not in (group := groups.setdefault(_storage(value), [])):
+            group.append(value)
+    shared = {key: group for key, group in groups.items() if len(group) > 1}
+    return {key: _owner(group, key) for key, group in shared.items()}
+
+
+def _owner(group: list[torch.fx.Node], storage: int) -> torch.fx.Node:
+    """The first node that made the storage: walking views back to what they are views of."""
+    node = group[0]
+    while True:
+        back = [n for n in node.all_input_nodes if _is_strided(n) and _storage(n) == storage]
+        if not back:
+            return node
+        node = back[0]
+
+
+def _is_strided(node: torch.fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
+def _storage(node: torch.fx.Node) -> int:
+    return int(node.meta["val"].untyped_storage()._cdata)
+
+
+def _own_output(value: Any, raw: list[torch.fx.Node], bases: dict[int, torch.fx.Node]) -> GraphOutput:
+    if value is None:
+        return GraphOutput("none")
+    if not isinstance(value, torch.fx.Node):
+        return GraphOutput("int", value=value)
+    if _is_strided(value) and (base := bases.get(_storage(value))) is not None and base is not value:
+        shape = value.meta["val"]
+        return GraphOutput("output_view", _raw_index(base, raw), *_window(shape, base.meta["val"]))
+    return GraphOutput("raw", _raw_index(value, raw))
+
+
+def _raw_index(node: torch.fx.Node, raw: list[torch.fx.Node]) -> int:
+    if node not in raw:
+        raw.append(node)
+    return raw.index(node)
+
+
+def _window(view: torch.Tensor, base: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int, str | None]:
+    """Size, stride, offset from the base's first element, and the dtype where it differs."""
+    start = view.storage_offset() * view.element_size() - base.storage_offset() * base.element_size()
+    if start % view.element_size():
+        raise CaptureRefused("an output reinterprets an input's bytes at an unaligned offset")
+    dtype = None if view.dtype == base.dtype else str(view.dtype).removeprefix("torch.")
+    if view.is_conj() != base.is_conj() or view.is_neg() != base.is_neg():
+        raise CaptureRefused("an output is a lazily conjugated or negated view of an input", hint="call resolve_conj() on it")
+    return tuple(map(int, view.shape)), tuple(map(int, view.stride())), int(start // view.element_size()), dtype
+
+
+def _input_view(value: torch.fx.Node, placeholder: torch.fx.Node, info: Any) -> GraphOutput:
+    base = placeholder.meta["val"]
+    view = value.meta["val"]
+    sequence = getattr(info.view_meta_sequence, "sequence", None)
+    if sequence:
+        # A mutated input's new value may be laid out otherwise than the input itself, so the views are replayed on a stand-in for the input.
+        stand_in = torch.empty(0, dtype=base.dtype, device="meta").set_(
+            torch.empty(base.untyped_storage().nbytes(), dtype=torch.uint8, device="meta").untyped_storage(), base.storage_offset(), base.shape, base.stride()
+        )  # type: ignore[call-overload]
+        view = torch._functorch._aot_autograd.functional_utils._functionalization.apply_view_meta_sequence(stand_in, sequence)
+    else:
+        stand_in = base
+    return GraphOutput("view", info.base_idx, *_window(view, stand_in), detach=base.requires_grad and not info.requires_grad)

@@ -1,0 +1,118 @@
+"""Rewritten bytecode -> FrameRecord, and which functions a frame was traced through."""
+
+from __future__ import annotations
+
+import marshal
+import os
+import sys
+import sysconfig
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from precast.artifact_store.constants import Untaggable, tag
+from precast.artifact_store.records import CodeDigest, FrameRecord, TensorConstant
+from precast.capture.sources import NotPortable
+from precast.runtime.code_digest import digest, find_code
+
+PRIVATE = "__precast_"
+_STDLIB = tuple(sorted({os.path.realpath(sysconfig.get_path(k)) + os.sep for k in ("stdlib", "platstdlib")}))
+_SITE = tuple(sorted({os.path.realpath(sysconfig.get_path(k)) + os.sep for k in ("purelib", "platlib")}))
+_TORCH = os.path.realpath(os.path.dirname(torch.__file__)) + os.sep
+
+
+def frame_record(
+    code: types.CodeType, supplies: Mapping[str, tuple[Any, ...]], module_globals: dict[str, Any], tensors: tuple[TensorConstant, ...] = ()
+) -> FrameRecord:
+    """`supplies`: what each private global name of the bytecode stands for. Raises NotPortable when a constant has no portable form.
+
+    Private names are numbered in the order of their first use, so that the record does not depend on the process.
+    """
+    order: dict[str, str] = {}
+    side: list[tuple[tuple[int, ...], Any]] = []
+    plain = _strip(code, supplies, module_globals, order, side, ())
+    names = tuple((new, tuple(supplies[old])) for old, new in order.items())
+    return FrameRecord(f"{sys.version_info.major}.{sys.version_info.minor}", marshal.dumps(plain, 2), tuple(side), names, tensors)
+
+
+def _strip(
+    code: types.CodeType,
+    supplies: Mapping[str, tuple[Any, ...]],
+    module_globals: dict[str, Any],
+    order: dict[str, str],
+    side: list[tuple[tuple[int, ...], Any]],
+    where: tuple[int, ...],
+) -> types.CodeType:
+    names = tuple(order.setdefault(n, f"{PRIVATE}{len(order)}") if n in supplies else n for n in code.co_names)
+    constants: list[Any] = []
+    for i, constant in enumerate(code.co_consts):
+        if isinstance(constant, types.CodeType):
+            constants.append(_strip(constant, supplies, module_globals, order, side, (*where, i)))
+        elif _marshals(constant):
+            constants.append(constant)
+        else:
+            side.append(((*where, i), ("globals",) if constant is module_globals else _tagged(constant)))
+            constants.append(None)
+    # The file name and line table stay: they make tracebacks readable; neither is part of any key.
+    return code.replace(co_names=names, co_consts=tuple(constants))
+
+
+def _tagged(constant: Any) -> tuple[Any, ...]:
+    try:
+        return tag(constant)
+    except Untaggable as error:
+        raise NotPortable(f"the rewritten bytecode holds a constant that cannot be stored: {error}") from None
+
+
+def _marshals(constant: Any) -> bool:
+    """Whether marshal gives this constant back exactly, in the same bytes every time (a frozenset has no order: it goes to the side table)."""
+    if isinstance(constant, tuple):
+        return type(constant) is tuple and all(map(_marshals, constant))
+    return type(constant) in (type(None), bool, int, float, complex, str, bytes, type(...))
+
+
+def digests(functions: Iterable[types.FunctionType], codes: Iterable[types.CodeType], entry: types.CodeType) -> tuple[tuple[CodeDigest, ...], tuple[str, ...]]:
+    """Digests of every traced function outside torch and the standard library (their versions are in the key), the entry first,
+    and reasons for those that a fresh process could not find again."""
+    by_code = {f.__code__: f for f in functions}
+    found = {CodeDigest("", entry.co_qualname, digest(entry))}
+    problems: list[str] = []
+    for code in dict.fromkeys([*codes, *by_code]):
+        if code is entry or _covered_by_version(code):
+            continue
+        record = _locate(code, by_code.get(code))
+        if record is None:
+            problems.append(f"the traced function {code.co_qualname} ({code.co_filename}) cannot be found again by name")
+        else:
+            found.add(record)
+    return tuple(sorted(found, key=lambda d: (d.module, d.qualname, d.digest))), tuple(problems)
+
+
+def _covered_by_version(code: types.CodeType) -> bool:
+    path = os.path.realpath(code.co_filename)
+    if code.co_filename.startswith("<frozen ") or path.startswith(_TORCH):
+        return True
+    return path.startswith(_STDLIB) and not path.startswith(_SITE)
+
+
+def _locate(code: types.CodeType, function: types.FunctionType | None) -> CodeDigest | None:
+    wanted = digest(code)
+    candidates = [] if function is None else [(function.__module__, function.__qualname__), (function.__module__, code.co_qualname)]
+    module = _module_of_file().get(code.co_filename)
+    if module is not None:
+        candidates.append((module, code.co_qualname))
+    for module_name, qualname in candidates:
+        if module_name is not None and wanted in {digest(c) for c in find_code(module_name, qualname)}:
+            return CodeDigest(module_name, qualname, wanted)
+    return None
+
+
+def _module_of_file() -> dict[str, str]:
+    files: dict[str, str] = {}
+    for name, module in sorted(sys.modules.copy().items()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str):
+            files.setdefault(file, name)
+    return files

@@ -1,0 +1,203 @@
+"""Dynamo: one Python frame -> rewritten bytecode, a graph, guards with their sources. torch 2.11 to 2.13.
+
+The rewritten bytecode calls the graph with per-call inputs only: while Dynamo writes that call, `OutputGraph.graphargs` shows just these.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import gc
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.fx
+from torch._dynamo import convert_frame, exc, pgo
+from torch._dynamo import config as dynamo_config
+from torch._dynamo.codegen import PyCodegen
+from torch._dynamo.output_graph import OutputGraph
+from torch._dynamo.symbolic_convert import InliningInstructionTranslator
+from torch._dynamo.utils import dynamo_timed, get_metrics_context
+from torch._guards import CompileContext, compile_context
+
+from precast.capture.frame import CaptureRefused
+
+Backend = Callable[[torch.fx.GraphModule, list[Any]], Any]
+
+CONFIG: dict[str, Any] = {
+    "automatic_dynamic_shapes": False,
+    "automatic_dynamic_local_pgo": False,
+    "automatic_dynamic_remote_pgo": False,
+    "assume_static_by_default": True,
+    "specialize_int": True,
+    "specialize_float": True,
+    "record_runtime_overhead": False,
+    "error_on_recompile": False,
+    "suppress_errors": False,
+}
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What Dynamo made of a frame. `graphargs`: the graph's inputs as Dynamo describes them; empty where no graph was made."""
+
+    bytecode: types.CodeType
+    output: OutputGraph
+    graphargs: tuple[Any, ...]
+    functions: tuple[types.FunctionType, ...]
+    private_names: Mapping[str, tuple[Any, ...]]
+    stopped_early: bool  # the backend asked for no more: there is no bytecode to use
+
+
+def trace(function: types.FunctionType, local_values: dict[str, Any], backend: Backend, is_bound: Callable[[Any], bool]) -> Traced:
+    """Run Dynamo over one frame. `backend` gets the graph and its example inputs, `is_bound` says of a source whether it stays out of the call.
+
+    Nothing is left in the function's module globals. Raises CaptureRefused.
+    """
+    namespace = function.__globals__
+    before = dict.fromkeys(namespace)
+    graphs: list[tuple[Any, ...]] = []
+    functions: dict[types.FunctionType, None] = {}
+
+    def call_backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        graphs.append(tuple(n.meta["grapharg"] for n in gm.graph.nodes if n.op == "placeholder"))
+        backend(gm, example_inputs)
+        return gm.forward
+
+    try:
+        with _quiet_process(), _recorded_inlining(functions), _per_call_arguments(is_bound):
+            out = _compile(function, local_values, call_backend)
+        output = out.tracer_output.output_graph
+        names = _private_names(out.bytecode, namespace, output)
+    finally:
+        for name in [n for n in namespace if n not in before]:
+            del namespace[name]
+    return Traced(out.bytecode, output, graphs[-1] if graphs else (), tuple(functions), names, False)
+
+
+def _compile(function: types.FunctionType, local_values: dict[str, Any], backend: Backend) -> Any:
+    pgo.reset_code_state()
+    state = torch._dynamo.convert_frame.torch_function_mode_stack_state_mgr  # type: ignore[attr-defined]
+    try:
+        with (
+            dynamo_config.patch({k: v for k, v in CONFIG.items() if hasattr(dynamo_config, k)}),
+            compile_context(CompileContext(convert_frame.get_compile_id({}))),
+            get_metrics_context(),
+            dynamo_timed("precast.capture"),
+            state,
+        ):
+            return convert_frame.compile_frame(
+                function.__code__,
+                function.__globals__,
+                local_values,
+                builtins.__dict__,
+                function.__closure__ or (),  # type: ignore[arg-type]
+                backend,
+                one_graph=True,
+                restart_reasons=set(),
+                frame_state={},
+            )
+    except exc.SkipFrame as error:
+        raise CaptureRefused(f"there is nothing to compile: {_first_line(error)}", _where(error, function)) from error
+    except (exc.Unsupported, exc.UserError, exc.UncapturedHigherOrderOpError, exc.ArgsMismatchError) as error:
+        raise CaptureRefused(_explain(error), _where(error, function), "it runs eagerly; rewrite that line, or mark the call with precast.disable") from error
+    except exc.BackendCompilerFailed as error:
+        inner = error.inner_exception
+        if isinstance(inner, CaptureRefused):
+            raise CaptureRefused(inner.reason, inner.where or _where(error, function), inner.hint) from inner
+        raise inner from error
+
+
+def _explain(error: Exception) -> str:
+    """Dynamo's message down to its first sentences: what, and why."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    head = lines[0] if lines else type(error).__name__
+    why = next((line.removeprefix("Explanation:").strip() for line in lines if line.startswith("Explanation:")), "")
+    return f"{head} ({why})" if why else head
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def _where(error: Exception, function: types.FunctionType) -> str:
+    stack = getattr(error, "real_stack", None)
+    if stack:
+        return f"{stack[-1].filename}:{stack[-1].lineno}"
+    return f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+
+
+@contextlib.contextmanager
+def _quiet_process() -> Iterator[None]:
+    """No garbage collection while millions of small objects are made; nothing collected is lost: the heap is frozen and thawed."""
+    enabled = gc.isenabled()
+    gc.disable()
+    frozen = gc.get_freeze_count() == 0
+    if frozen:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if frozen:
+            gc.unfreeze()
+        if enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _recorded_inlining(functions: dict[types.FunctionType, None]) -> Iterator[None]:
+    """Notes every function that Dynamo inlines (its list of code objects alone has no module names)."""
+    original = InliningInstructionTranslator.check_inlineable
+
+    def check_inlineable(func: Any) -> Any:
+        result = original(func)
+        with contextlib.suppress(NotImplementedError, AttributeError, AssertionError):
+            found = func.get_function()
+            if isinstance(found, types.FunctionType):
+                functions[found] = None
+        return result
+
+    with mock.patch.object(InliningInstructionTranslator, "check_inlineable", staticmethod(check_inlineable)):
+        yield
+
+
+@contextlib.contextmanager
+def _per_call_arguments(is_bound: Callable[[Any], bool]) -> Iterator[None]:
+    graphargs = OutputGraph.graphargs
+    original = PyCodegen.make_call_generated_code
+
+    def make_call_generated_code(self: PyCodegen, fn_name: str) -> None:
+        kept = [a for a in graphargs.fget(self.tx.output) if not is_bound(a.source)]  # type: ignore[misc]
+        with mock.patch.object(OutputGraph, "graphargs", property(lambda _: kept)):
+            original(self, fn_name)
+
+    with mock.patch.object(PyCodegen, "make_call_generated_code", make_call_generated_code):
+        yield
+
+
+def alias_paths(output: OutputGraph, namespace: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """Global names that Dynamo installed -> what they stand for, as supplies of a FrameRecord."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for alias, module in output.import_sources.items():
+        found[alias] = ("shims" if module.startswith("torch._dynamo") else "module", module)
+    for name in output.installed_globals:
+        value = namespace.get(name)
+        if name.startswith("__builtins_dict__"):
+            found[name] = ("builtins",)
+        elif name.startswith("__compiled_fn_"):
+            found[name] = ("graph",)
+        elif isinstance(value, types.ModuleType):
+            found[name] = ("shims" if value.__name__.startswith("torch._dynamo") else "module", value.__name__)
+    return found
+
+
+def _private_names(code: types.CodeType, namespace: Mapping[str, Any], output: OutputGraph) -> dict[str, tuple[Any, ...]]:
+    found = alias_paths(output, namespace)
+    for name in output.installed_globals:
+        if name not in found:
+            found[name] = ("unknown", name)
+    return found

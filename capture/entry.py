@@ -1,0 +1,122 @@
+"""`capture`: one call of a Python callable -> a CapturedFrame."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.fx
+
+from precast.artifact_store.guards import Guard, Path, Predicate, canonical_order
+from precast.artifact_store.records import GraphInput, GraphOutput
+from precast.capture import aot, dynamo
+from precast.capture.code import digests, frame_record
+from precast.capture.constants import lift_constants
+from precast.capture.decompositions import default_decompositions
+from precast.capture.frame import CapturedFrame, CaptureRefused
+from precast.capture.guards import GuardContext, translate
+from precast.capture.implicit import aliasing_guards, state_guard
+from precast.capture.sources import NotPortable, SourceContext
+from precast.runtime.frame_code import bind, entry_of, unwrap_partial
+from precast.runtime.paths import describe
+
+
+@dataclass(frozen=True)
+class CaptureOptions:
+    """`decompositions`: ATen overload -> decomposition, applied while the graph is traced; None: `default_decompositions()`."""
+
+    decompositions: Mapping[Any, Any] | None = None
+
+
+def capture(
+    fn: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, *, name: str | None = None, options: CaptureOptions | None = None
+) -> CapturedFrame:
+    """Trace one call of `fn` without running it. Nothing of the process is changed.
+
+    `fn`: a function, bound method, closure, `functools.partial`, `nn.Module` or object with `__call__`. Sizes are specialised.
+    Raises CaptureRefused where the call is no single graph, TypeError where the arguments do not fit the signature.
+    """
+    target, args, all_kwargs = unwrap_partial(fn, args, kwargs or {})
+    entry = entry_of(target)
+    local_values = bind(entry.function, (*entry.bound, *args), all_kwargs)
+    return _Capture(entry.function, local_values, name or entry.function.__qualname__, options or CaptureOptions()).run()
+
+
+@dataclass
+class _Capture:
+    function: types.FunctionType
+    local_values: dict[str, Any]
+    name: str
+    options: CaptureOptions
+    graph: aot.AotGraph | None = None
+    needs_grad: bool = False
+    aliases: dict[str, Path] = field(default_factory=dict)
+
+    def run(self) -> CapturedFrame:
+        self.module = self.function.__globals__.get("__name__", "")
+        self.sources = SourceContext(self.module, self.aliases, self.local_values)
+        state = state_guard()
+        traced = dynamo.trace(self.function, dict(self.local_values), self._backend, self._is_bound)
+        self._note_aliases(traced.private_names)
+        sizes = traced.output.input_source_to_sizes_strides
+        context = GuardContext(self.sources, frozenset(traced.output.guard_on_key_order), sizes)
+        translation = translate(traced.output.guards, context)
+        inputs = self._inputs(traced.graphargs)
+        problems = list(translation.uncacheable)
+        found, missing = digests(traced.functions, traced.output.traced_code, self.function.__code__)
+        problems += missing
+        graph, constants = (None, ()) if self.graph is None else lift_constants(self.graph.graph, len(inputs))
+        inputs += [GraphInput((("constant", i),), True, None, "constant") for i in range(len(constants))]
+        record = None
+        try:
+            record = frame_record(traced.bytecode, traced.private_names, self.function.__globals__, constants)
+        except NotPortable as error:
+            problems.append(str(error))
+        guards = [*translation.guards, state, *aliasing_guards(inputs, self.sources)]
+        return CapturedFrame(
+            self.name, canonical_order(guards), tuple(problems), found, record, graph, tuple(inputs), self._outputs(), self.needs_grad
+        )
+
+    def _backend(self, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> None:
+        table = self.options.decompositions
+        self.graph = aot.inference_graph(gm, example_inputs, default_decompositions() if table is None else table)
+        self.needs_grad = self.graph is None
+
+    def _outputs(self) -> tuple[GraphOutput, ...]:
+        return () if self.graph is None else self.graph.outputs
+
+    def _note_aliases(self, supplies: Mapping[str, tuple[Any, ...]]) -> None:
+        for name, supply in supplies.items():
+            match supply:
+                case ("module" | "shims", module):
+                    self.aliases[name] = (("module", module),)
+                case ("builtins",):
+                    self.aliases[name] = (("module", "builtins"), ("dict",))
+
+    def _is_bound(self, source: Any) -> bool:
+        """Whether an nn.Module owns the tensor itself: such inputs are fetched by path when the module changes, not on each call."""
+        try:
+            path = self.sources.path(source)
+            return len(path) > 1 and path[-1][0] in ("param", "buffer", "attr", "raw") and isinstance(self.sources.value(path[:-1]), torch.nn.Module)
+        except (NotPortable, LookupError):
+            return False
+
+    def _inputs(self, graphargs: tuple[Any, ...]) -> list[GraphInput]:
+        inputs: list[GraphInput] = []
+        position = 0
+        mutated = self.graph.mutated if self.graph is not None else frozenset()
+        for i, arg in enumerate(graphargs):
+            bound = self._is_bound(arg.source)
+            path = self.sources.path(arg.source)
+            value = self.sources.value(path)
+            if not isinstance(value, torch.Tensor):
+                raise CaptureRefused(f"{describe(path)} is passed to the graph as a {type(value).__name__}")
+            inputs.append(GraphInput(path, bound, None if bound else position, "tensor", i in mutated, isinstance(value, torch.nn.Parameter)))
+            position += not bound
+        return inputs
+
+
+__all__ = ["CaptureOptions", "Guard", "Predicate", "capture", "replace"]

@@ -1,0 +1,250 @@
+"""Every kind of Dynamo guard -> portable guards.
+
+Rules for what is left out, all stated here:
+* guards rooted in a `torch._dynamo` module (polyfills and such): the torch version is part of every artifact's key;
+* GRAD_MODE, DETERMINISTIC_ALGORITHMS, GLOBAL_STATE, TORCH_FUNCTION_STATE, DEFAULT_DEVICE, FSDP_TRAINING_STATE, DUAL_LEVEL: one
+  GLOBAL_STATE guard of our own says more (`runtime/global_state.py`);
+* AUTOGRAD_SAVED_TENSORS_HOOKS: such hooks act on backward graphs only, and a frame that would record one is not compiled;
+* SHAPE_ENV: shapes are static; the sizes are in the TENSOR guards (a frame whose shape environment holds symbols is refused);
+* the length of a dict in a module's namespace whose keys are looked up one by one: Dynamo adds a keys guard itself where the traced
+  code counts or iterates them, and registries grow as a process lives.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from precast.artifact_store.constants import Untaggable, object_name, tag, type_name
+from precast.artifact_store.guards import Guard, Path, Predicate
+from precast.runtime.code_digest import digest
+from precast.capture.sources import NotPortable, SourceContext
+from precast.runtime.paths import PathError
+
+DROPPED = frozenset(
+    "GRAD_MODE DETERMINISTIC_ALGORITHMS GLOBAL_STATE TORCH_FUNCTION_STATE DEFAULT_DEVICE FSDP_TRAINING_STATE DUAL_LEVEL "
+    "AUTOGRAD_SAVED_TENSORS_HOOKS SHAPE_ENV".split()
+)
+_IDENTITY = frozenset("ID_MATCH FUNCTION_MATCH BUILTIN_MATCH CLASS_MATCH MODULE_MATCH NN_MODULE".split())
+
+
+@dataclass
+class Translation:
+    """Portable guards, and for each guard that has none a sentence naming source and kind."""
+
+    guards: list[Guard] = field(default_factory=list)
+    uncacheable: list[str] = field(default_factory=list)
+
+
+@dataclass
+class GuardContext:
+    """What translation needs beside the guard: paths, and which dicts are guarded by key order."""
+
+    sources: SourceContext
+    ordered: frozenset[Any]  # sources of dicts whose key order the traced code saw
+    sizes: dict[Any, Any]  # source -> {"size", "stride"} with None where free
+
+
+def translate(dynamo_guards: Iterable[Any], context: GuardContext) -> Translation:
+    """All guards of a frame. Must run before the frame's bytecode: constants are read from the live objects."""
+    result = Translation()
+    kept = [g for g in dynamo_guards if g.create_fn_name() not in DROPPED]
+    keyed = {g.originating_source for g in kept if g.create_fn_name() == "DICT_KEYS_MATCH"}
+    looked_up = {g.originating_source for g in kept if g.create_fn_name() in ("DICT_CONTAINS", "DICT_NOT_CONTAINS")}
+    looked_up |= {base for g in kept if (base := getattr(g.originating_source, "base", None)) is not None}
+    for guard in kept:
+        kind = guard.create_fn_name()
+        try:
+            path = context.sources.path(guard.originating_source)
+            if _from_dynamo(path):
+                continue
+            if kind == "SEQUENCE_LENGTH" and _is_registry(path, context) and guard.originating_source not in keyed and guard.originating_source in looked_up:
+                continue
+            result.guards.extend(_translate_one(kind, path, guard, context))
+        except (NotPortable, Untaggable, PathError) as error:
+            result.uncacheable.append(f"guard {kind} on {_source_name(guard)}: {error}")
+    return result
+
+
+def _source_name(guard: Any) -> str:
+    try:
+        return str(guard.originating_source.name)
+    except NotImplementedError:
+        return type(guard.originating_source).__name__
+
+
+def _from_dynamo(path: Path) -> bool:
+    root = path[0]
+    return root[0] in ("global", "module") and (root[1] == "torch._dynamo" or root[1].startswith("torch._dynamo."))
+
+
+def _is_registry(path: Path, context: GuardContext) -> bool:
+    return path[0][0] == "global" and isinstance(context.sources.value(path), dict)
+
+
+def _translate_one(kind: str, path: Path, guard: Any, context: GuardContext) -> list[Guard]:
+    if kind in _IDENTITY:
+        return [identity(path, context.sources.value(path))]
+    rule = _RULES.get(kind)
+    if rule is None:
+        raise NotPortable("this kind of guard has no portable form")
+    return rule(path, guard, context)
+
+
+def identity(path: Path, value: Any) -> Guard:
+    """`is` against an importable object; a plain function without a name is held by its code instead, a constant by its value."""
+    if isinstance(value, (bool, type(None))):
+        return Guard(path, Predicate.EQUALS, tag(value))
+    try:
+        return Guard(path, Predicate.IS, object_name(value))
+    except Untaggable:
+        if isinstance(value, types.FunctionType):
+            return Guard(path, Predicate.CODE, digest(value.__code__))
+        if isinstance(value, types.CodeType):
+            return Guard(path, Predicate.CODE, digest(value))
+        if isinstance(value, type):
+            return Guard(path, Predicate.IS, type_name(value))
+        if isinstance(value, (types.BuiltinMethodType, types.MethodType)) and not isinstance(value.__self__, types.ModuleType):
+            raise NotPortable(f"it pins the method {value.__qualname__} of one particular object") from None
+        return Guard(path, Predicate.EQUALS, tag(value))
+
+
+def _keyword(guard: Any, name: str) -> Any:
+    return guard.create_fn.keywords[name]
+
+
+def _value_rule(make: Callable[[Any], tuple[Predicate, Any]]) -> Callable[[Path, Any, GuardContext], list[Guard]]:
+    def rule(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
+        return [Guard(path, *make(context.sources.value(path)))]
+
+    return rule
+
+
+def _constant(value: Any) -> tuple[Predicate, Any]:
+    if isinstance(value, types.CodeType):
+        return Predicate.CODE, digest(value)
+    return Predicate.EQUALS, tag(value)
+
+
+def _constant_subclass(value: Any) -> tuple[Predicate, Any]:
+    for base in (int, float, str, bytes, complex):
+        if isinstance(value, base):
+            return Predicate.BASE_EQUALS, tag(base(value))  # type: ignore[call-overload]
+    raise NotPortable(f"{type(value).__qualname__} extends no constant type")
+
+
+def _closure(value: Any) -> tuple[Predicate, Any]:
+    if type(value) is types.FunctionType:
+        return Predicate.CODE, digest(value.__code__)
+    return Predicate.IS, object_name(value)
+
+
+def _length(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
+    value = context.sources.value(path)
+    return [Guard(path, Predicate.TYPE, type_name(type(value))), Guard(path, Predicate.LENGTH, len(value))]
+
+
+def _keys(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
+    value = context.sources.value(path)
+    if value is torch.utils._pytree.SUPPORTED_NODES:
+        # Dynamo guards this table's version; which node types it knows matters only where a traced value has the type, and that is guarded.
+        return []
+    keys = dict.keys(value) if isinstance(value, dict) else value.keys()
+    ordered = guard.originating_source in context.ordered or guard.create_fn_name() == "MAPPING_KEYS_CHECK"
+    tagged = tuple(tag(k) for k in keys)
+    return [Guard(path, Predicate.KEYS, {"keys": tagged if ordered else tuple(sorted(tagged, key=repr)), "ordered": ordered})]
+
+
+def _has_attr(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
+    name = _keyword(guard, "attr")
+    return [Guard(path, Predicate.HAS_ATTR if hasattr(context.sources.value(path), name) else Predicate.LACKS_ATTR, name)]
+
+
+def _duplicate(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
+    other = context.sources.path(_keyword(guard, "source_b"))
+    first, second = sorted((path, other), key=repr)
+    return [] if first == second else [Guard(second, Predicate.SAME_AS, first)]
+
+
+def _tensor(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
+    value = context.sources.value(path)
+    known = context.sizes.get(guard.originating_source)
+    size = tuple(value.shape) if known is None else tuple(_concrete(s) for s in known["size"])
+    stride = tuple(value.stride()) if known is None and value.layout is torch.strided else tuple(_concrete(s) for s in (known or {}).get("stride") or ())
+    return [Guard(path, Predicate.TENSOR, tensor_spec(value, size, stride)), Guard(path, Predicate.UNMARKED)]
+
+
+def _concrete(size: Any) -> int | None:
+    if size is None:
+        return None
+    if isinstance(size, torch.SymInt):
+        return int(size) if size.node.is_constant() else None
+    return int(size)
+
+
+def tensor_spec(value: torch.Tensor, size: tuple[int | None, ...], stride: tuple[int | None, ...]) -> dict[str, Any]:
+    """What a TENSOR guard compares. The device's index is left out: `cuda:0` and `cuda:5` share an artifact."""
+    return {
+        "type": type_name(type(value)),
+        "dtype": str(value.dtype).removeprefix("torch."),
+        "device": value.device.type,
+        "layout": str(value.layout).removeprefix("torch."),
+        "requires_grad": value.requires_grad,
+        "size": size,
+        "stride": stride,
+        "conj": value.is_conj(),
+        "neg": value.is_neg(),
+        "offset": None,
+    }
+
+
+def _tuple_iterator(value: Any) -> tuple[Predicate, Any]:
+    return Predicate.ITERATOR, ("tuple", value.__length_hint__())
+
+
+def _range_iterator(value: Any) -> tuple[Predicate, Any]:
+    _, (source,), consumed = value.__reduce__()
+    return Predicate.ITERATOR, ("range", source.start + consumed * source.step, source.stop, source.step)
+
+
+def _count_iterator(value: Any) -> tuple[Predicate, Any]:
+    parts = value.__reduce__()[1]
+    return Predicate.ITERATOR, ("count", tag(parts[0]), tag(parts[1] if len(parts) > 1 else 1))
+
+
+def _weak(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
+    raise NotPortable("it depends on one particular object staying alive")
+
+
+_RULES: dict[str, Callable[[Path, Any, GuardContext], list[Guard]]] = {
+    "TYPE_MATCH": _value_rule(lambda v: (Predicate.TYPE, type_name(type(v)))),
+    "CONSTANT_MATCH": _value_rule(_constant),
+    "EQUALS_MATCH": _value_rule(_constant),
+    "BOOL_MATCH": _value_rule(_constant),
+    "NONE_MATCH": _value_rule(_constant),
+    "CONSTANT_SUBCLASS_MATCH": _value_rule(_constant_subclass),
+    "NOT_NONE_MATCH": _value_rule(lambda v: (Predicate.NOT_NONE, None)),
+    "CLOSURE_MATCH": _value_rule(_closure),
+    "SEQUENCE_LENGTH": _length,
+    "DICT_KEYS_MATCH": _keys,
+    "MAPPING_KEYS_CHECK": _keys,
+    "DICT_CONTAINS": lambda p, g, c: [Guard(p, Predicate.HAS_KEY, tag(_keyword(g, "key")))],
+    "DICT_NOT_CONTAINS": lambda p, g, c: [Guard(p, Predicate.LACKS_KEY, tag(_keyword(g, "key")))],
+    "SET_CONTAINS": lambda p, g, c: [Guard(p, Predicate.HAS_KEY, tag(_keyword(g, "key")))],
+    "SET_NOT_CONTAINS": lambda p, g, c: [Guard(p, Predicate.LACKS_KEY, tag(_keyword(g, "key")))],
+    "NOT_PRESENT_IN_GENERIC_DICT": lambda p, g, c: [Guard(p, Predicate.LACKS_OWN, _keyword(g, "attr"))],
+    "EMPTY_NN_MODULE_HOOKS_DICT": lambda p, g, c: [Guard(p, Predicate.EMPTY)],
+    "HASATTR": _has_attr,
+    "DUPLICATE_INPUT": _duplicate,
+    "TENSOR_MATCH": _tensor,
+    "TUPLE_ITERATOR_LEN": _value_rule(_tuple_iterator),
+    "RANGE_ITERATOR_MATCH": _value_rule(_range_iterator),
+    "COUNT_ITERATOR_MATCH": _value_rule(_count_iterator),
+    "WEAKREF_ALIVE": _weak,
+}
+
+__all__ = ["DROPPED", "GuardContext", "Translation", "identity", "tensor_spec", "translate"]

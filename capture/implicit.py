@@ -1,0 +1,29 @@
+"""Guards that Dynamo leaves implicit or checks elsewhere: torch's global state, and that inputs do not alias."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from precast.artifact_store.guards import Guard, Predicate
+from precast.artifact_store.records import GraphInput
+from precast.capture.sources import SourceContext
+from precast.runtime.global_state import global_state
+
+
+def state_guard() -> Guard:
+    """torch's global state as it is now."""
+    return Guard((("state",),), Predicate.GLOBAL_STATE, global_state())
+
+
+def aliasing_guards(inputs: Sequence[GraphInput], sources: SourceContext) -> list[Guard]:
+    """Tensors passed per call are different objects, and nothing overlaps what the graph writes.
+
+    Bound inputs are left out of the identity check, as parameters are in Dynamo: two names for one tensor that nobody writes change no result.
+    """
+    tensors = [i for i in inputs if i.kind == "tensor"]
+    distinct = tuple(sorted((i.path for i in tensors if not i.bound), key=repr))
+    mutated = tuple(sorted((i.path for i in tensors if i.mutated), key=repr))
+    others = tuple(sorted((i.path for i in tensors if not i.mutated), key=repr)) if mutated else ()
+    if len(distinct) < 2 and not mutated:
+        return []
+    return [Guard((("state",),), Predicate.NOT_ALIASED, {"distinct": distinct, "mutated": mutated, "others": others})]

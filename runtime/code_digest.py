@@ -1,0 +1,116 @@
+"""Position-free digests of Python code: equal exactly when the code does the same, wherever it stands and whatever its file is called."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import sys
+import types
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+
+def digest(code: types.CodeType) -> str:
+    """Hex digest of a code object: instructions, constants (nested code too), names, flags; no file names, no line numbers."""
+    return hashlib.sha256(_text(code).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _text(code: types.CodeType) -> str:
+    constants = ";".join(_constant(c) for c in code.co_consts)
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+    return f"{code.co_code.hex()}|{constants}|{names}|{counts}|{code.co_exceptiontable.hex()}"
+
+
+def _constant(value: Any) -> str:
+    if isinstance(value, types.CodeType):
+        return f"<{_text(value)}>"
+    if isinstance(value, tuple):
+        return "(" + ",".join(map(_constant, value)) + ")"
+    if isinstance(value, frozenset):
+        return "{" + ",".join(sorted(map(_constant, value))) + "}"
+    if isinstance(value, float):
+        return value.hex()
+    return f"{type(value).__name__}:{value!r}"
+
+
+def find_code(module: str, qualname: str) -> list[types.CodeType]:
+    """Every code object that `module` holds under `qualname`: straight by name, or below decorators, closures and enclosing functions.
+
+    Never imports; an unloaded module holds nothing.
+    """
+    place = sys.modules.get(module)
+    if place is None:
+        return []
+    direct = _direct(place, qualname)
+    return direct + [c for c in _index(place).get(qualname, []) if c not in direct]
+
+
+def _direct(module: types.ModuleType, qualname: str) -> list[types.CodeType]:
+    found: Any = module
+    for part in qualname.split("."):
+        found = inspect.getattr_static(found, part, None)
+        if found is None:
+            return []
+    return [f.__code__ for f in _functions(found, set())]
+
+
+def _functions(value: Any, seen: set[int]) -> Iterator[types.FunctionType]:
+    """The plain functions inside a function-like object: unwrapped, and those its closure holds."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, types.FunctionType):
+            yield item
+            stack += [c for cell in item.__closure__ or () if isinstance(c := _content(cell), _FUNCTION_LIKE)]
+            stack.append(item.__dict__.get("__wrapped__"))
+        elif isinstance(item, property):
+            stack += [item.fget, item.fset]
+        elif isinstance(item, (functools.partial, functools.cached_property)):
+            stack.append(item.func)
+        elif isinstance(item, (staticmethod, classmethod, types.MethodType)):
+            stack.append(item.__func__)
+
+
+_FUNCTION_LIKE = (types.FunctionType, property, functools.partial, functools.cached_property, staticmethod, classmethod, types.MethodType)
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # an empty cell
+        return None
+
+
+_indexes: weakref.WeakKeyDictionary[types.ModuleType, tuple[int, dict[str, list[types.CodeType]]]] = weakref.WeakKeyDictionary()
+
+
+def _index(module: types.ModuleType) -> dict[str, list[types.CodeType]]:
+    """qualname -> code objects of everything that the module's namespace and its classes hold. Kept until the namespace grows."""
+    known = _indexes.get(module)
+    if known is not None and known[0] == len(module.__dict__):
+        return known[1]
+    table: dict[str, list[types.CodeType]] = {}
+    seen: set[int] = set()
+    for value in [*module.__dict__.values()]:
+        places = [value]
+        if isinstance(value, type) and value.__module__ == module.__name__:
+            places = [*value.__dict__.values()]
+        for place in places:
+            for function in _functions(place, seen):
+                if function.__module__ == module.__name__:
+                    _add_codes(function.__code__, table)
+    _indexes[module] = (len(module.__dict__), table)
+    return table
+
+
+def _add_codes(code: types.CodeType, table: dict[str, list[types.CodeType]]) -> None:
+    table.setdefault(code.co_qualname, []).append(code)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            _add_codes(constant, table)

@@ -1,0 +1,171 @@
+"""Paths to objects: from a frame's locals, a module's globals or sys.modules, step by step, to the object that a guard or an input means."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import itertools
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from precast.artifact_store.constants import tag, untag
+from precast.artifact_store.guards import Path, Step
+
+
+class PathError(LookupError):
+    """The path leads nowhere in this process; the message says at which step."""
+
+
+def resolve(path: Path, local_values: Mapping[str, Any], cells: Mapping[str, Any] | None = None) -> Any:
+    """The object at `path`. `local_values`: the frame's locals; `cells`: contents of its closure cells (default: among the locals).
+
+    Raises PathError when a step does not exist.
+    """
+    place = start(path[0], local_values, local_values if cells is None else cells)
+    for position, step in enumerate(path[1:], 1):
+        try:
+            place = walk(place, step)
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError, LookupError) as error:
+            raise PathError(f"{describe(path[: position + 1])} does not exist ({type(error).__name__}: {error})") from None
+    return place
+
+
+def start(root: Step, local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> Any:
+    """The object that a path's root names."""
+    try:
+        match root:
+            case ("local", name):
+                return local_values[name]
+            case ("cell", name):
+                return cells[name]
+            case ("global", module, name):
+                return sys.modules[module].__dict__[name]
+            case ("module", name):
+                return sys.modules[name]
+            case ("builtin", name):
+                return builtins.__dict__[name]
+    except KeyError as error:
+        raise PathError(f"{describe((root,))} does not exist ({error} is missing)") from None
+    raise ValueError(f"unknown path root {root!r}")
+
+
+def _item(place: Any, key: Any) -> Any:
+    value = untag(key)
+    if isinstance(place, dict):
+        return dict.__getitem__(place, value)
+    if isinstance(place, list):
+        return list.__getitem__(place, value)
+    if isinstance(place, tuple):
+        return tuple.__getitem__(place, value)
+    return place[value]
+
+
+def _key(place: Any, position: int) -> Any:
+    return next(itertools.islice(dict.keys(place), position, None))
+
+
+def _next(place: Any, position: int) -> Any:
+    _, (sequence,), consumed = place.__reduce__()
+    return sequence[consumed + position]
+
+
+_STEPS: dict[str, Callable[..., Any]] = {
+    "attr": getattr,
+    "raw": object.__getattribute__,
+    "dict": lambda place: place.__dict__,
+    "item": _item,
+    "key": _key,
+    "submodule": lambda place, name: place.__dict__["_modules"][name],
+    "param": lambda place, name: place.__dict__["_parameters"][name],
+    "buffer": lambda place, name: place.__dict__["_buffers"][name],
+    "type": type,
+    "closure": lambda place, i: place.__closure__[i].cell_contents,
+    "default": lambda place, i: place.__defaults__[i],
+    "kwdefault": lambda place, name: place.__kwdefaults__[name],
+    "next": _next,
+    "namedtuple_fields": lambda place: place._fields,
+    "dataclass_fields": dataclasses.fields,
+    "call": lambda place: place(),
+    "method": lambda place, name: getattr(place, name)(),
+}
+
+
+def walk(place: Any, step: Step) -> Any:
+    """One step from `place`. Raises what the step raises (AttributeError, KeyError …); an unknown step is a ValueError."""
+    move = _STEPS.get(step[0])
+    if move is None:
+        raise ValueError(f"unknown path step {step!r}")
+    return move(place, *step[1:])
+
+
+def describe(path: Path) -> str:
+    """The path as a person would write it: `self.transformer.h[0].ln_1.weight`."""
+    text = ""
+    for step in path:
+        match step:
+            case ("local" | "cell" | "builtin", name):
+                text = str(name)
+            case ("global", module, name):
+                text = f"{module}.{name}"
+            case ("module", name):
+                text = str(name)
+            case ("constant", i):
+                text = f"constant {i}"
+            case ("state",):
+                text = "torch's global state"
+            case ("attr" | "raw" | "param" | "buffer" | "submodule", name):
+                text += f".{name}" if str(name).isidentifier() else f"[{name}]"
+            case ("item", key):
+                text += f"[{describe_constant(key)}]"
+            case ("key", i):
+                text = f"key {i} of {text}"
+            case ("type",):
+                text = f"type({text})"
+            case ("dict",):
+                text += ".__dict__"
+            case ("closure", i):
+                text += f".__closure__[{i}]"
+            case ("default", i):
+                text += f".__defaults__[{i}]"
+            case ("kwdefault", name):
+                text += f".__kwdefaults__[{name!r}]"
+            case ("method", name):
+                text += f".{name}()"
+            case ("call",):
+                text += "()"
+            case _:
+                text += f"<{' '.join(map(str, step))}>"
+    return text
+
+
+def describe_constant(tagged: Any) -> str:
+    """A tagged constant as Python would print it; falls back to its parts."""
+    match tagged:
+        case ("str", text):
+            return repr(text)
+        case ("float", text):
+            return repr(float.fromhex(text))
+        case ("none",):
+            return "None"
+        case ("object", name):
+            return str(name)
+        case ("enum", cls, name):
+            return f"{cls.rpartition(':')[2]}.{name}"
+        case ("tuple" | "size", items):
+            return "(" + ", ".join(map(describe_constant, items)) + ("," if len(items) == 1 else "") + ")"
+        case ("list", items):
+            return "[" + ", ".join(map(describe_constant, items)) + "]"
+        case ("set" | "frozenset", items):
+            return "{" + ", ".join(map(describe_constant, items)) + "}"
+        case ("dict", items):
+            return "{" + ", ".join(f"{describe_constant(k)}: {describe_constant(v)}" for k, v in items) + "}"
+        case ("dtype", name):
+            return f"torch.{name}"
+        case (_, value):
+            return str(value)
+        case _:
+            return " ".join(map(str, tagged))
+
+
+__all__ = ["PathError", "describe", "describe_constant", "resolve", "start", "tag", "walk"]

@@ -1,0 +1,50 @@
+"""Runs a captured frame without codegen: the FX graph itself is the graph callable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from precast.artifact_store.records import TensorConstant
+from precast.capture import CapturedFrame
+from precast.runtime.frame_code import bind, build, entry_of, unwrap_partial
+from precast.runtime.graph_outputs import graph_outputs
+from precast.runtime.paths import resolve
+
+
+def constant_tensor(constant: TensorConstant) -> torch.Tensor:
+    data = torch.frombuffer(bytearray(constant.data or b"\0"), dtype=torch.uint8)
+    return data[: len(constant.data)].view(getattr(torch, constant.dtype)).reshape(constant.size)
+
+
+def locals_of(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    target, args, kwargs = unwrap_partial(fn, args, kwargs)
+    entry = entry_of(target)
+    return bind(entry.function, (*entry.bound, *args), kwargs)
+
+
+def rebuilt(frame: CapturedFrame, fn: Any, values: dict[str, Any], graph: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """The captured frame as a callable; takes what `fn` takes. `values`: the locals to fetch bound inputs from."""
+    bound = {i: resolve(inp.path, values) for i, inp in enumerate(frame.inputs) if inp.bound and inp.kind != "constant"}
+    bound |= {i: constant_tensor(frame.code.tensors[inp.path[0][1]]) for i, inp in enumerate(frame.inputs) if inp.kind == "constant"}
+    run = graph or frame.graph
+
+    def graph_callable(*per_call: Any) -> Any:
+        inputs = [bound[i] if inp.bound else per_call[inp.position] for i, inp in enumerate(frame.inputs)]
+        return graph_outputs(frame.outputs, run(*inputs), inputs)
+
+    target, _, _ = unwrap_partial(fn, (), {})
+    entry = entry_of(target)
+    function = build(frame.code, entry.function, graph_callable)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _, args, kwargs = unwrap_partial(fn, args, kwargs)
+        return function(*entry.bound, *args, **kwargs)
+
+    return call
+
+
+def run_frame(frame: CapturedFrame, fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    return rebuilt(frame, fn, locals_of(fn, args, kwargs))(*args, **kwargs)
