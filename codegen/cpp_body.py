@@ -1,0 +1,288 @@
+"""Straight-line C++ for values: each value is written once, at the loop level of the axes that it depends on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import sympy
+
+from precast.codegen.cpp_index import IndexPrinter, Interval, interval, stride_along
+from precast.codegen.cpp_ops import cast, render
+from precast.codegen.cpp_plan import unrolled
+from precast.codegen.cpp_reduce import identity, inline_fold, update_lines
+from precast.codegen.cpp_types import COMPUTE, literal, load, storage
+from precast.codegen.values import Facts, substitute
+from precast.lowering.ir import Alu, Axis, Buffer, Cast, Const, DType, Gather, Index, Load, Op, Reduce, ReduceOp, Scan, Value, operands
+
+INT32_RANGE = (-(2**31), 2**31 - 1)
+COMPARES = (Op.LT, Op.LE, Op.EQ, Op.NE)
+
+
+@dataclass
+class Level:
+    """One loop (or the function's top): the lines of its body so far and the values named in it."""
+
+    axes: frozenset[sympy.Symbol]
+    indent: int
+    lines: list[str] = field(default_factory=list)
+    names: dict[object, str] = field(default_factory=dict)
+    simd: bool = False
+
+    def add(self, text: str) -> None:
+        self.lines.append("  " * self.indent + text)
+
+
+@dataclass
+class ScanState:
+    """Carried accumulators of a scan: `acc` and, for index scans, `index`; arrays over lanes when `lane` names the lane variable."""
+
+    acc: str
+    index: str = ""
+
+
+class Body:
+    """Writes values into the current path of loop levels."""
+
+    def __init__(self, facts: Facts, buffers: dict[str, Buffer], pointers: dict[str, str], variables: dict[sympy.Symbol, str], ranges: dict[sympy.Symbol, Interval], index_type: str) -> None:
+        self.facts = facts
+        self.buffers = buffers
+        self.pointers = pointers
+        self.variables = variables
+        self.ranges = ranges
+        self.index_type = index_type
+        self.path: list[Level] = []
+        self.made: dict[int, str] = {}
+        self.scans: dict[int, ScanState] = {}
+        self.bad: dict[int, list[str]] = {}
+        self.counter = 0
+        self.checks = False
+        self._keep: list[object] = []
+
+    def fresh(self, prefix: str) -> str:
+        self.counter += 1
+        return f"{prefix}{self.counter}"
+
+    def variable(self, symbol: sympy.Symbol) -> str:
+        """The C++ variable of an axis or size symbol."""
+        if symbol not in self.variables:
+            self.variables[symbol] = f"x{len(self.variables)}"
+        return self.variables[symbol]
+
+    def home(self, deps: frozenset[sympy.Symbol]) -> Level:
+        """The innermost level among those whose loops `deps` mentions."""
+        for level in reversed(self.path):
+            if level.axes & deps:
+                return level
+        return self.path[0]
+
+    def value(self, root: Value) -> str:
+        """Name (or literal) of `root`, written with everything that it needs."""
+        stack: list[tuple[Value, bool]] = [(root, False)]
+        while stack:
+            node, ready = stack.pop()
+            if self.known(node) is not None:
+                continue
+            if ready or not (needed := self._needed(node)):
+                self._define(node)
+                continue
+            stack.append((node, True))
+            stack.extend((n, False) for n in reversed(needed))
+        name = self.known(root)
+        assert name is not None
+        return name
+
+    def known(self, node: Value) -> str | None:
+        if id(node) in self.made:
+            return self.made[id(node)]
+        if isinstance(node, Const):
+            text = literal(node.value, node.dtype)
+            return f"({text})" if text.startswith("-") else text
+        return self.home(self.facts.deps(node)).names.get(id(node))
+
+    def _needed(self, node: Value) -> tuple[Value, ...]:
+        if isinstance(node, Reduce):
+            return ()
+        if self._narrow(node) is not None:
+            return ()
+        return operands(node)
+
+    def _define(self, node: Value) -> None:
+        self._keep.append(node)
+        level = self.home(self.facts.deps(node))
+        if isinstance(node, Reduce):
+            level.names[id(node)] = self._inline_reduce(node, level)
+            return
+        if isinstance(node, Scan):
+            level.names[id(node)] = self._scan(node, level)
+            return
+        text = self._expression(node, level)
+        name = self.fresh("v")
+        level.add(f"const {COMPUTE[node.dtype]} {name} = {text};")
+        level.names[id(node)] = name
+
+    def _expression(self, node: Value, level: Level) -> str:
+        match node:
+            case Alu(op=op, args=args, dtype=dtype):
+                narrow = self._narrow(node)
+                if narrow is not None:
+                    return narrow
+                return render(op, tuple(self.value(a) for a in args), tuple(a.dtype for a in args), dtype)
+            case Cast(value=v, dtype=dtype):
+                if isinstance(v, Index) and self._fits(v.expr) and dtype.is_float:
+                    return cast(f"(int32_t){self.index(v.expr)}", DType.I32, dtype)
+                return cast(self.value(v), v.dtype, dtype)
+            case Index(expr=expr, dtype=dtype):
+                return f"({COMPUTE[dtype]}){self.index(expr)}"
+            case Load():
+                return self._load(node, level)
+            case _:
+                raise TypeError(f"{type(node).__name__} cannot be written as one expression")
+
+    def _narrow(self, node: Value) -> str | None:
+        """Comparison of index expressions in 32 bits (so that masks keep the lanes of f32 data), where that is proven exact."""
+        if not (isinstance(node, Alu) and node.op in COMPARES and all(isinstance(a, Index | Const) and a.dtype.is_int for a in node.args)):
+            return None
+        texts = []
+        for arg in node.args:
+            if isinstance(arg, Const):
+                if not INT32_RANGE[0] <= int(arg.value) <= INT32_RANGE[1]:
+                    return None
+                texts.append(str(int(arg.value)))
+            elif isinstance(arg, Index) and self._fits(arg.expr):
+                texts.append(self.index(arg.expr))
+            else:
+                return None
+        return f"{texts[0]} {COMPARE_SIGNS[node.op]} {texts[1]}"
+
+    def _fits(self, expr: sympy.Expr) -> bool:
+        bounds = interval(expr, self.ranges)
+        return self.index_type == "int32_t" and bounds is not None and INT32_RANGE[0] <= bounds[0] and bounds[1] <= INT32_RANGE[1]
+
+    def index(self, expr: sympy.Expr, gathers: dict[sympy.Symbol, str] | None = None) -> str:
+        names = {s: (gathers or {}).get(s) or self.variable(s) for s in expr.free_symbols}
+        text = IndexPrinter(self.ranges).print(sympy.sympify(expr), names)
+        return text if text.startswith("(") or text.isalnum() else f"({text})"
+
+    def _load(self, node: Load, level: Level) -> str:
+        buffer = self.buffers[node.buffer]
+        place = f"{self.pointers[node.buffer]}[{self._index_with_gathers(node.index, node.gathers, node.mask, buffer, level)}]"
+        text = load(buffer.dtype, place)
+        if node.mask is None:
+            return text
+        zero = literal(0, node.dtype)
+        return f"{self.value(node.mask)} ? {text} : {zero}"
+
+    def _index_with_gathers(self, expr: sympy.Expr, gathers: tuple[Gather, ...], mask: Value | None, buffer: Buffer, level: Level) -> str:
+        names = {g.symbol: self._gather(g, mask, self._dimension(expr, g, buffer), level) for g in gathers}
+        return self.index(expr, names).strip()
+
+    def _dimension(self, expr: sympy.Expr, gather: Gather, buffer: Buffer) -> int:
+        """The dimension of the buffer that a gather selects along, for the error message; -1 when strides do not tell."""
+        step = stride_along(expr, gather.symbol)
+        hits = [d for d, (n, s) in enumerate(zip(buffer.size, buffer.stride, strict=True)) if s == step and n == gather.size]
+        return hits[0] if len(hits) == 1 else -1
+
+    def _gather(self, gather: Gather, mask: Value | None, dimension: int, user: Level) -> str:
+        """Variable that holds a gathered index: wrapped, checked and clamped."""
+        deps = self.facts.deps(gather.value) | (self.facts.deps(mask) if mask is not None else frozenset())
+        level = self.home(deps)
+        key = (id(gather), id(mask))
+        if key in level.names:
+            return level.names[key]
+        self._keep.append(gather)
+        raw = self.value(gather.value)
+        size = self.index(sympy.sympify(gather.size))
+        name = self.fresh("g")
+        wrapped = f"({raw} < 0 ? {raw} + {size} : {raw})" if gather.value.dtype is not DType.U8 else raw
+        if not gather.checked:
+            level.add(f"const {self.index_type} {name} = ({self.index_type}){wrapped};")
+        else:
+            self.checks = True
+            wide = self.fresh("w")
+            level.add(f"const int64_t {wide} = (int64_t){wrapped};")
+            outside = f"({wide} < 0 || {wide} >= {size})"
+            if mask is not None:
+                outside = f"({self.value(mask)} && {outside})"
+            self._report(level, outside, f"(int64_t){raw}", size, dimension)
+            level.add(f"const {self.index_type} {name} = {wide} < 0 || {wide} >= {size} ? 0 : ({self.index_type}){wide};")
+        level.names[key] = name
+        return name
+
+    def _report(self, level: Level, outside: str, raw: str, size: str, dimension: int) -> None:
+        if not level.simd:
+            level.add(f"if (__builtin_expect({outside}, 0)) bad_index(error, {raw}, {size}, {dimension});")
+            return
+        flag = self.fresh("bad")
+        self.bad.setdefault(id(level), []).append(flag)
+        level.names[("bad", flag)] = f"if (__builtin_expect({flag} != INT64_MIN, 0)) bad_index(error, {flag}, {size}, {dimension});"
+        level.add(f"const int64_t r{flag} = {outside} ? {raw} : INT64_MIN; {flag} = r{flag} > {flag} ? r{flag} : {flag};")
+
+    def _inline_reduce(self, node: Reduce, level: Level) -> str:
+        """A reduction inside the body: written out when small, else a scalar loop."""
+        if unrolled(node):
+            return self._unrolled(node, level)
+        names = update_lines(node.op, node.dtype, node.value.dtype, self.fresh("acc"), self.fresh("n"))
+        for kind, name, start in names.variables:
+            level.add(f"{kind} {name} = {start};")
+        position = self.path.index(level)
+        saved = self.path
+        self.path = saved[: position + 1]
+        opened: list[Level] = []
+        for axis in node.axes:
+            self.path.append(Level(frozenset({axis.symbol}), self.path[-1].indent + 1))
+            opened.append(self.path[-1])
+        item = self.value(node.value)
+        for line in names.update(item, self.linear(node.axes)):
+            opened[-1].add(line)
+        self.close(opened, node.axes, level)
+        self.path = saved
+        result = self.fresh("v")
+        level.add(f"const {COMPUTE[node.dtype]} {result} = {names.result};")
+        return result
+
+    def close(self, opened: list[Level], axes: tuple[Axis, ...], into: Level) -> None:
+        """Writes nested plain loops over `axes`, whose bodies are `opened`, into `into`."""
+        inner: list[str] = []
+        for level, axis in zip(reversed(opened), reversed(axes), strict=True):
+            pad = "  " * (level.indent - 1)
+            inner = [f"{pad}{self.loop_header(axis)} {{", *level.lines, *inner, f"{pad}}}"]
+        into.lines += inner
+
+    def loop_header(self, axis: Axis, low: str = "0", high: str | None = None) -> str:
+        name = self.variable(axis.symbol)
+        return f"for ({self.index_type} {name} = {low}; {name} < {high or self.index(sympy.sympify(axis.extent))}; ++{name})"
+
+    def linear(self, axes: tuple[Axis, ...]) -> str:
+        """Row-major number of the current point of `axes`."""
+        expr: sympy.Expr = sympy.S.Zero
+        for axis in axes:
+            expr = expr * axis.extent + axis.symbol
+        return self.index(expr)
+
+    def _unrolled(self, node: Reduce, level: Level) -> str:
+        points: list[dict[sympy.Symbol, sympy.Expr]] = [{}]
+        for axis in node.axes:
+            points = [{**p, axis.symbol: sympy.Integer(i)} for p in points for i in range(int(axis.extent))]
+        items = [self.value(substitute(node.value, p, self.facts)) for p in points]
+        if not items:
+            return identity(node.op, node.dtype)
+        result = self.fresh("v")
+        lines = inline_fold(node.op, node.dtype, node.value.dtype, items, result, self.fresh("n"))
+        level.lines += ["  " * level.indent + line for line in lines]
+        return result
+
+    def _scan(self, node: Scan, level: Level) -> str:
+        """One step of a running reduction; its accumulators were declared outside the scanned loop."""
+        state = self.scans[id(node)]
+        item = self.value(node.value)
+        names = update_lines(node.op, node.dtype, node.value.dtype, state.acc, state.index, scan=True)
+        for line in names.update(item, f"(int64_t){self.variable(node.axis.symbol)}"):
+            level.add(line)
+        result = self.fresh("v")
+        level.add(f"const {COMPUTE[node.dtype]} {result} = {names.result};")
+        return result
+
+
+COMPARE_SIGNS = {Op.LT: "<", Op.LE: "<=", Op.EQ: "==", Op.NE: "!="}
+ARG = (ReduceOp.ARGMIN, ReduceOp.ARGMAX)
+__all__ = ["ARG", "Body", "Level", "ScanState", "storage"]

@@ -1,0 +1,268 @@
+"""From a `Kernel` to loop structure: phases of outer loops, each a list of sections (inner nests) that reduce or store.
+
+    for outer axes (parallel):            one phase
+      for section axes: accumulate        section 1: reductions that share their loop
+      for section axes: accumulate        section 2: reductions that need section 1's results
+      for section axes: store             last sections
+
+Vectorisation is over a section's last axis ("inner") or, where memory runs along an outer axis, over a tile of that axis
+with one accumulator a lane ("lanes"). The choice is made by stride analysis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import sympy
+
+from precast.codegen.cpp_index import stride_along
+from precast.codegen.values import Facts, rebuild, rebuild_store, static_product, store_roots, substitute
+from precast.lowering.ir import Axis, Kernel, Load, Reduce, Scan, Store, Value, operands, walk
+
+UNROLL_LIMIT = 32
+"""Reductions of at most this many points are unrolled into the body of the surrounding loop."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Loops over `axes` (vector axis last) whose body feeds `reduces` and makes `stores`."""
+
+    axes: tuple[Axis, ...]
+    reduces: tuple[Reduce, ...] = ()
+    stores: tuple[Store, ...] = ()
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Outer loops around sections. `lane` is the outer axis that is vectorised in tiles, if any."""
+
+    outer: tuple[Axis, ...]
+    sections: tuple[Section, ...]
+    lane: Axis | None = None
+
+
+def plan(kernel: Kernel, facts: Facts) -> tuple[Phase, ...]:
+    """Loop structure of `kernel`; stores that share outer loops and reductions share a phase."""
+    groups: list[tuple[tuple[Axis, ...], list[Store]]] = []
+    for store in kernel.stores:
+        axes = kernel.axes if store.axes is None else tuple(a for a in kernel.axes if a in store.axes)
+        for known, members in groups:
+            if known == axes:
+                members.append(store)
+                break
+        else:
+            groups.append((axes, [store]))
+    phases: list[Phase] = []
+    for axes, stores in groups:
+        _merge(phases, _phase(axes, stores, facts))
+    return tuple(phases)
+
+
+def _merge(phases: list[Phase], new: Phase) -> None:
+    """Joins `new` to an earlier phase with the same outer loops and a common reduction."""
+    made = {id(r) for s in new.sections for r in s.reduces}
+    for number, old in enumerate(phases):
+        common = made & {id(r) for s in old.sections for r in s.reduces}
+        if common and old.outer == new.outer and old.lane is new.lane:
+            extra = tuple(replace(s, reduces=tuple(r for r in s.reduces if id(r) not in common)) for s in new.sections)
+            kept = tuple(s for s in extra if s.reduces or s.stores)
+            phases[number] = replace(old, sections=(*old.sections, *kept))
+            return
+    phases.append(new)
+
+
+def _phase(axes: tuple[Axis, ...], stores: list[Store], facts: Facts) -> Phase:
+    hoisted = _hoisted(axes, stores, facts)
+    if not hoisted:
+        return _pointwise(axes, stores, facts)
+    free = max((_free(r, axes, facts) for r in hoisted), key=len)
+    hoisted = [r for r in hoisted if _free(r, axes, facts) <= free]
+    outer = tuple(a for a in axes if a in free)
+    inner = tuple(a for a in axes if a not in free)
+    stores, reduces = _rename(stores, hoisted, inner, facts)
+    lane = _lane_axis(outer, reduces, stores, facts)
+    if lane is not None:
+        outer = (*(a for a in outer if a is not lane), lane)
+    sections = _reduce_sections(reduces, facts)
+    sections.append(Section(inner, stores=tuple(stores)))
+    if lane is None:
+        sections = [replace(s, axes=_vector_last(s.axes, s, facts)) for s in sections]
+    return Phase(outer, tuple(sections), lane)
+
+
+def _free(reduce: Reduce, axes: Sequence[Axis], facts: Facts) -> frozenset[Axis]:
+    deps = facts.deps(reduce)
+    return frozenset(a for a in axes if a.symbol in deps)
+
+
+def _hoisted(axes: tuple[Axis, ...], stores: Sequence[Store], facts: Facts) -> list[Reduce]:
+    """Reductions worth a loop of their own before the final one: long, or invariant in some of the axes; operands first."""
+    symbols = {a.symbol for a in axes}
+    found: dict[int, Reduce] = {}
+    bound_somewhere: set[sympy.Symbol] = set()
+    nodes = list(walk(*(root for s in stores for root in store_roots(s))))
+    for node in nodes:
+        if isinstance(node, Reduce):
+            bound_somewhere |= {a.symbol for a in node.axes}
+    for node in nodes:
+        if not isinstance(node, Reduce):
+            continue
+        deps = facts.deps(node)
+        if deps & (bound_somewhere - symbols):
+            continue  # lives inside another reduction
+        points = static_product(a.extent for a in node.axes)
+        if deps >= symbols and points is not None and points <= UNROLL_LIMIT:
+            continue
+        found[id(node)] = node
+    return list(found.values())
+
+
+def _rename(stores: list[Store], hoisted: list[Reduce], inner: tuple[Axis, ...], facts: Facts) -> tuple[list[Store], list[Reduce]]:
+    """Gives bound axes of equal extents the same axes, those of the final loop first, so that equal work is the same object."""
+    chosen: dict[tuple[object, ...], tuple[Axis, ...]] = {}
+    if inner:
+        chosen[tuple(a.extent for a in inner)] = inner
+    new: dict[int, Value] = {}
+    wanted = {id(r) for r in hoisted}
+    renamed: list[Reduce] = []
+    for node in walk(*(root for s in stores for root in store_roots(s))):
+        fresh = rebuild(node, new)
+        if id(node) in wanted and isinstance(fresh, Reduce):
+            target = chosen.setdefault(tuple(a.extent for a in fresh.axes), fresh.axes)
+            if target is not fresh.axes and not _captures(fresh, target, facts):
+                mapping = {a.symbol: t.symbol for a, t in zip(fresh.axes, target, strict=True)}
+                fresh = Reduce(fresh.op, substitute(fresh.value, mapping, facts), target, fresh.dtype)
+            renamed.append(fresh)
+        new[id(node)] = fresh
+    unique = list({id(r): r for r in renamed}.values())
+    return [rebuild_store(s, new) for s in stores], unique
+
+
+def _captures(reduce: Reduce, target: tuple[Axis, ...], facts: Facts) -> bool:
+    """Whether renaming `reduce`'s axes to `target` would let an inner reduction bind them."""
+    own = {a.symbol for a in reduce.axes}
+    names = {a.symbol for a in target}
+    if facts.deps(reduce.value) & names:
+        return True
+    return any(isinstance(n, Reduce) and facts.deps(n) & own and names & {a.symbol for a in n.axes} for n in walk(reduce.value))
+
+
+def _reduce_sections(reduces: list[Reduce], facts: Facts) -> list[Section]:
+    """Reductions by level (operands first); those of one level over the same axes share a loop."""
+    ids = {id(r): r for r in reduces}
+    level: dict[int, int] = {}
+    for r in reduces:  # operands come first in the list
+        below = [level[id(n)] for n in walk(r.value) if id(n) in ids]
+        level[id(r)] = 1 + max(below, default=-1)
+    sections: list[Section] = []
+    for depth in range(1 + max(level.values(), default=-1)):
+        by_axes: dict[tuple[Axis, ...], list[Reduce]] = {}
+        for r in reduces:
+            if level[id(r)] == depth:
+                by_axes.setdefault(r.axes, []).append(r)
+        sections += [Section(axes, reduces=tuple(members)) for axes, members in by_axes.items()]
+    return sections
+
+
+def _loads(roots: Sequence[Value]) -> list[Load]:
+    """Loads evaluated in a body: not those inside reductions that are made elsewhere."""
+    found: list[Load] = []
+    seen: set[int] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, Load):
+            found.append(node)
+        stack.extend(operands(node))
+    return found
+
+
+def _fit(axis: Axis) -> float:
+    """How well loops of this extent fill vectors."""
+    extent = int(axis.extent) if isinstance(axis.extent, int | sympy.Integer) else 64
+    return min(1.0, extent / 32)
+
+
+def _score(axis: Axis, indices: Sequence[sympy.Expr]) -> float:
+    """Share of memory accesses that run along `axis` with step one (or stay), scaled by how well its extent fills vectors."""
+    if not indices:
+        return 0.0
+    good, contiguous = 0.0, False
+    for index in indices:
+        step = stride_along(index, axis.symbol)
+        if step == 1:
+            good, contiguous = good + 1, True
+        elif step == 0:
+            good += 0.5
+    return good / len(indices) * _fit(axis) if contiguous else 0.0
+
+
+def _lane_axis(outer: tuple[Axis, ...], reduces: Sequence[Reduce], stores: Sequence[Store], facts: Facts) -> Axis | None:
+    """The outer axis along which memory runs, where that beats the reductions' own axes."""
+    indices = [load.index for load in _loads([r.value for r in reduces])]
+    bound = {a for r in reduces for a in r.axes}
+    best_inner = max((_score(a, indices) for a in bound), default=0.0)
+    best = max(outer, key=lambda a: _score(a, indices), default=None)
+    if best is None or _score(best, indices) <= best_inner:
+        return None
+    return best
+
+
+def _vector_last(axes: tuple[Axis, ...], section: Section, facts: Facts) -> tuple[Axis, ...]:
+    """`axes` with the one along which memory runs moved innermost; scans keep their axis innermost."""
+    if len(axes) < 2:
+        return axes
+    roots = [r.value for r in section.reduces] + [v for s in section.stores for v in store_roots(s)]
+    scans = [n.axis for n in walk(*roots) if isinstance(n, Scan)]
+    if scans:
+        return (*(a for a in axes if a is not scans[0]), scans[0])
+    indices = [load.index for load in _loads(roots)] + [s.index for s in section.stores] * 2
+    best = max(reversed(axes), key=lambda a: _score(a, indices))
+    return (*(a for a in axes if a is not best), best) if _score(best, indices) > 0 else axes
+
+
+def _pointwise(axes: tuple[Axis, ...], stores: list[Store], facts: Facts) -> Phase:
+    scanned = [n.axis for n in walk(*(v for s in stores for v in store_roots(s))) if isinstance(n, Scan)]
+    if scanned:
+        return _scan_phase(axes, scanned[0], stores)
+    section = Section(axes, stores=tuple(stores))
+    ordered = _vector_last(axes, section, facts)
+    return Phase(ordered[:-1], (Section(ordered[-1:], stores=tuple(stores)),))
+
+
+def _scan_phase(axes: tuple[Axis, ...], axis: Axis, stores: list[Store]) -> Phase:
+    """Running reductions: the scanned axis innermost, or above a tile of lanes where memory runs along another axis."""
+    indices = [load.index for load in _loads([v for s in stores for v in store_roots(s)])] + [s.index for s in stores]
+    outer = tuple(a for a in axes if a is not axis)
+    lane = max(outer, key=lambda a: _score(a, indices), default=None)
+    if lane is not None and _score(lane, indices) > _score(axis, indices):
+        outer = (*(a for a in outer if a is not lane), lane)
+    else:
+        lane = None
+    return Phase(outer, (Section((axis,), stores=tuple(stores)),), lane)
+
+
+def unrolled(value: Value) -> bool:
+    """Whether an inline reduction is written out point by point."""
+    if not isinstance(value, Reduce):
+        return False
+    points = static_product(a.extent for a in value.axes)
+    return points is not None and points <= UNROLL_LIMIT
+
+
+def has_loop(roots: Sequence[Value], made: set[int]) -> bool:
+    """Whether evaluating `roots` (with reductions in `made` at hand) needs a loop or carries state, which forbids `omp simd`."""
+    stack, seen = list(roots), set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen or id(node) in made:
+            continue
+        seen.add(id(node))
+        if isinstance(node, Scan) or (isinstance(node, Reduce) and not unrolled(node)):
+            return True
+        stack.extend(operands(node))
+    return False

@@ -1,0 +1,68 @@
+"""Extern calls as data: which op, and how each argument is made from tensors and integers of the call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import sympy
+
+from precast.lowering.ir import Const, Extern, Index, View
+
+Encoded = Any
+"""JSON: null, {"v": scalar}, {"f": "inf"|"-inf"|"nan"}, {"t": tensor number}, {"i": integer number}, {"dtype"|"device"|"layout"|"memory_format": name}, {"list": […]}."""
+
+
+class ExternArguments:
+    """Collects the tensors and run-time integers of one call while encoding its arguments."""
+
+    def __init__(self) -> None:
+        self.tensors: list[View] = []
+        self.integers: list[sympy.Expr] = []
+
+    def encode(self, arg: Any) -> Encoded:
+        match arg:
+            case None:
+                return None
+            case View():
+                self.tensors.append(arg)
+                return {"t": len(self.tensors) - 1}
+            case Const(value=value):
+                return self.encode(value)
+            case Index(expr=expr):
+                return self.encode(sympy.sympify(expr))
+            case sympy.Integer():
+                return {"v": int(arg)}
+            case sympy.Expr():
+                self.integers.append(arg)
+                return {"i": len(self.integers) - 1}
+            case float() if not math.isfinite(arg):
+                return {"f": repr(arg)}
+            case bool() | int() | float() | str():
+                return {"v": arg}
+            case complex():
+                return {"complex": [repr(arg.real), repr(arg.imag)]}
+            case (("dtype" | "device" | "layout" | "memory_format") as kind, str(name)):
+                return {kind: name}
+            case tuple() | list():
+                return {"list": [self.encode(a) for a in arg]}
+        raise TypeError(f"argument {arg!r} of type {type(arg).__name__} cannot be handed to an extern call")
+
+
+def encode_call(step: Extern) -> tuple[dict[str, Any], list[View], list[sympy.Expr]]:
+    """The JSON record of a call, with its tensors and integers in the order of their numbers."""
+    arguments = ExternArguments()
+    try:
+        record = {
+            "op": step.op,
+            "args": [arguments.encode(a) for a in step.args],
+            "kwargs": {k: arguments.encode(v) for k, v in step.kwargs},
+            "outs": len(step.outs),
+        }
+    except TypeError as error:
+        raise TypeError(f"{step.op}: {error}") from error
+    return record, arguments.tensors, arguments.integers
+
+
+Printer = Callable[[sympy.Expr], str]

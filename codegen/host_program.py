@@ -1,0 +1,369 @@
+"""The host program: C++ that allocates, launches kernels and calls library ops in order, and its readable Python rendering."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import sympy
+
+from precast.codegen.cpp_index import IndexPrinter
+from precast.codegen.cpp_kernel import RenderedKernel
+from precast.codegen.host_extern import encode_call
+from precast.codegen.host_shims import SymbolTable, dtype_code, torch_name
+from precast.lowering.ir import Attention, Buffer, Conv, Extern, Gemm, Kernel, Program, Size, Step, View, Load, walk
+from precast.codegen.values import store_roots
+
+
+def step_reads(step: Step) -> list[str]:
+    """Buffers that a step reads."""
+    match step:
+        case Kernel(stores=stores):
+            roots = [v for s in stores for v in store_roots(s)]
+            return [n.buffer for n in walk(*roots) if isinstance(n, Load)] + [s.buffer for s in stores if s.mode != "set"]
+        case Extern():
+            return [v.buffer for v in _views((step.args, tuple(v for _, v in step.kwargs)))]
+        case Gemm():
+            return [v.buffer for v in (step.a, step.b, step.bias, step.residual) if v is not None]
+        case Conv():
+            return [v.buffer for v in (step.x, step.weight, step.bias, step.residual) if v is not None]
+        case Attention():
+            return [v.buffer for v in (step.q, step.k, step.v, step.mask) if v is not None]
+
+
+def step_writes(step: Step) -> list[str]:
+    """Buffers that a step writes."""
+    match step:
+        case Kernel(stores=stores):
+            return list(dict.fromkeys(s.buffer for s in stores))
+        case Extern(outs=outs, mutates=mutates):
+            return [*outs, *mutates]
+        case _:
+            return [step.out]
+
+
+def _views(arg: object) -> list[View]:
+    if isinstance(arg, View):
+        return [arg]
+    if isinstance(arg, tuple | list):
+        return [v for a in arg for v in _views(a)]
+    return []
+
+
+class HostWriter:
+    """Writes `precast_run`. Buffer `b` has a data pointer `d_b`; owned tensor handles live in `own[]`, which frees them on every way out."""
+
+    def __init__(self, program: Program, kernels: dict[str, RenderedKernel]) -> None:
+        self.program = program
+        self.kernels = kernels
+        self.buffers = {b.name: b for b in program.buffers}
+        self.number = {b.name: i for i, b in enumerate(program.buffers)}
+        self.table = SymbolTable()
+        self.lines: list[str] = []
+        self.python: list[str] = []
+        self.statics: list[str] = []
+        self.arrays: dict[tuple[str, ...], str] = {}
+        self.owned = 0
+        self.handle: dict[str, str] = {}
+        self.externs: list[dict[str, object]] = []
+        self.names = {s: f"z{i}" for i, s in enumerate(program.symbols)}
+        self.slots = {s.buffer: s for s in program.workspace}
+        self.last_use = self._last_uses()
+        self.output_buffers = {o.view.buffer for o in program.outputs if o.view is not None}
+
+    def add(self, line: str) -> None:
+        self.lines.append("  " + line)
+
+    def size(self, size: Size) -> str:
+        return IndexPrinter({}).print(sympy.sympify(size), self.names)
+
+    def ints(self, values: Sequence[Size]) -> str:
+        """Name of an int64 array: static where all values are known, else a local."""
+        texts = tuple(self.size(v) for v in values) or ("0",)
+        if texts in self.arrays:
+            return self.arrays[texts]
+        name = f"a{len(self.arrays)}"
+        if all(isinstance(v, int | sympy.Integer) for v in values):
+            self.statics.append(f"static const int64_t {name}[] = {{{', '.join(texts)}}};")
+            self.arrays[texts] = name
+        else:
+            name = f"a{len(self.arrays)}_{len(self.lines)}"
+            self.add(f"const int64_t {name}[] = {{{', '.join(texts)}}};")
+        return name
+
+    def pointer(self, buffer: str) -> str:
+        return f"d{self.number[buffer]}"
+
+    def new_owned(self) -> str:
+        self.owned += 1
+        return f"own.h[{self.owned - 1}]"
+
+    def call(self, shim: str, arguments: str, step: str) -> None:
+        """A shim call whose failure ends the run with a message that names the step."""
+        self.add(f"if (__builtin_expect({self.table.use(shim)}({arguments}), 0)) return fail(table, error, capacity, {json.dumps(step)});")
+
+    def _last_uses(self) -> dict[str, int]:
+        last: dict[str, int] = {}
+        for number, step in enumerate(self.program.steps):
+            for name in (*step_reads(step), *step_writes(step)):
+                last[name] = number
+        return last
+
+    # handles
+
+    def view_handle(self, view: View, step: str) -> str:
+        """Borrowed handle for a view of a buffer."""
+        buffer = self.buffers[view.buffer]
+        same = view.size == buffer.size and view.stride == buffer.stride and view.offset == 0 and view.dtype in (None, buffer.dtype)
+        if same and view.buffer in self.handle:
+            return self.handle[view.buffer]
+        target = self.new_owned()
+        typed = buffer if view.dtype is None else Buffer(buffer.name, view.dtype, view.size, view.stride)
+        width = max(buffer.dtype.itemsize, 1)
+        place = f"(char*){self.pointer(view.buffer)} + ({self.size(view.offset)}) * (int64_t){width}"
+        sizes, strides = self.ints(view.size), self.ints(view.stride)
+        self.call("aoti_torch_create_tensor_from_blob", f"{place}, {len(view.size)}, {sizes}, {strides}, 0, {dtype_code(typed)}, 0, 0, &{target}", step)
+        return target
+
+    def allocate(self, name: str, step: str) -> None:
+        """A fresh tensor for buffer `name`."""
+        buffer, target = self.buffers[name], self.new_owned()
+        sizes, strides = self.ints(buffer.size), self.ints(buffer.stride)
+        self.call("aoti_torch_empty_strided", f"{len(buffer.size)}, {sizes}, {strides}, {dtype_code(buffer)}, 0, 0, &{target}", step)
+        self.adopt(name, target, step)
+
+    def adopt(self, name: str, handle: str, step: str) -> None:
+        """Makes `handle` the tensor of buffer `name`."""
+        self.handle[name] = handle
+        self.call("aoti_torch_get_data_ptr", f"{handle}, (void**)&{self.pointer(name)}", step)
+
+    def release(self, name: str) -> None:
+        handle = self.handle.pop(name, None)
+        if handle is not None and handle.startswith("own.h"):
+            self.add(f"{self.table.use('aoti_torch_delete_tensor_object')}({handle}); {handle} = 0;")
+
+    # the program
+
+    def write(self) -> None:
+        self._inputs()
+        self._workspace()
+        for number, step in enumerate(self.program.steps):
+            label = self._label(number, step)
+            self.add(f"// {label}")
+            self._prepare_outputs(step, label)
+            match step:
+                case Kernel():
+                    self._launch(step)
+                case Extern():
+                    self._extern(step, label)
+                case Gemm():
+                    self._gemm(step, label)
+                case Conv() | Attention():
+                    raise TypeError(f"{label}: {type(step).__name__} steps are not rendered yet")
+            for name in dict.fromkeys((*step_reads(step), *step_writes(step))):
+                if self.last_use[name] == number and name not in self.output_buffers and name not in self.program.inputs:
+                    self.release(name)
+        self._outputs()
+
+    def _label(self, number: int, step: Step) -> str:
+        what = step.name if isinstance(step, Kernel) else step.op if isinstance(step, Extern) else type(step).__name__.lower()
+        shapes = ", ".join(repr(self.buffers[n]) for n in dict.fromkeys(step_writes(step)) if n in self.buffers)
+        return f"step {number}: {what} -> {shapes}"
+
+    def _inputs(self) -> None:
+        for position, item in enumerate(self.program.inputs):
+            if isinstance(item, str):
+                self.handle[item] = f"inputs[{position}]"
+                self.call("aoti_torch_get_data_ptr", f"inputs[{position}], (void**)&{self.pointer(item)}", f"input {position}")
+            else:
+                self.add(f"const int64_t {self.names[item]} = (int64_t)inputs[{position}];")
+        self.python.append(f"def {self.program.name or 'run'}({', '.join(str(i) for i in self.program.inputs)}):")
+
+    def _workspace(self) -> None:
+        if not self.slots:
+            return
+        self.add(f"char* const base = workspace.get({self.size(self.program.workspace_bytes)});")
+        self.add('if (!base) { say(error, capacity, "out of memory: the workspace could not be allocated"); return 1; }')
+        self.python.append(f"    workspace = empty({self.program.workspace_bytes}, uint8)")
+        for slot in self.program.workspace:
+            if slot.buffer not in self.output_buffers:
+                self.add(f"{self.pointer(slot.buffer)} = base + {self.size(slot.offset)};")
+
+    def _prepare_outputs(self, step: Step, label: str) -> None:
+        """Memory for what a step writes: kernels and `out=` calls need it before, other calls bring their own."""
+        if isinstance(step, Extern):
+            return
+        for name in step_writes(step):
+            fixed = name in self.slots and name not in self.output_buffers
+            if name not in self.handle and not fixed and name not in self.program.inputs and name not in self.program.persistent:
+                self.allocate(name, label)
+
+    def _launch(self, step: Kernel) -> None:
+        kernel = self.kernels[step.name]
+        from_buffers = [f"({'' if b in step_writes(step) else 'const '}{_ctype(self.buffers[b])}*){self.pointer(b)}" for b in kernel.arguments]
+        sizes = [self.size(s) for s in kernel.symbols]
+        threads = "threads"
+        self.add(f"{step.name}({', '.join([*from_buffers, *sizes, threads, '&fault'])});")
+        if kernel.checks:
+            self.add("if (__builtin_expect(fault.set, 0)) return say_index(fault, error, capacity);")
+        self.python.append(f"    {step.name}({', '.join(kernel.arguments)})")
+
+    def _extern(self, step: Extern, label: str) -> None:
+        record, tensors, integers = encode_call(step)
+        number = len(self.externs)
+        self.externs.append(record)
+        self.add("{")
+        handles = [self.view_handle(v, label) for v in tensors]
+        self.add(f"void* in[{max(len(handles), 1)}];")
+        for position, handle in enumerate(handles):
+            self.call("aoti_torch_new_tensor_handle", f"{handle}, &in[{position}]", label)
+        values = ", ".join(self.size(i) for i in integers) or "0"
+        self.add(f"const int64_t numbers[] = {{{values}}};")
+        self.add(f"void* out[{max(len(step.outs), 1)}] = {{0}};")
+        shim = self.table.use("precast_call_python")
+        self.add(f"if ({shim}({number}, in, {len(handles)}, numbers, {len(integers)}, out, {len(step.outs)}, error, capacity)) return 1;")
+        targets = []
+        for position, name in enumerate(step.outs):
+            target = self.new_owned()
+            self.add(f"{target} = out[{position}];")
+            targets.append((name, target))
+        self.add("}")
+        for name, target in targets:
+            self._settle(name, target, label)
+        self.python.append(f"    {', '.join(step.outs)} = {step.op}({', '.join(v.buffer for v in tensors)})")
+
+    def _settle(self, name: str, target: str, label: str) -> None:
+        """Adopts a library result; one whose strides are not the planned ones is copied into those."""
+        buffer = self.buffers[name]
+        if buffer.size:
+            fresh = self.new_owned()
+            sizes, strides = self.ints(buffer.size), self.ints(buffer.stride)
+            self.add(f"if (differs(table, {target}, {len(buffer.size)}, {sizes}, {strides})) {{")
+            self.table.use("aoti_torch_get_strides")
+            self.call("aoti_torch_empty_strided", f"{len(buffer.size)}, {sizes}, {strides}, {dtype_code(buffer)}, 0, 0, &{fresh}", label)
+            self.call("aoti_torch_copy_", f"{fresh}, {target}, 0", label)
+            self.add(f"{self.table.use('aoti_torch_delete_tensor_object')}({target}); {target} = {fresh}; {fresh} = 0;")
+            self.add("}")
+        if name in self.slots and name not in self.output_buffers and buffer.dtype.value == "other":
+            raise TypeError(f"{label}: buffer {name} of an opaque dtype has a workspace slot")
+        self.adopt(name, target, label)
+
+    def _gemm(self, step: Gemm, label: str) -> None:
+        out = self.buffers[step.out]
+        handle = self.view_handle(View(step.out, out.size, out.stride), label)
+        a, b = self.view_handle(step.a, label), self.view_handle(step.b, label)
+        batched = len(step.a.size) == 3
+        if step.activation != "none" or step.residual is not None:
+            raise TypeError(f"{label}: no candidate takes activation {step.activation!r} with this residual")
+        if step.bias is None:
+            self.call("aoti_torch_cpu_bmm_out" if batched else "aoti_torch_cpu_mm_out", f"{handle}, {a}, {b}", label)
+        else:
+            bias = self.view_handle(step.bias, label)
+            self.call("aoti_torch_cpu_baddbmm_out" if batched else "aoti_torch_cpu_addmm_out", f"{handle}, {bias}, {a}, {b}, 1.0, 1.0", label)
+        self.python.append(f"    {step.out} = {step.a.buffer} @ {step.b.buffer}" + (f" + {step.bias.buffer}" if step.bias else ""))
+
+    def _outputs(self) -> None:
+        uses: dict[str, int] = {}
+        for position, output in enumerate(self.program.outputs):
+            if output.view is None:
+                value = "0" if output.scalar is None else self.size(output.scalar)
+                self.add(f"outputs[{position}] = (void*)(int64_t)({value});")
+                continue
+            uses[output.view.buffer] = uses.get(output.view.buffer, 0) + 1
+            self._output(position, output.view)
+        self.python.append(f"    return {', '.join('None' if o.view is None else o.view.buffer for o in self.program.outputs)}")
+
+    def _output(self, position: int, view: View) -> None:
+        """A fresh handle on the buffer's tensor, or on a view of its storage."""
+        buffer = self.buffers[view.buffer]
+        label = f"output {position}"
+        handle = self.handle.get(view.buffer)
+        if handle is None:
+            raise ValueError(f"output {position} is buffer {view.buffer}, which no step writes")
+        if view.size == buffer.size and view.stride == buffer.stride and view.offset == 0 and view.dtype in (None, buffer.dtype):
+            self.call("aoti_torch_new_tensor_handle", f"{handle}, &outputs[{position}]", label)
+            return
+        sizes, strides = self.ints(view.size), self.ints(view.stride)
+        self.add(f"{{ int64_t start = 0;")
+        self.call("aoti_torch_get_storage_offset", f"{handle}, &start", label)
+        self.call("aoti_torch__reinterpret_tensor", f"{handle}, {len(view.size)}, {sizes}, {strides}, start + ({self.size(view.offset)}), &outputs[{position}]", label)
+        self.add("}")
+
+    def source(self) -> str:
+        """The host half of the translation unit (kernels come before it)."""
+        self.write()
+        self.table.use("aoti_torch_delete_tensor_object")
+        self.table.use("?torch_exception_get_what_without_backtrace")
+        self.table.use("aoti_torch_get_strides")
+        threads = self.table.use("torch_get_num_threads")
+        pointers = "".join(f"  void* d{i} = 0;\n" for i in range(len(self.number)))
+        body = "\n".join(self.lines)
+        run = RUN.format(owned=max(self.owned, 1), outputs=len(self.program.outputs), threads=threads, pointers=pointers, body=body)
+        externs = json.dumps(json.dumps(self.externs, separators=(",", ":")))
+        tail = f'extern "C" const char precast_externs[] = {externs};\nextern "C" const int64_t precast_abi = 1;\n'
+        return "\n".join(['#pragma GCC visibility push(default)', self.table.definitions(), tail, "#pragma GCC visibility pop", HOST_PROLOGUE, *self.statics, run])
+
+
+def _ctype(buffer: Buffer) -> str:
+    from precast.codegen.cpp_types import storage
+
+    return storage(buffer.dtype)
+
+
+HOST_PROLOGUE = r"""
+extern "C" { void* aligned_alloc(__SIZE_TYPE__, __SIZE_TYPE__); void free(void*); int snprintf(char*, __SIZE_TYPE__, const char*, ...); }
+static void say(char* error, int64_t capacity, const char* text) { if (capacity > 0) snprintf(error, (__SIZE_TYPE__)capacity, "%s", text); }
+static int fail(void* const* table, char* error, int64_t capacity, const char* step) {
+  const char* what = 0;
+  if (torch_exception_get_what_without_backtrace) what = torch_exception_get_what_without_backtrace();
+  if (capacity > 0) snprintf(error, (__SIZE_TYPE__)capacity, "%s [in %s]", what && *what ? what : "the library call failed", step);
+  return 1;
+}
+static int say_index(const Error& fault, char* error, int64_t capacity) {
+  if (capacity <= 0) return 1;
+  if (fault.dimension >= 0) snprintf(error, (__SIZE_TYPE__)capacity, "I: index %lld is out of bounds for dimension %d with size %lld", (long long)fault.index, fault.dimension, (long long)fault.size);
+  else snprintf(error, (__SIZE_TYPE__)capacity, "I: index %lld is out of bounds for a dimension with size %lld", (long long)fault.index, (long long)fault.size);
+  return 1;
+}
+static bool differs(void* const* table, void* tensor, int64_t rank, const int64_t* sizes, const int64_t* strides) {
+  int64_t* have = 0;
+  if (aoti_torch_get_strides(tensor, &have)) return false;
+  for (int64_t i = 0; i < rank; ++i) if (sizes[i] > 1 && have[i] != strides[i]) return true;
+  return false;
+}
+struct Block { char* memory; int64_t capacity; };
+static Block shared_block; static int shared_taken;
+/* One cached block a library, so that calls meet no fresh pages; a reentrant call has its own. */
+struct Workspace {
+  Block own = {0, 0}; Block* block = 0;
+  char* get(int64_t bytes) {
+    block = __atomic_exchange_n(&shared_taken, 1, __ATOMIC_ACQUIRE) ? &own : &shared_block;
+    if (block->capacity < bytes || !block->memory) {
+      free(block->memory);
+      const int64_t rounded = (bytes + 4095) / 4096 * 4096 + 4096;
+      block->memory = (char*)aligned_alloc(64, (__SIZE_TYPE__)rounded);
+      block->capacity = block->memory ? rounded : 0;
+    }
+    return block->memory;
+  }
+  ~Workspace() { if (block == &own) free(own.memory); else if (block) __atomic_store_n(&shared_taken, 0, __ATOMIC_RELEASE); }
+};
+"""
+
+RUN = """
+struct Owned {{
+  void* h[{owned}] = {{0}}; void* const* table;
+  explicit Owned(void* const* t) : table(t) {{}}
+  ~Owned() {{ for (void* x : h) if (x) aoti_torch_delete_tensor_object(x); }}
+}};
+extern "C" __attribute__((visibility("default"))) int precast_run(void* const* table, void* const* inputs, void** outputs, void* state, char* error, int64_t capacity) {{
+  (void)state; (void)inputs;
+  Owned own(table); Workspace workspace; Error fault = {{0, 0, 0, 0}};
+  uint32_t threads_now = 1; {threads}(&threads_now); const int threads = (int)threads_now;
+  (void)threads; (void)fault;
+{pointers}{body}
+  return 0;
+}}
+extern "C" __attribute__((visibility("default"))) int precast_prepare(void* const*, void* const*, void** state, char*, int64_t) {{ *state = 0; return 0; }}
+extern "C" __attribute__((visibility("default"))) void precast_release(void* const*, void*) {{}}
+"""
