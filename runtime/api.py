@@ -1,0 +1,158 @@
+"""The public functions: compile, load, explain_miss, reset. `precast/__init__.py` offers them lazily."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from precast.artifact_store import Store
+from precast.artifact_store.store import default_root
+from precast.runtime import site as sites
+from precast.runtime import stance
+from precast.runtime.entry import entry_of
+from precast.runtime.errors import OptionError, PrecastError
+from precast.runtime.explain import Explanation, explain
+from precast.runtime.log import configure
+from precast.runtime.module import CompiledModule, wrap_module
+from precast.runtime.options import merge_options
+from precast.runtime.site import Settings, Site
+
+StoreLike = Store | str | os.PathLike[str] | None
+_SITE = "_precast_site"
+
+
+@functools.cache
+def _open(root: str) -> Store:
+    return Store.open(root)
+
+
+def open_store(store: StoreLike) -> Store:
+    """A Store from a Store, a path, a file:// URL or None (PRECAST_STORE, then the platform's cache folder)."""
+    if isinstance(store, Store):
+        return store
+    return _open(str(store)) if store is not None else _open(str(default_root(None)))
+
+
+def compile(  # noqa: A001 - the public name
+    model: Callable[..., Any] | None = None,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: str = "precast",
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    disable: bool = False,
+    store: StoreLike = None,
+    name: str | None = None,
+) -> Any:
+    """Compile `model` (a function, bound method, `functools.partial` or `nn.Module`) on its first call, or load it from the store.
+
+    Without `model`, a decorator with these settings. A module comes back as a module with the same state; a function as a function.
+    Raises OptionError for unknown options, modes and backends.
+    """
+    if model is None:
+        return functools.partial(
+            compile,
+            fullgraph=fullgraph,
+            dynamic=dynamic,
+            backend=backend,
+            mode=mode,
+            options=options,
+            disable=disable,
+            store=store,
+            name=name,
+        )
+    if backend != "precast":
+        raise OptionError(f"unknown backend {backend!r}: precast.compile has the backend 'precast'; use torch.compile for others")
+    merged = merge_options(mode, options, fullgraph=fullgraph or None, dynamic=_dynamic(dynamic))
+    if disable:
+        return model
+    return compile_with(model, Settings(merged, open_store(store), name))
+
+
+def _dynamic(dynamic: bool | None) -> str | None:
+    return None if dynamic is None else "yes" if dynamic else "no"
+
+
+def compile_with(model: Any, settings: Settings) -> Any:
+    """`compile` with validated settings."""
+    configure()
+    if isinstance(model, CompiledModule):
+        model = model._orig_mod
+    model = getattr(model, "_torchdynamo_inline", model) if hasattr(model, _SITE) else model
+    site = Site(model, settings)
+    if isinstance(model, torch.nn.Module):
+        wrapper = wrap_module(model, site.call, lambda other: compile_with(other, settings))
+        _sites_of_modules[site.call] = site
+        return wrapper
+    return _wrap_function(model, site)
+
+
+_sites_of_modules: dict[Any, Site] = {}
+
+
+def _wrap_function(function: Callable[..., Any], site: Site) -> Any:
+    call = site.call
+
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    functools.update_wrapper(compiled, function)
+    compiled._torchdynamo_inline = function  # type: ignore[attr-defined]  # a tracer that meets this traces the original
+    setattr(compiled, _SITE, site)
+    return compiled
+
+
+def site_of(compiled: Any) -> Site:
+    """The site behind what `compile` or `load` returned. Raises PrecastError for anything else."""
+    if isinstance(compiled, CompiledModule):
+        found = getattr(compiled._precast_call, "__self__", None)
+        if isinstance(found, Site):
+            return found
+    found = getattr(compiled, _SITE, None) or getattr(getattr(compiled, "__func__", None), _SITE, None)
+    if isinstance(found, Site):
+        return found
+    raise PrecastError(f"{compiled!r} was not made by precast.compile or precast.load")
+
+
+def load(
+    model: Any,
+    *,
+    store: StoreLike = None,
+    require: str = "hit",
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    name: str | None = None,
+) -> Any:
+    """`model` served from the store only: a call that no stored artifact fits raises GuardMiss with the explanation. Never compiles.
+
+    `mode`, `options` and `name` must be those that it was compiled with. `require="any"` runs such calls eagerly instead.
+    """
+    if require not in ("hit", "any"):
+        raise OptionError(f"require={require!r}: use 'hit' (a miss raises GuardMiss) or 'any' (a miss runs eagerly)")
+    merged = merge_options(mode, options)
+    if require == "any":
+        merged["recompile_limit"] = 0
+    return compile_with(model, Settings(merged, open_store(store), name, require_hit=require == "hit"))
+
+
+def explain_miss(model: Any, *args: Any, **kwargs: Any) -> Explanation:
+    """Why this call hits or misses: every stored variant, guard by guard, nearest first. `model`: compiled, or a plain callable."""
+    try:
+        site = site_of(model)
+    except PrecastError:
+        site = Site(model, Settings(merge_options(), open_store(None)))
+    program, entry = site.program_for_call()
+    return explain(program, (*entry.prefix, *args), {**entry.keywords, **kwargs})
+
+
+def reset() -> None:
+    """Forget everything that this process has loaded or compiled; the store keeps its artifacts."""
+    sites.reset()
+
+
+__all__ = ["compile", "entry_of", "explain_miss", "load", "open_store", "reset", "site_of", "stance"]

@@ -1,0 +1,51 @@
+"""Whether a stored artifact can run here: target ladder, versions, inlined code. Each refusal is a sentence."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING
+
+from precast.artifact_store import Manifest
+from precast.runtime.targets import rank
+
+if TYPE_CHECKING:
+    from precast.runtime.program import Program
+
+LOWERING_VERSION = "1"
+"""Goes up when lowering, codegen or the runtime change what a stored artifact means; part of every artifact's key."""
+
+
+@functools.cache
+def torch_minor() -> str:
+    """torch's version as manifests hold it: "2.13"."""
+    import torch
+
+    return ".".join(torch.__version__.split("+")[0].split(".")[:2])
+
+
+@functools.cache
+def python_minor() -> str:
+    """Python's version as manifests hold it: "3.11"."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def why_not(manifest: Manifest, program: Program) -> str:
+    """Why `manifest` cannot serve `program` on this machine, or an empty string."""
+    versions = manifest.versions
+    if rank(manifest.target) is None:
+        return f"it was compiled for {manifest.target}, which this machine does not run"
+    if versions.torch != torch_minor():
+        return f"it was compiled for torch {versions.torch}, and this is torch {torch_minor()}"
+    if versions.python is not None and versions.python != python_minor():
+        return f"its bytecode is for Python {versions.python}, and this is Python {python_minor()}"
+    if versions.lowering != LOWERING_VERSION:
+        return f"it was made by lowering version {versions.lowering}, and this precast has {LOWERING_VERSION}"
+    return _changed_code(manifest, program)
+
+
+def _changed_code(manifest: Manifest, program: Program) -> str:
+    """Which inlined function no longer has the code that was compiled, as a sentence; empty when all do."""
+    from precast.runtime.code_finder import changed_code
+
+    return changed_code(manifest.digests, program.function)

@@ -1,0 +1,59 @@
+"""What a user of the runtime can meet. Every message says what, where and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from precast.artifact_store import Manifest
+    from precast.artifact_store.guards import Guard
+
+
+class PrecastError(Exception):
+    """Base of the errors that precast raises on purpose."""
+
+
+class OptionError(PrecastError, ValueError):
+    """An unknown option, mode or backend, or a value of the wrong type."""
+
+
+class GuardMiss(PrecastError):
+    """No stored artifact fits this call, and compiling was forbidden. `explanation` holds why, variant by variant."""
+
+    def __init__(self, message: str, explanation: Any = None) -> None:
+        super().__init__(message)
+        self.explanation = explanation
+
+
+class RecompileForbidden(GuardMiss):
+    """A call would have compiled while the stance is `fail_on_recompile`."""
+
+
+class LoadError(PrecastError):
+    """An artifact of the store cannot be used here (damaged, foreign, a symbol is missing). Always turned into a logged miss."""
+
+
+class Refused(Exception):
+    """Raised by the compile callable: this program, or this kind of call, cannot be compiled and has to run eagerly.
+
+    `reason` is shown once; `hint` says what to do. With `guards` the refusal holds only for calls that pass them (a frame that needs a
+    backward graph: the same program under `no_grad` still compiles); without, for every call of the program.
+    """
+
+    def __init__(self, reason: str, hint: str = "", guards: Sequence[Guard] | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.hint = hint
+        self.guards = tuple(guards) if guards is not None else ()
+        self.permanent = guards is None
+
+
+@dataclass(frozen=True)
+class InProcess:
+    """What the compile callable returns for a variant that could not be put into the store: it lives in this process only."""
+
+    manifest: Manifest
+    blobs: Mapping[str, bytes]
+    reason: str = ""

@@ -1,0 +1,127 @@
+"""Why a call hits or misses: every variant, guard by guard, nearest first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from precast.artifact_store.guards import Guard
+from precast.runtime.compatibility import why_not
+from precast.runtime.guard_eval import failure
+
+if TYPE_CHECKING:
+    from precast.runtime.program import Program
+
+SHOWN = 8
+
+
+def first_failure(guards: Sequence[Guard], local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> str:
+    """The first guard that does not hold, as a sentence; empty when all hold."""
+    for guard in guards:
+        text = failure(guard, local_values, cells)
+        if text:
+            return text
+    return ""
+
+
+@dataclass(frozen=True)
+class VariantReport:
+    """One variant against one call. `unusable`: why it cannot run on this machine; `failures`: the guards that do not hold, in words."""
+
+    artifact_id: str
+    target: str
+    guards: int
+    failures: tuple[str, ...]
+    unusable: str = ""
+
+    @property
+    def fits(self) -> bool:
+        return not self.failures and not self.unusable
+
+    def __str__(self) -> str:
+        head = f"variant {self.artifact_id[:12]} for {self.target}: "
+        if self.unusable:
+            return head + f"cannot be used: {self.unusable}"
+        if not self.failures:
+            return head + f"fits ({self.guards} guards hold)"
+        lines = [f"  - {text}" for text in self.failures[:SHOWN]]
+        if len(self.failures) > SHOWN:
+            lines.append(f"  - and {len(self.failures) - SHOWN} more")
+        return "\n".join([head + f"{len(self.failures)} of {self.guards} guards do not hold", *lines])
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Every stored variant of a program against one call, nearest first. `str()` for people, `to_dict()` for machines."""
+
+    program: str
+    key: str
+    store: str
+    variants: tuple[VariantReport, ...]
+    note: str = ""
+
+    @property
+    def hits(self) -> bool:
+        """Whether some variant fits."""
+        return any(variant.fits for variant in self.variants)
+
+    def __str__(self) -> str:
+        lines = [f"{self.program} (program key {self.key}) in {self.store}:"]
+        if self.note:
+            lines.append(self.note)
+        lines += [str(variant) for variant in self.variants]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "program": self.program,
+            "key": self.key,
+            "store": self.store,
+            "hits": self.hits,
+            "note": self.note,
+            "variants": [
+                {
+                    "artifact_id": v.artifact_id,
+                    "target": v.target,
+                    "guards": v.guards,
+                    "fits": v.fits,
+                    "failures": list(v.failures),
+                    "unusable": v.unusable,
+                }
+                for v in self.variants
+            ],
+        }
+
+
+def explain(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Explanation:
+    """Check every variant of `program`, stored or in this process, against a call. Runs and compiles nothing.
+
+    Raises TypeError when the arguments do not fit the function's signature.
+    """
+    local_values, cells = program.locals_of(args, kwargs), program.locals_of.cells()
+    reports = []
+    seen = set()
+    for manifest in program.store.variants(program.key):
+        seen.add(manifest.artifact_id)
+        guards = (*manifest.guards, *program.extra_guards)
+        failures = tuple(text for guard in guards if (text := failure(guard, local_values, cells)))
+        reports.append(VariantReport(manifest.artifact_id, manifest.target, len(guards), failures, why_not(manifest, program)))
+    for variant in program.variants:
+        if variant.artifact_id and variant.artifact_id not in seen:
+            failures = tuple(text for guard in variant.guards if (text := failure(guard, local_values, cells)))
+            reports.append(VariantReport(variant.artifact_id, "this process only", len(variant.guards), failures))
+    reports.sort(key=lambda report: (bool(report.unusable), len(report.failures)))
+    return Explanation(program.name, program.key, str(program.store.root), tuple(reports), "" if reports else _nothing_stored(program))
+
+
+def _nothing_stored(program: Program) -> str:
+    """Nothing under this key: name the programs that look alike, because an edited function or other options change the key."""
+    stem = program.key.rpartition("-")[0]
+    alike = [key for key in program.store.programs() if key.rpartition("-")[0] == stem]
+    if not alike:
+        return "Nothing is stored for this program: run precast.precompile (or one call without require='hit') with this store first."
+    return (
+        f"Nothing is stored under this key, but {len(alike)} program(s) of the same name are: {', '.join(alike[:4])}. "
+        "The function's code or the options (mode, freeze, name, …) differ from when it was compiled; compile again, or restore them."
+    )

@@ -1,0 +1,73 @@
+"""Compiled modules: an `nn.Module` that is the original in every respect (attributes, parameters, `state_dict`, `isinstance`) except its call."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.modules import module as torch_module
+
+_OWN_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
+_GLOBAL_HOOKS = tuple(f"_global{name}" for name in _OWN_HOOKS)
+
+
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether calling `module` runs hooks around `forward`, its own or global ones."""
+    own = module.__dict__
+    if own["_backward_hooks"] or own["_backward_pre_hooks"] or own["_forward_hooks"] or own["_forward_pre_hooks"]:
+        return True
+    everywhere = torch_module.__dict__
+    return any(everywhere[name] for name in _GLOBAL_HOOKS)
+
+
+class CompiledModule:
+    """Mixed in before the original's class. The instance shares the original's `__dict__`, so there is one state and not two.
+
+    `_orig_mod` is the original module.
+    """
+
+    __slots__ = ()
+    _orig_mod: torch.nn.Module
+    _precast_call: Callable[..., Any]
+    _precast_again: Callable[[torch.nn.Module], Any]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Stops here: the original's class was registered with whatever counts its subclasses; this is no new kind of module."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._precast_call(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self._precast_again(copy.deepcopy(self._orig_mod, memo))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            f"a compiled {type(self).__name__} cannot be pickled: save its state_dict() (its keys are the original's), "
+            "or pickle `_orig_mod` and call precast.compile again after loading; the compiled artifacts are in the store"
+        )
+
+
+@functools.cache
+def _compiled_class(cls: type) -> type:
+    namespace = {
+        "__slots__": ("_orig_mod", "_precast_again", "_precast_call"),
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+    }
+    made = type(cls)(cls.__name__, (CompiledModule, cls), namespace)
+    assert isinstance(made, type)
+    return made
+
+
+def wrap_module(module: torch.nn.Module, call: Callable[..., Any], again: Callable[[torch.nn.Module], Any]) -> Any:
+    """`module` with `call` in place of its call. `again` compiles another module in the same way (for deepcopy)."""
+    cls = _compiled_class(type(module))
+    wrapper = cls.__new__(cls)
+    object.__setattr__(wrapper, "__dict__", module.__dict__)
+    for name, value in (("_orig_mod", module), ("_precast_call", call), ("_precast_again", again)):
+        object.__setattr__(wrapper, name, value)
+    return wrapper

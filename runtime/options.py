@@ -1,0 +1,111 @@
+"""Compile options: one table. `precast.list_options()` prints it; an unknown name is an error that names the closest one."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from precast.runtime.errors import OptionError
+
+
+@dataclass(frozen=True)
+class Option:
+    """`changes_key`: whether the value can change the compiled code, and so belongs to the program key."""
+
+    name: str
+    type: type
+    default: Any
+    doc: str
+    changes_key: bool = True
+    choices: tuple[Any, ...] = ()
+
+
+_TABLE = (
+    Option(
+        "freeze",
+        bool,
+        False,
+        "Keep packed, fused or folded copies of weights, redone when a weight's storage or version changes. Writes through `.data` (`p.data.add_()`) change neither and cannot be seen: call `precast.reset()` after them.",
+    ),
+    Option("fullgraph", bool, False, "Raise instead of running eagerly when the program cannot be captured as one graph."),
+    Option("dynamic", str, "auto", "Dynamic shapes: 'no', 'yes', or 'auto' (static first).", choices=("auto", "no", "yes")),
+    Option("target", str, "cpu:native", "What to compile for: cpu:native, cpu:x86-64-v3, cpu:x86-64-v4."),
+    Option("recompile_limit", int, 8, "Variants compiled for one frame in one process before it runs eagerly.", changes_key=False),
+    Option("accumulated_recompile_limit", int, 256, "Compiles of one program in one process before it runs eagerly.", changes_key=False),
+    Option("store_results", bool, True, "Put what is compiled into the store (False: keep it in this process).", changes_key=False),
+)
+OPTIONS = {option.name: option for option in _TABLE}
+
+MODES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "reduce-overhead": {},
+    "max-autotune": {},
+    "max-autotune-no-cudagraphs": {},
+}
+"""Mode name -> the options that it sets. On the CPU the default already measures its library choices and has no launch overhead to reduce."""
+
+
+def list_options() -> list[str]:
+    """Names of all compile options."""
+    return sorted(OPTIONS)
+
+
+def list_mode_options(mode: str | None = None, dynamic: bool | None = None) -> dict[str, Any]:
+    """The options that `mode` sets, or those of every mode by name."""
+    if mode is None:
+        return {name: dict(options) for name, options in MODES.items()}
+    return dict(MODES[_known_mode(mode)])
+
+
+def describe_options() -> str:
+    """The table as text, one option a paragraph."""
+    return "\n".join(f"{o.name} ({o.type.__name__}, default {o.default!r}): {o.doc}" for o in sorted(_TABLE, key=lambda o: o.name))
+
+
+def _known_mode(mode: str) -> str:
+    if mode not in MODES:
+        raise OptionError(f"unknown mode {mode!r}{_closest(mode, list(MODES))}")
+    return mode
+
+
+def _closest(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(str(name), known, 1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(known))}"
+
+
+def merge_options(mode: str | None = None, options: Mapping[str, Any] | None = None, **fixed: Any) -> dict[str, Any]:
+    """All options with their values: defaults, then the mode's, then `options`, then `fixed` (None leaves the default).
+
+    Raises OptionError for an unknown mode or option and for a value of the wrong type.
+    """
+    if mode is not None and options:
+        raise OptionError("give either mode= or options=, not both: a mode is a set of options (see precast.list_mode_options())")
+    merged = {name: option.default for name, option in OPTIONS.items()}
+    merged.update(MODES[_known_mode(mode)] if mode is not None else {})
+    for name, value in (options or {}).items():
+        merged[_known_option(name)] = _checked(OPTIONS[name], value)
+    for name, value in fixed.items():
+        if value is not None:
+            merged[_known_option(name)] = _checked(OPTIONS[name], value)
+    return merged
+
+
+def _known_option(name: str) -> str:
+    if name not in OPTIONS:
+        raise OptionError(f"unknown option {name!r}{_closest(name, list(OPTIONS))}")
+    return name
+
+
+def _checked(option: Option, value: Any) -> Any:
+    if type(value) is not option.type:
+        raise OptionError(f"option {option.name!r} wants {option.type.__name__}, got {type(value).__name__} ({value!r})")
+    if option.choices and value not in option.choices:
+        raise OptionError(f"option {option.name!r}: {value!r} is not one of {', '.join(map(repr, option.choices))}")
+    return value
+
+
+def key_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of `options` that can change the compiled code; the target is apart, in the manifest."""
+    return {name: options[name] for name in sorted(options) if OPTIONS[name].changes_key and name != "target"}

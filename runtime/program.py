@@ -1,0 +1,331 @@
+"""Programs: one callable with its options, its variants, and what happens when none of them fits."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import re
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from precast.artifact_store import Manifest, Store
+from precast.artifact_store.guards import Guard
+from precast.runtime import code_digest, stance
+from precast.runtime.compatibility import why_not
+from precast.runtime.entry import Entry, LocalsOf
+from precast.runtime.errors import GuardMiss, InProcess, LoadError, PrecastError, RecompileForbidden, Refused
+from precast.runtime.log import logger
+from precast.runtime.options import key_options
+from precast.runtime.source import MemoryBlobs
+from precast.runtime.targets import rank, resolve
+from precast.runtime.variant import Binding, EagerVariant, Variant
+
+Compile = Callable[["Program", tuple[Any, ...], Mapping[str, Any]], "str | InProcess"]
+_compiler: str | Compile = "precast.driver:compile_variant"
+_compiles_by_key: Counter[str] = Counter()
+_compile_lock = threading.RLock()  # the tracer is not thread-safe: one compile at a time in a process
+
+
+def set_compiler(compiler: str | Compile) -> None:
+    """Register what compiles on a miss: a callable, or "module:name", which is imported on the first miss only.
+
+    It gets `(program, args, kwargs)`, args with `self` first, puts an artifact into `program.store` and returns its id; it returns
+    `InProcess` for what cannot be stored and raises `Refused` for what has to run eagerly.
+    """
+    global _compiler
+    _compiler = compiler
+
+
+def _compile_callable() -> Compile:
+    if isinstance(_compiler, str):
+        module, _, name = _compiler.partition(":")
+        found: Compile = getattr(importlib.import_module(module), name)
+        return found
+    return _compiler
+
+
+def program_key(name: str, digest: str, options: Mapping[str, Any], label: str | None) -> str:
+    """The name of a program's folder in the store: readable, and different whenever what is compiled could differ."""
+    identity = repr((label or name, digest, sorted(key_options(options).items())))
+    readable = re.sub(r"[^A-Za-z0-9_]+", ".", label or name.rpartition(":")[2]).strip(".")[:60]
+    return f"{readable or 'program'}-{hashlib.sha256(identity.encode()).hexdigest()[:24]}"
+
+
+class Program:
+    """One entry function with options. Called through a dispatcher; `call` is what a dispatcher does when its fast checks find nothing.
+
+    `args` always include the entry's prefix (`self`, a partial's arguments).
+    """
+
+    def __init__(
+        self,
+        entry: Entry,
+        options: Mapping[str, Any],
+        store: Store,
+        label: str | None = None,
+        require_hit: bool = False,
+        extra_guards: Sequence[Guard] = (),
+    ) -> None:
+        self.entry = entry
+        self.function = entry.function
+        self.name = label or entry.name
+        self.options = dict(options)
+        self.target = resolve(options["target"])
+        self.store = store
+        self.require_hit = require_hit
+        self.digest = code_digest.digest(self.function.__code__)
+        self.key = program_key(entry.name, self.digest, options, label)
+        self.locals_of = LocalsOf(self.function)
+        self.variants: list[Variant | EagerVariant] = []
+        self.extra_guards = tuple(extra_guards)
+        self.on_binding: Callable[[Binding, tuple[Any, ...], Mapping[str, Any]], None] | None = None
+        self.on_reset: Callable[[], None] | None = None
+        self._lock = threading.RLock()
+        self._known: dict[str, str] = {}  # artifact id -> "" when loaded, else why it is of no use here
+        self._scanned = False
+        self._compiles = 0
+        self._eager_reason = ""
+        self._failures: Counter[str] = Counter()
+        self._warned: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"<Program {self.name} {self.key}: {len(self.variants)} variants>"
+
+    # -- calling
+
+    def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Find, load or compile the variant for this call, and run it; the original function where nothing fits."""
+        if stance.state.force_eager or (self._eager_reason and not self.variants):
+            return self.function(*args, **kwargs)
+        try:
+            local_values = self.locals_of(args, kwargs)
+        except TypeError:
+            return self.function(*args, **kwargs)  # raises what the call itself raises
+        binding = self.find(local_values)
+        if binding is None:
+            binding = self._miss(args, kwargs, local_values)
+        if binding is None:
+            return self.function(*args, **kwargs)
+        if self.on_binding is not None:
+            self.on_binding(binding, args, kwargs)
+        return binding.frame(*args, **kwargs)
+
+    def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, str, str]:
+        """Make sure that a stored artifact serves this call, without running it: (outcome, artifact id, reason), see SignatureReport.
+
+        A target that this machine cannot run is compiled for all the same; such an artifact is only stored.
+        """
+        local_values = self.locals_of(args, kwargs)
+        binding = self.find(local_values) if rank(self.target) is not None else None
+        if binding is not None and binding.variant.stored and binding.variant.target == self.target:
+            return "hit", binding.variant.artifact_id, ""
+        with _compile_lock:
+            try:
+                outcome = _compile_callable()(self, args, kwargs)
+            except Refused as refusal:
+                return "eager", "", refusal.reason + (f" ({refusal.hint})" if refusal.hint else "")
+        if isinstance(outcome, InProcess):
+            return "eager", "", f"cannot be stored: {outcome.reason}"
+        return "compiled", outcome, ""
+
+    def find(self, local_values: Mapping[str, Any]) -> Binding | None:
+        """The binding of the first variant whose guards hold; looks into the store when none that is loaded does."""
+        cells = self.locals_of.cells()
+        binding = self._first_fit(self.variants, local_values, cells)
+        if binding is None:
+            binding = self._first_fit(self._scan(), local_values, cells)
+        return binding
+
+    def _first_fit(
+        self, variants: Iterable[Variant | EagerVariant], local_values: Mapping[str, Any], cells: Mapping[str, Any]
+    ) -> Binding | None:
+        for variant in tuple(variants):
+            if variant.check(local_values, cells):
+                try:
+                    binding = variant.bind(local_values, cells)
+                except LoadError as error:
+                    self._drop(variant, str(error))
+                    continue
+                self._count_hit(variant)
+                return binding
+        return None
+
+    def _count_hit(self, variant: Variant | EagerVariant) -> None:
+        variant.hits += 1
+        if variant.hits == 1 and variant.stored:
+            self.store.used(variant.artifact_id)
+        if self.variants and self.variants[0] is not variant:
+            with self._lock:
+                if variant in self.variants:
+                    self.variants.remove(variant)
+                    self.variants.insert(0, variant)
+
+    # -- loading
+
+    def _scan(self) -> list[Variant]:
+        """Variants that the store holds and this process has not seen; best target first."""
+        with self._lock:
+            fresh = [m for m in self.store.variants(self.key) if m.artifact_id not in self._known]
+            usable: list[tuple[int, Variant]] = []
+            for manifest in fresh:
+                reason = why_not(manifest, self)
+                self._known[manifest.artifact_id] = reason
+                if reason:
+                    logger("runtime").info("%s: %s is of no use here: %s", self.name, manifest.artifact_id[:12], reason)
+                    continue
+                variant = self._open(manifest, self.store, stored=True)
+                if variant is not None:
+                    usable.append((rank(manifest.target) or 0, variant))
+            found = [variant for _, variant in sorted(usable, key=lambda pair: pair[0])]
+            self.variants.extend(found)
+            return found
+
+    def _open(self, manifest: Manifest, source: Any, stored: bool) -> Variant | None:
+        try:
+            return Variant(manifest, source, self.entry, self.extra_guards, stored=stored)
+        except (LoadError, ValueError, TypeError, KeyError) as error:
+            self._known[manifest.artifact_id] = str(error)
+            logger("runtime").warning("miss: %s: artifact %s cannot be used: %s", self.name, manifest.artifact_id[:12], error)
+            return None
+
+    def _drop(self, variant: Variant | EagerVariant, reason: str) -> None:
+        logger("runtime").warning("miss: %s: %s", self.name, reason)
+        with self._lock:
+            self._known[variant.artifact_id] = reason
+            if variant in self.variants:
+                self.variants.remove(variant)
+
+    # -- missing
+
+    def _miss(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], local_values: Mapping[str, Any]) -> Binding | None:
+        if self._eager_reason:
+            return None
+        position = stance.current()
+        if position == "eager_on_recompile" and not self.require_hit:
+            return None
+        if self.require_hit or position == "fail_on_recompile":
+            self._raise_miss(args, kwargs)
+        with _compile_lock:
+            binding = self.find(local_values)  # another thread may have compiled it while this one waited
+            if binding is not None:
+                return binding
+            if not self._may_compile(local_values):
+                return None
+            return self._compile(args, kwargs, local_values)
+
+    def _raise_miss(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        from precast.runtime.explain import explain  # a miss is rare: keep the text out of the warm path
+
+        explanation = explain(self, args, kwargs)
+        if self.require_hit:
+            raise GuardMiss(
+                f"no stored artifact of {self.name} fits this call, and it was loaded with require='hit'\n{explanation}", explanation
+            )
+        raise RecompileForbidden(
+            f"{self.name} would compile for this call, and the stance is fail_on_recompile\n{explanation}", explanation
+        )
+
+    def _may_compile(self, local_values: Mapping[str, Any]) -> bool:
+        if self.variants:
+            failing = self._first_failures(local_values)
+            self._failures.update(failing)
+            logger("recompiles").info("%s: recompiling; %s", self.name, "; ".join(failing) or "no variant fits")
+        limit, accumulated = self.options["recompile_limit"], self.options["accumulated_recompile_limit"]
+        if self._compiles < limit and _compiles_by_key[self.key] < accumulated:
+            return True
+        which = f"recompile_limit ({limit})" if self._compiles >= limit else f"accumulated_recompile_limit ({accumulated})"
+        self._run_eagerly(
+            f"reached {which}; the guard that kept failing: {self._worst_guard()}. Further calls that fit no variant run eagerly"
+        )
+        return False
+
+    def _first_failures(self, local_values: Mapping[str, Any]) -> list[str]:
+        from precast.runtime.explain import first_failure
+
+        cells = self.locals_of.cells()
+        texts = [first_failure(variant.guards, local_values, cells) for variant in self.variants]
+        return [text for text in texts if text]
+
+    def _worst_guard(self) -> str:
+        return self._failures.most_common(1)[0][0] if self._failures else "none (the variants were made for other targets or versions)"
+
+    def _compile(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], local_values: Mapping[str, Any]) -> Binding | None:
+        try:
+            outcome = _compile_callable()(self, args, kwargs)
+        except Refused as refusal:
+            return self._refused(refusal, local_values)
+        finally:
+            self._compiles += 1
+            _compiles_by_key[self.key] += 1
+        variant = self._adopt(outcome)
+        if variant is None:
+            return None
+        cells = self.locals_of.cells()
+        if not variant.check(local_values, cells):
+            self._unstable(variant, local_values, cells)
+            return None
+        return self._first_fit([variant], local_values, cells)
+
+    def _adopt(self, outcome: str | InProcess) -> Variant | None:
+        """The variant that the compile callable just made, loaded as a warm start would load it."""
+        with self._lock:
+            if isinstance(outcome, InProcess):
+                logger("runtime").info("%s: kept in this process only: %s", self.name, outcome.reason or "it cannot be stored")
+                variant = self._open(outcome.manifest, MemoryBlobs(outcome.blobs), stored=False)
+            else:
+                manifest = self.store.get(outcome, self.key)
+                if manifest is None:
+                    self._warn(
+                        "lost", f"the artifact {outcome[:12]} was compiled and cannot be read back from {self.store!r}; running eagerly"
+                    )
+                    return None
+                variant = self._open(manifest, self.store, stored=True)
+            if variant is not None:
+                self._known[variant.artifact_id] = ""
+                self.variants.insert(0, variant)
+            return variant
+
+    def _unstable(self, variant: Variant, local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> None:
+        from precast.runtime.explain import first_failure
+
+        failing = first_failure(variant.guards, local_values, cells)
+        self._warn("unstable", f"a guard does not hold right after compiling ({failing}): it changes by itself; this call runs eagerly")
+
+    def _refused(self, refusal: Refused, local_values: Mapping[str, Any]) -> Binding | None:
+        text = f"{refusal.reason}{f' ({refusal.hint})' if refusal.hint else ''}"
+        if refusal.permanent:
+            if self.options["fullgraph"]:
+                raise PrecastError(f"{self.name} cannot be compiled as one graph, and fullgraph=True was asked for: {text}") from refusal
+            self._run_eagerly(f"runs eagerly: {text}")
+            return None
+        self._warn(refusal.reason, f"runs eagerly: {text}")
+        variant = EagerVariant(self.entry, (*refusal.guards, *self.extra_guards))
+        self.variants.insert(0, variant)
+        return variant.bind(local_values, self.locals_of.cells())
+
+    def _run_eagerly(self, reason: str) -> None:
+        self._eager_reason = reason
+        self._warn("eager", reason)
+
+    def _warn(self, kind: str, message: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warnings.warn(f"precast: {self.name} {message}", stacklevel=2)
+
+    # -- forgetting
+
+    def reset(self) -> None:
+        """Forget loaded variants, compile counts and refusals; the store keeps what it has."""
+        with self._lock:
+            self.variants.clear()
+            self._known.clear()
+            self._failures.clear()
+            self._warned.clear()
+            self._compiles = 0
+            self._eager_reason = ""
+            _compiles_by_key.pop(self.key, None)
+            if self.on_reset is not None:
+                self.on_reset()

@@ -1,0 +1,147 @@
+"""A variant in this process: one stored artifact, opened; its guards compiled; its frame bound to the objects of a call."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from precast.artifact_store import Manifest
+from precast.artifact_store.guards import Guard
+from precast.artifact_store.records import FrameRecord, GraphInput, GraphOutput, TensorConstant
+from precast.runtime.entry import Entry
+from precast.runtime.errors import LoadError
+from precast.runtime.frame_code import FrameCodeError, build
+from precast.runtime.graph import Finish, GraphSpec, PythonGraphCall, is_plain, raw_kinds
+from precast.runtime.graph_outputs import graph_outputs
+from precast.runtime.guard_eval import compile_checker
+from precast.runtime.library import Library, load_library
+from precast.runtime.paths import resolve
+from precast.runtime.source import BlobSource
+
+BINDINGS_LIMIT = 8
+
+
+class Binding:
+    """A variant's frame function with the parameters and buffers of particular objects: what a dispatcher calls on a hit."""
+
+    __slots__ = ("bound", "frame", "graph", "variant")
+
+    def __init__(self, variant: Variant | EagerVariant, frame: Callable[..., Any], graph: Any, bound: tuple[Any, ...]) -> None:
+        self.variant = variant
+        self.frame = frame
+        self.graph = graph
+        self.bound = bound
+
+
+class Variant:
+    """Opened lazily: guards first; the library and the bytecode on the first call that passes them."""
+
+    def __init__(
+        self, manifest: Manifest, source: BlobSource, entry: Entry, extra_guards: Sequence[Guard] = (), stored: bool = True
+    ) -> None:
+        self.stored = stored
+        self.manifest = manifest
+        self.artifact_id = manifest.artifact_id
+        self.target = manifest.target
+        self.entry = entry
+        self.guards: tuple[Guard, ...] = (*manifest.guards, *extra_guards)
+        self.check = compile_checker(self.guards)
+        self._source = source
+        self._lock = threading.Lock()
+        self._spec: GraphSpec | None = None
+        self._library: Library | None = None
+        self._record: FrameRecord | None = None
+        self._constants: tuple[Any, ...] = ()
+        self._bindings: list[Binding] = []
+        self.hits = 0
+
+    def load(self) -> None:
+        """Open the library and read the frame record. Raises LoadError with a reason; done once."""
+        with self._lock:
+            if self._spec is None:
+                self._load()
+
+    def _load(self) -> None:
+        if len(self.manifest.frames) != 1:
+            raise LoadError(
+                f"artifact {self.artifact_id[:12]} has {len(self.manifest.frames)} frames, and this precast runs artifacts with one"
+            )
+        frame = self.manifest.frames[0]
+        try:
+            self._record = FrameRecord.from_data(frame["code"])
+            self._constants = tuple(tensor_constant(item) for item in self._record.tensors)
+            inputs = tuple(GraphInput.from_data(item) for item in frame["inputs"])
+            outputs = tuple(GraphOutput.from_data(item) for item in frame["outputs"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise LoadError(f"artifact {self.artifact_id[:12]}: its frame record cannot be read ({error})") from error
+        graph = self.manifest.graphs.get("forward")
+        if graph is not None:
+            path = self._source.blob_path(graph.library)
+            if path is None:
+                raise LoadError(f"artifact {self.artifact_id[:12]}: its library {graph.library[:12]}… is missing or damaged")
+            self._library = load_library(graph.library, path)
+        io = graph.io if graph is not None else {}
+        finish = None if is_plain(outputs) else _finisher(outputs)
+        self._spec = GraphSpec(inputs, raw_kinds(outputs, io), finish)
+
+    def bind(self, local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> Binding:
+        """The binding for the objects of this call: an existing one where the bound tensors are the same objects, else a new one."""
+        self.load()
+        assert self._spec is not None and self._record is not None
+        bound = tuple(self._fetch(item, local_values, cells) for item in self._spec.inputs if item.bound or item.kind == "constant")
+        with self._lock:
+            for binding in self._bindings:
+                if len(binding.bound) == len(bound) and all(a is b for a, b in zip(binding.bound, bound, strict=True)):
+                    return binding
+            binding = self._new_binding(bound)
+            self._bindings.append(binding)
+            del self._bindings[:-BINDINGS_LIMIT]
+        return binding
+
+    def _fetch(self, item: GraphInput, local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> Any:
+        assert self._record is not None
+        if item.kind == "constant":
+            return self._constants[item.path[0][1]]
+        return resolve(item.path, local_values, cells)
+
+    def _new_binding(self, bound: tuple[Any, ...]) -> Binding:
+        assert self._spec is not None and self._record is not None
+        graph = PythonGraphCall(self._library, self._spec, bound)
+        try:
+            frame = build(self._record, self.entry.function, graph)
+        except FrameCodeError as error:
+            raise LoadError(f"artifact {self.artifact_id[:12]}: {error}") from error
+        return Binding(self, frame, graph, bound)
+
+
+class EagerVariant:
+    """A kind of call that has to run eagerly (it would need a backward graph), known by its guards so that it is not captured again."""
+
+    stored = False
+    artifact_id = ""
+    target = ""
+
+    def __init__(self, entry: Entry, guards: Sequence[Guard]) -> None:
+        self.guards = tuple(guards)
+        self.check = compile_checker(self.guards)
+        self.hits = 0
+        self._binding = Binding(self, entry.function, None, ())
+
+    def bind(self, local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> Binding:
+        """The original function, whatever the objects."""
+        return self._binding
+
+
+def _finisher(outputs: tuple[GraphOutput, ...]) -> Finish:
+    return lambda raw, inputs: graph_outputs(outputs, raw, inputs)
+
+
+def tensor_constant(constant: TensorConstant) -> torch.Tensor:
+    """The tensor that a record carries."""
+    dtype = getattr(torch, constant.dtype)
+    if not constant.data:
+        return torch.empty(constant.size, dtype=dtype, device=constant.device)
+    return torch.frombuffer(bytearray(constant.data), dtype=dtype).reshape(constant.size).to(constant.device)
