@@ -56,6 +56,10 @@ class _Machine:
         self._bind(inputs)
         self.slots = {} if double else {s.buffer: (int_of(s.offset, self.sizes), int_of(s.nbytes, self.sizes)) for s in program.workspace}
         self.workspace = torch.full((max(int_of(program.workspace_bytes, self.sizes), 0),), 255, dtype=torch.uint8)
+        for constant in program.constants:
+            self._fresh(constant.buffer)
+            exact = torch.frombuffer(bytearray(constant.data), dtype=self._stored(constant.buffer))
+            self.memory[constant.buffer].copy_(exact)
 
     def _bind(self, inputs: Sequence[torch.Tensor | int]) -> None:
         tensors: list[tuple[Buffer, torch.Tensor]] = []
@@ -107,6 +111,10 @@ class _Machine:
             assert isinstance(found, torch.dtype)
             return found
         return torch.float64 if self.double and dtype.is_float else TORCH_DTYPES[dtype]
+
+    def _stored(self, name: str) -> torch.dtype:
+        buffer = self.buffers[name]
+        return self._dtype(buffer.dtype, buffer.torch_dtype) if buffer.dtype is DType.OTHER else TORCH_DTYPES[buffer.dtype]
 
     def _fresh(self, name: str) -> torch.Tensor:
         """The buffer's memory, allocated and poisoned at its first write."""

@@ -9,7 +9,7 @@ from precast.lowering.ir import Program
 def lifetimes(program: Program) -> dict[str, tuple[int, int]]:
     """First write and last use of each buffer that the steps touch. Inputs start at -1; outputs end at `len(steps)`."""
     live: dict[str, tuple[int, int]] = {name: (-1, -1) for name in program.inputs if isinstance(name, str)}
-    live |= {name: (-1, len(program.steps)) for name in program.persistent}
+    live |= {name: (-1, len(program.steps)) for name in (*program.persistent, *(c.buffer for c in program.constants))}
     for position, step in enumerate(program.steps):
         for name in (*reads(step), *writes(step)):
             first, last = live.get(name, (position, position))

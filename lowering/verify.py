@@ -34,6 +34,7 @@ from precast.lowering.ir import (
     walk,
 )
 from precast.lowering.lifetimes import lifetimes
+from precast.lowering.reuse import may_reuse
 from precast.lowering.text import step_text
 
 EXACT_POINTS = 1 << 16
@@ -71,7 +72,7 @@ class _Checker:
     def check(self) -> None:
         program = self.program
         _fail(len(self.buffers) != len(program.buffers), "two buffers have the same name")
-        ready = {i for i in program.inputs if isinstance(i, str)}
+        ready = {i for i in program.inputs if isinstance(i, str)} | {c.buffer for c in program.constants}
         for name in ready:
             _fail(name not in self.buffers, f"the input {name} has no buffer")
         for step in program.prepare:
@@ -238,37 +239,6 @@ class _Checker:
                     touches and first.offset == second.offset and may_reuse(program, live[second.buffer][0], first.buffer, second.buffer)
                 )
                 _fail(meets or (touches and not legal), f"{a.buffer} and {b.buffer} share bytes while both are alive")
-
-
-def may_reuse(program: Program, position: int, dying: str, born: str) -> bool:
-    """Whether the step may write `born` over `dying`: a kernel that reads it at the index that it stores, and nowhere else."""
-    step = program.steps[position]
-    if not isinstance(step, Kernel):
-        return False
-    stores = [s for s in step.stores if s.buffer == born]
-    if len(stores) != 1 or stores[0].mode != "set" or stores[0].mask is not None or stores[0].axes is not None:
-        return False
-    by_name = {b.name: b for b in program.buffers}
-    if by_name[dying].dtype.itemsize != by_name[born].dtype.itemsize:
-        return False
-    bound = {a.symbol for v in walk(*(r for s in step.stores for r in store_roots(s))) if isinstance(v, Reduce | Scan) for a in _bound(v)}
-    for store in step.stores:
-        for value in walk(*store_roots(store)):
-            if (
-                isinstance(value, Load)
-                and value.buffer == dying
-                and (value.index != stores[0].index or value.gathers or value.index.free_symbols & bound)
-            ):
-                return False
-    return not any(isinstance(v, Reduce | Scan) and _loads(v, dying) for s in step.stores for v in walk(*store_roots(s)))
-
-
-def _loads(value: Value, name: str) -> bool:
-    return any(isinstance(v, Load) and v.buffer == name for v in walk(value))
-
-
-def _bound(value: Reduce | Scan) -> tuple[Axis, ...]:
-    return value.axes if isinstance(value, Reduce) else (value.axis,)
 
 
 def _is_int(size: object) -> bool:

@@ -1,0 +1,104 @@
+"""Writes the fused kernels: each group becomes one kernel whose stores hold the members' values, one put into the other."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import replace
+
+from precast.lowering import index as ix
+from precast.lowering.effects import reads, writes
+from precast.lowering.facts import KernelFacts
+from precast.lowering.groups import Group, Placed
+from precast.lowering.ir import Axis, Kernel, Program, Step, Store
+from precast.lowering.order import dependencies
+from precast.lowering.substitution import Rewriter, Uninvertible, shared_axis
+
+
+def emit(program: Program, facts: KernelFacts, groups: dict[int, Group], owner: list[int], notes: tuple[str, ...]) -> Program:
+    """The program with one kernel per group, in an order that keeps all dependencies."""
+    remarks = dict.fromkeys((*program.notes, *notes))
+    steps: list[Step] = []
+    for number in _group_order(program, owner):
+        if number not in groups:
+            steps.append(program.steps[number])
+            continue
+        try:
+            kernel = fused_kernel(program, facts, groups[number])
+        except Uninvertible as reason:
+            remarks[f"not fused: {groups[number].name} stays in {len(groups[number].members)} kernels: {reason}"] = None
+            steps.extend(program.steps[m] for m in sorted(groups[number].members))
+            continue
+        if kernel is not None:
+            steps.append(kernel)
+    return without_unused_buffers(replace(program, steps=tuple(steps), notes=tuple(remarks)))
+
+
+def _group_order(program: Program, owner: list[int]) -> list[int]:
+    last: dict[int, int] = {}
+    for position, group in enumerate(owner):
+        last[group] = max(last.get(group, -1), position)
+    before: dict[int, set[int]] = {g: set() for g in last}
+    after: dict[int, set[int]] = {g: set() for g in last}
+    for position, needed in enumerate(dependencies(program.steps)):
+        for p in needed:
+            if owner[p] != owner[position]:
+                before[owner[position]].add(owner[p])
+                after[owner[p]].add(owner[position])
+    waiting = {g: len(b) for g, b in before.items()}
+    ready = [(last[g], g) for g, n in waiting.items() if not n]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        _, group = heapq.heappop(ready)
+        order.append(group)
+        for follower in after[group]:
+            waiting[follower] -= 1
+            if not waiting[follower]:
+                heapq.heappush(ready, (last[follower], follower))
+    assert len(order) == len(last), "fusion made a circle of steps"
+    return order
+
+
+def fused_kernel(program: Program, facts: KernelFacts, group: Group) -> Kernel | None:
+    """The group's kernel under canonical names; None when nothing of it is needed."""
+    canonical = ix.symbols(len(group.axes))
+    renamed = {a.symbol: s for a, s in zip(group.axes, canonical, strict=True)}
+    axes = tuple(shared_axis(s, a.extent) for a, s in zip(group.axes, canonical, strict=True))
+    members = sorted(group.members)
+    definitions = {}
+    kernels: list[tuple[int, Kernel]] = []
+    for member in members:
+        step = program.steps[member]
+        assert isinstance(step, Kernel)
+        kernels.append((member, step))
+        if len(members) > 1:
+            definitions |= {s.buffer: facts.defined[s.buffer] for s in step.stores if s.buffer in facts.defined}
+    rewriter = Rewriter(axes, definitions)
+    stores: list[Store] = []
+    for member, kernel in kernels:
+        for store in kernel.stores:
+            if facts.needed_outside(store.buffer, group.members) or store.buffer not in facts.defined:
+                stores.append(_placed_store(rewriter, kernel, store, group.places[member], renamed, axes))
+    if not stores:
+        return None
+    origins = tuple(dict.fromkeys(o for _, k in kernels for o in k.origins))
+    return Kernel(group.name, axes, tuple(stores), origins)
+
+
+def _placed_store(rewriter: Rewriter, kernel: Kernel, store: Store, placed: Placed, renamed: dict, axes: tuple[Axis, ...]) -> Store:  # type: ignore[type-arg]
+    own = kernel.axes if store.axes is None else store.axes
+    mapping = tuple((s, e.xreplace(renamed)) for s, e in placed.mapping)
+    wanted = {a.symbol for a in own}
+    used = frozenset().union(*(e.free_symbols for s, e in mapping if s in wanted)) if wanted else frozenset()
+    over = tuple(a for a in axes if a.symbol in used)
+    return rewriter.store(store, rewriter.env(mapping), None if len(over) == len(axes) else over)
+
+
+def without_unused_buffers(program: Program) -> Program:
+    """Drops buffers that no step and no output mentions any more (inputs stay)."""
+    used = {i for i in program.inputs if isinstance(i, str)} | set(program.persistent)
+    used |= {o.view.buffer for o in program.outputs if o.view is not None}
+    for step in (*program.steps, *program.prepare):
+        used.update(reads(step))
+        used.update(writes(step))
+    return replace(program, buffers=tuple(b for b in program.buffers if b.name in used))

@@ -1,0 +1,122 @@
+"""The memory plan: which temporaries share bytes of the call's one workspace.
+
+A buffer lives from the step that first writes it to the last that uses it. A pointwise kernel may write over an operand that dies with it.
+Offsets are assigned largest-first into the lowest gap that is free for the whole lifetime (near-optimal for such interval graphs).
+Sizes with symbols cannot be compared, so those buffers share a slot only when their byte counts are equal expressions; these slots lie after the constant part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import sympy
+
+from precast.lowering.effects import reads, writes
+from precast.lowering.ir import Buffer, Kernel, Program, Size, Slot
+from precast.lowering.lifetimes import lifetimes
+from precast.lowering.reuse import may_reuse
+
+ALIGNMENT = 64
+"""Bytes: one cache line, and the widest vector register."""
+
+
+@dataclass
+class Block:
+    """Buffers that share one slot: each later one is written over the one before by the step where that one dies."""
+
+    buffers: list[str]
+    nbytes: Size
+    first: int
+    last: int
+
+
+def nbytes_of(buffer: Buffer) -> Size:
+    """Bytes from the buffer's first to its last element, rounded up to the alignment."""
+    if any(s == 0 for s in buffer.size):
+        return 0
+    span: Size = 1
+    for n, s in zip(buffer.size, buffer.stride, strict=True):
+        span = span + (n - 1) * s
+    nbytes = span * buffer.dtype.itemsize
+    if isinstance(nbytes, int):
+        return -(-nbytes // ALIGNMENT) * ALIGNMENT
+    nbytes = sympy.expand(nbytes)
+    # rounding up is an upper bound that stays a polynomial: the host needs no division
+    return int(nbytes) if nbytes.is_Integer else nbytes + (-int(nbytes.as_coeff_Add()[0])) % ALIGNMENT + ALIGNMENT
+
+
+def plan_memory(program: Program, *, reuse: bool = True) -> Program:
+    """The program with a workspace slot for each temporary. Inputs, outputs, persistent and opaque buffers have none."""
+    live = lifetimes(program)
+    by_name = {b.name: b for b in program.buffers}
+    outside = {i for i in program.inputs if isinstance(i, str)} | set(program.persistent) | {c.buffer for c in program.constants}
+    outside |= {o.view.buffer for o in program.outputs if o.view is not None}
+    blocks: dict[str, Block] = {}
+    for position, step in enumerate(program.steps):
+        for name in writes(step):
+            if name in outside or name in blocks or live[name][0] != position or not by_name[name].dtype.itemsize:
+                continue
+            nbytes = nbytes_of(by_name[name])
+            dying = _reusable(program, position, name, nbytes, live, blocks) if reuse and isinstance(step, Kernel) else None
+            if dying is not None:
+                block = blocks[dying]
+                block.buffers.append(name)
+                block.last = live[name][1]
+            else:
+                block = Block([name], nbytes, *live[name])
+            blocks[name] = block
+    distinct = list({id(b): b for b in blocks.values()}.values())
+    constant = [b for b in distinct if isinstance(b.nbytes, int)]
+    offsets, top = _place(constant)
+    total: Size = top
+    symbolic: dict[Size, list[Block]] = {}
+    for block in distinct:
+        if not isinstance(block.nbytes, int):
+            symbolic.setdefault(block.nbytes, []).append(block)
+    for nbytes, group in symbolic.items():
+        lanes: list[int] = []  # last use of each lane of this size
+        for block in sorted(group, key=lambda b: b.first):
+            lane = next((i for i, last in enumerate(lanes) if last < block.first), len(lanes))
+            lanes[lane : lane + 1] = [block.last]
+            offsets[id(block)] = total + lane * nbytes
+        total = total + len(lanes) * nbytes
+    slots = [Slot(name, offsets[id(block)], block.nbytes) for name, block in blocks.items()]
+    return replace(program, workspace=tuple(slots), workspace_bytes=total)
+
+
+def _reusable(
+    program: Program, position: int, name: str, nbytes: Size, live: dict[str, tuple[int, int]], blocks: dict[str, Block]
+) -> str | None:
+    """An operand that dies at this step and over which the kernel may write."""
+    step = program.steps[position]
+    assert isinstance(step, Kernel)
+    for candidate in reads(step):
+        block = blocks.get(candidate)
+        if block is None or block.buffers[-1] != candidate or live[candidate][1] != position or block.nbytes != nbytes:
+            continue
+        if live[candidate][0] < position and may_reuse(program, position, candidate, name):
+            return candidate
+    return None
+
+
+def _place(blocks: list[Block]) -> tuple[dict[int, Size], int]:
+    """Byte offsets of blocks with known sizes, and the bytes needed in all."""
+    offsets: dict[int, Size] = {}
+    placed: list[tuple[int, int, Block]] = []  # (offset, end, block), by offset
+    top = 0
+    for block in sorted(blocks, key=lambda b: (-int(b.nbytes), b.first)):
+        size = int(block.nbytes)
+        best: tuple[int, int] | None = None  # (gap, offset): best fit
+        cursor = 0
+        for offset, end, other in placed:
+            if other.last < block.first or block.last < other.first:
+                continue
+            if offset - cursor >= size and (best is None or offset - cursor < best[0]):
+                best = (offset - cursor, cursor)
+            cursor = max(cursor, end)
+        where = cursor if best is None else best[1]
+        offsets[id(block)] = where
+        placed.append((where, where + size, block))
+        placed.sort(key=lambda p: p[0])
+        top = max(top, where + size)
+    return offsets, top

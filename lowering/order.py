@@ -1,0 +1,105 @@
+"""Which step must come before which, and an order of the steps that keeps few bytes alive."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import replace
+
+import sympy
+
+from precast.lowering.effects import reads, writes
+from precast.lowering.ir import Buffer, Program, Size, Step
+
+HINT = 64
+"""Stands for a size symbol where only a guess of a size is needed."""
+
+
+def hint(size: Size) -> int:
+    """The size, with a guess for unknown symbols. For cost decisions only, never for correctness."""
+    if isinstance(size, int):
+        return size
+    return max(int(size.xreplace({s: sympy.Integer(HINT) for s in size.free_symbols})), 1)
+
+
+def nbytes_hint(buffer: Buffer) -> int:
+    """About how many bytes the buffer takes."""
+    total = buffer.dtype.itemsize
+    for s in buffer.size:
+        total *= hint(s)
+    return total
+
+
+def dependencies(steps: Sequence[Step]) -> list[set[int]]:
+    """For each step the earlier steps that must stay before it: producers of what it reads, and readers and writers of what it overwrites."""
+    last_write: dict[str, int] = {}
+    readers: dict[str, list[int]] = {}
+    before: list[set[int]] = []
+    for position, step in enumerate(steps):
+        needed: set[int] = set()
+        read, written = reads(step), writes(step)
+        needed.update(last_write[name] for name in read if name in last_write)
+        for name in written:
+            needed.update(readers.get(name, ()))
+            if name in last_write:
+                needed.add(last_write[name])
+        for name in read:
+            readers.setdefault(name, []).append(position)
+        for name in written:
+            last_write[name] = position
+            readers[name] = []
+        needed.discard(position)
+        before.append(needed)
+    return before
+
+
+def order_steps(program: Program) -> Program:
+    """Topological order by a greedy rule: of the ready steps, the one that frees most (or allocates least) goes first; ties keep the graph's order."""
+    steps = program.steps
+    before = dependencies(steps)
+    after: list[list[int]] = [[] for _ in steps]
+    for position, needed in enumerate(before):
+        for p in needed:
+            after[p].append(position)
+    size = {b.name: nbytes_hint(b) for b in program.buffers}
+    fixed = (
+        {i for i in program.inputs if isinstance(i, str)}
+        | {o.view.buffer for o in program.outputs if o.view is not None}
+        | set(program.persistent)
+    )
+    fixed |= {c.buffer for c in program.constants}
+    read = [reads(s) for s in steps]
+    written = [writes(s) for s in steps]
+    users: dict[str, set[int]] = {}
+    for position in range(len(steps)):
+        for name in (*read[position], *written[position]):
+            users.setdefault(name, set()).add(position)
+    born: set[str] = set()
+
+    def growth(position: int) -> int:
+        fresh = sum(size[n] for n in written[position] if n not in fixed and n not in born)
+        freed = sum(size[n] for n in read[position] if n not in fixed and users[n] == {position})
+        return fresh - freed
+
+    waiting = [len(n) for n in before]
+    ready = [(min(growth(p), 0) and growth(p), p) for p in range(len(steps)) if not waiting[p]]
+    heapq.heapify(ready)
+    result: list[Step] = []
+    while ready:
+        stale, position = heapq.heappop(ready)
+        current = growth(position)
+        current = current if current < 0 else 0
+        if current != stale and ready and (current, position) > ready[0]:
+            heapq.heappush(ready, (current, position))
+            continue
+        result.append(steps[position])
+        for name in (*read[position], *written[position]):
+            users[name].discard(position)
+            born.add(name)
+        for follower in after[position]:
+            waiting[follower] -= 1
+            if not waiting[follower]:
+                change = growth(follower)
+                heapq.heappush(ready, (change if change < 0 else 0, follower))
+    assert len(result) == len(steps), "the steps depend on one another in a circle"
+    return replace(program, steps=tuple(result))

@@ -1,0 +1,42 @@
+"""The scheduler: an unscheduled `Program` becomes a fused, laid out and planned one, by a flat list of named passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from precast.lowering.fusion import fuse, fuse_pointwise
+from precast.lowering.ir import Program
+from precast.lowering.memory import plan_memory
+from precast.lowering.order import order_steps
+from precast.lowering.verify import verify
+
+Pass = Callable[[Program], Program]
+
+
+def passes(target: str, options: Mapping[str, Any]) -> list[tuple[str, Pass]]:
+    """The passes in order, by name. `target` as in `cpu:x86-64-v3`; `options["freeze"]` allows copies of weights."""
+    return [
+        ("fuse pointwise", fuse_pointwise),
+        ("fuse", fuse),
+        ("order", order_steps),
+        ("plan memory", plan_memory),
+    ]
+
+
+def schedule(
+    program: Program,
+    target: str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    check: bool = False,
+    trace: Callable[[str, Program], None] | None = None,
+) -> Program:
+    """The scheduled program. With `check` each pass's result is verified; `trace` sees the program after each pass."""
+    for name, run in passes(target, options or {}):
+        program = run(program)
+        if check:
+            verify(program, name)
+        if trace is not None:
+            trace(name, program)
+    return program
