@@ -1,0 +1,85 @@
+"""The benchmark harness: verdicts from known figures, and one real run of a tiny row."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The report module; benchmarks/ is no package, so its folder goes on sys.path as when it is run."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("report")
+
+
+def _row(report: ModuleType, **steady: float) -> dict[str, object]:
+    return {
+        name: report.Result(blocks=[t] * 3, quiet=[True] * 3, steady=[t] * 9, cold=t, warm=[t], warm_peak=int(t))
+        for name, t in steady.items()
+    }
+
+
+def test_steady_prefers_quiet_blocks(report: ModuleType) -> None:
+    result = report.Result(blocks=[1.0, 9.0, 1.2, 1.1, 9.0], quiet=[True, False, True, True, False])
+    assert report.steady(result) == 1.1
+    few = report.Result(blocks=[1.0, 9.0, 9.0], quiet=[True, False, False])
+    assert report.steady(few) == 9.0, "fewer than three quiet blocks: all count"
+
+
+def test_the_best_rival_of_each_row_counts(report: ModuleType) -> None:
+    row = _row(report, eager=3.0, inductor=2.0, freezing=1.5, precast=1.0, precast_freeze=0.5)
+    assert report.best_rival(row) == ("freezing", 1.5)
+
+
+@pytest.mark.parametrize(
+    ("ours", "bar", "met"), [(1.0, 1.5, True), (1.0, 1.6, False), (2.0, 1.1, False)], ids=["just met", "just missed", "slower"]
+)
+def test_steady_bar(report: ModuleType, ours: float, bar: float, met: bool) -> None:
+    text = report.bars({"bert": _row(report, inductor=1.5, precast=ours)}, bar)
+    line = next(line for line in text.splitlines() if "steady, precast against" in line)
+    assert line.startswith("- met" if met else "- NOT met")
+
+
+def test_a_slower_row_is_named_even_when_the_geomean_is_fine(report: ModuleType) -> None:
+    rows = {"bert": _row(report, inductor=10.0, precast=1.0), "vit": _row(report, inductor=1.0, precast=1.1)}
+    text = report.bars(rows, 1.5)
+    assert "- met: steady, precast against" in text
+    assert "- NOT met: no row slower (precast)" in text
+
+
+def test_cold_and_warm_bars_take_the_worst_row(report: ModuleType) -> None:
+    rows = {"bert": _row(report, inductor=10.0, precast=1.0), "vit": _row(report, inductor=10.0, precast=5.0)}
+    lines = report.bars(rows, 1.5).splitlines()
+    assert any(line.startswith("- NOT met: cold compile") and "vit" in line for line in lines)
+    assert any(line.startswith("- NOT met: warm first call over") and "0.500 (vit)" in line for line in lines)
+
+
+def test_what_was_not_measured_is_not_met_silently(report: ModuleType) -> None:
+    text = report.bars({"bert": _row(report, inductor=1.0)}, 1.5)
+    assert "met: " not in text.replace("not measured: ", "")
+
+
+def test_a_tiny_row_runs_end_to_end(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    command = [sys.executable, str(FOLDER / "run.py"), "--rows", "tiny", "--contenders", "eager", "--quick", "--json", str(figures)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    row = json.loads(figures.read_text())["rows"]["tiny"]["eager"]
+    assert row["max_error"] < 1e-4 and row["error"] is None
+    assert len(row["blocks"]) >= 3 and min(row["blocks"]) > 0
+    assert "not measured" in done.stdout, "without precast no bar may be called met"
+
+
+def test_an_unknown_row_is_refused_by_name() -> None:
+    done = subprocess.run([sys.executable, str(FOLDER / "run.py"), "--rows", "bertt"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "unknown row 'bertt'" in done.stderr
