@@ -26,7 +26,12 @@ _TYPES_BY_NAME: dict[str, Any] = {name: getattr(types, name) for name in dir(typ
 _TYPE_NAMES: dict[type, str] = {}
 for _name in sorted(_TYPES_BY_NAME):
     _TYPE_NAMES.setdefault(_TYPES_BY_NAME[_name], _name)
-_KINDS: dict[type, str] = {type({}.keys()): "dict_keys", type({}.values()): "dict_values", type({}.items()): "dict_items", type(NotImplemented): "NotImplementedType"}
+_KINDS: dict[type, str] = {
+    type({}.keys()): "dict_keys",
+    type({}.values()): "dict_values",
+    type({}.items()): "dict_items",
+    type(NotImplemented): "NotImplementedType",
+}
 
 
 def type_name(cls: type) -> str:

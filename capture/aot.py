@@ -34,7 +34,9 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
     Must run inside the Dynamo backend callback: the live TracingContext holds the fake tensors. Raises CaptureRefused.
     """
     if any(isinstance(a, (torch.SymInt, torch.SymFloat, torch.SymBool)) for a in example_inputs):
-        raise CaptureRefused("a size or number of this call is marked as dynamic", hint="remove torch._dynamo.mark_dynamic; shapes are static for now")
+        raise CaptureRefused(
+            "a size or number of this call is marked as dynamic", hint="remove torch._dynamo.mark_dynamic; shapes are static for now"
+        )
     with contextlib.ExitStack() as stack:
         prepared = _prepare(gm, example_inputs, dict(decompositions))
         call, own_tensors, fake_args, descriptions, config, fake_mode, shape_env, activations = prepared
@@ -58,7 +60,9 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
 
 def _prepare(gm: torch.fx.GraphModule, inputs: list[Any], decompositions: dict[Any, Callable[..., Any]]) -> tuple[Any, ...]:
     if torch.__version__ < "2.12":
-        made = prepare_aot_module_simplified(gm, inputs, None, decompositions, True, None, False, False, force_non_lazy_backward_lowering=True)  # type: ignore[arg-type,misc]
+        made = prepare_aot_module_simplified(
+            gm, inputs, None, decompositions, True, None, False, False, force_non_lazy_backward_lowering=True
+        )  # type: ignore[arg-type,misc]
         call, tensors, _, _, fake_args, descriptions, config, fake_mode, shape_env, _, _ = made  # type: ignore[misc]
         return call, tensors, fake_args, descriptions, config, fake_mode, shape_env, None
     made = prepare_aot_module_simplified(gm, inputs, None, decompositions, True, False, False, force_non_lazy_backward_lowering=True)
@@ -168,7 +172,10 @@ def _input_view(value: torch.fx.Node, placeholder: torch.fx.Node, info: Any) -> 
     if sequence:
         # A mutated input's new value may be laid out otherwise than the input itself, so the views are replayed on a stand-in for the input.
         stand_in = torch.empty(0, dtype=base.dtype, device="meta").set_(
-            torch.empty(base.untyped_storage().nbytes(), dtype=torch.uint8, device="meta").untyped_storage(), base.storage_offset(), base.shape, base.stride()
+            torch.empty(base.untyped_storage().nbytes(), dtype=torch.uint8, device="meta").untyped_storage(),
+            base.storage_offset(),
+            base.shape,
+            base.stride(),
         )  # type: ignore[call-overload]
         view = torch._functorch._aot_autograd.functional_utils._functionalization.apply_view_meta_sequence(stand_in, sequence)
     else:

@@ -73,7 +73,9 @@ def _marshals(constant: Any) -> bool:
     return type(constant) in (type(None), bool, int, float, complex, str, bytes, type(...))
 
 
-def digests(functions: Iterable[types.FunctionType], codes: Iterable[types.CodeType], entry: types.CodeType) -> tuple[tuple[CodeDigest, ...], tuple[str, ...]]:
+def digests(
+    functions: Iterable[types.FunctionType], codes: Iterable[types.CodeType], entry: types.CodeType
+) -> tuple[tuple[CodeDigest, ...], tuple[str, ...]]:
     """Digests of every traced function outside torch and the standard library (their versions are in the key), the entry first,
     and reasons for those that a fresh process could not find again."""
     by_code = {f.__code__: f for f in functions}

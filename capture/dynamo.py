@@ -104,7 +104,9 @@ def _compile(function: types.FunctionType, local_values: dict[str, Any], backend
     except exc.SkipFrame as error:
         raise CaptureRefused(f"there is nothing to compile: {_first_line(error)}", _where(error, function)) from error
     except (exc.Unsupported, exc.UserError, exc.UncapturedHigherOrderOpError, exc.ArgsMismatchError) as error:
-        raise CaptureRefused(_explain(error), _where(error, function), "it runs eagerly; rewrite that line, or mark the call with precast.disable") from error
+        raise CaptureRefused(
+            _explain(error), _where(error, function), "it runs eagerly; rewrite that line, or mark the call with precast.disable"
+        ) from error
     except exc.BackendCompilerFailed as error:
         inner = error.inner_exception
         if isinstance(inner, CaptureRefused):

@@ -20,7 +20,8 @@ from precast.capture.frame import CapturedFrame, CaptureRefused
 from precast.capture.guards import GuardContext, translate
 from precast.capture.implicit import aliasing_guards, state_guard
 from precast.capture.sources import NotPortable, SourceContext
-from precast.runtime.frame_code import bind, entry_of, unwrap_partial
+from precast.runtime.entry import LocalsOf, entry_of
+from precast.runtime.guard_eval import failure
 from precast.runtime.paths import describe
 
 
@@ -32,17 +33,33 @@ class CaptureOptions:
 
 
 def capture(
-    fn: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, *, name: str | None = None, options: CaptureOptions | None = None
+    fn: Any,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    name: str | None = None,
+    options: CaptureOptions | None = None,
 ) -> CapturedFrame:
     """Trace one call of `fn` without running it. Nothing of the process is changed.
 
     `fn`: a function, bound method, closure, `functools.partial`, `nn.Module` or object with `__call__`. Sizes are specialised.
     Raises CaptureRefused where the call is no single graph, TypeError where the arguments do not fit the signature.
     """
-    target, args, all_kwargs = unwrap_partial(fn, args, kwargs or {})
-    entry = entry_of(target)
-    local_values = bind(entry.function, (*entry.bound, *args), all_kwargs)
+    entry = entry_of(_called(fn))
+    locals_of = LocalsOf(entry.function)
+    local_values = locals_of((*entry.prefix, *args), {**entry.keywords, **(kwargs or {})}) | locals_of.cells()
     return _Capture(entry.function, local_values, name or entry.function.__qualname__, options or CaptureOptions()).run()
+
+
+def _called(fn: Any) -> Any:
+    """A module with hooks is captured through `__call__`, which runs them; any other module is its `forward`."""
+    if not isinstance(fn, torch.nn.Module):
+        return fn
+    own = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    shared = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks")
+    hooked = any(getattr(fn, h) for h in own) or any(getattr(torch.nn.modules.module, h) for h in shared)
+    own_call = type(fn).__call__ is not torch.nn.Module.__call__
+    return fn._call_impl if hooked and not own_call else fn.__call__ if own_call else fn
 
 
 @dataclass
@@ -76,6 +93,7 @@ class _Capture:
         except NotPortable as error:
             problems.append(str(error))
         guards = [*translation.guards, state, *aliasing_guards(inputs, self.sources)]
+        problems += [f"guard {text} at capture itself" for guard in guards if (text := failure(guard, self.local_values))]
         return CapturedFrame(
             self.name, canonical_order(guards), tuple(problems), found, record, graph, tuple(inputs), self._outputs(), self.needs_grad
         )
@@ -100,7 +118,11 @@ class _Capture:
         """Whether an nn.Module owns the tensor itself: such inputs are fetched by path when the module changes, not on each call."""
         try:
             path = self.sources.path(source)
-            return len(path) > 1 and path[-1][0] in ("param", "buffer", "attr", "raw") and isinstance(self.sources.value(path[:-1]), torch.nn.Module)
+            return (
+                len(path) > 1
+                and path[-1][0] in ("param", "buffer", "attr", "raw")
+                and isinstance(self.sources.value(path[:-1]), torch.nn.Module)
+            )
         except (NotPortable, LookupError):
             return False
 
@@ -114,7 +136,9 @@ class _Capture:
             value = self.sources.value(path)
             if not isinstance(value, torch.Tensor):
                 raise CaptureRefused(f"{describe(path)} is passed to the graph as a {type(value).__name__}")
-            inputs.append(GraphInput(path, bound, None if bound else position, "tensor", i in mutated, isinstance(value, torch.nn.Parameter)))
+            inputs.append(
+                GraphInput(path, bound, None if bound else position, "tensor", i in mutated, isinstance(value, torch.nn.Parameter))
+            )
             position += not bound
         return inputs
 

@@ -62,7 +62,12 @@ def translate(dynamo_guards: Iterable[Any], context: GuardContext) -> Translatio
             path = context.sources.path(guard.originating_source)
             if _from_dynamo(path):
                 continue
-            if kind == "SEQUENCE_LENGTH" and _is_registry(path, context) and guard.originating_source not in keyed and guard.originating_source in looked_up:
+            if (
+                kind == "SEQUENCE_LENGTH"
+                and _is_registry(path, context)
+                and guard.originating_source not in keyed
+                and guard.originating_source in looked_up
+            ):
                 continue
             result.guards.extend(_translate_one(kind, path, guard, context))
         except (NotPortable, Untaggable, PathError) as error:
@@ -174,7 +179,11 @@ def _tensor(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
     value = context.sources.value(path)
     known = context.sizes.get(guard.originating_source)
     size = tuple(value.shape) if known is None else tuple(_concrete(s) for s in known["size"])
-    stride = tuple(value.stride()) if known is None and value.layout is torch.strided else tuple(_concrete(s) for s in (known or {}).get("stride") or ())
+    stride = (
+        tuple(value.stride())
+        if known is None and value.layout is torch.strided
+        else tuple(_concrete(s) for s in (known or {}).get("stride") or ())
+    )
     return [Guard(path, Predicate.TENSOR, tensor_spec(value, size, stride)), Guard(path, Predicate.UNMARKED)]
 
 

@@ -18,7 +18,9 @@ def global_state() -> dict[str, Any]:
     return {
         "grad": torch.is_grad_enabled(),
         "inference": torch.is_inference_mode_enabled(),
-        "autocast": {kind: str(torch.get_autocast_dtype(kind)).removeprefix("torch.") for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)},
+        "autocast": {
+            kind: str(torch.get_autocast_dtype(kind)).removeprefix("torch.") for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
+        },
         "autocast_cache": torch.is_autocast_cache_enabled(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),

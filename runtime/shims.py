@@ -11,11 +11,17 @@ from typing import Any
 import torch
 
 
-def _create_nested_fn(code: types.CodeType, f_globals: dict[str, Any], name: str, defaults: Any, closure: Any, kwdefaults: Any, annotations: Any) -> Any:
+def _create_nested_fn(
+    code: types.CodeType, f_globals: dict[str, Any], name: str, defaults: Any, closure: Any, kwdefaults: Any, annotations: Any
+) -> Any:
     function = types.FunctionType(code, f_globals, name, defaults, closure)
     function.__kwdefaults__ = kwdefaults
     if isinstance(annotations, tuple):
-        annotations = dict(itertools.batched(annotations, 2)) if hasattr(itertools, "batched") else dict(zip(annotations[::2], annotations[1::2], strict=True))
+        annotations = (
+            dict(itertools.batched(annotations, 2))
+            if hasattr(itertools, "batched")
+            else dict(zip(annotations[::2], annotations[1::2], strict=True))
+        )
     function.__annotations__ = annotations or {}
     return function
 

@@ -9,7 +9,8 @@ import torch
 
 from precast.artifact_store.records import TensorConstant
 from precast.capture import CapturedFrame
-from precast.runtime.frame_code import bind, build, entry_of, unwrap_partial
+from precast.runtime.entry import LocalsOf, entry_of
+from precast.runtime.frame_code import build
 from precast.runtime.graph_outputs import graph_outputs
 from precast.runtime.paths import resolve
 
@@ -20,9 +21,9 @@ def constant_tensor(constant: TensorConstant) -> torch.Tensor:
 
 
 def locals_of(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    target, args, kwargs = unwrap_partial(fn, args, kwargs)
-    entry = entry_of(target)
-    return bind(entry.function, (*entry.bound, *args), kwargs)
+    entry = entry_of(fn)
+    locals_of = LocalsOf(entry.function)
+    return locals_of((*entry.prefix, *args), {**entry.keywords, **kwargs}) | locals_of.cells()
 
 
 def rebuilt(frame: CapturedFrame, fn: Any, values: dict[str, Any], graph: Callable[..., Any] | None = None) -> Callable[..., Any]:
@@ -35,13 +36,11 @@ def rebuilt(frame: CapturedFrame, fn: Any, values: dict[str, Any], graph: Callab
         inputs = [bound[i] if inp.bound else per_call[inp.position] for i, inp in enumerate(frame.inputs)]
         return graph_outputs(frame.outputs, run(*inputs), inputs)
 
-    target, _, _ = unwrap_partial(fn, (), {})
-    entry = entry_of(target)
+    entry = entry_of(fn)
     function = build(frame.code, entry.function, graph_callable)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        _, args, kwargs = unwrap_partial(fn, args, kwargs)
-        return function(*entry.bound, *args, **kwargs)
+        return function(*entry.prefix, *args, **{**entry.keywords, **kwargs})
 
     return call
 

@@ -1,0 +1,81 @@
+"""Evaluating guards in Python, one at a time, with words for people. Whole sets: `compile_checker` (runtime/checker.py), offered here too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from precast.artifact_store.guards import Guard, Predicate
+from precast.runtime.checker import Checker, compile_checker
+from precast.runtime.global_state import global_state
+from precast.runtime.guard_rules import RULES, aliased
+from precast.runtime.paths import PathError, describe, resolve
+
+__all__ = ["Checker", "Verdict", "compile_checker", "evaluate", "failure", "first_failing"]
+
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a guard holds; if not, what it expected and what it found, in words."""
+
+    holds: bool
+    expected: str = ""
+    found: str = ""
+
+
+def evaluate(guard: Guard, local_values: Values, cells: Values | None = None) -> Verdict:
+    """Check one guard. Never raises: a path that leads nowhere does not hold."""
+    try:
+        if guard.path == (("state",),):
+            return _STATE_RULES[guard.predicate](guard, local_values, cells)
+        value = resolve(guard.path, local_values, cells)
+        if guard.predicate is Predicate.SAME_AS:
+            other = resolve(guard.constant, local_values, cells)
+            return Verdict(value is other, f"the same object as {describe(guard.constant)}", "another object")
+        holds, expected, found = RULES[guard.predicate](value, guard.constant)
+    except PathError as error:
+        return Verdict(False, "it to exist", str(error))
+    except Exception as error:  # noqa: BLE001 - a guard looks at the user's objects, whose __eq__, __len__ … may raise anything: then it does not hold
+        return Verdict(False, f"{guard.predicate.value} {guard.constant!r}", f"{type(error).__name__}: {error}")
+    return Verdict(holds, expected, found)
+
+
+def failure(guard: Guard, local_values: Values, cells: Values | None = None) -> str:
+    """A sentence when the guard does not hold: what, expected, found; empty when it holds."""
+    verdict = evaluate(guard, local_values, cells)
+    if verdict.holds:
+        return ""
+    if guard.path == (("state",),):
+        return f"expected {verdict.expected}, found {verdict.found}"
+    return f"{describe(guard.path)}: expected {verdict.expected}, found {verdict.found}"
+
+
+def first_failing(guards: Sequence[Guard], local_values: Values, cells: Values | None = None) -> int:
+    """Index of the first guard that does not hold, in the order given; -1 when all hold."""
+    return next((i for i, guard in enumerate(guards) if not evaluate(guard, local_values, cells).holds), -1)
+
+
+def _state(guard: Guard, local_values: Values, cells: Values | None) -> Verdict:
+    now = global_state()
+    wanted = guard.constant
+    differ = sorted(k for k in {*now, *wanted} if now.get(k) != wanted.get(k))
+    return Verdict(not differ, ", ".join(f"{k} {wanted.get(k)}" for k in differ), ", ".join(f"{k} {now.get(k)}" for k in differ))
+
+
+def _not_aliased(guard: Guard, local_values: Values, cells: Values | None) -> Verdict:
+    paths = guard.constant
+    names = {key: [(p, resolve(p, local_values, cells)) for p in paths[key]] for key in ("distinct", "mutated", "others")}
+    clash = aliased(names["distinct"], names["mutated"], names["others"])
+    if clash is None:
+        return Verdict(True)
+    first, second = clash
+    return Verdict(False, f"{describe(first)} and {describe(second)} to be different tensors that share no memory", "that they do")
+
+
+_STATE_RULES: dict[Predicate, Callable[[Guard, Values, Values | None], Verdict]] = {
+    Predicate.GLOBAL_STATE: _state,
+    Predicate.NOT_ALIASED: _not_aliased,
+}

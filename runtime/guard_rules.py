@@ -1,0 +1,217 @@
+"""One function per predicate: (value, constant) -> (holds, what was expected, what was found)."""
+
+from __future__ import annotations
+
+import itertools
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from precast.artifact_store.constants import Untaggable, equals, find_object, tag, type_name, untag
+from precast.artifact_store.guards import Path, Predicate
+from precast.runtime.code_digest import digest
+from precast.runtime.paths import describe_constant
+
+MARKS = frozenset(
+    (
+        "_dynamo_dynamic_indices",
+        "_dynamo_weak_dynamic_indices",
+        "_dynamo_unbacked_indices",
+        "_dynamo_strict_unbacked_indices",
+        "_dynamo_static_indices",
+    )
+)
+Ruled = tuple[bool, str, str]
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor {describe_tensor(_spec_of(value))}"
+    try:
+        return describe_constant(tag(value))[:120]
+    except Untaggable:
+        return f"an object of type {type_name(type(value))}"
+
+
+def _type(value: Any, name: str) -> Ruled:
+    found = type_name(type(value))
+    return found == name, f"type {name}", f"type {found}"
+
+
+def _equals(value: Any, constant: Any) -> Ruled:
+    return equals(value, constant), describe_constant(constant), _show(value)
+
+
+def _base_equals(value: Any, constant: Any) -> Ruled:
+    base = {"int": int, "bigint": int, "float": float, "str": str, "bytes": bytes, "complex": complex}[constant[0]]
+    return isinstance(value, base) and equals(base(value), constant), describe_constant(constant), _show(value)
+
+
+def _is(value: Any, name: str) -> Ruled:
+    if isinstance(value, type) and "<locals>" in name:
+        holds = type_name(value) == name
+    else:
+        try:
+            holds = find_object(name) is value
+        except LookupError:
+            holds = False
+    return holds, name, _show(value)
+
+
+def _tensor(value: Any, spec: dict[str, Any]) -> Ruled:
+    if not isinstance(value, torch.Tensor):
+        return False, f"a tensor {describe_tensor(spec)}", _show(value)
+    found = _spec_of(value)
+    return _spec_fits(spec, found), f"a tensor {describe_tensor(spec)}", f"a tensor {describe_tensor(found, spec)}"
+
+
+def _spec_of(value: torch.Tensor) -> dict[str, Any]:
+    strided = value.layout is torch.strided
+    return {
+        "type": type_name(type(value)),
+        "dtype": str(value.dtype).removeprefix("torch."),
+        "device": value.device.type,
+        "layout": str(value.layout).removeprefix("torch."),
+        "requires_grad": value.requires_grad,
+        "size": tuple(value.shape),
+        "stride": value.stride() if strided else (),
+        "conj": value.is_conj(),
+        "neg": value.is_neg(),
+        "offset": value.storage_offset() if strided else None,
+    }
+
+
+def _spec_fits(spec: dict[str, Any], found: dict[str, Any]) -> bool:
+    for key, wanted in spec.items():
+        have = found[key]
+        if key in ("size", "stride"):
+            if len(wanted) != len(have) or any(w is not None and w != h for w, h in zip(wanted, have, strict=True)):
+                return False
+        elif key == "offset":
+            if wanted is not None and wanted != have:
+                return False
+        elif wanted != have:
+            return False
+    return True
+
+
+def describe_tensor(spec: dict[str, Any], against: dict[str, Any] | None = None) -> str:
+    """`float32[2, 8] stride (8, 1) on cpu`; free sizes show as `?`; type, layout and flags only where they are unusual or differ from `against`."""
+    sizes = ", ".join("?" if s is None else str(s) for s in spec["size"])
+    strides = ", ".join("?" if s is None else str(s) for s in spec["stride"])
+    text = f"{spec['dtype']}[{sizes}] stride ({strides}) on {spec['device']}"
+    if spec["type"] not in ("torch:Tensor", "torch.nn.parameter:Parameter") or (against and against["type"] != spec["type"]):
+        text += f" of type {spec['type']}"
+    if spec["layout"] != "strided":
+        text += f" layout {spec['layout']}"
+    if spec["requires_grad"] or (against and against["requires_grad"]):
+        text += f" requires_grad={spec['requires_grad']}"
+    if spec["offset"] is not None and against and against["offset"] is not None:
+        text += f" storage offset {spec['offset']}"
+    return text + " conj" * bool(spec["conj"]) + " neg" * bool(spec["neg"])
+
+
+def _unmarked(value: Any, _: Any) -> Ruled:
+    marks = MARKS.intersection(getattr(value, "__dict__", ()))
+    return not marks, "a tensor without dynamic-shape marks", f"marks {', '.join(sorted(marks))}"
+
+
+def _keys(value: Any, constant: dict[str, Any]) -> Ruled:
+    keys = tuple(tag(k) for k in (dict.keys(value) if isinstance(value, dict) else value.keys()))
+    if not constant["ordered"]:
+        keys = tuple(sorted(keys, key=repr))
+    shown = [describe_constant(("list", k)) for k in (constant["keys"], keys)]
+    return keys == constant["keys"], f"keys {shown[0]}" + " in this order" * constant["ordered"], f"keys {shown[1]}"
+
+
+def _contains(value: Any, key: Any) -> bool:
+    plain = untag(key)
+    return dict.__contains__(value, plain) if isinstance(value, dict) else plain in value
+
+
+def _length(value: Any, size: int) -> Ruled:
+    found = dict.__len__(value) if isinstance(value, dict) else len(value)
+    return found == size, f"length {size}", f"length {found}"
+
+
+def _code(value: Any, wanted: str) -> Ruled:
+    code = value if isinstance(value, types.CodeType) else getattr(value, "__code__", None)
+    if not isinstance(code, types.CodeType):
+        return False, f"a Python function with code {wanted[:12]}", _show(value)
+    found = digest(code)
+    return found == wanted, f"code {wanted[:12]}", f"code {found[:12]} ({code.co_qualname}, {code.co_filename}:{code.co_firstlineno})"
+
+
+def _iterator(value: Any, constant: Any) -> Ruled:
+    kind = constant[0]
+    if kind == "tuple":
+        found: tuple[Any, ...] = ("tuple", value.__length_hint__()) if type(value) is type(iter(())) else ("other",)
+    elif kind == "range" and type(value) in (type(iter(range(0))), type(iter(range(1 << 70)))):
+        _, (source,), consumed = value.__reduce__()
+        found = ("range", source.start + (consumed or 0) * source.step, source.stop, source.step)
+    elif kind == "count" and type(value) is itertools.count:
+        parts = value.__reduce__()[1]
+        found = ("count", tag(parts[0]), tag(parts[1] if len(parts) > 1 else 1))
+    else:
+        found = ("other",)
+    return found == constant, f"an iterator {constant}", f"{type_name(type(value))} {found}"
+
+
+RULES: dict[Predicate, Callable[[Any, Any], Ruled]] = {
+    Predicate.TYPE: _type,
+    Predicate.EQUALS: _equals,
+    Predicate.BASE_EQUALS: _base_equals,
+    Predicate.IS: _is,
+    Predicate.TENSOR: _tensor,
+    Predicate.UNMARKED: _unmarked,
+    Predicate.LENGTH: _length,
+    Predicate.KEYS: _keys,
+    Predicate.HAS_KEY: lambda v, c: (_contains(v, c), f"the key {describe_constant(c)}", "no such key"),
+    Predicate.LACKS_KEY: lambda v, c: (not _contains(v, c), f"no key {describe_constant(c)}", "that key"),
+    Predicate.LACKS_OWN: lambda v, c: (c not in v.__dict__, f"no instance attribute {c}", "one"),
+    Predicate.HAS_ATTR: lambda v, c: (hasattr(v, c), f"an attribute {c}", "none"),
+    Predicate.LACKS_ATTR: lambda v, c: (not hasattr(v, c), f"no attribute {c}", "one"),
+    Predicate.NOT_NONE: lambda v, c: (v is not None, "an object", "None"),
+    Predicate.CODE: _code,
+    Predicate.EMPTY: lambda v, c: (len(v) == 0, "no hooks", f"{len(v)} of them"),
+    Predicate.ITERATOR: _iterator,
+}
+
+
+def aliased(
+    distinct: Sequence[tuple[Path, Any]], mutated: Sequence[tuple[Path, Any]], others: Sequence[tuple[Path, Any]]
+) -> tuple[Path, Path] | None:
+    """The first two paths that break the rule of NOT_ALIASED, or None."""
+    seen: dict[int, Path] = {}
+    for path, value in distinct:
+        if id(value) in seen:
+            return seen[id(value)], path
+        seen[id(value)] = path
+    spans = [(*span(v), p, True) for p, v in mutated] + [(*span(v), p, False) for p, v in others] if mutated else []
+    spans.sort(key=lambda s: s[:2])
+    open_end, written_end = -1, -1
+    open_path: Path | None = None
+    written_path: Path | None = None
+    for start, end, path, written in spans:
+        if start == end:
+            continue
+        if start < written_end and written_path is not None:
+            return written_path, path
+        if written and start < open_end and open_path is not None:
+            return open_path, path
+        if end > open_end:
+            open_end, open_path = end, path
+        if written and end > written_end:
+            written_end, written_path = end, path
+    return None
+
+
+def span(value: torch.Tensor) -> tuple[int, int]:
+    """First byte and one past the last byte that the tensor can reach; equal for an empty one."""
+    if value.numel() == 0:
+        return (0, 0)
+    start = value.data_ptr()
+    reach = sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+    return start, start + (reach + 1) * value.element_size()
