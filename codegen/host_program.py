@@ -11,11 +11,13 @@ from precast.codegen.cpp_index import IndexPrinter
 from precast.codegen.cpp_kernel import RenderedKernel
 from precast.codegen.host_extern import encode_call
 from precast.codegen.host_shims import SymbolTable, dtype_code, torch_name
-from precast.lowering.ir import Attention, Buffer, Conv, Extern, Gemm, Kernel, Program, Size, Step, View, Load, walk
+from precast.codegen.expand import LibraryCall, RunStep, views_of
+from precast.codegen.host_library import emit_library, writes_in_place
+from precast.lowering.ir import Buffer, Extern, Kernel, Load, Program, Size, View, walk
 from precast.codegen.values import store_roots
 
 
-def step_reads(step: Step) -> list[str]:
+def step_reads(step: RunStep) -> list[str]:
     """Buffers that a step reads."""
     match step:
         case Kernel(stores=stores):
@@ -23,15 +25,11 @@ def step_reads(step: Step) -> list[str]:
             return [n.buffer for n in walk(*roots) if isinstance(n, Load)] + [s.buffer for s in stores if s.mode != "set"]
         case Extern():
             return [v.buffer for v in _views((step.args, tuple(v for _, v in step.kwargs)))]
-        case Gemm():
-            return [v.buffer for v in (step.a, step.b, step.bias, step.residual) if v is not None]
-        case Conv():
-            return [v.buffer for v in (step.x, step.weight, step.bias, step.residual) if v is not None]
-        case Attention():
-            return [v.buffer for v in (step.q, step.k, step.v, step.mask) if v is not None]
+        case LibraryCall():
+            return [v.buffer for v in views_of(step)]
 
 
-def step_writes(step: Step) -> list[str]:
+def step_writes(step: RunStep) -> list[str]:
     """Buffers that a step writes."""
     match step:
         case Kernel(stores=stores):
@@ -53,8 +51,9 @@ def _views(arg: object) -> list[View]:
 class HostWriter:
     """Writes `precast_run`. Buffer `b` has a data pointer `d_b`; owned tensor handles live in `own[]`, which frees them on every way out."""
 
-    def __init__(self, program: Program, kernels: dict[str, RenderedKernel]) -> None:
+    def __init__(self, program: Program, steps: Sequence[RunStep], kernels: dict[str, RenderedKernel]) -> None:
         self.program = program
+        self.steps = steps
         self.kernels = kernels
         self.buffers = {b.name: b for b in program.buffers}
         self.number = {b.name: i for i, b in enumerate(program.buffers)}
@@ -104,7 +103,7 @@ class HostWriter:
 
     def _last_uses(self) -> dict[str, int]:
         last: dict[str, int] = {}
-        for number, step in enumerate(self.program.steps):
+        for number, step in enumerate(self.steps):
             for name in (*step_reads(step), *step_writes(step)):
                 last[name] = number
         return last
@@ -147,7 +146,7 @@ class HostWriter:
     def write(self) -> None:
         self._inputs()
         self._workspace()
-        for number, step in enumerate(self.program.steps):
+        for number, step in enumerate(self.steps):
             label = self._label(number, step)
             self.add(f"// {label}")
             self._prepare_outputs(step, label)
@@ -156,17 +155,15 @@ class HostWriter:
                     self._launch(step)
                 case Extern():
                     self._extern(step, label)
-                case Gemm():
-                    self._gemm(step, label)
-                case Conv() | Attention():
-                    raise TypeError(f"{label}: {type(step).__name__} steps are not rendered yet")
+                case LibraryCall():
+                    self._library(step, label)
             for name in dict.fromkeys((*step_reads(step), *step_writes(step))):
                 if self.last_use[name] == number and name not in self.output_buffers and name not in self.program.inputs:
                     self.release(name)
         self._outputs()
 
-    def _label(self, number: int, step: Step) -> str:
-        what = step.name if isinstance(step, Kernel) else step.op if isinstance(step, Extern) else type(step).__name__.lower()
+    def _label(self, number: int, step: RunStep) -> str:
+        what = step.name if isinstance(step, Kernel) else step.op if isinstance(step, Extern) else f"{step.how} {type(step.step).__name__.lower()}"
         shapes = ", ".join(repr(self.buffers[n]) for n in dict.fromkeys(step_writes(step)) if n in self.buffers)
         return f"step {number}: {what} -> {shapes}"
 
@@ -189,9 +186,9 @@ class HostWriter:
             if slot.buffer not in self.output_buffers:
                 self.add(f"{self.pointer(slot.buffer)} = base + {self.size(slot.offset)};")
 
-    def _prepare_outputs(self, step: Step, label: str) -> None:
+    def _prepare_outputs(self, step: RunStep, label: str) -> None:
         """Memory for what a step writes: kernels and `out=` calls need it before, other calls bring their own."""
-        if isinstance(step, Extern):
+        if isinstance(step, Extern) or isinstance(step, LibraryCall) and not writes_in_place(step):
             return
         for name in step_writes(step):
             fixed = name in self.slots and name not in self.output_buffers
@@ -229,10 +226,10 @@ class HostWriter:
             targets.append((name, target))
         self.add("}")
         for name, target in targets:
-            self._settle(name, target, label)
+            self.settle(name, target, label)
         self.python.append(f"    {', '.join(step.outs)} = {step.op}({', '.join(v.buffer for v in tensors)})")
 
-    def _settle(self, name: str, target: str, label: str) -> None:
+    def settle(self, name: str, target: str, label: str) -> None:
         """Adopts a library result; one whose strides are not the planned ones is copied into those."""
         buffer = self.buffers[name]
         if buffer.size:
@@ -248,19 +245,9 @@ class HostWriter:
             raise TypeError(f"{label}: buffer {name} of an opaque dtype has a workspace slot")
         self.adopt(name, target, label)
 
-    def _gemm(self, step: Gemm, label: str) -> None:
-        out = self.buffers[step.out]
-        handle = self.view_handle(View(step.out, out.size, out.stride), label)
-        a, b = self.view_handle(step.a, label), self.view_handle(step.b, label)
-        batched = len(step.a.size) == 3
-        if step.activation != "none" or step.residual is not None:
-            raise TypeError(f"{label}: no candidate takes activation {step.activation!r} with this residual")
-        if step.bias is None:
-            self.call("aoti_torch_cpu_bmm_out" if batched else "aoti_torch_cpu_mm_out", f"{handle}, {a}, {b}", label)
-        else:
-            bias = self.view_handle(step.bias, label)
-            self.call("aoti_torch_cpu_baddbmm_out" if batched else "aoti_torch_cpu_addmm_out", f"{handle}, {bias}, {a}, {b}, 1.0, 1.0", label)
-        self.python.append(f"    {step.out} = {step.a.buffer} @ {step.b.buffer}" + (f" + {step.bias.buffer}" if step.bias else ""))
+    def _library(self, call: LibraryCall, label: str) -> None:
+        """A library call with its implementation already chosen."""
+        emit_library(self, call, label)
 
     def _outputs(self) -> None:
         uses: dict[str, int] = {}

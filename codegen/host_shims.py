@@ -21,6 +21,20 @@ SHIMS: dict[str, str] = {
     "aoti_torch_cpu_baddbmm_out": "int32_t(*)(void*, void*, void*, void*, double, double)",
     "aoti_torch_cpu_mm_out": "int32_t(*)(void*, void*, void*)",
     "aoti_torch_cpu_bmm_out": "int32_t(*)(void*, void*, void*)",
+    "aoti_torch_cpu__linear_pointwise": "int32_t(*)(void*, void*, void**, const char*, const double**, int64_t, const char**, void**)",
+    "aoti_torch_cpu__linear_pointwise_binary": "int32_t(*)(void*, void*, void*, void**, const char*, void**)",
+    "aoti_torch_cpu_convolution": (
+        "int32_t(*)(void*, void*, void**, const int64_t*, int64_t, const int64_t*, int64_t, const int64_t*, int64_t, int32_t, const int64_t*, int64_t, int64_t, void**)"
+    ),
+    "aoti_torch_cpu_mkldnn__convolution_pointwise": (
+        "int32_t(*)(void*, void*, void**, const int64_t*, int64_t, const int64_t*, int64_t, const int64_t*, int64_t, int64_t, "
+        "const char*, const double**, int64_t, const char**, void**)"
+    ),
+    "aoti_torch_cpu_mkldnn__convolution_pointwise_binary": (
+        "int32_t(*)(void*, void*, void*, void**, const int64_t*, int64_t, const int64_t*, int64_t, const int64_t*, int64_t, int64_t, "
+        "const char*, double*, const char**, const double**, int64_t, const char**, void**)"
+    ),
+    "aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu": "int32_t(*)(void*, void*, void*, double, int32_t, void**, double*, void**, void**)",
     "aoti_torch_grad_mode_is_enabled": "bool(*)()",
     "aoti_torch_grad_mode_set_enabled": "void(*)(bool)",
     "torch_get_num_threads": "int32_t(*)(uint32_t*)",

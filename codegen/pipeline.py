@@ -8,11 +8,13 @@ from typing import Any
 
 import sympy
 
+from precast.codegen.choices import Chooser
 from precast.codegen.compiled import CompiledGraph
 from precast.codegen.cpp_index import INDEX_HELPERS
 from precast.codegen.cpp_kernel import RenderedKernel, render_kernel
 from precast.codegen.cpp_ops import prototypes
 from precast.codegen.cpp_types import PROLOGUE
+from precast.codegen.expand import expand
 from precast.codegen.host_program import HostWriter
 from precast.codegen.host_shims import torch_name
 from precast.codegen.toolchain import compile_shared, find_compiler, native_level
@@ -35,9 +37,12 @@ def compile_program(program: Program, target: str, options: Mapping[str, Any] | 
     """
     began = time.perf_counter()
     buffers = {b.name: b for b in program.buffers}
-    kernels = {s.name: render_kernel(s, buffers) for s in program.steps if isinstance(s, Kernel)}
+    options = options or {}
+    chooser = Chooser(tuning=options.get("tuning", {}), measure=bool(options.get("measure", True)) and target == "cpu:native")
+    steps = expand(program, program.steps, chooser)
+    kernels = {s.name: render_kernel(s, buffers) for s in steps if isinstance(s, Kernel)}
     kernel_source = "".join(k.source for k in kernels.values())
-    host = HostWriter(program, kernels)
+    host = HostWriter(program, steps, kernels)
     host_source = host.source()
     rendered = time.perf_counter()
     unit = "\n".join([PROLOGUE, prototypes(), INDEX_HELPERS, FAULT, kernel_source, host_source])
@@ -50,14 +55,19 @@ def compile_program(program: Program, target: str, options: Mapping[str, Any] | 
         inputs=tuple(_input(program, i) for i in program.inputs),
         outputs=tuple(_output(program, n) for n in range(len(program.outputs))),
         workspace_bytes=_number(program.workspace_bytes),
-        evidence=_evidence(target, kernels),
-        timings={"render_s": rendered - began, "compiler_s": done - rendered},
+        evidence=_evidence(target, kernels, chooser),
+        timings={"render_s": rendered - began - chooser.spent_s, "measure_s": chooser.spent_s, "compiler_s": done - rendered},
     )
 
 
-def _evidence(target: str, kernels: dict[str, RenderedKernel]) -> dict[str, Any]:
+def _evidence(target: str, kernels: dict[str, RenderedKernel], chooser: Chooser) -> dict[str, Any]:
     level = native_level() if target == "cpu:native" else target.removeprefix("cpu:")
-    return {"compiler": find_compiler().version, "target_level": level, "kernel_serial_ns": {k.name: round(k.serial_ns) for k in kernels.values()}}
+    return {
+        "compiler": find_compiler().version,
+        "target_level": level,
+        "choices": dict(sorted(chooser.used.items())),
+        "kernel_serial_ns": {k.name: round(k.serial_ns) for k in kernels.values()},
+    }
 
 
 def _number(size: Size) -> int | str:

@@ -1,0 +1,125 @@
+"""Steps of a program as what really runs: kernels, extern calls, and library calls with a chosen implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import sympy
+
+from precast.codegen.choices import POST_OPS, Chooser, gemm_candidates, gemm_key
+from precast.codegen.epilogue import epilogue_kernel, gemm_kernel
+from precast.lowering.ir import Attention, Buffer, Conv, Extern, Gemm, Kernel, Program, Size, Step, View
+
+How = Literal["onednn", "aten", "flash"]
+
+TINY = 8_192
+"""Multiplications up to which a generated loop beats any library call (a call costs about 1.5 us)."""
+
+
+@dataclass(frozen=True)
+class LibraryCall:
+    """`step` run by library `how`; what it does not take (activation, residual) was split off into a kernel that follows."""
+
+    step: Gemm | Conv | Attention
+    how: How
+
+    @property
+    def out(self) -> str:
+        return self.step.out
+
+
+RunStep = Kernel | Extern | LibraryCall
+
+
+def expand(program: Program, steps: Sequence[Step], chooser: Chooser, prefix: str = "library") -> list[RunStep]:
+    """Replaces every library step by its chosen implementation and, where that lacks the epilogue, a kernel."""
+    buffers = {b.name: b for b in program.buffers}
+    result: list[RunStep] = []
+    for number, step in enumerate(steps):
+        name = f"{prefix}_{number}"
+        match step:
+            case Gemm():
+                result += _gemm(step, name, buffers, chooser)
+            case Conv():
+                result += _conv(step, name, buffers)
+            case Attention():
+                result.append(_attention(step, buffers))
+            case _:
+                result.append(step)
+    return result
+
+
+def known(*sizes: Size) -> bool:
+    return all(isinstance(s, int | sympy.Integer) for s in sizes)
+
+
+def _bare(step: Gemm) -> Gemm:
+    return replace(step, activation="none", activation_args=(), residual=None)
+
+
+def _gemm(step: Gemm, name: str, buffers: Mapping[str, Buffer], chooser: Chooser) -> list[RunStep]:
+    dtype = buffers[step.out].dtype.value
+    sizes = (*step.a.size, *step.b.size)
+    if known(*sizes):
+        points = int(step.b.size[-1])
+        for s in step.a.size:
+            points *= int(s)
+        if points <= TINY or int(step.a.size[-2]) == 1 and len(step.a.size) == 2 and dtype in ("f32", "bf16"):
+            return [gemm_kernel(name, step, buffers)]
+    if len(step.a.size) == 2 and dtype in ("f32", "bf16") and (step.bias is None or step.bias.stride == (1,)):
+        how = "onednn"
+        if known(*sizes):
+            how = chooser.pick(gemm_key(step, buffers), gemm_candidates(step, buffers), "onednn")
+        if how == "onednn":
+            return _onednn_gemm(step, name, buffers)
+    rest = epilogue_kernel(name, step, buffers)
+    return [LibraryCall(_bare(step), "aten"), *([rest] if rest is not None else [])]
+
+
+def _onednn_gemm(step: Gemm, name: str, buffers: Mapping[str, Buffer]) -> list[RunStep]:
+    if step.residual is None and step.activation in POST_OPS:
+        return [LibraryCall(step, "onednn")]
+    same = step.residual is not None and step.residual.stride == buffers[step.out].stride
+    if step.residual is not None and step.activation == "none" and same:
+        return [LibraryCall(step, "onednn")]
+    rest = epilogue_kernel(name, step, buffers)
+    return [LibraryCall(_bare(step), "onednn"), *([rest] if rest is not None else [])]
+
+
+def _conv(step: Conv, name: str, buffers: Mapping[str, Buffer]) -> list[RunStep]:
+    dtype = buffers[step.out].dtype.value
+    if dtype in ("f32", "bf16") and not step.transposed and len(step.x.size) in (4, 5):
+        if step.residual is None:
+            return [LibraryCall(step, "onednn")]
+        if step.residual_order == "before" and step.activation in ("none", "relu") and step.residual.stride == buffers[step.out].stride:
+            return [LibraryCall(step, "onednn")]
+    rest = epilogue_kernel(name, step, buffers)
+    bare = replace(step, activation="none", activation_args=(), residual=None)
+    return [LibraryCall(bare, "aten"), *([rest] if rest is not None else [])]
+
+
+def _attention(step: Attention, buffers: Mapping[str, Buffer]) -> RunStep:
+    unit = all(v.stride[-1] == 1 for v in (step.q, step.k, step.v))
+    masked = step.mask is None or (len(step.mask.size) == 4 and buffers[step.mask.buffer].dtype is buffers[step.out].dtype)
+    square = step.q.size[-1] == step.v.size[-1]
+    if unit and masked and square and step.q.size[1] == step.k.size[1] and buffers[step.out].dtype.value in ("f32", "bf16", "f16", "f64"):
+        return LibraryCall(step, "flash")
+    grouped = step.q.size[1] != step.k.size[1]
+    kwargs: tuple[tuple[str, object], ...] = (("attn_mask", step.mask), ("is_causal", step.causal), ("scale", step.scale), ("enable_gqa", grouped))
+    return Extern("aten::scaled_dot_product_attention", (step.q, step.k, step.v), kwargs, (step.out,), origins=step.origins)
+
+
+def views_of(step: RunStep) -> list[View]:
+    """Operand views of a library call."""
+    if not isinstance(step, LibraryCall):
+        return []
+    match step.step:
+        case Gemm() as s:
+            found = (s.a, s.b, s.bias, s.residual)
+        case Conv() as s:
+            found = (s.x, s.weight, s.bias, s.residual)
+        case Attention() as s:
+            found = (s.q, s.k, s.v, s.mask)
+    return [v for v in found if v is not None]

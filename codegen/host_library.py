@@ -1,0 +1,140 @@
+"""Library calls in the host program: oneDNN, MKL through aten, flash attention."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Protocol
+
+from precast.codegen.choices import POST_OPS
+from precast.codegen.expand import LibraryCall
+from precast.lowering.ir import Attention, Buffer, Conv, Gemm, Size, View
+
+
+class Writer(Protocol):
+    """What this file needs of the host writer."""
+
+    buffers: dict[str, Buffer]
+    python: list[str]
+
+    def add(self, line: str) -> None: ...
+    def call(self, shim: str, arguments: str, step: str) -> None: ...
+    def view_handle(self, view: View, step: str) -> str: ...
+    def new_owned(self) -> str: ...
+    def settle(self, name: str, target: str, label: str) -> None: ...
+    def ints(self, values: Sequence[Size]) -> str: ...
+
+
+def writes_in_place(call: LibraryCall) -> bool:
+    """Whether the call writes memory that the host program supplies (`out=`); others return a tensor of their own."""
+    return call.how == "aten" and isinstance(call.step, Gemm)
+
+
+def emit_library(writer: Writer, call: LibraryCall, label: str) -> None:
+    """Writes the C++ of one library call."""
+    match call.step:
+        case Gemm() as step if call.how == "onednn":
+            _onednn_gemm(writer, step, label)
+        case Gemm() as step:
+            _aten_gemm(writer, step, label)
+        case Conv() as step:
+            _conv(writer, step, call.how == "onednn", label)
+        case Attention() as step:
+            _attention(writer, step, label)
+
+
+def _optional(writer: Writer, view: View | None, label: str) -> str:
+    """`AtenTensorHandle*` of an optional tensor."""
+    return "0" if view is None else f"&{writer.view_handle(view, label)}"
+
+
+def _address(handle: str) -> str:
+    return f"(void**)&{handle}"
+
+
+def _aten_gemm(writer: Writer, step: Gemm, label: str) -> None:
+    out = writer.buffers[step.out]
+    handle = writer.view_handle(View(step.out, out.size, out.stride), label)
+    a, b = writer.view_handle(step.a, label), writer.view_handle(step.b, label)
+    batched = len(step.a.size) == 3
+    if step.bias is None:
+        writer.call("aoti_torch_cpu_bmm_out" if batched else "aoti_torch_cpu_mm_out", f"{handle}, {a}, {b}", label)
+    else:
+        bias = writer.view_handle(step.bias, label)
+        writer.call("aoti_torch_cpu_baddbmm_out" if batched else "aoti_torch_cpu_addmm_out", f"{handle}, {bias}, {a}, {b}, 1.0, 1.0", label)
+    writer.python.append(f"    {step.out} = mm({_show(step.a)}, {_show(step.b)})" + (f" + {_show(step.bias)}" if step.bias else ""))
+
+
+def _onednn_gemm(writer: Writer, step: Gemm, label: str) -> None:
+    a = writer.view_handle(step.a, label)
+    weight = View(step.b.buffer, step.b.size[::-1], step.b.stride[::-1], step.b.offset, step.b.dtype)
+    w = writer.view_handle(weight, label)
+    bias = "0" if step.bias is None else _address(writer.view_handle(step.bias, label))
+    target = writer.new_owned()
+    if step.residual is not None:
+        other = writer.view_handle(step.residual, label)
+        writer.call("aoti_torch_cpu__linear_pointwise_binary", f'{a}, {other}, {w}, {bias}, "add", &{target}', label)
+        writer.python.append(f"    {step.out} = linear({_show(step.a)}, {_show(weight)}, {_show(step.bias)}) + {_show(step.residual)}")
+    else:
+        name, scalars, count, algorithm = _post_op(writer, step)
+        writer.call("aoti_torch_cpu__linear_pointwise", f"{a}, {w}, {bias}, {name}, {scalars}, {count}, {algorithm}, &{target}", label)
+        writer.python.append(f"    {step.out} = {step.activation}(linear({_show(step.a)}, {_show(weight)}, {_show(step.bias)}))")
+    writer.settle(step.out, target, label)
+
+
+def _post_op(writer: Writer, step: Gemm | Conv) -> tuple[str, str, int, str]:
+    """Arguments `attr, scalars, scalars_len, algorithm` of a fused activation (scalars: pointer to optional values)."""
+    name, algorithm = POST_OPS[step.activation]
+    values = step.activation_args
+    number = len(writer.python)
+    if values:
+        writer.add(f"const double pv{number}[] = {{{', '.join(repr(float(v)) for v in values)}}};")
+        writer.add(f"const double* ps{number}[] = {{{', '.join(f'&pv{number}[{i}]' for i in range(len(values)))}}};")
+    writer.add(f"const char* pa{number} = {json.dumps(algorithm)};")
+    return json.dumps(name), f"ps{number}" if values else "0", len(values), f"&pa{number}"
+
+
+def _conv(writer: Writer, step: Conv, onednn: bool, label: str) -> None:
+    x, w = writer.view_handle(step.x, label), writer.view_handle(step.weight, label)
+    bias = "0" if step.bias is None else _address(writer.view_handle(step.bias, label))
+    spatial = len(step.stride)
+    padding, stride, dilation = (writer.ints(v) for v in (step.padding, step.stride, step.dilation))
+    target = writer.new_owned()
+    if not onednn:
+        output_padding = writer.ints(step.output_padding or (0,) * spatial)
+        arguments = f"{x}, {w}, {bias}, {stride}, {spatial}, {padding}, {spatial}, {dilation}, {spatial}, {int(step.transposed)}, {output_padding}, {spatial}, {step.groups}, &{target}"
+        writer.call("aoti_torch_cpu_convolution", arguments, label)
+    else:
+        shape = f"{padding}, {spatial}, {stride}, {spatial}, {dilation}, {spatial}, {step.groups}"
+        name, scalars, count, algorithm = _post_op(writer, step)
+        if step.residual is None:
+            writer.call("aoti_torch_cpu_mkldnn__convolution_pointwise", f"{x}, {w}, {bias}, {shape}, {name}, {scalars}, {count}, {algorithm}, &{target}", label)
+        else:
+            other, number = writer.view_handle(step.residual, label), len(writer.python)
+            writer.add(f"const char* pu{number} = {name};")
+            unary = f"&pu{number}" if step.activation != "none" else "0"
+            arguments = f'{x}, {other}, {w}, {bias}, {shape}, "add", 0, {unary}, 0, 0, 0, &{target}'
+            writer.call("aoti_torch_cpu_mkldnn__convolution_pointwise_binary", arguments, label)
+    writer.python.append(f"    {step.out} = {step.activation}(conv({_show(step.x)}, {_show(step.weight)}, {_show(step.bias)}, stride={step.stride}, padding={step.padding}))")
+    writer.settle(step.out, target, label)
+
+
+def _attention(writer: Writer, step: Attention, label: str) -> None:
+    q, k, v = (writer.view_handle(view, label) for view in (step.q, step.k, step.v))
+    mask = "0" if step.mask is None else _address(writer.view_handle(step.mask, label))
+    number = len(writer.python)
+    writer.add(f"double sc{number} = {float(step.scale)!r};")
+    target, statistics = writer.new_owned(), writer.new_owned()
+    arguments = f"{q}, {k}, {v}, 0.0, {int(step.causal)}, {mask}, &sc{number}, &{target}, &{statistics}"
+    writer.call("aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu", arguments, label)
+    writer.python.append(f"    {step.out} = attention({_show(step.q)}, {_show(step.k)}, {_show(step.v)}, mask={_show(step.mask)}, causal={step.causal})")
+    writer.settle(step.out, target, label)
+
+
+def _show(view: View | None) -> str:
+    if view is None:
+        return "None"
+    return f"{view.buffer}{list(view.size)}" if view.offset == 0 else f"{view.buffer}[{view.offset}:]{list(view.size)}"
+
+
+__all__ = ["emit_library", "writes_in_place"]
