@@ -50,7 +50,20 @@ class DType(Enum):
 
     @property
     def itemsize(self) -> int:
-        return {"f64": 8, "f32": 4, "bf16": 2, "f16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1, "bool": 1, "c64": 8, "c128": 16}.get(self.value, 1)
+        return {
+            "f64": 8,
+            "f32": 4,
+            "bf16": 2,
+            "f16": 2,
+            "i64": 8,
+            "i32": 4,
+            "i16": 2,
+            "i8": 1,
+            "u8": 1,
+            "bool": 1,
+            "c64": 8,
+            "c128": 16,
+        }.get(self.value, 1)
 
     @property
     def is_float(self) -> bool:
@@ -139,7 +152,10 @@ UNARY = frozenset(op for op in Op if list(Op).index(op) <= list(Op).index(Op.BIT
 TERNARY = frozenset({Op.WHERE, Op.FMA})
 COMPARISONS = frozenset({Op.LT, Op.LE, Op.EQ, Op.NE, Op.ISNAN, Op.ISINF, Op.SIGNBIT})
 TRANSCENDENTAL = frozenset(
-    op for op in UNARY if op not in (Op.NEG, Op.ABS, Op.SQRT, Op.RSQRT, Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.NOT, Op.ISNAN, Op.ISINF, Op.SIGNBIT, Op.BITCAST)
+    op
+    for op in UNARY
+    if op
+    not in (Op.NEG, Op.ABS, Op.SQRT, Op.RSQRT, Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.NOT, Op.ISNAN, Op.ISINF, Op.SIGNBIT, Op.BITCAST)
 ) | {Op.POW, Op.ATAN2, Op.HYPOT}
 
 
@@ -410,6 +426,14 @@ class Slot:
 
 
 @dataclass(frozen=True, eq=False)
+class Constant:
+    """A buffer whose contents are part of the program (a tensor literal of the user's code): `data` in the buffer's dtype, contiguous."""
+
+    buffer: str
+    data: bytes
+
+
+@dataclass(frozen=True, eq=False)
 class Output:
     """What the caller gets back at one position: a buffer (fresh or an input's own), a view of it, a symbolic integer, or None."""
 
@@ -432,6 +456,7 @@ class Program:
     prepare: tuple[Step, ...] = ()  # `freeze`: run once per binding of the weights, writes `persistent` buffers
     persistent: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # why-not-fused and other remarks for people
+    constants: tuple[Constant, ...] = ()  # buffers that are filled before the first step and never written
 
     def buffer(self, name: str) -> Buffer:
         return next(b for b in self.buffers if b.name == name)

@@ -1,0 +1,289 @@
+"""The builder: buffers and steps of the program under construction, and the policy of what is computed into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import sympy
+import torch
+
+from precast.lowering import index as ix
+from precast.lowering import tensor as tx
+from precast.lowering.ir import (
+    TRANSCENDENTAL,
+    Alu,
+    Axis,
+    Buffer,
+    Const,
+    DType,
+    Index,
+    Kernel,
+    Load,
+    Reduce,
+    ReduceOp,
+    Scan,
+    Size,
+    Step,
+    Store,
+    StoreMode,
+    Value,
+    View,
+    walk,
+)
+from precast.lowering.tensor import Tensor
+
+DTYPES: dict[torch.dtype, DType] = {
+    torch.float64: DType.F64,
+    torch.float32: DType.F32,
+    torch.bfloat16: DType.BF16,
+    torch.float16: DType.F16,
+    torch.int64: DType.I64,
+    torch.int32: DType.I32,
+    torch.int16: DType.I16,
+    torch.int8: DType.I8,
+    torch.uint8: DType.U8,
+    torch.bool: DType.BOOL,
+    torch.complex64: DType.C64,
+    torch.complex128: DType.C128,
+}
+
+MAX_LOADS = 24
+MAX_NODES = 160
+"""A body beyond these is computed into memory whatever its users are."""
+
+
+def dtype_of(dtype: torch.dtype) -> DType:
+    return DTYPES.get(dtype, DType.OTHER)
+
+
+class Unsupported(NotImplementedError):
+    """The graph holds something that precast cannot compile (yet); the caller runs it eagerly."""
+
+
+class Cost:
+    """What evaluating a body once takes: distinct loads, nodes, and whether a transcendental function or a run-time index is among them."""
+
+    def __init__(self, value: Value) -> None:
+        self.loads, self.nodes, self.heavy = 0, 0, False
+        for node in walk(value):
+            if isinstance(node, Load):
+                self.loads += 1
+                self.heavy |= bool(node.gathers)
+            elif isinstance(node, Alu):
+                self.nodes += 1
+                self.heavy |= node.op in TRANSCENDENTAL
+            elif not isinstance(node, Const | Index):
+                self.nodes += 1
+                self.heavy |= isinstance(node, Reduce | Scan)
+
+    @property
+    def cheap(self) -> bool:
+        """Worth computing again in each user rather than stored and loaded."""
+        return self.loads <= 1 and self.nodes <= 6 and not self.heavy
+
+    @property
+    def huge(self) -> bool:
+        return self.loads > MAX_LOADS or self.nodes > MAX_NODES
+
+
+class Builder:
+    """Collects buffers and steps. `node` is the graph's node being lowered and `value` its fake result: rules may read its dtype and strides."""
+
+    def __init__(self) -> None:
+        self.buffers: list[Buffer] = []
+        self.steps: list[Step] = []
+        self.constants: list[tuple[str, torch.Tensor]] = []
+        self.origin = ""
+        self.value: object = None
+        self.reads = 1  # how often the node's result is read
+        self.is_result = False  # whether the caller sees it
+        self.feeds_library = False  # whether a user of it is a library call, which wants it in memory
+        self.used_results: frozenset[int] | None = None  # which of several results are read
+        self._realised: dict[Tensor, Tensor] = {}
+        self._kernels = 0
+        self._gathers = 0
+
+    # --- buffers -----------------------------------------------------------------------------------------------------------------
+
+    def buffer(self, size: Sequence[Size], dtype: DType, stride: Sequence[Size] | None = None, torch_dtype: str = "", name: str = "") -> str:
+        """A new buffer; contiguous unless `stride` is given. Returns its name."""
+        size = tuple(size)
+        made = Buffer(name or f"b{len(self.buffers)}", dtype, size, tuple(stride) if stride is not None else ix.contiguous_strides(size), torch_dtype)
+        self.buffers.append(made)
+        return made.name
+
+    def whole(self, name: str) -> Tensor:
+        """The buffer as a tensor."""
+        made = self.buffers[-1] if self.buffers[-1].name == name else next(b for b in reversed(self.buffers) if b.name == name)
+        return Tensor(made.size, made.dtype, View(name, made.size, made.stride))
+
+    def output(self, position: int | None = None) -> Tensor:
+        """A new buffer with the size, strides and dtype that eager gives this node's result (one of several: `position`)."""
+        value = self.value if position is None else self.value[position]  # type: ignore[index]
+        assert isinstance(value, torch.Tensor)
+        return self.whole(self.buffer(sizes(value.shape), dtype_of(value.dtype), sizes(value.stride()), str(value.dtype).removeprefix("torch.")))
+
+    @property
+    def dtype(self) -> DType:
+        """The dtype of this node's (first) result."""
+        value = self.value[0] if isinstance(self.value, tuple | list) else self.value
+        assert isinstance(value, torch.Tensor)
+        return dtype_of(value.dtype)
+
+    def is_used(self, position: int) -> bool:
+        """Whether the node's result at that position is read at all."""
+        return self.used_results is None or position in self.used_results
+
+    @property
+    def dtypes(self) -> tuple[DType, ...]:
+        """The dtypes of this node's results."""
+        assert isinstance(self.value, tuple | list)
+        return tuple(dtype_of(t.dtype) if t is not None else DType.OTHER for t in self.value)
+
+    @staticmethod
+    def sizes(value: torch.Tensor) -> tuple[Size, ...]:
+        """The size of one fake tensor."""
+        return sizes(value.shape)
+
+    @property
+    def size(self) -> tuple[Size, ...]:
+        """The size of this node's (first) result."""
+        value = self.value[0] if isinstance(self.value, tuple | list) else self.value
+        assert isinstance(value, torch.Tensor)
+        return sizes(value.shape)
+
+    # --- memory ------------------------------------------------------------------------------------------------------------------
+
+    def store(self, target: Tensor, source: Tensor, mode: StoreMode = "set", mask: Value | None = None) -> None:
+        """A kernel that writes `source` over `target`, a window of the same size."""
+        assert target.window is not None
+        if any(s == 0 for s in target.size):
+            return
+        names = ix.symbols(target.rank)
+        stride = target.window.stride
+        order = sorted((d for d in range(target.rank) if target.size[d] != 1), key=lambda d: (-_rank(stride[d]), d))
+        terms = tuple((stride[d], names[d]) for d in range(target.rank) if target.size[d] != 1)
+        value = tx.cast(source.body(), target.dtype)
+        axes = tuple(Axis(names[d], target.size[d]) for d in order)
+        self.kernel(axes, Store(target.window.buffer, ix.affine(target.window.offset, terms), value, mode, (), mask))
+
+    def kernel(self, axes: tuple[Axis, ...], *stores: Store) -> None:
+        """Appends a kernel, unless it covers no point."""
+        if any(a.extent == 0 for a in axes):
+            return
+        self._kernels += 1
+        self.steps.append(Kernel(f"k{self._kernels - 1}", axes, stores, (self.origin,) if self.origin else ()))
+
+    def realise(self, t: Tensor, stride: Sequence[Size] | None = None) -> Tensor:
+        """`t` in memory, as it is where it is a window already. A new buffer takes `stride` when that is dense, else is contiguous."""
+        if t.window is not None:
+            return t
+        found = self._realised.get(t)
+        if found is None:
+            found = self._realised[t] = self.copy(t, stride)
+        return found
+
+    def copy(self, t: Tensor, stride: Sequence[Size] | None = None) -> Tensor:
+        """`t` in a buffer of its own."""
+        usable = stride is not None and is_dense(t.size, tuple(stride))
+        made = self.whole(self.buffer(t.size, t.dtype, stride if usable else None))
+        self.store(made, t)
+        return made
+
+    def window(self, t: Tensor, stride: Sequence[Size] | None = None) -> View:
+        """Where `t` lies in memory, computing it there first if need be."""
+        found = self.realise(t, stride).window
+        assert found is not None
+        return found
+
+    def realised(self, t: Tensor) -> Tensor:
+        """`t` in memory if that happened since."""
+        return self._realised.get(t, t)
+
+    def settle(self, t: Tensor) -> Tensor:
+        """`t`, computed into memory unless reading it is cheap: for rules that use an operand more than once."""
+        return t if t.window is not None or Cost(t.body()).cheap else self.realise(t)
+
+    # --- building blocks ---------------------------------------------------------------------------------------------------------
+
+    def lazy(self, size: Sequence[Size], dtype: DType, value: Value) -> Tensor:
+        """A tensor by its body over the canonical symbols of `size`; converts to the dtype's arithmetic type."""
+        return Tensor(tuple(size), dtype, value=tx.cast(value, dtype))
+
+    def reduce(
+        self,
+        op: ReduceOp,
+        t: Tensor,
+        dims: Sequence[int],
+        dtype: DType,
+        keepdim: bool = False,
+        finish: Callable[[Value], Value] | None = None,
+    ) -> Tensor:
+        """A reduction over `dims`, in memory. `dtype` is the result's; sums and products accumulate in its arithmetic type.
+
+        `finish` is applied to the reduced value before it is stored (a mean's division, a norm's root).
+        """
+        bound = sorted({d % max(t.rank, 1) for d in dims}) if t.rank else []
+        kept = [d for d in range(t.rank) if d not in bound]
+        size = tuple((1 if d in bound else s) for d, s in enumerate(t.size)) if keepdim else tuple(t.size[d] for d in kept)
+        outer = ix.symbols(len(size))
+        position = {d: outer[d if keepdim else kept.index(d)] for d in kept}
+        axes = tuple(Axis(ix.reduction_symbol(k), t.size[d]) for k, d in enumerate(bound))
+        inner = {d: a.symbol for d, a in zip(bound, axes, strict=True)}
+        index = [position[d] if d in position else inner[d] for d in range(t.rank)]
+        value = t.at([e if n != 1 else sympy.S.Zero for e, n in zip(index, t.size, strict=True)], tuple(zip(index, t.size, strict=True)))
+        if op in (ReduceOp.SUM, ReduceOp.PROD):
+            value = tx.cast(value, dtype)
+        kind = value.dtype.compute if op in (ReduceOp.MIN, ReduceOp.MAX) else DType.I64 if op in (ReduceOp.ARGMIN, ReduceOp.ARGMAX) else dtype.compute
+        if op in (ReduceOp.ANY, ReduceOp.ALL):
+            value, kind = tx.cast(value, DType.BOOL), DType.BOOL
+        axes = tuple(a for a in axes if a.extent != 1)
+        result: Value = Reduce(op, value, axes, kind) if axes else tx.constant(0, kind) if op in (ReduceOp.ARGMIN, ReduceOp.ARGMAX) else value
+        return self.copy(self.lazy(size, dtype, result if finish is None else finish(result)))
+
+    def gather_symbol(self) -> sympy.Symbol:
+        """A fresh symbol for a `Gather`."""
+        self._gathers += 1
+        return ix.axis_symbol(f"g{self._gathers - 1}")
+
+
+def _rank(stride: Size) -> int:
+    """Orders strides, symbolic ones by their value at a large size."""
+    if isinstance(stride, int):
+        return stride
+    return int(stride.xreplace({s: sympy.Integer(1009) for s in stride.free_symbols}))
+
+
+def sizes(values: Sequence[object]) -> tuple[Size, ...]:
+    """Sizes or strides of a fake tensor as ints or sympy expressions."""
+    return tuple(v if type(v) is int else size_of(v) for v in values)
+
+
+def size_of(value: object) -> Size:
+    """One integer of the graph: an int, or a symbolic one's expression in precast's terms."""
+    if isinstance(value, torch.SymInt):
+        expr = value.node.expr
+        return ix.plain(_translate(expr))
+    return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+def _translate(expr: sympy.Expr) -> sympy.Expr:
+    names = {"FloorDiv": ix.FloorDiv, "CleanDiv": ix.FloorDiv, "Mod": ix.Modulo, "PythonMod": ix.Modulo}
+    for node in sympy.postorder_traversal(expr):
+        name = type(node).__name__
+        if not node.is_Atom and name not in names and name not in ("Add", "Mul", "Pow", "Max", "Min"):
+            raise Unsupported(f"a size of the graph, {expr}, uses {name}, which precast does not know")
+    return expr.replace(lambda e: type(e).__name__ in names, lambda e: names[type(e).__name__](*e.args))
+
+
+def is_dense(size: tuple[Size, ...], stride: tuple[Size, ...]) -> bool:
+    """Whether the strides are those of a permuted contiguous tensor."""
+    if any(s == 0 for s in size):
+        return True
+    dims = sorted(((_rank(st), s, st) for s, st in zip(size, stride, strict=True) if s != 1), key=lambda d: d[0])
+    step: Size = 1
+    for _, s, st in dims:
+        if st != step and sympy.expand(st - step) != 0:
+            return False
+        step = ix.plain(step * s)
+    return True

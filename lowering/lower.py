@@ -1,0 +1,322 @@
+"""From a functional ATen graph to an unscheduled `Program`: one flat walk, one rule an op.
+
+Each kernel of the result computes one tensor. Nothing is fused across kernels here: pointwise bodies are inlined into their only
+user, everything else is stored, and the scheduler decides what becomes of the stores.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+import precast.lowering.ops  # noqa: F401  (fills the table)
+from precast.lowering import index as ix
+from precast.lowering import tensor as tx
+from precast.lowering.builder import Builder, Cost, Unsupported, dtype_of, size_of, sizes
+from precast.lowering.extern import extern, is_view, written_nodes
+from precast.lowering.ir import Constant, DType, Load, Output, Program, Size, View, walk
+from precast.lowering.registry import LOWERINGS, VIEWS
+from precast.lowering.tensor import Tensor
+
+WITHOUT_ARITHMETIC = (DType.C64, DType.C128, DType.OTHER)
+aten = torch.ops.aten
+
+
+def lower(graph: fx.GraphModule, name: str, options: object = None) -> Program:
+    """The graph (functional ATen ops, fake tensors in `node.meta["val"]`) as a program that computes the same.
+
+    Raises `Unsupported` where the graph holds what no ATen call can do for it (data-dependent sizes, higher-order ops).
+    """
+    return _Walk(graph, name).run()
+
+
+class _Walk:
+    def __init__(self, graph: fx.GraphModule, name: str) -> None:
+        self.module, self.name = graph, name
+        self.nodes = list(graph.graph.nodes)
+        self.env: dict[fx.Node, Any] = {}
+        self.b = Builder()
+        self.inputs: list[str | sympy.Symbol] = []
+        self.outputs: tuple[Output, ...] = ()
+        self.roots: dict[fx.Node, fx.Node] = {}
+        self.owners: dict[str, fx.Node] = {}
+        self.reads: dict[fx.Node, int] = {}
+        self._analyse()
+
+    def _analyse(self) -> None:
+        """Which node's memory each node lies in, how often each is read, and which must be in memory of their own."""
+        for node in self.nodes:
+            self.roots[node] = self._root(node)
+        for node in reversed(self.nodes):
+            self.reads[node] = sum(self.reads[u] if is_view(u.target) or u.target is operator.getitem else 1 for u in node.users)
+        results = self.nodes[-1].all_input_nodes
+        results += [n.args[0] for n in self.nodes if n.target is aten.as_strided.default]  # counts in the storage of its operand
+        self.owned = {self.roots[r] for r in results if self.roots[r].op != "placeholder"}
+        self.last_use = {n: i for i, user in enumerate(self.nodes) for n in user.all_input_nodes}
+
+    def _root(self, node: fx.Node) -> fx.Node:
+        if node.op != "call_function" or not node.all_input_nodes:
+            return node
+        source = node.all_input_nodes[0]
+        if node.target is operator.getitem:
+            return self.roots[source] if is_view(source.target) else node
+        written = written_nodes(node)
+        if written:
+            return self.roots[written[0]]
+        if is_view(node.target):
+            return self.roots[source]
+        if node.target is aten._unsafe_view.default and self.roots[source].op != "placeholder":
+            return self.roots[source]  # by construction its operand is not used again
+        return node
+
+    def run(self) -> Program:
+        for position, node in enumerate(self.nodes):
+            self.b.origin = node.name
+            match node.op:
+                case "placeholder":
+                    self._placeholder(node)
+                case "get_attr":
+                    self.env[node] = self._constant(node)
+                case "call_function":
+                    self._call(node, position)
+                case "output":
+                    self._output(node)
+                case _:
+                    raise Unsupported(f"the graph's node {node.name} is a {node.op}, not an ATen call")
+        b = self.b
+        used = {s for buffer in b.buffers for n in (*buffer.size, *buffer.stride) if isinstance(n, sympy.Expr) for s in n.free_symbols}
+        given = [i for i in self.inputs if isinstance(i, sympy.Symbol)]
+        symbols = tuple(dict.fromkeys([*given, *sorted(used, key=str)]))
+        constants = tuple(Constant(n, _raw_bytes(t)) for n, t in b.constants)
+        return Program(self.name, symbols, tuple(self.inputs), self.outputs, tuple(b.buffers), tuple(b.steps), constants=constants)
+
+    # --- leaves ------------------------------------------------------------------------------------------------------------------
+
+    def _placeholder(self, node: fx.Node) -> None:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            name = f"in{len(self.inputs)}"
+            self.b.buffer(sizes(value.shape), dtype_of(value.dtype), sizes(value.stride()), str(value.dtype).removeprefix("torch."), name)
+            self.inputs.append(name)
+            self.env[node] = self.b.whole(name)
+            return
+        number = size_of(value) if isinstance(value, int | torch.SymInt) else value
+        is_symbol = isinstance(number, sympy.Symbol)
+        self.inputs.append(number if is_symbol else sympy.Symbol(f"unused{len(self.inputs)}", integer=True))
+        self.env[node] = number
+
+    def _constant(self, node: fx.Node) -> Any:
+        value: Any = self.module
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        if not isinstance(value, torch.Tensor):
+            raise Unsupported(f"the graph's attribute {node.target} is a {type(value).__name__}, not a tensor")
+        value = value.detach()
+        dtype = dtype_of(value.dtype)
+        if value.dim() == 0 and dtype not in WITHOUT_ARITHMETIC and type(value).__name__ in ("Tensor", "Parameter"):
+            return Tensor((), dtype, value=tx.constant(value.item(), dtype))
+        name = self.b.buffer(tuple(value.shape), dtype, None, str(value.dtype).removeprefix("torch."))
+        self.b.constants.append((name, value.contiguous()))
+        return self.b.whole(name)
+
+    # --- calls -------------------------------------------------------------------------------------------------------------------
+
+    def _call(self, node: fx.Node, position: int) -> None:
+        value = node.meta.get("val")
+        if isinstance(value, bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool):
+            self.env[node] = _scalar(node, value)
+            return
+        if node.target is operator.getitem:
+            source, place = node.args
+            self.env[node] = self._settle(node, self.env[source][place])  # type: ignore[index]
+            return
+        if not isinstance(node.target, torch._ops.OpOverload):
+            if not node.users and value is None:
+                return  # assertions on symbolic sizes: guards hold them
+            raise Unsupported(f"{node.target} at {node.name} is not an ATen op")
+        written = written_nodes(node)
+        if written:
+            self._barrier(node, [self.env[w] for w in written], position)
+        if node.target is aten.copy_.default:
+            self.env[node] = self._copy_into(node)
+            return
+        result = None if written else self._rule(node, value)
+        if result is None:
+            result = extern(self.b, node, self._in_memory)
+        self.env[node] = self._settle(node, result)
+
+    def _rule(self, node: fx.Node, value: Any) -> Any:
+        """The rule's result, or None where there is no rule or it declines."""
+        rule = LOWERINGS.get(node.target)  # type: ignore[arg-type]
+        if rule is None:
+            return None
+        odd = node.target not in VIEWS and self._is_odd(node, value)
+        if odd:
+            return None
+        args = [self._argument(a) for a in node.args]
+        kwargs = {k: self._argument(a) for k, a in node.kwargs.items() if k not in ("layout", "pin_memory", "device")}
+        self.b.value = value
+        self.b.reads, self.b.is_result = self.reads[node], node in self.owned
+        self.b.feeds_library = any(LOWERINGS.get(u.target) is None and u.target is not operator.getitem for u in node.users)  # type: ignore[arg-type]
+        self.b.used_results = _used_results(node)
+        found = rule(self.b, *args, **kwargs)
+        for t in found if isinstance(found, list | tuple) else (found,):
+            if isinstance(t, Tensor) and t.window is None and t.dtype in WITHOUT_ARITHMETIC:
+                return None
+        return found
+
+    def _is_odd(self, node: fx.Node, value: Any) -> bool:
+        """Whether a type without arithmetic of its own (complex, float8 …) takes part."""
+        values = [value, *(n.meta.get("val") for n in node.all_input_nodes)]
+        flat = [t for v in values for t in (v if isinstance(v, list | tuple) else (v,)) if isinstance(t, torch.Tensor)]
+        return any(dtype_of(t.dtype) in WITHOUT_ARITHMETIC or t.layout is not torch.strided for t in flat) or any(
+            isinstance(a, complex) for a in node.args
+        )
+
+    def _argument(self, arg: Any) -> Any:
+        if isinstance(arg, fx.Node):
+            value = self.env[arg]
+            return self.b.realised(value) if isinstance(value, Tensor) else value
+        if isinstance(arg, list | tuple):
+            return [self._argument(a) for a in arg]
+        return arg
+
+    def _in_memory(self, node: fx.Node) -> Any:
+        """The node's value; a tensor that is computed into memory now stays there for its other users."""
+        value = self.env[node]
+        if isinstance(value, Tensor) and value.window is None:
+            value = self.env[node] = self.b.realise(value, sizes(node.meta["val"].stride()))
+        return value
+
+    # --- what becomes memory -----------------------------------------------------------------------------------------------------
+
+    def _settle(self, node: fx.Node, result: Any) -> Any:
+        """The result as later nodes see it: in memory where that pays or where the caller will see it."""
+        if isinstance(result, tuple | list):
+            if is_view(node.target):
+                return list(result)
+            return [r if r is None else self._keep(node, r, r.window is None and not Cost(r.body()).cheap, None) for r in result]
+        if not isinstance(result, Tensor):
+            return result
+        stride = sizes(node.meta["val"].stride())
+        if node in self.owned:
+            return self._own(node, result, stride)
+        if result.window is not None:
+            return result
+        cost = Cost(result.body())
+        several = self.reads[node] > 1 and not cost.cheap
+        return self._keep(node, result, several or cost.huge, stride)
+
+    def _keep(self, node: fx.Node, t: Tensor, wanted: bool, stride: tuple[Size, ...] | None) -> Tensor:
+        return self.b.realise(t, stride) if wanted else t
+
+    def _own(self, node: fx.Node, t: Tensor, stride: tuple[Size, ...]) -> Tensor:
+        """`t` in memory that no other result shares, laid out as eager's."""
+        window = t.window
+        if window is not None:
+            name = window.buffer
+            fits = window.offset == 0 and all(n == 1 or s == e for n, s, e in zip(t.size, window.stride, stride, strict=True))
+            whole = next(x for x in reversed(self.b.buffers) if x.name == name).size
+            shared = name in self.owners or name in self.inputs or any(name == c for c, _ in self.b.constants)
+            if fits and not shared and ix.numel(whole) == t.numel:
+                self.owners[name] = node
+                return Tensor(t.size, t.dtype, View(name, t.size, stride))
+        made = self.b.whole(self.b.buffer(t.size, t.dtype, stride))
+        assert made.window is not None
+        if t.dtype in WITHOUT_ARITHMETIC:
+            raise Unsupported(f"{node.name}: a copy of a {t.dtype.value} tensor is needed, which precast cannot write")
+        self.b.store(made, t)
+        self.owners[made.window.buffer] = node
+        return made
+
+    # --- mutation ----------------------------------------------------------------------------------------------------------------
+
+    def _barrier(self, node: fx.Node, targets: list[Any], position: int) -> None:
+        """Before memory is written: whatever lazily reads the old contents and is still needed is computed now."""
+        names = {t.window.buffer for t in targets if isinstance(t, Tensor) and t.window is not None}
+        roots = {self.roots[w] for w in written_nodes(node)}
+        for other, value in list(self.env.items()):
+            if self.last_use.get(other, -1) < position or self.roots[other] in roots:
+                continue
+            only_here = self.last_use[other] == position and node.target is aten.copy_.default
+            if isinstance(value, Tensor):
+                value = self.b.realised(value)
+                if not only_here and _reads(value) & names:
+                    value = self.b.copy(value, sizes(other.meta["val"].stride()))
+                self.env[other] = value
+            elif isinstance(value, list):
+                self.env[other] = [self.b.copy(v) if isinstance(v, Tensor) and _reads(v) & names else v for v in value]
+
+    def _copy_into(self, node: fx.Node) -> Tensor:
+        """`copy_(target, source)`: the source may read the target where it writes, and nowhere else."""
+        target, source = (self._argument(a) for a in node.args[:2])
+        assert isinstance(target, Tensor) and isinstance(source, Tensor)
+        assert target.window is not None
+        if target.dtype in WITHOUT_ARITHMETIC or source.dtype in WITHOUT_ARITHMETIC:
+            extern(self.b, node, self._in_memory)
+            return target
+        here = target.body()
+        body = source.body()
+        name = target.window.buffer
+        if any(isinstance(v, Load) and v.buffer == name and (v.index != here.index or v.gathers) for v in walk(body)):  # type: ignore[union-attr]
+            source = self.b.copy(source)
+        if source.window is None or not _same(source.window, target.window):
+            self.b.store(target, tx.expand(source, target.size))
+        return target
+
+    # --- results -----------------------------------------------------------------------------------------------------------------
+
+    def _output(self, node: fx.Node) -> None:
+        found: list[Output] = []
+        results = node.args[0] if isinstance(node.args[0], list | tuple) else (node.args[0],)
+        for result in results:
+            if not isinstance(result, fx.Node):
+                found.append(Output(None, result if isinstance(result, int) else None))
+                continue
+            value = self.env[result]
+            if isinstance(value, Tensor):
+                stride = sizes(result.meta["val"].stride())
+                window = b_window = self.b.window(value, stride)
+                if window.stride != stride:
+                    window = View(b_window.buffer, window.size, stride, window.offset, window.dtype)
+                found.append(Output(window))
+            else:
+                found.append(Output(None, value))
+        self.outputs = tuple(found)
+
+
+def _used_results(node: fx.Node) -> frozenset[int] | None:
+    """Positions of a tuple's results that are read; None where the tuple itself goes somewhere."""
+    if not all(u.target is operator.getitem for u in node.users):
+        return None
+    return frozenset(u.args[1] for u in node.users if u.users)  # type: ignore[misc]
+
+
+def _same(a: View, b: View) -> bool:
+    return (a.buffer, a.size, a.stride, a.offset) == (b.buffer, b.size, b.stride, b.offset)
+
+
+def _reads(t: Tensor) -> set[str]:
+    if t.window is not None:
+        return {t.window.buffer}
+    return {v.buffer for v in walk(t.body()) if isinstance(v, Load)}
+
+
+def _scalar(node: fx.Node, value: Any) -> Any:
+    """A symbolic number of the graph."""
+    if isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, torch.SymInt):
+        return size_of(value)
+    expr = value.node.expr
+    if expr.is_number:
+        return float(expr) if isinstance(value, torch.SymFloat) else bool(expr)
+    raise Unsupported(f"{node.name} is the symbolic {type(value).__name__} {expr}, which precast does not take as an operand yet")
+
+
+def _raw_bytes(t: torch.Tensor) -> bytes:
+    return bytes(t.reshape(-1).view(torch.uint8).numpy().tobytes())

@@ -1,0 +1,284 @@
+"""Reading and writing at run-time indices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+
+from precast.lowering import index as ix
+from precast.lowering import tensor as tx
+from precast.lowering.builder import Builder
+from precast.lowering.ir import Axis, DType, Gather, Index, Load, Size, Store, StoreMode, Value
+from precast.lowering.ops import values as v
+from precast.lowering.ops.creation import empty_sizes, position
+from precast.lowering.registry import Result, lowering
+from precast.lowering.tensor import Tensor
+
+
+class Places:
+    """Index expressions for one access: symbols that gather run-time values are collected on the way."""
+
+    def __init__(self, b: Builder, size: tuple[Size, ...]) -> None:
+        self.b, self.size = b, size
+        self.gathers: list[Gather] = []
+        self.negative = False
+
+    def at(self, value: Value, extent: Size, checked: bool = True) -> sympy.Expr:
+        """An index expression for a value along a dimension of `extent`."""
+        if extent == 1 and not checked:
+            return sympy.S.Zero
+        if isinstance(value, Index) and ix.in_range(value.expr, extent, ix.extents_of(self.size)):
+            return value.expr
+        symbol = self.b.gather_symbol()
+        self.gathers.append(Gather(symbol, tx.cast(value, DType.I64), extent, checked))
+        return symbol
+
+    def load(self, source: Tensor, index: Sequence[sympy.Expr]) -> Value:
+        """The element of `source`, a window, at the index."""
+        window = source.window
+        assert window is not None
+        place = ix.affine(window.offset, tuple(zip(window.stride, index, strict=True)))
+        extents = (*ix.extents_of(self.size), *((g.symbol, g.size) for g in self.gathers))
+        return Load(window.buffer, ix.simplify(place, extents), source.dtype, tuple(self.gathers))
+
+    def store(self, target: Tensor, index: Sequence[sympy.Expr], value: Value, mode: StoreMode) -> None:
+        """A kernel over all points of `size` that writes `target` at the index."""
+        window = target.window
+        assert window is not None
+        place = ix.affine(window.offset, tuple(zip(window.stride, index, strict=True)))
+        names = ix.symbols(len(self.size))
+        axes = tuple(Axis(n, s) for n, s in zip(names, self.size, strict=True) if s != 1)
+        self.b.kernel(axes, Store(window.buffer, place, tx.cast(value, target.dtype), mode, tuple(self.gathers)))
+
+
+def _names(size: tuple[Size, ...]) -> list[sympy.Expr]:
+    return [s if n != 1 else sympy.S.Zero for s, n in zip(ix.symbols(len(size)), size, strict=True)]
+
+
+@lowering("embedding")
+def embedding(b: Builder, weight: Tensor, found: Tensor, *ignored: object, **more: object) -> Result:
+    return _take(b, weight, 0, found)
+
+
+def _take(b: Builder, x: Tensor, dim: int, found: Tensor) -> Tensor:
+    """`x` with `dim` replaced by the dimensions of the index tensor."""
+    size = (*x.size[:dim], *found.size, *x.size[dim + 1 :])
+    if empty_sizes(size):
+        return b.lazy(size, x.dtype, tx.constant(0, x.dtype))
+    names = _names(size)
+    places = Places(b, size)
+    body = found.at(names[dim : dim + found.rank], ix.extents_of(size))
+    index = [*names[:dim], places.at(body, x.size[dim]), *names[dim + found.rank :]]
+    return _read(b, places, x, index, size)
+
+
+def _read(b: Builder, places: Places, x: Tensor, index: list[sympy.Expr], size: tuple[Size, ...]) -> Tensor:
+    if not places.gathers:
+        return tx.indexed(x, size, index)
+    return b.lazy(size, x.dtype, places.load(b.realise(x), index))
+
+
+@lowering("index_select")
+def index_select(b: Builder, x: Tensor, dim: int, found: Tensor) -> Result:
+    if x.rank == 0:
+        return x
+    return _take(b, x, dim % x.rank, tx.reshape(found, (found.numel,)))
+
+
+@lowering("gather")
+def gather(b: Builder, x: Tensor, dim: int, found: Tensor, *, sparse_grad: bool = False) -> Result:
+    if x.rank == 0 or found.rank == 0 or empty_sizes(found.size):
+        return None if not empty_sizes(found.size) else b.lazy(b.size, b.dtype, tx.constant(0, b.dtype))
+    dim %= x.rank
+    places = Places(b, found.size)
+    index = _names(found.size)
+    index[dim] = places.at(found.body(), x.size[dim])
+    return _read(b, places, x, index, found.size)
+
+
+class Advanced:
+    """`x[indices]` with tensors and gaps: where each dimension of the result comes from."""
+
+    def __init__(self, b: Builder, x: Tensor, indices: Sequence[Tensor | None], size: tuple[Size, ...], checked: bool) -> None:
+        """`size` is the result's; indices are broadcast together and stand where the first is, or in front when a gap splits them."""
+        given = [(d, t) for d, t in enumerate(indices) if t is not None]
+        self.rank = max(t.rank for _, t in given)
+        dims = [d for d, _ in given]
+        together = dims == list(range(dims[0], dims[-1] + 1))
+        self.first = dims[0] if together else 0
+        self.places = Places(b, size)
+        names = _names(size)
+        own = names[self.first : self.first + self.rank]
+        rest = iter(names[: self.first] + names[self.first + self.rank :])
+        extents = ix.extents_of(size)
+        at = {d: t.at(own[self.rank - t.rank :], extents) for d, t in given}
+        self.index = [self.places.at(at[d], x.size[d], checked) if d in at else next(rest) for d in range(x.rank)]
+
+
+def _indices(x: Tensor, indices: Sequence[Tensor | None]) -> Sequence[Tensor | None] | None:
+    """The index tensors, or None where one of them is a mask (whose count depends on data)."""
+    if any(t is not None and t.dtype in (DType.BOOL, DType.U8) for t in indices) or all(t is None for t in indices):
+        return None
+    return indices
+
+
+@lowering("index.Tensor")
+def index(b: Builder, x: Tensor, indices: Sequence[Tensor | None]) -> Result:
+    return _index(b, x, indices, checked=True)
+
+
+@lowering("_unsafe_index.Tensor")
+def unsafe_index(b: Builder, x: Tensor, indices: Sequence[Tensor | None]) -> Result:
+    return _index(b, x, indices, checked=False)
+
+
+def _index(b: Builder, x: Tensor, indices: Sequence[Tensor | None], checked: bool) -> Result:
+    found = _indices(x, indices)
+    if found is None or empty_sizes(b.size) or empty_sizes(x.size):
+        return None
+    advanced = Advanced(b, x, found, b.size, checked)
+    return _read(b, advanced.places, x, advanced.index, b.size)
+
+
+def fresh_copy(b: Builder, x: Tensor) -> Tensor:
+    """`x` in new memory with eager's layout, to be written into."""
+    out = b.output()
+    b.store(out, x)
+    return out
+
+
+@lowering("index_put", "_unsafe_index_put")
+def index_put(b: Builder, x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False, *more: object) -> Result:
+    masks = [t for t in indices if t is not None and t.dtype is DType.BOOL]
+    if len(masks) == 1 and indices[0] is masks[0] and len(indices) == 1 and values.numel == 1 and not accumulate:
+        mask = tx.reshape(masks[0], (*masks[0].size, *(1 for _ in range(x.rank - masks[0].rank))))
+        return v.lazy(b, v.where(mask.body(), tx.reshape(values, ()).body(), x.body()))
+    found = _indices(x, indices)
+    if found is None or x.dtype is DType.BOOL and accumulate:
+        return None
+    given = [t for t in found if t is not None]
+    rank = max(t.rank for t in given)
+    shape: list[Size] = [1] * rank
+    for t in given:
+        for d, n in enumerate(t.size):
+            if n != 1:
+                shape[d + rank - t.rank] = n
+    dims = [d for d, t in enumerate(found) if t is not None]
+    first = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
+    others = [n for d, n in enumerate(x.size) if d not in dims]
+    size = (*others[:first], *shape, *others[first:])
+    values = b.settle(values)
+    out = fresh_copy(b, x)
+    if empty_sizes(size):
+        return out
+    advanced = Advanced(b, x, found, size, checked=True)
+    advanced.places.store(out, advanced.index, v.value_of(values, x.dtype), "add" if accumulate else "set")
+    return out
+
+
+def _scatter(b: Builder, x: Tensor, dim: int, found: Tensor, source: v.Operand, mode: StoreMode) -> Result:
+    if x.rank == 0 or found.rank == 0 or (x.dtype is DType.BOOL and mode != "set"):
+        return None
+    out = fresh_copy(b, x)
+    if empty_sizes(found.size):
+        return out
+    dim %= x.rank
+    places = Places(b, found.size)
+    index = _names(found.size)
+    index[dim] = places.at(found.body(), x.size[dim])
+    if isinstance(source, Tensor):
+        value = tx.cast(source.at(_names(found.size), ix.extents_of(found.size)), x.dtype)
+    else:
+        value = v.number(source, x.dtype)
+    places.store(out, index, value, mode)
+    return out
+
+
+@lowering("scatter.src", "scatter.value")
+def scatter(b: Builder, x: Tensor, dim: int, found: Tensor, source: v.Operand) -> Result:
+    return _scatter(b, x, dim, found, source, "set")
+
+
+@lowering("scatter_add")
+def scatter_add(b: Builder, x: Tensor, dim: int, found: Tensor, source: Tensor) -> Result:
+    return _scatter(b, x, dim, found, source, "add")
+
+
+REDUCE_MODES: dict[str, StoreMode] = {"sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": "max", "amin": "min"}
+
+
+@lowering("scatter.reduce", "scatter.value_reduce")
+def scatter_with(b: Builder, x: Tensor, dim: int, found: Tensor, source: v.Operand, *, reduce: str) -> Result:
+    return _scatter(b, x, dim, found, source, REDUCE_MODES[reduce])
+
+
+@lowering("scatter_reduce.two")
+def scatter_reduce(b: Builder, x: Tensor, dim: int, found: Tensor, source: Tensor, reduce: str, *, include_self: bool = True) -> Result:
+    if reduce not in REDUCE_MODES or not include_self:
+        return None
+    return _scatter(b, x, dim, found, source, REDUCE_MODES[reduce])
+
+
+@lowering("index_add")
+def index_add(b: Builder, x: Tensor, dim: int, found: Tensor, source: Tensor, *, alpha: v.Number = 1) -> Result:
+    if x.rank == 0 or x.dtype is DType.BOOL or source.rank != x.rank:
+        return None
+    value = source if alpha == 1 else b.lazy(source.size, x.dtype, v.mul(v.value_of(source, x.dtype), v.number(alpha, x.dtype)))
+    return _index_store(b, x, dim, found, value, "add")
+
+
+@lowering("index_copy")
+def index_copy(b: Builder, x: Tensor, dim: int, found: Tensor, source: Tensor) -> Result:
+    return _index_store(b, x, dim, found, source, "set") if x.rank and source.rank == x.rank else None
+
+
+@lowering("index_fill.int_Scalar", "index_fill.int_Tensor")
+def index_fill(b: Builder, x: Tensor, dim: int, found: Tensor, value: v.Operand) -> Result:
+    if not x.rank:
+        return None
+    dim %= x.rank
+    size = (*x.size[:dim], found.numel, *x.size[dim + 1 :])
+    return _index_store(b, x, dim, found, b.lazy(size, x.dtype, v.value_of(value, x.dtype)), "set")
+
+
+def _index_store(b: Builder, x: Tensor, dim: int, found: Tensor, source: Tensor, mode: StoreMode) -> Result:
+    """`x` with whole slices written at the positions that a vector gives."""
+    out = fresh_copy(b, x)
+    if empty_sizes(source.size):
+        return out
+    dim %= x.rank
+    places = Places(b, source.size)
+    names = _names(source.size)
+    flat = tx.reshape(found, (found.numel,))
+    body = flat.at([names[dim]], ix.extents_of(source.size))
+    names[dim] = places.at(body, x.size[dim])
+    places.store(out, names, v.value_of(source, x.dtype), mode)
+    return out
+
+
+@lowering("select_scatter")
+def select_scatter(b: Builder, x: Tensor, source: Tensor, dim: int, place: Size) -> Result:
+    dim %= x.rank
+    place = ix.plain(place + x.size[dim]) if not ix.is_nonnegative(place) else place
+    hit = v.eq(position(dim, x.size), Index(sympy.sympify(place)))
+    spread = tx.unsqueeze(source, dim)
+    return v.lazy(b, v.where(hit, v.value_of(spread, b.dtype), x.body()))
+
+
+@lowering("slice_scatter")
+def slice_scatter(
+    b: Builder, x: Tensor, source: Tensor, dim: int = 0, start: Size | None = None, end: Size | None = None, step: int = 1
+) -> Result:
+    from precast.lowering.ops.views import slice_start
+
+    dim %= x.rank
+    first = slice_start(x.size[dim], start)
+    length = source.size[dim]
+    if length == 0:
+        return x
+    if first == 0 and step == 1 and length == x.size[dim]:
+        return v.lazy(b, v.value_of(source, b.dtype))
+    out = fresh_copy(b, x)
+    b.store(tx.narrow(out, dim, first, length, step), source)
+    return out

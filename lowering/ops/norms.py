@@ -1,0 +1,161 @@
+"""Softmax and normalisation layers, kept whole: their parts are stored, and fused again by the scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from precast.lowering import tensor as tx
+from precast.lowering.builder import Builder
+from precast.lowering.ir import DType, Op, ReduceOp, Size, Value
+from precast.lowering.ops import values as v
+from precast.lowering.ops.creation import empty_sizes
+from precast.lowering.ops.reductions import mean_of, moments
+from precast.lowering.registry import Result, lowering
+from precast.lowering.tensor import Tensor, alu
+
+
+@lowering("_softmax", "softmax.int", "_safe_softmax")
+def softmax(b: Builder, x: Tensor, dim: int, *ignored: object) -> Result:
+    return _softmax(b, x, dim, log=False)
+
+
+@lowering("_log_softmax", "log_softmax.int")
+def log_softmax(b: Builder, x: Tensor, dim: int, *ignored: object) -> Result:
+    return _softmax(b, x, dim, log=True)
+
+
+def _softmax(b: Builder, x: Tensor, dim: int, log: bool) -> Result:
+    if empty_sizes(x.size):
+        return b.lazy(b.size, b.dtype, tx.constant(0, b.dtype))
+    dims, kind = ([dim % x.rank] if x.rank else []), b.dtype.compute
+    x = b.settle(x)
+    value = v.value_of(x, kind)
+    top = b.reduce(ReduceOp.MAX, b.lazy(x.size, kind, value), dims, kind, True)
+    shifted = v.sub(value, top.body())
+    powers = b.lazy(x.size, kind, v.exp(shifted))
+    if log:
+        total = b.reduce(ReduceOp.SUM, powers, dims, kind, True, finish=lambda s: alu(Op.LOG, s))
+        return b.lazy(b.size, b.dtype, v.sub(shifted, total.body()))
+    powers = b.realise(powers)
+    total = b.reduce(ReduceOp.SUM, powers, dims, kind, True)
+    return b.lazy(b.size, b.dtype, v.div(powers.body(), total.body()))
+
+
+def _affine(value: Value, weight: Value | None, bias: Value | None) -> Value:
+    value = v.mul(value, weight) if weight is not None else value
+    return v.add(value, bias) if bias is not None else value
+
+
+def _inverse_deviation(variance: Value, eps: float) -> Value:
+    return alu(Op.RSQRT, v.add(variance, v.const(variance, eps)))
+
+
+@lowering("native_layer_norm")
+def layer_norm(b: Builder, x: Tensor, normalized: Sequence[Size], weight: Tensor | None, bias: Tensor | None, eps: float) -> Result:
+    """Returns the result, the mean and the reciprocal deviation (both in f32 or wider, as eager keeps them)."""
+    if empty_sizes(x.size):
+        return None
+    dims = list(range(x.rank - len(normalized), x.rank))
+    kind = x.dtype.compute
+    x = b.settle(x)
+    average, variance = moments(b, x, dims, 0, True, kind)
+    inverse = _inverse_deviation(variance.body(), eps)
+    scaled = v.mul(v.sub(x.body(), average.body()), inverse)
+    scaled = _affine(scaled, None if weight is None else v.value_of(weight, kind), None if bias is None else v.value_of(bias, kind))
+    _, mean_type, _ = b.dtypes
+    return b.lazy(x.size, x.dtype, scaled), b.lazy(average.size, mean_type, average.body()), b.lazy(average.size, mean_type, inverse)
+
+
+@lowering("_fused_rms_norm")
+def rms_norm(b: Builder, x: Tensor, normalized: Sequence[Size], weight: Tensor | None, eps: float | None) -> Result:
+    if empty_sizes(x.size):
+        return None
+    dims = list(range(x.rank - len(normalized), x.rank))
+    kind = x.dtype.compute
+    x = b.settle(x)
+    value = x.body()
+    small = v.torch_info(kind if eps is None else x.dtype).eps if eps is None else eps
+    power = mean_of(b, b.lazy(x.size, kind, v.mul(value, value)), dims, True, kind)
+    inverse = _inverse_deviation(power.body(), small)
+    result = _affine(v.mul(value, inverse), None if weight is None else v.value_of(weight, kind), None)
+    return b.lazy(x.size, b.dtypes[0], result), b.lazy(power.size, b.dtypes[1], inverse)
+
+
+@lowering("native_group_norm")
+def group_norm(
+    b: Builder, x: Tensor, weight: Tensor | None, bias: Tensor | None, n: Size, c: Size, area: Size, groups: int, eps: float
+) -> Result:
+    if empty_sizes(x.size):
+        return None
+    kind = x.dtype.compute
+    grouped = tx.reshape(b.settle(x), (n, groups, tx.ix.plain(c // groups), area))
+    average, variance = moments(b, grouped, [2, 3], 0, True, kind)
+    inverse = _inverse_deviation(variance.body(), eps)
+    scaled = b.lazy(grouped.size, kind, v.mul(v.sub(grouped.body(), average.body()), inverse))
+
+    def per_channel(t: Tensor | None) -> Value | None:
+        return None if t is None else tx.cast(tx.reshape(t, (*t.size, *(1 for _ in x.size[2:]))).body(), kind)
+
+    result = b.lazy(x.size, x.dtype, _affine(tx.reshape(scaled, x.size).body(), per_channel(weight), per_channel(bias)))
+    flat = (n, groups)
+    mean_type = b.dtypes[1]
+    deviation = tx.reshape(b.lazy(average.size, mean_type, inverse), flat)
+    return result, tx.reshape(b.lazy(average.size, mean_type, average.body()), flat), deviation
+
+
+def _channels(t: Tensor, x: Tensor, kind: DType) -> Value:
+    """A per-channel vector at the points of `x` ([N, C, ...])."""
+    return tx.cast(tx.reshape(t, (*t.size, *(1 for _ in x.size[2:]))).body(), kind)
+
+
+def _normalise(b: Builder, x: Tensor, average: Value, inverse: Value, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    kind = x.dtype.compute
+    scale = inverse if weight is None else v.mul(inverse, _channels(weight, x, kind))
+    value = v.mul(v.sub(x.body(), average), scale)
+    return b.lazy(x.size, x.dtype, value if bias is None else v.add(value, _channels(bias, x, kind)))
+
+
+@lowering("_native_batch_norm_legit_no_training")
+def batch_norm_eval(
+    b: Builder, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, momentum: float, eps: float
+) -> Result:
+    kind = x.dtype.compute
+    inverse = _inverse_deviation(_channels(variance, x, kind), eps)
+    empty = b.lazy((0,), b.dtypes[1], tx.constant(0.0, kind))
+    return _normalise(b, x, _channels(mean, x, kind), inverse, weight, bias), empty, empty
+
+
+@lowering("_native_batch_norm_legit_functional", "_native_batch_norm_legit.no_stats")
+def batch_norm(b: Builder, x: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: object) -> Result:
+    """Training statistics, or the running ones; `functional` also returns the new running statistics."""
+    mean, variance = (rest[0], rest[1]) if len(rest) == 5 else (None, None)
+    training, momentum, eps = rest[-3:]
+    assert isinstance(momentum, float | int) and isinstance(eps, float | int)
+    kind = x.dtype.compute
+    if empty_sizes(x.size):
+        return None
+    if not training:
+        assert isinstance(mean, Tensor) and isinstance(variance, Tensor)
+        inverse = _inverse_deviation(_channels(variance, x, kind), eps)
+        empty = b.lazy((0,), b.dtypes[1], tx.constant(0.0, kind))
+        return _normalise(b, x, _channels(mean, x, kind), inverse, weight, bias), empty, empty, mean, variance
+    x = b.settle(x)
+    dims = [d for d in range(x.rank) if d != 1]
+    average, spread = moments(b, x, dims, 0, True, kind)
+    flat = tx.reshape(average, (x.size[1],))
+    inverse_flat = b.lazy(flat.size, b.dtypes[2], _inverse_deviation(tx.reshape(spread, flat.size).body(), eps))
+    result = _normalise(b, x, average.body(), _inverse_deviation(spread.body(), eps), weight, bias)
+    saved = b.lazy(flat.size, b.dtypes[1], flat.body())
+    if len(rest) != 5:
+        return result, saved, inverse_flat
+    assert isinstance(mean, Tensor) and isinstance(variance, Tensor)
+    points = tx.ix.numel(x.size[d] for d in dims)
+    unbias = v.div(v.number(points, kind), v.number(tx.ix.plain(points - 1), kind))
+    fresh = v.mul(tx.reshape(spread, flat.size).body(), unbias)
+    return result, saved, inverse_flat, _running(b, mean, flat.body(), momentum), _running(b, variance, fresh, momentum)
+
+
+def _running(b: Builder, old: Tensor, fresh: Value, momentum: float) -> Tensor:
+    value = old.body()
+    mixed = v.add(v.mul(tx.cast(fresh, old.dtype), v.const(value, momentum)), v.mul(value, v.const(value, 1.0 - momentum)))
+    return b.lazy(old.size, old.dtype, mixed)

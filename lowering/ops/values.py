@@ -1,0 +1,227 @@
+"""Scalar expressions over `Value`: what the tables of pointwise ops are written in."""
+
+from __future__ import annotations
+
+import math
+
+import sympy
+import torch
+
+from precast.lowering import tensor as tx
+from precast.lowering.builder import Builder
+from precast.lowering.ir import Const, DType, Index, Op, Size, Value
+from precast.lowering.tensor import Tensor, alu, compare, constant
+
+Number = bool | int | float | sympy.Expr
+Operand = Tensor | Number
+
+_CATEGORY = {DType.BOOL: 0, DType.U8: 1, DType.I8: 1, DType.I16: 1, DType.I32: 1, DType.I64: 1}
+_TORCH = {
+    DType.F64: torch.float64,
+    DType.F32: torch.float32,
+    DType.BF16: torch.bfloat16,
+    DType.F16: torch.float16,
+    DType.I64: torch.int64,
+    DType.I32: torch.int32,
+    DType.I16: torch.int16,
+    DType.I8: torch.int8,
+    DType.U8: torch.uint8,
+    DType.BOOL: torch.bool,
+}
+_BACK = {v: k for k, v in _TORCH.items()}
+
+
+def torch_dtype(dtype: DType) -> torch.dtype:
+    return _TORCH[dtype]
+
+
+def promote(*operands: Operand) -> DType:
+    """The common type of operands by torch's rules: tensors with dimensions first, then 0-d tensors, then numbers."""
+    result: DType | None = None
+    ranks: list[list[DType]] = [[], [], []]
+    for o in operands:
+        if isinstance(o, Tensor):
+            ranks[0 if o.rank else 1].append(o.dtype)
+        else:
+            ranks[2].append(DType.BOOL if isinstance(o, bool) else DType.F32 if isinstance(o, float) else DType.I64)
+    for group in ranks:
+        if not group:
+            continue
+        best = group[0]
+        for d in group[1:]:
+            best = _BACK[torch.promote_types(_TORCH[best], _TORCH[d])]
+        if result is None or _CATEGORY.get(best, 2) > _CATEGORY.get(result, 2):
+            result = best
+    assert result is not None
+    return result
+
+
+def number(value: Number, dtype: DType) -> Value:
+    """A number of the graph in `dtype`'s arithmetic."""
+    return tx.cast(Index(value), dtype) if isinstance(value, sympy.Expr) else constant(value, dtype)
+
+
+def scalar_in(value: Number, dtype: DType) -> Value:
+    """A number as a 0-d tensor of `dtype` would hold it: half types round it."""
+    if isinstance(value, sympy.Expr) or dtype.compute is dtype:
+        return number(value, dtype)
+    return constant(torch.tensor(value, dtype=_TORCH[dtype]).item(), dtype)
+
+
+def value_of(operand: Operand, dtype: DType) -> Value:
+    """An operand's body, converted to `dtype`'s arithmetic type."""
+    return tx.cast(operand.body(), dtype) if isinstance(operand, Tensor) else number(operand, dtype)
+
+
+def exact(operand: Operand, dtype: DType) -> Value:
+    """Like `value_of`, but rounded as eager's memory would be: for steps that jump."""
+    if isinstance(operand, Tensor):
+        return tx.cast(tx.rounded(operand.body(), operand.dtype), dtype)
+    return scalar_in(operand, dtype)
+
+
+def const(like: Value, value: bool | int | float) -> Const:
+    return constant(value, like.dtype.compute)
+
+
+def is_const(value: Value, number: float) -> bool:
+    return isinstance(value, Const) and not isinstance(value.value, bool) and value.value == number
+
+
+def add(a: Value, b: Value) -> Value:
+    return alu(Op.OR if a.dtype is DType.BOOL else Op.ADD, a, b)
+
+
+def sub(a: Value, b: Value) -> Value:
+    return alu(Op.SUB, a, b)
+
+
+def mul(a: Value, b: Value) -> Value:
+    if is_const(b, 1):
+        return a
+    return alu(Op.AND if a.dtype is DType.BOOL else Op.MUL, a, b)
+
+
+def div(a: Value, b: Value) -> Value:
+    return alu(Op.DIV, a, b)
+
+
+def neg(a: Value) -> Value:
+    return alu(Op.NEG, a)
+
+
+def minimum(a: Value, b: Value) -> Value:
+    return alu(Op.AND if a.dtype is DType.BOOL else Op.MIN, a, b)
+
+
+def maximum(a: Value, b: Value) -> Value:
+    return alu(Op.OR if a.dtype is DType.BOOL else Op.MAX, a, b)
+
+
+def where(mask: Value, a: Value, b: Value) -> Value:
+    if isinstance(mask, Const):
+        return a if mask.value else b
+    return a if a is b else alu(Op.WHERE, mask, a, b)
+
+
+def lt(a: Value, b: Value) -> Value:
+    return compare(Op.LT, a, b)
+
+
+def le(a: Value, b: Value) -> Value:
+    return compare(Op.LE, a, b)
+
+
+def gt(a: Value, b: Value) -> Value:
+    return compare(Op.LT, b, a)
+
+
+def ge(a: Value, b: Value) -> Value:
+    return compare(Op.LE, b, a)
+
+
+def eq(a: Value, b: Value) -> Value:
+    return compare(Op.EQ, a, b)
+
+
+def ne(a: Value, b: Value) -> Value:
+    return compare(Op.NE, a, b)
+
+
+def both(a: Value, b: Value) -> Value:
+    return alu(Op.AND, a, b)
+
+
+def either(a: Value, b: Value) -> Value:
+    return alu(Op.OR, a, b)
+
+
+def invert(a: Value) -> Value:
+    return alu(Op.NOT, a)
+
+
+def truth(a: Value) -> Value:
+    return tx.cast(a, DType.BOOL)
+
+
+def exp(a: Value) -> Value:
+    return alu(Op.EXP, a)
+
+
+def isnan(a: Value) -> Value:
+    return compare(Op.ISNAN, a)
+
+
+def sigmoid(x: Value) -> Value:
+    return div(const(x, 1.0), add(const(x, 1.0), exp(neg(x))))
+
+
+def softplus(x: Value, beta: float = 1.0, threshold: float = 20.0) -> Value:
+    scaled = mul(x, const(x, beta))
+    soft = div(alu(Op.LOG1P, exp(scaled)), const(x, beta)) if beta != 1 else alu(Op.LOG1P, exp(scaled))
+    return where(gt(scaled, const(x, threshold)), x, soft)
+
+
+def gelu(x: Value) -> Value:
+    return mul(mul(x, const(x, 0.5)), add(alu(Op.ERF, mul(x, const(x, math.sqrt(0.5)))), const(x, 1.0)))
+
+
+def gelu_tanh(x: Value) -> Value:
+    """`x * sigmoid(2u)`, equal to `x/2 * (1 + tanh(u))` and cheaper where tanh is slow."""
+    cube = mul(mul(x, x), x)
+    u2 = mul(add(x, mul(cube, const(x, 0.044715))), const(x, 2 * math.sqrt(2 / math.pi)))
+    return div(x, add(const(x, 1.0), exp(neg(u2))))
+
+
+def clamp(x: Value, low: Value | None, high: Value | None) -> Value:
+    x = maximum(x, low) if low is not None else x
+    return minimum(x, high) if high is not None else x
+
+
+def power(x: Value, exponent: Number) -> Value | None:
+    """`x ** exponent` for the exponents that eager computes without `pow`."""
+    if x.dtype.compute.is_float and not isinstance(exponent, sympy.Expr):
+        if exponent == 0.5:
+            return alu(Op.SQRT, x)
+        if exponent == -0.5:
+            return alu(Op.RSQRT, x)
+        if exponent == -1:
+            return div(const(x, 1.0), x)
+        if exponent == -2:
+            return div(const(x, 1.0), mul(x, x))
+    if exponent == 1:
+        return x
+    if exponent == 2:
+        return mul(x, x)
+    if exponent == 3:
+        return mul(mul(x, x), x)
+    return None
+
+
+def lazy(b: Builder, value: Value, size: tuple[Size, ...] | None = None, dtype: DType | None = None) -> Tensor:
+    """The node's result by its body."""
+    return b.lazy(b.size if size is None else size, b.dtype if dtype is None else dtype, value)
+
+
+def torch_info(dtype: DType) -> torch.finfo:
+    return torch.finfo(_TORCH[dtype])

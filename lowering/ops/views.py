@@ -1,0 +1,191 @@
+"""Ops that only move indices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+
+from precast.lowering import index as ix
+from precast.lowering import tensor as tx
+from precast.lowering.builder import Builder
+from precast.lowering.ir import Size, View
+from precast.lowering.registry import Result, lowering
+from precast.lowering.tensor import Row, Tensor
+
+
+def copies(name: str, *overloads: str) -> tuple[str, ...]:
+    """The view op's names and those of its copying twin."""
+    return tuple(f"{base}.{o}" for base in (name, f"{name}_copy") for o in (overloads or ("default",)))
+
+
+@lowering(*copies("view"), *copies("reshape"), "_unsafe_view", "_reshape_alias", view=True)
+def view(b: Builder, x: Tensor, *ignored: object, **more: object) -> Result:
+    return tx.reshape(x, b.size)
+
+
+@lowering(*copies("alias"), *copies("detach"), "lift_fresh", "lift", view=True)
+def same(b: Builder, x: Tensor) -> Result:
+    return x
+
+
+@lowering(*copies("permute"), view=True)
+def permute(b: Builder, x: Tensor, dims: Sequence[int]) -> Result:
+    return tx.permute(x, dims)
+
+
+@lowering(*copies("transpose", "int"), view=True)
+def transpose(b: Builder, x: Tensor, first: int, second: int) -> Result:
+    order = list(range(x.rank))
+    if order:
+        order[first], order[second] = order[second], order[first]
+    return tx.permute(x, order)
+
+
+@lowering(*copies("t"), view=True)
+def t(b: Builder, x: Tensor) -> Result:
+    return tx.permute(x, tuple(reversed(range(x.rank))))
+
+
+@lowering(*copies("expand"), view=True)
+def expand(b: Builder, x: Tensor, size: Sequence[Size], implicit: bool = False) -> Result:
+    """Broadcasting would compute an expensive body once per copy: such a body is computed into memory first."""
+    if b.size != x.size:
+        x = b.settle(x)
+    return tx.expand(x, b.size)
+
+
+@lowering(*copies("slice", "Tensor"), view=True)
+def slice_tensor(b: Builder, x: Tensor, dim: int = 0, start: Size | None = None, end: Size | None = None, step: int = 1) -> Result:
+    dim %= x.rank
+    return tx.narrow(x, dim, slice_start(x.size[dim], start), b.size[dim], step)
+
+
+def slice_start(extent: Size, start: Size | None) -> Size:
+    """Where a Python slice starts: negative counts from the end, everything is clamped."""
+    if start is None or start == 0:
+        return 0
+    if isinstance(start, int) and isinstance(extent, int):
+        return min(start, extent) if start >= 0 else max(start + extent, 0)
+    if ix.is_nonnegative(start):
+        return start if ix.is_nonnegative(ix.plain(extent - start)) else ix.plain(sympy.Min(start, extent))
+    if ix.is_nonnegative(ix.plain(-start)):
+        return ix.plain(extent + start) if ix.is_nonnegative(ix.plain(extent + start)) else ix.plain(sympy.Max(extent + start, 0))
+    raise NotImplementedError(f"a slice starts at {start}, whose sign is not known")
+
+
+@lowering(*copies("select", "int"), view=True)
+def select(b: Builder, x: Tensor, dim: int, position: Size) -> Result:
+    dim %= x.rank
+    negative = position < 0 if isinstance(position, int) else not ix.is_nonnegative(position)
+    return tx.select(x, dim, ix.plain(position + x.size[dim]) if negative else position)
+
+
+@lowering(*copies("squeeze", "default", "dim", "dims"), view=True)
+def squeeze(b: Builder, x: Tensor, dims: int | Sequence[int] | None = None) -> Result:
+    if dims is None:
+        wanted: Sequence[int] = range(x.rank)
+    else:
+        wanted = [d % max(x.rank, 1) for d in (dims if isinstance(dims, list | tuple) else (dims,))] if x.rank else ()  # type: ignore[list-item, operator]
+    return tx.squeeze(x, wanted)
+
+
+@lowering(*copies("unsqueeze"), view=True)
+def unsqueeze(b: Builder, x: Tensor, dim: int) -> Result:
+    return tx.unsqueeze(x, dim % (x.rank + 1))
+
+
+@lowering(*copies("split", "Tensor"), *copies("split_with_sizes"), "unsafe_split.Tensor", "unsafe_split_with_sizes", view=True)
+def split(b: Builder, x: Tensor, lengths: Size | Sequence[Size], dim: int = 0) -> Result:
+    dim %= x.rank
+    pieces: list[Tensor] = []
+    start: Size = 0
+    for piece in b.value:  # type: ignore[attr-defined]
+        length = b.sizes(piece)[dim]
+        pieces.append(tx.narrow(x, dim, start, length))
+        start = ix.plain(start + length)
+    return pieces
+
+
+@lowering(*copies("unbind", "int"), view=True)
+def unbind(b: Builder, x: Tensor, dim: int = 0) -> Result:
+    dim %= x.rank
+    return [tx.select(x, dim, k) for k in range(len(b.value))]  # type: ignore[arg-type]
+
+
+@lowering(*copies("diagonal"), view=True)
+def diagonal(b: Builder, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Result:
+    dim1, dim2 = dim1 % x.rank, dim2 % x.rank
+    others = [d for d in range(x.rank) if d not in (dim1, dim2)]
+    last = len(others)
+    rows: list[Row] = [(0, ())] * x.rank
+    for new, old in enumerate(others):
+        rows[old] = (0, ((new, 1),))
+    rows[dim1] = (max(-offset, 0), ((last, 1),))
+    rows[dim2] = (max(offset, 0), ((last, 1),))
+    return tx.remap(x, b.size, tuple(rows)) if b.size[last] != 0 else tx.reshape(tx.narrow(x, dim1, 0, 0), b.size)
+
+
+@lowering(*copies("unfold"), view=True)
+def unfold(b: Builder, x: Tensor, dim: int, size: int, step: int) -> Result:
+    if not x.rank:
+        return tx.reshape(x, b.size)
+    dim %= x.rank
+    rows: list[Row] = [(0, ((d, 1),)) for d in range(x.rank)]
+    rows[dim] = (0, ((dim, step), (x.rank, 1)))
+    return tx.remap(x, b.size, tuple(rows))
+
+
+@lowering(*copies("as_strided"), view=True)
+def as_strided(b: Builder, x: Tensor, size: Sequence[Size], stride: Sequence[Size], offset: Size | None = None) -> Result:
+    """Counts from the start of the storage, which only the memory of a whole buffer of ours has for sure."""
+    window = b.window(x)
+    if offset is None:
+        start = window.offset
+    elif window.buffer.startswith("in"):
+        return None  # the offset of an input into its storage is not known here
+    else:
+        start = offset
+    return Tensor(b.size, x.dtype, View(window.buffer, b.size, tuple(stride), start, window.dtype))
+
+
+@lowering("flip", view=True)
+def flip(b: Builder, x: Tensor, dims: Sequence[int]) -> Result:
+    for dim in {d % x.rank for d in dims} if x.rank else ():
+        x = tx.narrow(x, dim, ix.plain(x.size[dim] - 1), x.size[dim], -1) if x.size[dim] != 0 else x
+    return x
+
+
+@lowering("repeat")
+def repeat(b: Builder, x: Tensor, repeats: Sequence[Size]) -> Result:
+    """Index modulo the old extent: with the repeats as dimensions of their own when nothing moves but them."""
+    if any(s == 0 for s in b.size):
+        return b.lazy(b.size, b.dtype, tx.constant(0, b.dtype))
+    x = b.settle(x)
+    lead = len(b.size) - x.rank
+    names, extents = ix.symbols(len(b.size)), ix.extents_of(b.size)
+    index = [ix.modulo(names[d + lead], n, extents) if repeats[d + lead] != 1 else names[d + lead] for d, n in enumerate(x.size)]
+    return tx.indexed(x, b.size, index)
+
+
+@lowering("roll")
+def roll(b: Builder, x: Tensor, shifts: Sequence[Size], dims: Sequence[int] = ()) -> Result:
+    shifts = shifts if isinstance(shifts, list | tuple) else [shifts]
+    dims = dims if isinstance(dims, list | tuple) else [dims]
+    if x.numel == 0:
+        return x
+    if not dims:
+        flat = tx.reshape(x, (x.numel,))
+        return tx.reshape(_roll(flat, [(shifts[0], 0)]), x.size)
+    return _roll(x, list(zip(shifts, dims, strict=True)))
+
+
+def _roll(x: Tensor, moves: list[tuple[Size, int]]) -> Tensor:
+    names, extents = ix.symbols(x.rank), ix.extents_of(x.size)
+    index = list(names)
+    for shift, dim in moves:
+        dim %= x.rank
+        n = x.size[dim]
+        start = (-shift) % n if isinstance(n, int) and isinstance(shift, int) else ix.Modulo(sympy.sympify(-shift), sympy.sympify(n))
+        index[dim] = ix.modulo(ix.simplify(index[dim] + start, extents), n, extents)
+    return tx.indexed(x, x.size, [e if n != 1 else sympy.S.Zero for e, n in zip(index, x.size, strict=True)])
