@@ -79,7 +79,7 @@ def _mutated_buffers(lookup: Lookup, nodes: Any) -> list[str]:
 
 def _results(b: Builder, node: fx.Node, schema: Any, lookup: Lookup, mutated: dict[str, fx.Node], copies: bool) -> tuple[Any, list[str]]:
     """The values that the node stands for, and the new buffers behind them in return order (lists flattened)."""
-    values = node.meta["val"] if len(schema.returns) > 1 else (node.meta["val"],)
+    values = node.meta["val"] if len(schema.returns) > 1 else (node.meta.get("val"),)
     outs: list[str] = []
 
     def fresh(value: Any) -> Tensor | None:

@@ -24,6 +24,8 @@ from precast.lowering.tensor import Tensor
 
 WITHOUT_ARITHMETIC = (DType.C64, DType.C128, DType.OTHER)
 aten = torch.ops.aten
+STATIC_CHECKS = (aten._assert_tensor_metadata.default, aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default)
+"""Assertions about sizes and types: the guards hold them already."""
 
 
 def lower(graph: fx.GraphModule, name: str, options: object = None) -> Program:
@@ -138,6 +140,8 @@ class _Walk:
             if not node.users and value is None:
                 return  # assertions on symbolic sizes: guards hold them
             raise Unsupported(f"{node.target} at {node.name} is not an ATen op")
+        if node.target in STATIC_CHECKS:
+            return
         written = written_nodes(node)
         if written:
             self._barrier(node, [self.env[w] for w in written], position)
