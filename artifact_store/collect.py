@@ -10,7 +10,7 @@ from pathlib import Path
 from precast.artifact_store import layout
 from precast.artifact_store.errors import FutureFormat, RecordError
 from precast.artifact_store.manifest import Manifest
-from precast.artifact_store.store import Store
+from precast.artifact_store.store import Store, parse_record
 from precast.artifact_store.tiers import TEMPORARY_PREFIX
 
 log = logging.getLogger("precast.store")
@@ -31,10 +31,21 @@ def referenced(store: Store) -> set[str] | None:
                 return None
             except (RecordError, OSError) as error:
                 log.info("%s: %s; its blobs count as unneeded", name, error)
+    return needed | recorded(store)
+
+
+def recorded(store: Store) -> set[str]:
+    """Digests that some named record needs."""
+    needed: set[str] = set()
     for kind in layout.RECORD_KINDS:
         for name in store.record_names(kind):
-            record = store.record(kind, name) or {}
-            needed.update(blob for blob in record.get("blobs", ()) if layout.is_digest(blob))
+            file = layout.record_name(kind, name)
+            try:
+                blobs = parse_record(store.path(file).read_bytes(), file).get("blobs", ())
+            except (RecordError, OSError) as error:
+                log.info("%s: %s; its blobs count as unneeded", file, error)
+                continue
+            needed.update(blob for blob in blobs if layout.is_digest(blob))
     return needed
 
 

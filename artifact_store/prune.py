@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from precast.artifact_store.collect import GRACE, file_size, leftovers, referenced
+from precast.artifact_store.collect import GRACE, file_size, leftovers, recorded, referenced
 from precast.artifact_store.errors import StoreError
 from precast.artifact_store.index import Entry, open_index
-from precast.artifact_store.layout import RECORD_KINDS, blob_name
+from precast.artifact_store.layout import blob_name
 from precast.artifact_store.manifest import Versions
 from precast.artifact_store.store import Store
 
@@ -161,9 +161,7 @@ def _evict(entries: Sequence[Entry], protected: set[str], max_size: int) -> list
 
 def _orphaned(going: Sequence[Removal], staying: set[str], store: Store) -> set[str]:
     """Blobs that only the artifacts in `going` needed."""
-    records = [store.record(kind, name) or {} for kind in RECORD_KINDS for name in store.record_names(kind)]
-    named = {blob for record in records for blob in record.get("blobs", ())}
-    return {blob for removal in going for blob in removal.entry.blobs} - staying - named
+    return {blob for removal in going for blob in removal.entry.blobs} - staying - recorded(store)
 
 
 def _unlink(paths: Sequence[Path], store: Store) -> None:

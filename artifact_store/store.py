@@ -221,6 +221,8 @@ class Store:
         """Keep a named record; blobs that it needs must be named in its "blobs" field (a list of digests), so that prune spares them."""
         content = pack(dict(record), f"{kind}/{name}")
         named = set(record.get("blobs", ()))
+        if not all(layout.is_digest(blob) for blob in named):
+            raise ValueError(f"{kind}/{name}: 'blobs' must be a list of digests")
         for blob_digest, data in (blobs or {}).items():
             if blob_digest not in named or digest(data) != blob_digest:
                 raise ValueError(f"{kind}/{name}: blob {blob_digest[:12]}… is not named in the record's 'blobs', or does not match")
@@ -310,8 +312,8 @@ def parse_record(data: bytes, where: str) -> dict[str, Data]:
     if digest(outer[2]) != outer[1]:
         raise DamagedRecord(f"{where}: checksum mismatch")
     record = unpack(outer[2], where)
-    if type(record) is not dict:
-        raise DamagedRecord(f"{where}: expected a map")
+    if type(record) is not dict or not all(layout.is_digest(blob) for blob in record.get("blobs", ())):
+        raise DamagedRecord(f"{where}: expected a map whose 'blobs' are digests")
     return record
 
 
