@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from precast.artifact_store import Manifest
+from precast.runtime.code_finder import changed_code
 from precast.runtime.targets import rank
 
 if TYPE_CHECKING:
@@ -41,11 +42,4 @@ def why_not(manifest: Manifest, program: Program) -> str:
         return f"its bytecode is for Python {versions.python}, and this is Python {python_minor()}"
     if versions.lowering != LOWERING_VERSION:
         return f"it was made by lowering version {versions.lowering}, and this precast has {LOWERING_VERSION}"
-    return _changed_code(manifest, program)
-
-
-def _changed_code(manifest: Manifest, program: Program) -> str:
-    """Which inlined function no longer has the code that was compiled, as a sentence; empty when all do."""
-    from precast.runtime.code_finder import changed_code
-
     return changed_code(manifest.digests, program.function)

@@ -13,15 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._C import _aoti
 
 from precast.artifact_store.records import GraphInput, GraphOutput
+from precast.runtime.externs import new_handle, take_handle
 from precast.runtime.library import ERROR_CAPACITY, Library, raise_run_error, resolve_symbol
-
-_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-_capsule_new = ctypes.pythonapi.PyCapsule_New
-_capsule_new.restype, _capsule_new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 Finish = Callable[[tuple[Any, ...], Sequence[Any]], tuple[Any, ...]]
 """(raw outputs, all graph inputs) -> what the bytecode gets."""
@@ -90,7 +85,7 @@ class PythonGraphCall:
 
 def tensor_handles(tensors: Sequence[torch.Tensor]) -> list[int]:
     """New AtenTensorHandles; the caller deletes them with `delete_handles`."""
-    return [_capsule_pointer(capsule, None) for capsule in _aoti.unsafe_alloc_void_ptrs_from_tensors(list(tensors))]  # type: ignore[attr-defined]
+    return [new_handle(tensor) for tensor in tensors]
 
 
 def delete_handles(handles: Sequence[int]) -> None:
@@ -103,12 +98,6 @@ def _delete_function() -> Callable[[int], int]:
     address = resolve_symbol("aoti_torch_delete_tensor_object")
     assert address is not None, "this torch has no aoti_torch_delete_tensor_object"
     return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(address)
-
-
-def tensor_from_handle(handle: int) -> torch.Tensor:
-    """The tensor that `handle` owns; the handle is consumed."""
-    tensor: torch.Tensor = _aoti.alloc_tensor_by_stealing_from_void_ptr(_capsule_new(handle, None, None))  # type: ignore[attr-defined]
-    return tensor
 
 
 def input_words(spec: GraphSpec, values: Sequence[Any]) -> tuple[ctypes.Array[ctypes.c_void_p], list[int]]:
@@ -133,6 +122,6 @@ def run_library(library: Library, spec: GraphSpec, values: Sequence[Any], state:
     if failed:
         raise_run_error(error.value.decode(errors="replace"))
     return tuple(
-        tensor_from_handle(outputs[i] or 0) if kind == "t" else ctypes.c_int64(outputs[i] or 0).value
+        take_handle(outputs[i] or 0) if kind == "t" else ctypes.c_int64(outputs[i] or 0).value
         for i, kind in enumerate(spec.raw_kinds)
     )

@@ -9,13 +9,15 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 from precast.runtime.errors import LoadError
+from precast.runtime.externs import Externs
 
 ABI = 1
 ERROR_CAPACITY = 4096
+CALL_PYTHON = "precast_call_python"
+"""The one symbol that the runtime itself supplies. A name with a leading "?" may be missing: its slot is then NULL."""
 _TORCH_LIBRARIES = ("libtorch_cpu.so", "libtorch_python.so", "libtorch.so")
 _RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64)
 _PREPARE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64)
@@ -23,13 +25,7 @@ _RELEASE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 
 _lock = threading.Lock()
 _torch_handles: list[ctypes.CDLL] = []
-_pseudo_symbols: dict[str, Callable[[], int]] = {}
 _loaded: dict[str, Library] = {}
-
-
-def provide_symbol(name: str, address: Callable[[], int]) -> None:
-    """Let `precast_symbols` name something of the runtime itself; `address` is asked on first use."""
-    _pseudo_symbols[name] = address
 
 
 def torch_libraries() -> list[ctypes.CDLL]:
@@ -48,9 +44,7 @@ def torch_libraries() -> list[ctypes.CDLL]:
 
 
 def resolve_symbol(name: str) -> int | None:
-    """Address of a C symbol of torch or of a runtime callback, or None."""
-    if name in _pseudo_symbols:
-        return _pseudo_symbols[name]()
+    """Address of a C symbol of torch, or None."""
     for handle in torch_libraries():
         try:
             return ctypes.cast(getattr(handle, name), ctypes.c_void_p).value
@@ -74,6 +68,7 @@ class Library:
         abi = self._variable("precast_abi")
         if abi != ABI:
             raise LoadError(f"{path.name[:12]}… speaks library ABI {abi}, this precast {ABI}: it needs to be compiled again")
+        self._externs = Externs(self._text("precast_externs"), path.name[:12])
         self._table = self._resolve(self._symbols(path), path)
         self.table = ctypes.addressof(self._table)
         self.run = self._address("precast_run")
@@ -88,6 +83,10 @@ class Library:
             return int(ctypes.c_int64.in_dll(self._handle, name).value)
         except ValueError:
             return None
+
+    def _text(self, name: str) -> bytes:
+        address = self._address(name)
+        return ctypes.string_at(address) if address else b""
 
     def _address(self, name: str) -> int:
         try:
@@ -106,8 +105,9 @@ class Library:
         return names
 
     def _resolve(self, names: list[str], path: Path) -> ctypes.Array[ctypes.c_void_p]:
-        addresses = [resolve_symbol(name) for name in names]
-        missing = [name for name, address in zip(names, addresses, strict=True) if not address]
+        known = {CALL_PYTHON: self._externs.address}
+        addresses = [known.get(name) or resolve_symbol(name.removeprefix("?")) for name in names]
+        missing = [name for name, address in zip(names, addresses, strict=True) if not address and not name.startswith("?")]
         if missing:
             import torch
 

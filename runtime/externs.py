@@ -1,0 +1,141 @@
+"""Ops that the C shims cannot express: the compiled graph calls back into Python, one record of data per call site (docs/contracts.md)."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._C import _aoti
+
+from precast.runtime.errors import LoadError
+
+_CALL = ctypes.CFUNCTYPE(
+    ctypes.c_int32,
+    ctypes.c_int64,
+    ctypes.POINTER(ctypes.c_void_p),
+    ctypes.c_int64,
+    ctypes.POINTER(ctypes.c_int64),
+    ctypes.c_int64,
+    ctypes.POINTER(ctypes.c_void_p),
+    ctypes.c_int64,
+    ctypes.c_void_p,
+    ctypes.c_int64,
+)
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+_capsule_new = ctypes.pythonapi.PyCapsule_New
+_capsule_new.restype, _capsule_new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+
+Decode = Callable[[Sequence[torch.Tensor], Any], Any]
+Call = Callable[[Sequence[torch.Tensor], Any], Sequence[torch.Tensor | None]]
+
+
+def new_handle(tensor: torch.Tensor) -> int:
+    """A new AtenTensorHandle on `tensor`, owned by whoever takes it."""
+    pointer: int = _capsule_pointer(_aoti.unsafe_alloc_void_ptr_from_tensor(tensor), None)  # type: ignore[attr-defined]
+    return pointer
+
+
+def take_handle(handle: int) -> torch.Tensor:
+    """The tensor that `handle` owns; the handle is consumed."""
+    tensor: torch.Tensor = _aoti.alloc_tensor_by_stealing_from_void_ptr(_capsule_new(handle, None, None))  # type: ignore[attr-defined]
+    return tensor
+
+
+class Externs:
+    """The Python side of one library's `precast_call_python`. Ops are looked up on first use, so an absent one fails its call, not the load."""
+
+    def __init__(self, text: bytes, name: str) -> None:
+        try:
+            self._records: list[dict[str, Any]] = json.loads(text or b"[]")
+        except ValueError as error:
+            raise LoadError(f"{name}: its table of Python calls cannot be read ({error})") from error
+        self._calls: dict[int, Call] = {}
+        self._callback = _CALL(self._call)
+        self.address = ctypes.cast(self._callback, ctypes.c_void_p).value
+
+    def _call(
+        self, number: int, tensors: Any, n_tensors: int, ints: Any, n_ints: int, outs: Any, n_outs: int, error: int, capacity: int
+    ) -> int:
+        try:
+            values = [take_handle(tensors[i]) for i in range(n_tensors)]
+            call = self._calls.get(number)
+            if call is None:
+                call = self._calls[number] = _compile(self._records[number])
+            with torch.no_grad():
+                results = call(values, ints)
+            for i in range(n_outs):
+                result = results[i]
+                outs[i] = None if result is None else new_handle(result)
+            return 0
+        except Exception as problem:  # noqa: BLE001 - nothing may cross into C; the message becomes the call's own error
+            _leave_message(problem, error, capacity)
+            return 1
+
+
+def _leave_message(problem: Exception, error: int, capacity: int) -> None:
+    text = f"I: {problem}" if isinstance(problem, IndexError) else str(problem) or type(problem).__name__
+    data = text.encode(errors="replace")[: capacity - 1] + b"\0"
+    ctypes.memmove(error, data, len(data))
+
+
+def _compile(record: dict[str, Any]) -> Call:
+    """A record -> a function of the run-time tensors and integers."""
+    op = _find_op(record["op"])
+    args = [_decoder(item) for item in record["args"]]
+    kwargs = {name: _decoder(item) for name, item in record["kwargs"].items()}
+
+    def call(tensors: Sequence[torch.Tensor], ints: Any) -> Sequence[torch.Tensor | None]:
+        result = op(*(arg(tensors, ints) for arg in args), **{name: arg(tensors, ints) for name, arg in kwargs.items()})
+        return list(_flatten(result))
+
+    return call
+
+
+def _find_op(name: str) -> Any:
+    namespace, _, rest = name.partition("::")
+    packet, _, overload = rest.partition(".")
+    try:
+        return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+    except AttributeError as error:
+        raise RuntimeError(f"this torch has no operator {name}; import the package that registers it before the call") from error
+
+
+def _flatten(result: Any) -> Sequence[torch.Tensor | None]:
+    if isinstance(result, (tuple, list)):
+        return [leaf for item in result for leaf in _flatten(item)]
+    return [result]
+
+
+def _decoder(item: Any) -> Decode:
+    if item is None:
+        return lambda tensors, ints: None
+    kind, value = next(iter(item.items()))
+    match kind:
+        case "t":
+            return lambda tensors, ints: tensors[value]
+        case "i":
+            return lambda tensors, ints: int(ints[value])
+        case "list":
+            parts = [_decoder(part) for part in value]
+            return lambda tensors, ints: [part(tensors, ints) for part in parts]
+    constant = _constant(kind, value)
+    return lambda tensors, ints: constant
+
+
+def _constant(kind: str, value: Any) -> Any:
+    match kind:
+        case "v":
+            return value
+        case "f":
+            return float(value)
+        case "complex":
+            return complex(float(value[0]), float(value[1]))
+        case "dtype" | "layout" | "memory_format":
+            return getattr(torch, value.removeprefix("torch."))
+        case "device":
+            return torch.device(value)
+    raise RuntimeError(f"unknown argument kind {kind!r} in a compiled graph's table of Python calls")
