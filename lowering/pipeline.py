@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from precast.lowering.collapse import collapse_axes
+from precast.lowering.epilogues import attach_epilogues
 from precast.lowering.fusion import fuse, fuse_pointwise
 from precast.lowering.ir import Program
 from precast.lowering.memory import plan_memory
@@ -18,7 +20,9 @@ def passes(target: str, options: Mapping[str, Any]) -> list[tuple[str, Pass]]:
     """The passes in order, by name. `target` as in `cpu:x86-64-v3`; `options["freeze"]` allows copies of weights."""
     return [
         ("fuse pointwise", fuse_pointwise),
+        ("epilogues", attach_epilogues),
         ("fuse", fuse),
+        ("collapse axes", collapse_axes),
         ("order", order_steps),
         ("plan memory", plan_memory),
     ]
