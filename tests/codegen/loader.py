@@ -17,14 +17,11 @@ PYTHON_CALL = ctypes.CFUNCTYPE(
 )  # fmt: skip
 
 
-def steal(handle: int) -> torch.Tensor:
-    return torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(ctypes.pythonapi.PyCapsule_New(ctypes.c_void_p(handle), None, None))
-
-
 class Loaded:
     """Calls a compiled graph with tensors and ints; errors become RuntimeError or IndexError."""
 
-    def __init__(self, library: bytes) -> None:
+    def __init__(self, library: bytes, n_outputs: int = 1) -> None:
+        self.n_outputs = n_outputs
         self.file = tempfile.NamedTemporaryFile(suffix=".so", delete=False)
         self.file.write(library)
         self.file.close()
@@ -92,7 +89,8 @@ class Loaded:
             ctypes.memmove(error, text, len(text))
             return 1
 
-    def __call__(self, *inputs: torch.Tensor | int, n_outputs: int) -> list[Any]:
+    def __call__(self, *inputs: torch.Tensor | int) -> list[torch.Tensor]:
+        n_outputs = self.n_outputs
         handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors([t for t in inputs if isinstance(t, torch.Tensor)])
         pointers = iter(_capsule_pointer(h) for h in handles)
         words = (ctypes.c_void_p * max(len(inputs), 1))(*[next(pointers) if isinstance(t, torch.Tensor) else t for t in inputs])
@@ -104,10 +102,7 @@ class Loaded:
         if code:
             text = error.value.decode()
             raise (IndexError(text[3:]) if text.startswith("I: ") else RuntimeError(text))
-        return [outputs[i] for i in range(n_outputs)]
-
-    def tensors(self, *inputs: torch.Tensor | int, n_outputs: int) -> list[torch.Tensor]:
-        return [_handle_to_tensor(h) for h in self(*inputs, n_outputs=n_outputs)]
+        return [_handle_to_tensor(outputs[i]) for i in range(n_outputs)]
 
 
 def _capsule_pointer(handle: Any) -> int:
