@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.utils._device
 
 
 def global_state() -> dict[str, Any]:

@@ -285,7 +285,7 @@ class Program:
                 variant = self._open(manifest, self.store, stored=True)
             if variant is not None:
                 self._known[variant.artifact_id] = ""
-                self.variants.insert(0, variant)
+                self.variants = [variant, *(other for other in self.variants if other.artifact_id != variant.artifact_id)]
             return variant
 
     def _unstable(self, variant: Variant, local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> None:
