@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import marshal
 import os
 import sys
@@ -18,6 +19,7 @@ from precast.capture.sources import NotPortable
 from precast.runtime.code_digest import digest, find_code
 
 PRIVATE = "__precast_"
+_GLOBAL_OPS = frozenset(("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME"))
 _STDLIB = tuple(sorted({os.path.realpath(sysconfig.get_path(k)) + os.sep for k in ("stdlib", "platstdlib")}))
 _SITE = tuple(sorted({os.path.realpath(sysconfig.get_path(k)) + os.sep for k in ("purelib", "platlib")}))
 _TORCH = os.path.realpath(os.path.dirname(torch.__file__)) + os.sep
@@ -45,7 +47,11 @@ def _strip(
     side: list[tuple[tuple[int, ...], Any]],
     where: tuple[int, ...],
 ) -> types.CodeType:
-    names = tuple(order.setdefault(n, f"{PRIVATE}{len(order)}") if n in supplies else n for n in code.co_names)
+    # Dynamo leaves names in the table that no instruction reads any more; they need no supply.
+    used = {i.argval for i in dis.get_instructions(code) if i.opname in _GLOBAL_OPS}
+    names = tuple(
+        n if n not in supplies else order.setdefault(n, f"{PRIVATE}{len(order)}") if n in used else f"{PRIVATE}unused" for n in code.co_names
+    )
     constants: list[Any] = []
     for i, constant in enumerate(code.co_consts):
         if isinstance(constant, types.CodeType):
@@ -81,10 +87,11 @@ def digests(
     by_code = {f.__code__: f for f in functions}
     found = {CodeDigest("", entry.co_qualname, digest(entry))}
     problems: list[str] = []
+    modules = sorted({f.__module__ for f in functions if isinstance(f.__module__, str)})
     for code in dict.fromkeys([*codes, *by_code]):
         if code is entry or _covered_by_version(code):
             continue
-        record = _locate(code, by_code.get(code))
+        record = _locate(code, by_code.get(code), modules)
         if record is None:
             problems.append(f"the traced function {code.co_qualname} ({code.co_filename}) cannot be found again by name")
         else:
@@ -99,12 +106,15 @@ def _covered_by_version(code: types.CodeType) -> bool:
     return path.startswith(_STDLIB) and not path.startswith(_SITE)
 
 
-def _locate(code: types.CodeType, function: types.FunctionType | None) -> CodeDigest | None:
+def _locate(code: types.CodeType, function: types.FunctionType | None, modules: list[str]) -> CodeDigest | None:
+    """Where a fresh process finds this code: by its function's name, by its file's module, or (generated methods) in a class that a traced module holds."""
     wanted = digest(code)
     candidates = [] if function is None else [(function.__module__, function.__qualname__), (function.__module__, code.co_qualname)]
     module = _module_of_file().get(code.co_filename)
     if module is not None:
         candidates.append((module, code.co_qualname))
+    if function is not None:
+        candidates += [(module, function.__qualname__) for module in modules]
     for module_name, qualname in candidates:
         if module_name is not None and wanted in {digest(c) for c in find_code(module_name, qualname)}:
             return CodeDigest(module_name, qualname, wanted)
@@ -113,7 +123,7 @@ def _locate(code: types.CodeType, function: types.FunctionType | None) -> CodeDi
 
 def _module_of_file() -> dict[str, str]:
     files: dict[str, str] = {}
-    for name, module in sorted(sys.modules.copy().items()):
+    for name, module in sorted(sys.modules.copy().items()):  # the same answer whatever the order of imports
         file = getattr(module, "__file__", None)
         if isinstance(file, str):
             files.setdefault(file, name)

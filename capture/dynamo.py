@@ -103,7 +103,7 @@ def _compile(function: types.FunctionType, local_values: dict[str, Any], backend
             )
     except exc.SkipFrame as error:
         raise CaptureRefused(f"there is nothing to compile: {_first_line(error)}", _where(error, function)) from error
-    except (exc.Unsupported, exc.UserError, exc.UncapturedHigherOrderOpError, exc.ArgsMismatchError) as error:
+    except (exc.Unsupported, exc.UserError, exc.UncapturedHigherOrderOpError, exc.CondOpArgsMismatchError) as error:
         raise CaptureRefused(
             _explain(error), _where(error, function), "it runs eagerly; rewrite that line, or mark the call with precast.disable"
         ) from error
@@ -182,7 +182,10 @@ def _per_call_arguments(is_bound: Callable[[Any], bool]) -> Iterator[None]:
 
 
 def alias_paths(output: OutputGraph, namespace: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """Global names that Dynamo installed -> what they stand for, as supplies of a FrameRecord."""
+    """Global names that Dynamo installed -> what they stand for, as supplies of a FrameRecord.
+
+    ("scope", id): the namespace of code that was made by `exec` (namedtuple methods, for one); only guards may refer to it.
+    """
     found: dict[str, tuple[Any, ...]] = {}
     for alias, module in output.import_sources.items():
         found[alias] = ("shims" if module.startswith("torch._dynamo") else "module", module)
@@ -192,6 +195,8 @@ def alias_paths(output: OutputGraph, namespace: Mapping[str, Any]) -> dict[str, 
             found[name] = ("builtins",)
         elif name.startswith("__compiled_fn_"):
             found[name] = ("graph",)
+        elif name.startswith("___unnamed_scope"):
+            found[name] = ("scope", id(value))
         elif isinstance(value, types.ModuleType):
             found[name] = ("shims" if value.__name__.startswith("torch._dynamo") else "module", value.__name__)
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from precast.artifact_store.constants import Untaggable, object_name
 from precast.artifact_store.guards import Guard, Path, Predicate, canonical_order
 from precast.artifact_store.records import GraphInput, GraphOutput
 from precast.capture import aot, dynamo
@@ -45,13 +47,13 @@ def capture(
     `fn`: a function, bound method, closure, `functools.partial`, `nn.Module` or object with `__call__`. Sizes are specialised.
     Raises CaptureRefused where the call is no single graph, TypeError where the arguments do not fit the signature.
     """
-    entry = entry_of(_called(fn))
+    entry = entry_of(called(fn))
     locals_of = LocalsOf(entry.function)
     local_values = locals_of((*entry.prefix, *args), {**entry.keywords, **(kwargs or {})}) | locals_of.cells()
     return _Capture(entry.function, local_values, name or entry.function.__qualname__, options or CaptureOptions()).run()
 
 
-def _called(fn: Any) -> Any:
+def called(fn: Any) -> Any:
     """A module with hooks is captured through `__call__`, which runs them; any other module is its `forward`."""
     if not isinstance(fn, torch.nn.Module):
         return fn
@@ -77,13 +79,13 @@ class _Capture:
         self.sources = SourceContext(self.module, self.aliases, self.local_values)
         state = state_guard()
         traced = dynamo.trace(self.function, dict(self.local_values), self._backend, self._is_bound)
-        self._note_aliases(traced.private_names)
+        self._note_aliases(traced.private_names, traced.functions)
         sizes = traced.output.input_source_to_sizes_strides
         context = GuardContext(self.sources, frozenset(traced.output.guard_on_key_order), sizes)
         translation = translate(traced.output.guards, context)
         inputs = self._inputs(traced.graphargs)
         problems = list(translation.uncacheable)
-        found, missing = digests(traced.functions, traced.output.traced_code, self.function.__code__)
+        found, missing = digests((self.function, *traced.functions), traced.output.traced_code, self.function.__code__)
         problems += missing
         graph, constants = (None, ()) if self.graph is None else lift_constants(self.graph.graph, len(inputs))
         inputs += [GraphInput((("constant", i),), True, None, "constant") for i in range(len(constants))]
@@ -106,13 +108,29 @@ class _Capture:
     def _outputs(self) -> tuple[GraphOutput, ...]:
         return () if self.graph is None else self.graph.outputs
 
-    def _note_aliases(self, supplies: Mapping[str, tuple[Any, ...]]) -> None:
+    def _note_aliases(self, supplies: Mapping[str, tuple[Any, ...]], functions: tuple[types.FunctionType, ...]) -> None:
         for name, supply in supplies.items():
             match supply:
                 case ("module" | "shims", module):
                     self.aliases[name] = (("module", module),)
+                case ("scope", identity):
+                    self._note_scope(name, identity, functions)
                 case ("builtins",):
                     self.aliases[name] = (("module", "builtins"), ("dict",))
+
+    def _note_scope(self, name: str, identity: int, functions: tuple[types.FunctionType, ...]) -> None:
+        """The namespace of code made by `exec`, as the globals of a function that can be found by name; a namedtuple's own namespace holds no
+        state (its code is in the digests), so guards on it are dropped."""
+        for function in functions:
+            if id(function.__globals__) == identity:
+                if str(function.__globals__.get("__name__", "")).startswith("namedtuple_"):
+                    self.aliases[name] = (("module", "torch._dynamo"),)
+                    return
+                with contextlib.suppress(Untaggable):
+                    module, _, qualname = object_name(function).partition(":")
+                    first, *rest = qualname.split(".")
+                    self.aliases[name] = (("global", module, first), *(("attr", part) for part in rest), ("attr", "__globals__"))
+                    return
 
     def _is_bound(self, source: Any) -> bool:
         """Whether an nn.Module owns the tensor itself: such inputs are fetched by path when the module changes, not on each call."""

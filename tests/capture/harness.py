@@ -9,6 +9,7 @@ import torch
 
 from precast.artifact_store.records import TensorConstant
 from precast.capture import CapturedFrame
+from precast.capture.entry import called
 from precast.runtime.entry import LocalsOf, entry_of
 from precast.runtime.frame_code import build
 from precast.runtime.graph_outputs import graph_outputs
@@ -21,7 +22,7 @@ def constant_tensor(constant: TensorConstant) -> torch.Tensor:
 
 
 def locals_of(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    entry = entry_of(fn)
+    entry = entry_of(called(fn))
     locals_of = LocalsOf(entry.function)
     return locals_of((*entry.prefix, *args), {**entry.keywords, **kwargs}) | locals_of.cells()
 
@@ -36,7 +37,7 @@ def rebuilt(frame: CapturedFrame, fn: Any, values: dict[str, Any], graph: Callab
         inputs = [bound[i] if inp.bound else per_call[inp.position] for i, inp in enumerate(frame.inputs)]
         return graph_outputs(frame.outputs, run(*inputs), inputs)
 
-    entry = entry_of(fn)
+    entry = entry_of(called(fn))
     function = build(frame.code, entry.function, graph_callable)
 
     def call(*args: Any, **kwargs: Any) -> Any:
