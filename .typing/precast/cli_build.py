@@ -1,0 +1,1 @@
+../../precast/cli_build.py

@@ -1,0 +1,1 @@
+../../precast/driver.py
