@@ -95,8 +95,6 @@ def test_it_runs_from_an_unpacked_wheel(wheel: zipfile.ZipFile, tmp_path: Path) 
     command = [sys.executable, "-P", "-m", "precast.cli", "dir", "--store", str(tmp_path / "store")]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(tmp_path / "store")
-        tmp_path / "store"
-    )
 
 
 def test_versions_agree() -> None:
