@@ -192,7 +192,7 @@ def attention(
         return None
     if q.rank >= 3 and not enable_gqa and (q.rank > 2 and q.size[-3] != k.size[-3]):
         return None
-    return _attention(b, q, k, value, attn_mask, is_causal, scale, b.whole(b.buffer(b.size, b.dtype)))
+    return _attention(b, q, k, value, attn_mask, is_causal, scale, None)
 
 
 @lowering("_scaled_dot_product_flash_attention_for_cpu")
@@ -214,13 +214,13 @@ def flash_attention(
 
 
 def _attention(
-    b: Builder, q: Tensor, k: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None, out: Tensor
+    b: Builder, q: Tensor, k: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None, out: Tensor | None
 ) -> Tensor:
     depth = q.size[-1]
     assert isinstance(depth, int)
     factor = 1 / math.sqrt(depth) if scale is None else scale
     four = [_to_rank(t, 4) for t in (q, k, value)]
-    target = _to_rank(out, 4)
+    target = _heads_last(b, (*four[0].size[:3], four[2].size[3]), q.dtype) if out is None else out
     assert target.window is not None
     b.steps.append(
         Attention(
@@ -228,13 +228,20 @@ def _attention(
             b.window(four[1]),
             b.window(four[2]),
             None if mask is None else _mask(b, mask, q.dtype, (*target.size[:3], four[1].size[2])),
-            target.window.buffer if out.rank == 4 else target.window.buffer,
+            target.window.buffer,
             causal,
             float(factor),
             (b.origin,),
         )
     )
-    return out
+    return tx.reshape(target, b.size) if out is None else out
+
+
+def _heads_last(b: Builder, size: tuple[Size, ...], dtype: DType) -> Tensor:
+    """Memory for [B, H, S, D] laid out as [B, S, H, D], as the projection that follows reads it."""
+    n, heads, rows, depth = size
+    stride = (tx.ix.numel((heads, rows, depth)), depth, tx.ix.numel((heads, depth)), 1)
+    return b.whole(b.buffer(size, dtype, stride))
 
 
 def _to_rank(t: Tensor, rank: int) -> Tensor:

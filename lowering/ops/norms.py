@@ -108,21 +108,25 @@ def _channels(t: Tensor, x: Tensor, kind: DType) -> Value:
     return tx.cast(tx.reshape(t, (*t.size, *(1 for _ in x.size[2:]))).body(), kind)
 
 
-def _normalise(b: Builder, x: Tensor, average: Value, inverse: Value, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+def _normalise(b: Builder, x: Tensor, mean: Tensor, variance: Tensor, eps: float, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """`x * scale + shift`, as eager's CPU kernel does it; both are small vectors computed once per channel.
+
+    Statistics are per channel: of size [C].
+    """
     kind = x.dtype.compute
-    scale = inverse if weight is None else v.mul(inverse, _channels(weight, x, kind))
-    value = v.mul(v.sub(x.body(), average), scale)
-    return b.lazy(x.size, x.dtype, value if bias is None else v.add(value, _channels(bias, x, kind)))
+    inverse = _inverse_deviation(v.value_of(variance, kind), eps)
+    scale = b.realise(b.lazy(mean.size, kind, inverse if weight is None else v.mul(inverse, v.value_of(weight, kind))))
+    down = v.neg(v.mul(v.value_of(mean, kind), scale.body()))
+    shift = b.realise(b.lazy(mean.size, kind, down if bias is None else v.add(v.value_of(bias, kind), down)))
+    return b.lazy(x.size, x.dtype, v.add(v.mul(x.body(), _channels(scale, x, kind)), _channels(shift, x, kind)))
 
 
 @lowering("_native_batch_norm_legit_no_training")
 def batch_norm_eval(
     b: Builder, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, momentum: float, eps: float
 ) -> Result:
-    kind = x.dtype.compute
-    inverse = _inverse_deviation(_channels(variance, x, kind), eps)
-    empty = b.lazy((0,), b.dtypes[1], tx.constant(0.0, kind))
-    return _normalise(b, x, _channels(mean, x, kind), inverse, weight, bias), empty, empty
+    empty = b.lazy((0,), b.dtypes[1], tx.constant(0.0, x.dtype))
+    return _normalise(b, x, mean, variance, eps, weight, bias), empty, empty
 
 
 @lowering("_native_batch_norm_legit_functional", "_native_batch_norm_legit.no_stats")
@@ -136,15 +140,15 @@ def batch_norm(b: Builder, x: Tensor, weight: Tensor | None, bias: Tensor | None
         return None
     if not training:
         assert isinstance(mean, Tensor) and isinstance(variance, Tensor)
-        inverse = _inverse_deviation(_channels(variance, x, kind), eps)
         empty = b.lazy((0,), b.dtypes[1], tx.constant(0.0, kind))
-        return _normalise(b, x, _channels(mean, x, kind), inverse, weight, bias), empty, empty, mean, variance
+        result = _normalise(b, x, mean, variance, eps, weight, bias)
+        return (result, empty, empty, mean, variance) if len(rest) == 5 else (result, empty, empty)
     x = b.settle(x)
     dims = [d for d in range(x.rank) if d != 1]
     average, spread = moments(b, x, dims, 0, True, kind)
     flat = tx.reshape(average, (x.size[1],))
     inverse_flat = b.lazy(flat.size, b.dtypes[2], _inverse_deviation(tx.reshape(spread, flat.size).body(), eps))
-    result = _normalise(b, x, average.body(), _inverse_deviation(spread.body(), eps), weight, bias)
+    result = _normalise(b, x, flat, tx.reshape(spread, flat.size), eps, weight, bias)
     saved = b.lazy(flat.size, b.dtypes[1], flat.body())
     if len(rest) != 5:
         return result, saved, inverse_flat

@@ -153,7 +153,7 @@ ROWS: dict[str, Callable[..., Value]] = {
     "div.Tensor": v.div,
     "div.Scalar": v.div,
 }
-ROWS |= {f"bitwise_{n}.{o}": _same(op) for n, op in (("and", Op.AND), ("or", Op.OR), ("xor", Op.XOR)) for o in ("Tensor", "Scalar", "Scalar_Tensor")}
+ROWS |= {f"bitwise_{n}.{o}": op for n, op in (("and", v.conjunction), ("or", v.disjunction), ("xor", _same(Op.XOR))) for o in ("Tensor", "Scalar", "Scalar_Tensor")}
 ROWS |= {
     f"bitwise_{n}_shift.{o}": _same(op) for n, op in (("left", Op.SHL), ("right", Op.SHR)) for o in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")
 }

@@ -28,6 +28,7 @@ _TORCH = {
     DType.U8: torch.uint8,
     DType.BOOL: torch.bool,
 }
+TRUE = Const(True, DType.BOOL)
 _BACK = {v: k for k, v in _TORCH.items()}
 
 
@@ -88,17 +89,41 @@ def is_const(value: Value, number: float) -> bool:
     return isinstance(value, Const) and not isinstance(value.value, bool) and value.value == number
 
 
+def _position(a: Value) -> sympy.Expr | None:
+    """The I64 value as an index expression, where it is one."""
+    if isinstance(a, Index) and a.dtype is DType.I64:
+        return a.expr
+    return sympy.Integer(a.value) if isinstance(a, Const) and a.dtype is DType.I64 else None
+
+
+def _positions(a: Value, b: Value) -> tuple[sympy.Expr, sympy.Expr] | None:
+    """Both as index expressions, where at least one depends on position: arithmetic on positions stays symbolic."""
+    if not (isinstance(a, Index) or isinstance(b, Index)):
+        return None
+    left, right = _position(a), _position(b)
+    return (left, right) if left is not None and right is not None else None
+
+
 def add(a: Value, b: Value) -> Value:
+    both = _positions(a, b)
+    if both is not None:
+        return Index(both[0] + both[1])
     return alu(Op.OR if a.dtype is DType.BOOL else Op.ADD, a, b)
 
 
 def sub(a: Value, b: Value) -> Value:
+    both = _positions(a, b)
+    if both is not None:
+        return Index(both[0] - both[1])
     return alu(Op.SUB, a, b)
 
 
 def mul(a: Value, b: Value) -> Value:
     if is_const(b, 1):
         return a
+    both = _positions(a, b)
+    if both is not None and (both[0].is_Integer or both[1].is_Integer):
+        return Index(sympy.expand(both[0] * both[1]))
     return alu(Op.AND if a.dtype is DType.BOOL else Op.MUL, a, b)
 
 
@@ -108,6 +133,16 @@ def div(a: Value, b: Value) -> Value:
 
 def neg(a: Value) -> Value:
     return alu(Op.NEG, a)
+
+
+def conjunction(a: Value, b: Value) -> Value:
+    """Bitwise and: logical on BOOL."""
+    return both(a, b) if a.dtype is DType.BOOL else alu(Op.AND, a, b)
+
+
+def disjunction(a: Value, b: Value) -> Value:
+    """Bitwise or: logical on BOOL."""
+    return either(a, b) if a.dtype is DType.BOOL else alu(Op.OR, a, b)
 
 
 def minimum(a: Value, b: Value) -> Value:
@@ -125,10 +160,16 @@ def where(mask: Value, a: Value, b: Value) -> Value:
 
 
 def lt(a: Value, b: Value) -> Value:
+    both = _positions(a, b)
+    if both is not None and (both[1] - both[0]).is_positive:
+        return TRUE
     return compare(Op.LT, a, b)
 
 
 def le(a: Value, b: Value) -> Value:
+    both = _positions(a, b)
+    if both is not None and (both[1] - both[0]).is_nonnegative:
+        return TRUE
     return compare(Op.LE, a, b)
 
 
@@ -149,10 +190,18 @@ def ne(a: Value, b: Value) -> Value:
 
 
 def both(a: Value, b: Value) -> Value:
+    """`a and b` on BOOL."""
+    for x, y in ((a, b), (b, a)):
+        if isinstance(x, Const):
+            return y if x.value else x
     return alu(Op.AND, a, b)
 
 
 def either(a: Value, b: Value) -> Value:
+    """`a or b` on BOOL."""
+    for x, y in ((a, b), (b, a)):
+        if isinstance(x, Const):
+            return x if x.value else y
     return alu(Op.OR, a, b)
 
 
