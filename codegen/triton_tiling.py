@@ -7,7 +7,7 @@ axes and reductions run inside a program, in lanes or in a loop. A `Tiling` says
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 
@@ -35,7 +35,7 @@ class Tiling:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """`stores` of one kernel over the same outer axes `x`; the reductions in them depend on no other axis."""
+    """`stores` of one kernel over the same outer axes `x` (each with its own `axes` spelt out); the reductions in them depend on no other axis."""
 
     x: tuple[Axis, ...]
     stores: tuple[Store, ...]
@@ -59,15 +59,18 @@ def static(sizes: Iterable[Size]) -> int | None:
 def split(kernel: Kernel, facts: Facts) -> tuple[Part, ...]:
     """Groups the stores by the axes that their reductions depend on. Raises `Unsupported` where one part would read what another overwrites."""
     groups: dict[tuple[Axis, ...], list[Store]] = {}
+    plain: list[Store] = []
     for store in kernel.stores:
+        store = replace(store, axes=kernel.axes if store.axes is None else tuple(a for a in kernel.axes if a in store.axes))
         outer = _outer(store, kernel, facts)
-        if outer is not None:
+        if outer is None:
+            plain.append(store)
+        else:
             groups.setdefault(outer, []).append(store)
-    for store in kernel.stores:
-        if _outer(store, kernel, facts) is None:
-            axes = _axes(store, kernel)
-            home = next((x for x in groups if x and set(x) < set(axes)), axes)
-            groups.setdefault(home, []).append(store)
+    for store in plain:
+        axes = store.axes or ()
+        home = next((x for x in groups if x and set(x) < set(axes)), axes)
+        groups.setdefault(home, []).append(store)
     parts = tuple(Part(x, tuple(stores)) for x, stores in groups.items())
     for part in parts:
         read = loaded(part.stores)
@@ -80,10 +83,6 @@ def split(kernel: Kernel, facts: Facts) -> tuple[Part, ...]:
 def loaded(stores: Iterable[Store]) -> set[str]:
     """The buffers that the stores read."""
     return {v.buffer for v in walk(*(root for s in stores for root in store_roots(s))) if isinstance(v, Load)}
-
-
-def _axes(store: Store, kernel: Kernel) -> tuple[Axis, ...]:
-    return kernel.axes if store.axes is None else tuple(a for a in kernel.axes if a in store.axes)
 
 
 def _outer(store: Store, kernel: Kernel, facts: Facts) -> tuple[Axis, ...] | None:

@@ -113,7 +113,7 @@ class Row:
 
     `reference` is "f64" (compare with the function run in float64, error at most `factor` times eager's own plus `ulps` units in
     the last place) or "eager" (the function's meaning depends on the dtype: compare with eager itself). Tags: "mutates" (writes to its
-    arguments), "random" (only shape and type can be compared), "extern" (a library call is expected), "triton" (of the part
+    arguments), "random" (only shape and type can be compared), "extern" (a library call is expected), "free_strides" (eager's strides are an accident of its implementation), "triton" (of the part
     that the Triton interpreter runs).
     """
 

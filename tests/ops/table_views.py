@@ -126,7 +126,7 @@ def _indexing(table: Table) -> None:
         table.add(f"index/{name}", fn, lambda s: (s.t(5, 5, 5), _index(s, 3, size=5), _index(s, 3, size=5)), (F32, (BF16, I64, BOOL)[number % 3]), tags="triton")
     table.add("index/bool_extern", lambda x, m: torch.where(m, x, 0)[1:], lambda s: (s.t(5, 4), s.t(5, 4, dtype=BOOL)), (F32,))
     table.add("index/empty", lambda x, i: x[i], lambda s: (s.t(5, 4), s.ints(0, low=0, high=5)), (F32,))
-    table.add("index/0d", lambda x, i: x[i] + 1, lambda s: (s.t(5, 4), s.ints(low=0, high=5)), (F32,))
+    table.add("index/0d", lambda x, i: x.index_select(0, i) + 1, lambda s: (s.t(5, 4), s.ints(low=0, high=5)), (F32,))
     put: Make = lambda s: (s.t(6, 5), s.perm(6)[:3], s.t(3, 5))  # noqa: E731
     table.add("index_put", lambda x, i, v: x.index_put((i,), v), put, (F32, I64, BF16))
     table.add("index_put/accumulate", lambda x, i, v: x.index_put((i % 2,), v, accumulate=True), put, (F32, I64), ulps=32)
