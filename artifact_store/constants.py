@@ -63,22 +63,33 @@ def find_object(name: str) -> Any:
 
 def object_name(value: Any) -> str:
     """`module:qualname` under which `find_object` gives this very object back; raises Untaggable otherwise."""
-    if isinstance(value, types.ModuleType):
+    if isinstance(value, types.ModuleType) and not isinstance(value, torch._ops._OpNamespace):
         if sys.modules.get(value.__name__) is value:
             return value.__name__
         raise Untaggable(f"module {value.__name__} is not in sys.modules")
     for candidate in _candidate_names(value):
         try:
-            if find_object(candidate) is value:
+            if same_object(find_object(candidate), value):
                 return candidate
         except LookupError:
             continue
     raise Untaggable(f"{_describe(value)} has no importable name")
 
 
+def same_object(a: Any, b: Any) -> bool:
+    """Identity, except that a class's bound method is made anew at each look-up and counts as the same."""
+    if isinstance(a, types.MethodType) and isinstance(b, types.MethodType):
+        return a.__func__ is b.__func__ and a.__self__ is b.__self__
+    return a is b
+
+
 def _candidate_names(value: Any) -> list[str]:
     if isinstance(value, type):
         return [type_name(value)]
+    if isinstance(value, torch._ops._OpNamespace):
+        return ["torch:ops." + value.__name__.rpartition(".")[2]]
+    if isinstance(value, types.MethodType):
+        return [f"{type_name(value.__self__)}.{value.__func__.__name__}"] if isinstance(value.__self__, type) else []
     module = getattr(value, "__module__", None)
     qualname = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
     names: list[str] = []

@@ -79,6 +79,21 @@ def _marshals(constant: Any) -> bool:
     return type(constant) in (type(None), bool, int, float, complex, str, bytes, type(...))
 
 
+def integers(code: types.CodeType) -> set[int]:
+    """All whole numbers among the constants of the code and of the code nested in it."""
+    found: set[int] = set()
+    stack: list[Any] = list(code.co_consts)
+    while stack:
+        constant = stack.pop()
+        if isinstance(constant, types.CodeType):
+            stack += constant.co_consts
+        elif isinstance(constant, (tuple, frozenset)):
+            stack += constant
+        elif type(constant) is int:
+            found.add(constant)
+    return found
+
+
 def digests(
     functions: Iterable[types.FunctionType], codes: Iterable[types.CodeType], entry: types.CodeType
 ) -> tuple[tuple[CodeDigest, ...], tuple[str, ...]]:

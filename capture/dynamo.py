@@ -21,6 +21,7 @@ from torch._dynamo import config as dynamo_config
 from torch._dynamo.codegen import PyCodegen
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.symbolic_convert import InliningInstructionTranslator
+from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.utils import dynamo_timed, get_metrics_context
 from torch._guards import CompileContext, compile_context
 
@@ -50,7 +51,7 @@ class Traced:
     graphargs: tuple[Any, ...]
     functions: tuple[types.FunctionType, ...]
     private_names: Mapping[str, tuple[Any, ...]]
-    stopped_early: bool  # the backend asked for no more: there is no bytecode to use
+    compared: Mapping[Any, int]  # sources of objects that the traced code asked `id()` of, and what it got
 
 
 def trace(function: types.FunctionType, local_values: dict[str, Any], backend: Backend, is_bound: Callable[[Any], bool]) -> Traced:
@@ -62,6 +63,7 @@ def trace(function: types.FunctionType, local_values: dict[str, Any], backend: B
     before = dict.fromkeys(namespace)
     graphs: list[tuple[Any, ...]] = []
     functions: dict[types.FunctionType, None] = {}
+    compared: dict[Any, int] = {}
 
     def call_backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
         graphs.append(tuple(n.meta["grapharg"] for n in gm.graph.nodes if n.op == "placeholder"))
@@ -69,14 +71,14 @@ def trace(function: types.FunctionType, local_values: dict[str, Any], backend: B
         return gm.forward
 
     try:
-        with _quiet_process(), _recorded_inlining(functions), _per_call_arguments(is_bound):
+        with _quiet_process(), _recorded_inlining(functions), _recorded_ids(compared), _per_call_arguments(is_bound):
             out = _compile(function, local_values, call_backend)
         output = out.tracer_output.output_graph
         names = _private_names(out.bytecode, namespace, output)
     finally:
         for name in [n for n in namespace if n not in before]:
             del namespace[name]
-    return Traced(out.bytecode, output, graphs[-1] if graphs else (), tuple(functions), names, False)
+    return Traced(out.bytecode, output, graphs[-1] if graphs else (), tuple(functions), names, compared)
 
 
 def _compile(function: types.FunctionType, local_values: dict[str, Any], backend: Backend) -> Any:
@@ -164,6 +166,23 @@ def _recorded_inlining(functions: dict[types.FunctionType, None]) -> Iterator[No
         return result
 
     with mock.patch.object(InliningInstructionTranslator, "check_inlineable", staticmethod(check_inlineable)):
+        yield
+
+
+@contextlib.contextmanager
+def _recorded_ids(compared: dict[Any, int]) -> Iterator[None]:
+    """Notes the objects whose `id()` the traced code takes (`copy.deepcopy` does): Dynamo pins the object, though only comparisons matter."""
+    original = BuiltinVariable.call_id
+
+    def call_id(self: BuiltinVariable, tx: Any, *args: Any) -> Any:
+        source = getattr(args[0], "source", None) if len(args) == 1 else None
+        pinned = source is not None and any(g.originating_source == source and g.create_fn_name() == "ID_MATCH" for g in tx.output.guards)
+        result = original(self, tx, *args)
+        if source is not None and not pinned and isinstance(getattr(result, "value", None), int):
+            compared[source] = result.value
+        return result
+
+    with mock.patch.object(BuiltinVariable, "call_id", call_id):
         yield
 
 

@@ -15,7 +15,7 @@ from precast.artifact_store.constants import Untaggable, object_name
 from precast.artifact_store.guards import Guard, Path, Predicate, canonical_order
 from precast.artifact_store.records import GraphInput, GraphOutput
 from precast.capture import aot, dynamo
-from precast.capture.code import digests, frame_record
+from precast.capture.code import digests, frame_record, integers
 from precast.capture.constants import lift_constants
 from precast.capture.decompositions import default_decompositions
 from precast.capture.frame import CapturedFrame, CaptureRefused
@@ -78,10 +78,14 @@ class _Capture:
         self.module = self.function.__globals__.get("__name__", "")
         self.sources = SourceContext(self.module, self.aliases, self.local_values)
         state = state_guard()
+        if state.constant["functorch"]:
+            raise CaptureRefused("the call runs under a functorch transform (vmap, grad …)", hint="compile the function that contains the transform")
         traced = dynamo.trace(self.function, dict(self.local_values), self._backend, self._is_bound)
         self._note_aliases(traced.private_names, traced.functions)
         sizes = traced.output.input_source_to_sizes_strides
-        context = GuardContext(self.sources, frozenset(traced.output.guard_on_key_order), sizes)
+        leaked = integers(traced.bytecode) & set(traced.compared.values())
+        compared = frozenset(source for source, identity in traced.compared.items() if identity not in leaked)
+        context = GuardContext(self.sources, frozenset(traced.output.guard_on_key_order), sizes, compared)
         translation = translate(traced.output.guards, context)
         inputs = self._inputs(traced.graphargs)
         problems = list(translation.uncacheable)

@@ -2,7 +2,8 @@
 
 Rules for what is left out, all stated here:
 * guards rooted in a `torch._dynamo` module (polyfills and such): the torch version is part of every artifact's key;
-* GRAD_MODE, DETERMINISTIC_ALGORITHMS, GLOBAL_STATE, TORCH_FUNCTION_STATE, DEFAULT_DEVICE, FSDP_TRAINING_STATE, DUAL_LEVEL: one
+* GRAD_MODE, DETERMINISTIC_ALGORITHMS, GLOBAL_STATE, TORCH_FUNCTION_STATE, DEFAULT_DEVICE, FSDP_TRAINING_STATE, DUAL_LEVEL,
+  FUNCTORCH_STACK_MATCH (a call under a functorch transform is refused): one
   GLOBAL_STATE guard of our own says more (`runtime/global_state.py`);
 * AUTOGRAD_SAVED_TENSORS_HOOKS: such hooks act on backward graphs only, and a frame that would record one is not compiled;
 * SHAPE_ENV: shapes are static; the sizes are in the TENSOR guards (a frame whose shape environment holds symbols is refused);
@@ -13,7 +14,7 @@ Rules for what is left out, all stated here:
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +28,7 @@ from precast.runtime.paths import PathError
 
 DROPPED = frozenset(
     "GRAD_MODE DETERMINISTIC_ALGORITHMS GLOBAL_STATE TORCH_FUNCTION_STATE DEFAULT_DEVICE FSDP_TRAINING_STATE DUAL_LEVEL "
-    "AUTOGRAD_SAVED_TENSORS_HOOKS SHAPE_ENV".split()
+    "AUTOGRAD_SAVED_TENSORS_HOOKS SHAPE_ENV FUNCTORCH_STACK_MATCH".split()
 )
 _IDENTITY = frozenset("ID_MATCH FUNCTION_MATCH BUILTIN_MATCH CLASS_MATCH MODULE_MATCH NN_MODULE".split())
 
@@ -46,7 +47,8 @@ class GuardContext:
 
     sources: SourceContext
     ordered: frozenset[Any]  # sources of dicts whose key order the traced code saw
-    sizes: dict[Any, Any]  # source -> {"size", "stride"} with None where free
+    sizes: Mapping[Any, Any]  # source -> {"size", "stride"} with None where free
+    compared: frozenset[Any] = frozenset()  # sources of objects of which only `id()` was taken, to compare it
 
 
 def translate(dynamo_guards: Iterable[Any], context: GuardContext) -> Translation:
@@ -55,6 +57,7 @@ def translate(dynamo_guards: Iterable[Any], context: GuardContext) -> Translatio
     kept = [g for g in dynamo_guards if g.create_fn_name() not in DROPPED]
     keyed = {g.originating_source for g in kept if g.create_fn_name() == "DICT_KEYS_MATCH"}
     looked_up = {g.originating_source for g in kept if g.create_fn_name() in ("DICT_CONTAINS", "DICT_NOT_CONTAINS")}
+    compared: list[Path] = []
     looked_up |= {base for g in kept if (base := getattr(g.originating_source, "base", None)) is not None}
     for guard in kept:
         kind = guard.create_fn_name()
@@ -69,10 +72,29 @@ def translate(dynamo_guards: Iterable[Any], context: GuardContext) -> Translatio
                 and guard.originating_source in looked_up
             ):
                 continue
+            if kind == "ID_MATCH" and guard.originating_source in context.compared:
+                compared.append(path)
+                continue
             result.guards.extend(_translate_one(kind, path, guard, context))
         except (NotPortable, Untaggable, PathError) as error:
             result.uncacheable.append(f"guard {kind} on {_source_name(guard)}: {error}")
+    result.guards.extend(_same_pattern(compared, context))
     return result
+
+
+def _same_pattern(paths: list[Path], context: GuardContext) -> list[Guard]:
+    """Objects whose ids were compared with one another: of the same types, and equal or different as they were."""
+    guards = []
+    first: dict[int, Path] = {}
+    for path in sorted(set(paths), key=repr):
+        value = context.sources.value(path)
+        guards.append(Guard(path, Predicate.TYPE, type_name(type(value))))
+        known = first.setdefault(id(value), path)
+        if known is not path:
+            guards.append(Guard(path, Predicate.SAME_AS, known))
+    if len(first) > 1:
+        guards.append(Guard((("state",),), Predicate.NOT_ALIASED, {"distinct": tuple(first.values()), "mutated": (), "others": ()}))
+    return guards
 
 
 def _source_name(guard: Any) -> str:

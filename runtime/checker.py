@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -177,6 +178,8 @@ def _short_identity(predicate: Predicate, constant: str, place: str, name: Calla
         wanted = find_object(constant)
     except LookupError:
         return None  # not loaded yet: looked up at each check
+    if isinstance(wanted, types.MethodType):
+        return None  # made anew at each look-up: never the same object
     return f"type({place}) is not {name(wanted)}" if predicate is Predicate.TYPE else f"{place} is not {name(wanted)}"
 
 

@@ -31,5 +31,6 @@ def global_state() -> dict[str, Any]:
         "torch_function_all_disabled": torch._C._is_torch_function_all_disabled(),
         "function_modes": tuple(f"{c.__module__}:{c.__qualname__}" for c in modes if c is not torch.utils._device.DeviceContext),
         "dispatch_modes": torch._C._len_torch_dispatch_stack(),
+        "functorch": torch._C._functorch.peek_interpreter_stack() is not None,
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
     }

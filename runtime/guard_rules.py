@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from precast.artifact_store.constants import Untaggable, equals, find_object, tag, type_name, untag
+from precast.artifact_store.constants import Untaggable, equals, find_object, same_object, tag, type_name, untag
 from precast.artifact_store.guards import Path, Predicate
 from precast.runtime.code_digest import digest
 from precast.runtime.paths import describe_constant
@@ -54,7 +54,7 @@ def _is(value: Any, name: str) -> Ruled:
         holds = type_name(value) == name
     else:
         try:
-            holds = find_object(name) is value
+            holds = same_object(find_object(name), value)
         except LookupError:
             holds = False
     return holds, name, _show(value)
