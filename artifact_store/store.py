@@ -139,6 +139,10 @@ class Store:
         self._verified[digest_] = stamp
         return path
 
+    def complete(self, manifest: Manifest) -> bool:
+        """Whether every blob of an artifact is here and right: what "compiled already" must mean, since blobs may have been damaged."""
+        return all(self.blob_path(blob) is not None for blob in manifest.blobs)
+
     # -- writing
 
     def put(self, manifest: Manifest, blobs: Mapping[str, bytes]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import warnings
 from collections.abc import Iterable
@@ -14,10 +15,13 @@ import precast
 from precast.artifact_store import Manifest, Store
 from precast.build_file import Loaded, Signature
 from precast.runtime.compatibility import why_not
-from precast.runtime.entry import entry_of
+from precast.runtime.entry import Entry
 from precast.runtime.options import merge_options
 from precast.runtime.program import Program
+from precast.runtime.site import Settings, Site
 from precast.runtime.targets import rank, resolve
+
+log = logging.getLogger("precast.driver")
 
 
 @dataclass(frozen=True)
@@ -45,11 +49,11 @@ class Job:
         self.store = store
         self.name = loaded.spec.name
 
-    def program(self, target: str) -> Program:
-        """The program as the runtime will see it. Raises OptionError for a wrong mode or option."""
+    def program(self, target: str) -> tuple[Program, Entry]:
+        """The program, and its entry, as `precast.compile` would make it. Raises OptionError for a wrong mode or option."""
         spec = self.loaded.spec
         options = merge_options(spec.mode, spec.options, target=target)
-        return Program(entry_of(self.loaded.callable), options, self.store, label=self.name)
+        return Site(self.loaded.callable, Settings(options, self.store, spec.label)).program_for_call()
 
     def build(self, number: int, target: str) -> Outcome:
         """Compile the signature unless the store serves it already."""
@@ -58,28 +62,32 @@ class Job:
         found = self.find(signature, target)
         if found is not None:
             return self._outcome(number, target, "there already", found, begin)
+        reason = self._precompile(signature, target)
+        found = self.find(signature, target)
+        if found is None:
+            return self._outcome(number, target, "failed", None, begin, reason or self.explain(number, target))
+        return self._outcome(number, target, "compiled", found, begin)
+
+    def _precompile(self, signature: Signature, target: str) -> str:
+        """Compile into the store; returns what there is to say where that did not work."""
         spec = self.loaded.spec
         with warnings.catch_warnings(record=True) as caught, torch.no_grad():
             warnings.simplefilter("always")
             try:
-                precast.precompile(
+                report = precast.precompile(
                     self.loaded.callable,
                     signatures=[signature],
                     targets=[target],
                     mode=spec.mode,
                     options=dict(spec.options) if spec.options is not None else None,
                     store=self.store,
-                    name=self.name,
+                    name=spec.label,
                 )
-            except Exception as error:  # noqa: BLE001 - one program that fails must not stop the others; the report names it
-                return self._outcome(number, target, "failed", None, begin, f"{type(error).__name__}: {error}")
-        found = self.find(signature, target)
-        if found is None:
-            said = [str(warning.message) for warning in caught if "precast" in str(warning.message)]
-            return self._outcome(
-                number, target, "failed", None, begin, "; ".join(said) or "nothing was stored: " + self.explain(number, target)
-            )
-        return self._outcome(number, target, "compiled", found, begin)
+            except Exception as error:  # one program that fails must not stop the others; the report names it
+                log.info("%s", spec.name, exc_info=True)
+                return f"{type(error).__name__}: {error} (PRECAST_LOGS=driver shows where)"
+        said = [str(warning.message) for warning in caught if "precast" in str(warning.message)]
+        return "; ".join([item.reason for item in report.signatures if item.reason] or said)
 
     def check(self, number: int, target: str) -> Outcome:
         """Whether the store serves the signature. Compiles and runs nothing."""
@@ -93,16 +101,17 @@ class Job:
         """Why the store does not serve the signature, guard by guard against the nearest variants."""
         from precast.runtime.explain import explain
 
-        args, kwargs = self._whole(self.loaded.signatures[number - 1])
+        program, entry = self.program(target)
+        args, kwargs = _whole(entry, self.loaded.signatures[number - 1])
         with torch.no_grad():
-            return str(explain(self.program(target), args, kwargs))
+            return str(explain(program, args, kwargs))
 
     def find(self, signature: Signature, target: str) -> Manifest | None:
         """The stored artifact for exactly this target whose guards hold for the call, as the runtime would find it on such a machine."""
         from precast.runtime.explain import first_failure
 
-        program = self.program(target)
-        args, kwargs = self._whole(signature)
+        program, entry = self.program(target)
+        args, kwargs = _whole(entry, signature)
         exact = resolve(target)
         runs_here = rank(exact) is not None
         with torch.no_grad():
@@ -110,20 +119,18 @@ class Job:
             for manifest in self._for(program.key, exact):
                 if runs_here and why_not(manifest, program):
                     continue
-                if not first_failure(manifest.guards, local_values, cells) and self._complete(manifest):
+                if not first_failure(manifest.guards, local_values, cells) and self.store.complete(manifest):
                     return manifest
         return None
 
     def _for(self, key: str, target: str) -> Iterable[Manifest]:
         return (manifest for manifest in self.store.variants(key) if manifest.target == target)
 
-    def _complete(self, manifest: Manifest) -> bool:
-        return all(self.store.blob_path(blob) is not None for blob in manifest.blobs)
-
-    def _whole(self, signature: Signature) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        entry = entry_of(self.loaded.callable)
-        return (*entry.prefix, *signature[0]), {**entry.keywords, **signature[1]}
-
     def _outcome(self, number: int, target: str, status: str, manifest: Manifest | None, begin: float, reason: str = "") -> Outcome:
         artifact = manifest.artifact_id if manifest is not None else None
         return Outcome(self.name, number, target, status, artifact, round(time.perf_counter() - begin, 3), reason)
+
+
+def _whole(entry: Entry, signature: Signature) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of the entry's function: with `self`, and a partial's own."""
+    return (*entry.prefix, *signature[0]), {**entry.keywords, **signature[1]}

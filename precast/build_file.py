@@ -22,11 +22,15 @@ class BuildFileError(Exception):
 
 @dataclass(frozen=True)
 class ProgramSpec:
-    """One [[program]]: `factory` is "pkg.mod:function"; the rest is passed on to `precast.precompile`."""
+    """One [[program]]: `factory` is "pkg.mod:function"; the rest is passed on to `precast.precompile`.
+
+    `label` is the `name=` of `precast.compile`, a part of the program key, and None where the file gives no name; `name` is for people.
+    """
 
     factory: str
     name: str
     where: str
+    label: str | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
     mode: str | None = None
     options: Mapping[str, Any] | None = None
@@ -131,9 +135,10 @@ def _program(table: Mapping[str, Any], where: str, default_targets: tuple[str, .
     arguments, options = table.get("arguments", {}), table.get("options")
     if not isinstance(arguments, dict) or not isinstance(options, (dict, type(None))):
         raise BuildFileError(f"{where}: `arguments` and `options` are tables, for instance options = {{ freeze = true }}")
-    name = _text(table, "name", where) or factory.partition(":")[2]
+    label = _text(table, "name", where)
+    name = label or factory.partition(":")[2]
     targets = _texts(table, "targets", where) or default_targets
-    return ProgramSpec(factory, name, f"{where} ({name})", arguments, _text(table, "mode", where), options, targets)
+    return ProgramSpec(factory, name, f"{where} ({name})", label, arguments, _text(table, "mode", where), options, targets)
 
 
 def _known(table: Mapping[str, Any], known: set[str], where: str) -> None:

@@ -66,9 +66,8 @@ def _torch() -> Iterator[Finding]:
     supported = (2, 11) <= minor <= (2, 13)
     advice = "" if supported else "; precast supports 2.11 to 2.13"
     yield Finding("torch", GOOD if supported else BAD, f"{torch.__version__}, {torch.get_num_threads()} threads{advice}")
-    libraries = [
-        name for name, found in (("MKL", torch.backends.mkl.is_available()), ("oneDNN", torch.backends.mkldnn.is_available())) if found
-    ]
+    backends = (("MKL", torch.backends.mkl), ("oneDNN", torch.backends.mkldnn))
+    libraries = [name for name, backend in backends if backend.is_available()]  # type: ignore[no-untyped-call]
     yield Finding("torch", GOOD if libraries else WARN, f"CPU libraries: {', '.join(libraries) or 'none; matrix products will be slow'}")
     cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
     yield Finding("cuda", GOOD, f"{cuda} devices" if cuda else "no device here (CPU targets only)")
