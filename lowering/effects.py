@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from precast.lowering.ir import Attention, Conv, DType, Extern, Gemm, Index, Kernel, Load, Reduce, Scan, Step, Store, Value, View, walk
 
@@ -76,8 +77,18 @@ def _map_arg(arg: Any, change: Callable[[View], View]) -> Any:
     return arg
 
 
+_READS: WeakKeyDictionary[Step, tuple[str, ...]] = WeakKeyDictionary()
+
+
 def reads(step: Step) -> tuple[str, ...]:
     """The buffers that the step reads, each once, in order of first mention. Combining stores read what they write."""
+    found = _READS.get(step)
+    if found is None:
+        found = _READS[step] = _reads(step)
+    return found
+
+
+def _reads(step: Step) -> tuple[str, ...]:
     if isinstance(step, Kernel):
         names = [load.buffer for load in loads(step)] + [s.buffer for s in step.stores if s.mode != "set"]
     else:

@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from precast.lowering.collapse import collapse_axes
+from precast.lowering.constants import fold_constants
+from precast.lowering.dedupe import dedupe
 from precast.lowering.epilogues import attach_epilogues
 from precast.lowering.fusion import fuse, fuse_pointwise
 from precast.lowering.ir import Program
 from precast.lowering.memory import plan_memory
 from precast.lowering.order import order_steps
+from precast.lowering.simplify import simplify
 from precast.lowering.verify import verify
 
 Pass = Callable[[Program], Program]
@@ -19,7 +22,10 @@ Pass = Callable[[Program], Program]
 def passes(target: str, options: Mapping[str, Any]) -> list[tuple[str, Pass]]:
     """The passes in order, by name. `target` as in `cpu:x86-64-v3`; `options["freeze"]` allows copies of weights."""
     return [
+        ("simplify", simplify),
+        ("fold constants", fold_constants),
         ("fuse pointwise", fuse_pointwise),
+        ("dedupe", dedupe),
         ("epilogues", attach_epilogues),
         ("fuse", fuse),
         ("collapse axes", collapse_axes),

@@ -1,0 +1,127 @@
+"""What the graph computes from nothing but constants is computed at compile time: masks from `arange`, position tables, ones.
+
+A mask that turns out to add nothing is dropped from its attention, a causal one becomes the `causal` flag, a uniform buffer becomes a constant,
+and small tables are carried in the program. Buffers that are too large to evaluate or whose size is symbolic stay as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+import torch
+
+from precast.lowering.effects import reads, writes
+from precast.lowering.emit import without_unused_buffers
+from precast.lowering.interpret import run
+from precast.lowering.ir import Attention, Buffer, Const, Constant, DType, Extern, Kernel, Load, Output, Program, Step, Value, View
+from precast.lowering.transform import map_kernel
+
+MAX_EVALUATED = 1 << 23
+"""Elements of a buffer that are worth evaluating at compile time."""
+MAX_CARRIED = 1 << 14
+"""Bytes of a table that the program carries instead of computing it at each call."""
+PURE = ("aten::cumsum", "aten::cumsum.default", "aten::arange.start_step", "aten::tril", "aten::triu", "aten::sort.stable", "aten::logical_not")
+
+
+def fold_constants(program: Program) -> Program:
+    """The program without the steps that need no input."""
+    known = _known_steps(program)
+    if not known:
+        return program
+    inside = {name for p in known for name in writes(program.steps[p])}
+    frontier = {name for p, s in enumerate(program.steps) if p not in known for name in reads(s) if name in inside}
+    values = _evaluate(program, known, sorted(frontier))
+    outputs = {o.view.buffer for o in program.outputs if o.view is not None}
+    by_name = {b.name: b for b in program.buffers}
+    steps = _simplified(program.steps, known, values, by_name)
+    carried = [_carried(by_name[n], v) for n, v in values.items() if n not in outputs and v.numel() * v.element_size() <= MAX_CARRIED]
+    names = {c.buffer for c in carried}
+    program = replace(program, steps=tuple(steps), constants=(*program.constants, *carried))
+    return without_unused_buffers(_without_dead_steps(program, names))
+
+
+def _known_steps(program: Program) -> set[int]:
+    """Positions of the steps that depend on no input. A buffer with several writers counts when all of them do."""
+    unknown = {i for i in program.inputs if isinstance(i, str)} | set(program.persistent)
+    by_name = {b.name: b for b in program.buffers}
+    if program.symbols:
+        return set()
+    while True:  # a second round only where a later write spoils an earlier one
+        before = len(unknown)
+        for step in program.steps:
+            pure = isinstance(step, Kernel) or (isinstance(step, Extern) and step.op in PURE and not step.mutates)
+            small = all(prod(int(n) for n in by_name[w].size) <= MAX_EVALUATED for w in writes(step))
+            if not pure or not small or any(r in unknown for r in reads(step)) or any(w in unknown for w in writes(step)):
+                unknown.update(writes(step))
+        if len(unknown) == before:
+            return {p for p, s in enumerate(program.steps) if not any(w in unknown for w in writes(s))}
+
+
+def _evaluate(program: Program, known: set[int], wanted: list[str]) -> dict[str, torch.Tensor]:
+    by_name = {b.name: b for b in program.buffers}
+    steps = tuple(s for p, s in enumerate(program.steps) if p in known)
+    outputs = tuple(Output(View(n, by_name[n].size, by_name[n].stride)) for n in wanted)
+    found = run(replace(program, inputs=(), outputs=outputs, steps=steps, workspace=(), prepare=(), persistent=()), [])
+    return dict(zip(wanted, found, strict=True))
+
+
+def _simplified(steps: tuple[Step, ...], known: set[int], values: dict[str, torch.Tensor], by_name: dict[str, Buffer]) -> list[Step]:
+    uniform = {n: v.reshape(-1)[0].item() for n, v in values.items() if v.numel() and bool((v == v.reshape(-1)[0]).all())}
+
+    def rule(value: Value) -> Value:
+        if isinstance(value, Load) and value.buffer in uniform and value.mask is None and not value.gathers:
+            return _constant(uniform[value.buffer], value.dtype.compute)
+        return value
+
+    result: list[Step] = []
+    for position, step in enumerate(steps):
+        if isinstance(step, Attention) and step.mask is not None and step.mask.buffer in values:
+            step = _without_mask(step, values[step.mask.buffer], by_name)
+        elif isinstance(step, Kernel) and position not in known:
+            step = map_kernel(step, rule)
+        result.append(step)
+    return result
+
+
+def _constant(number: bool | int | float, dtype: DType) -> Const:
+    return Const(bool(number) if dtype is DType.BOOL else float(number) if dtype.is_float else int(number), dtype)
+
+
+def _without_mask(step: Attention, values: torch.Tensor, by_name: dict[str, Buffer]) -> Attention:
+    assert step.mask is not None
+    view, buffer = step.mask, by_name[step.mask.buffer]
+    last = sum((int(n) - 1) * int(s) for n, s in zip(buffer.size, buffer.stride, strict=True)) + 1
+    flat = values.as_strided((last,), (1,)) if last == values.numel() else None
+    if flat is None:
+        return step
+    mask = flat.as_strided([int(n) for n in view.size], [int(s) for s in view.stride], int(view.offset))
+    if bool((mask == 0).all()):
+        return replace(step, mask=None)
+    rows, columns = mask.shape[-2:]
+    if step.causal or rows > columns:
+        return step
+    keep = torch.ones(rows, columns, dtype=torch.bool).tril()
+    causal = torch.zeros(rows, columns).masked_fill(~keep, float("-inf")).to(mask.dtype)
+    return replace(step, mask=None, causal=True) if bool((mask == causal).all()) else step
+
+
+def _carried(buffer: Buffer, values: torch.Tensor) -> Constant:
+    raw = values.clone(memory_format=torch.preserve_format).as_strided((values.numel(),), (1,)).view(torch.uint8)
+    return Constant(buffer.name, bytes(raw.numpy().tobytes()))
+
+
+def _without_dead_steps(program: Program, carried: set[str]) -> Program:
+    """Drops what only the folded steps needed, and the writers of tables that are now carried."""
+    needed = {o.view.buffer for o in program.outputs if o.view is not None} | {i for i in program.inputs if isinstance(i, str)}
+    kept: list[Step] = []
+    for step in reversed(program.steps):
+        written = set(writes(step))
+        effect = isinstance(step, Extern) and (bool(step.mutates) or not step.outs)
+        if not effect and (not written & needed or written <= carried):
+            continue
+        kept.append(step)
+        needed.update(r for r in reads(step) if r not in carried)
+    used = {r for s in kept for r in reads(s)}
+    constants = tuple(c for c in program.constants if c.buffer in used or c.buffer in needed)
+    return replace(program, steps=tuple(reversed(kept)), constants=constants)
