@@ -73,6 +73,14 @@ def written_nodes(node: fx.Node) -> list[fx.Node]:
     return list(_written_arguments(node, node.target._schema).values())
 
 
+def functional_form(op: object) -> object:
+    """`aten.add` for `aten.add_`: same arguments, and the result is what would have been written. None for other mutating ops."""
+    assert isinstance(op, torch._ops.OpOverload)
+    name = op._schema.name.removeprefix("aten::")
+    packet = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") and not name.endswith("__") else None
+    return getattr(packet, op._overloadname, None) if packet is not None else None
+
+
 def _mutated_buffers(lookup: Lookup, nodes: Any) -> list[str]:
     return [lookup(n).window.buffer for n in nodes]
 

@@ -134,7 +134,7 @@ class _Machine:
         return self.memory[name]
 
     def view(self, view: View) -> torch.Tensor:
-        flat = self.memory[view.buffer]
+        flat = self._fresh(view.buffer) if any(n == 0 for n in view.size) else self.memory[view.buffer]  # nobody writes an empty buffer
         if view.dtype is not None and view.dtype is not self.buffers[view.buffer].dtype:
             flat = flat.view(self._dtype(view.dtype))
         size = [int_of(s, self.sizes) for s in view.size]

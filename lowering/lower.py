@@ -17,7 +17,7 @@ import precast.lowering.ops  # noqa: F401  (fills the table)
 from precast.lowering import index as ix
 from precast.lowering import tensor as tx
 from precast.lowering.builder import Builder, Cost, Unsupported, dtype_of, size_of, sizes
-from precast.lowering.extern import extern, is_view, written_nodes
+from precast.lowering.extern import extern, functional_form, is_view, written_nodes
 from precast.lowering.ir import Constant, DType, Load, Output, Program, Size, View, walk
 from precast.lowering.registry import LOWERINGS, VIEWS
 from precast.lowering.tensor import Tensor
@@ -57,6 +57,7 @@ class _Walk:
             self.reads[node] = sum(self.reads[u] if is_view(u.target) or u.target is operator.getitem else 1 for u in node.users)
         results = self.nodes[-1].all_input_nodes
         results += [n.args[0] for n in self.nodes if n.target is aten.as_strided.default]  # counts in the storage of its operand
+        results += [w for n in self.nodes for w in written_nodes(n)]  # what is written in place must be memory of its own
         self.owned = {self.roots[r] for r in results if self.roots[r].op != "placeholder"}
         self.last_use = {n: i for i, user in enumerate(self.nodes) for n in user.all_input_nodes}
 
@@ -148,14 +149,16 @@ class _Walk:
         if node.target is aten.copy_.default:
             self.env[node] = self._copy_into(node)
             return
-        result = None if written else self._rule(node, value)
+        result = self._rule(node, value)
         if result is None:
             result = extern(self.b, node, self._in_memory)
+        elif written:
+            result = self._write(self._argument(written[0]), result)
         self.env[node] = self._settle(node, result)
 
     def _rule(self, node: fx.Node, value: Any) -> Any:
-        """The rule's result, or None where there is no rule or it declines."""
-        rule = LOWERINGS.get(node.target)  # type: ignore[arg-type]
+        """The rule's result, or None where there is no rule or it declines. For an op in place: what it will write."""
+        rule = LOWERINGS.get(functional_form(node.target) if written_nodes(node) else node.target)  # type: ignore[arg-type]
         if rule is None:
             return None
         odd = node.target not in VIEWS and self._is_odd(node, value)
@@ -223,7 +226,7 @@ class _Walk:
         window = t.window
         if window is not None:
             name = window.buffer
-            fits = window.offset == 0 and all(n == 1 or s == e for n, s, e in zip(t.size, window.stride, stride, strict=True))
+            fits = window.offset == 0 and _strides_agree(t.size, window.stride, stride)
             whole = next(x for x in reversed(self.b.buffers) if x.name == name).size
             shared = name in self.owners or name in self.inputs or any(name == c for c, _ in self.b.constants)
             if fits and not shared and ix.numel(whole) == t.numel:
@@ -259,17 +262,25 @@ class _Walk:
         """`copy_(target, source)`: the source may read the target where it writes, and nowhere else."""
         target, source = (self._argument(a) for a in node.args[:2])
         assert isinstance(target, Tensor) and isinstance(source, Tensor)
-        assert target.window is not None
         if target.dtype in WITHOUT_ARITHMETIC or source.dtype in WITHOUT_ARITHMETIC:
             extern(self.b, node, self._in_memory)
             return target
-        here = target.body()
-        body = source.body()
+        return self._write(target, source)
+
+    def _write(self, target: Tensor, source: Tensor) -> Tensor:
+        """Stores into existing memory."""
+        assert target.window is not None
         name = target.window.buffer
-        if any(isinstance(v, Load) and v.buffer == name and (v.index != here.index or v.gathers) for v in walk(body)):  # type: ignore[union-attr]
+        here = tx.expand(target, target.size).body()
+        if source.window is not None:
+            if _same(source.window, target.window):
+                return target
+            if source.window.buffer == name:
+                source = self.b.copy(source)
+        reads = [v for v in walk(source.body()) if isinstance(v, Load) and v.buffer == name]
+        if any(v.index != here.index or v.gathers for v in reads):  # type: ignore[union-attr]
             source = self.b.copy(source)
-        if source.window is None or not _same(source.window, target.window):
-            self.b.store(target, tx.expand(source, target.size))
+        self.b.store(target, tx.expand(source, target.size))
         return target
 
     # --- results -----------------------------------------------------------------------------------------------------------------
@@ -284,10 +295,10 @@ class _Walk:
             value = self.env[result]
             if isinstance(value, Tensor):
                 stride = sizes(result.meta["val"].stride())
-                window = b_window = self.b.window(value, stride)
-                if window.stride != stride:
-                    window = View(b_window.buffer, window.size, stride, window.offset, window.dtype)
-                found.append(Output(window))
+                window = self.b.window(value, stride)
+                if not _strides_agree(value.size, window.stride, stride):
+                    window = self.b.window(self._own(result, value, stride))
+                found.append(Output(View(window.buffer, window.size, stride, window.offset, window.dtype)))
             else:
                 found.append(Output(None, value))
         self.outputs = tuple(found)
@@ -298,6 +309,11 @@ def _used_results(node: fx.Node) -> frozenset[int] | None:
     if not all(u.target is operator.getitem for u in node.users):
         return None
     return frozenset(u.args[1] for u in node.users if u.users)  # type: ignore[misc]
+
+
+def _strides_agree(size: tuple[Size, ...], a: tuple[Size, ...], b: tuple[Size, ...]) -> bool:
+    """Whether both describe the same layout: dimensions of size 1, and empty tensors, have none."""
+    return any(n == 0 for n in size) or all(n == 1 or s == t for n, s, t in zip(size, a, b, strict=True))
 
 
 def _same(a: View, b: View) -> bool:
