@@ -169,21 +169,28 @@ def _recorded_inlining(functions: dict[types.FunctionType, None]) -> Iterator[No
         yield
 
 
+_original_call_id = BuiltinVariable.call_id
+_recording: list[dict[Any, int]] = []  # the innermost capture's record; not a closure, since Dynamo keeps handlers, and with them the wrapper, for good
+
+
+def _call_id(self: BuiltinVariable, tx: Any, *args: Any) -> Any:
+    source = getattr(args[0], "source", None) if len(args) == 1 and _recording else None
+    pinned = source is not None and any(g.originating_source == source and g.create_fn_name() == "ID_MATCH" for g in tx.output.guards)
+    result = _original_call_id(self, tx, *args)
+    if source is not None and not pinned and isinstance(getattr(result, "value", None), int):
+        _recording[-1][source] = result.value
+    return result
+
+
 @contextlib.contextmanager
 def _recorded_ids(compared: dict[Any, int]) -> Iterator[None]:
     """Notes the objects whose `id()` the traced code takes (`copy.deepcopy` does): Dynamo pins the object, though only comparisons matter."""
-    original = BuiltinVariable.call_id
-
-    def call_id(self: BuiltinVariable, tx: Any, *args: Any) -> Any:
-        source = getattr(args[0], "source", None) if len(args) == 1 else None
-        pinned = source is not None and any(g.originating_source == source and g.create_fn_name() == "ID_MATCH" for g in tx.output.guards)
-        result = original(self, tx, *args)
-        if source is not None and not pinned and isinstance(getattr(result, "value", None), int):
-            compared[source] = result.value
-        return result
-
-    with mock.patch.object(BuiltinVariable, "call_id", call_id):
-        yield
+    _recording.append(compared)
+    try:
+        with mock.patch.object(BuiltinVariable, "call_id", _call_id):
+            yield
+    finally:
+        _recording.pop()
 
 
 @contextlib.contextmanager
