@@ -9,12 +9,14 @@ from typing import Any
 
 import click
 
-from precast.artifact_store import Manifest, RecordError, Store
+from precast.artifact_store import Manifest, Predicate, RecordError, Store
 from precast.cli_output import Failure, Output, errors_to_json, finish, human_option, json_option, open_store, store_option
 from precast.units import human_age, human_size
 
 SOURCES = ("host_source", "kernel_source")
 SHORTEST_PREFIX = 4
+LISTED = 12
+_TAGGED = (Predicate.EQUALS, Predicate.BASE_EQUALS, Predicate.HAS_KEY, Predicate.LACKS_KEY)
 
 
 @click.command()
@@ -126,10 +128,12 @@ def guard_lines(manifest: Manifest) -> Iterator[tuple[str, str, str]]:
     from precast.runtime.paths import describe, describe_constant
 
     for path, predicate, constant in manifest.guard_rows:
-        try:
-            value = describe_constant(constant) if isinstance(constant, tuple) else ("" if constant is None else _inline(constant))
-        except (TypeError, ValueError):
-            value = _inline(constant)
+        if predicate == Predicate.SAME_AS:
+            value = describe(constant)
+        elif predicate in _TAGGED:
+            value = describe_constant(constant)
+        else:
+            value = "" if constant is None else _inline(constant)
         yield describe(path), str(predicate), value
 
 
@@ -189,6 +193,11 @@ def _tree(value: Mapping[str, Any], depth: int) -> Iterator[str]:
         if isinstance(item, Mapping) and item:
             yield f"{indent}{key}"
             yield from _tree(item, depth + 1)
+        elif isinstance(item, (list, tuple)) and item and isinstance(item[0], Mapping):
+            yield f"{indent}{key:<14} {len(item)}"
+            yield from (f"{indent}  {_inline(part)}" for part in item[:LISTED])
+            if len(item) > LISTED:
+                yield f"{indent}  … and {len(item) - LISTED} more"
         elif isinstance(item, (list, tuple)) and len(item) > 6:
             yield f"{indent}{key:<14} {_inline(item[:3])[:-1]}, … {len(item)} in all]"
         else:
