@@ -239,7 +239,14 @@ class Builder:
             value, kind = tx.cast(value, DType.BOOL), DType.BOOL
         axes = tuple(a for a in axes if a.extent != 1)
         result: Value = Reduce(op, value, axes, kind) if axes else tx.constant(0, kind) if op in (ReduceOp.ARGMIN, ReduceOp.ARGMAX) else value
-        return self.copy(self.lazy(size, dtype, result if finish is None else finish(result)))
+        return self.copy(self.lazy(size, dtype, result if finish is None else finish(result)), self._stride_for(size))
+
+    def _stride_for(self, size: tuple[Size, ...]) -> tuple[Size, ...] | None:
+        """Eager's strides, where the node's (first) result has that size."""
+        value = self.value[0] if isinstance(self.value, tuple | list) else self.value
+        if isinstance(value, torch.Tensor) and sizes(value.shape) == size:
+            return sizes(value.stride())
+        return None
 
     def gather_symbol(self) -> sympy.Symbol:
         """A fresh symbol for a `Gather`."""

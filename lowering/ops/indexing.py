@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import sympy
 
@@ -11,6 +12,7 @@ from precast.lowering import tensor as tx
 from precast.lowering.builder import Builder
 from precast.lowering.ir import Axis, DType, Gather, Index, Load, Size, Store, StoreMode, Value
 from precast.lowering.ops import values as v
+from precast.lowering.ops import views
 from precast.lowering.ops.creation import empty_sizes, position
 from precast.lowering.registry import Result, lowering
 from precast.lowering.tensor import Tensor
@@ -180,6 +182,11 @@ def index_put(b: Builder, x: Tensor, indices: Sequence[Tensor | None], values: T
 def _scatter(b: Builder, x: Tensor, dim: int, found: Tensor, source: v.Operand, mode: StoreMode) -> Result:
     if x.rank == 0 or found.rank == 0 or (x.dtype is DType.BOOL and mode != "set"):
         return None
+    return _scatter_into(b, x, dim, found, source, mode)
+
+
+def _scatter_into(b: Builder, x: Tensor, dim: int, found: Tensor, source: v.Operand, mode: StoreMode) -> Tensor:
+    """A copy of `x` with `source` combined into it at `found` along `dim`."""
     out = fresh_copy(b, x)
     if empty_sizes(found.size):
         return out
@@ -215,9 +222,27 @@ def scatter_with(b: Builder, x: Tensor, dim: int, found: Tensor, source: v.Opera
 
 @lowering("scatter_reduce.two")
 def scatter_reduce(b: Builder, x: Tensor, dim: int, found: Tensor, source: Tensor, reduce: str, *, include_self: bool = True) -> Result:
-    if reduce not in REDUCE_MODES or not include_self:
+    """Without `include_self`, the places that are hit start from the operation's neutral value."""
+    if x.rank == 0 or found.rank == 0 or x.dtype is DType.BOOL or reduce == "mean" and not x.dtype.is_float:
         return None
-    return _scatter(b, x, dim, found, source, REDUCE_MODES[reduce])
+    mode = REDUCE_MODES.get(reduce, "add")
+    found = b.settle(found)
+    if not include_self:
+        x = _scatter_into(b, x, dim, found, NEUTRAL[mode](x.dtype), "set")
+    total = _scatter_into(b, x, dim, found, source, mode)
+    if reduce != "mean":
+        return total
+    ones = b.lazy(x.size, x.dtype, tx.constant(1 if include_self else 0, x.dtype))
+    count = _scatter_into(b, ones, dim, found, 1, "add").body()
+    return b.lazy(x.size, x.dtype, v.div(total.body(), v.maximum(count, v.const(count, 1.0))))
+
+
+NEUTRAL: dict[StoreMode, Callable[[DType], v.Number]] = {
+    "add": lambda dtype: 0,
+    "mul": lambda dtype: 1,
+    "max": lambda dtype: -math.inf if dtype.is_float else 0 if dtype is DType.U8 else -(1 << (8 * dtype.itemsize - 1)),
+    "min": lambda dtype: math.inf if dtype.is_float else 255 if dtype is DType.U8 else (1 << (8 * dtype.itemsize - 1)) - 1,
+}
 
 
 @lowering("index_add")
@@ -270,10 +295,8 @@ def select_scatter(b: Builder, x: Tensor, source: Tensor, dim: int, place: Size)
 def slice_scatter(
     b: Builder, x: Tensor, source: Tensor, dim: int = 0, start: Size | None = None, end: Size | None = None, step: int = 1
 ) -> Result:
-    from precast.lowering.ops.views import slice_start
-
     dim %= x.rank
-    first = slice_start(x.size[dim], start)
+    first = views.slice_start(x.size[dim], start)
     length = source.size[dim]
     if length == 0:
         return x
@@ -281,4 +304,11 @@ def slice_scatter(
         return v.lazy(b, v.value_of(source, b.dtype))
     out = fresh_copy(b, x)
     b.store(tx.narrow(out, dim, first, length, step), source)
+    return out
+
+
+@lowering("diagonal_scatter")
+def diagonal_scatter(b: Builder, x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Result:
+    out = fresh_copy(b, x)
+    b.store(views.diagonal_of(out, source.size, offset, dim1, dim2), source)
     return out

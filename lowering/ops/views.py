@@ -115,6 +115,11 @@ def unbind(b: Builder, x: Tensor, dim: int = 0) -> Result:
 
 @lowering(*copies("diagonal"), view=True)
 def diagonal(b: Builder, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Result:
+    return diagonal_of(x, b.size, offset, dim1, dim2)
+
+
+def diagonal_of(x: Tensor, size: tuple[Size, ...], offset: int, dim1: int, dim2: int) -> Tensor:
+    """The diagonal as the last dimension; `size` is the result's."""
     dim1, dim2 = dim1 % x.rank, dim2 % x.rank
     others = [d for d in range(x.rank) if d not in (dim1, dim2)]
     last = len(others)
@@ -123,7 +128,7 @@ def diagonal(b: Builder, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 
         rows[old] = (0, ((new, 1),))
     rows[dim1] = (max(-offset, 0), ((last, 1),))
     rows[dim2] = (max(offset, 0), ((last, 1),))
-    return tx.remap(x, b.size, tuple(rows)) if b.size[last] != 0 else tx.reshape(tx.narrow(x, dim1, 0, 0), b.size)
+    return tx.remap(x, size, tuple(rows)) if size[last] != 0 else tx.reshape(tx.narrow(x, dim1, 0, 0), size)
 
 
 @lowering(*copies("unfold"), view=True)

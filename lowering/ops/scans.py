@@ -1,0 +1,53 @@
+"""Running sums, products and extremes along one dimension."""
+
+from __future__ import annotations
+
+from precast.lowering import index as ix
+from precast.lowering import tensor as tx
+from precast.lowering.builder import Builder
+from precast.lowering.ir import Axis, DType, ReduceOp, Scan, Store
+from precast.lowering.ops.creation import empty_sizes
+from precast.lowering.registry import Result, lowering
+from precast.lowering.tensor import Tensor
+
+
+def scan(b: Builder, op: ReduceOp, x: Tensor, dim: int, out: Tensor) -> Tensor:
+    """Writes the inclusive scan of `x` along `dim` into `out`, a whole buffer."""
+    if empty_sizes(x.size):
+        return out
+    if x.rank == 0 or x.size[dim] == 1:
+        none = op in (ReduceOp.ARGMAX, ReduceOp.ARGMIN)
+        b.store(out, b.lazy(x.size, out.dtype, tx.constant(0, out.dtype) if none else x.body()))
+        return out
+    names = ix.symbols(x.rank)
+    axes = {d: Axis(names[d], n) for d, n in enumerate(x.size) if n != 1}
+    value = x.body()
+    kind = out.dtype.compute
+    if op in (ReduceOp.SUM, ReduceOp.PROD):
+        value = tx.cast(value, out.dtype)
+    running = Scan(op, value, axes[dim], kind)
+    assert out.window is not None
+    terms = tuple((out.window.stride[d], names[d]) for d in axes)
+    b.kernel(tuple(axes.values()), Store(out.window.buffer, ix.affine(out.window.offset, terms), running))
+    return out
+
+
+@lowering("cumsum")
+def cumsum(b: Builder, x: Tensor, dim: int, *, dtype: object = None) -> Result:
+    return scan(b, ReduceOp.SUM, x, dim % max(x.rank, 1), b.output()) if b.dtype is not DType.BOOL else None
+
+
+@lowering("cumprod")
+def cumprod(b: Builder, x: Tensor, dim: int, *, dtype: object = None) -> Result:
+    return scan(b, ReduceOp.PROD, x, dim % max(x.rank, 1), b.output()) if b.dtype is not DType.BOOL else None
+
+
+def _extremes(b: Builder, x: Tensor, dim: int, op: ReduceOp, arg: ReduceOp) -> Result:
+    if x.dtype is DType.BOOL:
+        return None
+    x, dim = b.settle(x), dim % max(x.rank, 1)
+    return scan(b, op, x, dim, b.output(0)), scan(b, arg, x, dim, b.output(1))
+
+
+lowering("cummax")(lambda b, x, dim: _extremes(b, x, dim, ReduceOp.MAX, ReduceOp.ARGMAX))
+lowering("cummin")(lambda b, x, dim: _extremes(b, x, dim, ReduceOp.MIN, ReduceOp.ARGMIN))
