@@ -8,7 +8,7 @@ import sympy
 
 from precast.codegen.cpp_index import IndexPrinter, Interval, interval, stride_along
 from precast.codegen.cpp_ops import cast, render
-from precast.codegen.cpp_plan import unrolled
+from precast.codegen.cpp_plan import has_loop, unrolled
 from precast.codegen.cpp_reduce import identity, inline_fold, update_lines
 from precast.codegen.cpp_types import COMPUTE, literal, load, storage
 from precast.codegen.values import Facts, substitute
@@ -234,18 +234,24 @@ class Body:
         item = self.value(node.value)
         for line in names.update(item, self.linear(node.axes)):
             opened[-1].add(line)
-        self.close(opened, node.axes, level)
+        clean = names.clauses and not self.checks and not has_loop((node.value,), set(self.made))
+        self.close(opened, node.axes, level, names.clauses if clean else ())
         self.path = saved
         result = self.fresh("v")
         level.add(f"const {COMPUTE[node.dtype]} {result} = {names.result};")
         return result
 
-    def close(self, opened: list[Level], axes: tuple[Axis, ...], into: Level) -> None:
-        """Writes nested plain loops over `axes`, whose bodies are `opened`, into `into`."""
+    def close(self, opened: list[Level], axes: tuple[Axis, ...], into: Level, clauses: tuple[str, ...]) -> None:
+        """Writes nested loops over `axes`, whose bodies are `opened`, into `into`; the innermost is `omp simd` with `clauses`, if any."""
         inner: list[str] = []
+        if clauses:
+            inner.append("  " * (opened[-1].indent - 1) + "#pragma omp simd" + "".join(f" reduction({c})" for c in clauses))
         for level, axis in zip(reversed(opened), reversed(axes), strict=True):
             pad = "  " * (level.indent - 1)
-            inner = [f"{pad}{self.loop_header(axis)} {{", *level.lines, *inner, f"{pad}}}"]
+            if clauses and level is opened[-1]:
+                inner += [f"{pad}{self.loop_header(axis)} {{", *level.lines, f"{pad}}}"]
+            else:
+                inner = [f"{pad}{self.loop_header(axis)} {{", *level.lines, *inner, f"{pad}}}"]
         into.lines += inner
 
     def loop_header(self, axis: Axis, low: str = "0", high: str | None = None) -> str:

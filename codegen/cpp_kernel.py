@@ -9,7 +9,7 @@ import sympy
 from precast.codegen.cpp_body import Body, Level, ScanState
 from precast.codegen.cpp_index import Interval, interval
 from precast.codegen.cpp_ops import render
-from precast.codegen.cpp_plan import Phase, Section, has_loop, plan
+from precast.codegen.cpp_plan import TILE, Phase, Section, has_loop, plan
 from precast.codegen.cpp_reduce import Accumulator, update_lines
 from precast.codegen.cpp_types import COMPUTE, load, storage, store
 from precast.codegen.values import Facts, static_product, store_roots
@@ -20,6 +20,14 @@ LANES = 64
 
 PARALLEL_NS = 3000.0
 """Estimated serial time above which a loop goes parallel (an OpenMP region costs about 1.2 us, its crossover lies near 3)."""
+
+CHUNKS = 64
+"""Pieces of a reduction that threads share; fixed, so that results do not depend on the number of threads."""
+
+COMBINERS = {
+    ReduceOp.SUM: "{a} += {b};", ReduceOp.PROD: "{a} *= {b};", ReduceOp.ANY: "{a} |= {b};", ReduceOp.ALL: "{a} &= {b};",
+    ReduceOp.MIN: "{a} = {b} < {a} ? {b} : {a};", ReduceOp.MAX: "{a} = {b} > {a} ? {b} : {a};",
+}  # fmt: skip
 
 VECTOR_NS = 0.006
 """Nanoseconds of one element through one vector instruction, from the measured crossovers of fma (64k) and gelu (8k elements)."""
@@ -35,6 +43,8 @@ class RenderedKernel:
     symbols: tuple[sympy.Symbol, ...]
     checks: bool
     serial_ns: float
+    body: str
+    """`source` without the kernel's own name and origins: equal bodies are one function."""
 
 
 def render_kernel(kernel: Kernel, buffers: dict[str, Buffer]) -> RenderedKernel:
@@ -106,9 +116,9 @@ class _Renderer:
         params = [f"{'' if b in self.written else 'const '}{storage(self.buffers[b].dtype)}* {self.body.pointers[b]}" for b in self.arguments]
         params += [f"const int64_t {self.body.variables[s]}" for s in self.symbols]
         head = f"// {' '.join(self.kernel.origins)}\n" if self.kernel.origins else ""
-        signature = f"static void {self.kernel.name}({', '.join([*params, 'const int threads', 'Error* error'])})"
-        source = head + signature + " {\n" + "\n".join(top.lines) + "\n}\n"
-        return RenderedKernel(self.kernel.name, source, self.arguments, self.symbols, self.body.checks, total)
+        rest = f"({', '.join([*params, 'const int threads', 'Error* error'])}) {{\n" + "\n".join(top.lines) + "\n}\n"
+        source = f"{head}static void {self.kernel.name}{rest}"
+        return RenderedKernel(self.kernel.name, source, self.arguments, self.symbols, self.body.checks, total, rest)
 
     # one phase: outer loops, then its sections
 
@@ -120,23 +130,24 @@ class _Renderer:
         if phase.lane is not None:
             low, width = body.variable(phase.lane.symbol) + "_0", self._lanes(phase.lane)
             loops.append(f"for ({body.index_type} {low} = 0; {low} < {self._extent(phase.lane)}; {low} += {width})")
-        elif chunk:
-            axis = phase.sections[0].axes[-1]
+        for axis, width in self._blocks(phase, chunk):
             low = body.variable(axis.symbol) + "_0"
-            loops.append(f"for ({body.index_type} {low} = 0; {low} < {self._extent(axis)}; {low} += {chunk})")
+            loops.append(f"for ({body.index_type} {low} = 0; {low} < {self._extent(axis)}; {low} += {width})")
         if not loops:
             for section in phase.sections:
-                self._section(section, top)
+                split = estimate >= PARALLEL_NS and self._splits(section)
+                (self._split_section if split else self._section)(section, top)
             return estimate
         level = Level(frozenset(a.symbol for a in phase.outer if a is not phase.lane), len(loops) + 1)
         body.path.append(level)
         if phase.lane is not None:
             self._lane_bounds(phase.lane, self._lanes(phase.lane), level)
-        elif chunk:
-            self._lane_bounds(phase.sections[0].axes[-1], chunk, level)
+        blocked = self._blocks(phase, chunk)
+        for axis, width in blocked:
+            self._lane_bounds(axis, width, level)
         for section in phase.sections:
             if phase.lane is None:
-                self._section(section, level, chunked=bool(chunk))
+                self._section(section, level, tuple(a for a, _ in blocked))
             else:
                 self._lane_section(section, phase.lane, level)
         body.path.pop()
@@ -147,6 +158,12 @@ class _Renderer:
         for number in reversed(range(len(loops))):
             top.lines.append("  " * (number + 1) + "}")
         return estimate
+
+    def _blocks(self, phase: Phase, chunk: int) -> list[tuple[Axis, int]]:
+        """Section axes that run in blocks, with the block's width."""
+        if phase.tile:
+            return [(a, TILE) for a in phase.tile]
+        return [(phase.sections[0].axes[-1], chunk)] if chunk else []
 
     def _pragma(self, phase: Phase, depth: int, estimate: float, top: Level) -> None:
         if estimate < PARALLEL_NS or any(s.mode != "set" for section in phase.sections for s in section.stores):
@@ -185,7 +202,7 @@ class _Renderer:
     def _chunk(self, phase: Phase, estimate: float) -> int:
         """Chunk of the innermost axis when the outer loops alone cannot feed the threads."""
         section = phase.sections[0]
-        if phase.lane is not None or len(phase.sections) > 1 or section.reduces or not section.axes or estimate < PARALLEL_NS:
+        if phase.lane is not None or phase.tile or len(phase.sections) > 1 or section.reduces or not section.axes or estimate < PARALLEL_NS:
             return 0
         if any(isinstance(n, Scan) for s in section.stores for v in store_roots(s) for n in walk(v)):
             return 0
@@ -200,9 +217,16 @@ class _Renderer:
 
     # sections vectorised along their own last axis
 
-    def _section(self, section: Section, parent: Level, chunked: bool = False) -> None:
-        body = self.body
+    def _section(self, section: Section, parent: Level, blocked: tuple[Axis, ...] = ()) -> None:
         accumulators = [self._accumulator(r) for r in section.reduces]
+        self._section_loops(section, accumulators, parent, blocked)
+        for r, acc in zip(section.reduces, accumulators, strict=True):
+            name = self.body.fresh("r")
+            parent.add(f"const {COMPUTE[r.dtype]} {name} = {acc.result};")
+            self.body.made[id(r)] = name
+
+    def _section_loops(self, section: Section, accumulators: list[Accumulator], parent: Level, blocked: tuple[Axis, ...]) -> None:
+        body = self.body
         for acc in accumulators:
             for kind, name, start in acc.variables:
                 parent.add(f"{kind} {name} = {start};")
@@ -217,11 +241,52 @@ class _Renderer:
         for s in section.stores:
             self._store(s, inner)
         del body.path[len(body.path) - len(levels) :]
-        self._close(section.axes, levels, parent, accumulators, chunked)
+        self._close(section.axes, levels, parent, accumulators, blocked)
+
+    # a reduction to one point, split over threads
+
+    def _splits(self, section: Section) -> bool:
+        """Whether a section of reductions can run in chunks of its first axis, whose partial results are then combined in order."""
+        if not section.reduces or section.stores or not section.axes:
+            return False
+        return all(r.op in COMBINERS for r in section.reduces)
+
+    def _split_section(self, section: Section, top: Level) -> None:
+        body, axis = self.body, section.axes[0]
+        accumulators = [self._accumulator(r) for r in section.reduces]
+        chunk = body.fresh("c")
+        level = Level(frozenset(), top.indent + 1)
+        parts = [(kind, name, start, body.fresh("part")) for acc in accumulators for kind, name, start in acc.variables]
+        name, extent = body.variable(axis.symbol), self._extent(axis)
+        step = body.fresh("step")
+        level.add(f"const {body.index_type} {name}_0 = {chunk} * {step};")
+        level.add(f"const {body.index_type} {name}_1 = {name}_0 + {step} < {extent} ? {name}_0 + {step} : {extent};")
+        body.path.append(level)
+        self._section_loops(section, accumulators, level, (axis,))
+        body.path.pop()
+        for kind, variable, start, part in parts:
+            top.add(f"{kind} {part}[{CHUNKS}];")
+            level.add(f"{part}[{chunk}] = {variable};")
+        top.add(f"const {body.index_type} {step} = ({extent} + {CHUNKS - 1}) / {CHUNKS};")
+        top.add("#pragma omp parallel for schedule(static) num_threads(threads) if(threads > 1)")
+        top.add(f"for ({body.index_type} {chunk} = 0; {chunk} < {CHUNKS}; ++{chunk}) {{")
+        top.lines += level.lines
+        top.add("}")
+        self._combine(section, accumulators, top, {variable: part for _, variable, _, part in parts})
+
+    def _combine(self, section: Section, accumulators: list[Accumulator], top: Level, parts: dict[str, str]) -> None:
+        """Folds the chunks' results in ascending order (f32 sums in f64), so that the thread count does not show."""
         for r, acc in zip(section.reduces, accumulators, strict=True):
-            name = body.fresh("r")
-            parent.add(f"const {COMPUTE[r.dtype]} {name} = {acc.result};")
-            body.made[id(r)] = name
+            wide = r.op is ReduceOp.SUM and r.dtype.compute is DType.F32
+            main, *flags = acc.variables
+            top.add(f"{'double' if wide else main[0]} {main[1]} = {main[2]};")
+            for kind, name, start in flags:
+                top.add(f"{kind} {name} = {start};")
+            lines = [COMBINERS[r.op].format(a=main[1], b=f"{parts[main[1]]}[c]")] + [f"{name} |= {parts[name]}[c];" for _, name, _ in flags]
+            top.add(f"for (int c = 0; c < {CHUNKS}; ++c) {{ {' '.join(lines)} }}")
+            result = self.body.fresh("r")
+            top.add(f"const {COMPUTE[r.dtype]} {result} = {'(float)' if wide else ''}{acc.result};")
+            self.body.made[id(r)] = result
 
     def _accumulator(self, reduce: Reduce, index: str = "") -> Accumulator:
         acc, extra = self.body.fresh("acc"), self.body.fresh("n")
@@ -234,13 +299,13 @@ class _Renderer:
         self.body.path += levels
         return levels
 
-    def _close(self, axes: tuple[Axis, ...], levels: list[Level], parent: Level, accumulators: list[Accumulator], chunked: bool) -> None:
+    def _close(self, axes: tuple[Axis, ...], levels: list[Level], parent: Level, accumulators: list[Accumulator], blocked: tuple[Axis, ...]) -> None:
         inner: list[str] = []
         for number in reversed(range(len(axes))):
             level, axis = levels[number], axes[number]
             pad = "  " * (level.indent - 1)
             name = self.body.variable(axis.symbol)
-            bounds = (f"{name}_0", f"{name}_1") if chunked and number == len(axes) - 1 else ("0", None)
+            bounds = (f"{name}_0", f"{name}_1") if axis in blocked else ("0", None)
             lines = [f"{pad}{self.body.loop_header(axis, *bounds)} {{", *level.lines, *inner, f"{pad}}}"]
             if level.simd:
                 lines = self._simd(level, accumulators, pad) + lines + self._reports(level, pad)
@@ -303,7 +368,7 @@ class _Renderer:
         for s in section.stores:
             self._store(s, inner)
         del body.path[len(body.path) - len(levels) :]
-        self._close((*section.axes, lane), levels, parent, [], chunked=True)
+        self._close((*section.axes, lane), levels, parent, [], (lane,))
         for r, acc in zip(section.reduces, accumulators, strict=True):
             body.made[id(r)] = f"({acc.result})"
 

@@ -18,10 +18,14 @@ import sympy
 
 from precast.codegen.cpp_index import stride_along
 from precast.codegen.values import Facts, rebuild, rebuild_store, static_product, store_roots, substitute
-from precast.lowering.ir import Axis, Kernel, Load, Reduce, Scan, Store, Value, operands, walk
+from precast.codegen.cpp_types import LIMITS
+from precast.lowering.ir import Alu, Axis, Cast, Const, DType, Index, Kernel, Load, Op, Reduce, ReduceOp, Scan, Store, Value, operands, walk
 
 UNROLL_LIMIT = 32
 """Reductions of at most this many points are unrolled into the body of the surrounding loop."""
+
+TILE = 32
+"""Side of a transposition block: 32 rows of 32 f32 values are 4 KiB on each side, well within the first cache."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class Phase:
     outer: tuple[Axis, ...]
     sections: tuple[Section, ...]
     lane: Axis | None = None
+    tile: tuple[Axis, ...] = ()
+    """Axes of the only section that run in square blocks, because reads run along one and writes along the other."""
 
 
 def plan(kernel: Kernel, facts: Facts) -> tuple[Phase, ...]:
@@ -74,6 +80,9 @@ def _merge(phases: list[Phase], new: Phase) -> None:
 
 def _phase(axes: tuple[Axis, ...], stores: list[Store], facts: Facts) -> Phase:
     hoisted = _hoisted(axes, stores, facts)
+    indexed = [r for r in hoisted if r.op in (ReduceOp.ARGMIN, ReduceOp.ARGMAX)]
+    if indexed:
+        return _phase(axes, _replace(stores, {id(r): _two_pass(r) for r in indexed}), facts)
     if not hoisted:
         return _pointwise(axes, stores, facts)
     free = max((_free(r, axes, facts) for r in hoisted), key=len)
@@ -89,6 +98,36 @@ def _phase(axes: tuple[Axis, ...], stores: list[Store], facts: Facts) -> Phase:
     if lane is None:
         sections = [replace(s, axes=_vector_last(s.axes, s, facts)) for s in sections]
     return Phase(outer, tuple(sections), lane)
+
+
+def _replace(stores: list[Store], swapped: dict[int, Value]) -> list[Store]:
+    """`stores` with some values (by id) replaced."""
+    new: dict[int, Value] = {}
+    for node in walk(*(root for s in stores for root in store_roots(s))):
+        new[id(node)] = rebuild(swapped.get(id(node), node), new)
+    return [rebuild_store(s, new) for s in stores]
+
+
+def _two_pass(reduce: Reduce) -> Value:
+    """An index reduction as the extreme value, then the least index that holds it: both vectorise, the direct form does not.
+
+    A NaN wins, the first one: `MAX` yields NaN then, and only NaN elements match it.
+    """
+    extreme = ReduceOp.MIN if reduce.op is ReduceOp.ARGMIN else ReduceOp.MAX
+    value = reduce.value
+    best = Reduce(extreme, value, reduce.axes, value.dtype)
+    points = static_product(a.extent for a in reduce.axes)
+    kind = DType.I32 if points is not None and points < 2**31 - 1 else DType.I64
+    place: sympy.Expr = sympy.S.Zero
+    for axis in reduce.axes:
+        place = place * axis.extent + axis.symbol
+    match = Alu(Op.EQ, (value, best), DType.BOOL)
+    if value.dtype.is_float:
+        both = Alu(Op.AND, (Alu(Op.NE, (value, value), DType.BOOL), Alu(Op.NE, (best, best), DType.BOOL)), DType.BOOL)
+        match = Alu(Op.OR, (match, both), DType.BOOL)
+    found = Alu(Op.WHERE, (match, Index(place, kind), Const(LIMITS[kind][1], kind)), kind)
+    least = Reduce(ReduceOp.MIN, found, reduce.axes, kind)
+    return least if reduce.dtype is kind else Cast(least, reduce.dtype)
 
 
 def _free(reduce: Reduce, axes: Sequence[Axis], facts: Facts) -> frozenset[Axis]:
@@ -231,7 +270,29 @@ def _pointwise(axes: tuple[Axis, ...], stores: list[Store], facts: Facts) -> Pha
         return _scan_phase(axes, scanned[0], stores)
     section = Section(axes, stores=tuple(stores))
     ordered = _vector_last(axes, section, facts)
+    across = _crossing(ordered, stores)
+    if across is not None:
+        tile = (across, ordered[-1])
+        outer = tuple(a for a in ordered if a not in tile)
+        return Phase(outer, (Section(tile, stores=tuple(stores)),), tile=tile)
     return Phase(ordered[:-1], (Section(ordered[-1:], stores=tuple(stores)),))
+
+
+def _crossing(ordered: tuple[Axis, ...], stores: Sequence[Store]) -> Axis | None:
+    """The axis along which some access runs while others run along the vector axis: a transposition, when both are long."""
+    if len(ordered) < 2 or any(s.mode != "set" for s in stores):
+        return None
+    indices = [load.index for load in _loads([v for s in stores for v in store_roots(s)])] + [s.index for s in stores]
+    last = ordered[-1]
+    for axis in ordered[:-1]:
+        across = [i for i in indices if stride_along(i, axis.symbol) == 1 and stride_along(i, last.symbol) not in (0, 1)]
+        if across and _long(axis) and _long(last):
+            return axis
+    return None
+
+
+def _long(axis: Axis) -> bool:
+    return not isinstance(axis.extent, int | sympy.Integer) or int(axis.extent) >= 16
 
 
 def _scan_phase(axes: tuple[Axis, ...], axis: Axis, stores: list[Store]) -> Phase:

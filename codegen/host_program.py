@@ -68,6 +68,7 @@ class HostWriter:
         self.names = {s: f"z{i}" for i, s in enumerate(program.symbols)}
         self.slots = {s.buffer: s for s in program.workspace}
         self.last_use = self._last_uses()
+        self.given = {c.buffer for c in program.constants} | {i for i in program.inputs if isinstance(i, str)} | set(program.persistent)
         self.output_buffers = {o.view.buffer for o in program.outputs if o.view is not None}
 
     def add(self, line: str) -> None:
@@ -145,6 +146,7 @@ class HostWriter:
 
     def write(self) -> None:
         self._inputs()
+        self._constants()
         self._workspace()
         for number, step in enumerate(self.steps):
             label = self._label(number, step)
@@ -158,7 +160,7 @@ class HostWriter:
                 case LibraryCall():
                     self._library(step, label)
             for name in dict.fromkeys((*step_reads(step), *step_writes(step))):
-                if self.last_use[name] == number and name not in self.output_buffers and name not in self.program.inputs:
+                if self.last_use[name] == number and name not in self.output_buffers and name not in self.given:
                     self.release(name)
         self._outputs()
 
@@ -176,6 +178,17 @@ class HostWriter:
                 self.add(f"const int64_t {self.names[item]} = (int64_t)inputs[{position}];")
         self.python.append(f"def {self.program.name or 'run'}({', '.join(str(i) for i in self.program.inputs)}):")
 
+    def _constants(self) -> None:
+        """Literals of the user's code lie in the library's read-only data."""
+        for constant in self.program.constants:
+            number = self.number[constant.buffer]
+            padded = constant.data + b"\0" * (-len(constant.data) % 8 or (8 if not constant.data else 0))
+            words = ", ".join(f"0x{int.from_bytes(padded[i : i + 8], 'little'):x}u" for i in range(0, len(padded), 8))
+            self.statics.append(f"alignas(64) static const uint64_t literal{number}[] = {{{words}}};")
+            self.add(f"{self.pointer(constant.buffer)} = (void*)literal{number};")
+            if constant.buffer in self.output_buffers:
+                raise ValueError(f"constant buffer {constant.buffer} is an output: a copy must be returned")
+
     def _workspace(self) -> None:
         if not self.slots:
             return
@@ -187,12 +200,12 @@ class HostWriter:
                 self.add(f"{self.pointer(slot.buffer)} = base + {self.size(slot.offset)};")
 
     def _prepare_outputs(self, step: RunStep, label: str) -> None:
-        """Memory for what a step writes: kernels and `out=` calls need it before, other calls bring their own."""
+        """Memory for what a step writes: kernels and `out=` calls need it before, other calls bring theirs."""
         if isinstance(step, Extern) or isinstance(step, LibraryCall) and not writes_in_place(step):
             return
         for name in step_writes(step):
             fixed = name in self.slots and name not in self.output_buffers
-            if name not in self.handle and not fixed and name not in self.program.inputs and name not in self.program.persistent:
+            if name not in self.handle and not fixed and name not in self.given:
                 self.allocate(name, label)
 
     def _launch(self, step: Kernel) -> None:
@@ -200,7 +213,7 @@ class HostWriter:
         from_buffers = [f"({'' if b in step_writes(step) else 'const '}{_ctype(self.buffers[b])}*){self.pointer(b)}" for b in kernel.arguments]
         sizes = [self.size(s) for s in kernel.symbols]
         threads = "threads"
-        self.add(f"{step.name}({', '.join([*from_buffers, *sizes, threads, '&fault'])});")
+        self.add(f"{kernel.name}({', '.join([*from_buffers, *sizes, threads, '&fault'])});")
         if kernel.checks:
             self.add("if (__builtin_expect(fault.set, 0)) return say_index(fault, error, capacity);")
         self.python.append(f"    {step.name}({', '.join(kernel.arguments)})")

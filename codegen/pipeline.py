@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -14,11 +15,11 @@ from precast.codegen.cpp_index import INDEX_HELPERS
 from precast.codegen.cpp_kernel import RenderedKernel, render_kernel
 from precast.codegen.cpp_ops import prototypes
 from precast.codegen.cpp_types import PROLOGUE
-from precast.codegen.expand import expand
+from precast.codegen.expand import RunStep, expand
 from precast.codegen.host_program import HostWriter
 from precast.codegen.host_shims import torch_name
 from precast.codegen.toolchain import compile_shared, find_compiler, native_level
-from precast.lowering.ir import Kernel, Program, Size
+from precast.lowering.ir import Buffer, Kernel, Program, Size
 
 FAULT = r"""
 struct Error { int set; int dimension; int64_t index; int64_t size; };
@@ -40,8 +41,8 @@ def compile_program(program: Program, target: str, options: Mapping[str, Any] | 
     options = options or {}
     chooser = Chooser(tuning=options.get("tuning", {}), measure=bool(options.get("measure", True)) and target == "cpu:native")
     steps = expand(program, program.steps, chooser)
-    kernels = {s.name: render_kernel(s, buffers) for s in steps if isinstance(s, Kernel)}
-    kernel_source = "".join(k.source for k in kernels.values())
+    kernels = _render(steps, buffers)
+    kernel_source = "".join({k.name: k.source for k in kernels.values()}.values())
     host = HostWriter(program, steps, kernels)
     host_source = host.source()
     rendered = time.perf_counter()
@@ -58,6 +59,18 @@ def compile_program(program: Program, target: str, options: Mapping[str, Any] | 
         evidence=_evidence(target, kernels, chooser),
         timings={"render_s": rendered - began - chooser.spent_s, "measure_s": chooser.spent_s, "compiler_s": done - rendered},
     )
+
+
+def _render(steps: Sequence[RunStep], buffers: dict[str, Buffer]) -> dict[str, RenderedKernel]:
+    """Kernels by step name; steps whose code is the same share the function of the first."""
+    bodies: dict[str, str] = {}
+    kernels: dict[str, RenderedKernel] = {}
+    for step in steps:
+        if isinstance(step, Kernel):
+            kernel = render_kernel(step, buffers)
+            name = bodies.setdefault(kernel.body, kernel.name)
+            kernels[step.name] = replace(kernel, name=name, source=kernels[name].source) if name != kernel.name else kernel
+    return kernels
 
 
 def _evidence(target: str, kernels: dict[str, RenderedKernel], chooser: Chooser) -> dict[str, Any]:

@@ -228,6 +228,8 @@ class Body:
         text = write_index(node.index, lambda s: names.get(s) or self._name(s))
         have = self._lanes_of(*(g.value for g in node.gathers), *_free(node.index, names))
         want = self._lanes_of(node)
+        if not have:
+            text = f"tl.full({[1] * self.rank}, {text}, {self.index_type})" if text.isdecimal() else f"tl.full({[1] * self.rank}, 0, {self.index_type}) + {text}"
         mask = self._mask(want, "" if node.mask is None else self.emit(node.mask), *inside)
         arguments = f", {mask}, other=0" if mask else ""
         return f"tl.load({pointer}_ptr + {_operand(self._wide(text, have, want))}{arguments}).to({TYPES[kind(node)]})"

@@ -73,8 +73,8 @@ ROWS: dict[Op, Row] = {
     Op.LOG2: Row("tl.log2({a})"),
     Op.LOG10: _device("log10"),
     Op.LOG1P: _device("log1p"),
-    Op.SQRT: Row("tl.sqrt({a})"),
-    Op.RSQRT: Row("1.0 / tl.sqrt({a})"),
+    Op.SQRT: Row("root({a})"),
+    Op.RSQRT: Row("tl.rsqrt({a})"),
     Op.SIN: _device("sin"),
     Op.COS: _device("cos"),
     Op.TAN: _device("tan"),
@@ -134,6 +134,12 @@ def divide(a, b):
     if a.dtype == tl.float32:
         return tl.div_rn(a, b)
     return a / b
+""",
+    "root": """
+def root(a):
+    if a.dtype == tl.float32:
+        return tl.sqrt_rn(a)
+    return tl.sqrt(a)
 """,
     "signbit": """
 def signbit(a):
