@@ -1,0 +1,54 @@
+"""Programs for the build tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Calls = list[tuple[tuple[Any, ...], dict[str, Any]]]
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return helper(self.linear(x)) * scale
+
+
+def helper(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.gelu(x) + 1
+
+
+def net(batch: int = 2) -> tuple[torch.nn.Module, Calls]:
+    return Net().eval(), [((torch.randn(batch, 8),), {}), ((torch.randn(batch + 3, 8),), {"scale": 2.0})]
+
+
+def net_with_another_shape() -> tuple[torch.nn.Module, Calls]:
+    return Net().eval(), [((torch.randn(77, 8),), {})]
+
+
+def sine() -> tuple[Callable[..., Any], Calls]:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x) * 2
+
+    return f, [((torch.randn(5),), {})]
+
+
+def raises() -> None:
+    raise RuntimeError("the weights file is not there")
+
+
+def returns_three() -> int:
+    return 3
+
+
+def no_signatures() -> tuple[Callable[..., Any], Calls]:
+    return torch.sin, []
+
+
+def not_a_signature() -> tuple[Callable[..., Any], Any]:
+    return torch.sin, [torch.ones(1)]

@@ -1,0 +1,116 @@
+"""build, check and explain on real programs, each command in a process of its own, as a build machine runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from precast.cli import main
+
+ROOT = str(Path(__file__).parents[2])
+FILE = """
+store = "store"
+[[program]]
+factory = "tests.cli.app:net"
+arguments = { batch = 4 }
+[[program]]
+factory = "tests.cli.app:sine"
+name = "sine"
+"""
+
+
+def run(folder: Path, *words: str, code: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "precast.cli", *words]
+    done = subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": ROOT, **env}, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def data(folder: Path, *words: str, code: int = 0) -> Any:
+    return json.loads(run(folder, *words, "--json", code=code).stdout)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A folder with a build file whose programs are built, and the report."""
+    folder = tmp_path_factory.mktemp("build")
+    (folder / "b.toml").write_text(FILE)
+    return folder, data(folder, "build", "b.toml")
+
+
+def test_build_reports_every_signature(built: tuple[Path, Any]) -> None:
+    folder, report = built
+    assert report["good"] and report["store"] == str(folder / "store")
+    assert [(item["program"], item["signature"], item["status"]) for item in report["programs"]] == [
+        ("net", 1, "compiled"),
+        ("net", 2, "compiled"),
+        ("sine", 1, "compiled"),
+    ]
+    assert len({item["artifact"] for item in report["programs"]}) == 3
+
+
+def test_building_again_compiles_nothing(built: tuple[Path, Any]) -> None:
+    folder, first = built
+    again = data(folder, "build", "b.toml", "--jobs", "2")
+    assert [item["status"] for item in again["programs"]] == ["there already"] * 3
+    assert [item["artifact"] for item in again["programs"]] == [item["artifact"] for item in first["programs"]]
+
+
+def test_check_says_yes_without_a_compiler(built: tuple[Path, Any]) -> None:
+    done = run(built[0], "check", "b.toml", CXX="no-such-compiler", PATH="/nonexistent")
+    assert "3 of 3 signatures hit" in done.stderr
+    assert [line.split("\t")[3] for line in done.stdout.splitlines()] == ["hit"] * 3
+
+
+def test_check_says_no_and_why(built: tuple[Path, Any]) -> None:
+    folder, _ = built
+    before = sorted((folder / "store" / "programs").rglob("*.msgpack"))
+    done = run(folder, "check", "tests.cli.app:net_with_another_shape", "--store", "store", code=1)
+    assert "77" in done.stdout and "0 of 1 signatures hit" in done.stderr
+    assert "guards do not hold" in done.stdout
+    explained = run(folder, "explain", "tests.cli.app:net_with_another_shape", "--store", "store", code=1)
+    assert "miss" in explained.stdout and "77" in explained.stdout
+    assert sorted((folder / "store" / "programs").rglob("*.msgpack")) == before
+
+
+def test_check_of_another_target_says_no(built: tuple[Path, Any]) -> None:
+    report = data(built[0], "check", "b.toml", "--only", "sine", "--target", "cpu:x86-64-v2", code=1)
+    assert [item["status"] for item in report["programs"]] == ["miss"]
+
+
+def test_an_artifact_whose_blob_is_lost_is_no_hit(built: tuple[Path, Any], tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(built[0] / "store", tmp_path / "store")
+    for path in (tmp_path / "store" / "objects").glob("*/*"):
+        path.unlink()
+    report = data(built[0], "check", "b.toml", "--only", "sine", "--store", str(tmp_path / "store"), code=1)
+    assert [item["status"] for item in report["programs"]] == ["miss"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["build", "tests.cli.app:raises"], 1, "factory tests.cli.app:raises failed: RuntimeError: the weights file is not there"),
+        (["build", "tests.cli.app:returns_three"], 2, "must return (callable, [(args, kwargs), …])"),
+        (["build", "none.toml"], 2, "none.toml: cannot be read"),
+        (["build", "b.toml", "--only", "zzz"], 2, "no program is called 'zzz'; it has net, sine"),
+        (["build", "b.toml", "--mode", "zippy"], 2, "unknown mode 'zippy'"),
+        (["build", "b.toml", "--store", "/dev/null"], 1, "a file is in the way"),
+        (["build", "tests.cli.app:sine", "--target", "abacus:9"], 1, "abacus:9"),
+    ],
+)
+def test_what_goes_wrong_is_told(
+    built: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch, words: list[str], code: int, message: str
+) -> None:
+    monkeypatch.chdir(built[0])
+    done = CliRunner().invoke(main, [*words, "--json"])
+    assert done.exit_code == code, done.output
+    assert message in done.output and "Traceback" not in done.output

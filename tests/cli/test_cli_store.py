@@ -1,0 +1,244 @@
+"""Commands over a store of made-up artifacts: output for people, pipes and programs, exit codes, options."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from precast.artifact_store import Store
+from precast.artifact_store.layout import blob_name, manifest_name
+from precast.cli import COMMANDS, main
+from precast.units import human_age, human_size, parse_duration, parse_size
+from tests.store.sample import fill, make
+
+KEY = "model-0123abcd"
+
+
+def run(*words: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(main, [str(word) for word in words])
+    assert result.exit_code == code, f"{words}: {result.output}{result.exception!r}"
+    return result
+
+
+def data(*words: object, code: int = 0) -> Any:
+    return json.loads(run(*words, "--json", code=code).stdout)
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("PRECAST_STORE", str(tmp_path / "s"))
+    filled, _ = fill(tmp_path / "s", 2)
+    filled.put(*make(2, program_key="other-key", program_name="other", target="cuda:sm_80"))
+    return filled
+
+
+def test_every_command_has_help() -> None:
+    for command in COMMANDS:
+        assert "Usage:" in run(command, "--help").stdout
+    assert all(command in run("--help").stdout for command in COMMANDS)
+
+
+def test_version() -> None:
+    assert run("--version").stdout.strip() == "0.1.0"
+
+
+@pytest.mark.parametrize(
+    "words", [["nonsense"], ["ls", "--nonsense"], ["show"], ["build"], ["prune", "--max-size", "lots"], ["prune", "--older-than", "1x"]]
+)
+def test_wrong_usage_is_2(words: list[str]) -> None:
+    run(*words, code=2)
+
+
+def test_ls(store: Store) -> None:
+    lines = run("ls").stdout.splitlines()
+    assert [line.split("\t")[1] for line in lines] == ["model", "model", "other"]  # tab-separated, raw, no heading
+    assert all(len(line.split("\t")) == 9 and int(line.split("\t")[4]) > 64 for line in lines)
+    human = run("ls", "-H").stdout
+    assert "PROGRAM" in human and "just now" in human and "cuda:sm_80" in human
+    entries = data("ls")
+    assert len(entries) == 3 and entries[0]["versions"]["torch"] == "2.13" and len(entries[0]["id"]) == 64
+    assert len(data("ls", "--program", "oth")) == 1
+    assert run("ls", "--program", "nothing").stderr == f"No artifacts matching 'nothing' in {store.root}\n"
+
+
+def test_the_store_option_is_before_the_environment(store: Store, tmp_path: Path) -> None:
+    assert data("ls", "--store", tmp_path / "empty") == []
+    assert data("dir", "--store", tmp_path / "empty") == {"store": str(tmp_path / "empty"), "exists": False}
+    assert run("dir").stdout.strip() == str(store.root)
+
+
+def test_show(store: Store) -> None:
+    manifest = store.variants(KEY)[0]
+    text = run("show", manifest.artifact_id[:8]).stdout
+    for words in (
+        manifest.artifact_id,
+        "program    model",
+        "cpu:x86-64-v3",
+        "torch 2.13",
+        "4 (",
+        "waived     guard on self.counter",
+        "mm_0",
+        "app.py:12",
+    ):
+        assert words in text
+    guards = run("show", manifest.artifact_id[:8], "--guards").stdout
+    assert "self.training\tequals\tFalse" in guards and "app.SCALE\tequals\t1.5" in guards and "code of app:helper" in guards
+    source = run("show", manifest.artifact_id, "--source").stdout
+    assert "void kernel() {}" in source and "def run(x): ..." in source
+    record = data("show", manifest.artifact_id)
+    assert record["id"] == manifest.artifact_id and len(record["guards"]) == 4
+    assert record["sources"]["forward"]["kernel_source"] == "void kernel() {}"
+    assert "self.training equals False" in run("explain", manifest.artifact_id[:8]).stdout
+
+
+@pytest.mark.parametrize(("identifier", "words"), [("abc", "too short"), ("ffff0000", "no artifact ffff0000"), ("../../x", "no artifact")])
+def test_show_of_what_is_not_there(store: Store, identifier: str, words: str) -> None:
+    assert words in run("show", identifier, code=1).stderr
+    assert words in data("show", identifier, code=1)["error"]
+
+
+def test_show_of_a_damaged_artifact(store: Store) -> None:
+    manifest = store.variants(KEY)[0]
+    store.path(blob_name(manifest.graphs["forward"].kernel_source)).unlink()
+    assert "MISSING" in run("show", manifest.artifact_id).stdout
+    assert "the blob is missing or damaged" in run("show", manifest.artifact_id, "--source").stdout
+    store.path(manifest_name(KEY, manifest.artifact_id)).write_bytes(b"")
+    assert "precast verify" in run("show", manifest.artifact_id, code=1).stderr
+
+
+def test_prune(store: Store) -> None:
+    assert "No unused artifacts" in run("prune").stderr
+    assert "Would remove 1 artifacts" in run("prune", "--target", "cuda:*", "--dry-run").stderr
+    assert len(data("ls")) == 3
+    report = data("prune", "--target", "cuda:*")
+    assert [item["program"] for item in report["removed"]] == ["other"] and report["freed"] > 0 and report["kept"] == 2
+    assert len(data("prune", "--keep-last", 1)["removed"]) == 1
+    assert data("prune", "--older-than", "1d")["removed"] == []
+    assert data("prune", "--unused-for", "1d")["removed"] == []
+    assert data("prune", "--max-size", "1M")["removed"] == []
+    assert len(data("prune", "--max-size", "0")["removed"]) == 1
+    assert run("ls").stdout == ""
+
+
+def test_prune_of_stale_versions(store: Store) -> None:
+    from precast.artifact_store import Versions
+    from precast.runtime.compatibility import LOWERING_VERSION, python_minor, torch_minor
+
+    here = Versions(LOWERING_VERSION, torch_minor(), python_minor(), "g++")
+    for number, versions in enumerate(
+        (
+            here,
+            Versions("0", here.torch, None, ""),
+            Versions(here.lowering, "2.1", None, ""),
+            Versions(here.lowering, here.torch, "3.9", ""),
+        )
+    ):
+        store.put(*make(number, program_key="aged", program_name=f"v{number}", versions=versions))
+    gone = {item["program"]: item["reason"] for item in data("prune", "--stale-versions")["removed"]}
+    assert {"v1", "v2", "v3"} <= gone.keys() and "v0" not in gone
+    assert "lowering 0" in gone["v1"] and "torch 2.1" in gone["v2"] and "Python 3.9" in gone["v3"]
+
+
+def test_verify(store: Store) -> None:
+    assert run("verify").stderr.endswith("No problems\n")
+    manifest = store.variants(KEY)[0]
+    path = store.path(blob_name(manifest.graphs["forward"].library))
+    path.chmod(0o600)
+    path.write_bytes(b"x")
+    assert "does not match its digest" in run("verify", code=1).stdout
+    report = data("verify", code=1)
+    assert not report["sound"] and {problem["kind"] for problem in report["problems"]} == {"damaged", "incomplete"}
+    assert data("verify", "--repair")["sound"]
+    assert data("verify")["problems"] == []
+    assert len(data("ls")) == 2
+
+
+def test_stats(store: Store) -> None:
+    store.used(store.variants(KEY)[0].artifact_id)
+    figures = data("stats")
+    assert (figures["artifacts"], figures["programs"], figures["hits"], figures["never_used"]) == (3, 2, 1, 2)
+    assert figures["by_target"] == {"cpu:x86-64-v3": 2, "cuda:sm_80": 1}
+    assert "artifacts\t3" in run("stats").stdout
+    assert "just now" in run("stats", "-H").stdout
+
+
+def test_clean(store: Store, tmp_path: Path) -> None:
+    run("clean", code=2)  # nobody to ask
+    assert len(data("ls")) == 3
+    assert data("clean", "--yes")["freed"] > 0
+    assert data("ls") == [] and "Nothing to clean" in run("clean", "--yes", "--store", tmp_path / "none").stderr
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "thesis.tex").write_text("x")
+    assert "is not a precast store" in run("clean", "--yes", "--store", tmp_path / "precious", code=1).stderr
+    assert (tmp_path / "precious" / "thesis.tex").exists()
+
+
+@pytest.mark.parametrize("command", ["ls", "stats", "prune", "verify", "dir"])
+def test_a_store_that_cannot_be_used(tmp_path: Path, command: str) -> None:
+    (tmp_path / "file").write_text("x")
+    assert "a file is in the way" in run(command, "--store", tmp_path / "file", code=1).stderr
+    assert "a file is in the way" in data(command, "--store", tmp_path / "file", code=1)["error"]
+
+
+def test_doctor(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    findings = data("doctor")
+    assert {"python", "torch", "triton", "compiler", "cpu", "targets", "store"} <= {finding["topic"] for finding in findings}
+    assert {finding["state"] for finding in findings} <= {"ok", "warning"}
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert any(f["topic"] == "compiler" and f["state"] == "warning" and "cannot compile" in f["detail"] for f in data("doctor"))
+    store.root.chmod(0o777)
+    assert "chmod 700" in run("doctor", code=1).stdout
+    (tmp_path / "file").write_text("x")
+    assert any(f["state"] == "problem" for f in data("doctor", "--store", tmp_path / "file", code=1))
+
+
+def test_no_colour_in_pipes_nor_with_no_color(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for words in (["ls", "-H"], ["doctor"], ["stats", "-H"], ["show", "zzzz"]):
+        assert "\x1b[" not in CliRunner().invoke(main, words).output
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[" not in CliRunner().invoke(main, ["doctor"], color=True).output
+
+
+def test_head_does_not_make_a_traceback(store: Store) -> None:
+    for number in range(10, 60):
+        store.put(*make(number))
+    command = f"{sys.executable} -m precast.cli show {store.variants(KEY)[0].artifact_id} --json | head -c 1"
+    done = subprocess.run(["bash", "-c", command], env={**os.environ}, capture_output=True, text=True, check=False)
+    assert done.stdout == "{" and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("1048576", 1048576), ("500M", 500_000_000), ("1.5 GB", 1_500_000_000), ("2GiB", 2 * 2**30), ("3ki", 3072), ("7b", 7)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("2m", 120), ("12h", 43200), ("30d", 2592000), ("2w", 1209600), ("1y", 31536000)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "5 parsecs", "1e9", "i"])
+def test_what_is_neither(text: str) -> None:
+    for parse in (parse_size, parse_duration):
+        with pytest.raises(ValueError, match="write for instance"):
+            parse(text)
+
+
+def test_for_people() -> None:
+    assert [human_size(size) for size in (0, 999, 1000, 1_234_567, 5 * 10**12)] == ["0 B", "999 B", "1.0 kB", "1.2 MB", "5.0 TB"]
+    now = time.time()
+    assert [human_age(now - age, now) for age in (3, 120, 7300, 3 * 86400)] == ["just now", "2 min ago", "2 h ago", "3 d ago"]
+    assert human_age(None) == "never"
