@@ -14,7 +14,26 @@ from precast.codegen.triton_ops import COMBINE, TYPES, Unsupported, identity, li
 from precast.codegen.triton_tiling import Part, Tiling, loaded, power_of_two, static
 from precast.codegen.triton_values import in_tiles, kind
 from precast.codegen.values import Facts, store_roots
-from precast.lowering.ir import Alu, Axis, Buffer, Cast, Const, DType, Gather, Index, Load, Op, Reduce, ReduceOp, Scan, Size, Store, Value, operands, walk
+from precast.lowering.ir import (
+    Alu,
+    Axis,
+    Buffer,
+    Cast,
+    Const,
+    DType,
+    Gather,
+    Index,
+    Load,
+    Op,
+    Reduce,
+    ReduceOp,
+    Scan,
+    Size,
+    Store,
+    Value,
+    operands,
+    walk,
+)
 
 INDEXED = (ReduceOp.ARGMIN, ReduceOp.ARGMAX)
 NARROW = (DType.I16, DType.I8, DType.U8)
@@ -229,7 +248,11 @@ class Body:
         have = self._lanes_of(*(g.value for g in node.gathers), *_free(node.index, names))
         want = self._lanes_of(node)
         if not have:
-            text = f"tl.full({[1] * self.rank}, {text}, {self.index_type})" if text.isdecimal() else f"tl.full({[1] * self.rank}, 0, {self.index_type}) + {text}"
+            text = (
+                f"tl.full({[1] * self.rank}, {text}, {self.index_type})"
+                if text.isdecimal()
+                else f"tl.full({[1] * self.rank}, 0, {self.index_type}) + {text}"
+            )
         mask = self._mask(want, "" if node.mask is None else self.emit(node.mask), *inside)
         arguments = f", {mask}, other=0" if mask else ""
         return f"tl.load({pointer}_ptr + {_operand(self._wide(text, have, want))}{arguments}).to({TYPES[kind(node)]})"
@@ -251,7 +274,12 @@ class Body:
         tail = f", {mask}" if mask else ""
         if store.mode == "set":
             return f"tl.store({address}, {value}{tail})", want
-        if store.mode not in ATOMICS or target.compute is not target or target in (*NARROW, DType.BOOL) or (store.mode != "add" and target.is_float):
+        if (
+            store.mode not in ATOMICS
+            or target.compute is not target
+            or target in (*NARROW, DType.BOOL)
+            or (store.mode != "add" and target.is_float)
+        ):
             raise Unsupported(f"atomic {store.mode} on {target.value}")
         return f"{ATOMICS[store.mode]}({address}, {value}{tail or ', None'}, sem='relaxed')", want
 

@@ -52,7 +52,9 @@ def compile_cubin(kernel: TritonKernel, arch: str) -> Cubin:
     with _clean_settings():
         function = load(kernel)
         source = ASTSource(function, signature=signature, attrs=attributes)
-        compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={k: v for k, v in options.items() if v is not None})
+        compiled = triton.compile(
+            source, target=GPUTarget("cuda", capability, 32), options={k: v for k, v in options.items() if v is not None}
+        )
     image = compiled.asm["cubin"]
     assert isinstance(image, bytes)
     return Cubin(kernel.name, arch, image, _metadata(compiled.metadata, kernel))
@@ -85,7 +87,15 @@ def _capability(arch: str) -> int:
 
 
 def _metadata(metadata: Any, kernel: TritonKernel) -> dict[str, Any]:
-    wanted = ("shared", "num_warps", "num_ctas", "global_scratch_size", "global_scratch_align", "profile_scratch_size", "profile_scratch_align")
+    wanted = (
+        "shared",
+        "num_warps",
+        "num_ctas",
+        "global_scratch_size",
+        "global_scratch_align",
+        "profile_scratch_size",
+        "profile_scratch_align",
+    )
     found = {key: getattr(metadata, key) for key in wanted}
     found["launch_pdl"] = bool(metadata.launch_pdl)
     found["launch_cooperative_grid"] = bool(metadata.launch_cooperative_grid)

@@ -73,7 +73,9 @@ def check(row: Row, expected: Expected, got: Any, got_inputs: tuple[Any, ...], *
     if aliasing:
         theirs, ours = alias_pattern(expected.result, expected.after), alias_pattern(got, got_inputs)
         if theirs != ours:
-            raise Mismatch(f"{row.id}: results share storage as {ours}, in eager as {theirs} (each: the first result or input of the same storage)")
+            raise Mismatch(
+                f"{row.id}: results share storage as {ours}, in eager as {theirs} (each: the first result or input of the same storage)"
+            )
 
 
 def alias_pattern(result: Any, inputs: Iterable[Any]) -> list[str | None]:
@@ -133,7 +135,9 @@ def compare_values(where: str, want: torch.Tensor, got: torch.Tensor, precise: t
         wrong = want != got
         if wrong.any():
             at = tuple(wrong.nonzero()[0].tolist())
-            raise Mismatch(f"{where}: {int(wrong.sum())} of {want.numel()} values differ, at {at} {got[at].item()} for eager's {want[at].item()}")
+            raise Mismatch(
+                f"{where}: {int(wrong.sum())} of {want.numel()} values differ, at {at} {got[at].item()} for eager's {want[at].item()}"
+            )
         return
     eps = torch.finfo(want.dtype).eps
     if want.dtype in (torch.float16, torch.bfloat16):
@@ -159,7 +163,13 @@ def compare_values(where: str, want: torch.Tensor, got: torch.Tensor, precise: t
     error = (g - r).abs()
     bad = finite & ~(error <= allowed)
     if bad.any():
-        at = tuple(((error / allowed).masked_fill(~bad, 0)).eq((error / allowed)[bad].nan_to_num(nan=float("inf")).max()).nonzero()[:1].flatten().tolist())
+        at = tuple(
+            ((error / allowed).masked_fill(~bad, 0))
+            .eq((error / allowed)[bad].nan_to_num(nan=float("inf")).max())
+            .nonzero()[:1]
+            .flatten()
+            .tolist()
+        )
         at = at or tuple(bad.nonzero()[0].tolist())
         raise Mismatch(
             f"{where}: {int(bad.sum())} of {want.numel()} values off, at {at} {g[at].item():.9g} for {r[at].item():.9g} (eager {w[at].item():.9g}); "

@@ -14,9 +14,40 @@ import torch
 
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
 I64, I32, I16, I8, U8, BOOL = torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool
-SHORT = {F32: "f32", F64: "f64", BF16: "bf16", F16: "f16", I64: "i64", I32: "i32", I16: "i16", I8: "i8", U8: "u8", BOOL: "bool", torch.complex64: "c64"}
+SHORT = {
+    F32: "f32",
+    F64: "f64",
+    BF16: "bf16",
+    F16: "f16",
+    I64: "i64",
+    I32: "i32",
+    I16: "i16",
+    I8: "i8",
+    U8: "u8",
+    BOOL: "bool",
+    torch.complex64: "c64",
+}
 
-SPECIALS = (0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, float("inf"), float("-inf"), float("nan"), 1e-30, -1e-30, 80.0, -80.0, 3e4, -3e4)
+SPECIALS = (
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.5,
+    -0.5,
+    1.5,
+    2.5,
+    -2.5,
+    float("inf"),
+    float("-inf"),
+    float("nan"),
+    1e-30,
+    -1e-30,
+    80.0,
+    -80.0,
+    3e4,
+    -3e4,
+)
 
 
 class Sampler:

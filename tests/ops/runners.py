@@ -70,7 +70,9 @@ def compare_row(row: Row, runner: Runner, *, aliasing: bool = False, seed: int |
             raise
 
 
-def compare_batch(rows: Sequence[Row], compile_function: Callable[[Callable[..., Any]], Callable[..., Any]], *, seed: int | None = None) -> list[str]:
+def compare_batch(
+    rows: Sequence[Row], compile_function: Callable[[Callable[..., Any]], Callable[..., Any]], *, seed: int | None = None
+) -> list[str]:
     """Runs several rows as one compiled function, and those singly that the batch got wrong. Returns the failures, one message a row."""
     seed = SEED if seed is None else seed
     with warnings.catch_warnings():

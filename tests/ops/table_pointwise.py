@@ -75,16 +75,32 @@ def _unary(table: Table) -> None:
     for number, (name, fn) in enumerate(UNARY_ANY):
         table.add(f"{name}/c", fn, _one("c"), (F32,), tags="triton")
         table.add(f"{name}/special", fn, lambda s: (s.special(3, 13),), (F32, F64)[number % 2 :][:1])
-        table.add(f"{name}/{kinds[number % len(kinds)]}", fn, _one(kinds[number % len(kinds)]), (halves[number % 2],), tags="free_strides" if name == "logsigmoid" else "")
+        table.add(
+            f"{name}/{kinds[number % len(kinds)]}",
+            fn,
+            _one(kinds[number % len(kinds)]),
+            (halves[number % 2],),
+            tags="free_strides" if name == "logsigmoid" else "",
+        )
     for number, (name, fn, low, high) in enumerate(UNARY_DOMAIN):
         dtypes = (F32, (F64, BF16, F16)[number % 3])
-        table.add(f"{name}/domain", fn, lambda s, low=low, high=high: (s.uniform(4, 33, low=low, high=high),), dtypes, tags="triton", ulps=16)
+        table.add(
+            f"{name}/domain", fn, lambda s, low=low, high=high: (s.uniform(4, 33, low=low, high=high),), dtypes, tags="triton", ulps=16
+        )
         if name not in ("digamma", "erfinv", "i0", "lgamma", "tan"):
             table.add(f"{name}/special", fn, lambda s: (s.special(3, 13),), (F32,), ulps=16)
-    for name, fn in [("isnan", torch.isnan), ("isinf", torch.isinf), ("isfinite", torch.isfinite), ("signbit", torch.signbit), ("isposinf", torch.isposinf)]:
+    for name, fn in [
+        ("isnan", torch.isnan),
+        ("isinf", torch.isinf),
+        ("isfinite", torch.isfinite),
+        ("signbit", torch.signbit),
+        ("isposinf", torch.isposinf),
+    ]:
         table.add(f"{name}/special", fn, lambda s: (s.special(3, 13),), (F32, BF16), tags="triton")
     for number, (name, fn) in enumerate(INT_UNARY):
-        table.add(f"{name}/int", fn, _one(kinds[number % len(kinds)]), (I64, (I32, I16, I8, U8)[number % 4]) if name != "neg" else (I64, I32))
+        table.add(
+            f"{name}/int", fn, _one(kinds[number % len(kinds)]), (I64, (I32, I16, I8, U8)[number % 4]) if name != "neg" else (I64, I32)
+        )
 
 
 def _binary(table: Table) -> None:
@@ -105,10 +121,18 @@ def _binary(table: Table) -> None:
         ("div_floor", lambda x, y: torch.div(x, y, rounding_mode="floor")), ("remainder", torch.remainder), ("fmod", torch.fmod),
     ]  # fmt: skip
     for name, fn in pairs:
-        table.add(f"{name}/nonzero", fn, lambda s: (s.t(5, 9), _nonzero(s, 5, 9)), (F32, F64, I64, I32, U8), reference="eager", tags="triton")
+        table.add(
+            f"{name}/nonzero", fn, lambda s: (s.t(5, 9), _nonzero(s, 5, 9)), (F32, F64, I64, I32, U8), reference="eager", tags="triton"
+        )
     table.add("floor_divide/special", torch.floor_divide, lambda s: (s.special(6, 6), _nonzero(s, 6)), (F32,), reference="eager")
     table.add("remainder/scalar", lambda x: (x % 3, x // 3, x % -3), _one("c"), (F32, I64), reference="eager")
-    for name, fn in [("and", torch.logical_and), ("or", torch.logical_or), ("xor", torch.logical_xor), ("bitand", operator.and_), ("bitor", operator.or_)]:
+    for name, fn in [
+        ("and", torch.logical_and),
+        ("or", torch.logical_or),
+        ("xor", torch.logical_xor),
+        ("bitand", operator.and_),
+        ("bitor", operator.or_),
+    ]:
         table.add(f"logical_{name}", fn, _two("row"), (BOOL,), tags="triton")
     table.add("logical_and/float", torch.logical_and, lambda s: (s.special(3, 9), s.t(9)), (F32, I64))
     for name, fn in [("shl", torch.bitwise_left_shift), ("shr", torch.bitwise_right_shift)]:
@@ -119,12 +143,24 @@ def _binary(table: Table) -> None:
 
 def _pow(table: Table) -> None:
     for exponent in (2, 3, 0.5, -1, -0.5, 0, 1, 4):
-        table.add(f"pow/{exponent}", lambda x, e=exponent: torch.pow(x, e), lambda s: (s.uniform(4, 9, low=0.2, high=3.0),), (F32, BF16), tags="triton")
+        table.add(
+            f"pow/{exponent}",
+            lambda x, e=exponent: torch.pow(x, e),
+            lambda s: (s.uniform(4, 9, low=0.2, high=3.0),),
+            (F32, BF16),
+            tags="triton",
+        )
     table.add("pow/tensor", torch.pow, lambda s: (s.uniform(4, 9, low=0.2, high=3.0), s.t(9)), (F32, F64), ulps=32)
     table.add("pow/int", lambda x: torch.pow(x, 3), _one("c"), (I64, I32))
     table.add("pow/int_tensor", torch.pow, lambda s: (s.t(4, 5), s.ints(5, low=0, high=5, dtype=s.dtype)), (I64,))
     table.add("pow/scalar_base", lambda x: torch.pow(2.5, x), _one("c"), (F32,), ulps=32)
-    table.add("pow/negative_base", lambda x: (torch.pow(x, 3.0), torch.pow(x, 2.0), torch.pow(x, -2.0)), lambda s: (s.special(4, 9),), (F32,), ulps=32)
+    table.add(
+        "pow/negative_base",
+        lambda x: (torch.pow(x, 3.0), torch.pow(x, 2.0), torch.pow(x, -2.0)),
+        lambda s: (s.special(4, 9),),
+        (F32,),
+        ulps=32,
+    )
 
 
 def _casts(table: Table) -> None:
@@ -134,8 +170,17 @@ def _casts(table: Table) -> None:
             if target == source or (target in (U8, I8) and source.is_floating_point):
                 continue
             tags = "triton" if number % 2 == 0 else ""
-            table.add(f"to/{SHORT[target]}", lambda x, d=target: x.to(d), _one("c" if number % 2 else "t"), (source,), tags=tags, reference="eager")
-    table.add("to/roundtrip", lambda x: (x.to(BF16).to(F32) * 3, x.to(F16).float() + x), _one("c"), (F32,), reference="eager", ulps=2**17)  # a rounding between fused ops may be left out
+            table.add(
+                f"to/{SHORT[target]}",
+                lambda x, d=target: x.to(d),
+                _one("c" if number % 2 else "t"),
+                (source,),
+                tags=tags,
+                reference="eager",
+            )
+    table.add(
+        "to/roundtrip", lambda x: (x.to(BF16).to(F32) * 3, x.to(F16).float() + x), _one("c"), (F32,), reference="eager", ulps=2**17
+    )  # a rounding between fused ops may be left out
     table.add("to/u8_nonnegative", lambda x: x.abs().to(U8), _one("c"), (F32,), reference="eager")
     table.add("promote/int_float", lambda i, x: i + x * 2, lambda s: (s.ints(4, 5, low=-5, high=5), s.t(5)), (F32, BF16))
     table.add("promote/bool_int", lambda b, i: b * i + b, lambda s: (s.t(4, 5, dtype=BOOL), s.t(5)), (I64, I32))
@@ -158,11 +203,22 @@ def _ternary(table: Table) -> None:
         table.add(name, fn, three, (F32, (BF16, F64, F16)[number % 3]), tags="triton")
     table.add("where/mixed", torch.where, lambda s: (s.t(4, 1, dtype=BOOL), s.t(1, 5), s.t(4, 5)), (F32, I64, BOOL), tags="triton")
     table.add("where/nan_branch", lambda x: torch.where(x > 0, torch.log(x), torch.zeros_like(x)), lambda s: (s.special(4, 9),), (F32,))
-    table.add("masked_fill/tensor", lambda x, m, v: x.masked_fill(m, v), lambda s: (s.t(4, 5), s.t(4, 5, dtype=BOOL), s.t()), (F32, BF16, I64))
+    table.add(
+        "masked_fill/tensor", lambda x, m, v: x.masked_fill(m, v), lambda s: (s.t(4, 5), s.t(4, 5, dtype=BOOL), s.t()), (F32, BF16, I64)
+    )
     table.add("prelu", F.prelu, lambda s: (s.t(2, 3, 5), s.t(3)), (F32,))
     table.add("glu", lambda x: F.glu(x, 1), lambda s: (s.t(3, 8, 2),), (F32, BF16))
-    table.add("chain/polynomial", lambda x: ((x * 0.3 + 1.2) * x - 0.7) * x + x.sin() * x.cos(), _one("long"), (F32, F64), tags="triton", factor=4)
-    table.add("chain/gelu_by_hand", lambda x: 0.5 * x * (1 + torch.tanh(0.7978845608 * (x + 0.044715 * x**3))), _one("long"), (F32, BF16), tags="triton", factor=4)
+    table.add(
+        "chain/polynomial", lambda x: ((x * 0.3 + 1.2) * x - 0.7) * x + x.sin() * x.cos(), _one("long"), (F32, F64), tags="triton", factor=4
+    )
+    table.add(
+        "chain/gelu_by_hand",
+        lambda x: 0.5 * x * (1 + torch.tanh(0.7978845608 * (x + 0.044715 * x**3))),
+        _one("long"),
+        (F32, BF16),
+        tags="triton",
+        factor=4,
+    )
     table.add("inplace", lambda x: x.add_(1).mul_(2), _one("c"), (F32, I64), tags="mutates")
     table.add("inplace/view", lambda x: (x[1:].mul_(3), x.sum())[1], _one("c"), (F32,), tags="mutates")
     table.add("inplace/two", lambda x, y: x.copy_(y) + y.relu_(), lambda s: (s.t(4, 5), s.t(5)), (F32,), tags="mutates")

@@ -32,8 +32,14 @@ def _views(table: Table) -> None:
     dtypes = (F32, BF16, I64, F64, BOOL, F16, U8)
     for number, (name, fn) in enumerate(VIEWS):
         table.add(f"view/{name}", fn, _x(4, 5, 6), (dtypes[number % len(dtypes)],))
-        table.add(f"view_then/{name}", lambda x, fn=fn: torch.utils._pytree.tree_map(lambda v: v * 2 + 1, fn(x + 1)), _x(4, 5, 6), (F32,), tags="triton")
-    table.add("view/chain", lambda x: (x.permute(1, 0, 2)[1:].flatten(0, 1)[::3].t() * 2), _x(4, 5, 6), (F32, BF16), tags="triton")
+        table.add(
+            f"view_then/{name}",
+            lambda x, fn=fn: torch.utils._pytree.tree_map(lambda v: v * 2 + 1, fn(x + 1)),
+            _x(4, 5, 6),
+            (F32,),
+            tags="triton",
+        )
+    table.add("view/chain", lambda x: x.permute(1, 0, 2)[1:].flatten(0, 1)[::3].t() * 2, _x(4, 5, 6), (F32, BF16), tags="triton")
     table.add("view/heads", lambda x: x.view(2, 7, 3, 4).transpose(1, 2) * 1.5, _x(2, 7, 12), (F32,), tags="triton")
     table.add("view/merge_heads", lambda x: (x + 1).transpose(1, 2).reshape(2, 7, 12), _x(2, 3, 7, 4), (F32,), tags="triton")
     table.add("view/flip_of_slice", lambda x: x[:, 1:].flip(0, 1), _x(4, 5), (F32, I64))
@@ -55,7 +61,9 @@ def _joins(table: Table) -> None:
     table.add("cat/promote", lambda x, y: torch.cat([x, y.long()]), two, (F32,))
     table.add("cat/empty_part", lambda x, y: torch.cat([x, y[:0], y]), two, (F32,))
     table.add("cat/legacy_empty", lambda x: torch.cat([x, torch.empty(0)], 1), _x(3, 4), (F32,))
-    table.add("cat/channels_last", lambda x, y: torch.cat([x, y], 1), lambda s: (s.channels_last(2, 3, 4, 4), s.channels_last(2, 5, 4, 4)), (F32,))
+    table.add(
+        "cat/channels_last", lambda x, y: torch.cat([x, y], 1), lambda s: (s.channels_last(2, 3, 4, 4), s.channels_last(2, 5, 4, 4)), (F32,)
+    )
     table.add("cat/self", lambda x, y: torch.cat([x, x, x.flip(0)]), same, (F32,))
     table.add("cat/many", lambda x, y: torch.cat([x * i for i in range(9)], 1), same, (F32,))
     table.add("stack/0", lambda x, y: torch.stack([x, y]), same, (F32, I32))
@@ -88,13 +96,26 @@ def _joins(table: Table) -> None:
 
 
 def _creation(table: Table) -> None:
-    table.add("arange", lambda x: (torch.arange(7), torch.arange(1, 9, 2, dtype=F32), x + torch.arange(5)), _x(3, 5), (F32, I64), tags="triton")
+    table.add(
+        "arange", lambda x: (torch.arange(7), torch.arange(1, 9, 2, dtype=F32), x + torch.arange(5)), _x(3, 5), (F32, I64), tags="triton"
+    )
     table.add("linspace", lambda x: x + torch.linspace(0, 1, 5), _x(3, 5), (F32,))
-    table.add("full", lambda x: (torch.full((2, 3), 1.5), torch.full_like(x, 2), torch.ones_like(x), x.new_zeros(2, 2), torch.zeros(3, dtype=BOOL)), _x(3, 5), (F32, I64, BF16))
+    table.add(
+        "full",
+        lambda x: (torch.full((2, 3), 1.5), torch.full_like(x, 2), torch.ones_like(x), x.new_zeros(2, 2), torch.zeros(3, dtype=BOOL)),
+        _x(3, 5),
+        (F32, I64, BF16),
+    )
     table.add("eye", lambda x: (torch.eye(3, 5), x @ torch.eye(5)), _x(3, 5), (F32,), reference="eager")
     table.add("one_hot", lambda i: F.one_hot(i, 7), lambda s: (s.ints(3, 4, low=0, high=7),), (I64,))
     table.add("scalar_tensor", lambda x: x + torch.tensor(2.5), _x(3, 5), (F32, I64, BF16))
-    table.add("causal_mask", lambda x: x.masked_fill(torch.arange(6)[None, :] > torch.arange(6)[:, None], -1e9), _x(2, 6, 6), (F32,), tags="triton")
+    table.add(
+        "causal_mask",
+        lambda x: x.masked_fill(torch.arange(6)[None, :] > torch.arange(6)[:, None], -1e9),
+        _x(2, 6, 6),
+        (F32,),
+        tags="triton",
+    )
     table.add("tri_indices", lambda x: x[:, torch.tril_indices(4, 4)[0]], _x(3, 5), (F32,))
     table.add("constant_output", lambda x: (x, 3, None, "a", torch.zeros(2)), _x(2, 2), (F32,))
     table.add("size_arithmetic", lambda x: x.sum() / x.shape[0] + x.numel(), _x(3, 5), (F32,))
@@ -110,11 +131,35 @@ def _index(s: Sampler, *shape: int, size: int) -> torch.Tensor:
 def _indexing(table: Table) -> None:
     table.add("embedding", F.embedding, lambda s: (s.ints(3, 4, low=0, high=11), s.t(11, 6)), (F32, BF16), tags="triton")
     table.add("embedding/i32", F.embedding, lambda s: (s.ints(3, 4, low=0, high=11, dtype=I32), s.t(11, 6)), (F32,), tags="triton")
-    table.add("embedding/sum", lambda i, w, p: F.embedding(i, w) * 2 + p, lambda s: (s.ints(3, 4, low=0, high=11), s.t(11, 6), s.t(4, 6)), (F32,), tags="triton")
-    table.add("embedding_bag_extern", lambda i, w: F.embedding_bag(i, w), lambda s: (s.ints(3, 4, low=0, high=11), s.t(11, 6)), (F32,), tags="extern")
+    table.add(
+        "embedding/sum",
+        lambda i, w, p: F.embedding(i, w) * 2 + p,
+        lambda s: (s.ints(3, 4, low=0, high=11), s.t(11, 6), s.t(4, 6)),
+        (F32,),
+        tags="triton",
+    )
+    table.add(
+        "embedding_bag_extern",
+        lambda i, w: F.embedding_bag(i, w),
+        lambda s: (s.ints(3, 4, low=0, high=11), s.t(11, 6)),
+        (F32,),
+        tags="extern",
+    )
     for dim in (0, 1, 2):
-        table.add(f"gather/{dim}", lambda x, i, d=dim: x.gather(d, i), lambda s: (s.t(4, 4, 4), s.ints(4, 3, 2, low=0, high=4)), (F32, I64), tags="triton")
-        table.add(f"index_select/{dim}", lambda x, i, d=dim: x.index_select(d, i), lambda s: (s.t(4, 4, 4), s.ints(6, low=0, high=4)), (F32, BF16), tags="triton")
+        table.add(
+            f"gather/{dim}",
+            lambda x, i, d=dim: x.gather(d, i),
+            lambda s: (s.t(4, 4, 4), s.ints(4, 3, 2, low=0, high=4)),
+            (F32, I64),
+            tags="triton",
+        )
+        table.add(
+            f"index_select/{dim}",
+            lambda x, i, d=dim: x.index_select(d, i),
+            lambda s: (s.t(4, 4, 4), s.ints(6, low=0, high=4)),
+            (F32, BF16),
+            tags="triton",
+        )
     table.add("take_along_dim", lambda x, i: torch.take_along_dim(x, i, 1), lambda s: (s.t(4, 5), s.ints(4, 2, low=0, high=5)), (F32,))
     table.add("take", lambda x, i: x.take(i), lambda s: (s.t(4, 5), s.ints(7, low=-20, high=20)), (F32,))
     advanced: list[tuple[str, Fn]] = [
@@ -123,7 +168,13 @@ def _indexing(table: Table) -> None:
         ("ellipsis", lambda x, i, j: x[..., i]), ("none", lambda x, i, j: x[i, None, 1:]),
     ]  # fmt: skip
     for number, (name, fn) in enumerate(advanced):
-        table.add(f"index/{name}", fn, lambda s: (s.t(5, 5, 5), _index(s, 3, size=5), _index(s, 3, size=5)), (F32, (BF16, I64, BOOL)[number % 3]), tags="triton")
+        table.add(
+            f"index/{name}",
+            fn,
+            lambda s: (s.t(5, 5, 5), _index(s, 3, size=5), _index(s, 3, size=5)),
+            (F32, (BF16, I64, BOOL)[number % 3]),
+            tags="triton",
+        )
     table.add("index/bool_extern", lambda x, m: torch.where(m, x, 0)[1:], lambda s: (s.t(5, 4), s.t(5, 4, dtype=BOOL)), (F32,))
     table.add("index/empty", lambda x, i: x[i], lambda s: (s.t(5, 4), s.ints(0, low=0, high=5)), (F32,))
     table.add("index/0d", lambda x, i: x.index_select(0, i) + 1, lambda s: (s.t(5, 4), s.ints(low=0, high=5)), (F32,))
@@ -141,15 +192,35 @@ def _indexing(table: Table) -> None:
     table.add("scatter/value", lambda x, i, v: x.scatter(1, i, 2.5), scatter, (F32,))
     table.add("scatter_add", lambda x, i, v: x.scatter_add(1, i % 2, v), scatter, (F32, I64), ulps=32)
     for kind in ("sum", "prod", "amax", "amin", "mean"):
-        table.add(f"scatter_reduce/{kind}", lambda x, i, v, k=kind: x.scatter_reduce(1, i % 3, v, k, include_self=True), scatter, (F32,), ulps=32)
+        table.add(
+            f"scatter_reduce/{kind}", lambda x, i, v, k=kind: x.scatter_reduce(1, i % 3, v, k, include_self=True), scatter, (F32,), ulps=32
+        )
     table.add("scatter_reduce/no_self", lambda x, i, v: x.scatter_reduce(1, i % 3, v, "sum", include_self=False), scatter, (F32,), ulps=32)
     table.add("masked_scatter_extern", lambda x, i, v: x.masked_scatter(x > 0, x.flip(0).contiguous()), scatter, (F32,), tags="extern")
     table.add("slice_scatter", lambda x, v: x.slice_scatter(v, 1, 1, 5, 2), lambda s: (s.t(4, 6), s.t(4, 2)), (F32, I64), tags="triton")
     table.add("select_scatter", lambda x, v: x.select_scatter(v, 0, 2), lambda s: (s.t(4, 6), s.t(6)), (F32, BF16), tags="triton")
     table.add("diagonal_scatter", lambda x, v: x.diagonal_scatter(v), lambda s: (s.t(4, 6), s.t(4)), (F32,))
-    table.add("as_strided_scatter", lambda x, v: x.as_strided_scatter(v, (2, 3), (6, 2), 1), lambda s: (s.t(4, 6), s.t(2, 3)), (F32,), tags="extern")
-    table.add("setitem_slice", lambda x, v: (x.__setitem__((slice(None), slice(1, 3)), v), x)[1] * 2, lambda s: (s.t(4, 6), s.t(4, 2)), (F32,), tags="mutates")
-    table.add("kv_cache_update", lambda c, p, v: c.index_copy_(1, p, v).sum(1), lambda s: (s.t(2, 8, 3), s.perm(8)[:2], s.t(2, 2, 3)), (F32,), tags="mutates")
+    table.add(
+        "as_strided_scatter",
+        lambda x, v: x.as_strided_scatter(v, (2, 3), (6, 2), 1),
+        lambda s: (s.t(4, 6), s.t(2, 3)),
+        (F32,),
+        tags="extern",
+    )
+    table.add(
+        "setitem_slice",
+        lambda x, v: (x.__setitem__((slice(None), slice(1, 3)), v), x)[1] * 2,
+        lambda s: (s.t(4, 6), s.t(4, 2)),
+        (F32,),
+        tags="mutates",
+    )
+    table.add(
+        "kv_cache_update",
+        lambda c, p, v: c.index_copy_(1, p, v).sum(1),
+        lambda s: (s.t(2, 8, 3), s.perm(8)[:2], s.t(2, 2, 3)),
+        (F32,),
+        tags="mutates",
+    )
     table.add("searchsorted_extern", torch.searchsorted, lambda s: (s.t(9).sort().values, s.t(3, 4)), (F32,), tags="extern")
     table.add("bucketize", lambda x, b: torch.bucketize(x, b), lambda s: (s.t(3, 4), s.t(9).sort().values), (F32,), tags="extern")
     table.add("isin", lambda x, y: torch.isin(x, y), lambda s: (s.ints(3, 4, low=0, high=9), s.ints(4, low=0, high=9)), (I64,))

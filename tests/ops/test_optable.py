@@ -25,7 +25,16 @@ def test_scheduled(row: Row) -> None:
 def test_table_is_large_enough() -> None:
     """The issue asks for 250 rows over the dtypes and layouts."""
     assert len(ROWS) >= 250
-    assert {str(row.dtype).removeprefix("torch.") for row in ROWS} >= {"float32", "float64", "bfloat16", "float16", "int64", "int32", "uint8", "bool"}
+    assert {str(row.dtype).removeprefix("torch.") for row in ROWS} >= {
+        "float32",
+        "float64",
+        "bfloat16",
+        "float16",
+        "int64",
+        "int32",
+        "uint8",
+        "bool",
+    }
     assert sum("triton" in row.tags for row in ROWS) >= 100
 
 

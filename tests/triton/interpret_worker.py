@@ -1,0 +1,58 @@
+"""A process of its own for Triton's interpreter: runs rows of the op table and prints one JSON object, row id to failure ("" where it agrees with eager)."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from precast.codegen.triton_ops import Unsupported
+from precast.codegen.triton_tiling import Tiling
+from precast.lowering.ir import Kernel, Program, Reduce, walk
+from tests.ops.optable import ROWS
+from tests.ops.rows import Row
+from tests.ops.runners import compare_row, program_of
+from tests.ops.trace import tensors_of
+from tests.triton.emulate import run
+
+LOOPED = Tiling(xblock=16, persistent=8, rblock=8, unroll=1)
+"""Small blocks: every reduction becomes a loop over several blocks."""
+
+
+def reduces(program: Program) -> bool:
+    """Whether any kernel holds a reduction, which is all that a tiling of small blocks can break."""
+    stores = [store for step in program.steps if isinstance(step, Kernel) for store in step.stores]
+    return any(isinstance(v, Reduce) for v in walk(*(s.value for s in stores)))
+
+
+def triton_runner(tiling: Tiling | None):  # type: ignore[no-untyped-def]
+    def runner(row: Row, inputs: tuple[object, ...]) -> object:
+        program, rebuild = program_of(row.fn, inputs, schedule=True)
+        if tiling is not None and not reduces(program):
+            raise Unsupported("nothing is reduced")
+        return rebuild(run(program, tensors_of(inputs), tiling))
+
+    return runner
+
+
+def main(which: str) -> None:
+    rows = [r for r in ROWS if which == "all" or "triton" in r.tags]
+    tiling = LOOPED if which == "looped" else None
+    results: dict[str, str] = {}
+    spent: dict[str, float] = {}
+    for row in rows:
+        start = time.perf_counter()
+        try:
+            compare_row(row, triton_runner(tiling))
+            results[row.id] = ""
+        except Unsupported as error:
+            results[row.id] = f"refused: {error}"
+        except Exception as error:  # noqa: BLE001  (reported for the row by the parent process)
+            results[row.id] = f"{type(error).__name__}: {str(error)[:500]} {' '.join(getattr(error, '__notes__', []))}"
+        spent[row.id] = time.perf_counter() - start
+    slowest = sorted(spent.items(), key=lambda kv: -kv[1])[:8]
+    print(json.dumps({"results": results, "slowest": slowest}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

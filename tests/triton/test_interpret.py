@@ -1,0 +1,49 @@
+"""The stated part of the op table (rows tagged "triton") through lowering, scheduling and Triton's interpreter."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.ops.optable import ROWS
+
+ROOT = Path(__file__).resolve().parents[2]
+TAGGED = [row.id for row in ROWS if "triton" in row.tags]
+NESTED = {"chain/mean_pool_normalize-f32"}
+"""Rows whose reductions stand inside one another once short ones are not written out."""
+
+
+def run_worker(which: str) -> dict[str, str]:
+    """Row id to failure, from a process in which Triton was imported as an interpreter."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", "tests.triton.interpret_worker", which]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = json.loads(done.stdout.splitlines()[-1])["results"]
+    assert isinstance(results, dict)
+    return results
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, str]:
+    return run_worker("table")
+
+
+@pytest.mark.parametrize("row_id", TAGGED)
+def test_row(row_id: str, results: dict[str, str]) -> None:
+    assert results[row_id] == ""
+
+
+def test_looped_reductions() -> None:
+    """With blocks of 8 lanes every reduction takes several steps of a loop: same results."""
+    results = run_worker("looped")
+    refused = {row for row, failure in results.items() if failure.startswith("refused") and "nothing is reduced" not in failure}
+    wrong = {row: failure for row, failure in results.items() if failure and not failure.startswith("refused")}
+    assert not wrong
+    assert refused == NESTED
+    assert sum(not failure for failure in results.values()) >= 80

@@ -1,0 +1,142 @@
+"""Triton source: golden text, determinism, refusals; cubins for machines that are not here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from precast.codegen.triton_compile import architecture, compile_cubin
+from precast.codegen.triton_ops import HELPERS, ROWS, Unsupported, needed_helpers
+from precast.codegen.triton_render import TritonKernel, render, render_program
+from precast.codegen.triton_tiling import Tiling, choose
+from precast.lowering.ir import Axis, Buffer, Const, DType, Kernel, Load, Op, Scan, Store, ReduceOp, axis_symbol
+from tests.ops.optable import BY_ID
+from tests.ops.runners import program_of
+
+HERE = Path(__file__).resolve().parent
+GOLDEN = {
+    "lerp": "lerp-f32",
+    "softmax": "softmax/-1-f32",
+    "layernorm_gelu": "chain/residual_layernorm_gelu-bf16",
+    "rope": "chain/rope-f32",
+    "embedding": "embedding/sum-f32",
+    "argmax": "argmax/mid-f32",
+}
+
+
+def kernels_of(row_id: str, tiling: Tiling | None = None) -> list[TritonKernel]:
+    """The launches of a row of the op table."""
+    row = BY_ID[row_id]
+    program, _ = program_of(row.fn, row.inputs(1), schedule=True)
+    return [kernel for group in render_program(program, tiling).values() for kernel in group]
+
+
+def text_of(row_id: str) -> str:
+    return "\n\n".join(f"# grid {k.grid}, {k.tiling}\n{k.source}" for k in kernels_of(row_id))
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden(name: str) -> None:
+    """The source of a few kernels, as reviewed. `PRECAST_UPDATE_GOLDEN=1` writes them anew."""
+    path = HERE / "golden" / f"{name}.txt"
+    text = text_of(GOLDEN[name])
+    if os.environ.get("PRECAST_UPDATE_GOLDEN"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+def test_source_does_not_depend_on_hashing() -> None:
+    """Two processes with other hash seeds give the same text."""
+    script = (
+        f"import json; from tests.triton.test_render import text_of; print(json.dumps([text_of(r) for r in {list(GOLDEN.values())!r}]))"
+    )
+    texts = []
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run(
+            [sys.executable, "-c", script], cwd=HERE.parents[1], env=environment, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        texts.append(json.loads(done.stdout.splitlines()[-1]))
+    assert texts[0] == texts[1]
+    assert all("@triton.jit" in text for text in texts[0])
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_cubin_is_for_the_asked_architecture(arch: str) -> None:
+    for row_id in ("chain/residual_layernorm_gelu-bf16", "embedding/sum-f32"):
+        (kernel,) = kernels_of(row_id)
+        cubin = compile_cubin(kernel, arch)
+        assert architecture(cubin.image) == arch
+        assert cubin.metadata["block"] == 32 * kernel.tiling.num_warps
+        assert [a[2] for a in cubin.metadata["arguments"]] == [a.type for a in kernel.arguments]
+        assert kernel.name.encode() in cubin.image
+
+
+def test_looped_reduction_compiles() -> None:
+    (kernel,) = kernels_of("layer_norm-f32", Tiling(xblock=2, persistent=16, rblock=16, unroll=1))
+    assert "for t0_start in range(0, 48, 16):" in kernel.source
+    assert architecture(compile_cubin(kernel, "sm_90").image) == "sm_90"
+
+
+def test_equal_sources_give_equal_bytes() -> None:
+    """Also in another process: nothing of the machine, the folder or the clock is in a cubin."""
+    (kernel,) = kernels_of("softmax/-1-f32")
+    script = (
+        "import hashlib; from precast.codegen.triton_compile import compile_cubin; from tests.triton.test_render import kernels_of; "
+        "print(hashlib.sha256(compile_cubin(kernels_of('softmax/-1-f32')[0], 'sm_90').image).hexdigest())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=HERE.parents[1], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second = compile_cubin(kernel, "sm_90"), compile_cubin(kernel, "sm_90")
+    assert first.image == second.image
+    assert hashlib.sha256(first.image).hexdigest() == done.stdout.split()[-1]
+
+
+def test_a_bad_architecture_is_refused() -> None:
+    (kernel,) = kernels_of("lerp-f32")
+    with pytest.raises(ValueError, match="sm_90"):
+        compile_cubin(kernel, "hopper")
+
+
+def test_every_op_has_a_row() -> None:
+    """BITCAST is the renderer's own; everything else of the vocabulary is in the table, and the helpers that rows call exist."""
+    assert set(ROWS) == set(Op) - {Op.BITCAST}
+    called = {name for row in ROWS.values() for form in (row.real, row.integer, row.boolean) if form for name in needed_helpers(form)}
+    assert called <= set(HELPERS)
+    assert {"divide", "floordiv_int", "mod_float"} <= called
+
+
+def test_what_has_no_form_is_refused_with_a_reason() -> None:
+    axis = Axis(axis_symbol("i0"), 8)
+    buffers = [Buffer("a", DType.F32, (8,), (1,)), Buffer("b", DType.F32, (8,), (1,))]
+    load = Load("a", axis.symbol, DType.F32)
+    scan = Kernel("scan", (axis,), (Store("b", axis.symbol, Scan(ReduceOp.SUM, load, axis, DType.F32)),))
+    with pytest.raises(Unsupported, match="scans"):
+        render(scan, buffers)
+    atomic = Kernel("atomic", (axis,), (Store("b", axis.symbol * 0, load, mode="max"),))
+    with pytest.raises(Unsupported, match="atomic max on f32"):
+        render(atomic, buffers)
+
+
+def test_index_arithmetic_widens_with_the_buffers() -> None:
+    axis = Axis(axis_symbol("i0"), 8)
+    store = Store("b", axis.symbol * (1 << 29), Const(1.0, DType.F32))
+    (far,) = render(Kernel("far", (axis,), (store,)), [Buffer("b", DType.F32, (8,), (1 << 29,))])
+    (near,) = render(Kernel("near", (axis,), (store,)), [Buffer("b", DType.F32, (8,), (1 << 20,))])
+    assert ".to(tl.int64) * 8" in far.source
+    assert "tl.int64" not in near.source
+
+
+@pytest.mark.parametrize("rows, inner, xblock", [(1, [1 << 20], 1), (4096, [64], 16), (10**6, [], 1024), (3, [5], 4)])
+def test_tiling_is_a_function_of_extents(rows: int, inner: list[int], xblock: int) -> None:
+    tiling = choose(rows, inner)
+    assert tiling.xblock == xblock
+    assert tiling == choose(rows, inner)
