@@ -7,8 +7,8 @@ Rules for what is left out, all stated here:
   GLOBAL_STATE guard of our own says more (`runtime/global_state.py`);
 * AUTOGRAD_SAVED_TENSORS_HOOKS: such hooks act on backward graphs only, and a frame that would record one is not compiled;
 * SHAPE_ENV: shapes are static; the sizes are in the TENSOR guards (a frame whose shape environment holds symbols is refused);
-* the length of a dict in a module's namespace whose keys are looked up one by one: Dynamo adds a keys guard itself where the traced
-  code counts or iterates them, and registries grow as a process lives.
+* the length of a dict in a module's namespace whose keys are looked up one by one, and which key stands at which position of it:
+  Dynamo adds a keys guard itself where the traced code counts or iterates them, and registries grow as a process lives.
 """
 
 from __future__ import annotations
@@ -65,12 +65,10 @@ def translate(dynamo_guards: Iterable[Any], context: GuardContext) -> Translatio
             path = context.sources.path(guard.originating_source)
             if _from_dynamo(path):
                 continue
-            if (
-                kind == "SEQUENCE_LENGTH"
-                and _is_registry(path, context)
-                and guard.originating_source not in keyed
-                and guard.originating_source in looked_up
-            ):
+            if path[-1][0] == "key" and _is_registry(path[:-1], context):
+                continue
+            looked_at = guard.originating_source
+            if kind == "SEQUENCE_LENGTH" and looked_at in looked_up - keyed and _is_registry(path, context):
                 continue
             if kind == "ID_MATCH" and guard.originating_source in context.compared:
                 compared.append(path)
