@@ -21,7 +21,15 @@ MAX_EVALUATED = 1 << 23
 """Elements of a buffer that are worth evaluating at compile time."""
 MAX_CARRIED = 1 << 14
 """Bytes of a table that the program carries instead of computing it at each call."""
-PURE = ("aten::cumsum", "aten::cumsum.default", "aten::arange.start_step", "aten::tril", "aten::triu", "aten::sort.stable", "aten::logical_not")
+PURE = (
+    "aten::cumsum",
+    "aten::cumsum.default",
+    "aten::arange.start_step",
+    "aten::tril",
+    "aten::triu",
+    "aten::sort.stable",
+    "aten::logical_not",
+)
 
 
 def fold_constants(program: Program) -> Program:
@@ -38,7 +46,7 @@ def fold_constants(program: Program) -> Program:
     carried = [_carried(by_name[n], v) for n, v in values.items() if n not in outputs and v.numel() * v.element_size() <= MAX_CARRIED]
     names = {c.buffer for c in carried}
     program = replace(program, steps=tuple(steps), constants=(*program.constants, *carried))
-    return without_unused_buffers(_without_dead_steps(program, names))
+    return without_unused_buffers(without_dead_steps(program, names))
 
 
 def _known_steps(program: Program) -> set[int]:
@@ -111,7 +119,7 @@ def _carried(buffer: Buffer, values: torch.Tensor) -> Constant:
     return Constant(buffer.name, bytes(raw.numpy().tobytes()))
 
 
-def _without_dead_steps(program: Program, carried: set[str]) -> Program:
+def without_dead_steps(program: Program, carried: set[str]) -> Program:
     """Drops what only the folded steps needed, and the writers of tables that are now carried."""
     needed = {o.view.buffer for o in program.outputs if o.view is not None} | {i for i in program.inputs if isinstance(i, str)}
     kept: list[Step] = []

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 import sympy
 
 from precast.lowering import index as ix
-from precast.lowering.activations import match_activation
+from precast.lowering.activations import FORMS, match_activation
 from precast.lowering.effects import reads, store_roots, writes
 from precast.lowering.emit import without_unused_buffers
-from precast.lowering.ir import Alu, Buffer, Conv, Gemm, Kernel, Load, Op, Program, Step, Store, Value, View, walk
+from precast.lowering.ir import Alu, Buffer, Conv, Gemm, Kernel, Load, Op, Program, Step, Store, Value, View, operands, walk
 from precast.lowering.substitution import coordinates, shared_axis
+from precast.lowering.transform import map_kernel
 
 Library = Gemm | Conv
 
@@ -36,11 +37,12 @@ def attach_epilogues(program: Program) -> Program:
         current: Library | None = step if isinstance(step, Gemm | Conv) else None
         at = position
         while current is not None:
-            taken = _take(current, steps, users, writers, outputs, inputs, by_name)
+            taken = _take(current, steps, users, writers, outputs, inputs, by_name, at)
             if taken is None:
                 break
             current, kernel_at = taken
-            steps[at], steps[kernel_at], at = None, current, kernel_at
+            steps[at] = None
+            steps[kernel_at], at = current, kernel_at
     return without_unused_buffers(replace(program, steps=tuple(s for s in steps if s is not None), buffers=tuple(by_name.values())))
 
 
@@ -65,6 +67,7 @@ def _take(
     outputs: set[str],
     inputs: set[str],
     by_name: dict[str, Buffer],
+    at: int,
 ) -> tuple[Library, int] | None:
     """The step with the kernel's work in it, and the kernel's position."""
     result = by_name[step.out]
@@ -72,7 +75,27 @@ def _take(
         return None
     position = users[step.out][0]
     kernel = steps[position]
-    if not isinstance(kernel, Kernel) or len(kernel.stores) != 1:
+    if not isinstance(kernel, Kernel):
+        return None
+    whole = _whole_kernel(step, kernel, writers, inputs, by_name)
+    if whole is not None:
+        return whole, position
+    early = _early_relu(step, kernel)
+    if early is None:
+        return None
+    steps[position] = early
+    return replace(step, activation="relu"), at
+
+
+def _whole_kernel(
+    step: Library,
+    kernel: Kernel,
+    writers: dict[str, list[int]],
+    inputs: set[str],
+    by_name: dict[str, Buffer],
+) -> Library | None:
+    """The step that does all that the kernel did."""
+    if len(kernel.stores) != 1:
         return None
     if any(len(writers.get(name, ())) > (name not in inputs) for name in reads(step)):
         return None  # an operand is overwritten somewhere: the step stays where it is
@@ -86,7 +109,7 @@ def _take(
     by_name[store.buffer] = replace(result, name=store.buffer)
     origins = tuple(dict.fromkeys((*step.origins, *kernel.origins)))
     name, arguments = found.activation
-    merged = replace(
+    return replace(
         step,
         out=store.buffer,
         bias=found.bias or step.bias,
@@ -95,7 +118,26 @@ def _take(
         residual=found.residual or step.residual,
         origins=origins,
     )
-    return merged, position
+
+
+def _early_relu(step: Library, kernel: Kernel) -> Kernel | None:
+    """The kernel (a pooling, say) without the relu that it applies to everything it reads of the step's result.
+
+    A masked load reads 0 where the mask is false, and relu keeps 0.
+    """
+    if step.activation != "none" or (step.residual is not None and isinstance(step, Gemm)):
+        return None
+    users: dict[Value, list[Value]] = {}
+    for value in walk(*(r for s in kernel.stores for r in store_roots(s))):
+        for operand in operands(value):
+            if isinstance(operand, Load) and operand.buffer == step.out:
+                users.setdefault(operand, []).append(value)
+    roots = {r for s in kernel.stores for r in store_roots(s)}
+    relu = dict(FORMS)["relu"]
+    if not users or any(load in roots or any(u is not relu(load) for u in found) for load, found in users.items()):
+        return None
+    plain = {relu(load): load for load in users}
+    return map_kernel(kernel, lambda v: plain.get(v, v) if isinstance(v, Alu) else v)
 
 
 def _match(step: Library, kernel: Kernel, store: Store, result: Buffer, by_name: dict[str, Buffer]) -> Epilogue | None:

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from precast.lowering.batchnorm import fold_batch_norm
 from precast.lowering.collapse import collapse_axes
 from precast.lowering.constants import fold_constants
+from precast.lowering.copies import forward_copies
 from precast.lowering.dedupe import dedupe
 from precast.lowering.epilogues import attach_epilogues
 from precast.lowering.fusion import fuse, fuse_pointwise
+from precast.lowering.invariants import hoist_invariants
 from precast.lowering.ir import Program
+from precast.lowering.layout import channels_last
 from precast.lowering.memory import plan_memory
 from precast.lowering.order import order_steps
 from precast.lowering.simplify import simplify
+from precast.lowering.split import split_axes
 from precast.lowering.verify import verify
 
 Pass = Callable[[Program], Program]
@@ -26,12 +31,22 @@ def passes(target: str, options: Mapping[str, Any]) -> list[tuple[str, Pass]]:
         ("fold constants", fold_constants),
         ("fuse pointwise", fuse_pointwise),
         ("dedupe", dedupe),
+        ("fold batch norm", fold_batch_norm(bool(options.get("freeze")))),
+        ("forward copies", forward_copies),
         ("epilogues", attach_epilogues),
+        ("channels last", channels_last if target.startswith("cpu") else unchanged),
         ("fuse", fuse),
+        ("hoist invariants", hoist_invariants),
+        ("split axes", split_axes),
         ("collapse axes", collapse_axes),
         ("order", order_steps),
         ("plan memory", plan_memory),
     ]
+
+
+def unchanged(program: Program) -> Program:
+    """Stands for a pass that this target does not want."""
+    return program
 
 
 def schedule(
