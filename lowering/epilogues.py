@@ -70,7 +70,6 @@ def _take(
     at: int,
 ) -> tuple[Library, int] | None:
     """The step with the kernel's work in it, and the kernel's position."""
-    result = by_name[step.out]
     if step.out in outputs or len(users.get(step.out, ())) != 1 or (isinstance(step, Gemm) and len(step.a.size) != 2):
         return None
     position = users[step.out][0]
@@ -99,7 +98,7 @@ def _whole_kernel(
         return None
     if any(len(writers.get(name, ())) > (name not in inputs) for name in reads(step)):
         return None  # an operand is overwritten somewhere: the step stays where it is
-    store = kernel.stores[0]
+    store, result = kernel.stores[0], by_name[step.out]
     target = by_name[store.buffer]
     if len(writers[store.buffer]) > 1 or store.buffer in inputs or target.dtype is not result.dtype:
         return None
