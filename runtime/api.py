@@ -86,13 +86,8 @@ def compile_with(model: Any, settings: Settings) -> Any:
     model = getattr(model, "_torchdynamo_inline", model) if hasattr(model, _SITE) else model
     site = Site(model, settings)
     if isinstance(model, torch.nn.Module):
-        wrapper = wrap_module(model, site.call, lambda other: compile_with(other, settings))
-        _sites_of_modules[site.call] = site
-        return wrapper
+        return wrap_module(model, site, lambda other: compile_with(other, settings))
     return _wrap_function(model, site)
-
-
-_sites_of_modules: dict[Any, Site] = {}
 
 
 def _wrap_function(function: Callable[..., Any], site: Site) -> Any:
@@ -109,10 +104,6 @@ def _wrap_function(function: Callable[..., Any], site: Site) -> Any:
 
 def site_of(compiled: Any) -> Site:
     """The site behind what `compile` or `load` returned. Raises PrecastError for anything else."""
-    if isinstance(compiled, CompiledModule):
-        found = getattr(compiled._precast_call, "__self__", None)
-        if isinstance(found, Site):
-            return found
     found = getattr(compiled, _SITE, None) or getattr(getattr(compiled, "__func__", None), _SITE, None)
     if isinstance(found, Site):
         return found

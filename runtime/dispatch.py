@@ -1,25 +1,136 @@
-"""Dispatchers: the callables that users end up calling. This is the plain Python one; `native.py` offers the fast one."""
+"""Dispatchers: the callables that users end up calling. Native where it is there, else Python; one that starts in Python is upgraded later."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from precast.runtime.entry import Entry
+from precast.runtime import native
+from precast.runtime.entry import Entry, parameters
+from precast.runtime.log import logger
 from precast.runtime.program import Program
+from precast.runtime.variant import Binding
+
+TABLES_LIMIT = 64
+"""Guard tables that one dispatcher looks through."""
+TABLES_OF_ONE_FRAME = 8
+PATIENCE = 8
+"""Tables made in a row that no call hits before making them becomes rarer: for objects that differ at each call."""
+Slow = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
 
 
-def make_dispatcher(program: Program, entry: Entry) -> Callable[..., Any]:
-    """A callable that takes the user's arguments (without the entry's prefix) and runs `program`."""
-    prefix, keywords, call = entry.prefix, dict(entry.keywords), program.call
-    if not prefix and not keywords:
+def make_dispatcher(program: Program, entry: Entry, slow: Slow) -> Callable[..., Any]:
+    """A callable that takes the user's arguments (without the entry's prefix) and runs `program`; `slow` finds what no table knows."""
+    native.find(program.store)
+    fast = _native_dispatcher(program, entry, slow)
+    if fast is not None:
+        return fast
+    return _python_dispatcher(program, entry, slow)
 
-        def dispatch(*args: Any, **kwargs: Any) -> Any:
-            return call(args, kwargs)
 
-        return dispatch
+def _python_dispatcher(program: Program, entry: Entry, slow: Slow) -> Callable[..., Any]:
+    prefix, keywords = entry.prefix, dict(entry.keywords)
+    fast: Callable[..., Any] | None = None
 
-    def dispatch_with_prefix(*args: Any, **kwargs: Any) -> Any:
-        return call((*prefix, *args), {**keywords, **kwargs} if keywords else kwargs)
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
+        if fast is not None:
+            return fast(*args, **kwargs)
+        return slow((*prefix, *args), {**keywords, **kwargs} if keywords else kwargs)
 
-    return dispatch_with_prefix
+    def on_compile() -> Callable[[], None]:
+        """Build the native runtime beside the compile, as it is going to be wanted; the result joins and takes over."""
+        builder = threading.Thread(target=native.ensure, args=(program.store,), name="precast-native-build")
+        builder.start()
+
+        def done() -> None:
+            nonlocal fast
+            builder.join()
+            program.on_compile = None
+            fast = _native_dispatcher(program, entry, slow)
+
+        return done
+
+    if native.wanted():
+        program.on_compile = on_compile
+    return dispatch
+
+
+def _native_dispatcher(program: Program, entry: Entry, slow: Slow) -> Callable[..., Any] | None:
+    module = native.loaded()
+    if module is None or not native.tables_work() or entry.keywords:
+        return None
+    try:
+        tables = Tables(module, program, entry, slow)
+    except ValueError as error:
+        logger("runtime").info("%s: dispatched by Python: %s", program.name, error)
+        return None
+    dispatcher: Callable[..., Any] = tables.dispatcher
+    return dispatcher
+
+
+class Tables:
+    """Makes guard tables for a native dispatcher: one when a call found its variant the slow way."""
+
+    def __init__(self, module: Any, program: Program, entry: Entry, slow: Slow) -> None:
+        code = entry.function.__code__
+        self.names = parameters(code)
+        flags = (bool(code.co_flags & inspect.CO_VARARGS), bool(code.co_flags & inspect.CO_VARKEYWORDS))
+        counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, *flags)
+        self.dispatcher = module.Dispatcher(entry.function, entry.prefix, self.names, counts, slow, TABLES_LIMIT)
+        self._module = module
+        self._program = program
+        self._made: dict[Any, list[Any]] = {}
+        self._lock = threading.Lock()
+        self._unused = 0
+        self._hits_then = 0
+        program.on_binding = self.remember
+        program.on_reset = self.forget
+
+    def remember(self, binding: Binding, local_values: Mapping[str, Any]) -> None:
+        """Record what the guards of `binding` read on this call, so that the next like it needs no Python."""
+        from precast.runtime.recorder import Unrecordable, record  # the recorder is wanted only where there is a native runtime
+
+        if not self._worth_it():
+            return
+        plan = binding.variant.plan(self.names)
+        cells = self._program.locals_of.cells
+        try:
+            table = record(self._module, plan, local_values, cells)
+        except Unrecordable as error:
+            logger("guards").info("%s: no guard table: %s", self._program.name, error)
+            return
+        # The record was taken before this check and is compared after it: what the check saw is what was recorded.
+        if not binding.variant.check(local_values, cells()):
+            return
+        values = tuple(local_values[name] for name in self.names)
+        if not table.check(values):
+            logger("guards").info("%s: a guard table does not hold for the call that it was made from", self._program.name)
+            return
+        logger("guards").debug("%s: guard table %s", self._program.name, table.sizes())
+        self._add(table, binding.frame)
+
+    def _worth_it(self) -> bool:
+        with self._lock:
+            hits = self.dispatcher.hits
+            self._unused = self._unused + 1 if hits == self._hits_then else 0
+            self._hits_then = hits
+            return self._unused < PATIENCE or self._unused & (self._unused - 1) == 0
+
+    def _add(self, table: Any, frame: Callable[..., Any]) -> None:
+        with self._lock:
+            tables = self._made.setdefault(frame, [])
+            tables.append(table)
+            self.dispatcher.add(table, frame)
+            while len(tables) > TABLES_OF_ONE_FRAME:
+                self.dispatcher.remove(tables.pop(0))
+            while len(self._made) > TABLES_LIMIT:
+                oldest = next(iter(self._made))
+                self.dispatcher.remove(oldest)
+                del self._made[oldest]
+
+    def forget(self) -> None:
+        with self._lock:
+            self._made.clear()
+            self.dispatcher.clear()

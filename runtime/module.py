@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch.nn.modules import module as torch_module
 
+from precast.artifact_store.guards import Guard, Path, Predicate
+from precast.runtime.entry import Entry, parameters
+
 _OWN_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
 _GLOBAL_HOOKS = tuple(f"_global{name}" for name in _OWN_HOOKS)
 
@@ -23,6 +26,17 @@ def has_hooks(module: torch.nn.Module) -> bool:
     return any(everywhere[name] for name in _GLOBAL_HOOKS)
 
 
+def wrapper_guards(entry: Entry) -> tuple[Guard, ...]:
+    """What has to hold of a module for its compiled `forward` to be what calling it means: no hooks, and the same `forward`."""
+    names = parameters(entry.function.__code__)
+    root: Path = (("local", names[0]),) if entry.function.__code__.co_argcount else (("local", names[0]), ("item", ("int", 0)))
+    guards = [Guard(root, Predicate.LACKS_OWN, "forward"), Guard(root, Predicate.HAS_ATTR, "forward")]
+    if entry.function is not torch.nn.Module._call_impl:
+        guards += [Guard((*root, ("attr", name)), Predicate.EMPTY) for name in _OWN_HOOKS]
+        guards += [Guard((("global", torch_module.__name__, name),), Predicate.EMPTY) for name in _GLOBAL_HOOKS]
+    return tuple(guards)
+
+
 class CompiledModule:
     """Mixed in before the original's class. The instance shares the original's `__dict__`, so there is one state and not two.
 
@@ -33,6 +47,7 @@ class CompiledModule:
     _orig_mod: torch.nn.Module
     _precast_call: Callable[..., Any]
     _precast_again: Callable[[torch.nn.Module], Any]
+    _precast_site: Any
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Stops here: the original's class was registered with whatever counts its subclasses; this is no new kind of module."""
@@ -53,7 +68,7 @@ class CompiledModule:
 @functools.cache
 def _compiled_class(cls: type) -> type:
     namespace = {
-        "__slots__": ("_orig_mod", "_precast_again", "_precast_call"),
+        "__slots__": ("_orig_mod", "_precast_again", "_precast_call", "_precast_site"),
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
@@ -63,11 +78,11 @@ def _compiled_class(cls: type) -> type:
     return made
 
 
-def wrap_module(module: torch.nn.Module, call: Callable[..., Any], again: Callable[[torch.nn.Module], Any]) -> Any:
-    """`module` with `call` in place of its call. `again` compiles another module in the same way (for deepcopy)."""
+def wrap_module(module: torch.nn.Module, site: Any, again: Callable[[torch.nn.Module], Any]) -> Any:
+    """`module` with `site.call` in place of its call. `again` compiles another module in the same way (for deepcopy)."""
     cls = _compiled_class(type(module))
     wrapper = cls.__new__(cls)
     object.__setattr__(wrapper, "__dict__", module.__dict__)
-    for name, value in (("_orig_mod", module), ("_precast_call", call), ("_precast_again", again)):
+    for name, value in (("_orig_mod", module), ("_precast_call", site.call), ("_precast_again", again), ("_precast_site", site)):
         object.__setattr__(wrapper, name, value)
     return wrapper

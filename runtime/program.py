@@ -81,7 +81,8 @@ class Program:
         self.locals_of = LocalsOf(self.function)
         self.variants: list[Variant | EagerVariant] = []
         self.extra_guards = tuple(extra_guards)
-        self.on_binding: Callable[[Binding, tuple[Any, ...], Mapping[str, Any]], None] | None = None
+        self.on_binding: Callable[[Binding, Mapping[str, Any]], None] | None = None
+        self.on_compile: Callable[[], Callable[[], None]] | None = None
         self.on_reset: Callable[[], None] | None = None
         self._lock = threading.RLock()
         self._known: dict[str, str] = {}  # artifact id -> "" when loaded, else why it is of no use here
@@ -110,7 +111,7 @@ class Program:
         if binding is None:
             return self.function(*args, **kwargs)
         if self.on_binding is not None:
-            self.on_binding(binding, args, kwargs)
+            self.on_binding(binding, local_values)
         return binding.frame(*args, **kwargs)
 
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -123,10 +124,14 @@ class Program:
         if binding is not None and binding.variant.stored and binding.variant.target == self.target:
             return "hit", binding.variant.artifact_id, ""
         with _compile_lock:
+            compiled = self.on_compile() if self.on_compile is not None else None
             try:
                 outcome = _compile_callable()(self, args, kwargs)
             except Refused as refusal:
                 return "eager", "", refusal.reason + (f" ({refusal.hint})" if refusal.hint else "")
+            finally:
+                if compiled is not None:
+                    compiled()
         if isinstance(outcome, InProcess):
             return "eager", "", f"cannot be stored: {outcome.reason}"
         return "compiled", outcome, ""
@@ -253,11 +258,14 @@ class Program:
         return self._failures.most_common(1)[0][0] if self._failures else "none (the variants were made for other targets or versions)"
 
     def _compile(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], local_values: Mapping[str, Any]) -> Binding | None:
+        compiled = self.on_compile() if self.on_compile is not None else None
         try:
             outcome = _compile_callable()(self, args, kwargs)
         except Refused as refusal:
             return self._refused(refusal, local_values)
         finally:
+            if compiled is not None:
+                compiled()
             self._compiles += 1
             _compiles_by_key[self.key] += 1
         variant = self._adopt(outcome)

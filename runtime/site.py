@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from precast.artifact_store import Store
+from precast.artifact_store import Guard, Store
 from precast.runtime import stance
 from precast.runtime.dispatch import make_dispatcher
 from precast.runtime.entry import Entry, entry_of
-from precast.runtime.module import has_hooks
+from precast.runtime.module import has_hooks, wrapper_guards
 from precast.runtime.program import Program
 
 _sites: weakref.WeakSet[Site] = weakref.WeakSet()
@@ -29,8 +28,8 @@ class Settings:
     label: str | None = None
     require_hit: bool = False
 
-    def program(self, entry: Entry) -> Program:
-        return Program(entry, self.options, self.store, self.label, self.require_hit)
+    def program(self, entry: Entry, extra_guards: Sequence[Guard] = ()) -> Program:
+        return Program(entry, self.options, self.store, self.label, self.require_hit, extra_guards)
 
 
 class Site:
@@ -42,10 +41,8 @@ class Site:
         self.module = target if isinstance(target, torch.nn.Module) else None
         self._routes: dict[Any, tuple[Program, Callable[..., Any]]] = {}
         entry = entry_of(target)
-        self._plain = self._route(entry)
-        self._plain_forward = self._forward()
+        self.call: Callable[..., Any] = self._route(entry)[1]
         _sites.add(self)
-        self.call: Callable[..., Any] = self._plain[1] if self.module is None else self._call_module
 
     @property
     def programs(self) -> list[Program]:
@@ -56,13 +53,6 @@ class Site:
         entry = self._entry()
         return self._route(entry)[0], entry
 
-    def _forward(self) -> Any:
-        """What decides the entry of a module besides its hooks: the class's `forward`, or the instance's own."""
-        if self.module is None:
-            return None
-        own = self.module.__dict__.get("forward")
-        return own if own is not None else inspect.getattr_static(type(self.module), "forward", None)
-
     def _entry(self) -> Entry:
         if self.module is not None and has_hooks(self.module):
             return Entry(torch.nn.Module._call_impl, (self.module,))  # type: ignore[arg-type]
@@ -71,17 +61,24 @@ class Site:
     def _route(self, entry: Entry) -> tuple[Program, Callable[..., Any]]:
         route = self._routes.get(entry.function)
         if route is None:
-            program = self.settings.program(entry)
-            route = self._routes.setdefault(entry.function, (program, make_dispatcher(program, entry)))
+            program = self.settings.program(entry, wrapper_guards(entry) if self.module is not None else ())
+            slow = self._slow_module(program) if self.module is not None else program.call
+            route = self._routes.setdefault(entry.function, (program, make_dispatcher(program, entry, slow)))
         return route
 
-    def _call_module(self, *args: Any, **kwargs: Any) -> Any:
-        assert self.module is not None
-        if stance.state.force_eager:
-            return self.module(*args, **kwargs)
-        if has_hooks(self.module) or self._forward() is not self._plain_forward:
-            return self._route(self._entry())[1](*args, **kwargs)
-        return self._plain[1](*args, **kwargs)
+    def _slow_module(self, program: Program) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
+        """What a module's dispatcher does when its fast checks find nothing: the hooks or `forward` may be others now."""
+
+        def slow(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+            assert self.module is not None
+            if stance.state.force_eager:
+                return self.module(*args[1:], **kwargs)
+            entry = self._entry()
+            if entry.function is program.function:
+                return program.call(args, kwargs)
+            return self._route(entry)[1](*args[len(entry.prefix) :], **kwargs)
+
+        return slow
 
     def reset(self) -> None:
         for program in self.programs:

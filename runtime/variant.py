@@ -14,7 +14,7 @@ from precast.artifact_store.records import FrameRecord, GraphInput, GraphOutput,
 from precast.runtime.entry import Entry
 from precast.runtime.errors import LoadError
 from precast.runtime.frame_code import FrameCodeError, build
-from precast.runtime.graph import Finish, GraphSpec, PythonGraphCall, is_plain, raw_kinds
+from precast.runtime.graph import Finish, GraphSpec, graph_call, is_plain, raw_kinds
 from precast.runtime.graph_outputs import graph_outputs
 from precast.runtime.guard_eval import compile_checker
 from precast.runtime.library import Library, load_library
@@ -36,7 +36,23 @@ class Binding:
         self.bound = bound
 
 
-class Variant:
+class _Planned:
+    """What guard tables need of a variant."""
+
+    entry: Entry
+    guards: tuple[Guard, ...]
+    _plan: Any = None
+
+    def plan(self, names: Sequence[str]) -> Any:
+        """The guards arranged for recording, made on first use."""
+        if self._plan is None:
+            from precast.runtime.recorder import Plan  # wanted only where there is a native runtime
+
+            self._plan = Plan(self.guards, names, self.entry.function)
+        return self._plan
+
+
+class Variant(_Planned):
     """Opened lazily: guards first; the library and the bytecode on the first call that passes them."""
 
     def __init__(
@@ -109,7 +125,7 @@ class Variant:
 
     def _new_binding(self, bound: tuple[Any, ...]) -> Binding:
         assert self._spec is not None and self._record is not None
-        graph = PythonGraphCall(self._library, self._spec, bound)
+        graph = graph_call(self._library, self._spec, bound) if self._library is not None else no_graph
         try:
             frame = build(self._record, self.entry.function, graph)
         except FrameCodeError as error:
@@ -117,7 +133,7 @@ class Variant:
         return Binding(self, frame, graph, bound)
 
 
-class EagerVariant:
+class EagerVariant(_Planned):
     """A kind of call that has to run eagerly (it would need a backward graph), known by its guards so that it is not captured again."""
 
     stored = False
@@ -125,6 +141,7 @@ class EagerVariant:
     target = ""
 
     def __init__(self, entry: Entry, guards: Sequence[Guard]) -> None:
+        self.entry = entry
         self.guards = tuple(guards)
         self.check = compile_checker(self.guards)
         self.hits = 0
@@ -137,6 +154,11 @@ class EagerVariant:
 
 def _finisher(outputs: tuple[GraphOutput, ...]) -> Finish:
     return lambda raw, inputs: graph_outputs(outputs, raw, inputs)
+
+
+def no_graph(*args: Any) -> tuple[Any, ...]:
+    """Stands in where a frame computes no tensor."""
+    return ()
 
 
 def tensor_constant(constant: TensorConstant) -> torch.Tensor:

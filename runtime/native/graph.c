@@ -1,0 +1,281 @@
+/* The fast graph callable: bound tensors once, per-call tensors from the arguments, precast_run without the GIL, outputs wrapped. */
+#include "native.h"
+
+typedef int (*run_function)(void *const *, void *const *, void **, void *, char *, int64_t);
+typedef int (*prepare_function)(void *const *, void *const *, void **, char *, int64_t);
+typedef void (*release_function)(void *const *, void *);
+
+#define ERROR_CAPACITY 4096
+#define STACK_WORDS 512
+
+/* A prepared state (packed weights), shared by the calls that run with it; released with the last. */
+typedef struct {
+    void *value;
+    int64_t users;
+} State;
+
+typedef struct {
+    void *impl, *storage;
+    uint32_t version;
+} Stamp;
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    run_function run;
+    prepare_function prepare;
+    release_function release;
+    void *const *table;
+    Py_ssize_t inputs, outputs, arguments;
+    int *sources;      /* per input: >= 0 argument position, < 0 bound tensor -1 - i */
+    char *input_kinds; /* 't' tensor, 'i' integer, 'f' float */
+    char *output_kinds;
+    PyObject *bound;  /* tuple of tensors */
+    PyObject *finish; /* (raw, inputs) -> outputs, or NULL */
+    PyObject *library;
+    State *state;
+    Stamp *stamps; /* of the bound tensors when `state` was made */
+} GraphCall;
+
+static Stamp stamp_of(PyObject *tensor) {
+    char *impl = IMPL(tensor);
+    Stamp stamp = {impl, *(void **)(impl + layout.storage), 0};
+    char *counter = *(char **)(impl + layout.version_pointer);
+    if (counter) stamp.version = *(uint32_t *)(counter + layout.version_value);
+    return stamp;
+}
+
+static void state_drop(GraphCall *self, State *state) {
+    if (state && --state->users == 0) {
+        if (self->release) self->release(self->table, state->value);
+        PyMem_Free(state);
+    }
+}
+
+/* The state for the bound tensors as they are now, with one more user; NULL with an exception set when preparing failed. */
+static State *state_current(GraphCall *self, void **words) {
+    Py_ssize_t count = PyTuple_GET_SIZE(self->bound);
+    int same = self->state != NULL;
+    for (Py_ssize_t i = 0; same && i < count; i++) {
+        Stamp now = stamp_of(PyTuple_GET_ITEM(self->bound, i));
+        same = now.impl == self->stamps[i].impl && now.storage == self->stamps[i].storage && now.version == self->stamps[i].version;
+    }
+    if (!same) {
+        char error[ERROR_CAPACITY] = "";
+        State *fresh = PyMem_Calloc(1, sizeof(State));
+        if (!fresh) return (State *)PyErr_NoMemory();
+        if (self->prepare(self->table, words, &fresh->value, error, ERROR_CAPACITY)) {
+            PyMem_Free(fresh);
+            PyErr_Format(PyExc_RuntimeError, "preparing weights failed: %s", error);
+            return NULL;
+        }
+        fresh->users = 1;
+        state_drop(self, self->state);
+        self->state = fresh;
+        for (Py_ssize_t i = 0; i < count; i++) self->stamps[i] = stamp_of(PyTuple_GET_ITEM(self->bound, i));
+    }
+    self->state->users++;
+    return self->state;
+}
+
+static PyObject *wrap_output(void *handle) {
+    if (layout.wrap) {
+        PyObject *tensor = layout.wrap(handle);
+        layout.delete_handle(handle);
+        return tensor;
+    }
+    PyObject *capsule = PyCapsule_New(handle, NULL, NULL);
+    if (!capsule) return NULL;
+    PyObject *tensor = PyObject_CallOneArg(layout.steal, capsule);
+    Py_DECREF(capsule);
+    return tensor;
+}
+
+static int fill_word(GraphCall *self, Py_ssize_t i, PyObject *value, void **word) {
+    switch (self->input_kinds[i]) {
+    case 't':
+        if (!is_tensor(value)) {
+            PyErr_Format(PyExc_TypeError, "compiled graph input %zd: expected a tensor, got %s", i, Py_TYPE(value)->tp_name);
+            return -1;
+        }
+        *word = HANDLE(value);
+        return 0;
+    case 'i': {
+        long long number = PyLong_AsLongLong(value);
+        if (number == -1 && PyErr_Occurred()) return -1;
+        *word = (void *)(intptr_t)number;
+        return 0;
+    }
+    default: {
+        double number = PyFloat_AsDouble(value);
+        if (number == -1.0 && PyErr_Occurred()) return -1;
+        memcpy(word, &number, sizeof(double));
+        return 0;
+    }
+    }
+}
+
+static PyObject *collect_outputs(GraphCall *self, void **outputs) {
+    PyObject *raw = PyTuple_New(self->outputs);
+    for (Py_ssize_t i = 0; i < self->outputs; i++) {
+        if (!raw) { /* no memory: the handles still have to go */
+            if (self->output_kinds[i] == 't') layout.delete_handle(outputs[i]);
+            continue;
+        }
+        PyObject *value = self->output_kinds[i] == 't' ? wrap_output(outputs[i]) : PyLong_FromLongLong((long long)(intptr_t)outputs[i]);
+        if (!value) {
+            Py_CLEAR(raw);
+            continue;
+        }
+        PyTuple_SET_ITEM(raw, i, value);
+    }
+    return raw;
+}
+
+static PyObject *finish_outputs(GraphCall *self, PyObject *raw, PyObject *const *args) {
+    PyObject *inputs = PyTuple_New(self->inputs);
+    if (!inputs) return NULL;
+    for (Py_ssize_t i = 0; i < self->inputs; i++) {
+        int source = self->sources[i];
+        PyTuple_SET_ITEM(inputs, i, Py_NewRef(source >= 0 ? args[source] : PyTuple_GET_ITEM(self->bound, -1 - source)));
+    }
+    PyObject *result = PyObject_CallFunctionObjArgs(self->finish, raw, inputs, NULL);
+    Py_DECREF(inputs);
+    return result;
+}
+
+static PyObject *graph_call(PyObject *object, PyObject *const *args, size_t flags, PyObject *names) {
+    GraphCall *self = (GraphCall *)object;
+    Py_ssize_t count = PyVectorcall_NARGS(flags);
+    if (names && PyTuple_GET_SIZE(names)) return PyErr_Format(PyExc_TypeError, "a compiled graph takes no keyword arguments");
+    if (count < self->arguments) return PyErr_Format(PyExc_TypeError, "a compiled graph wants %zd arguments, got %zd", self->arguments, count);
+    void *stack[STACK_WORDS];
+    Py_ssize_t needed = self->inputs + self->outputs;
+    void **words = needed <= STACK_WORDS ? stack : PyMem_Malloc(needed * sizeof(void *));
+    if (!words) return PyErr_NoMemory();
+    void **outputs = words + self->inputs;
+    PyObject *result = NULL;
+    State *state = NULL;
+    char error[ERROR_CAPACITY];
+    error[0] = 0;
+    memset(outputs, 0, self->outputs * sizeof(void *));
+    for (Py_ssize_t i = 0; i < self->inputs; i++) {
+        int source = self->sources[i];
+        if (fill_word(self, i, source >= 0 ? args[source] : PyTuple_GET_ITEM(self->bound, -1 - source), &words[i]) < 0) goto done;
+    }
+    if (self->prepare && !(state = state_current(self, words))) goto done;
+    int failed;
+    Py_INCREF(object); /* the arguments and bound tensors are held by the caller and by this object */
+    Py_BEGIN_ALLOW_THREADS
+    failed = self->run(self->table, words, outputs, state ? state->value : NULL, error, ERROR_CAPACITY);
+    Py_END_ALLOW_THREADS
+    if (failed) {
+        int index = error[0] == 'I' && error[1] == ':';
+        char *text = index ? error + 2 + (error[2] == ' ') : error;
+        PyErr_SetString(index ? PyExc_IndexError : PyExc_RuntimeError, text[0] ? text : "the compiled graph failed without a message");
+    } else {
+        result = collect_outputs(self, outputs);
+        if (result && self->finish) {
+            PyObject *finished = finish_outputs(self, result, args);
+            Py_SETREF(result, finished);
+        }
+    }
+    state_drop(self, state);
+    Py_DECREF(object);
+done:
+    if (words != stack) PyMem_Free(words);
+    return result;
+}
+
+/* GraphCall(run, prepare, release, table, sources, input_kinds, output_kinds, bound, finish, library) */
+static PyObject *graph_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords) {
+    unsigned long long run, prepare, release, table;
+    PyObject *sources, *bound, *finish, *library;
+    const char *input_kinds, *output_kinds;
+    if (!PyArg_ParseTuple(arguments, "KKKKO!ssO!OO", &run, &prepare, &release, &table, &PyTuple_Type, &sources, &input_kinds, &output_kinds,
+                          &PyTuple_Type, &bound, &finish, &library))
+        return NULL;
+    if (!layout.ready || (prepare && layout.version_pointer < 0))
+        return PyErr_Format(PyExc_RuntimeError, "the native runtime does not know this torch's tensor layout");
+    Py_ssize_t inputs = PyTuple_GET_SIZE(sources), count = PyTuple_GET_SIZE(bound), arguments_needed = 0;
+    if ((size_t)inputs != strlen(input_kinds)) return PyErr_Format(PyExc_ValueError, "one kind per input is needed");
+    GraphCall *self = (GraphCall *)type->tp_alloc(type, 0);
+    if (!self) return NULL;
+    self->vectorcall = graph_call;
+    self->sources = PyMem_Calloc(inputs + 1, sizeof(int));
+    self->stamps = PyMem_Calloc(count + 1, sizeof(Stamp));
+    self->input_kinds = PyMem_Malloc(inputs + 1);
+    self->output_kinds = PyMem_Malloc(strlen(output_kinds) + 1);
+    if (!self->sources || !self->stamps || !self->input_kinds || !self->output_kinds) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    strcpy(self->input_kinds, input_kinds);
+    strcpy(self->output_kinds, output_kinds);
+    for (Py_ssize_t i = 0; i < inputs; i++) {
+        int source = (int)PyLong_AsLong(PyTuple_GET_ITEM(sources, i));
+        if (source < -count || PyErr_Occurred()) {
+            Py_DECREF(self);
+            return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "input %zd: there is no bound tensor %d", i, -1 - source);
+        }
+        self->sources[i] = source;
+        if (source + 1 > arguments_needed) arguments_needed = source + 1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (!is_tensor(PyTuple_GET_ITEM(bound, i))) {
+            Py_DECREF(self);
+            return PyErr_Format(PyExc_TypeError, "bound input %zd is not a tensor", i);
+        }
+    self->run = (run_function)(uintptr_t)run;
+    self->prepare = (prepare_function)(uintptr_t)prepare;
+    self->release = (release_function)(uintptr_t)release;
+    self->table = (void *const *)(uintptr_t)table;
+    self->inputs = inputs;
+    self->outputs = (Py_ssize_t)strlen(output_kinds);
+    self->arguments = arguments_needed;
+    self->bound = Py_NewRef(bound);
+    self->finish = finish == Py_None ? NULL : Py_NewRef(finish);
+    self->library = Py_NewRef(library);
+    return (PyObject *)self;
+}
+
+static int graph_traverse(PyObject *object, visitproc visit, void *arg) {
+    GraphCall *self = (GraphCall *)object;
+    Py_VISIT(self->bound);
+    Py_VISIT(self->finish);
+    Py_VISIT(self->library);
+    return 0;
+}
+
+static int graph_clear(PyObject *object) {
+    GraphCall *self = (GraphCall *)object;
+    Py_CLEAR(self->finish);
+    return 0;
+}
+
+static void graph_dealloc(PyObject *object) {
+    GraphCall *self = (GraphCall *)object;
+    PyObject_GC_UnTrack(object);
+    state_drop(self, self->state);
+    Py_XDECREF(self->bound);
+    Py_XDECREF(self->finish);
+    Py_XDECREF(self->library);
+    PyMem_Free(self->sources);
+    PyMem_Free(self->stamps);
+    PyMem_Free(self->input_kinds);
+    PyMem_Free(self->output_kinds);
+    Py_TYPE(object)->tp_free(object);
+}
+
+PyTypeObject GraphCall_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "precast._native.GraphCall",
+    .tp_basicsize = sizeof(GraphCall),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC,
+    .tp_doc = "A compiled graph with its bound tensors.",
+    .tp_new = graph_new,
+    .tp_traverse = graph_traverse,
+    .tp_clear = graph_clear,
+    .tp_dealloc = graph_dealloc,
+    .tp_call = PyVectorcall_Call,
+    .tp_vectorcall_offset = offsetof(GraphCall, vectorcall),
+};

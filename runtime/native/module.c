@@ -1,0 +1,80 @@
+/* precast._native: module, and the raw reads that probing needs. */
+#include "native.h"
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
+Layout layout = {0};
+
+/* read_bytes(address, count): memory as bytes. Used on torch's own objects while they are being probed. */
+static PyObject *read_bytes(PyObject *module, PyObject *arguments) {
+    unsigned long long address;
+    Py_ssize_t count;
+    if (!PyArg_ParseTuple(arguments, "Kn", &address, &count)) return NULL;
+    return PyBytes_FromStringAndSize((const char *)(uintptr_t)address, count);
+}
+
+/* allocation_size(address): bytes usable at a heap address, 0 where the C library cannot tell. */
+static PyObject *allocation_size(PyObject *module, PyObject *argument) {
+    unsigned long long address = PyLong_AsUnsignedLongLong(argument);
+    if (PyErr_Occurred()) return NULL;
+#ifdef __GLIBC__
+    return PyLong_FromSize_t(malloc_usable_size((void *)(uintptr_t)address));
+#else
+    (void)address;
+    return PyLong_FromLong(0);
+#endif
+}
+
+static PyObject *configure(PyObject *module, PyObject *arguments) {
+    Layout found = {0};
+    PyObject *type, *steal;
+    unsigned long long wrap, delete_handle, dtype, device_type, dim, offset, sizes, strides;
+    if (!PyArg_ParseTuple(arguments, "O!OnnnnnnnnKKKKKKKK", &PyType_Type, &type, &steal, &found.tensor_in_object, &found.refcount, &found.storage,
+                          &found.autograd_meta, &found.requires_grad, &found.key_set, &found.version_pointer, &found.version_value, &wrap,
+                          &delete_handle, &dtype, &device_type, &dim, &offset, &sizes, &strides))
+        return NULL;
+    found.tensor_type = (PyTypeObject *)Py_NewRef(type);
+    found.steal = Py_NewRef(steal);
+    found.wrap = (wrap_function)(uintptr_t)wrap;
+    found.delete_handle = (shim_delete)(uintptr_t)delete_handle;
+    found.dtype = (shim_i32)(uintptr_t)dtype;
+    found.device_type = (shim_i32)(uintptr_t)device_type;
+    found.dim = (shim_i64)(uintptr_t)dim;
+    found.offset = (shim_i64)(uintptr_t)offset;
+    found.sizes = (shim_i64s)(uintptr_t)sizes;
+    found.strides = (shim_i64s)(uintptr_t)strides;
+    found.ready = 1;
+    layout = found;
+    Py_RETURN_NONE;
+}
+
+/* dict_tag(d): the dict's version tag, for the self-test that decides whether tags can be trusted in this Python. */
+static PyObject *dict_tag(PyObject *module, PyObject *argument) {
+    if (!PyDict_Check(argument)) return PyErr_Format(PyExc_TypeError, "a dict is needed");
+    _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wdeprecated-declarations\"")
+    return PyLong_FromUnsignedLongLong(((PyDictObject *)argument)->ma_version_tag);
+    _Pragma("GCC diagnostic pop")
+}
+
+static PyMethodDef methods[] = {
+    {"read_bytes", read_bytes, METH_VARARGS, "Memory as bytes."},
+    {"allocation_size", allocation_size, METH_O, "Bytes usable at a heap address; 0: unknown."},
+    {"configure", configure, METH_VARARGS, "Take the probed layout."},
+    {"dict_tag", dict_tag, METH_O, "The version tag of a dict."},
+    {"force_eager", dispatcher_force_eager, METH_O, "Send every call to the slow path, or stop doing so."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", "precast's native runtime.", -1, methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__native(void) {
+    PyObject *module = PyModule_Create(&definition);
+    if (!module) return NULL;
+    if (PyModule_AddType(module, &GraphCall_Type) < 0 || PyModule_AddType(module, &Table_Type) < 0 || PyModule_AddType(module, &Dispatcher_Type) < 0) {
+        Py_DECREF(module);
+        return NULL;
+    }
+    return module;
+}

@@ -1,0 +1,54 @@
+/* The native runtime: Python.h and declared C prototypes only. Where torch keeps what inside its objects is probed when the module
+ * loads (runtime/native_layout.py) and verified there; nothing about it is written down here. */
+#ifndef PRECAST_NATIVE_H
+#define PRECAST_NATIVE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef int32_t (*shim_delete)(void *handle);
+typedef int32_t (*shim_i32)(void *handle, int32_t *value);
+typedef int32_t (*shim_i64)(void *handle, int64_t *value);
+typedef int32_t (*shim_i64s)(void *handle, int64_t **values);
+typedef PyObject *(*wrap_function)(const void *tensor);
+
+/* Offsets in bytes. */
+typedef struct {
+    int ready;
+    PyTypeObject *tensor_type;   /* torch._C.TensorBase */
+    Py_ssize_t tensor_in_object; /* at::Tensor inside the Python object; its address is an AtenTensorHandle */
+    Py_ssize_t refcount;         /* in TensorImpl: the one word that changes when C++ takes a reference */
+    Py_ssize_t storage;          /* in TensorImpl: pointer */
+    Py_ssize_t autograd_meta;    /* in TensorImpl: pointer */
+    Py_ssize_t requires_grad;    /* in AutogradMeta: one byte */
+    Py_ssize_t key_set;          /* in TensorImpl: one word */
+    Py_ssize_t version_pointer;  /* in TensorImpl: pointer to the version counter */
+    Py_ssize_t version_value;    /* in the version counter: 32 bits */
+    wrap_function wrap;          /* NULL: `steal` is used */
+    PyObject *steal;             /* torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr */
+    shim_delete delete_handle;
+    shim_i32 dtype, device_type;
+    shim_i64 dim, offset;
+    shim_i64s sizes, strides;
+} Layout;
+
+extern Layout layout;
+
+extern PyTypeObject GraphCall_Type;
+extern PyTypeObject Table_Type;
+extern PyTypeObject Dispatcher_Type;
+
+PyObject *dispatcher_force_eager(PyObject *module, PyObject *value);
+
+#define HANDLE(object) ((void *)((char *)(object) + layout.tensor_in_object))
+#define IMPL(object) (*(char **)HANDLE(object))
+
+static inline int is_tensor(PyObject *object) { return layout.ready && PyObject_TypeCheck(object, layout.tensor_type); }
+
+/* 1: what the table recorded is unchanged, so its guards hold; 0: something changed; -1: an exception is set. `locals` may hold NULLs. */
+int table_check(PyObject *table, PyObject *const *locals, Py_ssize_t count);
+
+#endif

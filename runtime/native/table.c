@@ -1,0 +1,611 @@
+/* Guard tables: everything that a set of guards read when it last held, flat, so that "nothing has changed" is a few hundred loads.
+ *
+ * A guard's outcome is a function of what it reads. A table holds each of these reads once (a dict by its version tag, a pointer slot by
+ * its content, a type by its version tag, a tensor by the bytes of its TensorImpl), and for a call's own arguments the values they have
+ * to have. The recorder (runtime/recorder.py) fills it; every object that it names is kept alive, so that no address is ever reused. */
+#include "native.h"
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
+#define FREE INT64_MIN /* a size or stride that may be anything */
+#define MAX_VALUES 256
+#define TENSOR_MAX 512
+
+typedef struct {
+    void **address;
+    void *expected;
+} Slot;
+
+typedef struct {
+    PyDictObject *dict;
+    uint64_t tag;
+    uint32_t first_key, key_count;
+    int whole; /* a guard depends on all of it: no looking up keys when the tag changed */
+} Dict;
+
+typedef struct {
+    PyObject *key;
+    Py_hash_t hash;
+    PyObject *value; /* NULL: absent */
+} Key;
+
+typedef struct {
+    PyDictObject *dict;
+    Py_ssize_t used;
+} Used;
+
+typedef struct {
+    PyTypeObject *type;
+    unsigned int tag;
+} Type;
+
+typedef struct {
+    PyListObject *list;
+    Py_ssize_t count;
+    size_t first; /* in `pointers` */
+} Items;
+
+typedef struct {
+    PyObject *tensor;
+    char *impl;
+    size_t first; /* in `bytes` */
+    uint32_t size;
+    int has_meta; /* requires_grad is read from the byte in AutogradMeta: it must be 1 */
+} Tensor;
+
+typedef struct {
+    PyObject *function, *expected;
+} Probe;
+
+enum { LOCAL, POINTER, OTHER, EQUAL, TUPLE, LIST, ITEM, DICT, TENSOR, DIFFERENT };
+
+typedef struct {
+    int kind;
+    int target, source;
+    Py_ssize_t count;
+    PyObject *object;
+    int64_t *numbers;
+} Live;
+
+#define ARRAY(type, name) \
+    type *name;           \
+    size_t name##_count, name##_room
+
+typedef struct {
+    PyObject_HEAD
+    ARRAY(Live, live);
+    ARRAY(Slot, slots);
+    ARRAY(Dict, dicts);
+    ARRAY(Key, keys);
+    ARRAY(Used, used);
+    ARRAY(Type, types);
+    ARRAY(Items, items);
+    ARRAY(PyObject *, pointers);
+    ARRAY(Tensor, tensors);
+    ARRAY(char, bytes);
+    ARRAY(Probe, probes);
+    PyObject *refs;    /* list: what the pointers above point to */
+    PyObject *checker; /* callable(locals tuple) -> bool for guards that only Python can evaluate, or NULL */
+    int values;
+} Table;
+
+static void *grow(void **array, size_t *count, size_t *room, size_t size, size_t more) {
+    if (*count + more > *room) {
+        size_t wanted = (*count + more) * 2 + 8;
+        void *bigger = PyMem_Realloc(*array, wanted * size);
+        if (!bigger) return PyErr_NoMemory();
+        *array = bigger;
+        *room = wanted;
+    }
+    void *place = (char *)*array + *count * size;
+    memset(place, 0, more * size);
+    *count += more;
+    return place;
+}
+#define PUSH(self, name) grow((void **)&(self)->name, &(self)->name##_count, &(self)->name##_room, sizeof(*(self)->name), 1)
+#define PUSH_MANY(self, name, n) grow((void **)&(self)->name, &(self)->name##_count, &(self)->name##_room, sizeof(*(self)->name), n)
+
+#if defined(__GNUC__)
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations" /* ma_version_tag: the self-test at load decides whether it can be trusted */
+#endif
+#define TAG(dict) ((dict)->ma_version_tag)
+
+static int hold(Table *self, PyObject *object) { return PyList_Append(self->refs, object); }
+
+/* ---- checking */
+
+static int keys_unchanged(Table *self, Dict *entry) {
+    if (entry->whole) return 0;
+    for (uint32_t i = 0; i < entry->key_count; i++) {
+        Key *key = &self->keys[entry->first_key + i];
+        if (_PyDict_GetItem_KnownHash((PyObject *)entry->dict, key->key, key->hash) != key->value) {
+            PyErr_Clear();
+            return 0;
+        }
+    }
+    entry->tag = TAG(entry->dict);
+    return 1;
+}
+
+static int words_unchanged(Table *self) {
+    for (size_t i = 0; i < self->slots_count; i++)
+        if (*self->slots[i].address != self->slots[i].expected) return 0;
+    for (size_t i = 0; i < self->dicts_count; i++)
+        if (TAG(self->dicts[i].dict) != self->dicts[i].tag && !keys_unchanged(self, &self->dicts[i])) return 0;
+    for (size_t i = 0; i < self->used_count; i++)
+        if (self->used[i].dict->ma_used != self->used[i].used) return 0;
+    for (size_t i = 0; i < self->types_count; i++)
+        if (self->types[i].type->tp_version_tag != self->types[i].tag) return 0;
+    for (size_t i = 0; i < self->items_count; i++) {
+        Items *entry = &self->items[i];
+        if (Py_SIZE(entry->list) != entry->count) return 0;
+        if (memcmp(entry->list->ob_item, self->pointers + entry->first, entry->count * sizeof(PyObject *))) return 0;
+    }
+    for (size_t i = 0; i < self->tensors_count; i++) {
+        Tensor *entry = &self->tensors[i];
+        char *impl = IMPL(entry->tensor);
+        if (impl != entry->impl) return 0;
+        const char *then = self->bytes + entry->first;
+        size_t after = layout.refcount + 8;
+        if (memcmp(impl, then, layout.refcount) || memcmp(impl + after, then + after, entry->size - after)) return 0;
+        if (entry->has_meta && (*(char **)(impl + layout.autograd_meta))[layout.requires_grad] != 1) return 0;
+    }
+    return 1;
+}
+
+static int tensor_requires_grad(PyObject *tensor, char *impl) {
+    char *meta = *(char **)(impl + layout.autograd_meta);
+    if (!meta) return 0;
+    if (meta[layout.requires_grad] == 1) return 1;
+    PyObject *value = PyObject_GetAttrString(tensor, "requires_grad"); /* it may have a grad_fn */
+    if (!value) return -1;
+    int result = value == Py_True;
+    Py_DECREF(value);
+    return result;
+}
+
+/* numbers: dtype, device type, requires_grad, key set, storage offset, dim, sizes…, strides… */
+static int tensor_fits(Live *op, PyObject *tensor) {
+    if ((PyObject *)Py_TYPE(tensor) != op->object) return 0;
+    const int64_t *want = op->numbers;
+    char *impl = IMPL(tensor);
+    void *handle = HANDLE(tensor);
+    if (*(int64_t *)(impl + layout.key_set) != want[3]) return 0;
+    int32_t small;
+    int64_t number, *list;
+    if (layout.dtype(handle, &small) || small != want[0]) return 0;
+    if (layout.device_type(handle, &small) || small != want[1]) return 0;
+    if (want[4] != FREE && (layout.offset(handle, &number) || number != want[4])) return 0;
+    if (layout.dim(handle, &number) || number != want[5]) return 0;
+    const int64_t *sizes = want + 6, *strides = want + 6 + number;
+    if (number && layout.sizes(handle, &list)) return 0;
+    for (int64_t i = 0; i < number; i++)
+        if (sizes[i] != FREE && sizes[i] != list[i]) return 0;
+    if (number && layout.strides(handle, &list)) return 0;
+    for (int64_t i = 0; i < number; i++)
+        if (strides[i] != FREE && strides[i] != list[i]) return 0;
+    PyObject **attributes = _PyObject_GetDictPtr(tensor); /* marks of dynamic dimensions live there */
+    if (attributes && *attributes && PyDict_GET_SIZE(*attributes)) return 0;
+    return tensor_requires_grad(tensor, impl) == want[2];
+}
+
+static int dict_fits(Live *op, PyObject *dict, PyObject **values) {
+    Py_ssize_t position = 0, i = 0;
+    PyObject *key, *value;
+    if (!PyDict_CheckExact(dict) || PyDict_GET_SIZE(dict) != op->count) return 0;
+    while (PyDict_Next(dict, &position, &key, &value)) {
+        PyObject *wanted = PyTuple_GET_ITEM(op->object, i);
+        if (key != wanted && !(PyUnicode_CheckExact(key) && PyUnicode_Compare(key, wanted) == 0)) return 0;
+        values[op->target + i++] = value;
+    }
+    return 1;
+}
+
+/* Equal exact ints, floats (by bits: 0.0 is not -0.0), strings or bytes. */
+static int same_scalar(PyObject *value, PyObject *wanted) {
+    if (value == wanted) return 1;
+    if (Py_TYPE(value) != Py_TYPE(wanted)) return 0;
+    if (PyFloat_CheckExact(value)) return memcmp(&((PyFloatObject *)value)->ob_fval, &((PyFloatObject *)wanted)->ob_fval, sizeof(double)) == 0;
+    if (PyLong_CheckExact(value) || PyUnicode_CheckExact(value) || PyBytes_CheckExact(value)) return PyObject_RichCompareBool(value, wanted, Py_EQ);
+    return 0;
+}
+
+static int live_holds(Table *self, PyObject *const *locals, Py_ssize_t count) {
+    PyObject *values[MAX_VALUES];
+    for (size_t i = 0; i < self->live_count; i++) {
+        Live *op = &self->live[i];
+        PyObject *value = op->kind == LOCAL ? (op->count < count ? locals[op->count] : NULL) : values[op->source];
+        int holds = value != NULL;
+        if (holds) switch (op->kind) {
+            case LOCAL: values[op->target] = value; break;
+            case POINTER: holds = value == op->object; break;
+            case OTHER: holds = value != op->object; break;
+            case EQUAL: holds = same_scalar(value, op->object); break;
+            case TUPLE: holds = PyTuple_CheckExact(value) && PyTuple_GET_SIZE(value) == op->count; break;
+            case LIST: holds = PyList_CheckExact(value) && PyList_GET_SIZE(value) == op->count; break;
+            case ITEM: values[op->target] = PyTuple_Check(value) ? PyTuple_GET_ITEM(value, op->count) : PyList_GET_ITEM(value, op->count); break;
+            case DICT: holds = dict_fits(op, value, values); break;
+            case TENSOR: holds = tensor_fits(op, value); break;
+            case DIFFERENT: holds = value != values[op->target]; break;
+            default: holds = 0;
+            }
+        if (holds != 1) return holds;
+    }
+    return 1;
+}
+
+static int probes_hold(Table *self) {
+    for (size_t i = 0; i < self->probes_count; i++) {
+        PyObject *result = PyObject_CallNoArgs(self->probes[i].function);
+        if (!result) return -1;
+        int same = result == self->probes[i].expected || same_scalar(result, self->probes[i].expected);
+        Py_DECREF(result);
+        if (!same) return 0;
+    }
+    return 1;
+}
+
+static int checker_holds(Table *self, PyObject *const *locals, Py_ssize_t count) {
+    PyObject *values = PyTuple_New(count);
+    if (!values) return -1;
+    for (Py_ssize_t i = 0; i < count; i++) PyTuple_SET_ITEM(values, i, Py_NewRef(locals[i] ? locals[i] : Py_None));
+    PyObject *result = PyObject_CallOneArg(self->checker, values);
+    Py_DECREF(values);
+    if (!result) return -1;
+    int holds = PyObject_IsTrue(result);
+    Py_DECREF(result);
+    return holds;
+}
+
+int table_check(PyObject *object, PyObject *const *locals, Py_ssize_t count) {
+    Table *self = (Table *)object;
+    int holds = live_holds(self, locals, count);
+    if (holds == 1) holds = words_unchanged(self);
+    if (holds == 1) holds = probes_hold(self);
+    if (holds == 1 && self->checker) {
+        holds = checker_holds(self, locals, count);
+        if (holds == 1) holds = words_unchanged(self); /* Python ran: look again */
+    }
+    return holds;
+}
+
+/* ---- recording */
+
+static PyObject *table_slot(PyObject *object, PyObject *arguments) {
+    Table *self = (Table *)object;
+    PyObject *owner;
+    const char *kind;
+    void **address = NULL;
+    if (!PyArg_ParseTuple(arguments, "Os", &owner, &kind)) return NULL;
+    if (!strcmp(kind, "type")) address = (void **)&owner->ob_type;
+    else if (!strcmp(kind, "dict")) address = (void **)_PyObject_GetDictPtr(owner);
+    else if (!strcmp(kind, "cell") && PyCell_Check(owner)) address = (void **)&((PyCellObject *)owner)->ob_ref;
+    else if (PyFunction_Check(owner)) {
+        PyFunctionObject *function = (PyFunctionObject *)owner;
+        if (!strcmp(kind, "code")) address = (void **)&function->func_code;
+        else if (!strcmp(kind, "defaults")) address = (void **)&function->func_defaults;
+        else if (!strcmp(kind, "kwdefaults")) address = (void **)&function->func_kwdefaults;
+    }
+    if (!address) Py_RETURN_FALSE;
+    if (hold(self, owner) < 0 || (*address && hold(self, (PyObject *)*address) < 0)) return NULL;
+    Slot *slot = PUSH(self, slots);
+    if (!slot) return NULL;
+    slot->address = address;
+    slot->expected = *address;
+    Py_RETURN_TRUE;
+}
+
+/* dict(d, keys, whole): depend on these keys of d (absent ones too), or on all of it. */
+static PyObject *table_dict(PyObject *object, PyObject *arguments) {
+    Table *self = (Table *)object;
+    PyObject *dict, *keys;
+    int whole;
+    if (!PyArg_ParseTuple(arguments, "O!O!p", &PyDict_Type, &dict, &PyTuple_Type, &keys, &whole)) return NULL;
+    Dict entry = {(PyDictObject *)dict, TAG((PyDictObject *)dict), (uint32_t)self->keys_count, (uint32_t)PyTuple_GET_SIZE(keys), whole};
+    if (hold(self, dict) < 0) return NULL;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys); i++) {
+        PyObject *name = PyTuple_GET_ITEM(keys, i);
+        Py_hash_t hash = PyObject_Hash(name);
+        if (hash == -1) return NULL;
+        PyObject *value = PyDict_GetItemWithError(dict, name);
+        if (!value && PyErr_Occurred()) return NULL;
+        if (hold(self, name) < 0 || (value && hold(self, value) < 0)) return NULL;
+        Key *key = PUSH(self, keys);
+        if (!key) return NULL;
+        *key = (Key){name, hash, value};
+    }
+    Dict *place = PUSH(self, dicts);
+    if (!place) return NULL;
+    *place = entry;
+    Py_RETURN_NONE;
+}
+
+static PyObject *table_used(PyObject *object, PyObject *dict) {
+    Table *self = (Table *)object;
+    if (!PyDict_Check(dict)) Py_RETURN_FALSE;
+    if (hold(self, dict) < 0) return NULL;
+    Used *entry = PUSH(self, used);
+    if (!entry) return NULL;
+    *entry = (Used){(PyDictObject *)dict, ((PyDictObject *)dict)->ma_used};
+    Py_RETURN_TRUE;
+}
+
+static PyObject *table_type(PyObject *object, PyObject *argument) {
+    Table *self = (Table *)object;
+    static PyObject *name;
+    if (!PyType_Check(argument)) Py_RETURN_FALSE;
+    if (!name && !(name = PyUnicode_InternFromString("__class__"))) return NULL;
+    PyTypeObject *type = (PyTypeObject *)argument;
+    (void)_PyType_Lookup(type, name); /* a look-up gives the type a version tag; one that was just changed has 0 */
+    if (type->tp_version_tag == 0) Py_RETURN_FALSE;
+    if (hold(self, argument) < 0) return NULL;
+    Type *entry = PUSH(self, types);
+    if (!entry) return NULL;
+    *entry = (Type){type, type->tp_version_tag};
+    Py_RETURN_TRUE;
+}
+
+static PyObject *table_items(PyObject *object, PyObject *list) {
+    Table *self = (Table *)object;
+    if (!PyList_Check(list)) Py_RETURN_FALSE;
+    Py_ssize_t count = PyList_GET_SIZE(list);
+    if (hold(self, list) < 0) return NULL;
+    size_t first = self->pointers_count;
+    if (count && !PUSH_MANY(self, pointers, count)) return NULL;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        self->pointers[first + i] = PyList_GET_ITEM(list, i);
+        if (hold(self, PyList_GET_ITEM(list, i)) < 0) return NULL;
+    }
+    Items *entry = PUSH(self, items);
+    if (!entry) return NULL;
+    *entry = (Items){(PyListObject *)list, count, first};
+    Py_RETURN_TRUE;
+}
+
+/* All of a tensor's TensorImpl except the reference count, and its requires_grad. */
+static PyObject *table_tensor(PyObject *object, PyObject *tensor) {
+    Table *self = (Table *)object;
+    if (!is_tensor(tensor)) Py_RETURN_FALSE;
+#ifdef __GLIBC__
+    size_t size = malloc_usable_size(IMPL(tensor));
+#else
+    size_t size = 0;
+#endif
+    if (size < (size_t)layout.refcount + 8 || size > TENSOR_MAX) Py_RETURN_FALSE;
+    char *impl = IMPL(tensor), *meta = *(char **)(impl + layout.autograd_meta);
+    if (meta && meta[layout.requires_grad] != 1) Py_RETURN_FALSE; /* it may get a grad_fn, which is not seen here */
+    if (hold(self, tensor) < 0) return NULL;
+    size_t first = self->bytes_count;
+    if (!PUSH_MANY(self, bytes, size)) return NULL;
+    memcpy(self->bytes + first, impl, size);
+    Tensor *entry = PUSH(self, tensors);
+    if (!entry) return NULL;
+    *entry = (Tensor){tensor, impl, first, (uint32_t)size, meta != NULL};
+    Py_RETURN_TRUE;
+}
+
+static PyObject *table_probe(PyObject *object, PyObject *arguments) {
+    Table *self = (Table *)object;
+    PyObject *function, *expected;
+    if (!PyArg_ParseTuple(arguments, "OO", &function, &expected)) return NULL;
+    if (hold(self, function) < 0 || hold(self, expected) < 0) return NULL;
+    Probe *entry = PUSH(self, probes);
+    if (!entry) return NULL;
+    *entry = (Probe){function, expected};
+    Py_RETURN_NONE;
+}
+
+static PyObject *table_python(PyObject *object, PyObject *checker) {
+    Table *self = (Table *)object;
+    Py_XSETREF(self->checker, Py_NewRef(checker));
+    Py_RETURN_NONE;
+}
+
+static Live *push_live(Table *self, int kind, int source) {
+    Live *op = PUSH(self, live);
+    if (op) {
+        op->kind = kind;
+        op->source = source;
+    }
+    return op;
+}
+
+static PyObject *new_values(Table *self, int count) {
+    if (self->values + count > MAX_VALUES) return PyErr_Format(PyExc_OverflowError, "too many values in one call's arguments");
+    int first = self->values;
+    self->values += count;
+    return PyLong_FromLong(first);
+}
+
+/* local(position) -> value number */
+static PyObject *table_local(PyObject *object, PyObject *argument) {
+    Table *self = (Table *)object;
+    Py_ssize_t position = PyLong_AsSsize_t(argument);
+    if (position < 0) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "a position is needed");
+    PyObject *number = new_values(self, 1);
+    Live *op = number ? push_live(self, LOCAL, 0) : NULL;
+    if (!op) {
+        Py_XDECREF(number);
+        return NULL;
+    }
+    op->target = self->values - 1;
+    op->count = position;
+    return number;
+}
+
+/* item(value, position) -> value number; the container's length has been checked before */
+static PyObject *table_item(PyObject *object, PyObject *arguments) {
+    Table *self = (Table *)object;
+    int source;
+    Py_ssize_t position;
+    if (!PyArg_ParseTuple(arguments, "in", &source, &position)) return NULL;
+    PyObject *number = new_values(self, 1);
+    Live *op = number ? push_live(self, ITEM, source) : NULL;
+    if (!op) {
+        Py_XDECREF(number);
+        return NULL;
+    }
+    op->target = self->values - 1;
+    op->count = position;
+    return number;
+}
+
+/* fields(value, keys) -> number of the first of len(keys) values: an exact dict with these keys in this order */
+static PyObject *table_fields(PyObject *object, PyObject *arguments) {
+    Table *self = (Table *)object;
+    int source;
+    PyObject *keys;
+    if (!PyArg_ParseTuple(arguments, "iO!", &source, &PyTuple_Type, &keys)) return NULL;
+    PyObject *number = new_values(self, (int)PyTuple_GET_SIZE(keys));
+    Live *op = number && hold(self, keys) == 0 ? push_live(self, DICT, source) : NULL;
+    if (!op) {
+        Py_XDECREF(number);
+        return NULL;
+    }
+    op->target = self->values - (int)PyTuple_GET_SIZE(keys);
+    op->count = PyTuple_GET_SIZE(keys);
+    op->object = keys;
+    return number;
+}
+
+/* live(value, kind, operand): "pointer" or "other" (not this object), "equal", "tuple" or "list" of a length, "different" (another value) */
+static PyObject *table_live(PyObject *object, PyObject *arguments) {
+    Table *self = (Table *)object;
+    int source, kind;
+    const char *name;
+    PyObject *operand;
+    if (!PyArg_ParseTuple(arguments, "isO", &source, &name, &operand)) return NULL;
+    static const struct { const char *name; int kind; } kinds[] = {
+        {"pointer", POINTER}, {"other", OTHER}, {"equal", EQUAL}, {"tuple", TUPLE}, {"list", LIST}, {"different", DIFFERENT}};
+    kind = -1;
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(*kinds); i++)
+        if (!strcmp(name, kinds[i].name)) kind = kinds[i].kind;
+    if (kind < 0) return PyErr_Format(PyExc_ValueError, "unknown check %s", name);
+    Live *op = push_live(self, kind, source);
+    if (!op) return NULL;
+    if (kind == TUPLE || kind == LIST) op->count = PyLong_AsSsize_t(operand);
+    else if (kind == DIFFERENT) op->target = (int)PyLong_AsLong(operand);
+    else {
+        op->object = operand;
+        if (hold(self, operand) < 0) return NULL;
+    }
+    if (PyErr_Occurred()) return NULL;
+    Py_RETURN_NONE;
+}
+
+/* live_tensor(value, example, requires_grad, offset, sizes, strides): like the example, except for None in sizes, strides or offset */
+static PyObject *table_live_tensor(PyObject *object, PyObject *arguments) {
+    Table *self = (Table *)object;
+    int source, grad;
+    PyObject *example, *offset, *sizes, *strides;
+    if (!PyArg_ParseTuple(arguments, "iOpOO!O!", &source, &example, &grad, &offset, &PyTuple_Type, &sizes, &PyTuple_Type, &strides)) return NULL;
+    if (!is_tensor(example) || layout.key_set < 0 || layout.autograd_meta < 0) Py_RETURN_FALSE;
+    Py_ssize_t dim = PyTuple_GET_SIZE(sizes);
+    int64_t *numbers = PyMem_Calloc(6 + 2 * dim, sizeof(int64_t));
+    if (!numbers) return PyErr_NoMemory();
+    int32_t small;
+    void *handle = HANDLE(example);
+    layout.dtype(handle, &small);
+    numbers[0] = small;
+    layout.device_type(handle, &small);
+    numbers[1] = small;
+    numbers[2] = grad;
+    numbers[3] = *(int64_t *)(IMPL(example) + layout.key_set);
+    numbers[4] = offset == Py_None ? FREE : PyLong_AsLongLong(offset);
+    numbers[5] = dim;
+    for (Py_ssize_t i = 0; i < dim; i++) {
+        PyObject *size = PyTuple_GET_ITEM(sizes, i), *stride = PyTuple_GET_ITEM(strides, i);
+        numbers[6 + i] = size == Py_None ? FREE : PyLong_AsLongLong(size);
+        numbers[6 + dim + i] = stride == Py_None ? FREE : PyLong_AsLongLong(stride);
+    }
+    Live *op = PyErr_Occurred() || hold(self, (PyObject *)Py_TYPE(example)) < 0 ? NULL : push_live(self, TENSOR, source);
+    if (!op) {
+        PyMem_Free(numbers);
+        return NULL;
+    }
+    op->object = (PyObject *)Py_TYPE(example);
+    op->numbers = numbers;
+    Py_RETURN_TRUE;
+}
+
+static PyObject *table_check_method(PyObject *object, PyObject *locals) {
+    if (!PyTuple_Check(locals)) return PyErr_Format(PyExc_TypeError, "a tuple of locals is needed");
+    int holds = table_check(object, &PyTuple_GET_ITEM(locals, 0), PyTuple_GET_SIZE(locals));
+    return holds < 0 ? NULL : PyBool_FromLong(holds);
+}
+
+static PyObject *table_sizes(PyObject *object, PyObject *unused) {
+    Table *self = (Table *)object;
+    return Py_BuildValue("{s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:O}", "live", self->live_count, "slots", self->slots_count, "dicts", self->dicts_count,
+                         "used", self->used_count, "types", self->types_count, "lists", self->items_count, "tensors", self->tensors_count, "probes",
+                         self->probes_count, "python", self->checker ? Py_True : Py_False);
+}
+
+static PyObject *table_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords) {
+    Table *self = (Table *)type->tp_alloc(type, 0);
+    if (self && !(self->refs = PyList_New(0))) Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+static int table_traverse(PyObject *object, visitproc visit, void *arg) {
+    Py_VISIT(((Table *)object)->refs);
+    Py_VISIT(((Table *)object)->checker);
+    return 0;
+}
+
+static int table_clear(PyObject *object) {
+    Table *self = (Table *)object;
+    for (size_t i = 0; i < self->live_count; i++) PyMem_Free(self->live[i].numbers);
+    self->live_count = self->slots_count = self->dicts_count = self->used_count = self->types_count = self->items_count = self->tensors_count = 0;
+    self->probes_count = 0;
+    Live *op = PUSH(self, live); /* a cleared table holds for no call */
+    if (op) *op = (Live){.kind = LOCAL, .count = PY_SSIZE_T_MAX};
+    PyErr_Clear();
+    Py_CLEAR(self->refs);
+    Py_CLEAR(self->checker);
+    return 0;
+}
+
+static void table_dealloc(PyObject *object) {
+    Table *self = (Table *)object;
+    PyObject_GC_UnTrack(object);
+    for (size_t i = 0; i < self->live_count; i++) PyMem_Free(self->live[i].numbers);
+    Py_XDECREF(self->refs);
+    Py_XDECREF(self->checker);
+    void *arrays[] = {self->live, self->slots, self->dicts, self->keys, self->used, self->types, self->items, self->pointers, self->tensors, self->bytes, self->probes};
+    for (size_t i = 0; i < sizeof(arrays) / sizeof(*arrays); i++) PyMem_Free(arrays[i]);
+    Py_TYPE(object)->tp_free(object);
+}
+
+static PyMethodDef table_methods[] = {
+    {"slot", table_slot, METH_VARARGS, "slot(owner, kind): depend on a pointer of an object; False where it has none."},
+    {"dict", table_dict, METH_VARARGS, "dict(d, keys, whole): depend on keys of a dict, or on all of it."},
+    {"used", table_used, METH_O, "Depend on the number of entries of a dict."},
+    {"type", table_type, METH_O, "Depend on a class and its bases; False where it has no version."},
+    {"items", table_items, METH_O, "Depend on the items of a list."},
+    {"tensor", table_tensor, METH_O, "Depend on all properties of a tensor."},
+    {"probe", table_probe, METH_VARARGS, "Call a function and compare its result."},
+    {"python", table_python, METH_O, "Call a checker with the tuple of locals."},
+    {"local", table_local, METH_O, "A local as a value."},
+    {"item", table_item, METH_VARARGS, "An item of a value."},
+    {"fields", table_fields, METH_VARARGS, "The entries of a dict value."},
+    {"live", table_live, METH_VARARGS, "Check a value."},
+    {"live_tensor", table_live_tensor, METH_VARARGS, "Check a tensor value."},
+    {"check", table_check_method, METH_O, "Whether everything recorded still holds."},
+    {"sizes", table_sizes, METH_NOARGS, "How many entries of each kind."},
+    {NULL, NULL, 0, NULL},
+};
+
+PyTypeObject Table_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "precast._native.Table",
+    .tp_basicsize = sizeof(Table),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_doc = "What a set of guards read when it last held.",
+    .tp_new = table_new,
+    .tp_traverse = table_traverse,
+    .tp_clear = table_clear,
+    .tp_dealloc = table_dealloc,
+    .tp_methods = table_methods,
+};

@@ -1,0 +1,169 @@
+"""Where this torch keeps what inside its tensors, found by looking at tensors that differ in one thing. Nothing is taken for granted.
+
+Each probe is repeated on other tensors before it is believed. What cannot be found raises LayoutUnknown: the native runtime stays off.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from precast.runtime.externs import new_handle, take_handle
+from precast.runtime.library import resolve_symbol
+
+_WRAP = "_Z16THPVariable_WrapRKN2at10TensorBaseE"
+_LIKELY_POINTER = 1 << 20
+
+
+class LayoutUnknown(RuntimeError):
+    """This torch keeps its tensors in a way that the probes do not understand."""
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """Raw reads of the native module, in words."""
+
+    native: Any
+    tensor_in_object: int
+
+    def address(self, tensor: torch.Tensor) -> int:
+        """Address of the TensorImpl."""
+        return _word(self.native, id(tensor) + self.tensor_in_object)
+
+    def words(self, tensor: torch.Tensor) -> tuple[int, ...]:
+        """The TensorImpl as 64-bit words."""
+        address = self.address(tensor)
+        return self.block(address)
+
+    def block(self, address: int) -> tuple[int, ...]:
+        size = self.native.allocation_size(address) // 8 * 8
+        if not 16 <= size <= 4096:
+            raise LayoutUnknown(f"an allocation of {size} bytes is not what was expected")
+        return struct.unpack(f"<{size // 8}Q", self.native.read_bytes(address, size))
+
+
+def _word(native: Any, address: int) -> int:
+    return int(struct.unpack("<Q", native.read_bytes(address, 8))[0])
+
+
+def configure(native: Any) -> None:
+    """Probe, verify, and hand the layout to the native module. Raises LayoutUnknown."""
+    shims = {name: resolve_symbol(f"aoti_torch_{name}") for name in _SHIMS}
+    missing = [name for name, address in shims.items() if not address]
+    if missing:
+        raise LayoutUnknown(f"this torch lacks aoti_torch_{missing[0]}")
+    with torch.no_grad(), torch.inference_mode(False):
+        probe = _Probe(native, _tensor_in_object(native))
+        version_pointer, version_value = _version(probe)
+        offsets = (
+            probe.tensor_in_object,
+            _refcount(probe),
+            _storage(probe),
+            *_autograd(probe),
+            _key_set(probe),
+            version_pointer,
+            version_value,
+        )
+    steal = torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr  # type: ignore[attr-defined]
+    native.configure(torch._C.TensorBase, steal, *offsets, resolve_symbol(_WRAP) or 0, *(shims[name] for name in _SHIMS))
+
+
+_SHIMS = ("delete_tensor_object", "get_dtype", "get_device_type", "get_dim", "get_storage_offset", "get_sizes", "get_strides")
+
+
+def _samples() -> list[torch.Tensor]:
+    return [torch.zeros(3, 5), torch.zeros(2, dtype=torch.int64), torch.nn.Parameter(torch.zeros(4, 4)), torch.zeros(())]
+
+
+def _tensor_in_object(native: Any) -> int:
+    found: set[int] = set()
+    for tensor in _samples():
+        handle = new_handle(tensor)
+        implementation = _word(native, handle)
+        take_handle(handle)
+        places = [at for at in range(16, type(tensor).__basicsize__, 8) if _word(native, id(tensor) + at) == implementation]
+        if len(places) != 1:
+            raise LayoutUnknown(f"a tensor's implementation was found in {len(places)} places of its Python object")
+        found.add(places[0])
+    return _one(found, "the tensor inside its Python object")
+
+
+def _one(found: set[int], what: str) -> int:
+    if len(found) != 1:
+        raise LayoutUnknown(f"{what}: candidates {sorted(found)}")
+    return found.pop()
+
+
+def _refcount(probe: _Probe) -> int:
+    found: set[int] = set()
+    for tensor in _samples():
+        before = probe.words(tensor)
+        handle = new_handle(tensor)
+        during = probe.words(tensor)
+        take_handle(handle)
+        found.update(i * 8 for i, (a, b) in enumerate(zip(before, during, strict=True)) if a != b)
+    return _one(found, "the reference count")
+
+
+def _storage(probe: _Probe) -> int:
+    found = None
+    for tensor in _samples():
+        pointer = tensor.untyped_storage()._cdata
+        places = {i * 8 for i, word in enumerate(probe.words(tensor)) if word == pointer}
+        found = places if found is None else found & places
+    return _one(found or set(), "the storage pointer")
+
+
+def _autograd(probe: _Probe) -> tuple[int, int]:
+    """Offsets of the pointer to AutogradMeta, and of its requires_grad byte."""
+    pointers: set[int] = set()
+    flags: set[int] | None = None
+    for _ in range(3):
+        tensor = torch.zeros(7)
+        before = probe.words(tensor)
+        tensor.requires_grad_(True)
+        after = probe.words(tensor)
+        pointers.update(i * 8 for i, (a, b) in enumerate(zip(before, after, strict=True)) if a == 0 and b > _LIKELY_POINTER)
+        at = _one(set(pointers), "the autograd metadata")
+        meta = after[at // 8]
+        size = probe.native.allocation_size(meta)
+        states = []
+        for value in (True, False, True, False):
+            tensor.requires_grad_(value)
+            states.append(probe.native.read_bytes(meta, size))
+        places = {i for i in range(size) if [state[i] for state in states] == [1, 0, 1, 0]}
+        flags = places if flags is None else flags & places
+    return _one(pointers, "the autograd metadata"), _one(flags or set(), "requires_grad")
+
+
+def _key_set(probe: _Probe) -> int:
+    found: set[int] | None = None
+    for tensor in [*_samples(), torch.zeros(2, dtype=torch.complex64).conj()]:
+        raw = torch._C._dispatch_keys(tensor).raw_repr()
+        places = {i * 8 for i, word in enumerate(probe.words(tensor)) if word == raw}
+        found = places if found is None else found & places
+    return _one(found or set(), "the dispatch key set")
+
+
+def _version(probe: _Probe) -> tuple[int, int]:
+    """Offsets of the pointer to the version counter, and of the 32-bit version in it."""
+    tensor = torch.zeros(11)
+    twin, other = tensor.detach(), torch.zeros(11)  # detach shares storage and version counter; another tensor neither
+    first, second, third = probe.words(tensor), probe.words(twin), probe.words(other)
+    storage = tensor.untyped_storage()._cdata
+    rows = enumerate(zip(first, second, third, strict=False))
+    pointer = _one({i * 8 for i, (a, b, c) in rows if a == b != c and a > _LIKELY_POINTER and a != storage}, "the version counter")
+    counter = first[pointer // 8]
+    size = probe.native.allocation_size(counter)
+    if not 8 <= size <= 256:
+        raise LayoutUnknown(f"the version counter has {size} bytes")
+    found: set[int] | None = None
+    for _ in range(3):
+        tensor.add_(1)
+        data = probe.native.read_bytes(counter, size)
+        places = {i for i in range(0, size - 3, 4) if struct.unpack_from("<I", data, i)[0] == tensor._version}
+        found = places if found is None else found & places
+    return pointer, _one(found or set(), "the version")

@@ -1,0 +1,459 @@
+"""Recording a guard table: every read that a guard set makes on a call's objects, as flat entries that the native runtime compares.
+
+A guard that holds keeps holding while nothing that it read has changed. Objects that live on (modules, configs, functions) are
+recorded by identity and by what was read of them; what comes fresh with each call (tensors, numbers, strings, tuples, lists and dicts of
+them) by value. What cannot be expressed is left to the generated Python checker, for just those guards, at every call.
+"""
+
+from __future__ import annotations
+
+import builtins
+import enum
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.utils._device
+
+from precast.artifact_store.constants import untag
+from precast.artifact_store.guards import Guard, Path, Predicate, Step
+from precast.runtime.guard_eval import compile_checker
+from precast.runtime.objects import ABSENT, Opaque, instance_dict, read_attribute
+
+_SCALARS = (int, float, str, bytes)
+_IMMUTABLE = (int, float, complex, str, bytes, bool, type(None), range, torch.dtype, torch.device, torch.layout, torch.memory_format)
+_MAX_PAIRS = 64
+Cells = Callable[[], Mapping[str, Any]]
+
+
+class Unrecordable(Exception):
+    """No table can be made for this call; the generated checker decides each time."""
+
+
+class Live:
+    """A place that gets a fresh object with each call: checked by value. `number`: its value in the table."""
+
+    __slots__ = ("number", "value")
+
+    def __init__(self, number: int, value: Any) -> None:
+        self.number = number
+        self.value = value
+
+
+class Plan:
+    """A guard set arranged for recording: made once per variant, used for each table."""
+
+    def __init__(self, guards: Sequence[Guard], names: Sequence[str], function: types.FunctionType) -> None:
+        self.guards = tuple(guards)
+        self.names = tuple(names)
+        self.function = function
+        self.under: dict[Path, list[Path]] = {}
+        self.at: dict[Path, list[int]] = {}
+        for index, guard in enumerate(self.guards):
+            self.at.setdefault(guard.path, []).append(index)
+            self._add(guard.path)
+        self._checkers: dict[tuple[int, ...], Callable[[Mapping[str, Any], Mapping[str, Any]], bool]] = {}
+
+    def _add(self, path: Path) -> None:
+        while len(path) > 1:
+            siblings = self.under.setdefault(path[:-1], [])
+            if path in siblings:
+                return
+            siblings.append(path)
+            path = path[:-1]
+
+    def checker(self, indices: tuple[int, ...], cells: Cells) -> Callable[[tuple[Any, ...]], bool]:
+        """A Python check of just these guards, from the tuple of locals."""
+        if indices not in self._checkers:
+            self._checkers[indices] = compile_checker([self.guards[i] for i in indices])
+        check, names = self._checkers[indices], self.names
+        return lambda values: check(dict(zip(names, values, strict=True)), cells())
+
+
+def record(native: Any, plan: Plan, local_values: Mapping[str, Any], cells: Cells) -> Any:
+    """A table for the call with these locals, whether or not the guards hold for them. Raises Unrecordable."""
+    recording = _Recording(native, plan, local_values, cells())
+    try:
+        opaque = recording.run()
+    except OverflowError as error:
+        raise Unrecordable(str(error)) from error
+    if opaque:
+        recording.table.python(plan.checker(tuple(sorted(opaque)), cells))
+    return recording.table
+
+
+class _Recording:
+    """One walk over a plan. `places`: what each path led to, a Live, an object, or the Opaque marker class."""
+
+    def __init__(self, native: Any, plan: Plan, local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> None:
+        self.table = native.Table()
+        self.plan = plan
+        self.local_values = local_values
+        self.cells = cells
+        self.places: dict[Path, Any] = {}
+        self.opaque: set[int] = set()
+        self._slots: set[tuple[int, str]] = set()
+        self._classes: set[type] = set()
+        self._dicts: dict[int, tuple[dict[Any, Any], dict[Any, None], bool]] = {}
+        self._seen: set[tuple[str, int]] = set()
+        self._keep: list[Any] = []
+
+    # -- what was read (Reads)
+
+    def slot(self, owner: Any, kind: str) -> None:
+        if (id(owner), kind) in self._slots:
+            return
+        self._slots.add((id(owner), kind))
+        if not self.table.slot(owner, kind):
+            raise Opaque
+
+    def cls(self, cls: type) -> None:
+        if cls not in self._classes:
+            if not self.table.type(cls):
+                raise Opaque
+            self._classes.add(cls)
+
+    def key(self, namespace: dict[Any, Any], name: Any) -> None:
+        if type(name) not in (str, int, bool) and name is not None and not isinstance(name, type):
+            raise Opaque  # comparing other keys may run Python code
+        self._dicts.setdefault(id(namespace), (namespace, {}, False))[1][name] = None
+
+    def whole(self, namespace: dict[Any, Any]) -> None:
+        keys = self._dicts.setdefault(id(namespace), (namespace, {}, False))[1]
+        self._dicts[id(namespace)] = (namespace, keys, True)
+
+    def _once(self, kind: str, value: Any) -> None:
+        if (kind, id(value)) not in self._seen:
+            self._seen.add((kind, id(value)))
+            if not getattr(self.table, kind)(value):
+                raise Opaque
+
+    # -- the walk
+
+    def run(self) -> set[int]:
+        """Fill the table; the indices of the guards that Python has to check at each call."""
+        roots = dict.fromkeys(path[:1] for path in (*self.plan.at, *self.plan.under))
+        for root in sorted(roots, key=lambda path: path[0][0] != "local"):
+            self._enter(root, lambda root=root: self._root(root[0]))  # type: ignore[misc]
+        for index, guard in enumerate(self.plan.guards):
+            if guard.predicate in (Predicate.SAME_AS, Predicate.NOT_ALIASED, Predicate.GLOBAL_STATE):
+                self._attempt(index, lambda guard=guard: self._relation(guard))  # type: ignore[misc]
+        for namespace, keys, whole in self._dicts.values():
+            self.table.dict(namespace, tuple(keys), whole)
+        return self.opaque
+
+    def _enter(self, path: Path, reach: Callable[[], Any]) -> None:
+        """Record the object at `path`, the guards on it, and everything below it."""
+        stack: list[tuple[Path, Callable[[], Any]]] = [(path, reach)]
+        while stack:
+            path, reach = stack.pop()
+            try:
+                place = reach()
+            except (Opaque, AttributeError, KeyError, IndexError, TypeError, ValueError):
+                self._give_up(path)
+                continue
+            self.places[path] = place
+            for index in self.plan.at.get(path, ()):
+                if self.plan.guards[index].predicate not in (Predicate.SAME_AS, Predicate.NOT_ALIASED, Predicate.GLOBAL_STATE):
+                    self._attempt(index, lambda index=index: self._guard(self.plan.guards[index], path, place))  # type: ignore[misc]  # noqa: B023
+            for child in self.plan.under.get(path, ()):
+                stack.append((child, lambda child=child, place=place: self._step(place, child[-1])))  # type: ignore[misc]
+
+    def _attempt(self, index: int, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except (Opaque, AttributeError, KeyError, TypeError):
+            self.opaque.add(index)
+
+    def _give_up(self, path: Path) -> None:
+        """Leave the guards at and below `path` to Python."""
+        stack = [path]
+        while stack:
+            path = stack.pop()
+            self.places[path] = Opaque
+            self.opaque.update(self.plan.at.get(path, ()))
+            stack.extend(self.plan.under.get(path, ()))
+
+    def _root(self, root: Step) -> Any:
+        match root:
+            case ("local", name):
+                return self._live(self.table.local(self.plan.names.index(name)), self.local_values[name])
+            case ("cell", name):
+                closure = self.plan.function.__closure__ or ()
+                cell = closure[self.plan.function.__code__.co_freevars.index(name)]
+                self.slot(cell, "cell")
+                return cell.cell_contents
+            case ("global", module, name):
+                self.key(sys.modules, module)
+                namespace = sys.modules[module].__dict__
+                self.key(namespace, name)
+                return namespace[name]
+            case ("module", name):
+                self.key(sys.modules, name)
+                return sys.modules[name]
+            case ("builtin", name):
+                self.key(builtins.__dict__, name)
+                return builtins.__dict__[name]
+            case ("state",):
+                return None
+        raise Opaque
+
+    def _live(self, number: int, value: Any) -> Any:
+        """A value of the call: what comes fresh each time is a Live; anything else has to be this very object."""
+        kind = type(value)
+        if kind in _SCALARS:
+            self.table.live(number, "equal", value)
+            return Live(number, value)
+        if kind is tuple or kind is list:
+            self.table.live(number, kind.__name__, len(value))
+            return Live(number, value)
+        if kind is dict and all(type(key) is str for key in value):
+            first = self.table.fields(number, tuple(value))
+            return Live(first, value)
+        if isinstance(value, torch.Tensor):
+            return Live(number, value)
+        self.table.live(number, "pointer", value)
+        return value
+
+    def _step(self, place: Any, step: Step) -> Any:
+        if isinstance(place, Live):
+            return self._live_step(place, step)
+        match step:
+            case ("attr", name):
+                return self._present(read_attribute(place, name, self))
+            case ("raw", name):
+                return self._present(read_attribute(place, name, self, hooks=False))
+            case ("dict",):
+                return self._present(self._own(place))
+            case ("param" | "buffer" | "submodule", name):
+                stores = {"param": "_parameters", "buffer": "_buffers", "submodule": "_modules"}
+                namespace = self._own(place)
+                self.key(namespace, stores[step[0]])
+                members = namespace[stores[step[0]]]
+                self.key(members, name)
+                return dict.__getitem__(members, name)
+            case ("type",):
+                self.slot(place, "type")
+                return type(place)
+            case ("item", tagged):
+                return self._item(place, untag(tagged))
+            case ("key", position):
+                self.whole(self._a_dict(place))
+                return list(dict.keys(place))[position]
+            case ("closure", position):
+                cell = place.__closure__[position]
+                self.slot(cell, "cell")
+                return cell.cell_contents
+            case ("default", position):
+                self.slot(place, "defaults")
+                return place.__defaults__[position]
+            case ("kwdefault", name):
+                self.slot(place, "kwdefaults")
+                self.key(place.__kwdefaults__, name)
+                return place.__kwdefaults__[name]
+        raise Opaque
+
+    def _present(self, value: Any) -> Any:
+        if value is ABSENT:
+            raise Opaque
+        self._keep.append(value)  # a bound method made here has to keep its identity while this walk goes on
+        return value
+
+    def _own(self, place: Any) -> dict[str, Any]:
+        namespace = instance_dict(place, self)
+        if namespace is None:
+            raise Opaque
+        return namespace
+
+    def _a_dict(self, place: Any) -> dict[Any, Any]:
+        if not isinstance(place, dict):
+            raise Opaque
+        return place
+
+    def _item(self, place: Any, key: Any) -> Any:
+        if isinstance(place, dict):
+            self.key(place, key)
+            return dict.__getitem__(place, key)
+        if isinstance(place, list):
+            self._once("items", place)
+            return list.__getitem__(place, key)
+        if isinstance(place, tuple):
+            return tuple.__getitem__(place, key)
+        raise Opaque
+
+    def _live_step(self, place: Live, step: Step) -> Any:
+        value = place.value
+        match step:
+            case ("item", tagged) if isinstance(value, dict):
+                key = untag(tagged)
+                return self._live(place.number + list(value).index(key), value[key])
+            case ("item", tagged) if isinstance(value, (tuple, list)):
+                position = range(len(value))[untag(tagged)]
+                return self._live(self.table.item(place.number, position), value[position])
+            case ("key", position) if isinstance(value, dict):
+                return list(value)[position]
+            case ("type",):
+                return type(value)  # part of what is checked of the value
+        raise Opaque
+
+    # -- guards
+
+    def _guard(self, guard: Guard, path: Path, place: Any) -> None:
+        if isinstance(place, Live):
+            self._live_guard(guard, path, place)
+            return
+        match guard.predicate:
+            case Predicate.TYPE:
+                self.slot(place, "type")
+            case Predicate.IS | Predicate.NOT_NONE:
+                return  # its identity is recorded
+            case Predicate.EQUALS | Predicate.BASE_EQUALS:
+                self._constant(place, guard.predicate)
+            case Predicate.TENSOR:
+                self._tensor(place)
+            case Predicate.UNMARKED:
+                self.slot(place, "dict")
+                if place.__dict__:
+                    self.whole(place.__dict__)
+            case Predicate.LENGTH | Predicate.EMPTY:
+                self._length(place)
+            case Predicate.KEYS:
+                self.whole(self._a_dict(place))
+            case Predicate.HAS_KEY | Predicate.LACKS_KEY:
+                self.key(self._a_dict(place), untag(guard.constant))
+            case Predicate.LACKS_OWN:
+                self.key(self._own(place), guard.constant)
+            case Predicate.HAS_ATTR | Predicate.LACKS_ATTR:
+                self._keep.append(read_attribute(place, guard.constant, self))
+            case Predicate.CODE:
+                self._code(place)
+            case _:
+                raise Opaque
+
+    def _constant(self, value: Any, predicate: Predicate) -> None:
+        """What an equality guard read of an object that stays the same object: nothing more if it is immutable."""
+        if predicate is Predicate.BASE_EQUALS and isinstance(value, (int, float, complex, str, bytes)):
+            return
+        if not _immutable(value):
+            if type(value) is list and all(map(_immutable, value)):
+                self._once("items", value)
+            elif type(value) is dict and all(map(_immutable, value.values())):
+                self.whole(value)
+            else:
+                raise Opaque
+
+    def _tensor(self, value: Any) -> None:
+        if not isinstance(value, torch.Tensor) or value.dim() > 5 or value.layout is not torch.strided:
+            raise Opaque  # more dimensions are kept outside the TensorImpl
+        self.slot(value, "type")
+        self._once("tensor", value)
+
+    def _length(self, value: Any) -> None:
+        if isinstance(value, dict):
+            self._once("used", value)
+        elif isinstance(value, list):
+            self._once("items", value)
+        elif not isinstance(value, (tuple, str, bytes, range)):
+            raise Opaque
+
+    def _code(self, value: Any) -> None:
+        if isinstance(value, types.MethodType):
+            value = value.__func__
+        if isinstance(value, types.FunctionType):
+            self.slot(value, "code")
+        elif not isinstance(value, types.CodeType):
+            raise Opaque
+
+    def _live_guard(self, guard: Guard, path: Path, place: Live) -> None:
+        value = place.value
+        if isinstance(value, torch.Tensor):
+            specs = [self.plan.guards[i].constant for i in self.plan.at[path] if self.plan.guards[i].predicate is Predicate.TENSOR]
+            if guard.predicate is Predicate.TENSOR:
+                self._live_tensor(place, guard.constant)
+            elif not specs or guard.predicate not in (Predicate.TYPE, Predicate.UNMARKED, Predicate.NOT_NONE):
+                raise Opaque
+            return
+        if type(value) in _SCALARS:
+            if guard.predicate is Predicate.IS:
+                raise Opaque  # equal, and perhaps not the same object
+            return
+        checked = (Predicate.TYPE, Predicate.LENGTH, Predicate.NOT_NONE, Predicate.EMPTY)
+        of_keys = (Predicate.KEYS, Predicate.HAS_KEY, Predicate.LACKS_KEY)
+        if guard.predicate not in checked and not (isinstance(value, dict) and guard.predicate in of_keys):
+            raise Opaque
+
+    def _live_tensor(self, place: Live, spec: Mapping[str, Any]) -> None:
+        size, stride = spec["size"], spec["stride"]
+        plain = place.value.dim() == len(size) == len(stride)
+        if not plain or not self.table.live_tensor(place.number, place.value, spec["requires_grad"], spec["offset"], size, stride):
+            raise Opaque
+
+    def _relation(self, guard: Guard) -> None:
+        if guard.predicate is Predicate.GLOBAL_STATE:
+            self._state()
+        elif guard.predicate is Predicate.SAME_AS:
+            pair = (self._place(guard.path), self._place(guard.constant))
+            if any(isinstance(place, Live) for place in pair):
+                raise Opaque
+        else:
+            self._distinct(guard.constant)
+
+    def _place(self, path: Path) -> Any:
+        """What `path` led to; walked now where no guard is on it."""
+        if path not in self.places:
+            parent = self._place(path[:-1]) if len(path) > 1 else None
+            self.places[path] = self._step(parent, path[-1]) if len(path) > 1 else self._root(path[0])
+        place = self.places[path]
+        if place is Opaque:
+            raise Opaque
+        return place
+
+    def _distinct(self, paths: Mapping[str, Any]) -> None:
+        if paths["mutated"]:
+            raise Opaque
+        places = [self._place(path) for path in paths["distinct"]]
+        fresh = [place for place in places if isinstance(place, Live)]
+        fixed = [place for place in places if not isinstance(place, Live)]
+        if len(fresh) * (len(fresh) + len(fixed)) > _MAX_PAIRS:
+            raise Opaque
+        for i, place in enumerate(fresh):
+            for other in fresh[:i]:
+                self.table.live(place.number, "different", other.number)
+            for constant in fixed:
+                self.table.live(place.number, "other", constant)
+
+    def _state(self) -> None:
+        """torch's state as cheap calls whose results have to stay what they are now."""
+        if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+            raise Opaque
+        self.key(torch.utils._device.__dict__, "CURRENT_DEVICE")
+        for function in (_state_check(), *_STATE):
+            self.table.probe(function, function())
+
+
+_STATE = (
+    torch._C._len_torch_function_stack,
+    torch._C._len_torch_dispatch_stack,
+    torch.is_inference_mode_enabled,
+    torch._C._is_torch_function_all_disabled,
+    torch._C._get_float32_matmul_precision,
+)
+
+
+def _state_check() -> Callable[[], Any]:
+    """A function that says whether grad mode, autocast, deterministic algorithms, default dtype, … are what they are now."""
+    check: Callable[[], Any] = torch._C._dynamo.guards.GlobalStateGuard().check  # type: ignore[attr-defined]  # C code: no part of the tracer
+    return check
+
+
+def _immutable(value: Any) -> bool:
+    kind = type(value)
+    if kind in _IMMUTABLE or isinstance(value, (enum.Enum, type)):
+        return True
+    if kind is tuple or kind is frozenset or kind is torch.Size:
+        return all(map(_immutable, value))
+    if kind is slice:
+        return all(map(_immutable, (value.start, value.stop, value.step)))
+    return False
