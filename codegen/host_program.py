@@ -9,6 +9,7 @@ import sympy
 
 from precast.codegen.cpp_index import IndexPrinter
 from precast.codegen.cpp_kernel import RenderedKernel
+from precast.codegen.host_dispatch import dispatch, encodable
 from precast.codegen.host_extern import encode_call
 from precast.codegen.host_shims import SymbolTable, dtype_code, torch_name
 from precast.codegen.expand import LibraryCall, RunStep, views_of
@@ -187,7 +188,8 @@ class HostWriter:
             self.statics.append(f"alignas(64) static const uint64_t literal{number}[] = {{{words}}};")
             self.add(f"{self.pointer(constant.buffer)} = (void*)literal{number};")
             if constant.buffer in self.output_buffers:
-                raise ValueError(f"constant buffer {constant.buffer} is an output: a copy must be returned")
+                self.allocate(constant.buffer, f"literal {constant.buffer}")
+                self.add(f"__builtin_memcpy({self.pointer(constant.buffer)}, literal{number}, {len(constant.data)});")
 
     def _workspace(self) -> None:
         if not self.slots:
@@ -219,6 +221,9 @@ class HostWriter:
         self.python.append(f"    {step.name}({', '.join(kernel.arguments)})")
 
     def _extern(self, step: Extern, label: str) -> None:
+        if not encodable(step):
+            self._dispatched(step, label)
+            return
         record, tensors, integers = encode_call(step)
         number = len(self.externs)
         self.externs.append(record)
@@ -241,6 +246,18 @@ class HostWriter:
         for name, target in targets:
             self.settle(name, target, label)
         self.python.append(f"    {', '.join(step.outs)} = {step.op}({', '.join(v.buffer for v in tensors)})")
+
+    def _dispatched(self, step: Extern, label: str) -> None:
+        self.add("{")
+        targets = []
+        for name, result in zip(step.outs, dispatch(self, step, label), strict=True):
+            target = self.new_owned()
+            self.add(f"{target} = {result};")
+            targets.append((name, target))
+        self.add("}")
+        for name, target in targets:
+            self.settle(name, target, label)
+        self.python.append(f"    {', '.join(step.outs)} = {step.op}({', '.join(v.buffer for v in _views(step.args))})")
 
     def settle(self, name: str, target: str, label: str) -> None:
         """Adopts a library result; one whose strides are not the planned ones is copied into those."""
@@ -278,8 +295,9 @@ class HostWriter:
         buffer = self.buffers[view.buffer]
         label = f"output {position}"
         handle = self.handle.get(view.buffer)
-        if handle is None:
-            raise ValueError(f"output {position} is buffer {view.buffer}, which no step writes")
+        if handle is None:  # an empty tensor, which no step needs to write
+            self.allocate(view.buffer, label)
+            handle = self.handle[view.buffer]
         if view.size == buffer.size and view.stride == buffer.stride and view.offset == 0 and view.dtype in (None, buffer.dtype):
             self.call("aoti_torch_new_tensor_handle", f"{handle}, &outputs[{position}]", label)
             return

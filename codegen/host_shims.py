@@ -35,6 +35,9 @@ SHIMS: dict[str, str] = {
         "const char*, double*, const char**, const double**, int64_t, const char**, void**)"
     ),
     "aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu": "int32_t(*)(void*, void*, void*, double, int32_t, void**, double*, void**, void**)",
+    "torch_call_dispatcher": "int32_t(*)(const char*, const char*, uint64_t*, uint64_t)",
+    "torch_new_list_reserve_size": "int32_t(*)(__SIZE_TYPE__, void**)",
+    "torch_list_push_back": "int32_t(*)(void*, uint64_t)",
     "aoti_torch_grad_mode_is_enabled": "bool(*)()",
     "aoti_torch_grad_mode_set_enabled": "void(*)(bool)",
     "torch_get_num_threads": "int32_t(*)(uint32_t*)",

@@ -28,7 +28,6 @@ from precast.lowering.ir import (
     Reduce,
     ReduceOp,
     Scan,
-    Size,
     Store,
     Value,
     operands,
