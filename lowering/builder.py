@@ -16,6 +16,7 @@ from precast.lowering.ir import (
     Buffer,
     Const,
     DType,
+    Extern,
     Index,
     Kernel,
     Load,
@@ -46,6 +47,11 @@ DTYPES: dict[torch.dtype, DType] = {
     torch.complex64: DType.C64,
     torch.complex128: DType.C128,
 }
+
+TORCH_NAMES = {ours: str(theirs).removeprefix("torch.") for theirs, ours in DTYPES.items()}
+
+WITHOUT_ARITHMETIC = (DType.C64, DType.C128, DType.OTHER)
+"""Types that only library calls compute with."""
 
 MAX_LOADS = 24
 MAX_NODES = 160
@@ -94,6 +100,7 @@ class Builder:
         self.steps: list[Step] = []
         self.constants: list[tuple[str, torch.Tensor]] = []
         self.origin = ""
+        self.written: set[str] = set()  # buffers of types without arithmetic that exist already
         self.value: object = None
         self.reads = 1  # how often the node's result is read
         self.is_result = False  # whether the caller sees it
@@ -158,6 +165,10 @@ class Builder:
         """A kernel that writes `source` over `target`, a window of the same size."""
         assert target.window is not None
         if any(s == 0 for s in target.size):
+            self._allocate(target.window.buffer)  # nothing to write, but readers need the memory to exist
+            return
+        if target.dtype in WITHOUT_ARITHMETIC:
+            self._library_copy(target.window, source)
             return
         names = ix.symbols(target.rank)
         stride = target.window.stride
@@ -166,6 +177,23 @@ class Builder:
         value = tx.cast(source.body(), target.dtype)
         axes = tuple(Axis(names[d], target.size[d]) for d in order)
         self.kernel(axes, Store(target.window.buffer, ix.affine(target.window.offset, terms), value, mode, (), mask))
+
+    def _library_copy(self, target: View, source: Tensor) -> None:
+        """A copy that no kernel can make: the buffer is allocated and filled by library calls."""
+        if source.window is None:
+            raise Unsupported(f"{self.origin}: a {source.dtype.value} tensor would have to be computed, which precast leaves to library calls")
+        self._allocate(target.buffer)
+        self.steps.append(Extern("aten::copy_", (target, source.window), (), (), (target.buffer,), (self.origin,)))
+
+    def _allocate(self, name: str) -> None:
+        """Makes a buffer that no kernel will write exist."""
+        if name in self.written:
+            return
+        self.written.add(name)
+        made = next(x for x in reversed(self.buffers) if x.name == name)
+        arguments = (tuple(_scalar(n) for n in made.size), tuple(_scalar(n) for n in made.stride))
+        kind = TORCH_NAMES.get(made.dtype, made.torch_dtype)
+        self.steps.append(Extern("aten::empty_strided", arguments, (("dtype", ("dtype", kind)),), (name,), (), (self.origin,)))
 
     def kernel(self, axes: tuple[Axis, ...], *stores: Store) -> None:
         """Appends a kernel, unless it covers no point."""
@@ -252,6 +280,10 @@ class Builder:
         """A fresh symbol for a `Gather`."""
         self._gathers += 1
         return ix.axis_symbol(f"g{self._gathers - 1}")
+
+
+def _scalar(size: Size) -> int | Index:
+    return size if isinstance(size, int) else Index(size)
 
 
 def _rank(stride: Size) -> int:

@@ -101,6 +101,7 @@ def _results(b: Builder, node: fx.Node, schema: Any, lookup: Lookup, mutated: di
         made = b.whole(b.buffer(size, dtype_of(value.dtype), stride, str(value.dtype).removeprefix("torch.")))
         assert made.window is not None
         outs.append(made.window.buffer)
+        b.written.add(made.window.buffer)
         return made
 
     results: list[Any] = []

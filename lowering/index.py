@@ -255,8 +255,11 @@ def floordiv(expr: sympy.Expr, divisor: Size, extents: Extents) -> sympy.Expr:
     if isinstance(rest, Modulo) and isinstance(divisor, int) and rest.args[1].is_Integer and int(rest.args[1]) % divisor == 0:
         # (e % (a*b)) // b == (e // b) % a
         return quotient + modulo(floordiv(rest.args[0], divisor, extents), int(rest.args[1]) // divisor, extents)
-    if isinstance(rest, FloorDiv):
-        return quotient + floordiv(rest.args[0], plain(rest.args[1] * divisor), extents)
+    inner = [a for a in sympy.Add.make_args(rest) if isinstance(a, FloorDiv)]
+    if len(inner) == 1:
+        # (a + b // m) // n == (m*a + b) // (m*n): one division is the normal form
+        base, step = inner[0].args
+        return quotient + floordiv(sympy.expand_mul(step * (rest - inner[0])) + base, plain(step * divisor), extents)
     bound = bounds(rest, extents)
     if bound is not None and isinstance(divisor, int) and isinstance(bound[0], int) and isinstance(bound[1], int):
         low = bound[0] // divisor

@@ -16,13 +16,12 @@ from torch import fx
 import precast.lowering.ops  # noqa: F401  (fills the table)
 from precast.lowering import index as ix
 from precast.lowering import tensor as tx
-from precast.lowering.builder import Builder, Cost, Unsupported, dtype_of, size_of, sizes
+from precast.lowering.builder import WITHOUT_ARITHMETIC, Builder, Cost, Unsupported, dtype_of, size_of, sizes
 from precast.lowering.extern import extern, functional_form, is_view, written_nodes
 from precast.lowering.ir import Constant, DType, Load, Output, Program, Size, View, walk
 from precast.lowering.registry import LOWERINGS, VIEWS
 from precast.lowering.tensor import Tensor
 
-WITHOUT_ARITHMETIC = (DType.C64, DType.C128, DType.OTHER)
 aten = torch.ops.aten
 STATIC_CHECKS = (aten._assert_tensor_metadata.default, aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default)
 """Assertions about sizes and types: the guards hold them already."""
@@ -101,10 +100,13 @@ class _Walk:
 
     def _placeholder(self, node: fx.Node) -> None:
         value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+            raise Unsupported(f"the input {node.name} has the layout {value.layout}; precast compiles strided tensors")
         if isinstance(value, torch.Tensor):
             name = f"in{len(self.inputs)}"
             self.b.buffer(sizes(value.shape), dtype_of(value.dtype), sizes(value.stride()), str(value.dtype).removeprefix("torch."), name)
             self.inputs.append(name)
+            self.b.written.add(name)
             self.env[node] = self.b.whole(name)
             return
         number = size_of(value) if isinstance(value, int | torch.SymInt) else value
@@ -143,7 +145,8 @@ class _Walk:
             raise Unsupported(f"{node.target} at {node.name} is not an ATen op")
         if node.target in STATIC_CHECKS:
             return
-        written = written_nodes(node)
+        reshaped = torch.Tag.inplace_view in node.target.tags  # `squeeze_`: no memory changes, and later nodes name the result
+        written = [] if reshaped else written_nodes(node)
         if written:
             self._barrier(node, [self.env[w] for w in written], position)
         if node.target is aten.copy_.default:
@@ -232,10 +235,8 @@ class _Walk:
             if fits and not shared and ix.numel(whole) == t.numel:
                 self.owners[name] = node
                 return Tensor(t.size, t.dtype, View(name, t.size, stride))
-        made = self.b.whole(self.b.buffer(t.size, t.dtype, stride))
+        made = self.b.whole(self.b.buffer(t.size, t.dtype, stride, str(node.meta["val"].dtype).removeprefix("torch.")))
         assert made.window is not None
-        if t.dtype in WITHOUT_ARITHMETIC:
-            raise Unsupported(f"{node.name}: a copy of a {t.dtype.value} tensor is needed, which precast cannot write")
         self.b.store(made, t)
         self.owners[made.window.buffer] = node
         return made
@@ -262,7 +263,7 @@ class _Walk:
         """`copy_(target, source)`: the source may read the target where it writes, and nowhere else."""
         target, source = (self._argument(a) for a in node.args[:2])
         assert isinstance(target, Tensor) and isinstance(source, Tensor)
-        if target.dtype in WITHOUT_ARITHMETIC or source.dtype in WITHOUT_ARITHMETIC:
+        if target.dtype is not source.dtype and (target.dtype in WITHOUT_ARITHMETIC or source.dtype in WITHOUT_ARITHMETIC):
             extern(self.b, node, self._in_memory)
             return target
         return self._write(target, source)
@@ -271,12 +272,15 @@ class _Walk:
         """Stores into existing memory."""
         assert target.window is not None
         name = target.window.buffer
-        here = tx.expand(target, target.size).body()
         if source.window is not None:
             if _same(source.window, target.window):
                 return target
             if source.window.buffer == name:
                 source = self.b.copy(source)
+        if target.dtype in WITHOUT_ARITHMETIC:
+            self.b.store(target, tx.expand(source, target.size))
+            return target
+        here = target.body()
         reads = [v for v in walk(source.body()) if isinstance(v, Load) and v.buffer == name]
         if any(v.index != here.index or v.gathers for v in reads):  # type: ignore[union-attr]
             source = self.b.copy(source)

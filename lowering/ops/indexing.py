@@ -137,7 +137,9 @@ def unsafe_index(b: Builder, x: Tensor, indices: Sequence[Tensor | None]) -> Res
 
 def _index(b: Builder, x: Tensor, indices: Sequence[Tensor | None], checked: bool) -> Result:
     found = _indices(x, indices)
-    if found is None or empty_sizes(b.size) or empty_sizes(x.size):
+    if found is not None and empty_sizes(b.size):
+        return b.lazy(b.size, b.dtype, tx.constant(0, b.dtype))
+    if found is None or empty_sizes(x.size):
         return None
     advanced = Advanced(b, x, found, b.size, checked)
     return _read(b, advanced.places, x, advanced.index, b.size)

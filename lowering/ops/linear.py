@@ -21,9 +21,9 @@ def gemm(b: Builder, x: Tensor, y: Tensor, bias: Tensor | None, out: Tensor) -> 
     if not x.dtype.is_float or x.dtype is not y.dtype:
         return None
     assert out.window is not None
-    if x.size[-1] == 0:
+    if x.size[-1] == 0 or empty_sizes(out.size):
         b.store(out, b.lazy(out.size, out.dtype, bias.body() if bias is not None else tx.constant(0, out.dtype)))
-    elif not empty_sizes(out.size):
+    else:
         b.steps.append(Gemm(b.window(x), b.window(y), None if bias is None else b.window(bias), out.window.buffer, origins=(b.origin,)))
     return out
 

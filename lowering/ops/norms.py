@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from precast.lowering import tensor as tx
@@ -14,7 +15,13 @@ from precast.lowering.registry import Result, lowering
 from precast.lowering.tensor import Tensor, alu
 
 
-@lowering("_softmax", "softmax.int", "_safe_softmax")
+@lowering("_safe_softmax")
+def safe_softmax(b: Builder, x: Tensor, dim: int, *ignored: object, **more: object) -> Result:
+    """Rows that are -inf throughout give 0 where softmax gives NaN."""
+    return _softmax(b, x, dim, log=False, safe=True)
+
+
+@lowering("_softmax", "softmax.int")
 def softmax(b: Builder, x: Tensor, dim: int, *ignored: object) -> Result:
     return _softmax(b, x, dim, log=False)
 
@@ -24,21 +31,24 @@ def log_softmax(b: Builder, x: Tensor, dim: int, *ignored: object) -> Result:
     return _softmax(b, x, dim, log=True)
 
 
-def _softmax(b: Builder, x: Tensor, dim: int, log: bool) -> Result:
+def _softmax(b: Builder, x: Tensor, dim: int, log: bool, safe: bool = False) -> Result:
     if empty_sizes(x.size):
         return b.lazy(b.size, b.dtype, tx.constant(0, b.dtype))
     dims, kind = ([dim % x.rank] if x.rank else []), b.dtype.compute
     x = b.settle(x)
     value = v.value_of(x, kind)
     top = b.reduce(ReduceOp.MAX, b.lazy(x.size, kind, value), dims, kind, True)
-    shifted = v.sub(value, top.body())
+    peak = top.body()
+    nothing = v.eq(peak, v.const(peak, -math.inf))
+    shifted = v.sub(value, v.where(nothing, v.const(peak, 0.0), peak) if safe else peak)
     powers = b.lazy(x.size, kind, v.exp(shifted))
     if log:
         total = b.reduce(ReduceOp.SUM, powers, dims, kind, True, finish=lambda s: alu(Op.LOG, s))
         return b.lazy(b.size, b.dtype, v.sub(shifted, total.body()))
     powers = b.realise(powers)
     total = b.reduce(ReduceOp.SUM, powers, dims, kind, True)
-    return b.lazy(b.size, b.dtype, v.div(powers.body(), total.body()))
+    share = v.div(powers.body(), total.body())
+    return b.lazy(b.size, b.dtype, v.where(nothing, v.const(share, 0.0), share) if safe else share)
 
 
 def _affine(value: Value, weight: Value | None, bias: Value | None) -> Value:

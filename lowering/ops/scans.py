@@ -14,6 +14,7 @@ from precast.lowering.tensor import Tensor
 def scan(b: Builder, op: ReduceOp, x: Tensor, dim: int, out: Tensor) -> Tensor:
     """Writes the inclusive scan of `x` along `dim` into `out`, a whole buffer."""
     if empty_sizes(x.size):
+        b.store(out, x)
         return out
     if x.rank == 0 or x.size[dim] == 1:
         none = op in (ReduceOp.ARGMAX, ReduceOp.ARGMIN)
