@@ -1,6 +1,7 @@
-"""Where bytes live: two small verbs, `get` and `put`, with `names` and `remove` for housekeeping. Everything else wraps these.
+"""Where bytes live: two small verbs, `get` and `put`, with `names` and `remove` for housekeeping. The store wraps these.
 
-A tier raises OSError for what goes wrong; `get` of what is not there is None. Absent and broken are different answers.
+Names are relative, as in `layout`, so that a remote tier can offer the same verbs. A tier raises OSError for what goes wrong; `get` of
+what is not there is None: absent and broken are different answers.
 """
 
 from __future__ import annotations
@@ -10,24 +11,11 @@ import errno
 import os
 import secrets
 from pathlib import Path
-from typing import Protocol
 
 from precast.artifact_store.serial import digest
 
 TEMPORARY_PREFIX = ".tmp-"
 _NOT_HERE = (errno.ENOENT, errno.ENOTDIR)
-
-
-class Tier(Protocol):
-    """Bytes by name (names as in `layout`)."""
-
-    def get(self, name: str) -> bytes | None: ...
-
-    def put(self, name: str, data: bytes) -> None: ...
-
-    def names(self, prefix: str) -> list[str]: ...
-
-    def remove(self, name: str) -> None: ...
 
 
 class Folder:

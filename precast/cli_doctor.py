@@ -67,7 +67,7 @@ def _torch() -> Iterator[Finding]:
     advice = "" if supported else "; precast supports 2.11 to 2.13"
     yield Finding("torch", GOOD if supported else BAD, f"{torch.__version__}, {torch.get_num_threads()} threads{advice}")
     backends = (("MKL", torch.backends.mkl), ("oneDNN", torch.backends.mkldnn))
-    libraries = [name for name, backend in backends if backend.is_available()]  # type: ignore[no-untyped-call]
+    libraries = [name for name, backend in backends if backend.is_available()]
     yield Finding("torch", GOOD if libraries else WARN, f"CPU libraries: {', '.join(libraries) or 'none; matrix products will be slow'}")
     cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
     yield Finding("cuda", GOOD, f"{cuda} devices" if cuda else "no device here (CPU targets only)")
