@@ -136,7 +136,7 @@ class _Writer:
         elif not places["mutated"]:
             self.refuse(f"len({{{', '.join(f'id({p})' for p in places['distinct'])}}}) != {len(places['distinct'])}")
         else:
-            pairs = (f"[{', '.join(f'(None, {p})' for p in places[key])}]" for key in ("distinct", "mutated", "others"))
+            pairs = (f"[{', '.join(f'(0, {p})' for p in places[key])}]" for key in ("distinct", "mutated", "others"))
             self.refuse(f"aliased({', '.join(pairs)}) is not None")
 
 

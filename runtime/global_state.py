@@ -14,8 +14,10 @@ def global_state() -> dict[str, Any]:
     `default_device` names the device type and index set by `torch.set_default_device` (not by a plain process default), or None.
     `function_modes` lists the classes on the torch-function mode stack, without the one that a default device installs.
     """
-    device = torch.utils._device.CURRENT_DEVICE
-    modes = [type(m) for m in (torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack()))]
+    stack = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+    contexts = [mode.device for mode in stack if isinstance(mode, torch.utils._device.DeviceContext)]  # `with torch.device(…)` sets nothing else
+    device = contexts[-1] if contexts else torch.utils._device.CURRENT_DEVICE
+    modes = [type(mode) for mode in stack]
     return {
         "grad": torch.is_grad_enabled(),
         "inference": torch.is_inference_mode_enabled(),

@@ -180,10 +180,8 @@ RULES: dict[Predicate, Callable[[Any, Any], Ruled]] = {
 }
 
 
-def aliased(
-    distinct: Sequence[tuple[Path, Any]], mutated: Sequence[tuple[Path, Any]], others: Sequence[tuple[Path, Any]]
-) -> tuple[Path, Path] | None:
-    """The first two paths that break the rule of NOT_ALIASED, or None."""
+def aliased(distinct: Sequence[tuple[Any, Any]], mutated: Sequence[tuple[Any, Any]], others: Sequence[tuple[Any, Any]]) -> tuple[Any, Any] | None:
+    """The labels of the first two (label, tensor) pairs that break the rule of NOT_ALIASED, or None."""
     seen: dict[int, Path] = {}
     for path, value in distinct:
         if id(value) in seen:
