@@ -169,7 +169,7 @@ def _manifest(
         guards=frame.guards,
         frames=[record],
         waived=frame.waived,
-        digests={f"{digest.module}:{digest.qualname}": digest.digest for digest in frame.digests},
+        digests={f"{d.module}:{d.qualname}#{d.digest[:6]}": d.digest for d in frame.digests},
         graphs=graphs,
         blobs=blobs.sizes(),
         evidence=evidence,

@@ -109,6 +109,11 @@ def _index(module: types.ModuleType) -> dict[str, list[types.CodeType]]:
     return table
 
 
+def forget_code() -> None:
+    """Drop what is remembered of modules."""
+    _indexes.clear()
+
+
 def _add_codes(code: types.CodeType, table: dict[str, list[types.CodeType]]) -> None:
     table.setdefault(code.co_qualname, []).append(code)
     for constant in code.co_consts:

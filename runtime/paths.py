@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import importlib
 import itertools
 import sys
 from collections.abc import Callable, Mapping
@@ -40,14 +41,25 @@ def start(root: Step, local_values: Mapping[str, Any], cells: Mapping[str, Any])
             case ("cell", name):
                 return cells[name]
             case ("global", module, name):
-                return sys.modules[module].__dict__[name]
+                return _module(module).__dict__[name]
             case ("module", name):
-                return sys.modules[name]
+                return _module(name)
             case ("builtin", name):
                 return builtins.__dict__[name]
     except KeyError as error:
         raise PathError(f"{describe((root,))} does not exist ({error} is missing)") from None
     raise ValueError(f"unknown path root {root!r}")
+
+
+def _module(name: str) -> Any:
+    """The module; imported where it is not, since the traced code had imported it."""
+    found = sys.modules.get(name)
+    if found is not None:
+        return found
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise PathError(f"module {name} cannot be imported ({error})") from None
 
 
 def _item(place: Any, key: Any) -> Any:
