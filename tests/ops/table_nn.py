@@ -21,12 +21,20 @@ def _pooling(table: Table) -> None:
     image: Make = _x(2, 3, 9, 10)
     distinct: Make = lambda s: (s.distinct(2, 3, 9, 10),)  # noqa: E731
     pools: list[tuple[str, Fn]] = [
-        ("max", lambda x: F.max_pool2d(x, 2)), ("max_pad", lambda x: F.max_pool2d(x, 3, 2, 1)), ("max_dilated", lambda x: F.max_pool2d(x, 3, 1, 0, 2)),
-        ("max_ceil", lambda x: F.max_pool2d(x, 2, ceil_mode=True)), ("avg", lambda x: F.avg_pool2d(x, 2)), ("avg_pad", lambda x: F.avg_pool2d(x, 3, 2, 1)),
-        ("avg_nopad", lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False)), ("avg_ceil", lambda x: F.avg_pool2d(x, 2, ceil_mode=True)),
-        ("avg_divisor", lambda x: F.avg_pool2d(x, 2, divisor_override=3)), ("lp", lambda x: F.lp_pool2d(x, 2.0, 2)), ("adaptive1", lambda x: F.adaptive_avg_pool2d(x, 1)),
-        ("adaptive", lambda x: F.adaptive_avg_pool2d(x, (3, 4))), ("adaptive_max", lambda x: F.adaptive_max_pool2d(x, (3, 4))),
-    ]  # fmt: skip
+        ("max", lambda x: F.max_pool2d(x, 2)),
+        ("max_pad", lambda x: F.max_pool2d(x, 3, 2, 1)),
+        ("max_dilated", lambda x: F.max_pool2d(x, 3, 1, 0, 2)),
+        ("max_ceil", lambda x: F.max_pool2d(x, 2, ceil_mode=True)),
+        ("avg", lambda x: F.avg_pool2d(x, 2)),
+        ("avg_pad", lambda x: F.avg_pool2d(x, 3, 2, 1)),
+        ("avg_nopad", lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False)),
+        ("avg_ceil", lambda x: F.avg_pool2d(x, 2, ceil_mode=True)),
+        ("avg_divisor", lambda x: F.avg_pool2d(x, 2, divisor_override=3)),
+        ("lp", lambda x: F.lp_pool2d(x, 2.0, 2)),
+        ("adaptive1", lambda x: F.adaptive_avg_pool2d(x, 1)),
+        ("adaptive", lambda x: F.adaptive_avg_pool2d(x, (3, 4))),
+        ("adaptive_max", lambda x: F.adaptive_max_pool2d(x, (3, 4))),
+    ]
     for number, (name, fn) in enumerate(pools):
         table.add(f"pool2d/{name}", fn, image, (F32, (BF16, F64)[number % 2]))
     table.add("pool2d/max_cl", lambda x: F.max_pool2d(x, 3, 2, 1), lambda s: (s.channels_last(2, 4, 9, 10),), (F32,))
@@ -43,11 +51,17 @@ def _pooling(table: Table) -> None:
     table.add("pool2d/of_chain", lambda x: F.max_pool2d(F.relu(x * 2 - 0.5), 2) + 1, image, (F32,))
     table.add("pool2d/global_mean", lambda x: x.relu().mean((2, 3)), lambda s: (s.channels_last(2, 5, 7, 7),), (F32, BF16))
     ups: list[tuple[str, dict[str, Any]]] = [
-        ("nearest", {"scale_factor": 2, "mode": "nearest"}), ("nearest_size", {"size": (7, 5), "mode": "nearest"}), ("nearest_exact", {"size": (7, 5), "mode": "nearest-exact"}),
-        ("bilinear", {"scale_factor": 2, "mode": "bilinear"}), ("bilinear_corners", {"size": (7, 9), "mode": "bilinear", "align_corners": True}),
-        ("bilinear_down", {"size": (3, 2), "mode": "bilinear"}), ("bicubic", {"scale_factor": 2, "mode": "bicubic"}), ("area", {"size": (2, 3), "mode": "area"}),
-        ("antialias_extern", {"size": (3, 3), "mode": "bilinear", "antialias": True}), ("scale_kept", {"scale_factor": 1.7, "mode": "bilinear"}),
-    ]  # fmt: skip
+        ("nearest", {"scale_factor": 2, "mode": "nearest"}),
+        ("nearest_size", {"size": (7, 5), "mode": "nearest"}),
+        ("nearest_exact", {"size": (7, 5), "mode": "nearest-exact"}),
+        ("bilinear", {"scale_factor": 2, "mode": "bilinear"}),
+        ("bilinear_corners", {"size": (7, 9), "mode": "bilinear", "align_corners": True}),
+        ("bilinear_down", {"size": (3, 2), "mode": "bilinear"}),
+        ("bicubic", {"scale_factor": 2, "mode": "bicubic"}),
+        ("area", {"size": (2, 3), "mode": "area"}),
+        ("antialias_extern", {"size": (3, 3), "mode": "bilinear", "antialias": True}),
+        ("scale_kept", {"scale_factor": 1.7, "mode": "bilinear"}),
+    ]
     for number, (name, options) in enumerate(ups):
         table.add(
             f"upsample/{name}",
@@ -131,10 +145,14 @@ def _matmul(table: Table) -> None:
 def _convolution(table: Table) -> None:
     conv: Make = lambda s: (s.t(2, 4, 8, 9), s.t(6, 4, 3, 3) * 0.3, s.t(6))  # noqa: E731
     convs: list[tuple[str, Fn]] = [
-        ("plain", lambda x, w, b: F.conv2d(x, w, b)), ("stride_pad", lambda x, w, b: F.conv2d(x, w, b, 2, 1)), ("dilated", lambda x, w, b: F.conv2d(x, w, b, 1, 2, 2)),
-        ("relu", lambda x, w, b: F.relu(F.conv2d(x, w, b, padding=1))), ("same", lambda x, w, b: F.conv2d(x, w, b, padding="same")),
-        ("silu_residual", lambda x, w, b: F.silu(F.conv2d(x, w, padding=1)) + 1), ("1x1", lambda x, w, b: F.conv2d(x, w[:, :, :1, :1], b)),
-    ]  # fmt: skip
+        ("plain", lambda x, w, b: F.conv2d(x, w, b)),
+        ("stride_pad", lambda x, w, b: F.conv2d(x, w, b, 2, 1)),
+        ("dilated", lambda x, w, b: F.conv2d(x, w, b, 1, 2, 2)),
+        ("relu", lambda x, w, b: F.relu(F.conv2d(x, w, b, padding=1))),
+        ("same", lambda x, w, b: F.conv2d(x, w, b, padding="same")),
+        ("silu_residual", lambda x, w, b: F.silu(F.conv2d(x, w, padding=1)) + 1),
+        ("1x1", lambda x, w, b: F.conv2d(x, w[:, :, :1, :1], b)),
+    ]
     for number, (name, fn) in enumerate(convs):
         table.add(f"conv2d/{name}", fn, conv, (F32, BF16) if number % 3 == 0 else (F32,), factor=4)
     table.add(

@@ -14,41 +14,127 @@ from tests.ops.rows import BF16, BOOL, BROADCASTS, F16, F32, F64, I8, I16, I32, 
 Fn = Callable[..., Any]
 
 UNARY_ANY: list[tuple[str, Fn]] = [
-    ("neg", torch.neg), ("abs", torch.abs), ("exp", torch.exp), ("exp2", torch.exp2), ("expm1", torch.expm1), ("sin", torch.sin), ("cos", torch.cos),
-    ("tanh", torch.tanh), ("sigmoid", torch.sigmoid), ("erf", torch.erf), ("erfc", torch.erfc), ("atan", torch.atan), ("sinh", torch.sinh),
-    ("cosh", torch.cosh), ("asinh", torch.asinh), ("floor", torch.floor), ("ceil", torch.ceil), ("trunc", torch.trunc), ("round", torch.round),
-    ("frac", torch.frac), ("square", torch.square), ("sign", torch.sign), ("sgn", torch.sgn), ("relu", torch.relu), ("relu6", F.relu6), ("silu", F.silu),
-    ("gelu", F.gelu), ("gelu_tanh", lambda x: F.gelu(x, approximate="tanh")), ("softplus", F.softplus), ("softsign", F.softsign), ("mish", F.mish),
-    ("elu", F.elu), ("celu", F.celu), ("selu", F.selu), ("leaky_relu", lambda x: F.leaky_relu(x, 0.1)), ("hardtanh", F.hardtanh),
-    ("hardswish", F.hardswish), ("hardsigmoid", F.hardsigmoid), ("hardshrink", F.hardshrink), ("softshrink", F.softshrink), ("tanhshrink", F.tanhshrink),
-    ("logsigmoid", F.logsigmoid), ("sinc", torch.sinc), ("deg2rad", torch.deg2rad), ("positive", torch.positive), ("threshold", lambda x: F.threshold(x, 0.1, -7.0)),
-    ("nan_to_num", torch.nan_to_num), ("clamp", lambda x: torch.clamp(x, -0.7, 0.3)), ("clamp_min", lambda x: torch.clamp(x, min=0.25)),
+    ("neg", torch.neg),
+    ("abs", torch.abs),
+    ("exp", torch.exp),
+    ("exp2", torch.exp2),
+    ("expm1", torch.expm1),
+    ("sin", torch.sin),
+    ("cos", torch.cos),
+    ("tanh", torch.tanh),
+    ("sigmoid", torch.sigmoid),
+    ("erf", torch.erf),
+    ("erfc", torch.erfc),
+    ("atan", torch.atan),
+    ("sinh", torch.sinh),
+    ("cosh", torch.cosh),
+    ("asinh", torch.asinh),
+    ("floor", torch.floor),
+    ("ceil", torch.ceil),
+    ("trunc", torch.trunc),
+    ("round", torch.round),
+    ("frac", torch.frac),
+    ("square", torch.square),
+    ("sign", torch.sign),
+    ("sgn", torch.sgn),
+    ("relu", torch.relu),
+    ("relu6", F.relu6),
+    ("silu", F.silu),
+    ("gelu", F.gelu),
+    ("gelu_tanh", lambda x: F.gelu(x, approximate="tanh")),
+    ("softplus", F.softplus),
+    ("softsign", F.softsign),
+    ("mish", F.mish),
+    ("elu", F.elu),
+    ("celu", F.celu),
+    ("selu", F.selu),
+    ("leaky_relu", lambda x: F.leaky_relu(x, 0.1)),
+    ("hardtanh", F.hardtanh),
+    ("hardswish", F.hardswish),
+    ("hardsigmoid", F.hardsigmoid),
+    ("hardshrink", F.hardshrink),
+    ("softshrink", F.softshrink),
+    ("tanhshrink", F.tanhshrink),
+    ("logsigmoid", F.logsigmoid),
+    ("sinc", torch.sinc),
+    ("deg2rad", torch.deg2rad),
+    ("positive", torch.positive),
+    ("threshold", lambda x: F.threshold(x, 0.1, -7.0)),
+    ("nan_to_num", torch.nan_to_num),
+    ("clamp", lambda x: torch.clamp(x, -0.7, 0.3)),
+    ("clamp_min", lambda x: torch.clamp(x, min=0.25)),
     ("round_decimals", lambda x: torch.round(x, decimals=1)),
-]  # fmt: skip
+]
 UNARY_DOMAIN: list[tuple[str, Fn, float, float]] = [
-    ("log", torch.log, 0.01, 9.0), ("log2", torch.log2, 0.01, 9.0), ("log10", torch.log10, 0.01, 9.0), ("log1p", torch.log1p, -0.9, 5.0),
-    ("sqrt", torch.sqrt, 0.0, 9.0), ("rsqrt", torch.rsqrt, 0.1, 9.0), ("reciprocal", torch.reciprocal, 0.2, 4.0), ("asin", torch.asin, -0.99, 0.99),
-    ("acos", torch.acos, -0.99, 0.99), ("tan", torch.tan, -1.2, 1.2), ("acosh", torch.acosh, 1.05, 6.0), ("atanh", torch.atanh, -0.95, 0.95),
-    ("logit", torch.logit, 0.05, 0.95), ("lgamma", torch.lgamma, 0.3, 6.0), ("digamma", torch.digamma, 2.0, 6.0), ("erfinv", torch.erfinv, -0.9, 0.9),
-    ("i0", torch.i0, -3.0, 3.0), ("logit_eps", lambda x: torch.logit(x, 0.1), 0.0, 1.0),
-]  # fmt: skip
+    ("log", torch.log, 0.01, 9.0),
+    ("log2", torch.log2, 0.01, 9.0),
+    ("log10", torch.log10, 0.01, 9.0),
+    ("log1p", torch.log1p, -0.9, 5.0),
+    ("sqrt", torch.sqrt, 0.0, 9.0),
+    ("rsqrt", torch.rsqrt, 0.1, 9.0),
+    ("reciprocal", torch.reciprocal, 0.2, 4.0),
+    ("asin", torch.asin, -0.99, 0.99),
+    ("acos", torch.acos, -0.99, 0.99),
+    ("tan", torch.tan, -1.2, 1.2),
+    ("acosh", torch.acosh, 1.05, 6.0),
+    ("atanh", torch.atanh, -0.95, 0.95),
+    ("logit", torch.logit, 0.05, 0.95),
+    ("lgamma", torch.lgamma, 0.3, 6.0),
+    ("digamma", torch.digamma, 2.0, 6.0),
+    ("erfinv", torch.erfinv, -0.9, 0.9),
+    ("i0", torch.i0, -3.0, 3.0),
+    ("logit_eps", lambda x: torch.logit(x, 0.1), 0.0, 1.0),
+]
 BINARY: list[tuple[str, Fn]] = [
-    ("add", torch.add), ("sub", torch.sub), ("mul", torch.mul), ("div", torch.div), ("maximum", torch.maximum), ("minimum", torch.minimum),
-    ("fmax", torch.fmax), ("fmin", torch.fmin), ("atan2", torch.atan2), ("hypot", torch.hypot), ("copysign", torch.copysign),
-    ("add_alpha", lambda x, y: torch.add(x, y, alpha=3)), ("rsub", lambda x, y: torch.rsub(x, y, alpha=2)), ("prelu_like", lambda x, y: torch.where(x > 0, x, x * y)),
-    ("heaviside", torch.heaviside), ("squared_difference", lambda x, y: (x - y) ** 2), ("xlogy", lambda x, y: torch.xlogy(x, y.abs() + 0.1)),
-    ("logaddexp", torch.logaddexp), ("logaddexp2", torch.logaddexp2), ("ldexp_like", lambda x, y: x * torch.exp2(torch.floor(y))),
-]  # fmt: skip
+    ("add", torch.add),
+    ("sub", torch.sub),
+    ("mul", torch.mul),
+    ("div", torch.div),
+    ("maximum", torch.maximum),
+    ("minimum", torch.minimum),
+    ("fmax", torch.fmax),
+    ("fmin", torch.fmin),
+    ("atan2", torch.atan2),
+    ("hypot", torch.hypot),
+    ("copysign", torch.copysign),
+    ("add_alpha", lambda x, y: torch.add(x, y, alpha=3)),
+    ("rsub", lambda x, y: torch.rsub(x, y, alpha=2)),
+    ("prelu_like", lambda x, y: torch.where(x > 0, x, x * y)),
+    ("heaviside", torch.heaviside),
+    ("squared_difference", lambda x, y: (x - y) ** 2),
+    ("xlogy", lambda x, y: torch.xlogy(x, y.abs() + 0.1)),
+    ("logaddexp", torch.logaddexp),
+    ("logaddexp2", torch.logaddexp2),
+    ("ldexp_like", lambda x, y: x * torch.exp2(torch.floor(y))),
+]
 COMPARE: list[tuple[str, Fn]] = [("lt", torch.lt), ("le", torch.le), ("gt", torch.gt), ("ge", torch.ge), ("eq", torch.eq), ("ne", torch.ne)]
 INT_BINARY: list[tuple[str, Fn]] = [
-    ("add", torch.add), ("sub", torch.sub), ("mul", torch.mul), ("bitwise_and", torch.bitwise_and), ("bitwise_or", torch.bitwise_or),
-    ("bitwise_xor", torch.bitwise_xor), ("maximum", torch.maximum), ("minimum", torch.minimum), ("truediv", lambda x, y: torch.div(x, y.abs() + 1)),
-    ("gt", torch.gt), ("eq", torch.eq), ("rsub", torch.rsub),
-]  # fmt: skip
+    ("add", torch.add),
+    ("sub", torch.sub),
+    ("mul", torch.mul),
+    ("bitwise_and", torch.bitwise_and),
+    ("bitwise_or", torch.bitwise_or),
+    ("bitwise_xor", torch.bitwise_xor),
+    ("maximum", torch.maximum),
+    ("minimum", torch.minimum),
+    ("truediv", lambda x, y: torch.div(x, y.abs() + 1)),
+    ("gt", torch.gt),
+    ("eq", torch.eq),
+    ("rsub", torch.rsub),
+]
 INT_UNARY: list[tuple[str, Fn]] = [
-    ("neg", torch.neg), ("abs", torch.abs), ("bitwise_not", torch.bitwise_not), ("sign", torch.sign), ("square", torch.square), ("sqrt_abs", lambda x: torch.sqrt(x.abs())),
-    ("exp", torch.exp), ("clamp", lambda x: torch.clamp(x, 1, 5)), ("relu", torch.relu), ("sigmoid", torch.sigmoid), ("logical_not", torch.logical_not),
-]  # fmt: skip
+    ("neg", torch.neg),
+    ("abs", torch.abs),
+    ("bitwise_not", torch.bitwise_not),
+    ("sign", torch.sign),
+    ("square", torch.square),
+    ("sqrt_abs", lambda x: torch.sqrt(x.abs())),
+    ("exp", torch.exp),
+    ("clamp", lambda x: torch.clamp(x, 1, 5)),
+    ("relu", torch.relu),
+    ("sigmoid", torch.sigmoid),
+    ("logical_not", torch.logical_not),
+]
 
 
 def _nonzero(s: Sampler, *shape: int) -> torch.Tensor:
@@ -117,9 +203,12 @@ def _binary(table: Table) -> None:
     for number, (name, fn) in enumerate(INT_BINARY):
         table.add(f"{name}/int", fn, _two(kinds[number % len(kinds)]), (I64, (I32, I16, I8, U8)[number % 4]))
     pairs: list[tuple[str, Fn]] = [
-        ("floor_divide", torch.floor_divide), ("div_trunc", lambda x, y: torch.div(x, y, rounding_mode="trunc")),
-        ("div_floor", lambda x, y: torch.div(x, y, rounding_mode="floor")), ("remainder", torch.remainder), ("fmod", torch.fmod),
-    ]  # fmt: skip
+        ("floor_divide", torch.floor_divide),
+        ("div_trunc", lambda x, y: torch.div(x, y, rounding_mode="trunc")),
+        ("div_floor", lambda x, y: torch.div(x, y, rounding_mode="floor")),
+        ("remainder", torch.remainder),
+        ("fmod", torch.fmod),
+    ]
     for name, fn in pairs:
         table.add(
             f"{name}/nonzero", fn, lambda s: (s.t(5, 9), _nonzero(s, 5, 9)), (F32, F64, I64, I32, U8), reference="eager", tags="triton"
@@ -195,11 +284,18 @@ def _casts(table: Table) -> None:
 
 def _ternary(table: Table) -> None:
     three: Make = lambda s: (s.t(5, 9), s.t(9), s.t(5, 1))  # noqa: E731
-    for number, (name, fn) in enumerate([
-        ("lerp", lambda a, b, c: torch.lerp(a, b, c)), ("lerp_scalar", lambda a, b, c: torch.lerp(a, b.expand_as(a), 0.3)), ("addcmul", lambda a, b, c: torch.addcmul(a, b, c, value=0.5)),
-        ("addcdiv", lambda a, b, c: torch.addcdiv(a, b, c.abs() + 0.5, value=0.5)), ("clamp_tensor", lambda a, b, c: torch.clamp(a, torch.minimum(b, c), torch.maximum(b, c))),
-        ("where", lambda a, b, c: torch.where(a > c, a, b)), ("where_scalar", lambda a, b, c: torch.where(a > 0, a * b, -1.0) + c), ("masked_fill", lambda a, b, c: a.masked_fill(b > 0, -3.0) + c),
-    ]):  # fmt: skip
+    for number, (name, fn) in enumerate(
+        [
+            ("lerp", lambda a, b, c: torch.lerp(a, b, c)),
+            ("lerp_scalar", lambda a, b, c: torch.lerp(a, b.expand_as(a), 0.3)),
+            ("addcmul", lambda a, b, c: torch.addcmul(a, b, c, value=0.5)),
+            ("addcdiv", lambda a, b, c: torch.addcdiv(a, b, c.abs() + 0.5, value=0.5)),
+            ("clamp_tensor", lambda a, b, c: torch.clamp(a, torch.minimum(b, c), torch.maximum(b, c))),
+            ("where", lambda a, b, c: torch.where(a > c, a, b)),
+            ("where_scalar", lambda a, b, c: torch.where(a > 0, a * b, -1.0) + c),
+            ("masked_fill", lambda a, b, c: a.masked_fill(b > 0, -3.0) + c),
+        ]
+    ):
         table.add(name, fn, three, (F32, (BF16, F64, F16)[number % 3]), tags="triton")
     table.add("where/mixed", torch.where, lambda s: (s.t(4, 1, dtype=BOOL), s.t(1, 5), s.t(4, 5)), (F32, I64, BOOL), tags="triton")
     table.add("where/nan_branch", lambda x: torch.where(x > 0, torch.log(x), torch.zeros_like(x)), lambda s: (s.special(4, 9),), (F32,))

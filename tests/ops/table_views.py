@@ -18,14 +18,34 @@ def _x(*shape: int) -> Make:
 
 
 VIEWS: list[tuple[str, Fn]] = [
-    ("view", lambda x: x.view(8, 15)), ("reshape_copy", lambda x: x.transpose(0, 1).reshape(20, 6)), ("flatten", lambda x: x.flatten(1)), ("permute", lambda x: x.permute(2, 0, 1)),
-    ("transpose", lambda x: x.transpose(0, 2)), ("unsqueeze", lambda x: x.unsqueeze(1)), ("squeeze", lambda x: x[:, :1].squeeze(1)), ("expand", lambda x: x[:, :1].expand(4, 3, 6)),
-    ("slice", lambda x: x[1:3, ::2, 1:-1]), ("select", lambda x: x[:, 2]), ("narrow", lambda x: x.narrow(1, 1, 3)), ("diagonal", lambda x: x.diagonal(0, 1, 2)),
-    ("diagonal_offset", lambda x: x.diagonal(-1, 0, 2)), ("unfold", lambda x: x.unfold(2, 3, 2)), ("movedim", lambda x: x.movedim(0, -1)), ("mT", lambda x: x.mT),
-    ("as_strided", lambda x: x.as_strided((3, 4), (7, 2), 5)), ("unflatten", lambda x: x.unflatten(2, (2, 3))), ("split", lambda x: x.split(2, 1)), ("chunk", lambda x: x.chunk(3, 2)),
-    ("unbind", lambda x: x.unbind(1)), ("tensor_split", lambda x: x.tensor_split((1, 4), 1)), ("swapaxes", lambda x: x.swapaxes(0, 1)), ("view_as_1d", lambda x: x.view(-1)),
-    ("newaxis", lambda x: x[None, :, None, 1]), ("negative_select", lambda x: x[..., -1]), ("broadcast_to", lambda x: x[0, 0].broadcast_to(2, 6)),
-]  # fmt: skip
+    ("view", lambda x: x.view(8, 15)),
+    ("reshape_copy", lambda x: x.transpose(0, 1).reshape(20, 6)),
+    ("flatten", lambda x: x.flatten(1)),
+    ("permute", lambda x: x.permute(2, 0, 1)),
+    ("transpose", lambda x: x.transpose(0, 2)),
+    ("unsqueeze", lambda x: x.unsqueeze(1)),
+    ("squeeze", lambda x: x[:, :1].squeeze(1)),
+    ("expand", lambda x: x[:, :1].expand(4, 3, 6)),
+    ("slice", lambda x: x[1:3, ::2, 1:-1]),
+    ("select", lambda x: x[:, 2]),
+    ("narrow", lambda x: x.narrow(1, 1, 3)),
+    ("diagonal", lambda x: x.diagonal(0, 1, 2)),
+    ("diagonal_offset", lambda x: x.diagonal(-1, 0, 2)),
+    ("unfold", lambda x: x.unfold(2, 3, 2)),
+    ("movedim", lambda x: x.movedim(0, -1)),
+    ("mT", lambda x: x.mT),
+    ("as_strided", lambda x: x.as_strided((3, 4), (7, 2), 5)),
+    ("unflatten", lambda x: x.unflatten(2, (2, 3))),
+    ("split", lambda x: x.split(2, 1)),
+    ("chunk", lambda x: x.chunk(3, 2)),
+    ("unbind", lambda x: x.unbind(1)),
+    ("tensor_split", lambda x: x.tensor_split((1, 4), 1)),
+    ("swapaxes", lambda x: x.swapaxes(0, 1)),
+    ("view_as_1d", lambda x: x.view(-1)),
+    ("newaxis", lambda x: x[None, :, None, 1]),
+    ("negative_select", lambda x: x[..., -1]),
+    ("broadcast_to", lambda x: x[0, 0].broadcast_to(2, 6)),
+]
 
 
 def _views(table: Table) -> None:
@@ -71,9 +91,13 @@ def _joins(table: Table) -> None:
     table.add("hstack_vstack", lambda x, y: (torch.hstack([x, y]), torch.vstack([x, y])), same, (F32,))
     table.add("split_cat", lambda x: torch.cat([-x[..., 4:], x[..., :4]], -1), _x(2, 3, 8), (F32, BF16), tags="triton")
     pads: list[tuple[str, tuple[int, ...], str]] = [
-        ("constant", (1, 2), "constant"), ("constant2", (1, 2, 0, 3), "constant"), ("negative", (-1, 2, 1, -1), "constant"), ("reflect", (2, 1, 1, 2), "reflect"),
-        ("replicate", (2, 1, 0, 2), "replicate"), ("circular", (1, 1, 2, 0), "circular"),
-    ]  # fmt: skip
+        ("constant", (1, 2), "constant"),
+        ("constant2", (1, 2, 0, 3), "constant"),
+        ("negative", (-1, 2, 1, -1), "constant"),
+        ("reflect", (2, 1, 1, 2), "reflect"),
+        ("replicate", (2, 1, 0, 2), "replicate"),
+        ("circular", (1, 1, 2, 0), "circular"),
+    ]
     for name, widths, mode in pads:
         table.add(f"pad/{name}", lambda x, w=widths, m=mode: F.pad(x, w, m) * 2, _x(2, 3, 5, 6), (F32, BF16), tags="triton")
     table.add("pad/value", lambda x: F.pad(x, (1, 1), value=-2.5), _x(3, 4), (F32, I64))
@@ -163,10 +187,16 @@ def _indexing(table: Table) -> None:
     table.add("take_along_dim", lambda x, i: torch.take_along_dim(x, i, 1), lambda s: (s.t(4, 5), s.ints(4, 2, low=0, high=5)), (F32,))
     table.add("take", lambda x, i: x.take(i), lambda s: (s.t(4, 5), s.ints(7, low=-20, high=20)), (F32,))
     advanced: list[tuple[str, Fn]] = [
-        ("one", lambda x, i, j: x[i]), ("middle", lambda x, i, j: x[:, i]), ("pair", lambda x, i, j: x[i, j]), ("pair_slice", lambda x, i, j: x[i, :, j]),
-        ("broadcast", lambda x, i, j: x[i[:, None], j[None, :]]), ("with_int", lambda x, i, j: x[1, i]), ("of_chain", lambda x, i, j: (x * 2 + 1)[:, i] - 1),
-        ("ellipsis", lambda x, i, j: x[..., i]), ("none", lambda x, i, j: x[i, None, 1:]),
-    ]  # fmt: skip
+        ("one", lambda x, i, j: x[i]),
+        ("middle", lambda x, i, j: x[:, i]),
+        ("pair", lambda x, i, j: x[i, j]),
+        ("pair_slice", lambda x, i, j: x[i, :, j]),
+        ("broadcast", lambda x, i, j: x[i[:, None], j[None, :]]),
+        ("with_int", lambda x, i, j: x[1, i]),
+        ("of_chain", lambda x, i, j: (x * 2 + 1)[:, i] - 1),
+        ("ellipsis", lambda x, i, j: x[..., i]),
+        ("none", lambda x, i, j: x[i, None, 1:]),
+    ]
     for number, (name, fn) in enumerate(advanced):
         table.add(
             f"index/{name}",

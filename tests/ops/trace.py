@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.func import functionalize
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.func import functionalize
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 

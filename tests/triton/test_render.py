@@ -15,7 +15,7 @@ from precast.codegen.triton_compile import architecture, compile_cubin
 from precast.codegen.triton_ops import HELPERS, ROWS, Unsupported, needed_helpers
 from precast.codegen.triton_render import TritonKernel, render, render_program
 from precast.codegen.triton_tiling import Tiling, choose
-from precast.lowering.ir import Axis, Buffer, Const, DType, Kernel, Load, Op, Scan, Store, ReduceOp, axis_symbol
+from precast.lowering.ir import Axis, Buffer, Const, DType, Kernel, Load, Op, ReduceOp, Scan, Store, axis_symbol
 from tests.ops.optable import BY_ID
 from tests.ops.runners import program_of
 

@@ -1,0 +1,36 @@
+"""Every row of the op table through the whole compiler on the CPU: captured, lowered, scheduled, compiled to a shared object, loaded, run.
+
+Rows are compiled in batches, as one function each, since starting the C++ compiler costs most; a batch that disagrees is taken apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import precast
+from tests.ops.check import poison_allocations
+from tests.ops.optable import ROWS
+from tests.ops.rows import Row
+from tests.ops.runners import batches, compare_batch
+
+BATCHES = batches(ROWS, 24)
+
+
+@pytest.fixture(scope="module")
+def compile_function(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Callable[..., Any]], Callable[..., Any]]]:
+    store: Path = tmp_path_factory.mktemp("store")
+    poison_allocations()
+    with torch.no_grad():
+        yield lambda fn: precast.compile(fn, store=str(store), fullgraph=True)
+    poison_allocations(False)
+
+
+@pytest.mark.parametrize("rows", BATCHES, ids=[f"{b[0].id}..{b[-1].id}" for b in BATCHES])
+def test_rows(rows: tuple[Row, ...], compile_function: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    failures = compare_batch(rows, compile_function)
+    assert not failures, "\n" + "\n".join(failures)
