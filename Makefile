@@ -23,10 +23,10 @@ demo: setup
 	@$(RUN) -m precast.cli demo $(ARGS)
 
 test: setup
-	@$(RUN) -m pytest -q -m "not slow" $(ARGS)
+	@$(RUN) -m pytest -m "not slow" $(ARGS)
 
 test-full: setup
-	@$(RUN) -m pytest -q $(ARGS)
+	@$(RUN) -m pytest $(ARGS)
 
 check: setup-dev
 	$(VENV)/bin/ruff check .
