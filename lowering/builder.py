@@ -208,7 +208,8 @@ class Builder:
             return t
         found = self._realised.get(t)
         if found is None:
-            found = self._realised[t] = self.copy(t, stride)
+            found = tx.located(t)
+            found = self._realised[t] = found if found.window is not None else self.copy(t, stride)
         return found
 
     def copy(self, t: Tensor, stride: Sequence[Size] | None = None) -> Tensor:

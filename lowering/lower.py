@@ -53,7 +53,8 @@ class _Walk:
         for node in self.nodes:
             self.roots[node] = self._root(node)
         for node in reversed(self.nodes):
-            self.reads[node] = sum(self.reads[u] if is_view(u.target) or u.target is operator.getitem else 1 for u in node.users)
+            readers = [u for u in node.users if u.target not in STATIC_CHECKS]
+            self.reads[node] = sum(self.reads[u] if is_view(u.target) or u.target is operator.getitem else 1 for u in readers)
         results = self.nodes[-1].all_input_nodes
         results += [n.args[0] for n in self.nodes if n.target is aten.as_strided.default]  # counts in the storage of its operand
         results += [w for n in self.nodes for w in written_nodes(n)]  # what is written in place must be memory of its own
@@ -219,6 +220,8 @@ class _Walk:
             return result
         cost = Cost(result.body())
         several = self.reads[node] > 1 and not cost.cheap
+        if len(stride) == 3 and stride[-1] != 1:
+            stride = ix.contiguous_strides(result.size)  # [B, S, C] behind a convolution: what follows reads rows
         return self._keep(node, result, several or cost.huge, stride)
 
     def _keep(self, node: fx.Node, t: Tensor, wanted: bool, stride: tuple[Size, ...] | None) -> Tensor:

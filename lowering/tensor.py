@@ -189,6 +189,27 @@ def indexed(t: Tensor, size: tuple[Size, ...], index: Sequence[sympy.Expr]) -> T
     return Tensor(size, t.dtype, value=t.at(index, ix.extents_of(size)))
 
 
+def located(t: Tensor) -> Tensor:
+    """The same tensor as a window, where its body does nothing but read one."""
+    body = t.value
+    if not isinstance(body, Load) or body.gathers or body.mask is not None or body.dtype is not t.dtype:
+        return t
+    names = tuple(s for s, n in zip(ix.symbols(t.rank), t.size, strict=True) if n != 1)
+    found = ix.coefficients(body.index, names)
+    if found is None:
+        return t
+    offset, factors = found
+    if any(isinstance(f, int) and f < 0 for f in (offset, *factors)):
+        return t
+    known = dict(zip(names, factors, strict=True))
+    stride: list[Size] = [1] * t.rank
+    following: Size = 1
+    for d in range(t.rank - 1, -1, -1):
+        stride[d] = known.get(ix.symbols(t.rank)[d], following)
+        following = ix.plain(stride[d] * t.size[d])
+    return Tensor(t.size, t.dtype, View(body.buffer, t.size, tuple(stride), offset))
+
+
 def permute(t: Tensor, dims: Sequence[int]) -> Tensor:
     order = [d % t.rank for d in dims]
     rows: list[Row] = [(0, ())] * t.rank

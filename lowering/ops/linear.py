@@ -9,7 +9,7 @@ import sympy
 
 from precast.lowering import tensor as tx
 from precast.lowering.builder import Builder
-from precast.lowering.ir import Attention, Conv, DType, Gemm, ReduceOp, Size, View
+from precast.lowering.ir import Attention, Conv, DType, Gemm, ReduceOp, Size, Value, View
 from precast.lowering.ops import values as v
 from precast.lowering.ops.creation import empty_sizes
 from precast.lowering.registry import Result, lowering
@@ -220,6 +220,7 @@ def _attention(
     assert isinstance(depth, int)
     factor = 1 / math.sqrt(depth) if scale is None else scale
     four = [_to_rank(t, 4) for t in (q, k, value)]
+    four[1:] = _shared_heads(*four[1:])
     target = _heads_last(b, (*four[0].size[:3], four[2].size[3]), q.dtype) if out is None else out
     assert target.window is not None
     b.steps.append(
@@ -235,6 +236,32 @@ def _attention(
         )
     )
     return tx.reshape(target, b.size) if out is None else out
+
+
+def _shared_heads(k: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values without the repetition over groups of heads, where both are repeated alike: the library reads each head for its group."""
+    heads = k.size[1]
+    if k.window is not None or value.window is not None or not isinstance(heads, int):
+        return k, value
+    for group in range(heads, 1, -1):
+        if heads % group == 0:
+            fewer = [_every(t, group) for t in (k, value)]
+            if all(_repeated(short, t, group) is t.body() for short, t in zip(fewer, (k, value), strict=True)):
+                return fewer[0], fewer[1]
+    return k, value
+
+
+def _every(t: Tensor, group: int) -> Tensor:
+    """Every `group`-th head."""
+    return tx.narrow(t, 1, 0, t.size[1] // group, group)  # type: ignore[operator]
+
+
+def _repeated(t: Tensor, like: Tensor, group: int) -> Value:
+    """Each head of `t` `group` times over."""
+    names = list(tx.ix.symbols(4))
+    names[1] = tx.ix.floordiv(names[1], group, tx.ix.extents_of(like.size))
+    index = [n if s != 1 else sympy.S.Zero for n, s in zip(names, t.size, strict=True)]
+    return t.at(index, tx.ix.extents_of(like.size))
 
 
 def _heads_last(b: Builder, size: tuple[Size, ...], dtype: DType) -> Tensor:
