@@ -1,0 +1,171 @@
+"""All of torch's op_db against eager, on several backends: `python -m tests.ops.opdb --backend precast --backend inductor --out results.json`.
+
+Each backend's operators run in worker processes; a worker that hangs or dies costs one operator its verdict. Results are kept as they come, so an
+interrupted run goes on where it stopped. `make test-full` compares with `opdb_pass_list.txt`, the stated list of operators that pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from queue import Empty, Queue
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PASS_LIST = Path(__file__).resolve().parent / "opdb_pass_list.txt"
+Results = dict[str, dict[str, dict[str, Any]]]
+"""Backend to operator to verdict."""
+
+
+class Worker:
+    """One process that judges operators, one at a time."""
+
+    def __init__(self, backend: str, samples: int) -> None:
+        self.command = [sys.executable, "-m", "tests.ops.opdb", "--serve", backend, "--samples", str(samples)]
+        self.process: subprocess.Popen[str] | None = None
+
+    def judge(self, name: str, timeout: float) -> dict[str, Any]:
+        if self.process is None or self.process.poll() is not None:
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+            self.process = subprocess.Popen(
+                self.command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(name + "\n")
+        self.process.stdin.flush()
+        ready, _, _ = select.select([self.process.stdout], [], [], timeout)
+        line = self.process.stdout.readline() if ready else ""
+        if line:
+            result = json.loads(line)
+            assert isinstance(result, dict)
+            return result
+        verdict = "crash" if ready else "timeout"
+        self.close()
+        return {"verdict": verdict, "reason": f"no answer within {timeout:.0f} s" if verdict == "timeout" else "the process died", "samples": 0}
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+
+def run(backends: Sequence[str], names: Sequence[str], samples: int, *, out: Path | None, workers: int = 2, timeout: float = 90.0) -> Results:
+    """Judges every name on every backend; `out` keeps the results and is resumed from."""
+    results: Results = json.loads(out.read_text()) if out is not None and out.exists() else {}
+    for backend in backends:
+        done = results.setdefault(backend, {})
+        queue: Queue[str] = Queue()
+        for name in names:
+            if name not in done:
+                queue.put(name)
+        lock = threading.Lock()
+
+        def serve(backend: str = backend, queue: Queue[str] = queue, done: dict[str, dict[str, Any]] = done) -> None:
+            worker = Worker(backend, samples)
+            while True:
+                try:
+                    name = queue.get_nowait()
+                except Empty:
+                    break
+                start = time.monotonic()
+                verdict = worker.judge(name, timeout)
+                verdict["seconds"] = round(time.monotonic() - start, 2)
+                with lock:  # noqa: B023  (one lock a backend)
+                    done[name] = verdict
+                    if out is not None:
+                        _write(out, results)
+            worker.close()
+
+        threads = [threading.Thread(target=serve) for _ in range(workers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return results
+
+
+def _write(path: Path, results: Results) -> None:
+    temporary = path.with_suffix(".part")
+    temporary.write_text(json.dumps(results, indent=0, sort_keys=True))
+    temporary.replace(path)
+
+
+def serve(backend: str, samples: int) -> None:
+    """A worker's life: a name a line in, a verdict a line out."""
+    from tests.ops.opdb_judge import judge
+
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what operators print is not an answer
+    for line in sys.stdin:
+        answers.write(json.dumps(judge(line.strip(), backend, samples)) + "\n")
+        answers.flush()
+
+
+def summary(results: Results) -> list[str]:
+    """One line a backend, then what each got wrong."""
+    lines = []
+    for backend, verdicts in results.items():
+        count = Counter(v["verdict"] for v in verdicts.values())
+        lines.append(f"{backend}: {len(verdicts)} operators: " + ", ".join(f"{n} {verdict}" for verdict, n in count.most_common()))
+    for backend, verdicts in results.items():
+        for name, v in sorted(verdicts.items()):
+            if v["verdict"] not in ("pass", "no sample"):
+                lines.append(f"  {backend} {v['verdict']} {name}: {v['reason'].splitlines()[0][:160] if v['reason'] else ''}")
+    return lines
+
+
+def pass_list() -> list[str]:
+    """The operators that are stated to pass."""
+    return [line for line in PASS_LIST.read_text().splitlines() if line and not line.startswith("#")]
+
+
+def passing(verdicts: dict[str, dict[str, Any]]) -> list[str]:
+    return sorted(name for name, v in verdicts.items() if v["verdict"] == "pass")
+
+
+def compare_with_list(verdicts: dict[str, dict[str, Any]]) -> Iterable[str]:
+    """What is stated to pass and does not."""
+    return (f"{name}: {verdicts[name]['verdict']}: {verdicts[name]['reason']}" for name in pass_list() if name in verdicts and verdicts[name]["verdict"] != "pass")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--backend", action="append", choices=["lowered", "scheduled", "precast", "inductor"])
+    parser.add_argument("--samples", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--timeout", type=float, default=90.0, help="seconds for one operator")
+    parser.add_argument("--only", help="comma-separated operators")
+    parser.add_argument("--write-list", action="store_true", help="write the pass list from the precast results")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve(options.serve, options.samples)
+        return 0
+    from tests.ops.opdb_judge import operators
+
+    names = options.only.split(",") if options.only else list(operators())
+    results = run(options.backend or ["precast", "inductor"], names, options.samples, out=options.out, workers=options.workers, timeout=options.timeout)
+    print("\n".join(summary(results)))
+    if "precast" not in results:
+        return 0
+    if options.write_list:
+        head = f"# Operators of torch's op_db that precast compiles as one graph and that agree with eager in float32 on their first {options.samples} samples.\n"
+        PASS_LIST.write_text(head + "\n".join(passing(results["precast"])) + "\n")
+    broken = list(compare_with_list(results["precast"])) if PASS_LIST.exists() else []
+    print("\n".join(f"on the list and not passing: {line}" for line in broken))
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

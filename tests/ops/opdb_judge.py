@@ -1,0 +1,205 @@
+"""Judges one operator of torch's op_db on one backend: its first samples in float32 on the CPU against eager.
+
+Verdicts, from best to worst: "pass"; "refused" (the backend says that it cannot, with a reason, and the call would run eagerly); "error" (it
+raised what eager does not); "wrong" (another value, shape or dtype); and, from the parent, "timeout" and "crash".
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+import warnings
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map
+
+Function = Callable[..., Any]
+Backend = Callable[[Function, tuple[Any, ...], dict[str, Any]], Any]
+
+
+RANDOM = ("empty", "empty_permuted", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "resize_", "resize_as_")
+"""Operators whose results hold whatever memory held: only shape and dtype are compared, as with random ones."""
+
+
+class Refused(Exception):
+    """The backend declines, and says why."""
+
+
+@cache
+def operators() -> dict[str, Any]:
+    """Name (with its variant) to OpInfo; the same list for every backend. Ops without float32 on the CPU are left out."""
+    from torch.testing._internal import common_methods_invocations as invocations
+
+    # Random operators are wrapped in something that seeds, which no tracer follows: the operators themselves are judged.
+    invocations.wrapper_set_seed = lambda function, *args, **kwargs: function(*args, **kwargs)
+    return {op.full_name: op for op in invocations.op_db if torch.float32 in op.dtypes}
+
+
+def lowered(fn: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return _interpret(fn, args, kwargs, schedule=False)
+
+
+def scheduled(fn: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return _interpret(fn, args, kwargs, schedule=True)
+
+
+def _interpret(fn: Function, args: tuple[Any, ...], kwargs: dict[str, Any], *, schedule: bool) -> Any:
+    from precast.lowering.builder import Unsupported
+    from precast.lowering.interpret import run
+    from tests.ops.runners import program_of
+    from tests.ops.trace import tensors_of
+
+    try:
+        program, rebuild = program_of(lambda a, k: fn(*a, **k), (args, kwargs), schedule=schedule)
+    except Unsupported as error:
+        raise Refused(str(error)) from error
+    except Exception as error:
+        if "data-dependent" in str(error) or "DynamicOutputShape" in type(error).__name__ or "DataDependent" in type(error).__name__:
+            raise Refused(f"data-dependent: {type(error).__name__}") from error
+        raise
+    return rebuild(run(program, tensors_of((args, kwargs))))
+
+
+@cache
+def _store() -> str:
+    return tempfile.mkdtemp(prefix="opdb-store-")
+
+
+def precast(fn: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    import precast as package
+
+    compiled = package.compile(fn, store=_store(), fullgraph=True)
+    try:
+        return compiled(*args, **kwargs)
+    except package.PrecastError as error:
+        if "does not compile" in str(error) or "did not compile" in str(error):
+            raise
+        raise Refused(str(error)) from error
+
+
+def inductor(fn: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, fullgraph=True, dynamic=False)
+    try:
+        return compiled(*args, **kwargs)
+    except (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError) as error:
+        raise Refused(str(error)) from error
+
+
+BACKENDS: dict[str, Backend] = {"lowered": lowered, "scheduled": scheduled, "precast": precast, "inductor": inductor}
+
+
+def judge(name: str, backend: str, samples: int) -> dict[str, Any]:
+    """The verdict on the first samples of the operator: the worst of them, with its reason."""
+    op, run = operators()[name], BACKENDS[backend]
+    order = ("pass", "refused", "error", "wrong")
+    worst, reason, judged, strides = "pass", "", 0, 0
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        for number, sample in enumerate(_samples(op, samples)):
+            verdict, why, same_strides = _one(op, sample, run)
+            if verdict == "eager refuses":
+                continue
+            judged += 1
+            strides += not same_strides
+            if order.index(verdict) > order.index(worst):
+                worst, reason = verdict, f"sample {number}: {why}"
+    return {"verdict": worst if judged else "no sample", "reason": reason[:700], "samples": judged, "other_strides": strides}
+
+
+def _samples(op: Any, count: int) -> list[Any]:
+    torch.manual_seed(0)
+    found = []
+    for sample in op.sample_inputs("cpu", torch.float32, requires_grad=False):
+        found.append(sample)
+        if len(found) == count:
+            break
+    return found
+
+
+def _one(op: Any, sample: Any, run: Backend) -> tuple[str, str, bool]:
+    function = op.op
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    def inputs() -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return copy.deepcopy(((sample.input, *sample.args), dict(sample.kwargs)))
+
+    try:
+        torch.manual_seed(1)
+        want = call(*(kept := inputs())[0], **kept[1])
+        torch.manual_seed(2)
+        again = call(*(other := inputs())[0], **other[1])
+    except Exception:  # noqa: BLE001  (an input that eager refuses judges nobody)
+        return "eager refuses", "", True
+    random = op.name in RANDOM or difference((want, kept), (again, other), None) != ""
+    given = inputs()
+    try:
+        got = run(call, *given)
+    except Refused as error:
+        return "refused", str(error), True
+    except Exception as error:  # noqa: BLE001  (that is the verdict)
+        return "error", f"{type(error).__name__}: {error}", True
+    why = difference(want, got, _precise(call, inputs), values=not random) or difference(kept, given, None, values=not random)
+    return ("wrong", why, True) if why else ("pass", "", _same_strides(want, got))
+
+
+def _precise(call: Function, inputs: Callable[[], Any]) -> Any:
+    """The result in float64, None where there is none."""
+
+    def widen(value: Any) -> Any:
+        return value.double() if isinstance(value, torch.Tensor) and value.dtype == torch.float32 else value
+
+    args, kwargs = tree_map(widen, inputs())
+    try:
+        return call(*args, **kwargs)
+    except Exception:  # noqa: BLE001  (not every op has float64)
+        return None
+
+
+def difference(want: Any, got: Any, precise: Any, *, values: bool = True) -> str:
+    """What differs, "" where nothing does. Values may be as far from float64 as twice eager's own distance, or within 1e-4 relative and 1e-5 absolute of eager."""
+    wants, gots = tree_flatten(want)[0], tree_flatten(got)[0]
+    if len(wants) != len(gots):
+        return f"{len(gots)} results for {len(wants)}"
+    references = tree_flatten(precise)[0] if precise is not None else []
+    for position, (w, g) in enumerate(zip(wants, gots, strict=True)):
+        if not isinstance(w, torch.Tensor):
+            plain = w is None or isinstance(w, bool | int | float | complex | str)
+            if values and plain and w != g and not (w != w and g != g):
+                return f"result {position} is {g!r}, eager's {w!r}"
+            continue
+        if not isinstance(g, torch.Tensor) or w.shape != g.shape or w.dtype != g.dtype:
+            there = f"{g.dtype} {list(g.shape)}" if isinstance(g, torch.Tensor) else repr(g)
+            return f"result {position} is {there}, eager's {w.dtype} {list(w.shape)}"
+        if not values or w.layout != torch.strided or w.is_quantized:
+            continue
+        if torch.allclose(_wide(w), _wide(g), rtol=1e-4, atol=1e-5, equal_nan=True):
+            continue
+        r = references[position] if len(references) == len(wants) and isinstance(references[position], torch.Tensor) else None
+        if r is not None and r.shape == w.shape and _error(g, r) <= 2 * _error(w, r) + 1e-6:
+            continue
+        return f"result {position} of shape {list(w.shape)} is off by {_error(g, w):.3g}"
+    return ""
+
+
+def _wide(t: torch.Tensor) -> torch.Tensor:
+    return t.to(torch.complex128) if t.is_complex() else t.double()
+
+
+def _error(a: torch.Tensor, b: torch.Tensor) -> float:
+    error = (_wide(a) - _wide(b)).abs()
+    return float(torch.where(_wide(a) == _wide(b), 0.0, error).max()) if error.numel() else 0.0
+
+
+def _same_strides(want: Any, got: Any) -> bool:
+    pairs = zip(tree_flatten(want)[0], tree_flatten(got)[0], strict=True)
+    return all(
+        [s for n, s in zip(w.shape, w.stride(), strict=True) if n > 1] == [s for n, s in zip(g.shape, g.stride(), strict=True) if n > 1]
+        for w, g in pairs
+        if isinstance(w, torch.Tensor) and w.layout == torch.strided and w.numel()
+    )
