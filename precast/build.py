@@ -104,7 +104,13 @@ class Job:
         program, entry = self.program(target)
         args, kwargs = _whole(entry, self.loaded.signatures[number - 1])
         with torch.no_grad():
-            return str(explain(program, args, kwargs))
+            text = str(explain(program, args, kwargs))
+        damaged = [m.artifact_id[:12] for m in self._for(program.key, resolve(target)) if not self.store.complete(m)]
+        if damaged:
+            text += f"\nblobs of {', '.join(damaged)} are missing or damaged: build again, or `precast verify --repair`"
+        if not any(self._for(program.key, resolve(target))):
+            text += f"\nnothing is stored for {target}: `precast build … --target {target}`"
+        return text
 
     def find(self, signature: Signature, target: str) -> Manifest | None:
         """The stored artifact for exactly this target whose guards hold for the call, as the runtime would find it on such a machine."""

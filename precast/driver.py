@@ -94,7 +94,8 @@ def _store(program: Program, frame: CapturedFrame, watch: Stopwatch) -> str | In
     store = program.store
     artifact_id = _manifest(program, frame, {}, BlobSet(), {}, watch).artifact_id
     with watch.stage("wait"), store.lease(artifact_id):
-        if store.get(artifact_id, program.key) is not None:
+        known = store.get(artifact_id, program.key)
+        if known is not None and store.complete(known):
             log.info("%s: artifact %s was compiled meanwhile by another process", program.name, artifact_id[:12])
             return artifact_id
         manifest, blobs = _compile(program, frame, watch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -85,14 +86,16 @@ def test_check_of_another_target_says_no(built: tuple[Path, Any]) -> None:
     assert [item["status"] for item in report["programs"]] == ["miss"]
 
 
-def test_an_artifact_whose_blob_is_lost_is_no_hit(built: tuple[Path, Any], tmp_path: Path) -> None:
-    import shutil
-
+def test_an_artifact_whose_blobs_are_lost_is_no_hit_and_is_built_again(built: tuple[Path, Any], tmp_path: Path) -> None:
     shutil.copytree(built[0] / "store", tmp_path / "store")
     for path in (tmp_path / "store" / "objects").glob("*/*"):
         path.unlink()
-    report = data(built[0], "check", "b.toml", "--only", "sine", "--store", str(tmp_path / "store"), code=1)
-    assert [item["status"] for item in report["programs"]] == ["miss"]
+    words = ("b.toml", "--only", "sine", "--store", str(tmp_path / "store"))
+    (missed,) = data(built[0], "check", *words, code=1)["programs"]
+    assert missed["status"] == "miss" and "missing or damaged" in missed["reason"]
+    (again,) = data(built[0], "build", *words)["programs"]
+    assert again["status"] == "compiled"
+    data(built[0], "check", *words)
 
 
 @pytest.mark.parametrize(
