@@ -54,7 +54,11 @@ def main() -> None:
     """Compile PyTorch programs ahead of time, and look after the store that keeps them.
 
     Exit codes: 0 done, 1 the answer is no or it could not be done, 2 wrong usage. Data goes to stdout, everything else to stderr.
+    PRECAST_LOGS=store,driver,… shows what goes on inside.
     """
+    from precast.runtime.log import configure
+
+    configure()
 
 
 def run() -> None:
