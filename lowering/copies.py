@@ -13,7 +13,7 @@ import sympy
 from precast.lowering import index as ix
 from precast.lowering.constants import without_dead_steps
 from precast.lowering.effects import map_views, writes
-from precast.lowering.ir import Attention, Buffer, Gemm, Kernel, Load, Program, Step, View
+from precast.lowering.ir import Attention, Buffer, Gemm, Kernel, Load, Program, Step, Store, View
 from precast.lowering.substitution import coordinates, shared_axis
 from precast.lowering.transform import rename_buffers
 
@@ -23,45 +23,56 @@ class Copy:
     """`target[store]` is `source[load]` at every point of the kernel's axes."""
 
     kernel: Kernel
-    target: str
+    store: Store
     source: Load
+
+    @property
+    def target(self) -> str:
+        return self.store.buffer
 
 
 def forward_copies(program: Program) -> Program:
     """The program without the copies that its readers do not need."""
     by_name = {b.name: b for b in program.buffers}
-    count: dict[str, int] = {}
-    for step in program.steps:
-        for name in writes(step):
-            count[name] = count.get(name, 0) + 1
-    inputs = {i for i in program.inputs if isinstance(i, str)}
-    mutated = {n for n, c in count.items() if c > 1} | (inputs & count.keys())
     outputs = {o.view.buffer for o in program.outputs if o.view is not None}
-    copies = {c.target: c for s in program.steps if isinstance(s, Kernel) for c in [_copy(s, by_name, mutated)] if c is not None}
+    copies = {name: c for name, c in copies_of(program).items() if len(c.kernel.stores) == 1}
     names: dict[str, str] = {}
     for name, copy in copies.items():
         source = copy.source.buffer
-        if name not in outputs and copy.source.index == copy.kernel.stores[0].index and _same_room(by_name[name], by_name[source]):
+        if name not in outputs and copy.source.index == copy.store.index and _same_room(by_name[name], by_name[source]):
             names[name] = names.get(source, source)
     program = rename_buffers(program, names)
     strided = {n: c for n, c in copies.items() if n not in names and c.source.buffer not in names}
     if strided:
-        steps = tuple(_direct(s, strided, by_name) for s in program.steps)
-        program = replace(program, steps=steps)
+        program = replace(program, steps=tuple(_direct(s, strided) for s in program.steps))
     return without_dead_steps(program, set()) if names or strided else program
 
 
-def _copy(kernel: Kernel, by_name: dict[str, Buffer], mutated: set[str]) -> Copy | None:
-    if len(kernel.stores) != 1:
-        return None
-    store = kernel.stores[0]
-    value = store.value
-    plain = store.mode == "set" and not store.gathers and store.mask is None and store.axes is None
-    if not plain or not isinstance(value, Load) or value.gathers or value.mask is not None or {value.buffer, store.buffer} & mutated:
-        return None
-    if by_name[value.buffer].dtype is not by_name[store.buffer].dtype:
-        return None
-    return Copy(kernel, store.buffer, value)
+def copies_of(program: Program) -> dict[str, Copy]:
+    """The copies among the kernels' stores, by target. Neither source nor target is written anywhere else."""
+    by_name = {b.name: b for b in program.buffers}
+    count: dict[str, int] = {}
+    for step in program.steps:
+        for name in writes(step):
+            count[name] = count.get(name, 0) + 1
+    mutated = {n for n, c in count.items() if c > 1} | ({i for i in program.inputs if isinstance(i, str)} & count.keys())
+    found: dict[str, Copy] = {}
+    for step in program.steps:
+        for store in step.stores if isinstance(step, Kernel) else ():
+            value = store.value
+            plain = store.mode == "set" and not store.gathers and store.mask is None and store.axes is None
+            if (
+                not plain
+                or not isinstance(value, Load)
+                or value.gathers
+                or value.mask is not None
+                or {value.buffer, store.buffer} & mutated
+            ):
+                continue
+            if by_name[value.buffer].dtype is by_name[store.buffer].dtype:
+                assert isinstance(step, Kernel)
+                found[store.buffer] = Copy(step, store, value)
+    return found
 
 
 def _same_room(a: Buffer, b: Buffer) -> bool:
@@ -69,7 +80,7 @@ def _same_room(a: Buffer, b: Buffer) -> bool:
     return a.dtype is b.dtype and sympy.expand(ix.numel(a.size) - ix.numel(b.size)) == 0
 
 
-def _direct(step: Step, copies: dict[str, Copy], by_name: dict[str, Buffer]) -> Step:
+def _direct(step: Step, copies: dict[str, Copy]) -> Step:
     if not isinstance(step, Gemm | Attention):
         return step
     return map_views(step, lambda v: through(v, copies[v.buffer]) if v.buffer in copies else v)
@@ -82,9 +93,8 @@ def through(view: View, copy: Copy) -> View:
     dims = ix.symbols(len(view.size))
     extents = tuple(zip(dims, view.size, strict=True))
     at = ix.affine(view.offset, tuple(zip(view.stride, dims, strict=True)))
-    store = copy.kernel.stores[0]
     axes = tuple(shared_axis(a.symbol, a.extent) for a in copy.kernel.axes)
-    where = coordinates(store.index, axes, at, extents)
+    where = coordinates(copy.store.index, axes, at, extents)
     if where is None:
         return view
     found = ix.coefficients(ix.substitute(copy.source.index, where, extents), dims)

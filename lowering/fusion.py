@@ -27,6 +27,8 @@ MAX_BUFFERS = 40
 MAX_RECOMPUTE = 6
 """Operations per element that may be computed again, in units of a simple operation."""
 MAX_MEMBERS = 128
+MAX_REPEATS = 16
+"""The same for values that several passes over one row need (a row is not kept between passes): one exponential more, but not two."""
 
 
 @dataclass
@@ -48,11 +50,19 @@ def fuse_pointwise(program: Program) -> Program:
 
 
 def fuse(program: Program) -> Program:
-    """Producers into consumers, reductions included, then neighbours that read the same buffers."""
+    """Producers into consumers, reductions included."""
     return _fuse(program, pointwise_only=False)
 
 
-def _fuse(program: Program, *, pointwise_only: bool) -> Program:
+def fuse_siblings(program: Program) -> Program:
+    """Neighbours over the same axes that read the same buffers."""
+    facts, state = _start(program)
+    _horizontal(state, facts)
+    return emit(program, facts, state.groups, state.owner, tuple(state.notes))
+
+
+def _start(program: Program) -> tuple[KernelFacts, Fusion]:
+    """Each kernel a group of its own."""
     facts = facts_of(program)
     state = Fusion(program)
     steps = program.steps
@@ -66,12 +76,15 @@ def _fuse(program: Program, *, pointwise_only: bool) -> Program:
     for position, step in enumerate(steps):
         if isinstance(step, Kernel):
             state.groups[position] = single(position, step, facts)
+    return facts, state
+
+
+def _fuse(program: Program, *, pointwise_only: bool) -> Program:
+    facts, state = _start(program)
     for sole in (True, False) if not pointwise_only else (True,):
-        for position in range(len(steps)):
+        for position in range(len(program.steps)):
             if state.owner[position] in state.groups:
                 _absorb(state, facts, state.owner[position], sole, pointwise_only)
-    if not pointwise_only:
-        _horizontal(state, facts)
     return emit(program, facts, state.groups, state.owner, tuple(state.notes))
 
 
@@ -169,6 +182,16 @@ def _rule_recompute(facts: KernelFacts, a: Group, b: Group, sites: list[Site]) -
     return None
 
 
+def _rule_repeats(facts: KernelFacts, a: Group, b: Group, sites: list[Site]) -> str | None:
+    uses: dict[str, list[Site]] = {}
+    for site in sites:
+        uses.setdefault(site.load.buffer, []).append(site)
+    for name, found in uses.items():
+        if name not in facts.reducing and a.costs[name] * (len(found) - 1) > MAX_REPEATS:
+            return f"its costly values would be computed {len(found)} times, once for each pass over a row"
+    return None
+
+
 def _rule_nesting(facts: KernelFacts, a: Group, b: Group, sites: list[Site]) -> str | None:
     for site in sites:
         if site.reducing and site.binders and hint_points(site) > 1 << 12:
@@ -184,7 +207,7 @@ def hint_points(site: Site) -> int:
     return total * site.elements
 
 
-RULES: tuple[Rule, ...] = (_rule_recompute, _rule_nesting)
+RULES: tuple[Rule, ...] = (_rule_recompute, _rule_repeats, _rule_nesting)
 
 
 def _horizontal(state: Fusion, facts: KernelFacts) -> None:

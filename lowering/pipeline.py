@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import count
 from typing import Any
 
+from precast.lowering.attention import recognise_attention
 from precast.lowering.batchnorm import fold_batch_norm
 from precast.lowering.collapse import collapse_axes
 from precast.lowering.constants import fold_constants
 from precast.lowering.copies import forward_copies
 from precast.lowering.dedupe import dedupe
 from precast.lowering.epilogues import attach_epilogues
-from precast.lowering.fusion import fuse, fuse_pointwise
+from precast.lowering.fusion import fuse, fuse_pointwise, fuse_siblings
 from precast.lowering.invariants import hoist_invariants
-from precast.lowering.ir import Program
+from precast.lowering.ir import Kernel, Program, Step
 from precast.lowering.layout import channels_last
 from precast.lowering.memory import plan_memory
+from precast.lowering.merge_gemms import merge_gemms
 from precast.lowering.order import order_steps
 from precast.lowering.simplify import simplify
 from precast.lowering.split import split_axes
@@ -32,16 +36,30 @@ def passes(target: str, options: Mapping[str, Any]) -> list[tuple[str, Pass]]:
         ("fuse pointwise", fuse_pointwise),
         ("dedupe", dedupe),
         ("fold batch norm", fold_batch_norm(bool(options.get("freeze")))),
+        ("merge products", merge_gemms(bool(options.get("freeze")))),
         ("forward copies", forward_copies),
         ("epilogues", attach_epilogues),
         ("channels last", channels_last if target.startswith("cpu") else unchanged),
         ("fuse", fuse),
-        ("hoist invariants", hoist_invariants),
         ("split axes", split_axes),
+        ("recognise attention", recognise_attention),
+        ("fuse siblings", fuse_siblings),
+        ("hoist invariants", hoist_invariants),
         ("collapse axes", collapse_axes),
         ("order", order_steps),
+        ("name kernels", name_kernels),
         ("plan memory", plan_memory),
     ]
+
+
+def name_kernels(program: Program) -> Program:
+    """Numbers the kernels in order, so that names are unique and do not depend on what was fused away."""
+    names = (f"kernel{n}" for n in count())
+
+    def named(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+        return tuple(replace(s, name=next(names)) if isinstance(s, Kernel) else s for s in steps)
+
+    return replace(program, prepare=named(program.prepare), steps=named(program.steps))
 
 
 def unchanged(program: Program) -> Program:

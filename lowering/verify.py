@@ -109,6 +109,7 @@ class _Checker:
         ready |= fresh
 
     def kernel(self, kernel: Kernel) -> None:
+        self.seen.clear()  # the same load is another access under axes of another extent
         axes = {a.symbol: a for a in kernel.axes}
         _fail(len(axes) != len(kernel.axes), "two kernel axes share a symbol")
         _fail(not kernel.stores, "the kernel stores nothing")

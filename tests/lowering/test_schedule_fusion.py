@@ -31,6 +31,13 @@ def gelu_then_layer_norm() -> Program:
     return b.program("out")
 
 
+def layer_norm_then_gelu() -> Program:
+    b = Build()
+    layer_norm(b, b.input("x", 32, 64), 32, 64, "n")
+    b.kernel("out", (32, 64), lambda i, j: gelu(b.load("n", i, j)))
+    return b.program("out")
+
+
 def reshaped_chain() -> Program:
     b = Build()
     x = b.input("x", 4, 8, 16)
@@ -70,13 +77,13 @@ def siblings() -> Program:
         lambda: residual_layer_norm(False),
         lambda: residual_layer_norm(True),
         softmax_program,
-        gelu_then_layer_norm,
+        layer_norm_then_gelu,
         reshaped_chain,
         transposed_reader,
         two_readers,
         siblings,
     ],
-    ids=["layer norm of a sum", "the sum kept", "softmax", "gelu, layer norm", "reshape", "transpose", "two readers", "siblings"],
+    ids=["layer norm of a sum", "the sum kept", "softmax", "layer norm, gelu", "reshape", "transpose", "two readers", "siblings"],
 )
 def test_becomes_one_kernel(make) -> None:  # type: ignore[no-untyped-def]
     assert kernels(checked_schedule(make())) == ["kernel"]
@@ -123,8 +130,9 @@ def gemm_between() -> Program:
         (column_statistics, 2, "consecutive memory"),
         (window_of_exponentials, 2, "times each"),
         (gemm_between, 3, "a step between them"),
+        (gelu_then_layer_norm, 2, "each pass over a row"),
     ],
-    ids=["would serialise", "would stride", "would recompute", "something between"],
+    ids=["would serialise", "would stride", "would recompute", "something between", "costly in each pass"],
 )
 def test_is_refused_with_a_reason(make, count: int, reason: str) -> None:  # type: ignore[no-untyped-def]
     found = checked_schedule(make(), tolerance=1e-3)
