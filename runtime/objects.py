@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from typing import Any, Protocol
 
 import torch
+
+from precast.runtime.known_getters import known_kind
 
 ABSENT: Any = object()
 """The attribute does not exist, and this is known for certain."""
@@ -61,12 +64,18 @@ def read_attribute(value: Any, name: str, reads: Reads, hooks: bool = True) -> A
     if isinstance(value, types.ModuleType):
         return _of_module(value, name, reads)
     cls = type(value)
-    if isinstance(value, torch.Tensor) or (hooks and cls.__getattribute__ is not object.__getattribute__):
+    if isinstance(value, torch.Tensor):
         raise Opaque
+    if cls is property and name in ("fget", "fset", "fdel"):
+        return getattr(value, name)  # a property's parts never change
     reads.slot(value, "type")
     reads.cls(cls)
+    if hooks and cls.__getattribute__ is not object.__getattribute__:
+        name = _through_getters(value, name, reads)
     on_class = find_on_class(cls, name)
     if on_class is not ABSENT and (hasattr(type(on_class), "__set__") or hasattr(type(on_class), "__delete__")):
+        if type(on_class) is property:
+            return _of_property(value, on_class, reads)
         return _of_getter(value, name, reads)
     namespace = instance_dict(value, reads)
     if namespace is not None:
@@ -80,6 +89,41 @@ def read_attribute(value: Any, name: str, reads: Reads, hooks: bool = True) -> A
     return ABSENT
 
 
+def _through_getters(value: Any, name: str, reads: Reads) -> str:
+    """The name that the class's own `__getattribute__` methods end up looking up; Opaque unless all are known ones."""
+    for base in type(value).__mro__:
+        getter = base.__dict__.get("__getattribute__")
+        if getter is None or base is object:
+            continue
+        kind = known_kind(getter)
+        if kind is None:
+            raise Opaque
+        reads.slot(getter, "code")
+        if kind == "aliasing":
+            name = _alias(value, name, reads)
+        else:
+            namespace = instance_dict(value, reads)
+            if namespace is None:
+                raise Opaque
+            reads.key(namespace, "_heterogeneity_spec")
+            if namespace.get("_heterogeneity_spec") is not None:
+                raise Opaque
+    return name
+
+
+def _alias(value: Any, name: str, reads: Reads) -> str:
+    if name == "attribute_map":
+        return name
+    aliases = read_attribute(value, "attribute_map", reads, hooks=False)
+    if type(aliases) is not dict:
+        raise Opaque
+    reads.key(aliases, name)
+    alias = aliases.get(name, name)
+    if type(alias) is not str:
+        raise Opaque
+    return alias
+
+
 def _bound(value: Any, name: str, on_class: Any) -> Any:
     if isinstance(on_class, _SIMPLE_DESCRIPTORS):
         return getattr(value, name)
@@ -88,12 +132,35 @@ def _bound(value: Any, name: str, on_class: Any) -> Any:
     return on_class
 
 
+def _of_property(value: Any, found: property, reads: Reads) -> Any:
+    """A property whose getter is `return self.other`, recognised by its bytecode."""
+    getter = found.fget
+    if not isinstance(getter, types.FunctionType) or len(getter.__code__.co_names) != 1:
+        raise Opaque
+    reads.slot(getter, "code")
+    target = getter.__code__.co_names[0]
+    if getter.__code__.co_code != _forwarding_code(target) or getter.__code__.co_argcount != 1:
+        raise Opaque
+    return read_attribute(value, target, reads)
+
+
+@functools.cache
+def _forwarding_code(name: str) -> bytes:
+    """Bytecode of `return self.<name>`; it names one attribute and loads no constant."""
+    namespace: dict[str, Any] = {}
+    exec(compile(f"def get(self):\n    return self.{name}\n", "<forwarding>", "exec"), namespace)
+    code: bytes = namespace["get"].__code__.co_code
+    return code
+
+
 def _of_getter(value: Any, name: str, reads: Reads) -> Any:
     if isinstance(value, types.FunctionType) and name in _FUNCTION_SLOTS:
         reads.slot(value, _FUNCTION_SLOTS[name])
         return getattr(value, name)
     if name == "__dict__":
         return instance_dict(value, reads)
+    if name == "__class__" and find_on_class(type(value), name) is object.__dict__["__class__"]:
+        return type(value)  # its slot is among the reads
     if isinstance(value, types.MethodType) and name in ("__func__", "__self__"):
         return getattr(value, name)  # a method's parts never change
     if isinstance(value, types.FunctionType) and name in ("__closure__", "__globals__"):
@@ -123,9 +190,12 @@ def _of_class(cls: type, name: str, reads: Reads) -> Any:
     reads.slot(cls, "type")
     reads.cls(meta)
     reads.cls(cls)
-    if find_on_class(meta, name) is not ABSENT:
-        raise Opaque
+    if name == "__mro__":
+        return cls.__mro__
+    on_meta = find_on_class(meta, name)
     found = find_on_class(cls, name)
+    if on_meta is not ABSENT and (found is ABSENT or hasattr(type(on_meta), "__set__") or hasattr(type(on_meta), "__delete__")):
+        raise Opaque
     if found is ABSENT:
         return ABSENT
     if isinstance(found, _SIMPLE_DESCRIPTORS):
@@ -133,6 +203,14 @@ def _of_class(cls: type, name: str, reads: Reads) -> Any:
     if hasattr(type(found), "__get__"):
         raise Opaque
     return found
+
+
+def lacks_on_class(cls: type, name: str, reads: Reads) -> bool:
+    """Whether no instance of `cls` without attributes of its own has an attribute `name`."""
+    reads.cls(cls)
+    if cls.__getattribute__ is not object.__getattribute__ or find_on_class(cls, "__getattr__") is not ABSENT:
+        raise Opaque
+    return find_on_class(cls, name) is ABSENT
 
 
 def _of_module(module: types.ModuleType, name: str, reads: Reads) -> Any:

@@ -20,7 +20,7 @@ import torch.utils._device
 from precast.artifact_store.constants import untag
 from precast.artifact_store.guards import Guard, Path, Predicate, Step
 from precast.runtime.guard_eval import compile_checker
-from precast.runtime.objects import ABSENT, Opaque, instance_dict, read_attribute
+from precast.runtime.objects import ABSENT, Opaque, instance_dict, lacks_on_class, read_attribute
 
 _SCALARS = (int, float, str, bytes)
 _IMMUTABLE = (int, float, complex, str, bytes, bool, type(None), range, torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -40,6 +40,15 @@ class Live:
     def __init__(self, number: int, value: Any) -> None:
         self.number = number
         self.value = value
+
+
+class _ClassDict:
+    """A class's `__dict__`: covered by the class's version."""
+
+    __slots__ = ("cls",)
+
+    def __init__(self, cls: type) -> None:
+        self.cls = cls
 
 
 class Plan:
@@ -225,6 +234,9 @@ class _Recording:
                 return self._present(read_attribute(place, name, self))
             case ("raw", name):
                 return self._present(read_attribute(place, name, self, hooks=False))
+            case ("dict",) if isinstance(place, type):
+                self.cls(place)
+                return _ClassDict(place)
             case ("dict",):
                 return self._present(self._own(place))
             case ("param" | "buffer" | "submodule", name):
@@ -273,6 +285,8 @@ class _Recording:
         return place
 
     def _item(self, place: Any, key: Any) -> Any:
+        if isinstance(place, _ClassDict):
+            return self._present(place.cls.__dict__[key])
         if isinstance(place, dict):
             self.key(place, key)
             return dict.__getitem__(place, key)
@@ -303,6 +317,10 @@ class _Recording:
     def _guard(self, guard: Guard, path: Path, place: Any) -> None:
         if isinstance(place, Live):
             self._live_guard(guard, path, place)
+            return
+        if isinstance(place, _ClassDict):
+            if guard.predicate not in (Predicate.HAS_KEY, Predicate.LACKS_KEY, Predicate.NOT_NONE, Predicate.TYPE):
+                raise Opaque
             return
         match guard.predicate:
             case Predicate.TYPE:
@@ -372,6 +390,8 @@ class _Recording:
             specs = [self.plan.guards[i].constant for i in self.plan.at[path] if self.plan.guards[i].predicate is Predicate.TENSOR]
             if guard.predicate is Predicate.TENSOR:
                 self._live_tensor(place, guard.constant)
+            elif specs and guard.predicate is Predicate.LACKS_ATTR and lacks_on_class(type(value), guard.constant, self):
+                return  # and the tensor check admits no attributes of the tensor's own
             elif not specs or guard.predicate not in (Predicate.TYPE, Predicate.UNMARKED, Predicate.NOT_NONE):
                 raise Opaque
             return
