@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import sympy
@@ -24,16 +24,41 @@ class LibraryCall:
 
     step: Gemm | Conv | Attention
     how: How
+    packed: int | None = None
+    """Number of the prepared weight in the library's own layout that takes the place of the ordinary one (under `freeze`)."""
 
     @property
     def out(self) -> str:
         return self.step.out
 
 
+@dataclass(frozen=True)
+class Pack:
+    """A copy of a weight in oneDNN's own layout, made once per binding of the weights, for `step`."""
+
+    step: Gemm | Conv
+
+
+@dataclass
+class Packing:
+    """Which weights may be copied, and the copies asked for so far."""
+
+    weights: frozenset[str] = frozenset()
+    packs: list[Pack] = field(default_factory=list)
+
+    def request(self, step: Gemm | Conv) -> int | None:
+        """Number of the packed weight of `step`, or None where its weight has to be read where it lies."""
+        weight = step.b if isinstance(step, Gemm) else step.weight
+        if weight.buffer not in self.weights or not known(*weight.size, *(step.a if isinstance(step, Gemm) else step.x).size):
+            return None
+        self.packs.append(Pack(step))
+        return len(self.packs) - 1
+
+
 RunStep = Kernel | Extern | LibraryCall
 
 
-def expand(program: Program, steps: Sequence[Step], chooser: Chooser, prefix: str = "library") -> list[RunStep]:
+def expand(program: Program, steps: Sequence[Step], chooser: Chooser, prefix: str = "library", packing: Packing | None = None) -> list[RunStep]:
     """Replaces every library step by its chosen implementation and, where that lacks the epilogue, a kernel."""
     buffers = {b.name: b for b in program.buffers}
     result: list[RunStep] = []
@@ -48,7 +73,13 @@ def expand(program: Program, steps: Sequence[Step], chooser: Chooser, prefix: st
                 result.append(_attention(step, buffers))
             case _:
                 result.append(step)
-    return result
+    return [_with_pack(s, packing) if packing is not None else s for s in result]
+
+
+def _with_pack(step: RunStep, packing: Packing) -> RunStep:
+    if isinstance(step, LibraryCall) and step.how == "onednn" and isinstance(step.step, Gemm | Conv):
+        return replace(step, packed=packing.request(step.step))
+    return step
 
 
 def known(*sizes: Size) -> bool:

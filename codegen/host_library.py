@@ -8,6 +8,7 @@ from typing import Protocol
 
 from precast.codegen.choices import POST_OPS
 from precast.codegen.expand import LibraryCall
+from precast.codegen.host_dispatch import BUILD_VERSION
 from precast.lowering.ir import Attention, Buffer, Conv, Gemm, Size, View
 
 
@@ -22,6 +23,7 @@ class Writer(Protocol):
     def view_handle(self, view: View, step: str) -> str: ...
     def new_owned(self) -> str: ...
     def settle(self, name: str, target: str, label: str) -> None: ...
+    def size(self, size: Size) -> str: ...
     def ints(self, values: Sequence[Size]) -> str: ...
 
 
@@ -34,11 +36,11 @@ def emit_library(writer: Writer, call: LibraryCall, label: str) -> None:
     """Writes the C++ of one library call."""
     match call.step:
         case Gemm() as step if call.how == "onednn":
-            _onednn_gemm(writer, step, label)
+            _onednn_gemm(writer, step, call.packed, label)
         case Gemm() as step:
             _aten_gemm(writer, step, label)
         case Conv() as step:
-            _conv(writer, step, call.how == "onednn", label)
+            _conv(writer, step, call, label)
         case Attention() as step:
             _attention(writer, step, label)
 
@@ -65,10 +67,47 @@ def _aten_gemm(writer: Writer, step: Gemm, label: str) -> None:
     writer.python.append(f"    {step.out} = mm({_show(step.a)}, {_show(step.b)})" + (f" + {_show(step.bias)}" if step.bias else ""))
 
 
-def _onednn_gemm(writer: Writer, step: Gemm, label: str) -> None:
+def _packed(number: int) -> str:
+    return f"prepared->packed[{number}]"
+
+
+def emit_pack(writer: Writer, number: int, step: Gemm | Conv, label: str) -> None:
+    """Writes the C++ that makes packed weight `number`, in the prepare function."""
+    weight = weight_view(step)
+    writer.add("{")
+    writer.add("void* handle = 0;")
+    writer.call("aoti_torch_new_tensor_handle", f"{writer.view_handle(weight, label)}, &handle", label)
+    if isinstance(step, Gemm):
+        rows = f"(uint64_t)new uint64_t({writer.size(step.a.size[0])})"
+        writer.add(f"uint64_t stack[] = {{(uint64_t)handle, {rows}}};")
+        name = "mkldnn::_reorder_linear_weight"
+    else:
+        lists = []
+        for key, values in (("p", step.padding), ("s", step.stride), ("d", step.dilation), ("x", step.x.size)):
+            writer.add(f"void* {key} = 0;")
+            writer.call("torch_new_list_reserve_size", f"{len(values)}, &{key}", label)
+            for value in values:
+                writer.call("torch_list_push_back", f"{key}, (uint64_t)({writer.size(value)})", label)
+            lists.append(f"(uint64_t){key}")
+        lists[3] = f"(uint64_t)new uint64_t({lists[3]})"
+        writer.add(f"uint64_t stack[] = {{(uint64_t)handle, {lists[0]}, {lists[1]}, {lists[2]}, {step.groups}u, {lists[3]}}};")
+        name = "mkldnn::_reorder_convolution_weight"
+    writer.call("torch_call_dispatcher", f'{json.dumps(name)}, "", stack, UINT64_C({BUILD_VERSION})', label)
+    writer.add(f"{_packed(number)} = (void*)stack[0];")
+    writer.add("}")
+
+
+def weight_view(step: Gemm | Conv) -> View:
+    """The weight as oneDNN takes it: [N, K] of a product, [O, I, …] of a convolution."""
+    if isinstance(step, Conv):
+        return step.weight
+    return View(step.b.buffer, step.b.size[::-1], step.b.stride[::-1], step.b.offset, step.b.dtype)
+
+
+def _onednn_gemm(writer: Writer, step: Gemm, packed: int | None, label: str) -> None:
     a = writer.view_handle(step.a, label)
-    weight = View(step.b.buffer, step.b.size[::-1], step.b.stride[::-1], step.b.offset, step.b.dtype)
-    w = writer.view_handle(weight, label)
+    weight = weight_view(step)
+    w = writer.view_handle(weight, label) if packed is None else _packed(packed)
     bias = "0" if step.bias is None else _address(writer.view_handle(step.bias, label))
     target = writer.new_owned()
     if step.residual is not None:
@@ -94,8 +133,10 @@ def _post_op(writer: Writer, step: Gemm | Conv) -> tuple[str, str, int, str]:
     return json.dumps(name), f"ps{number}" if values else "0", len(values), f"&pa{number}"
 
 
-def _conv(writer: Writer, step: Conv, onednn: bool, label: str) -> None:
-    x, w = writer.view_handle(step.x, label), writer.view_handle(step.weight, label)
+def _conv(writer: Writer, step: Conv, chosen: LibraryCall, label: str) -> None:
+    onednn = chosen.how == "onednn"
+    x = writer.view_handle(step.x, label)
+    w = writer.view_handle(step.weight, label) if chosen.packed is None else _packed(chosen.packed)
     bias = "0" if step.bias is None else _address(writer.view_handle(step.bias, label))
     spatial = len(step.stride)
     padding, stride, dilation = (writer.ints(v) for v in (step.padding, step.stride, step.dilation))
@@ -137,4 +178,4 @@ def _show(view: View | None) -> str:
     return f"{view.buffer}{list(view.size)}" if view.offset == 0 else f"{view.buffer}[{view.offset}:]{list(view.size)}"
 
 
-__all__ = ["emit_library", "writes_in_place"]
+__all__ = ["emit_library", "emit_pack", "weight_view", "writes_in_place"]

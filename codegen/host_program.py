@@ -12,8 +12,8 @@ from precast.codegen.cpp_kernel import RenderedKernel
 from precast.codegen.host_dispatch import dispatch, encodable
 from precast.codegen.host_extern import encode_call
 from precast.codegen.host_shims import SymbolTable, dtype_code, torch_name
-from precast.codegen.expand import LibraryCall, RunStep, views_of
-from precast.codegen.host_library import emit_library, writes_in_place
+from precast.codegen.expand import LibraryCall, Pack, RunStep, views_of
+from precast.codegen.host_library import emit_library, emit_pack, weight_view, writes_in_place
 from precast.lowering.ir import Buffer, Extern, Kernel, Load, Program, Size, View, walk
 from precast.codegen.values import store_roots
 
@@ -65,6 +65,8 @@ class HostWriter:
         self.arrays: dict[tuple[str, ...], str] = {}
         self.owned = 0
         self.handle: dict[str, str] = {}
+        self.settled: set[str] = set()
+        self.packs: Sequence[Pack] = ()
         self.externs: list[dict[str, object]] = []
         self.names = {s: f"z{i}" for i, s in enumerate(program.symbols)}
         self.slots = {s.buffer: s for s in program.workspace}
@@ -148,9 +150,14 @@ class HostWriter:
     def write(self) -> None:
         self._inputs()
         self._constants()
+        self._persistent()
         self._workspace()
+        self._run_steps("step")
+        self._outputs()
+
+    def _run_steps(self, word: str) -> None:
         for number, step in enumerate(self.steps):
-            label = self._label(number, step)
+            label = self._label(f"{word} {number}", step)
             self.add(f"// {label}")
             self._prepare_outputs(step, label)
             match step:
@@ -163,12 +170,11 @@ class HostWriter:
             for name in dict.fromkeys((*step_reads(step), *step_writes(step))):
                 if self.last_use[name] == number and name not in self.output_buffers and name not in self.given:
                     self.release(name)
-        self._outputs()
 
-    def _label(self, number: int, step: RunStep) -> str:
+    def _label(self, position: str, step: RunStep) -> str:
         what = step.name if isinstance(step, Kernel) else step.op if isinstance(step, Extern) else f"{step.how} {type(step.step).__name__.lower()}"
         shapes = ", ".join(repr(self.buffers[n]) for n in dict.fromkeys(step_writes(step)) if n in self.buffers)
-        return f"step {number}: {what} -> {shapes}"
+        return f"{position}: {what} -> {shapes}"
 
     def _inputs(self) -> None:
         for position, item in enumerate(self.program.inputs):
@@ -190,6 +196,39 @@ class HostWriter:
             if constant.buffer in self.output_buffers:
                 self.allocate(constant.buffer, f"literal {constant.buffer}")
                 self.add(f"__builtin_memcpy({self.pointer(constant.buffer)}, literal{number}, {len(constant.data)});")
+
+    def _persistent(self) -> None:
+        """Buffers that `precast_prepare` filled, in the prepared state's block."""
+        if not self.prepares:
+            return
+        offset = 0
+        for name in self.program.persistent:
+            self.add(f"{self.pointer(name)} = prepared->memory + {offset};")
+            offset += _padded_bytes(self.buffers[name])
+
+    @property
+    def prepares(self) -> bool:
+        """Whether the library keeps a prepared state."""
+        return bool(self.packs or self.program.persistent)
+
+    def prepare_source(self, steps: Sequence[RunStep], shared: HostWriter) -> str:
+        """`precast_prepare` and `precast_release`; empty where there is nothing to prepare (the runtime then never asks)."""
+        if not self.prepares:
+            return ""
+        self.table, self.statics, self.arrays, self.externs = shared.table, shared.statics, shared.arrays, shared.externs
+        needed = {n for s in steps for n in step_reads(s)} | {weight_view(p.step).buffer for p in self.packs}
+        for position, item in enumerate(self.program.inputs):
+            if isinstance(item, str) and item in needed:
+                self.handle[item] = f"inputs[{position}]"
+                self.call("aoti_torch_get_data_ptr", f"inputs[{position}], (void**)&{self.pointer(item)}", f"input {position}")
+        self._constants()
+        self._persistent()
+        self._run_steps("prepare step")
+        for number, pack in enumerate(self.packs):
+            emit_pack(self, number, pack.step, f"packed weight {number}")
+        pointers = "".join(f"  void* d{i} = 0;\n" for i in range(len(self.number)))
+        total = sum(_padded_bytes(self.buffers[n]) for n in self.program.persistent)
+        return PREPARE.format(owned=max(self.owned, 1), packs=max(len(self.packs), 1), bytes=max(total, 64), pointers=pointers, body="\n".join(self.lines), threads="torch_get_num_threads")
 
     def _workspace(self) -> None:
         if not self.slots:
@@ -262,6 +301,7 @@ class HostWriter:
     def settle(self, name: str, target: str, label: str) -> None:
         """Adopts a library result; one whose strides are not the planned ones is copied into those."""
         buffer = self.buffers[name]
+        self.settled.add(name)
         if buffer.size:
             fresh = self.new_owned()
             sizes, strides = self.ints(buffer.size), self.ints(buffer.stride)
@@ -298,7 +338,9 @@ class HostWriter:
         if handle is None:  # an empty tensor, which no step needs to write
             self.allocate(view.buffer, label)
             handle = self.handle[view.buffer]
-        if view.size == buffer.size and view.stride == buffer.stride and view.offset == 0 and view.dtype in (None, buffer.dtype):
+        same = view.size == buffer.size and view.stride == buffer.stride and view.offset == 0 and view.dtype in (None, buffer.dtype)
+        loose = view.buffer in self.settled and any(n == 1 or not isinstance(n, int | sympy.Integer) for n in view.size)
+        if same and not loose:  # a library leaves the strides of dimensions of one element as it likes
             self.call("aoti_torch_new_tensor_handle", f"{handle}, &outputs[{position}]", label)
             return
         sizes, strides = self.ints(view.size), self.ints(view.stride)
@@ -307,19 +349,24 @@ class HostWriter:
         self.call("aoti_torch__reinterpret_tensor", f"{handle}, {len(view.size)}, {sizes}, {strides}, start + ({self.size(view.offset)}), &outputs[{position}]", label)
         self.add("}")
 
-    def source(self) -> str:
-        """The host half of the translation unit (kernels come before it)."""
+    def source(self, packs: Sequence[Pack] = (), prepare: Sequence[RunStep] = ()) -> str:
+        """The host half of the translation unit (kernels come before it); `prepare` are the expanded steps of the prepare function."""
+        self.packs = packs
         self.write()
+        second = HostWriter(self.program, prepare, self.kernels)
+        second.packs = packs
+        prepared = second.prepare_source(prepare, self)
         self.table.use("aoti_torch_delete_tensor_object")
         self.table.use("?torch_exception_get_what_without_backtrace")
         self.table.use("aoti_torch_get_strides")
         threads = self.table.use("torch_get_num_threads")
         pointers = "".join(f"  void* d{i} = 0;\n" for i in range(len(self.number)))
         body = "\n".join(self.lines)
-        run = RUN.format(owned=max(self.owned, 1), outputs=len(self.program.outputs), threads=threads, pointers=pointers, body=body)
+        state = "  if (!state) { say(error, capacity, \"the weights of this artifact were not prepared\"); return 1; }\n  State* const prepared = (State*)state; (void)prepared;\n"
+        run = RUN.format(state=state if self.prepares else "  (void)state;\n", owned=max(self.owned, 1), outputs=len(self.program.outputs), threads=threads, pointers=pointers, body=body)
         externs = json.dumps(json.dumps(self.externs, separators=(",", ":")))
         tail = f'extern "C" const char precast_externs[] = {externs};\nextern "C" const int64_t precast_abi = 1;\n'
-        return "\n".join(['#pragma GCC visibility push(default)', self.table.definitions(), tail, "#pragma GCC visibility pop", HOST_PROLOGUE, *self.statics, run])
+        return "\n".join(['#pragma GCC visibility push(default)', self.table.definitions(), tail, "#pragma GCC visibility pop", HOST_PROLOGUE, *self.statics, STATE.format(packs=max(len(packs), 1)) if self.prepares else "", run, prepared])
 
 
 def _ctype(buffer: Buffer) -> str:
@@ -375,13 +422,46 @@ struct Owned {{
   ~Owned() {{ for (void* x : h) if (x) aoti_torch_delete_tensor_object(x); }}
 }};
 extern "C" __attribute__((visibility("default"))) int precast_run(void* const* table, void* const* inputs, void** outputs, void* state, char* error, int64_t capacity) {{
-  (void)state; (void)inputs;
-  Owned own(table); Workspace workspace; Error fault = {{0, 0, 0, 0}};
+  (void)inputs;
+{state}  Owned own(table); Workspace workspace; Error fault = {{0, 0, 0, 0}};
   uint32_t threads_now = 1; {threads}(&threads_now); const int threads = (int)threads_now;
   (void)threads; (void)fault;
 {pointers}{body}
   return 0;
 }}
-extern "C" __attribute__((visibility("default"))) int precast_prepare(void* const*, void* const*, void** state, char*, int64_t) {{ *state = 0; return 0; }}
-extern "C" __attribute__((visibility("default"))) void precast_release(void* const*, void*) {{}}
 """
+
+STATE = """
+struct State {{ char* memory; void* packed[{packs}]; }};
+"""
+
+PREPARE = """
+static void release_state(void* const* table, State* s) {{
+  for (void* h : s->packed) if (h) aoti_torch_delete_tensor_object(h);
+  free(s->memory); delete s;
+}}
+struct Keeper {{ void* const* table; State* state; ~Keeper() {{ if (state) release_state(table, state); }} }};
+extern "C" __attribute__((visibility("default"))) int precast_prepare(void* const* table, void* const* inputs, void** state, char* error, int64_t capacity) {{
+  struct Owned {{
+    void* h[{owned}] = {{0}}; void* const* table;
+    explicit Owned(void* const* t) : table(t) {{}}
+    ~Owned() {{ for (void* x : h) if (x) aoti_torch_delete_tensor_object(x); }}
+  }} own(table);
+  (void)inputs; *state = 0;
+  State* const prepared = new State(); Keeper keeper = {{table, prepared}};
+  prepared->memory = (char*)aligned_alloc(64, {bytes});
+  if (!prepared->memory) {{ say(error, capacity, "out of memory: the prepared weights could not be allocated"); return 1; }}
+  Error fault = {{0, 0, 0, 0}}; uint32_t threads_now = 1; {threads}(&threads_now); const int threads = (int)threads_now;
+  (void)threads; (void)fault;
+{pointers}{body}
+  keeper.state = 0; *state = prepared;
+  return 0;
+}}
+extern "C" __attribute__((visibility("default"))) void precast_release(void* const* table, void* state) {{ if (state) release_state(table, (State*)state); }}
+"""
+
+
+def _padded_bytes(buffer: Buffer) -> int:
+    """Bytes of a persistent buffer, rounded up to a cache line."""
+    span = 1 + sum((int(n) - 1) * int(s) for n, s in zip(buffer.size, buffer.stride, strict=True)) if all(int(n) for n in buffer.size) else 0
+    return -(-span * buffer.dtype.itemsize // 64) * 64

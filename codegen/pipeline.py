@@ -15,8 +15,8 @@ from precast.codegen.cpp_index import INDEX_HELPERS
 from precast.codegen.cpp_kernel import RenderedKernel, render_kernel
 from precast.codegen.cpp_ops import prototypes
 from precast.codegen.cpp_types import PROLOGUE
-from precast.codegen.expand import RunStep, expand
-from precast.codegen.host_program import HostWriter
+from precast.codegen.expand import Packing, RunStep, expand
+from precast.codegen.host_program import HostWriter, step_writes
 from precast.codegen.host_shims import torch_name
 from precast.codegen.toolchain import compile_shared, find_compiler, native_level
 from precast.lowering.ir import Buffer, Kernel, Program, Size
@@ -36,15 +36,17 @@ def compile_program(program: Program, target: str, options: Mapping[str, Any] | 
 
     Raises `TypeError` for values that have no C++ form, `CompilerMissing` and `CompileFailed` from the toolchain.
     """
+    options = options or {}
     began = time.perf_counter()
     buffers = {b.name: b for b in program.buffers}
-    options = options or {}
     chooser = Chooser(tuning=options.get("tuning", {}), measure=bool(options.get("measure", True)) and target == "cpu:native")
-    steps = expand(program, program.steps, chooser)
-    kernels = _render(steps, buffers)
+    packing = Packing(_weights(program, options)) if options.get("freeze") else None
+    steps = expand(program, program.steps, chooser, packing=packing)
+    prepare = expand(program, program.prepare, chooser, "prepare")
+    kernels = _render([*steps, *prepare], buffers)
     kernel_source = "".join({k.name: k.source for k in kernels.values()}.values())
     host = HostWriter(program, steps, kernels)
-    host_source = host.source()
+    host_source = host.source(packing.packs if packing is not None else (), prepare)
     rendered = time.perf_counter()
     unit = "\n".join([PROLOGUE, prototypes(), INDEX_HELPERS, FAULT, kernel_source, host_source])
     library = compile_shared(unit, target)
@@ -59,6 +61,14 @@ def compile_program(program: Program, target: str, options: Mapping[str, Any] | 
         evidence=_evidence(target, kernels, chooser),
         timings={"render_s": rendered - began - chooser.spent_s, "measure_s": chooser.spent_s, "compiler_s": done - rendered},
     )
+
+
+def _weights(program: Program, options: Mapping[str, Any]) -> frozenset[str]:
+    """Buffers whose contents last from call to call: `options["bound"]` names the inputs that are parameters (default: every input)."""
+    bound = options.get("bound")
+    inputs = {i for i in program.inputs if isinstance(i, str)} if bound is None else set(bound)
+    written = {w for s in program.steps for w in step_writes(s)}
+    return frozenset((inputs | set(program.persistent)) - written)
 
 
 def _render(steps: Sequence[RunStep], buffers: dict[str, Buffer]) -> dict[str, RenderedKernel]:

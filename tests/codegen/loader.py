@@ -89,20 +89,30 @@ class Loaded:
             ctypes.memmove(error, text, len(text))
             return 1
 
-    def __call__(self, *inputs: torch.Tensor | int) -> list[torch.Tensor]:
-        n_outputs = self.n_outputs
+    def forget(self) -> None:
+        """Drops the prepared weights, as the runtime does when a parameter changed."""
+        if self.state.value:
+            self.dll.precast_release(self.table, self.state)
+        self.state = ctypes.c_void_p(None)
+
+    def __call__(self, *inputs: torch.Tensor | int, extra: int = 0) -> list[torch.Tensor]:
+        """The tensor outputs; `extra` is the number of outputs of other kinds behind them."""
+        n_outputs = self.n_outputs + extra
         handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors([t for t in inputs if isinstance(t, torch.Tensor)])
         pointers = iter(_capsule_pointer(h) for h in handles)
         words = (ctypes.c_void_p * max(len(inputs), 1))(*[next(pointers) if isinstance(t, torch.Tensor) else t for t in inputs])
         outputs = (ctypes.c_void_p * max(n_outputs, 1))()
         error = ctypes.create_string_buffer(4096)
-        code = self.dll.precast_run(self.table, words, outputs, self.state, error, ctypes.c_int64(4096))
+        code = 0
+        if hasattr(self.dll, "precast_prepare") and not self.state.value:
+            code = self.dll.precast_prepare(self.table, words, ctypes.byref(self.state), error, ctypes.c_int64(4096))
+        code = code or self.dll.precast_run(self.table, words, outputs, self.state, error, ctypes.c_int64(4096))
         for h in handles:
             _handle_to_tensor(_capsule_pointer(h))
         if code:
             text = error.value.decode()
             raise (IndexError(text[3:]) if text.startswith("I: ") else RuntimeError(text))
-        return [_handle_to_tensor(outputs[i]) for i in range(n_outputs)]
+        return [_handle_to_tensor(outputs[i]) for i in range(self.n_outputs)]
 
 
 def _capsule_pointer(handle: Any) -> int:
