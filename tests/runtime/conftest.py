@@ -1,0 +1,51 @@
+"""Shared by the runtime's tests: a compile callable that makes stand-in artifacts, and the native runtime built once per session."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from precast.artifact_store import Store
+from precast.runtime import native, program
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture(scope="session")
+def native_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A store that holds the native runtime of this Python."""
+    store = Store.open(tmp_path_factory.mktemp("native"))
+    if native.ensure(store) is None:
+        pytest.skip(f"no native runtime here: {native._state.failed}")
+    return store
+
+
+@pytest.fixture
+def set_compiler() -> Iterator[Callable[[Callable[..., Any]], None]]:
+    """Replaces the compile callable for one test."""
+    before = program._compiler
+    yield program.set_compiler
+    program.set_compiler(before)
+
+
+class Counting:
+    """A compile callable that counts, and otherwise does what `inner` does."""
+
+    def __init__(self, inner: Callable[..., Any]) -> None:
+        self.inner = inner
+        self.calls = 0
+
+    def __call__(self, compiled: program.Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        self.calls += 1
+        return self.inner(compiled, args, kwargs)
