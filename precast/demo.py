@@ -93,9 +93,11 @@ def load_encoder() -> tuple[SentenceEncoder, dict[str, torch.Tensor]]:
     return encoder, {"input_ids": tokens["input_ids"], "attention_mask": tokens["attention_mask"]}
 
 
-def _seconds(call: Callable[[], Any], repeats: int) -> float:
-    times = []
-    for _ in range(repeats):
+def _seconds(call: Callable[[], Any], budget: float = 1.0) -> float:
+    """Median seconds of up to 30 calls within about `budget` seconds, after one that is not counted."""
+    call()
+    times: list[float] = []
+    while len(times) < 30 and sum(times) < budget:
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)
@@ -118,9 +120,11 @@ def child(kind: str, store: str) -> None:
         compiled = precast.compile(encoder, store=store) if kind == "cold" else precast.load(encoder, store=store, require="hit")
         got = compiled(**tokens)
         first = time.perf_counter() - start
-        steady = min(_seconds(lambda: compiled(**tokens), 10) for _ in range(3))
-        eager_first = _seconds(lambda: encoder(**tokens), 1)
-        eager = min(_seconds(lambda: encoder(**tokens), 10) for _ in range(3))
+        calls = (lambda: compiled(**tokens), lambda: encoder(**tokens))
+        start = time.perf_counter()
+        encoder(**tokens)
+        eager_first = time.perf_counter() - start
+        steady, eager = (min(pair) for pair in zip(*((_seconds(f) for f in calls) for _ in range(2)), strict=True))
         plain = encoder(**tokens)
         exact = encoder.double()(**tokens)
     errors = [float((x - exact).abs().max()) for x in (got, plain)]
@@ -169,13 +173,13 @@ def _screen(cold: ChildReport, warm: ChildReport, store: Path, kept: bool) -> st
     ]
     lines += [f"{'':15}{'first answer':>14}{'each call':>12}"]
     lines += [f"{name:15}{first * 1e3:11.1f} ms{steady * 1e3:9.2f} ms   {note}" for name, first, steady, note in rows]
-    lines += ["", f"speed-up over eager      {warm.eager / warm.steady:.2f}x   (same process, median of 10 calls, best of 3)"]
+    lines += ["", f"speed-up over eager      {warm.eager / warm.steady:.2f}x   (same process, medians, in turn)"]
     lines += [f"warm start over cold     {cold.first / warm.first:.0f}x"]
     lines += [f"largest difference from float64: precast {warm.error:.1e}, eager {warm.eager_error:.1e}", ""]
     lines += [f"  {score:.2f}  {query:34} -> {sentence}" for query, sentence, score in warm.nearest]
     lines += ["", f"store {store}:", *_store_lines(store)]
     lines += [f"try: precast ls --store {store}" if kept else "(a temporary store, removed now; --store DIR keeps it)"]
-    return "\n".join(lines)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def run(store: Path | None = None, as_json: bool = False) -> int:
