@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import click
@@ -31,9 +32,10 @@ def demo(store_path: Path | None, as_json: bool) -> None:
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Also write all figures to this file.")
+@json_option
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def bench(json_file: Path | None, arguments: tuple[str, ...]) -> None:
+@errors_to_json
+def bench(as_json: bool, arguments: tuple[str, ...]) -> None:
     """Measure side by side with torch.compile, its freezing option, AOTInductor and eager.
 
     Takes the benchmark's own options, for instance --quick or --rows resnet50,bert. Needs a checkout of the source repository.
@@ -41,5 +43,12 @@ def bench(json_file: Path | None, arguments: tuple[str, ...]) -> None:
     script = Path(precast.__file__).resolve().parent.parent / "benchmarks" / "run.py"
     if not script.is_file():
         raise Failure("the benchmarks are not part of the installed package: clone the source repository and run `make bench` there")
-    extra = ["--json", str(json_file)] if json_file is not None else []
-    finish(subprocess.run([sys.executable, str(script), *extra, *arguments], check=False).returncode)
+    command = [sys.executable, str(script), *arguments]
+    if not as_json:
+        finish(subprocess.run(command, check=False).returncode)
+    with tempfile.TemporaryDirectory() as folder:
+        figures = Path(folder) / "figures.json"
+        done = subprocess.run([*command, "--json", str(figures)], stdout=sys.stderr.fileno(), check=False)
+        if figures.is_file():
+            click.echo(figures.read_text("utf-8"))
+        finish(done.returncode)
