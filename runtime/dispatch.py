@@ -97,7 +97,7 @@ class Tables:
         plan = binding.variant.plan(self.names)
         cells = self._program.locals_of.cells
         try:
-            table = record(self._module, plan, local_values, cells)
+            table = record(self._module, plan, local_values, cells, binding.variant.watched(binding.bound))
         except Unrecordable as error:
             logger("guards").info("%s: no guard table: %s", self._program.name, error)
             return

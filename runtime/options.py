@@ -85,17 +85,17 @@ def merge_options(mode: str | None = None, options: Mapping[str, Any] | None = N
     merged = {name: option.default for name, option in OPTIONS.items()}
     merged.update(MODES[_known_mode(mode)] if mode is not None else {})
     for name, value in (options or {}).items():
-        merged[_known_option(name)] = _checked(OPTIONS[name], value)
+        merged[_known_option(name).name] = _checked(_known_option(name), value)
     for name, value in fixed.items():
         if value is not None:
-            merged[_known_option(name)] = _checked(OPTIONS[name], value)
+            merged[name] = _checked(_known_option(name), value)
     return merged
 
 
-def _known_option(name: str) -> str:
+def _known_option(name: str) -> Option:
     if name not in OPTIONS:
         raise OptionError(f"unknown option {name!r}{_closest(name, list(OPTIONS))}")
-    return name
+    return OPTIONS[name]
 
 
 def _checked(option: Option, value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import os
 import re
 import threading
 import warnings
@@ -45,6 +46,11 @@ def _compile_callable() -> Compile:
         found: Compile = getattr(importlib.import_module(module), name)
         return found
     return _compiler
+
+
+def strict() -> bool:
+    """Whether an unexpected error while compiling is raised (PRECAST_STRICT=1) instead of running eagerly with a warning."""
+    return os.environ.get("PRECAST_STRICT", "") not in ("", "0")
 
 
 def program_key(name: str, digest: str, options: Mapping[str, Any], label: str | None) -> str:
@@ -263,6 +269,13 @@ class Program:
             outcome = _compile_callable()(self, args, kwargs)
         except Refused as refusal:
             return self._refused(refusal, local_values)
+        except Exception as error:
+            if self.options["fullgraph"] or strict():
+                raise
+            logger("runtime").error("%s: compiling failed", self.name, exc_info=True)
+            text = f"{type(error).__name__}: {error}"[:400]
+            self._run_eagerly(f"runs eagerly, because compiling it failed, which is a bug of precast (PRECAST_STRICT=1 raises it): {text}")
+            return None
         finally:
             if compiled is not None:
                 compiled()

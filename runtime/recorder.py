@@ -21,6 +21,7 @@ from precast.artifact_store.constants import untag
 from precast.artifact_store.guards import Guard, Path, Predicate, Step
 from precast.runtime.guard_eval import compile_checker
 from precast.runtime.objects import ABSENT, Opaque, instance_dict, lacks_on_class, read_attribute
+from precast.runtime.paths import describe
 
 _SCALARS = (int, float, str, bytes)
 _IMMUTABLE = (int, float, complex, str, bytes, bool, type(None), range, torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -52,10 +53,14 @@ class _ClassDict:
 
 
 class Plan:
-    """A guard set arranged for recording: made once per variant, used for each table."""
+    """A guard set arranged for recording: made once per variant, used for each table.
 
-    def __init__(self, guards: Sequence[Guard], names: Sequence[str], function: types.FunctionType) -> None:
+    `bound`: paths of the graph's bound inputs; a table also notices when another object stands there.
+    """
+
+    def __init__(self, guards: Sequence[Guard], names: Sequence[str], function: types.FunctionType, bound: Sequence[Path] = ()) -> None:
         self.guards = tuple(guards)
+        self.bound = tuple(bound)
         self.names = tuple(names)
         self.function = function
         self.under: dict[Path, list[Path]] = {}
@@ -63,6 +68,8 @@ class Plan:
         for index, guard in enumerate(self.guards):
             self.at.setdefault(guard.path, []).append(index)
             self._add(guard.path)
+        for path in self.bound:
+            self._add(path)
         self._checkers: dict[tuple[int, ...], Callable[[Mapping[str, Any], Mapping[str, Any]], bool]] = {}
 
     def _add(self, path: Path) -> None:
@@ -81,13 +88,18 @@ class Plan:
         return lambda values: check(dict(zip(names, values, strict=True)), cells())
 
 
-def record(native: Any, plan: Plan, local_values: Mapping[str, Any], cells: Cells) -> Any:
-    """A table for the call with these locals, whether or not the guards hold for them. Raises Unrecordable."""
+def record(native: Any, plan: Plan, local_values: Mapping[str, Any], cells: Cells, bound: Sequence[Any] = ()) -> Any:
+    """A table for the call with these locals, whether or not the guards hold for them. `bound`: what has to stand at the plan's bound paths.
+
+    Raises Unrecordable.
+    """
     recording = _Recording(native, plan, local_values, cells())
     try:
         opaque = recording.run()
     except OverflowError as error:
         raise Unrecordable(str(error)) from error
+    if any(recording.places[path] is not tensor for path, tensor in zip(plan.bound, bound, strict=True)):
+        raise Unrecordable("a bound input was replaced during the call")
     if opaque:
         recording.table.python(plan.checker(tuple(sorted(opaque)), cells))
     return recording.table
@@ -149,6 +161,9 @@ class _Recording:
         for index, guard in enumerate(self.plan.guards):
             if guard.predicate in (Predicate.SAME_AS, Predicate.NOT_ALIASED, Predicate.GLOBAL_STATE):
                 self._attempt(index, lambda guard=guard: self._relation(guard))  # type: ignore[misc]
+        for path in self.plan.bound:
+            if self.places.get(path, Opaque) is Opaque or isinstance(self.places[path], Live):
+                raise Unrecordable(f"the bound input at {describe(path)} cannot be watched")
         for namespace, keys, whole in self._dicts.values():
             self.table.dict(namespace, tuple(keys), whole)
         return self.opaque

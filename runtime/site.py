@@ -62,21 +62,24 @@ class Site:
         route = self._routes.get(entry.function)
         if route is None:
             program = self.settings.program(entry, wrapper_guards(entry) if self.module is not None else ())
-            slow = self._slow_module(program) if self.module is not None else program.call
+            slow = self._slow_module(program, len(entry.prefix)) if self.module is not None else program.call
             route = self._routes.setdefault(entry.function, (program, make_dispatcher(program, entry, slow)))
         return route
 
-    def _slow_module(self, program: Program) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
-        """What a module's dispatcher does when its fast checks find nothing: the hooks or `forward` may be others now."""
+    def _slow_module(self, program: Program, prefix: int) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
+        """What a module's dispatcher does when its fast checks find nothing: the hooks or `forward` may be others now.
+
+        `prefix`: how many of the arguments that it gets are the entry's and not the user's.
+        """
 
         def slow(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
             assert self.module is not None
             if stance.state.force_eager:
-                return self.module(*args[1:], **kwargs)
+                return self.module(*args[prefix:], **kwargs)
             entry = self._entry()
             if entry.function is program.function:
                 return program.call(args, kwargs)
-            return self._route(entry)[1](*args[len(entry.prefix) :], **kwargs)
+            return self._route(entry)[1](*args[prefix:], **kwargs)
 
         return slow
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from precast.artifact_store import Manifest
-from precast.artifact_store.guards import Guard
+from precast.artifact_store.guards import Guard, Path
 from precast.artifact_store.records import FrameRecord, GraphInput, GraphOutput, TensorConstant
 from precast.runtime.entry import Entry
 from precast.runtime.errors import LoadError
@@ -48,8 +48,17 @@ class _Planned:
         if self._plan is None:
             from precast.runtime.recorder import Plan  # wanted only where there is a native runtime
 
-            self._plan = Plan(self.guards, names, self.entry.function)
+            self._plan = Plan(self.guards, names, self.entry.function, self.bound_paths)
         return self._plan
+
+    @property
+    def bound_paths(self) -> tuple[Path, ...]:
+        """Where the graph's bound inputs are found."""
+        return ()
+
+    def watched(self, bound: Sequence[Any]) -> tuple[Any, ...]:
+        """Of a binding's tensors, those that stand at `bound_paths`."""
+        return ()
 
 
 class Variant(_Planned):
@@ -73,6 +82,18 @@ class Variant(_Planned):
         self._constants: tuple[Any, ...] = ()
         self._bindings: list[Binding] = []
         self.hits = 0
+
+    @property
+    def bound_paths(self) -> tuple[Path, ...]:
+        """Where the graph's bound inputs are found."""
+        return tuple(item.path for item in self._spec.inputs if item.bound and item.kind != "constant") if self._spec is not None else ()
+
+    def watched(self, bound: Sequence[Any]) -> tuple[Any, ...]:
+        """Of a binding's tensors, those that stand at `bound_paths`."""
+        if self._spec is None:
+            return ()
+        kinds = [item.kind for item in self._spec.inputs if item.bound or item.kind == "constant"]
+        return tuple(tensor for tensor, kind in zip(bound, kinds, strict=True) if kind != "constant")
 
     def load(self) -> None:
         """Open the library and read the frame record. Raises LoadError with a reason; done once."""

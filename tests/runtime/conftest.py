@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +37,3 @@ def set_compiler() -> Iterator[Callable[[Callable[..., Any]], None]]:
     before = program._compiler
     yield program.set_compiler
     program.set_compiler(before)
-
-
-class Counting:
-    """A compile callable that counts, and otherwise does what `inner` does."""
-
-    def __init__(self, inner: Callable[..., Any]) -> None:
-        self.inner = inner
-        self.calls = 0
-
-    def __call__(self, compiled: program.Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        self.calls += 1
-        return self.inner(compiled, args, kwargs)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import marshal
 import subprocess
-import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -103,4 +102,13 @@ def in_process(manifest: Manifest, blobs: BlobSet) -> InProcess:
     return InProcess(manifest, blobs, "a stand-in")
 
 
-PYTHON = sys.executable
+class Counting:
+    """A compile callable that counts, and otherwise does what `inner` does."""
+
+    def __init__(self, inner: Callable[..., Any]) -> None:
+        self.inner = inner
+        self.calls = 0
+
+    def __call__(self, compiled: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        self.calls += 1
+        return self.inner(compiled, args, kwargs)
