@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import sympy
 import torch
@@ -29,6 +30,7 @@ from precast.lowering.ir import (
     StoreMode,
     Value,
     View,
+    axis_symbol,
     walk,
 )
 from precast.lowering.tensor import Tensor
@@ -93,15 +95,15 @@ class Cost:
 
 
 class Builder:
-    """Collects buffers and steps. `node` is the graph's node being lowered and `value` its fake result: rules may read its dtype and strides."""
+    """Collects buffers and steps. `value` is the fake result of the node being lowered: rules may read it."""
 
     def __init__(self) -> None:
-        self.buffers: list[Buffer] = []
+        self.named: dict[str, Buffer] = {}
         self.steps: list[Step] = []
         self.constants: list[tuple[str, torch.Tensor]] = []
         self.origin = ""
         self.written: set[str] = set()  # buffers of types without arithmetic that exist already
-        self.value: object = None
+        self.value: Any = None
         self.reads = 1  # how often the node's result is read
         self.is_result = False  # whether the caller sees it
         self.feeds_library = False  # whether a user of it is a library call, which wants it in memory
@@ -112,23 +114,31 @@ class Builder:
 
     # --- buffers -----------------------------------------------------------------------------------------------------------------
 
-    def buffer(self, size: Sequence[Size], dtype: DType, stride: Sequence[Size] | None = None, torch_dtype: str = "", name: str = "") -> str:
+    def buffer(
+        self, size: Sequence[Size], dtype: DType, stride: Sequence[Size] | None = None, torch_dtype: str = "", name: str = ""
+    ) -> str:
         """A new buffer; contiguous unless `stride` is given. Returns its name."""
         size = tuple(size)
-        made = Buffer(name or f"b{len(self.buffers)}", dtype, size, tuple(stride) if stride is not None else ix.contiguous_strides(size), torch_dtype)
-        self.buffers.append(made)
+        strides = tuple(stride) if stride is not None else ix.contiguous_strides(size)
+        made = Buffer(name or f"b{len(self.named)}", dtype, size, strides, torch_dtype)
+        self.named[made.name] = made
         return made.name
 
     def whole(self, name: str) -> Tensor:
         """The buffer as a tensor."""
-        made = self.buffers[-1] if self.buffers[-1].name == name else next(b for b in reversed(self.buffers) if b.name == name)
+        made = self.named[name]
         return Tensor(made.size, made.dtype, View(name, made.size, made.stride))
 
     def output(self, position: int | None = None) -> Tensor:
         """A new buffer with the size, strides and dtype that eager gives this node's result (one of several: `position`)."""
-        value = self.value if position is None else self.value[position]  # type: ignore[index]
+        value = self.value if position is None else self.value[position]
         assert isinstance(value, torch.Tensor)
-        return self.whole(self.buffer(sizes(value.shape), dtype_of(value.dtype), sizes(value.stride()), str(value.dtype).removeprefix("torch.")))
+        return self.whole(self.buffer_like(value))
+
+    def buffer_like(self, value: torch.Tensor, name: str = "") -> str:
+        """A new buffer laid out as a fake tensor is."""
+        torch_name = str(value.dtype).removeprefix("torch.")
+        return self.buffer(sizes(value.shape), dtype_of(value.dtype), sizes(value.stride()), torch_name, name)
 
     @property
     def dtype(self) -> DType:
@@ -181,7 +191,7 @@ class Builder:
     def _library_copy(self, target: View, source: Tensor) -> None:
         """A copy that no kernel can make: the buffer is allocated and filled by library calls."""
         if source.window is None:
-            raise Unsupported(f"{self.origin}: a {source.dtype.value} tensor would have to be computed, which precast leaves to library calls")
+            raise Unsupported(f"{self.origin}: a {source.dtype.value} tensor would have to be computed, and no kernel does that")
         self._allocate(target.buffer)
         self.steps.append(Extern("aten::copy_", (target, source.window), (), (), (target.buffer,), (self.origin,)))
 
@@ -190,7 +200,7 @@ class Builder:
         if name in self.written:
             return
         self.written.add(name)
-        made = next(x for x in reversed(self.buffers) if x.name == name)
+        made = self.named[name]
         arguments = (tuple(_scalar(n) for n in made.size), tuple(_scalar(n) for n in made.stride))
         kind = TORCH_NAMES.get(made.dtype, made.torch_dtype)
         self.steps.append(Extern("aten::empty_strided", arguments, (("dtype", ("dtype", kind)),), (name,), (), (self.origin,)))
@@ -263,11 +273,13 @@ class Builder:
         value = t.at([e if n != 1 else sympy.S.Zero for e, n in zip(index, t.size, strict=True)], tuple(zip(index, t.size, strict=True)))
         if op in (ReduceOp.SUM, ReduceOp.PROD):
             value = tx.cast(value, dtype)
-        kind = value.dtype.compute if op in (ReduceOp.MIN, ReduceOp.MAX) else DType.I64 if op in (ReduceOp.ARGMIN, ReduceOp.ARGMAX) else dtype.compute
+        arg = op in (ReduceOp.ARGMIN, ReduceOp.ARGMAX)
+        kind = value.dtype.compute if op in (ReduceOp.MIN, ReduceOp.MAX) else DType.I64 if arg else dtype.compute
         if op in (ReduceOp.ANY, ReduceOp.ALL):
             value, kind = tx.cast(value, DType.BOOL), DType.BOOL
         axes = tuple(a for a in axes if a.extent != 1)
-        result: Value = Reduce(op, value, axes, kind) if axes else tx.constant(0, kind) if op in (ReduceOp.ARGMIN, ReduceOp.ARGMAX) else value
+        alone = tx.constant(0, kind) if arg else value  # nothing to reduce over
+        result: Value = Reduce(op, value, axes, kind) if axes else alone
         return self.copy(self.lazy(size, dtype, result if finish is None else finish(result)), self._stride_for(size))
 
     def _stride_for(self, size: tuple[Size, ...]) -> tuple[Size, ...] | None:
@@ -280,7 +292,7 @@ class Builder:
     def gather_symbol(self) -> sympy.Symbol:
         """A fresh symbol for a `Gather`."""
         self._gathers += 1
-        return ix.axis_symbol(f"g{self._gathers - 1}")
+        return axis_symbol(f"g{self._gathers - 1}")
 
 
 def _scalar(size: Size) -> int | Index:
@@ -291,7 +303,7 @@ def _rank(stride: Size) -> int:
     """Orders strides, symbolic ones by their value at a large size."""
     if isinstance(stride, int):
         return stride
-    return int(stride.xreplace({s: sympy.Integer(1009) for s in stride.free_symbols}))
+    return ix.evaluate(stride, dict.fromkeys(stride.free_symbols, 1009))
 
 
 def sizes(values: Sequence[object]) -> tuple[Size, ...]:
@@ -307,9 +319,9 @@ def size_of(value: object) -> Size:
     return int(value)  # type: ignore[call-overload, no-any-return]
 
 
-def _translate(expr: sympy.Expr) -> sympy.Expr:
+def _translate(expr: Any) -> Any:
     names = {"FloorDiv": ix.FloorDiv, "CleanDiv": ix.FloorDiv, "Mod": ix.Modulo, "PythonMod": ix.Modulo}
-    for node in sympy.postorder_traversal(expr):
+    for node in sympy.postorder_traversal(expr):  # type: ignore[no-untyped-call]
         name = type(node).__name__
         if not node.is_Atom and name not in names and name not in ("Add", "Mul", "Pow", "Max", "Min"):
             raise Unsupported(f"a size of the graph, {expr}, uses {name}, which precast does not know")
@@ -323,7 +335,7 @@ def is_dense(size: tuple[Size, ...], stride: tuple[Size, ...]) -> bool:
     dims = sorted(((_rank(st), s, st) for s, st in zip(size, stride, strict=True) if s != 1), key=lambda d: d[0])
     step: Size = 1
     for _, s, st in dims:
-        if st != step and sympy.expand(st - step) != 0:
+        if st != step and ix.expand(st - step) != 0:
             return False
         step = ix.plain(step * s)
     return True

@@ -48,7 +48,7 @@ def is_view(op: object) -> bool:
     return bool(infos) and infos[0] is not None and not infos[0].is_write
 
 
-def _is_tensor_type(kind: torch.Type) -> bool:
+def _is_tensor_type(kind: object) -> bool:
     return str(kind) in ("Tensor", "List[Tensor]", "Optional[Tensor]", "List[Optional[Tensor]]")
 
 
@@ -96,7 +96,7 @@ def _results(b: Builder, node: fx.Node, schema: Any, lookup: Lookup, mutated: di
             return None
         size = sizes(value.shape)
         stride = ix.contiguous_strides(size) if copies else sizes(value.stride())
-        if any(getattr(s, "free_symbols", None) and any(str(f).startswith("u") for f in s.free_symbols) for s in size):
+        if any(str(f).startswith("u") for s in size if isinstance(s, sympy.Expr) for f in s.free_symbols):
             raise Unsupported(f"{node.target} at {node.name} has a result whose size depends on data")
         made = b.whole(b.buffer(size, dtype_of(value.dtype), stride, str(value.dtype).removeprefix("torch.")))
         assert made.window is not None

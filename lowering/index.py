@@ -16,20 +16,26 @@ import sympy
 
 from precast.lowering.ir import Size, axis_symbol
 
+Expr = Any
+"""A sympy integer expression; sympy's own annotations are too partial for arithmetic on them to type-check."""
+
+expand: Any = sympy.expand
+expand_mul: Any = sympy.expand_mul
+
 Extents = tuple[tuple[sympy.Symbol, Size], ...]
 """What is known about symbols: `0 <= symbol < extent`. A tuple, so that it can be a cache key."""
 
 CACHE = 1 << 16
 
 
-class FloorDiv(sympy.Function):  # type: ignore[misc]
+class FloorDiv(sympy.Function):
     """`base // divisor`, rounding down; the divisor is positive."""
 
     nargs = (2,)
     is_integer = True
 
     @classmethod
-    def eval(cls, base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr | None:
+    def eval(cls, base: Expr, divisor: Expr) -> Expr | None:
         if divisor is sympy.S.One or base is sympy.S.Zero:
             return base
         if base.is_Integer and divisor.is_Integer:
@@ -42,7 +48,7 @@ class FloorDiv(sympy.Function):  # type: ignore[misc]
         return True if self.args[0].is_nonnegative else None
 
 
-class Modulo(sympy.Function):  # type: ignore[misc]
+class Modulo(sympy.Function):
     """`base % divisor` with the sign of the (positive) divisor."""
 
     nargs = (2,)
@@ -50,7 +56,7 @@ class Modulo(sympy.Function):  # type: ignore[misc]
     is_nonnegative = True
 
     @classmethod
-    def eval(cls, base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr | None:
+    def eval(cls, base: Expr, divisor: Expr) -> Expr | None:
         if divisor is sympy.S.One or base is sympy.S.Zero:
             return sympy.S.Zero
         if base.is_Integer and divisor.is_Integer:
@@ -60,7 +66,7 @@ class Modulo(sympy.Function):  # type: ignore[misc]
 
 @lru_cache(None)
 def symbol(number: int) -> sympy.Symbol:
-    """The canonical symbol of a tensor's dimension, counted from the innermost: broadcasting over leading dimensions then needs no renaming."""
+    """The canonical symbol of a tensor's dimension, counted from the innermost: broadcasting then renames nothing."""
     return axis_symbol(f"i{number}")
 
 
@@ -88,8 +94,8 @@ def numel(size: Iterable[Size]) -> Size:
     """The product of the sizes."""
     sizes = tuple(size)
     if all(isinstance(s, int) for s in sizes):
-        return prod(sizes)  # type: ignore[arg-type]
-    return plain(sympy.expand(sympy.Mul(*sizes)))
+        return prod(sizes)
+    return plain(expand(sympy.Mul(*sizes)))
 
 
 def plain(value: Any) -> Size:
@@ -110,7 +116,7 @@ def contiguous_strides(size: tuple[Size, ...]) -> tuple[Size, ...]:
 
 
 @lru_cache(CACHE)
-def affine(offset: Size, terms: tuple[tuple[Size, Any], ...]) -> sympy.Expr:
+def affine(offset: Size, terms: tuple[tuple[Size, Any], ...]) -> Expr:
     """`offset + sum(coefficient * expression)`."""
     return sympy.Add(*(sympy.Mul(c, e) for c, e in terms if c != 0), offset)
 
@@ -125,18 +131,18 @@ def is_nonnegative(value: Size) -> bool:
 
 
 @lru_cache(CACHE)
-def _provably_nonnegative(value: sympy.Expr) -> bool:
+def _provably_nonnegative(value: Expr) -> bool:
     if value.is_nonnegative:
         return True
     # Size symbols are >= 1: shift each by one, then all-positive coefficients prove it.
     free = value.free_symbols
-    shifted = sympy.expand(value.xreplace({s: s + 1 for s in free if not s.is_zero and s.is_positive}))
+    shifted = expand(value.xreplace({s: s + 1 for s in free if not s.is_zero and s.is_positive}))
     return bool(shifted.is_nonnegative)
 
 
-def _terms(expr: sympy.Expr) -> tuple[list[tuple[int, sympy.Expr]], int]:
+def _terms(expr: Expr) -> tuple[list[tuple[int, Expr]], int]:
     """`(coefficient, atom)` terms and the constant."""
-    terms: list[tuple[int, sympy.Expr]] = []
+    terms: list[tuple[int, Expr]] = []
     constant = 0
     for arg in expr.args if expr.is_Add else (expr,):
         if arg.is_Integer:
@@ -153,7 +159,7 @@ Bounds = tuple[Size, Size]
 
 
 @lru_cache(CACHE)
-def bounds(expr: sympy.Expr, extents: Extents) -> Bounds | None:
+def bounds(expr: Expr, extents: Extents) -> Bounds | None:
     """Least and greatest value, where they are known. Size symbols stay symbolic."""
     known = dict(extents)
     terms, constant = _terms(expr)
@@ -170,7 +176,7 @@ def bounds(expr: sympy.Expr, extents: Extents) -> Bounds | None:
     return plain(low), plain(high)
 
 
-def _atom_bounds(atom: sympy.Expr, known: Mapping[sympy.Symbol, Size], extents: Extents) -> Bounds | None:
+def _atom_bounds(atom: Expr, known: Mapping[sympy.Symbol, Size], extents: Extents) -> Bounds | None:
     if atom.is_Symbol:
         if atom in known:
             return 0, plain(known[atom] - 1)
@@ -191,17 +197,17 @@ def _atom_bounds(atom: sympy.Expr, known: Mapping[sympy.Symbol, Size], extents: 
             if bound is None or not is_nonnegative(bound[0]):
                 return None
             low, high = low * bound[0], high * bound[1]
-        return plain(sympy.expand(low)), plain(sympy.expand(high))
+        return plain(expand(low)), plain(expand(high))
     return None
 
 
-def in_range(expr: sympy.Expr, size: Size, extents: Extents) -> bool:
+def in_range(expr: Expr, size: Size, extents: Extents) -> bool:
     """Whether `0 <= expr < size` is proven."""
     bound = bounds(expr, extents)
-    return bound is not None and is_nonnegative(bound[0]) and is_nonnegative(plain(sympy.expand(size - 1 - bound[1])))
+    return bound is not None and is_nonnegative(bound[0]) and is_nonnegative(plain(expand(size - 1 - bound[1])))
 
 
-def _quotient(coefficient: int, atom: sympy.Expr, divisor: Size) -> sympy.Expr | None:
+def _quotient(coefficient: int, atom: Expr, divisor: Size) -> Expr | None:
     """`coefficient * atom / divisor` where that is an integer expression."""
     if isinstance(divisor, int):
         return sympy.Mul(coefficient // divisor, atom) if coefficient % divisor == 0 else None
@@ -209,7 +215,7 @@ def _quotient(coefficient: int, atom: sympy.Expr, divisor: Size) -> sympy.Expr |
     return numerator if denominator == 1 else None
 
 
-def _split(expr: sympy.Expr, divisor: Size) -> tuple[sympy.Expr, sympy.Expr]:
+def _split(expr: Expr, divisor: Size) -> tuple[Expr, Expr]:
     """`expr == divisor * quotient + rest`, with every term that divides exactly in the quotient."""
     terms, constant = _terms(expr)
     quotient: list[Any] = []
@@ -228,7 +234,7 @@ def _split(expr: sympy.Expr, divisor: Size) -> tuple[sympy.Expr, sympy.Expr]:
     return sympy.Add(*quotient), sympy.Add(*rest)
 
 
-def _common(expr: sympy.Expr, divisor: Size, extents: Extents) -> tuple[int, sympy.Expr, sympy.Expr] | None:
+def _common(expr: Expr, divisor: Size, extents: Extents) -> tuple[int, Expr, Expr] | None:
     """`(g, outer, inner)` with `expr == g * outer + inner`, `g > 1` dividing the divisor and `0 <= inner < g`."""
     if not isinstance(divisor, int):
         return None
@@ -241,7 +247,7 @@ def _common(expr: sympy.Expr, divisor: Size, extents: Extents) -> tuple[int, sym
     return None
 
 
-def floordiv(expr: sympy.Expr, divisor: Size, extents: Extents) -> sympy.Expr:
+def floordiv(expr: Expr, divisor: Size, extents: Extents) -> Expr:
     """`expr // divisor`, simplified under the ranges; `expr` is simplified already."""
     if divisor == 1:
         return expr
@@ -251,7 +257,7 @@ def floordiv(expr: sympy.Expr, divisor: Size, extents: Extents) -> sympy.Expr:
     common = _common(rest, divisor, extents)
     if common is not None:
         g, outer, _ = common
-        return quotient + floordiv(outer, divisor // g, extents)  # type: ignore[operator]
+        return quotient + floordiv(outer, divisor // g, extents)
     if isinstance(rest, Modulo) and isinstance(divisor, int) and rest.args[1].is_Integer and int(rest.args[1]) % divisor == 0:
         # (e % (a*b)) // b == (e // b) % a
         return quotient + modulo(floordiv(rest.args[0], divisor, extents), int(rest.args[1]) // divisor, extents)
@@ -259,7 +265,7 @@ def floordiv(expr: sympy.Expr, divisor: Size, extents: Extents) -> sympy.Expr:
     if len(inner) == 1:
         # (a + b // m) // n == (m*a + b) // (m*n): one division is the normal form
         base, step = inner[0].args
-        return quotient + floordiv(sympy.expand_mul(step * (rest - inner[0])) + base, plain(step * divisor), extents)
+        return quotient + floordiv(expand_mul(step * (rest - inner[0])) + base, plain(step * divisor), extents)
     bound = bounds(rest, extents)
     if bound is not None and isinstance(divisor, int) and isinstance(bound[0], int) and isinstance(bound[1], int):
         low = bound[0] // divisor
@@ -268,7 +274,7 @@ def floordiv(expr: sympy.Expr, divisor: Size, extents: Extents) -> sympy.Expr:
     return quotient + FloorDiv(rest, sympy.sympify(divisor))
 
 
-def modulo(expr: sympy.Expr, divisor: Size, extents: Extents) -> sympy.Expr:
+def modulo(expr: Expr, divisor: Size, extents: Extents) -> Expr:
     """`expr % divisor`, simplified under the ranges; `expr` is simplified already."""
     if divisor == 1:
         return sympy.S.Zero
@@ -278,7 +284,7 @@ def modulo(expr: sympy.Expr, divisor: Size, extents: Extents) -> sympy.Expr:
     common = _common(rest, divisor, extents)
     if common is not None:
         g, outer, inner = common
-        return g * modulo(outer, divisor // g, extents) + inner  # type: ignore[operator]
+        return g * modulo(outer, divisor // g, extents) + inner
     if isinstance(rest, Modulo) and isinstance(divisor, int) and rest.args[1].is_Integer and int(rest.args[1]) % divisor == 0:
         return modulo(rest.args[0], divisor, extents)
     bound = bounds(rest, extents)
@@ -289,12 +295,12 @@ def modulo(expr: sympy.Expr, divisor: Size, extents: Extents) -> sympy.Expr:
     return Modulo(rest, sympy.sympify(divisor))
 
 
-def has_division(expr: sympy.Expr) -> bool:
+def has_division(expr: Expr) -> bool:
     return bool(expr.atoms(FloorDiv, Modulo))
 
 
 @lru_cache(CACHE)
-def simplify(expr: sympy.Expr, extents: Extents) -> sympy.Expr:
+def simplify(expr: Expr, extents: Extents) -> Expr:
     """The same integer function, with divisions taken out where the ranges allow it."""
     if expr.is_Symbol or expr.is_Integer or not has_division(expr):
         return expr
@@ -303,13 +309,13 @@ def simplify(expr: sympy.Expr, extents: Extents) -> sympy.Expr:
     if isinstance(expr, Modulo):
         return modulo(simplify(expr.args[0], extents), plain(expr.args[1]), extents)
     if expr.is_Mul:
-        return sympy.expand_mul(sympy.Mul(*(simplify(a, extents) for a in expr.args)))
+        return expand_mul(sympy.Mul(*(simplify(a, extents) for a in expr.args)))
     if expr.is_Add:
         return _merge(sympy.Add(*(simplify(a, extents) for a in expr.args)), extents)
     return expr
 
 
-def _merge(expr: sympy.Expr, extents: Extents) -> sympy.Expr:
+def _merge(expr: Expr, extents: Extents) -> Expr:
     """`c*k*(e // k) + c*(e % k)` becomes `c*e`, until nothing merges."""
     while True:
         for term in expr.args if expr.is_Add else ():
@@ -322,33 +328,33 @@ def _merge(expr: sympy.Expr, extents: Extents) -> sympy.Expr:
             if not isinstance(atom, Modulo):
                 continue
             base, divisor = atom.args
-            partner = sympy.expand_mul(coefficient * divisor * floordiv(base, plain(divisor), extents))
+            partner = expand_mul(coefficient * divisor * floordiv(base, plain(divisor), extents))
             remainder = expr - term - partner
             if len(sympy.Add.make_args(remainder)) < len(expr.args) - len(sympy.Add.make_args(partner)) + (remainder is sympy.S.Zero):
-                expr = sympy.expand_mul(remainder + coefficient * base)
+                expr = expand_mul(remainder + coefficient * base)
                 break
         else:
             return expr
 
 
 @lru_cache(CACHE)
-def substitute(expr: sympy.Expr, mapping: tuple[tuple[sympy.Symbol, sympy.Expr], ...], extents: Extents) -> sympy.Expr:
+def substitute(expr: Expr, mapping: tuple[tuple[sympy.Symbol, Expr], ...], extents: Extents) -> Expr:
     """`expr` with symbols replaced all at once, simplified under the new symbols' ranges."""
     replaced = expr.xreplace(dict(mapping))
     if replaced is expr:
         return expr
     if replaced.is_Mul:
-        replaced = sympy.expand_mul(replaced)
+        replaced = expand_mul(replaced)
     elif replaced.is_Add:
-        replaced = sympy.Add(*(sympy.expand_mul(a) if a.is_Mul else a for a in replaced.args))
+        replaced = sympy.Add(*(expand_mul(a) if a.is_Mul else a for a in replaced.args))
     return simplify(replaced, extents)
 
 
 @lru_cache(CACHE)
-def reshape_index(old: tuple[Size, ...], new: tuple[Size, ...]) -> tuple[sympy.Expr, ...]:
-    """For each dimension of `old`, its index as a function of the canonical symbols of `new`. Equal element counts are the caller's business."""
+def reshape_index(old: tuple[Size, ...], new: tuple[Size, ...]) -> tuple[Expr, ...]:
+    """For each dimension of `old`, its index as a function of the canonical symbols of `new`. The element counts must be equal."""
     extents = extents_of(new)
-    result: list[sympy.Expr] = [sympy.S.Zero] * len(old)
+    result: list[Expr] = [sympy.S.Zero] * len(old)
     left = [d for d, s in enumerate(old) if s != 1]
     right = [(symbols(len(new))[d], s) for d, s in enumerate(new) if s != 1]
     while left or right:
@@ -369,24 +375,24 @@ def _take_group(
     lefts: list[Size] = [1]
     for d in left:
         lefts.append(
-            plain(sympy.expand(lefts[-1] * old[d])) if not isinstance(old[d], int) or not isinstance(lefts[-1], int) else lefts[-1] * old[d]
+            plain(expand(lefts[-1] * old[d])) if not isinstance(old[d], int) or not isinstance(lefts[-1], int) else lefts[-1] * old[d]
         )
     step: Size = 1
     for b, (_, s) in enumerate(right, 1):
-        step = step * s if isinstance(step, int) and isinstance(s, int) else plain(sympy.expand(step * s))
+        step = step * s if isinstance(step, int) and isinstance(s, int) else plain(expand(step * s))
         for a in range(1, len(lefts)):
             if lefts[a] == step:
                 return left[:a], right[:b], a, b
     return left, right, len(left), len(right)
 
 
-def linear_index(size: tuple[Size, ...], index: tuple[sympy.Expr, ...]) -> sympy.Expr:
+def linear_index(size: tuple[Size, ...], index: tuple[Expr, ...]) -> Expr:
     """The row-major position of a point of a tensor of that size."""
     return affine(0, tuple(zip(contiguous_strides(size), index, strict=True)))
 
 
 @lru_cache(CACHE)
-def coefficients(expr: sympy.Expr, axes: tuple[sympy.Symbol, ...]) -> tuple[Size, tuple[Size, ...]] | None:
+def coefficients(expr: Expr, axes: tuple[sympy.Symbol, ...]) -> tuple[Size, tuple[Size, ...]] | None:
     """`(offset, coefficient of each axis)` of an expression that is affine in the axes, else None."""
     wanted = set(axes)
     offset: Size = 0
@@ -406,8 +412,7 @@ def coefficients(expr: sympy.Expr, axes: tuple[sympy.Symbol, ...]) -> tuple[Size
     return plain(offset), tuple(plain(found[a]) for a in axes)
 
 
-def evaluate(expr: Size, values: Mapping[sympy.Symbol, int]) -> int:
+def evaluate(expr: Size, values: Mapping[Any, int]) -> int:
     """The expression's value at a point."""
-    if isinstance(expr, int):
-        return expr
-    return int(expr.xreplace({k: sympy.Integer(v) for k, v in values.items()}))
+    whole: Any = expr
+    return whole if isinstance(whole, int) else int(whole.xreplace({k: sympy.Integer(v) for k, v in values.items()}))

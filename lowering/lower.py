@@ -18,7 +18,7 @@ from precast.lowering import index as ix
 from precast.lowering import tensor as tx
 from precast.lowering.builder import WITHOUT_ARITHMETIC, Builder, Cost, Unsupported, dtype_of, size_of, sizes
 from precast.lowering.extern import extern, functional_form, is_view, written_nodes
-from precast.lowering.ir import Constant, DType, Load, Output, Program, Size, View, walk
+from precast.lowering.ir import Constant, Load, Output, Program, Size, View, axis_symbol, walk
 from precast.lowering.registry import LOWERINGS, VIEWS
 from precast.lowering.tensor import Tensor
 
@@ -91,11 +91,12 @@ class _Walk:
                 case _:
                     raise Unsupported(f"the graph's node {node.name} is a {node.op}, not an ATen call")
         b = self.b
-        used = {s for buffer in b.buffers for n in (*buffer.size, *buffer.stride) if isinstance(n, sympy.Expr) for s in n.free_symbols}
+        lengths = (n for buffer in b.named.values() for n in (*buffer.size, *buffer.stride))
+        used: set[Any] = {s for n in lengths if isinstance(n, sympy.Expr) for s in n.free_symbols}
         given = [i for i in self.inputs if isinstance(i, sympy.Symbol)]
         symbols = tuple(dict.fromkeys([*given, *sorted(used, key=str)]))
         constants = tuple(Constant(n, _raw_bytes(t)) for n, t in b.constants)
-        return Program(self.name, symbols, tuple(self.inputs), self.outputs, tuple(b.buffers), tuple(b.steps), constants=constants)
+        return Program(self.name, symbols, tuple(self.inputs), self.outputs, tuple(b.named.values()), tuple(b.steps), constants=constants)
 
     # --- leaves ------------------------------------------------------------------------------------------------------------------
 
@@ -105,14 +106,14 @@ class _Walk:
             raise Unsupported(f"the input {node.name} has the layout {value.layout}; precast compiles strided tensors")
         if isinstance(value, torch.Tensor):
             name = f"in{len(self.inputs)}"
-            self.b.buffer(sizes(value.shape), dtype_of(value.dtype), sizes(value.stride()), str(value.dtype).removeprefix("torch."), name)
+            self.b.buffer_like(value, name)
             self.inputs.append(name)
             self.b.written.add(name)
             self.env[node] = self.b.whole(name)
             return
-        number = size_of(value) if isinstance(value, int | torch.SymInt) else value
+        number: Any = size_of(value) if isinstance(value, int | torch.SymInt) else value
         is_symbol = isinstance(number, sympy.Symbol)
-        self.inputs.append(number if is_symbol else sympy.Symbol(f"unused{len(self.inputs)}", integer=True))
+        self.inputs.append(number if is_symbol else axis_symbol(f"unused{len(self.inputs)}"))
         self.env[node] = number
 
     def _constant(self, node: fx.Node) -> Any:
@@ -162,7 +163,8 @@ class _Walk:
 
     def _rule(self, node: fx.Node, value: Any) -> Any:
         """The rule's result, or None where there is no rule or it declines. For an op in place: what it will write."""
-        rule = LOWERINGS.get(functional_form(node.target) if written_nodes(node) else node.target)  # type: ignore[arg-type]
+        target: Any = functional_form(node.target) if written_nodes(node) else node.target
+        rule = LOWERINGS.get(target)
         if rule is None:
             return None
         odd = node.target not in VIEWS and self._is_odd(node, value)
@@ -172,7 +174,7 @@ class _Walk:
         kwargs = {k: self._argument(a) for k, a in node.kwargs.items() if k not in ("layout", "pin_memory", "device")}
         self.b.value = value
         self.b.reads, self.b.is_result = self.reads[node], node in self.owned
-        self.b.feeds_library = any(LOWERINGS.get(u.target) is None and u.target is not operator.getitem for u in node.users)  # type: ignore[arg-type]
+        self.b.feeds_library = any(u.target not in LOWERINGS and u.target is not operator.getitem for u in node.users)
         self.b.used_results = _used_results(node)
         found = rule(self.b, *args, **kwargs)
         for t in found if isinstance(found, list | tuple) else (found,):
@@ -233,7 +235,7 @@ class _Walk:
         if window is not None:
             name = window.buffer
             fits = window.offset == 0 and _strides_agree(t.size, window.stride, stride)
-            whole = next(x for x in reversed(self.b.buffers) if x.name == name).size
+            whole = self.b.named[name].size
             shared = name in self.owners or name in self.inputs or any(name == c for c, _ in self.b.constants)
             if fits and not shared and ix.numel(whole) == t.numel:
                 self.owners[name] = node

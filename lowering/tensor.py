@@ -252,7 +252,7 @@ def view_strides(old: tuple[Size, ...], stride: tuple[Size, ...], new: tuple[Siz
     # Runs of dimensions that are contiguous with one another.
     runs: list[list[Size]] = []  # [elements, innermost stride]
     for n, s in dims:
-        if runs and ix.plain(sympy.expand(s * n) if not isinstance(s * n, int) else s * n) == runs[-1][1]:
+        if runs and ix.plain(ix.expand(s * n) if not isinstance(s * n, int) else s * n) == runs[-1][1]:
             runs[-1] = [ix.numel((runs[-1][0], n)), s]
         else:
             runs.append([n, s])

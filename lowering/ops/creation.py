@@ -27,7 +27,17 @@ def full(b: Builder, *args: object, **ignored: object) -> Result:
     return v.lazy(b, v.number(value, b.dtype) if not isinstance(value, Tensor) else v.value_of(value, b.dtype))  # type: ignore[arg-type]
 
 
-@lowering("zeros", "zeros_like", "new_zeros", "empty.memory_format", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted")
+@lowering(
+    "zeros",
+    "zeros_like",
+    "new_zeros",
+    "empty.memory_format",
+    "empty_like",
+    "new_empty",
+    "empty_strided",
+    "new_empty_strided",
+    "empty_permuted",
+)
 def zeros(b: Builder, *ignored: object, **more: object) -> Result:
     """Memory that eager leaves uninitialised is zero here."""
     return v.lazy(b, tx.constant(0, b.dtype))

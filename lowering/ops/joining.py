@@ -28,7 +28,13 @@ def cat(b: Builder, parts: Sequence[Tensor], dim: int = 0) -> Result:
     parts = [t for t in parts if t.size[dim] != 0]
     if len(parts) == 1:
         return v.lazy(b, v.value_of(parts[0], b.dtype))
-    if len(parts) <= MAX_INLINE_PARTS and all(Cost(t.body()).cheap for t in parts) and not b.is_result and b.reads == 1 and not b.feeds_library:
+    if (
+        len(parts) <= MAX_INLINE_PARTS
+        and all(Cost(t.body()).cheap for t in parts)
+        and not b.is_result
+        and b.reads == 1
+        and not b.feeds_library
+    ):
         return _choice(b, parts, dim)
     out = b.output()
     start: Size = 0

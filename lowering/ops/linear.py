@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import sympy
 
+from precast.lowering import index as ix
 from precast.lowering import tensor as tx
 from precast.lowering.builder import Builder
 from precast.lowering.ir import Attention, Conv, DType, Gemm, ReduceOp, Size, Value, View
@@ -71,7 +72,7 @@ def baddbmm(b: Builder, addend: Tensor, x: Tensor, y: Tensor, *, beta: v.Number 
 def linear(b: Builder, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Result:
     if not x.dtype.is_float or weight.rank != 2 or x.rank == 0:
         return None
-    rows = tx.ix.numel(x.size[:-1])
+    rows = ix.numel(x.size[:-1])
     flat = tx.reshape(x, (rows, x.size[-1]))
     out = b.whole(b.buffer((rows, weight.size[0]), b.dtype))
     gemm(b, flat, tx.permute(weight, (1, 0)), bias, out)
@@ -89,11 +90,11 @@ def matmul(b: Builder, x: Tensor, y: Tensor) -> Result:
     right = tx.unsqueeze(y, 1) if y.rank == 1 else y
     n = right.size[-1]
     if right.rank == 2:
-        flat = tx.reshape(left, (tx.ix.numel(left.size[:-1]), left.size[-1]))
+        flat = tx.reshape(left, (ix.numel(left.size[:-1]), left.size[-1]))
         found = gemm(b, flat, right, None, b.whole(b.buffer((flat.size[0], n), b.dtype)))
     else:
         batch = _broadcast(left.size[:-2], right.size[:-2])
-        count = tx.ix.numel(batch)
+        count = ix.numel(batch)
         sides = [tx.reshape(tx.expand(t, (*batch, *t.size[-2:])), (count, *t.size[-2:])) for t in (left, right)]
         found = gemm(b, sides[0], sides[1], None, b.whole(b.buffer((count, left.size[-2], n), b.dtype)))
     assert isinstance(found, Tensor)
@@ -239,7 +240,7 @@ def _attention(
 
 
 def _shared_heads(k: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values without the repetition over groups of heads, where both are repeated alike: the library reads each head for its group."""
+    """Keys and values without the repetition over groups of heads, where both are repeated alike."""
     heads = k.size[1]
     if k.window is not None or value.window is not None or not isinstance(heads, int):
         return k, value
@@ -253,21 +254,21 @@ def _shared_heads(k: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
 
 def _every(t: Tensor, group: int) -> Tensor:
     """Every `group`-th head."""
-    return tx.narrow(t, 1, 0, t.size[1] // group, group)  # type: ignore[operator]
+    return tx.narrow(t, 1, 0, t.size[1] // group, group)
 
 
 def _repeated(t: Tensor, like: Tensor, group: int) -> Value:
     """Each head of `t` `group` times over."""
-    names = list(tx.ix.symbols(4))
-    names[1] = tx.ix.floordiv(names[1], group, tx.ix.extents_of(like.size))
+    names = list(ix.symbols(4))
+    names[1] = ix.floordiv(names[1], group, ix.extents_of(like.size))
     index = [n if s != 1 else sympy.S.Zero for n, s in zip(names, t.size, strict=True)]
-    return t.at(index, tx.ix.extents_of(like.size))
+    return t.at(index, ix.extents_of(like.size))
 
 
 def _heads_last(b: Builder, size: tuple[Size, ...], dtype: DType) -> Tensor:
     """Memory for [B, H, S, D] laid out as [B, S, H, D], as the projection that follows reads it."""
     n, heads, rows, depth = size
-    stride = (tx.ix.numel((heads, rows, depth)), depth, tx.ix.numel((heads, depth)), 1)
+    stride = (ix.numel((heads, rows, depth)), depth, ix.numel((heads, depth)), 1)
     return b.whole(b.buffer(size, dtype, stride))
 
 
@@ -277,7 +278,7 @@ def _to_rank(t: Tensor, rank: int) -> Tensor:
         return t
     if t.rank < rank:
         return tx.reshape(t, (*(1 for _ in range(rank - t.rank)), *t.size))
-    return tx.reshape(t, (tx.ix.numel(t.size[: t.rank - rank + 1]), *t.size[t.rank - rank + 1 :]))
+    return tx.reshape(t, (ix.numel(t.size[: t.rank - rank + 1]), *t.size[t.rank - rank + 1 :]))
 
 
 def _mask(b: Builder, mask: Tensor, dtype: DType, size: tuple[Size, ...]) -> View:

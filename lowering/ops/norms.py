@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from precast.lowering import index as ix
 from precast.lowering import tensor as tx
 from precast.lowering.builder import Builder
 from precast.lowering.ir import DType, Op, ReduceOp, Size, Value
@@ -98,7 +99,7 @@ def group_norm(
     if empty_sizes(x.size):
         return None
     kind = x.dtype.compute
-    grouped = tx.reshape(b.settle(x), (n, groups, tx.ix.plain(c // groups), area))
+    grouped = tx.reshape(b.settle(x), (n, groups, ix.plain(c // groups), area))
     average, variance = moments(b, grouped, [2, 3], 0, True, kind)
     inverse = _inverse_deviation(variance.body(), eps)
     scaled = b.lazy(grouped.size, kind, v.mul(v.sub(grouped.body(), average.body()), inverse))
@@ -163,8 +164,8 @@ def batch_norm(b: Builder, x: Tensor, weight: Tensor | None, bias: Tensor | None
     if len(rest) != 5:
         return result, saved, inverse_flat
     assert isinstance(mean, Tensor) and isinstance(variance, Tensor)
-    points = tx.ix.numel(x.size[d] for d in dims)
-    unbias = v.div(v.number(points, kind), v.number(tx.ix.plain(points - 1), kind))
+    points = ix.numel(x.size[d] for d in dims)
+    unbias = v.div(v.number(points, kind), v.number(ix.plain(points - 1), kind))
     fresh = v.mul(tx.reshape(spread, flat.size).body(), unbias)
     return result, saved, inverse_flat, _running(b, mean, flat.body(), momentum), _running(b, variance, fresh, momentum)
 

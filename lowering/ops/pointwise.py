@@ -153,9 +153,15 @@ ROWS: dict[str, Callable[..., Value]] = {
     "div.Tensor": v.div,
     "div.Scalar": v.div,
 }
-ROWS |= {f"bitwise_{n}.{o}": op for n, op in (("and", v.conjunction), ("or", v.disjunction), ("xor", _same(Op.XOR))) for o in ("Tensor", "Scalar", "Scalar_Tensor")}
 ROWS |= {
-    f"bitwise_{n}_shift.{o}": _same(op) for n, op in (("left", Op.SHL), ("right", Op.SHR)) for o in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")
+    f"bitwise_{n}.{o}": op
+    for n, op in (("and", v.conjunction), ("or", v.disjunction), ("xor", _same(Op.XOR)))
+    for o in ("Tensor", "Scalar", "Scalar_Tensor")
+}
+ROWS |= {
+    f"bitwise_{n}_shift.{o}": _same(op)
+    for n, op in (("left", Op.SHL), ("right", Op.SHR))
+    for o in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")
 }
 ROWS |= {f"__{n}__.{o}": _same(op) for n, op in (("lshift", Op.SHL), ("rshift", Op.SHR)) for o in ("Tensor", "Scalar")}
 
@@ -231,7 +237,9 @@ _register()
 
 @lowering("add.Tensor", "add.Scalar")
 def add(b: Builder, x: Operand, y: Operand, alpha: Number = 1) -> Result:
-    return v.lazy(b, v.add(v.value_of(x, b.dtype), v.mul(v.value_of(y, b.dtype), v.number(alpha, b.dtype)) if alpha != 1 else v.value_of(y, b.dtype)))
+    return v.lazy(
+        b, v.add(v.value_of(x, b.dtype), v.mul(v.value_of(y, b.dtype), v.number(alpha, b.dtype)) if alpha != 1 else v.value_of(y, b.dtype))
+    )
 
 
 @lowering("sub.Tensor", "sub.Scalar")
@@ -361,9 +369,7 @@ def softshrink(b: Builder, x: Tensor, lambd: float = 0.5) -> Result:
 @lowering("log_sigmoid_forward")
 def log_sigmoid(b: Builder, x: Tensor) -> Result:
     """The second result is a buffer for backward passes that eager leaves empty on the CPU's float path."""
-    first, second = b.value  # type: ignore[misc]
-    if second.numel() != 0 and x.numel != second.numel():
-        return None
+    second = b.value[1]
     result = b.lazy(x.size, x.dtype, _log_sigmoid(x.body()))
     other = b.lazy(tuple(second.shape), x.dtype, v.exp(v.neg(alu(Op.ABS, x.body()))))
     return result, other
@@ -426,4 +432,3 @@ def copy(b: Builder, target: Tensor, source: Tensor, non_blocking: bool = False)
 @lowering("fill.Scalar", "fill.Tensor")
 def fill(b: Builder, x: Tensor, value: Operand) -> Result:
     return v.lazy(b, v.value_of(value, b.dtype))
-

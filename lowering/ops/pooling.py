@@ -11,7 +11,7 @@ import sympy
 from precast.lowering import index as ix
 from precast.lowering import tensor as tx
 from precast.lowering.builder import Builder
-from precast.lowering.ir import Axis, DType, Index, Op, Reduce, ReduceOp, Value
+from precast.lowering.ir import Axis, Const, DType, Index, Op, Reduce, ReduceOp, Value
 from precast.lowering.ops import values as v
 from precast.lowering.ops.creation import empty_sizes
 from precast.lowering.registry import Result, lowering
@@ -39,7 +39,9 @@ def _inside(place: sympy.Expr, extent: int, low: bool, high: bool) -> Value | No
     return tx.both(mask, v.lt(Index(place), Index(sympy.Integer(extent)))) if high else mask
 
 
-def _strided(b: Builder, dim: int, extent: int, kernel: int, stride: int, pad: int, dilation: int, include_pad: bool, number: int) -> Window:
+def _strided(
+    b: Builder, dim: int, extent: int, kernel: int, stride: int, pad: int, dilation: int, include_pad: bool, number: int
+) -> Window:
     out = b.size[dim]
     assert isinstance(out, int)
     axis = Axis(ix.reduction_symbol(number), kernel)
@@ -65,8 +67,8 @@ def _adaptive(b: Builder, dim: int, extent: int, number: int) -> Window:
         axis = Axis(ix.reduction_symbol(number), extent // out)
         return Window(axis, place * (extent // out) + (axis.symbol if axis.extent != 1 else 0), None, extent // out)
     extents = ix.extents_of(b.size)
-    start = ix.floordiv(sympy.expand(place * extent), out, extents)
-    end = ix.floordiv(sympy.expand((place + 1) * extent + out - 1), out, extents)
+    start = ix.floordiv(ix.expand(place * extent), out, extents)
+    end = ix.floordiv(ix.expand((place + 1) * extent + out - 1), out, extents)
     longest = max(-(-(o + 1) * extent // out) - o * extent // out for o in range(out))
     axis = Axis(ix.reduction_symbol(number), longest)
     inside = v.lt(Index(start + axis.symbol), Index(end))
@@ -144,7 +146,8 @@ def _avg_pool(
     sides, steps, pads = each(kernel, rank), each(stride or kernel, rank), each(padding, rank)
     x = b.settle(x)
     windows = [
-        _strided(b, x.rank - rank + k, int(x.size[x.rank - rank + k]), sides[k], steps[k], pads[k], 1, count_include_pad, k) for k in range(rank)
+        _strided(b, x.rank - rank + k, int(x.size[x.rank - rank + k]), sides[k], steps[k], pads[k], 1, count_include_pad, k)
+        for k in range(rank)
     ]
     divisor = tx.constant(divisor_override, DType.I64) if divisor_override is not None else _count(windows)
     return pool(b, x, windows, ReduceOp.SUM, b.output(), divisor)
@@ -155,7 +158,7 @@ def _count(windows: Sequence[Window]) -> Value:
     value: Value = tx.constant(fixed, DType.I64)
     for w in windows:
         if not isinstance(w.count, int):
-            value = w.count if fixed == 1 and isinstance(value, tx.Const) else alu(Op.MUL, value, w.count)
+            value = w.count if fixed == 1 and isinstance(value, Const) else alu(Op.MUL, value, w.count)
     return value
 
 

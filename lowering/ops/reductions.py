@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from precast.lowering import index as ix
 from precast.lowering import tensor as tx
 from precast.lowering.builder import Builder
-from precast.lowering.ir import DType, Index, Op, ReduceOp, Size, Value
+from precast.lowering.ir import DType, Op, ReduceOp, Size, Value
 from precast.lowering.ops import values as v
 from precast.lowering.ops.creation import empty_sizes
 from precast.lowering.registry import Result, lowering
@@ -21,7 +21,7 @@ def dims_of(x: Tensor, dims: Dims) -> list[int]:
     """Dimensions counted from the front; none given means all."""
     if dims is None or (isinstance(dims, list | tuple) and not dims):
         return list(range(x.rank))
-    wanted = dims if isinstance(dims, list | tuple) else [dims]
+    wanted: list[int] = list(dims) if isinstance(dims, list | tuple) else [dims]  # type: ignore[list-item]
     return [d % max(x.rank, 1) for d in wanted] if x.rank else []
 
 
@@ -138,7 +138,9 @@ def _correction(unbiased: object, correction: v.Number | None) -> v.Number:
 
 
 @lowering("var.correction", "var", "var.dim")
-def var(b: Builder, x: Tensor, dim: Dims = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: v.Number | None = None) -> Result:
+def var(
+    b: Builder, x: Tensor, dim: Dims = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: v.Number | None = None
+) -> Result:
     if isinstance(dim, bool):
         dim, unbiased = None, dim
     _, variance = moments(b, x, dims_of(x, dim), _correction(unbiased, correction), keepdim, b.dtype)
@@ -146,7 +148,9 @@ def var(b: Builder, x: Tensor, dim: Dims = None, unbiased: bool | None = None, k
 
 
 @lowering("std.correction", "std", "std.dim")
-def std(b: Builder, x: Tensor, dim: Dims = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: v.Number | None = None) -> Result:
+def std(
+    b: Builder, x: Tensor, dim: Dims = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: v.Number | None = None
+) -> Result:
     if isinstance(dim, bool):
         dim, unbiased = None, dim
     _, variance = moments(b, x, dims_of(x, dim), _correction(unbiased, correction), keepdim, b.dtype)
@@ -209,9 +213,3 @@ def logsumexp(b: Builder, x: Tensor, dims: Dims, keepdim: bool = False) -> Resul
 @lowering("dot", "vdot")
 def dot(b: Builder, x: Tensor, y: Tensor) -> Result:
     return b.reduce(ReduceOp.SUM, b.lazy(x.size, b.dtype, v.mul(x.body(), y.body())), [0], b.dtype)
-
-
-def place_of(found: Tensor) -> Index | None:
-    """The position that an index tensor stands for, where it is known symbolically."""
-    body = found.value
-    return body if isinstance(body, Index) else None

@@ -22,7 +22,7 @@ def _nearest(b: Builder, x: Tensor, rank: int, scales: Sequence[float | None], e
     if empty_sizes(b.size) or empty_sizes(x.size) or not all(isinstance(n, int) for n in (*x.size, *b.size)):
         return None
     x = b.settle(x)
-    names = [n if s != 1 else sympy.S.Zero for n, s in zip(ix.symbols(x.rank), b.size, strict=True)]
+    names: list[sympy.Expr] = [n if s != 1 else sympy.S.Zero for n, s in zip(ix.symbols(x.rank), b.size, strict=True)]
     places = Places(b, b.size)
     for k in range(rank):
         dim = x.rank - rank + k
@@ -43,7 +43,8 @@ def _source(b: Builder, places: Places, dim: int, extent: int, out: int, scale: 
     found = numpy.minimum(numpy.floor((points + half) * ratio), extent - 1).astype(numpy.int64)
     ideal = (2 * numpy.arange(out) + exact) * extent // (2 * out)
     if (found == ideal).all():
-        return ix.floordiv(sympy.expand((2 * name + int(exact)) * extent), 2 * out, ix.extents_of(b.size))
+        found_index: sympy.Expr = ix.floordiv(ix.expand((2 * name + int(exact)) * extent), 2 * out, ix.extents_of(b.size))
+        return found_index
     value: Value = tx.cast(position(dim, b.size), DType.F32)
     value = v.add(value, v.const(value, float(half))) if exact else value
     value = alu(Op.MIN, alu(Op.FLOOR, v.mul(value, v.const(value, float(ratio)))), v.const(value, float(extent - 1)))

@@ -7,6 +7,7 @@ import math
 import sympy
 import torch
 
+from precast.lowering import index as ix
 from precast.lowering import tensor as tx
 from precast.lowering.builder import Builder
 from precast.lowering.ir import Const, DType, Index, Op, Size, Value
@@ -123,7 +124,7 @@ def mul(a: Value, b: Value) -> Value:
         return a
     both = _positions(a, b)
     if both is not None and (both[0].is_Integer or both[1].is_Integer):
-        return Index(sympy.expand(both[0] * both[1]))
+        return Index(ix.expand(both[0] * both[1]))
     return alu(Op.AND if a.dtype is DType.BOOL else Op.MUL, a, b)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import sympy
 
@@ -12,6 +13,9 @@ from precast.lowering.builder import Builder
 from precast.lowering.ir import Size, View
 from precast.lowering.registry import Result, lowering
 from precast.lowering.tensor import Row, Tensor
+
+minimum: Any = sympy.Min
+maximum: Any = sympy.Max
 
 
 def copies(name: str, *overloads: str) -> tuple[str, ...]:
@@ -68,9 +72,9 @@ def slice_start(extent: Size, start: Size | None) -> Size:
     if isinstance(start, int) and isinstance(extent, int):
         return min(start, extent) if start >= 0 else max(start + extent, 0)
     if ix.is_nonnegative(start):
-        return start if ix.is_nonnegative(ix.plain(extent - start)) else ix.plain(sympy.Min(start, extent))
+        return start if ix.is_nonnegative(ix.plain(extent - start)) else ix.plain(minimum(start, extent))
     if ix.is_nonnegative(ix.plain(-start)):
-        return ix.plain(extent + start) if ix.is_nonnegative(ix.plain(extent + start)) else ix.plain(sympy.Max(extent + start, 0))
+        return ix.plain(extent + start) if ix.is_nonnegative(ix.plain(extent + start)) else ix.plain(maximum(extent + start, 0))
     raise NotImplementedError(f"a slice starts at {start}, whose sign is not known")
 
 
@@ -86,7 +90,8 @@ def squeeze(b: Builder, x: Tensor, dims: int | Sequence[int] | None = None) -> R
     if dims is None:
         wanted: Sequence[int] = range(x.rank)
     else:
-        wanted = [d % max(x.rank, 1) for d in (dims if isinstance(dims, list | tuple) else (dims,))] if x.rank else ()  # type: ignore[list-item, operator]
+        given: list[int] = list(dims) if isinstance(dims, list | tuple) else [dims]  # type: ignore[list-item]
+        wanted = [d % x.rank for d in given] if x.rank else ()
     return tx.squeeze(x, wanted)
 
 
@@ -100,7 +105,7 @@ def split(b: Builder, x: Tensor, lengths: Size | Sequence[Size], dim: int = 0) -
     dim %= x.rank
     pieces: list[Tensor] = []
     start: Size = 0
-    for piece in b.value:  # type: ignore[attr-defined]
+    for piece in b.value:
         length = b.sizes(piece)[dim]
         pieces.append(tx.narrow(x, dim, start, length))
         start = ix.plain(start + length)
@@ -110,7 +115,7 @@ def split(b: Builder, x: Tensor, lengths: Size | Sequence[Size], dim: int = 0) -
 @lowering(*copies("unbind", "int"), view=True)
 def unbind(b: Builder, x: Tensor, dim: int = 0) -> Result:
     dim %= x.rank
-    return [tx.select(x, dim, k) for k in range(len(b.value))]  # type: ignore[arg-type]
+    return [tx.select(x, dim, k) for k in range(len(b.value))]
 
 
 @lowering(*copies("diagonal"), view=True)
@@ -175,8 +180,6 @@ def repeat(b: Builder, x: Tensor, repeats: Sequence[Size]) -> Result:
 
 @lowering("roll")
 def roll(b: Builder, x: Tensor, shifts: Sequence[Size], dims: Sequence[int] = ()) -> Result:
-    shifts = shifts if isinstance(shifts, list | tuple) else [shifts]
-    dims = dims if isinstance(dims, list | tuple) else [dims]
     if x.numel == 0:
         return x
     if not dims:

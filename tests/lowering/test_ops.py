@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.func import functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from precast.lowering.builder import Unsupported
 from precast.lowering.decompositions import DECOMPOSITIONS
@@ -39,7 +39,10 @@ def agrees(fn: Fn, *args: torch.Tensor) -> Program:
     gots = run(program, ours)
     for got, expected in (*zip(gots, wants, strict=True), *zip(ours, theirs, strict=True)):
         assert got.shape == expected.shape and got.dtype == expected.dtype
-        assert all(n < 2 or a == b for n, a, b in zip(got.shape, got.stride(), expected.stride(), strict=True)), (got.stride(), expected.stride())
+        assert all(n < 2 or a == b for n, a, b in zip(got.shape, got.stride(), expected.stride(), strict=True)), (
+            got.stride(),
+            expected.stride(),
+        )
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
     return program
 
@@ -57,7 +60,12 @@ WHOLE: list[tuple[str, Fn, tuple[torch.Tensor, ...], list[type[Step]]]] = [
     ("views cost nothing", lambda x: x.t().reshape(20).view(4, 5).permute(1, 0).unsqueeze(0) + 1, (t(4, 5),), [Kernel]),
     ("a linear layer is one product", lambda x, w, b: F.linear(x, w, b), (t(2, 3, 8), t(5, 8), t(5)), [Gemm]),
     ("a product with a [K, N] weight has no copy", lambda x, w, b: torch.addmm(b, x, w), (t(3, 8), t(8, 5), t(5)), [Gemm]),
-    ("a scaled product is a product and a kernel", lambda x, w, b: torch.addmm(b, x, w, beta=2, alpha=3), (t(3, 8), t(8, 5), t(5)), [Gemm, Kernel]),
+    (
+        "a scaled product is a product and a kernel",
+        lambda x, w, b: torch.addmm(b, x, w, beta=2, alpha=3),
+        (t(3, 8), t(8, 5), t(5)),
+        [Gemm, Kernel],
+    ),
     ("a batched product reads broadcast operands in place", lambda x, y: x @ y, (t(4, 3, 8), t(8, 5)), [Gemm]),
     ("convolution", lambda x, w, b: F.conv2d(x, w, b, padding=1), (t(1, 3, 8, 8), t(4, 3, 3, 3), t(4)), [Conv]),
     ("attention is kept whole", lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True), (t(2, 4, 8, 16),), [Attention]),
