@@ -256,9 +256,9 @@ def _causal(term: Alu, load: Load, kernel: Kernel) -> tuple[bool, Value] | None:
     if bool((values == 0).all()):
         return False, kept
     rows, columns = values.shape[-2:] if values.dim() > 1 else (1, values.shape[-1])
-    keep = torch.ones(rows, columns, dtype=torch.bool).tril()
-    causal = torch.zeros(rows, columns).masked_fill(~keep, float("-inf"))
-    return (True, kept) if rows <= columns and bool((values == causal).all()) else None
+    later = torch.arange(columns) > torch.arange(rows)[:, None]
+    causal = rows <= columns and bool(torch.where(later, values == float("-inf"), values == 0).all())
+    return (True, kept) if causal else None
 
 
 def _evaluated(mask: Value, axes: tuple[Axis, ...]) -> torch.Tensor:

@@ -42,7 +42,7 @@ def fold_constants(program: Program) -> Program:
     values = _evaluate(program, known, sorted(frontier))
     outputs = {o.view.buffer for o in program.outputs if o.view is not None}
     by_name = {b.name: b for b in program.buffers}
-    steps = _simplified(program.steps, known, values, by_name)
+    steps = _simplified(program.steps, known, values)
     carried = [_carried(by_name[n], v) for n, v in values.items() if n not in outputs and v.numel() * v.element_size() <= MAX_CARRIED]
     names = {c.buffer for c in carried}
     program = replace(program, steps=tuple(steps), constants=(*program.constants, *carried))
@@ -74,7 +74,7 @@ def _evaluate(program: Program, known: set[int], wanted: list[str]) -> dict[str,
     return dict(zip(wanted, found, strict=True))
 
 
-def _simplified(steps: tuple[Step, ...], known: set[int], values: dict[str, torch.Tensor], by_name: dict[str, Buffer]) -> list[Step]:
+def _simplified(steps: tuple[Step, ...], known: set[int], values: dict[str, torch.Tensor]) -> list[Step]:
     uniform = {n: v.reshape(-1)[0].item() for n, v in values.items() if v.numel() and bool((v == v.reshape(-1)[0]).all())}
 
     def rule(value: Value) -> Value:
@@ -83,9 +83,16 @@ def _simplified(steps: tuple[Step, ...], known: set[int], values: dict[str, torc
         return value
 
     result: list[Step] = []
+    meanings: dict[object, str] = {}  # the layers of a model share their mask
     for position, step in enumerate(steps):
         if isinstance(step, Attention) and step.mask is not None and step.mask.buffer in values:
-            step = _without_mask(step, values[step.mask.buffer], by_name)
+            key = (step.mask.buffer, step.mask.size, step.mask.stride, step.mask.offset)
+            if key not in meanings:
+                meanings[key] = _meaning(step.mask, values[step.mask.buffer])
+            if meanings[key] == "nothing":
+                step = replace(step, mask=None)
+            elif meanings[key] == "causal" and not step.causal:
+                step = replace(step, mask=None, causal=True)
         elif isinstance(step, Kernel) and position not in known:
             step = map_kernel(step, rule)
         result.append(step)
@@ -96,22 +103,16 @@ def _constant(number: bool | int | float, dtype: DType) -> Const:
     return Const(bool(number) if dtype is DType.BOOL else float(number) if dtype.is_float else int(number), dtype)
 
 
-def _without_mask(step: Attention, values: torch.Tensor, by_name: dict[str, Buffer]) -> Attention:
-    assert step.mask is not None
-    view, buffer = step.mask, by_name[step.mask.buffer]
-    last = sum((int(n) - 1) * int(s) for n, s in zip(buffer.size, buffer.stride, strict=True)) + 1
-    flat = values.as_strided((last,), (1,)) if last == values.numel() else None
-    if flat is None:
-        return step
+def _meaning(view: View, values: torch.Tensor) -> str:
+    """What an additive mask does: "nothing", "causal" (hides exactly the later columns) or "other"."""
+    flat = values.as_strided((values.untyped_storage().nbytes() // values.element_size(),), (1,))
     mask = flat.as_strided([int(n) for n in view.size], [int(s) for s in view.stride], int(view.offset))
     if bool((mask == 0).all()):
-        return replace(step, mask=None)
+        return "nothing"
     rows, columns = mask.shape[-2:]
-    if step.causal or rows > columns:
-        return step
-    keep = torch.ones(rows, columns, dtype=torch.bool).tril()
-    causal = torch.zeros(rows, columns).masked_fill(~keep, float("-inf")).to(mask.dtype)
-    return replace(step, mask=None, causal=True) if bool((mask == causal).all()) else step
+    later = torch.arange(columns) > torch.arange(rows)[:, None]
+    causal = rows <= columns and bool(torch.where(later, mask == float("-inf"), mask == 0).all())
+    return "causal" if causal else "other"
 
 
 def _carried(buffer: Buffer, values: torch.Tensor) -> Constant:

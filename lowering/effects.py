@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from precast.lowering.ir import Attention, Conv, DType, Extern, Gemm, Index, Kernel, Load, Reduce, Scan, Step, Store, Value, View, walk
+
+K = TypeVar("K", bound=Step)
+R = TypeVar("R")
 
 
 def store_roots(store: Store) -> tuple[Value, ...]:
@@ -77,18 +81,23 @@ def _map_arg(arg: Any, change: Callable[[View], View]) -> Any:
     return arg
 
 
-_READS: WeakKeyDictionary[Step, tuple[str, ...]] = WeakKeyDictionary()
+def remembered(function: Callable[[K], R]) -> Callable[[K], R]:
+    """The function with its result kept for as long as the step lives: passes ask the same of a step that they leave alone."""
+    known: WeakKeyDictionary[K, R] = WeakKeyDictionary()
+
+    @wraps(function)
+    def ask(step: K) -> R:
+        found = known.get(step)
+        if found is None:
+            found = known[step] = function(step)
+        return found
+
+    return ask
 
 
+@remembered
 def reads(step: Step) -> tuple[str, ...]:
     """The buffers that the step reads, each once, in order of first mention. Combining stores read what they write."""
-    found = _READS.get(step)
-    if found is None:
-        found = _READS[step] = _reads(step)
-    return found
-
-
-def _reads(step: Step) -> tuple[str, ...]:
     if isinstance(step, Kernel):
         names = [load.buffer for load in loads(step)] + [s.buffer for s in step.stores if s.mode != "set"]
     else:

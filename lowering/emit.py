@@ -14,8 +14,10 @@ from precast.lowering.order import dependencies
 from precast.lowering.substitution import Rewriter, Uninvertible, shared_axis
 
 
-def emit(program: Program, facts: KernelFacts, groups: dict[int, Group], owner: list[int], notes: tuple[str, ...]) -> Program:
-    """The program with one kernel per group, in an order that keeps all dependencies."""
+def emit(
+    program: Program, facts: KernelFacts, groups: dict[int, Group], owner: list[int], notes: tuple[str, ...], *, again: bool
+) -> Program:
+    """The program with one kernel per group, in an order that keeps all dependencies. `again`: its kernels were emitted before."""
     remarks = dict.fromkeys((*program.notes, *notes))
     steps: list[Step] = []
     for number in _group_order(program, owner):
@@ -23,7 +25,7 @@ def emit(program: Program, facts: KernelFacts, groups: dict[int, Group], owner: 
             steps.append(program.steps[number])
             continue
         try:
-            kernel = fused_kernel(program, facts, groups[number])
+            kernel = fused_kernel(program, facts, groups[number], again)
         except Uninvertible as reason:
             remarks[f"not fused: {groups[number].name} stays in {len(groups[number].members)} kernels: {reason}"] = None
             steps.extend(program.steps[m] for m in sorted(groups[number].members))
@@ -59,9 +61,13 @@ def _group_order(program: Program, owner: list[int]) -> list[int]:
     return order
 
 
-def fused_kernel(program: Program, facts: KernelFacts, group: Group) -> Kernel | None:
+def fused_kernel(program: Program, facts: KernelFacts, group: Group, again: bool) -> Kernel | None:
     """The group's kernel under canonical names; None when nothing of it is needed."""
     canonical = ix.symbols(len(group.axes))
+    if len(group.members) == 1 and _is_final(program, facts, group, again):
+        (only,) = (program.steps[m] for m in group.members)
+        assert isinstance(only, Kernel)
+        return only
     renamed = {a.symbol: s for a, s in zip(group.axes, canonical, strict=True)}
     axes = tuple(shared_axis(s, a.extent) for a, s in zip(group.axes, canonical, strict=True))
     members = sorted(group.members)
@@ -83,6 +89,16 @@ def fused_kernel(program: Program, facts: KernelFacts, group: Group) -> Kernel |
         return None
     origins = tuple(dict.fromkeys(o for _, k in kernels for o in k.origins))
     return Kernel(group.name, axes, tuple(stores), origins)
+
+
+def _is_final(program: Program, facts: KernelFacts, group: Group, again: bool) -> bool:
+    """Whether the kernel came out of an earlier fusion and is as that left it: canonical names, no store that nobody needs."""
+    (member,) = group.members
+    kernel = program.steps[member]
+    assert isinstance(kernel, Kernel)
+    symbols = tuple(a.symbol for a in group.axes)
+    named = again and symbols == tuple(a.symbol for a in kernel.axes) == ix.symbols(len(symbols))
+    return named and all(facts.needed_outside(s.buffer, group.members) for s in kernel.stores)
 
 
 def _placed_store(rewriter: Rewriter, kernel: Kernel, store: Store, placed: Placed, renamed: dict, axes: tuple[Axis, ...]) -> Store:  # type: ignore[type-arg]

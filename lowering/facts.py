@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import sympy
 
-from precast.lowering.effects import index_expr, reads, store_roots, writes
+from precast.lowering.effects import index_expr, reads, remembered, store_roots, writes
 from precast.lowering.ir import TRANSCENDENTAL, Alu, Axis, Kernel, Load, Op, Program, Reduce, Scan, Store, Value, operands, walk
 from precast.lowering.order import hint, nbytes_hint
 from precast.lowering.substitution import Definition, strides_of
@@ -52,7 +52,7 @@ def facts_of(program: Program) -> KernelFacts:
     for position, step in enumerate(program.steps):
         if not isinstance(step, Kernel):
             continue
-        facts.places[position] = list(_load_sites(step))
+        facts.places[position] = _load_sites(step)
         for store in step.stores:
             if store.buffer in written_twice or store.buffer in again:
                 continue
@@ -86,8 +86,10 @@ def _definition(kernel: Kernel, store: Store) -> Definition | None:
     return Definition(store.buffer, axes, store.index, store.value)
 
 
-def _load_sites(kernel: Kernel) -> Iterator[tuple[Load, tuple[Axis, ...]]]:
+@remembered
+def _load_sites(kernel: Kernel) -> list[tuple[Load, tuple[Axis, ...]]]:
     """Each load with the reduction axes that enclose it (once per distinct enclosure)."""
+    found: list[tuple[Load, tuple[Axis, ...]]] = []
     seen: set[tuple[Value, tuple[Axis, ...]]] = set()
     stack: list[tuple[Value, tuple[Axis, ...]]] = [(r, ()) for s in kernel.stores for r in store_roots(s)]
     while stack:
@@ -97,9 +99,10 @@ def _load_sites(kernel: Kernel) -> Iterator[tuple[Load, tuple[Axis, ...]]]:
         seen.add(key)
         value, binders = key
         if isinstance(value, Load):
-            yield value, binders
+            found.append((value, binders))
         inner = (*binders, *(a for a in value.axes if a not in binders)) if isinstance(value, Reduce) else binders
         stack.extend((o, inner) for o in operands(value))
+    return found
 
 
 def points(axes: tuple[Axis, ...]) -> int:
@@ -110,6 +113,7 @@ def points(axes: tuple[Axis, ...]) -> int:
     return total
 
 
+@lru_cache(1 << 12)
 def cost_of(value: Value) -> int:
     """Arithmetic per evaluation: 1 for a simple operation, 3 for a division or root, 8 for a transcendental."""
     total = 0
@@ -119,6 +123,7 @@ def cost_of(value: Value) -> int:
     return total
 
 
+@remembered
 def reduction_levels(kernel: Kernel) -> frozenset[frozenset[sympy.Symbol]]:
     """For each outermost reduction, the kernel axes that it depends on."""
     own = {a.symbol for a in kernel.axes}

@@ -58,7 +58,7 @@ def fuse_siblings(program: Program) -> Program:
     """Neighbours over the same axes that read the same buffers."""
     facts, state = _start(program)
     _horizontal(state, facts)
-    return emit(program, facts, state.groups, state.owner, tuple(state.notes))
+    return emit(program, facts, state.groups, state.owner, tuple(state.notes), again=True)
 
 
 def _start(program: Program) -> tuple[KernelFacts, Fusion]:
@@ -85,7 +85,7 @@ def _fuse(program: Program, *, pointwise_only: bool) -> Program:
         for position in range(len(program.steps)):
             if state.owner[position] in state.groups:
                 _absorb(state, facts, state.owner[position], sole, pointwise_only)
-    return emit(program, facts, state.groups, state.owner, tuple(state.notes))
+    return emit(program, facts, state.groups, state.owner, tuple(state.notes), again=not pointwise_only)
 
 
 def _absorb(state: Fusion, facts: KernelFacts, consumer: int, sole: bool, pointwise_only: bool) -> None:
