@@ -161,6 +161,9 @@ class Store:
             for name in manifest.blobs:
                 self._folder.put_new(layout.blob_name(name), blobs[name])
             self._folder.put(layout.manifest_name(manifest.program_key, manifest.artifact_id), manifest.to_bytes())
+            for name in manifest.blobs:  # a prune that looked before the manifest was there may have taken one: it is needed now
+                if not self._folder.path(layout.blob_name(name)).exists():
+                    self._folder.put_new(layout.blob_name(name), blobs[name])
         except OSError as error:
             raise StoreError(
                 f"cannot write to the store at {self.root}: {error.strerror or error} (artifact {manifest.artifact_id[:12]} not stored)"

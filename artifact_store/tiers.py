@@ -72,13 +72,13 @@ class Folder:
             self.path(name).unlink()
 
     def make_folder(self, folder: Path) -> None:
-        """Make `folder` and its parents, private, each entry synced in its parent."""
+        """Make `folder`, under the root, and what is missing above it: private, and each entry synced in its parent."""
         if folder.is_dir():
             return
-        if folder != self.root and folder.parent != folder:
-            self.make_folder(folder.parent) if folder.is_relative_to(self.root) else folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        else:
+        if folder == self.root:
             folder.parent.mkdir(parents=True, exist_ok=True)
+        else:
+            self.make_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
         sync_folder(folder.parent)
 

@@ -18,9 +18,8 @@ LIMIT = 4 << 20
 def note(root: Path, artifact_id: str) -> None:
     """Append one use. Silent where the folder cannot be written: a read-only store simply counts nothing."""
     line = f"{artifact_id} {int(time.time())}\n".encode()
-    path = f"{root}/index/{JOURNAL}"
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = _open(f"{root}/index/{JOURNAL}")
     except OSError:
         return
     try:
@@ -30,6 +29,15 @@ def note(root: Path, artifact_id: str) -> None:
         return
     finally:
         os.close(descriptor)
+
+
+def _open(path: str) -> int:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o600)
+    except FileNotFoundError:  # a store that was copied without its index
+        os.mkdir(os.path.dirname(path), 0o700)
+        return os.open(path, flags, 0o600)
 
 
 def drain(root: Path) -> Iterator[tuple[str, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import sqlite3
 import time
 from pathlib import Path
@@ -76,6 +77,15 @@ def test_recording_a_use_is_quick_and_needs_no_database(tmp_path: Path) -> None:
         best = min(best, time.perf_counter() - begin)
     assert best < 0.001
     assert [path.name for path in (store.root / "index").iterdir()] == [usage.JOURNAL]
+
+
+def test_a_store_copied_without_its_index_counts_again(tmp_path: Path) -> None:
+    store, (first,) = fill(tmp_path / "s")
+    shutil.rmtree(store.root / "index")
+    store.used(first)
+    assert [entry.hits for entry in _entries(store)] == [1]
+    Store.open(tmp_path / "none").used(first)
+    assert not (tmp_path / "none").exists()
 
 
 def test_torn_lines_of_uses_are_left_out(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from precast.artifact_store.index import Entry
 from precast.artifact_store.layout import blob_name, manifest_name
 from precast.artifact_store.prune import Policy, plan, prune, total_size
 from precast.artifact_store.serial import digest, pack, unpack
-from tests.store.sample import complete, fill
+from precast.artifact_store.tiers import Folder
+from tests.store.sample import complete, fill, make
 
 NOW = 1_000_000.0
 DAY = 86400.0
@@ -114,6 +115,22 @@ def test_leftovers_go_when_they_are_old(tmp_path: Path) -> None:
         assert not path.exists()
     manifest = store.get(first)
     assert manifest is not None and complete(store, manifest)
+
+
+def test_a_prune_between_blobs_and_manifest_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer finds a blob that is there already, the prune takes it with its last artifact, and then comes the new manifest."""
+    store, (first,) = fill(tmp_path / "s")
+    whole = Folder.put
+
+    def put(self: Folder, name: str, data: bytes, mode: int = 0o600) -> None:
+        if name.startswith("programs/"):
+            prune(Store.open(store.root), Policy(max_size=0))
+        whole(self, name, data, mode)
+
+    monkeypatch.setattr(Folder, "put", put)
+    second = store.put(*make(1))
+    (left,) = store.variants(KEY)
+    assert left.artifact_id == second != first and complete(store, left)
 
 
 def test_blobs_of_records_stay(tmp_path: Path) -> None:
