@@ -218,7 +218,8 @@ class _Renderer:
     # sections vectorised along their own last axis
 
     def _section(self, section: Section, parent: Level, blocked: tuple[Axis, ...] = ()) -> None:
-        accumulators = [self._accumulator(r) for r in section.reduces]
+        alone = parent is self.body.path[0]  # one result a kernel: exactness is cheap there
+        accumulators = [self._accumulator(r, wide=alone) for r in section.reduces]
         self._section_loops(section, accumulators, parent, blocked)
         for r, acc in zip(section.reduces, accumulators, strict=True):
             name = self.body.fresh("r")
@@ -288,9 +289,9 @@ class _Renderer:
             top.add(f"const {COMPUTE[r.dtype]} {result} = {'(float)' if wide else ''}{acc.result};")
             self.body.made[id(r)] = result
 
-    def _accumulator(self, reduce: Reduce, index: str = "") -> Accumulator:
+    def _accumulator(self, reduce: Reduce, index: str = "", wide: bool = False) -> Accumulator:
         acc, extra = self.body.fresh("acc"), self.body.fresh("n")
-        return update_lines(reduce.op, reduce.dtype, reduce.value.dtype, acc + index, extra + index)
+        return update_lines(reduce.op, reduce.dtype, reduce.value.dtype, acc + index, extra + index, wide=wide)
 
     def _open(self, axes: tuple[Axis, ...], parent: Level) -> list[Level]:
         levels = []

@@ -53,10 +53,10 @@ def unsigned_sum(op: ReduceOp, dtype: DType) -> bool:
     return op in (ReduceOp.SUM, ReduceOp.PROD) and dtype in (DType.I64, DType.I32)
 
 
-def update_lines(op: ReduceOp, dtype: DType, item: DType, acc: str, extra: str, scan: bool = False) -> Accumulator:
+def update_lines(op: ReduceOp, dtype: DType, item: DType, acc: str, extra: str, scan: bool = False, wide: bool = False) -> Accumulator:
     """The accumulator `acc` (with `extra` beside it: a NaN flag or the best value of an index reduction).
 
-    A scan's NaN stays in the value itself, as every prefix is a result; its ties take the last index.
+    A scan's NaN stays in the value itself, as every prefix is a result; its ties take the last index. `wide` sums f32 in f64.
     """
     if op in (ReduceOp.ARGMIN, ReduceOp.ARGMAX):
         return _arg(op, item, acc, extra, scan)
@@ -86,6 +86,8 @@ def update_lines(op: ReduceOp, dtype: DType, item: DType, acc: str, extra: str, 
         return Accumulator((("int32_t", acc, "0" if op is ReduceOp.ANY else "1"),), lambda v, i: (f"{acc} {sign}= (int32_t)({v} != 0);",), test, (f"{sign}:{acc}",))
     if scan and dtype.compute is DType.F32:  # as eager: every prefix of a long scan is a result, so errors must not grow along it
         return Accumulator((("double", acc, start),), lambda v, i: (f"{acc} {sign}= (double){v};",), f"(float){acc}", ())
+    if wide and op is ReduceOp.SUM and dtype.compute is DType.F32:
+        return Accumulator((("double", acc, start),), lambda v, i: (f"{acc} += (double){v};",), f"(float){acc}", (f"+:{acc}",))
     if unsigned_sum(op, dtype):
         return Accumulator(((f"u{kind}", acc, start),), lambda v, i: (f"{acc} {sign}= (u{kind}){v};",), f"({kind}){acc}", (f"{sign}:{acc}",))
     return Accumulator(((kind, acc, start),), lambda v, i: (f"{acc} {sign}= {v};",), acc, (f"{sign}:{acc}",))

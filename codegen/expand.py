@@ -9,10 +9,11 @@ from typing import Literal
 import sympy
 
 from precast.codegen.choices import POST_OPS, Chooser, gemm_candidates, gemm_key
+from precast.codegen.cpp_attention import attention_fits
 from precast.codegen.epilogue import epilogue_kernel, gemm_kernel
 from precast.lowering.ir import Attention, Buffer, Conv, Extern, Gemm, Kernel, Program, Size, Step, View
 
-How = Literal["onednn", "aten", "flash"]
+How = Literal["onednn", "aten", "flash", "generated"]
 
 TINY = 8_192
 """Multiplications up to which a generated loop beats any library call (a call costs about 1.5 us)."""
@@ -132,6 +133,8 @@ def _conv(step: Conv, name: str, buffers: Mapping[str, Buffer]) -> list[RunStep]
 
 
 def _attention(step: Attention, buffers: Mapping[str, Buffer]) -> RunStep:
+    if attention_fits(step, buffers):
+        return LibraryCall(step, "generated")
     unit = all(v.stride[-1] == 1 for v in (step.q, step.k, step.v))
     masked = step.mask is None or (len(step.mask.size) == 4 and buffers[step.mask.buffer].dtype is buffers[step.out].dtype)
     square = step.q.size[-1] == step.v.size[-1]

@@ -17,10 +17,12 @@ class Writer(Protocol):
 
     buffers: dict[str, Buffer]
     python: list[str]
+    functions: dict[int, str]
 
     def add(self, line: str) -> None: ...
     def call(self, shim: str, arguments: str, step: str) -> None: ...
     def view_handle(self, view: View, step: str) -> str: ...
+    def pointer(self, buffer: str) -> str: ...
     def new_owned(self) -> str: ...
     def settle(self, name: str, target: str, label: str) -> None: ...
     def size(self, size: Size) -> str: ...
@@ -29,7 +31,7 @@ class Writer(Protocol):
 
 def writes_in_place(call: LibraryCall) -> bool:
     """Whether the call writes memory that the host program supplies (`out=`); others return a tensor of their own."""
-    return call.how == "aten" and isinstance(call.step, Gemm)
+    return call.how == "generated" or call.how == "aten" and isinstance(call.step, Gemm)
 
 
 def emit_library(writer: Writer, call: LibraryCall, label: str) -> None:
@@ -41,6 +43,8 @@ def emit_library(writer: Writer, call: LibraryCall, label: str) -> None:
             _aten_gemm(writer, step, label)
         case Conv() as step:
             _conv(writer, step, call, label)
+        case Attention() as step if call.how == "generated":
+            _own_attention(writer, step)
         case Attention() as step:
             _attention(writer, step, label)
 
@@ -158,6 +162,15 @@ def _conv(writer: Writer, step: Conv, chosen: LibraryCall, label: str) -> None:
             writer.call("aoti_torch_cpu_mkldnn__convolution_pointwise_binary", arguments, label)
     writer.python.append(f"    {step.out} = {step.activation}(conv({_show(step.x)}, {_show(step.weight)}, {_show(step.bias)}, stride={step.stride}, padding={step.padding}))")
     writer.settle(step.out, target, label)
+
+
+def _own_attention(writer: Writer, step: Attention) -> None:
+    def place(view: View | None) -> str:
+        return "0" if view is None else f"(const float*){writer.pointer(view.buffer)} + {writer.size(view.offset)}"
+
+    places = ", ".join(place(v) for v in (step.q, step.k, step.v, step.mask))
+    writer.add(f"{writer.functions[id(step)]}({places}, (float*){writer.pointer(step.out)}, threads);")
+    writer.python.append(f"    {step.out} = attention({_show(step.q)}, {_show(step.k)}, {_show(step.v)}, mask={_show(step.mask)}, causal={step.causal})")
 
 
 def _attention(writer: Writer, step: Attention, label: str) -> None:

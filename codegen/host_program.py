@@ -52,7 +52,8 @@ def _views(arg: object) -> list[View]:
 class HostWriter:
     """Writes `precast_run`. Buffer `b` has a data pointer `d_b`; owned tensor handles live in `own[]`, which frees them on every way out."""
 
-    def __init__(self, program: Program, steps: Sequence[RunStep], kernels: dict[str, RenderedKernel]) -> None:
+    def __init__(self, program: Program, steps: Sequence[RunStep], kernels: dict[str, RenderedKernel], functions: dict[int, str]) -> None:
+        self.functions = functions
         self.program = program
         self.steps = steps
         self.kernels = kernels
@@ -353,7 +354,7 @@ class HostWriter:
         """The host half of the translation unit (kernels come before it); `prepare` are the expanded steps of the prepare function."""
         self.packs = packs
         self.write()
-        second = HostWriter(self.program, prepare, self.kernels)
+        second = HostWriter(self.program, prepare, self.kernels, self.functions)
         second.packs = packs
         prepared = second.prepare_source(prepare, self)
         self.table.use("aoti_torch_delete_tensor_object")

@@ -11,15 +11,16 @@ import sympy
 
 from precast.codegen.choices import Chooser
 from precast.codegen.compiled import CompiledGraph
+from precast.codegen.cpp_attention import attention_source as attention_text
 from precast.codegen.cpp_index import INDEX_HELPERS
 from precast.codegen.cpp_kernel import RenderedKernel, render_kernel
 from precast.codegen.cpp_ops import prototypes
 from precast.codegen.cpp_types import PROLOGUE
-from precast.codegen.expand import Packing, RunStep, expand
+from precast.codegen.expand import LibraryCall, Packing, RunStep, expand
 from precast.codegen.host_program import HostWriter, step_writes
 from precast.codegen.host_shims import torch_name
-from precast.codegen.toolchain import compile_shared, find_compiler, native_level
-from precast.lowering.ir import Buffer, Kernel, Program, Size
+from precast.codegen.toolchain import compile_shared, find_compiler, lanes_of, native_level
+from precast.lowering.ir import Attention, Buffer, Kernel, Program, Size
 
 FAULT = r"""
 struct Error { int set; int dimension; int64_t index; int64_t size; };
@@ -44,8 +45,9 @@ def compile_program(program: Program, target: str, options: Mapping[str, Any] | 
     steps = expand(program, program.steps, chooser, packing=packing)
     prepare = expand(program, program.prepare, chooser, "prepare")
     kernels = _render([*steps, *prepare], buffers)
-    kernel_source = "".join({k.name: k.source for k in kernels.values()}.values())
-    host = HostWriter(program, steps, kernels)
+    functions, attention_source = _attention_functions(steps, buffers, target)
+    kernel_source = "".join({k.name: k.source for k in kernels.values()}.values()) + attention_source
+    host = HostWriter(program, steps, kernels, functions)
     host_source = host.source(packing.packs if packing is not None else (), prepare)
     rendered = time.perf_counter()
     unit = "\n".join([PROLOGUE, prototypes(), INDEX_HELPERS, FAULT, kernel_source, host_source])
@@ -81,6 +83,17 @@ def _render(steps: Sequence[RunStep], buffers: dict[str, Buffer]) -> dict[str, R
             name = bodies.setdefault(kernel.body, kernel.name)
             kernels[step.name] = replace(kernel, name=name, source=kernels[name].source) if name != kernel.name else kernel
     return kernels
+
+
+def _attention_functions(steps: Sequence[RunStep], buffers: dict[str, Buffer], target: str) -> tuple[dict[int, str], str]:
+    """Generated attention: function name by identity of the step, and the functions' source; equal ones are shared."""
+    names: dict[int, str] = {}
+    sources: dict[str, str] = {}
+    for step in steps:
+        if isinstance(step, LibraryCall) and isinstance(step.step, Attention) and step.how == "generated":
+            text = attention_text("@", step.step, buffers, lanes_of(target))
+            names[id(step.step)] = sources.setdefault(text, f"attention_{len(sources)}")
+    return names, "".join(text.replace("void @(", f"void {name}(") for text, name in sources.items())
 
 
 def _evidence(target: str, kernels: dict[str, RenderedKernel], chooser: Chooser) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FLAGS = (
-    "-std=c++17", "-O1", "-ftree-vectorize", "-fopenmp", "-fPIC", "-shared", "-fvisibility=hidden",
+    "-std=c++17", "-O1", "-ftree-vectorize", "-fexpensive-optimizations", "-fopenmp", "-fPIC", "-shared", "-fvisibility=hidden",
     "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fno-exceptions", "-fno-rtti", "-fno-asynchronous-unwind-tables",
     "-fno-ident", "-frandom-seed=precast", "-s", "-Wl,--build-id=none", "-w",
 )  # fmt: skip
@@ -86,6 +86,12 @@ def march(target: str) -> list[str]:
         raise ValueError(f"unknown CPU target {target!r}: choose one of {', '.join('cpu:' + t for t in TARGETS)}")
     wide = level == "x86-64-v4" or (level == "native" and native_level() == "x86-64-v4")
     return [TARGETS[level], *(["-mprefer-vector-width=512"] if wide else [])]
+
+
+def lanes_of(target: str) -> int:
+    """f32 elements in the widest vector of `target`."""
+    level = native_level() if target == "cpu:native" else target.removeprefix("cpu:")
+    return {"x86-64-v4": 16, "x86-64-v3": 8}.get(level, 4)
 
 
 def compile_shared(source: str, target: str) -> bytes:

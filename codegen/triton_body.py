@@ -1,11 +1,13 @@
 """Writes one `Part` of a kernel as the body of a Triton function.
 
-Outer points are lanes of dimension 0 ("x"); the points of a reduction, and a store's remaining axes, are lanes of dimension 1, a *tile*. Tiles of
-equal extents share their symbols, so that a row that is normalised is loaded once. A tile that fits is evaluated at once, a longer one in
-loops, one for each level of reductions that need one another.
+Outer points are lanes of dimension 0 ("x"); the points of a reduction, and a store's remaining axes, are lanes of dimension 1, a *tile*.
+Tiles of equal extents share their symbols, so that a row that is normalised is loaded once. A tile that fits is evaluated at once, a
+longer one in loops, one for each level of reductions that need one another.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import sympy
 
@@ -380,7 +382,8 @@ def _tile(name: str, axes: tuple[Axis, ...], tiling: Tiling) -> Lanes:
 
 
 def _free(index: sympy.Expr, names: dict[sympy.Symbol, str]) -> list[sympy.Expr]:
-    return [s for s in sympy.sympify(index).free_symbols if s not in names]
+    expr: Any = sympy.sympify(index)
+    return sorted((s for s in expr.free_symbols if s not in names), key=str)
 
 
 def _operand(text: str) -> str:

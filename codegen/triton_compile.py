@@ -1,7 +1,7 @@
 """Compiles rendered kernels for GPUs that this machine need not have.
 
-`triton.compile` takes the target as data and carries its own assembler, so a cubin for any architecture comes out of a machine without a
-device. Triton is imported here and nowhere else; its cache is pointed at a folder that goes away, so the result depends on the source alone.
+`triton.compile` takes the target as data and carries its own assembler, so a cubin for any architecture comes out of a machine without
+a device. Triton is imported here and nowhere else; its cache is pointed at a folder that goes away: the result depends on the source alone.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import linecache
 import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,8 +24,8 @@ PTX_VERSION = 80
 class Cubin:
     """One compiled kernel with what a launch has to know.
 
-    A launch passes each argument of `arguments` in its natural C type, then two hidden pointers (`global_scratch`, `profile_scratch`), null where their
-    sizes are 0. `shared` bytes of dynamic shared memory above 48 KiB need the function's attribute set first. `block` threads.
+    A launch of `block` threads passes each of `arguments` in its natural C type, then two hidden pointers (`global_scratch`,
+    `profile_scratch`), null where their sizes are 0. More than 48 KiB of `shared` memory needs the function's attribute set first.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Cubin:
 
 
 def compile_cubin(kernel: TritonKernel, arch: str) -> Cubin:
-    """`arch` is "sm_80", "sm_90", "sm_100" …  Raises `ValueError` for another form of it and Triton's own errors for a source that it refuses."""
+    """`arch` is "sm_80", "sm_90", "sm_100" …; another form raises `ValueError`, a source that Triton refuses Triton's own error."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -52,16 +52,16 @@ def compile_cubin(kernel: TritonKernel, arch: str) -> Cubin:
     with _clean_settings():
         function = load(kernel)
         source = ASTSource(function, signature=signature, attrs=attributes)
-        compiled = triton.compile(
-            source, target=GPUTarget("cuda", capability, 32), options={k: v for k, v in options.items() if v is not None}
-        )
+        given = {key: value for key, value in options.items() if value is not None}
+        run: Callable[..., Any] = triton.compile
+        compiled = run(source, target=GPUTarget("cuda", capability, 32), options=given)
     image = compiled.asm["cubin"]
     assert isinstance(image, bytes)
     return Cubin(kernel.name, arch, image, _metadata(compiled.metadata, kernel))
 
 
 def load(kernel: TritonKernel) -> Any:
-    """The jit function that the kernel's source defines. The source has no file; `linecache` holds it for Triton, which reads sources back."""
+    """The jit function that the kernel's source defines. There is no file: `linecache` holds the text for Triton, which reads it back."""
     file = f"<precast {kernel.name}>"
     namespace: dict[str, Any] = {"__name__": f"precast_{kernel.name}"}
     linecache.cache[file] = (len(kernel.source), None, kernel.source.splitlines(keepends=True), file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import sympy
 
@@ -13,11 +14,11 @@ Name = Callable[[sympy.Symbol], str]
 
 
 def write_index(expr: sympy.Expr | int, name: Name) -> str:
-    """`expr` over the names that `name` gives its symbols. `//` and `%` truncate in Triton, so possibly negative operands go through a helper."""
+    """`expr` over the names of its symbols. `//` and `%` truncate in Triton, so operands that may be negative go through a helper."""
     return _write(sympy.sympify(expr), name, 0)
 
 
-def _write(expr: sympy.Expr, name: Name, level: int) -> str:
+def _write(expr: Any, name: Name, level: int) -> str:
     """`level`: 0 stands alone, 1 an operand of `+`, 2 of `*` and tighter."""
     if isinstance(expr, sympy.Symbol):
         return name(expr)
@@ -45,6 +46,6 @@ def _write(expr: sympy.Expr, name: Name, level: int) -> str:
             raise Unsupported(f"index expression {expr} uses {other}")
 
 
-def _ordered(expr: sympy.Expr) -> list[sympy.Expr]:
+def _ordered(expr: Any) -> list[Any]:
     """Arguments in an order that does not depend on hashing; numbers last."""
     return sorted(expr.args, key=lambda a: (a.is_Integer, str(a)))

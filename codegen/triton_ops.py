@@ -1,8 +1,8 @@
 """One row an op: how each `Op` is written in Triton for float, integer and boolean operands, and the helpers that it needs.
 
-A row holds format strings over `{a}`, `{b}`, `{c}` (operand names) and `{T}` (the Triton type of the operands). `None` means that the op has no
-meaning there, or none yet; the kernel is then refused with that reason. `HELPERS` are the bodies of the jit functions that rows name;
-they are copied into the kernels that use them, so that a stored source stands alone.
+A row holds format strings over `{a}`, `{b}`, `{c}` (operand names). `None` means that the op has no meaning there, or none yet; the
+kernel is then refused with that reason. `HELPERS` are the bodies of the jit functions that rows name; they are copied into the kernels
+that use them, so that a stored source stands alone.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ def write(op: Op, operands: DType, names: tuple[str, ...]) -> str:
     if form is None:
         raise Unsupported(f"{op.value} on {operands.value} has no Triton form")
     a, b, c = (*names, "", "", "")[:3]
-    return form.format(a=a, b=b, c=c, T=TYPES[operands])
+    return form.format(a=a, b=b, c=c)
 
 
 def operand_type(op: Op, operands: tuple[DType, ...], result: DType) -> DType:

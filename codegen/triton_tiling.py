@@ -35,7 +35,7 @@ class Tiling:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """`stores` of one kernel over the same outer axes `x` (each with its own `axes` spelt out); the reductions in them depend on no other axis."""
+    """`stores` of one kernel over the same outer axes `x`, on which alone their reductions depend. Each store's `axes` are spelt out."""
 
     x: tuple[Axis, ...]
     stores: tuple[Store, ...]
@@ -57,7 +57,7 @@ def static(sizes: Iterable[Size]) -> int | None:
 
 
 def split(kernel: Kernel, facts: Facts) -> tuple[Part, ...]:
-    """Groups the stores by the axes that their reductions depend on. Raises `Unsupported` where one part would read what another overwrites."""
+    """Groups the stores by the axes that their reductions depend on. `Unsupported` where one part reads what another overwrites."""
     groups: dict[tuple[Axis, ...], list[Store]] = {}
     plain: list[Store] = []
     for store in kernel.stores:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 from math import prod
+from typing import Any
 
 import sympy
 
@@ -105,4 +106,5 @@ def in_tiles(store: Store, outer: tuple[Axis, ...], tile: dict[tuple[object, ...
     roots = {id(root): substitute(root, mapping, facts) for root in store_roots(store)}
     moved = rebuild_store(store, roots)
     kept_outer = tuple(a for a in store.axes or () if a in outer)
-    return replace(moved, index=store.index.xreplace(mapping), axes=(*kept_outer, *axes_for(inner)))
+    index: Any = store.index
+    return replace(moved, index=index.xreplace(mapping), axes=(*kept_outer, *axes_for(inner)))
