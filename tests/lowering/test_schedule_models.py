@@ -1,0 +1,217 @@
+"""What traced models become: the number of steps of each kind, every pass checked against eager, and the text of a few schedules."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.func import functional_call, functionalize
+
+from precast.lowering.decompositions import DECOMPOSITIONS
+from precast.lowering.interpret import run
+from precast.lowering.ir import Attention, Conv, Gemm, Program
+from precast.lowering.lower import lower
+from precast.lowering.pipeline import schedule
+from precast.lowering.text import program_text
+from precast.lowering.verify import verify
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def scheduled(module: nn.Module, *inputs: torch.Tensor, options: dict[str, Any] | None = None, tolerance: float = 2e-4) -> Program:
+    """The module's schedule; after every pass the program computes what eager does, in poisoned memory."""
+    module.eval()
+    named = dict(module.named_parameters()) | dict(module.named_buffers())
+
+    def call(*flat: torch.Tensor) -> Any:
+        return functional_call(module, dict(zip(named, flat, strict=False)), tuple(flat[len(named) :]))
+
+    arguments = [*(t.detach() for t in named.values()), *inputs]
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wanted = module(*inputs)
+        graph = make_fx(functionalize(call), tracing_mode="fake", decomposition_table=DECOMPOSITIONS)(*arguments)
+    program = verify(lower(graph, type(module).__name__.lower()))
+
+    def same(name: str, after: Program) -> None:
+        (found,) = run(after, arguments)
+        torch.testing.assert_close(found, wanted, atol=tolerance, rtol=tolerance, msg=lambda m: f"after {name}: {m}")
+
+    return schedule(program, "cpu:native", options, check=True, trace=same)
+
+
+def count(program: Program) -> dict[str, int]:
+    return dict(Counter(type(s).__name__.lower() for s in program.steps))
+
+
+class Block(nn.Module):
+    """A transformer layer with attention written out: pre-norm, one product for query, key and value."""
+
+    def __init__(self, width: int = 32, heads: int = 4, causal: bool = True) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.heads, self.causal = heads, causal
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, s, d = x.shape
+        q, k, v = (t.view(b, s, self.heads, d // self.heads).transpose(1, 2) for t in self.qkv(self.first(x)).split(d, -1))
+        scores = q @ k.transpose(-1, -2) * 0.3
+        if self.causal:
+            scores = scores.masked_fill(torch.ones(s, s, dtype=torch.bool).triu(1), float("-inf"))
+        mixed = (scores.softmax(-1) @ v).transpose(1, 2).reshape(b, s, d)
+        x = x + self.out(mixed)
+        return x + self.down(F.gelu(self.up(self.second(x))))
+
+
+class PostNorm(nn.Module):
+    """A BERT layer: separate projections, library attention, norms after the sums."""
+
+    def __init__(self, width: int = 32, heads: int = 4) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 64), nn.Linear(64, width)
+        self.heads = heads
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, s, d = x.shape
+        q, k, v = (p(x).view(b, s, self.heads, -1).transpose(1, 2) for p in (self.q, self.k, self.v))
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, s, d)
+        x = self.first(x + self.out(mixed))
+        return self.second(x + self.down(F.gelu(self.up(x))))
+
+
+class SwiGLU(nn.Module):
+    """A Llama feed-forward layer with its norm."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(width)
+        self.gate, self.up, self.down = (nn.Linear(a, b, bias=False) for a, b in ((width, 48), (width, 48), (48, width)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+class Bottleneck(nn.Module):
+    """A ResNet block behind a stem with pooling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.stem_norm = nn.Conv2d(3, 16, 7, 2, 3, bias=False), nn.BatchNorm2d(16)
+        self.pool = nn.MaxPool2d(3, 2, 1)
+        self.convs = nn.ModuleList([nn.Conv2d(16, 8, 1, bias=False), nn.Conv2d(8, 8, 3, 1, 1, bias=False), nn.Conv2d(8, 16, 1, bias=False)])
+        self.norms = nn.ModuleList([nn.BatchNorm2d(8), nn.BatchNorm2d(8), nn.BatchNorm2d(16)])
+        self.head = nn.Linear(16, 10)
+        for norm in (self.stem_norm, *self.norms):
+            for t, (low, high) in zip((norm.running_mean, norm.running_var, norm.weight.data, norm.bias.data), [(-1, 1), (0.5, 2)] * 2, strict=True):
+                t.uniform_(low, high)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = y = self.pool(F.relu(self.stem_norm(self.stem(x))))
+        for conv, norm in zip(self.convs[:2], self.norms[:2], strict=True):
+            y = F.relu(norm(conv(y)))
+        y = F.relu(self.norms[2](self.convs[2](y)) + x)
+        return self.head(F.adaptive_avg_pool2d(y, 1).flatten(1))
+
+
+class Bare(nn.Module):
+    """One function as a module."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+ROWS = torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(0))
+IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("make", "x", "options", "wanted"),
+    [
+        (lambda: Bare(lambda x: F.layer_norm(x + 1.0, (32,))), ROWS, {}, {"kernel": 1}),
+        (lambda: Bare(lambda x: F.gelu(F.layer_norm(x, (32,)))), ROWS, {}, {"kernel": 1}),
+        (lambda: Bare(lambda x: (x * 0.5).softmax(-1)), ROWS, {}, {"kernel": 1}),
+        (lambda: Bare(lambda x: x.softmax(-1).log().sum(-1)), ROWS, {}, {"kernel": 1}),
+        (Block, ROWS, {}, {"kernel": 2, "gemm": 4, "attention": 1}),
+        (lambda: Block(causal=False), ROWS, {}, {"kernel": 2, "gemm": 4, "attention": 1}),
+        (PostNorm, ROWS, {}, {"kernel": 2, "gemm": 6, "attention": 1}),
+        (PostNorm, ROWS, {"freeze": True}, {"kernel": 2, "gemm": 4, "attention": 1}),
+        (SwiGLU, ROWS, {}, {"kernel": 2, "gemm": 3}),
+        (SwiGLU, ROWS, {"freeze": True}, {"kernel": 2, "gemm": 2}),
+        (Bottleneck, IMAGES, {"freeze": True}, {"kernel": 3, "conv": 4, "gemm": 1}),
+    ],
+    ids=["norm", "norm, gelu", "softmax", "log, sum", "block", "block, no mask", "bert", "bert frozen", "swiglu", "swiglu frozen", "resnet frozen"],
+)
+def test_step_counts(make: Callable[[], nn.Module], x: torch.Tensor, options: dict[str, Any], wanted: dict[str, int]) -> None:
+    torch.manual_seed(0)
+    assert count(scheduled(make(), x, options=options)) == wanted
+
+
+def test_products_carry_their_epilogues() -> None:
+    torch.manual_seed(0)
+    gemms = [s for s in scheduled(Block(), ROWS).steps if isinstance(s, Gemm)]
+    assert [(g.activation, g.bias is not None, g.residual is not None) for g in gemms] == [
+        ("none", True, False),
+        ("none", True, True),
+        ("gelu", True, False),
+        ("none", True, True),
+    ]
+
+
+def test_written_out_attention_is_causal_and_reads_without_copies() -> None:
+    torch.manual_seed(0)
+    (found,) = (s for s in scheduled(Block(), ROWS).steps if isinstance(s, Attention))
+    assert found.causal and found.mask is None and found.scale == 0.3
+    assert found.q.buffer == found.k.buffer == found.v.buffer and [found.q.offset, found.k.offset, found.v.offset] == [0, 32, 64]
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_convolutions_are_channels_last_with_folded_norms(freeze: bool) -> None:
+    torch.manual_seed(0)
+    program = scheduled(Bottleneck(), IMAGES, options={"freeze": freeze})
+    convs = [s for s in program.steps if isinstance(s, Conv)]
+    assert all(c.x.stride[1] == 1 for c in convs) and all(program.buffer(c.out).stride[1] == 1 for c in convs)
+    assert [c.activation for c in convs] == ["relu"] * 4 and all(c.bias is not None for c in convs)
+    assert [c.residual is not None for c in convs] == [False, False, False, True]
+    assert bool(program.prepare) == freeze and bool(program.persistent) == freeze
+
+
+def test_without_freeze_weights_are_not_copied_outside_the_call() -> None:
+    program = scheduled(PostNorm(), ROWS)
+    assert program.prepare == () and program.persistent == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "x"),
+    [
+        ("layer_norm_gelu", lambda: Bare(lambda x: F.gelu(F.layer_norm(x, (32,)))), ROWS),
+        ("softmax", lambda: Bare(lambda x: (x * 0.5).softmax(-1)), ROWS),
+        ("block", Block, ROWS),
+    ],
+)
+def test_golden_text(name: str, make: Callable[[], nn.Module], x: torch.Tensor) -> None:
+    """`PRECAST_UPDATE_GOLDEN=1` writes the files anew."""
+    torch.manual_seed(0)
+    text = program_text(scheduled(make(), x))
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("PRECAST_UPDATE_GOLDEN"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text()
