@@ -146,7 +146,7 @@ def compare_values(where: str, want: torch.Tensor, got: torch.Tensor, precise: t
         ulps *= 16  # the reference is no more precise than the result
     w, g = want.double(), got.double()
     r = precise.double() if precise is not None and precise.shape == want.shape else w
-    # Where eager leaves the numbers and float64 does not (a half type that overflowed on the way, a vectorised function at infinity), both count.
+    # Where eager leaves the numbers and float64 does not (an overflow on the way, a vectorised function at infinity), both count.
     better = ~w.isfinite() & r.isfinite() & g.isfinite()
     finite = (w.isfinite() & r.isfinite()) | better
     same = finite | (w == g) | (w.isnan() & g.isnan()) | (~r.isfinite() & ((r == g) | (r.isnan() & g.isnan())))
@@ -172,7 +172,8 @@ def compare_values(where: str, want: torch.Tensor, got: torch.Tensor, precise: t
         )
         at = at or tuple(bad.nonzero()[0].tolist())
         raise Mismatch(
-            f"{where}: {int(bad.sum())} of {want.numel()} values off, at {at} {g[at].item():.9g} for {r[at].item():.9g} (eager {w[at].item():.9g}); "
+            f"{where}: {int(bad.sum())} of {want.numel()} values off, "
+            f"at {at} {g[at].item():.9g} for {r[at].item():.9g} (eager {w[at].item():.9g}); "
             f"error {error[at].item():.3g}, allowed {allowed[at].item():.3g}"
         )
 

@@ -1,7 +1,7 @@
-"""All of torch's op_db against eager, on several backends: `python -m tests.ops.opdb --backend precast --backend inductor --out results.json`.
+"""All of torch's op_db against eager, on several backends: `python -m tests.ops.opdb --backend precast --out results.json`.
 
-Each backend's operators run in worker processes; a worker that hangs or dies costs one operator its verdict. Results are kept as they come, so an
-interrupted run goes on where it stopped. `make test-full` compares with `opdb_pass_list.txt`, the stated list of operators that pass.
+Each backend's operators run in worker processes; a worker that hangs or dies costs one operator its verdict. Results are kept as they
+come, so an interrupted run goes on where it stopped. `make test-full` compares with `opdb_pass_list.txt`, the operators stated to pass.
 """
 
 from __future__ import annotations
@@ -50,7 +50,11 @@ class Worker:
             return result
         verdict = "crash" if ready else "timeout"
         self.close()
-        return {"verdict": verdict, "reason": f"no answer within {timeout:.0f} s" if verdict == "timeout" else "the process died", "samples": 0}
+        return {
+            "verdict": verdict,
+            "reason": f"no answer within {timeout:.0f} s" if verdict == "timeout" else "the process died",
+            "samples": 0,
+        }
 
     def close(self) -> None:
         if self.process is not None:
@@ -59,7 +63,9 @@ class Worker:
             self.process = None
 
 
-def run(backends: Sequence[str], names: Sequence[str], samples: int, *, out: Path | None, workers: int = 2, timeout: float = 90.0) -> Results:
+def run(
+    backends: Sequence[str], names: Sequence[str], samples: int, *, out: Path | None, workers: int = 2, timeout: float = 90.0
+) -> Results:
     """Judges every name on every backend; `out` keeps the results and is resumed from."""
     results: Results = json.loads(out.read_text()) if out is not None and out.exists() else {}
     for backend in backends:
@@ -135,7 +141,11 @@ def passing(verdicts: dict[str, dict[str, Any]]) -> list[str]:
 
 def compare_with_list(verdicts: dict[str, dict[str, Any]]) -> Iterable[str]:
     """What is stated to pass and does not."""
-    return (f"{name}: {verdicts[name]['verdict']}: {verdicts[name]['reason']}" for name in pass_list() if name in verdicts and verdicts[name]["verdict"] != "pass")
+    return (
+        f"{name}: {verdicts[name]['verdict']}: {verdicts[name]['reason']}"
+        for name in pass_list()
+        if name in verdicts and verdicts[name]["verdict"] != "pass"
+    )
 
 
 def main() -> int:
@@ -155,12 +165,20 @@ def main() -> int:
     from tests.ops.opdb_judge import operators
 
     names = options.only.split(",") if options.only else list(operators())
-    results = run(options.backend or ["precast", "inductor"], names, options.samples, out=options.out, workers=options.workers, timeout=options.timeout)
+    results = run(
+        options.backend or ["precast", "inductor"],
+        names,
+        options.samples,
+        out=options.out,
+        workers=options.workers,
+        timeout=options.timeout,
+    )
     print("\n".join(summary(results)))
     if "precast" not in results:
         return 0
     if options.write_list:
-        head = f"# Operators of torch's op_db that precast compiles as one graph and that agree with eager in float32 on their first {options.samples} samples.\n"
+        head = "# Operators of torch's op_db that precast compiles as one graph and that agree with eager in float32 "
+        head += f"on their first {options.samples} samples.\n"
         PASS_LIST.write_text(head + "\n".join(passing(results["precast"])) + "\n")
     broken = list(compare_with_list(results["precast"])) if PASS_LIST.exists() else []
     print("\n".join(f"on the list and not passing: {line}" for line in broken))

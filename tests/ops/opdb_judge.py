@@ -1,6 +1,6 @@
 """Judges one operator of torch's op_db on one backend: its first samples in float32 on the CPU against eager.
 
-Verdicts, from best to worst: "pass"; "refused" (the backend says that it cannot, with a reason, and the call would run eagerly); "error" (it
+Verdicts, from best to worst: "pass"; "refused" (the backend says that it cannot and why, and the call would run eagerly); "error" (it
 raised what eager does not); "wrong" (another value, shape or dtype); and, from the parent, "timeout" and "crash".
 """
 
@@ -162,7 +162,7 @@ def _precise(call: Function, inputs: Callable[[], Any]) -> Any:
 
 
 def difference(want: Any, got: Any, precise: Any, *, values: bool = True) -> str:
-    """What differs, "" where nothing does. Values may be as far from float64 as twice eager's own distance, or within 1e-4 relative and 1e-5 absolute of eager."""
+    """What differs, "" where nothing does. Values may be twice as far from float64 as eager, or within 1e-4 relative, 1e-5 absolute."""
     wants, gots = tree_flatten(want)[0], tree_flatten(got)[0]
     if len(wants) != len(gots):
         return f"{len(gots)} results for {len(wants)}"

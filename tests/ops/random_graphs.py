@@ -1,8 +1,8 @@
 """Random straight-line graphs: any list of integers is one.
 
-A graph is a list of instructions (small integer tuples). Running them looks at the shapes that it has so far and takes every choice modulo what
-is possible there, so hypothesis can shrink freely and each list means the same function in eager and under a tracer. Values stay of order one, and no
-instruction is discontinuous, so that results can be compared closely.
+A graph is a list of instructions (small integer tuples). Running them looks at the shapes that it has so far and takes every choice
+modulo what is possible there, so hypothesis can shrink freely and each list means the same function in eager and under a tracer. Values
+stay of order one, and no instruction is discontinuous, so that results can be compared closely.
 """
 
 from __future__ import annotations

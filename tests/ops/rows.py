@@ -78,7 +78,7 @@ class Sampler:
         return values.to(dtype)
 
     def distinct(self, *shape: int) -> torch.Tensor:
-        """Values without ties, at least 1/8 apart: for sorts and arg-extremes, exact in every float type up to 2048 elements of f16 (256 of bf16)."""
+        """Values without ties, 1/8 apart: for sorts and arg-extremes. Exact for up to 2048 elements of f16, 256 of bf16."""
         count = 1
         for extent in shape:
             count *= extent
@@ -142,10 +142,10 @@ BROADCASTS: dict[str, tuple[Callable[[Sampler], torch.Tensor], Callable[[Sampler
 class Row:
     """One line of the table.
 
-    `reference` is "f64" (compare with the function run in float64, error at most `factor` times eager's own plus `ulps` units in
-    the last place) or "eager" (the function's meaning depends on the dtype: compare with eager itself). Tags: "mutates" (writes to its
-    arguments), "random" (only shape and type can be compared), "extern" (a library call is expected), "free_strides" (eager's strides are an accident of its implementation), "triton" (of the part
-    that the Triton interpreter runs).
+    `reference` is "f64" (compare with the function run in float64: error at most `factor` times eager's own plus `ulps` units in the
+    last place) or "eager" (the function's meaning depends on the dtype: compare with eager itself). Tags: "mutates" (writes to its
+    arguments), "random" (only shape and type can be compared), "extern" (a library call is expected), "free_strides" (eager's strides
+    are an accident of its implementation), "triton" (of the part that the Triton interpreter runs).
     """
 
     id: str

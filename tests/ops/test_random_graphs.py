@@ -17,7 +17,13 @@ from tests.ops.random_graphs import Graph
 from tests.ops.runners import program_of
 from tests.ops.trace import tensors_of
 
-SHAPES = [((4, 6), (6,), (4, 1)), ((2, 3, 5), (5, 4), (3, 1)), ((7,), (1, 7), ()), ((2, 3, 4, 4), (4, 4), (3, 1, 1)), ((33,), (3, 11), (2, 1))]
+SHAPES = [
+    ((4, 6), (6,), (4, 1)),
+    ((2, 3, 5), (5, 4), (3, 1)),
+    ((7,), (1, 7), ()),
+    ((2, 3, 4, 4), (4, 4), (3, 1, 1)),
+    ((33,), (3, 11), (2, 1)),
+]
 instruction = st.tuples(st.integers(0, 7), st.integers(0, 5), st.integers(0, 5), st.integers(0, 127))
 graphs = st.lists(instruction, min_size=1, max_size=14).map(lambda found: Graph(tuple(found)))
 relaxed = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 
 def trace(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> tuple[GraphModule, Callable[[list[Any]], Any]]:
-    """The ATen graph of `fn` over the tensors in `inputs` (other leaves are constants), and what rebuilds fn's result from its flat outputs."""
+    """The ATen graph of `fn` over the tensors in `inputs`, other leaves being constants; and what rebuilds fn's result."""
     from precast.lowering.decompositions import DECOMPOSITIONS
 
     leaves, spec = tree_flatten(inputs)

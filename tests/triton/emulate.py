@@ -1,7 +1,8 @@
-"""Runs scheduled programs with their kernels rendered as Triton, in Triton's interpreter on CPU tensors (the process needs `TRITON_INTERPRET=1`).
+"""Runs scheduled programs with their kernels rendered as Triton, in Triton's interpreter on CPU tensors.
 
-Library steps run as in the oracle. The interpreter knows no libdevice, so its functions are stood in for by torch's; and it folds custom
-reductions one element at a time in Python, so a fold by halves takes its place (with the kernel's own combining function).
+The process needs `TRITON_INTERPRET=1`. Library steps run as in the oracle. The interpreter knows no libdevice, so its functions are stood
+in for by torch's; and it folds custom reductions one element at a time in Python, so a fold by halves takes its place (with the kernel's
+own combining function).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A process of its own for Triton's interpreter: runs rows of the op table and prints one JSON object, row id to failure ("" where it agrees with eager)."""
+"""A process of its own for Triton's interpreter: runs rows of the op table and prints JSON, row id to failure ("": agrees with eager)."""
 
 from __future__ import annotations
 

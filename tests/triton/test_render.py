@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,8 @@ def kernels_of(row_id: str, tiling: Tiling | None = None) -> list[TritonKernel]:
     """The launches of a row of the op table."""
     row = BY_ID[row_id]
     program, _ = program_of(row.fn, row.inputs(1), schedule=True)
-    return [kernel for group in render_program(program, tiling).values() for kernel in group]
+    steps = tuple(replace(step, name=f"kernel{n}") if isinstance(step, Kernel) else step for n, step in enumerate(program.steps))
+    return [kernel for group in render_program(replace(program, steps=steps), tiling).values() for kernel in group]
 
 
 def text_of(row_id: str) -> str:
