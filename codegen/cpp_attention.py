@@ -75,7 +75,11 @@ def _open(name: str, step: Attention, out: Buffer, s: Shape) -> str:
     block = -(-block // s.tile) * s.tile
     enough = s.batch * s.heads >= 8
     rows = min(TASK_ROWS, s.rows if enough else max(ROWS * 8, -(-s.rows // 8)))
-    mask = tuple(0 if int(n) == 1 else t for n, t in zip(step.mask.size, step.mask.stride, strict=True)) if step.mask is not None else (0, 0, 0, 0)
+    mask = (
+        tuple(0 if int(n) == 1 else t for n, t in zip(step.mask.size, step.mask.stride, strict=True))
+        if step.mask is not None
+        else (0, 0, 0, 0)
+    )
     return f"""#pragma GCC push_options
 #pragma GCC optimize ("fp-contract=fast")
 static void {name}(const float* Q, const float* K, const float* VV, const float* M, float* O, const int threads) {{
@@ -181,7 +185,9 @@ def _values(s: Shape) -> str:
         lines.append(f"          const float* value = vp + {start * s.lanes}; const float* w = sc;")
         lines.append("          for (int j = 0; j < reach; ++j, value += DP, ++w) {")
         lines.append(f"            const V {', '.join(f'y{v} = *(const V*)(value + {(v - start) * s.lanes})' for v in vectors)};")
-        lines += [f"            {{ const float x = w[{r} * KB]; {' '.join(f'a{r}{v} += x * y{v};' for v in vectors)} }}" for r in range(ROWS)]
+        lines += [
+            f"            {{ const float x = w[{r} * KB]; {' '.join(f'a{r}{v} += x * y{v};' for v in vectors)} }}" for r in range(ROWS)
+        ]
         lines.append("          }")
         for r in range(ROWS):
             lines.append(f"          if ({r} < count) {{ float* const to = o + (int64_t)(i0 + {r}) * os;")
@@ -196,9 +202,7 @@ def _add_row(r: int, v: int, s: Shape) -> str:
     place = f"to + {v * s.lanes}"
     if width == s.lanes:
         return f"            if (k0 == 0) *(V*)({place}) = a{r}{v}; else *(V*)({place}) = *(V*)({place}) * fix[{r}] + a{r}{v};"
-    return (
-        f"            for (int l = 0; l < {width}; ++l) ({place})[l] = (k0 == 0 ? 0.0f : ({place})[l] * fix[{r}]) + a{r}{v}[l];"
-    )
+    return f"            for (int l = 0; l < {width}; ++l) ({place})[l] = (k0 == 0 ? 0.0f : ({place})[l] * fix[{r}]) + a{r}{v}[l];"
 
 
 def _close() -> str:

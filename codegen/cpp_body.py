@@ -43,7 +43,15 @@ class ScanState:
 class Body:
     """Writes values into the current path of loop levels."""
 
-    def __init__(self, facts: Facts, buffers: dict[str, Buffer], pointers: dict[str, str], variables: dict[sympy.Symbol, str], ranges: dict[sympy.Symbol, Interval], index_type: str) -> None:
+    def __init__(
+        self,
+        facts: Facts,
+        buffers: dict[str, Buffer],
+        pointers: dict[str, str],
+        variables: dict[sympy.Symbol, str],
+        ranges: dict[sympy.Symbol, Interval],
+        index_type: str,
+    ) -> None:
         self.facts = facts
         self.buffers = buffers
         self.pointers = pointers

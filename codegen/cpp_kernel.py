@@ -113,7 +113,9 @@ class _Renderer:
             total += self._phase(phase, top)
             self.body.made = {}
             top.names = {}
-        params = [f"{'' if b in self.written else 'const '}{storage(self.buffers[b].dtype)}* {self.body.pointers[b]}" for b in self.arguments]
+        params = [
+            f"{'' if b in self.written else 'const '}{storage(self.buffers[b].dtype)}* {self.body.pointers[b]}" for b in self.arguments
+        ]
         params += [f"const int64_t {self.body.variables[s]}" for s in self.symbols]
         head = f"// {' '.join(self.kernel.origins)}\n" if self.kernel.origins else ""
         rest = f"({', '.join([*params, 'const int threads', 'Error* error'])}) {{\n" + "\n".join(top.lines) + "\n}\n"
@@ -192,7 +194,11 @@ class _Renderer:
             work = sum(self.facts.cost(r.value) + 1 for r in section.reduces)
             work += sum(2 + sum(self.facts.cost(v) for v in store_roots(s)) for s in section.stores)
             inline = [n for s in section.stores for v in store_roots(s) for n in walk(v) if isinstance(n, Reduce)]
-            work += sum((static_product(a.extent for a in n.axes) or 64) * self.facts.cost(n.value) for n in inline if id(n) not in self._made(phase))
+            work += sum(
+                (static_product(a.extent for a in n.axes) or 64) * self.facts.cost(n.value)
+                for n in inline
+                if id(n) not in self._made(phase)
+            )
             total += (1e9 if points is None else points) * work * VECTOR_NS
         return total
 
@@ -300,7 +306,9 @@ class _Renderer:
         self.body.path += levels
         return levels
 
-    def _close(self, axes: tuple[Axis, ...], levels: list[Level], parent: Level, accumulators: list[Accumulator], blocked: tuple[Axis, ...]) -> None:
+    def _close(
+        self, axes: tuple[Axis, ...], levels: list[Level], parent: Level, accumulators: list[Accumulator], blocked: tuple[Axis, ...]
+    ) -> None:
         inner: list[str] = []
         for number in reversed(range(len(axes))):
             level, axis = levels[number], axes[number]
@@ -387,7 +395,11 @@ class _Renderer:
         op = {"add": Op.ADD, "mul": Op.MUL, "min": Op.MIN, "max": Op.MAX}[node.mode]
         compute = buffer.dtype.compute
         old = load(buffer.dtype, place)
-        return f"combine_{node.mode}({old}, {value})" if op in (Op.MIN, Op.MAX) else render(op, (f"({old})", f"({value})"), (compute, compute), compute)
+        return (
+            f"combine_{node.mode}({old}, {value})"
+            if op in (Op.MIN, Op.MAX)
+            else render(op, (f"({old})", f"({value})"), (compute, compute), compute)
+        )
 
 
 def _static(size: Size) -> bool:

@@ -89,16 +89,18 @@ ROWS: dict[Op, Row] = {
     Op.FMA: Row("{a} * {b} + {c}", "({T})(({W}){a} * ({W}){b} + ({W}){c})"),
 }
 
-VECTOR_UNARY = (
-    "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc".split()
-)
+VECTOR_UNARY = "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc".split()
 VECTOR_BINARY = "pow atan2 hypot".split()
 SCALAR_BINARY = "fmod nextafter".split()
 
 
 def prototypes() -> str:
     """Declarations of the math functions; libmvec (glibc 2.35) has vector forms of those marked `simd`."""
-    lines = ['extern "C" {', '#define SIMD __attribute__((simd("notinbranch"), const, nothrow))', "#define PURE __attribute__((const, nothrow))"]
+    lines = [
+        'extern "C" {',
+        '#define SIMD __attribute__((simd("notinbranch"), const, nothrow))',
+        "#define PURE __attribute__((const, nothrow))",
+    ]
     for suffix, kind in (("f", "float"), ("", "double")):
         lines += [f"SIMD {kind} {name}{suffix}({kind});" for name in VECTOR_UNARY]
         lines += [f"SIMD {kind} {name}{suffix}({kind}, {kind});" for name in VECTOR_BINARY]
@@ -166,7 +168,9 @@ def render(op: Op, names: tuple[str, ...], operands: tuple[DType, ...], result: 
     row = ROWS[op]
     form = row.real if kind.is_float else row.boolean if kind is DType.BOOL else row.integer
     if form is None:
-        raise UnsupportedOp(f"{op.value} has no C++ form for {kind.value} operands (result {result.value}): lowering must cast the operands first")
+        raise UnsupportedOp(
+            f"{op.value} has no C++ form for {kind.value} operands (result {result.value}): lowering must cast the operands first"
+        )
     wide = "uint32_t" if kind in (DType.I16, DType.I8, DType.U8) else UNSIGNED.get(kind, "")
     a, b, c = (*names, "", "", "")[:3]
     return form.format(a=a, b=b, c=c, T=COMPUTE[kind], U=UNSIGNED.get(kind, ""), W=wide, f="" if kind is DType.F64 else "f")

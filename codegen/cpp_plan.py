@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 import sympy
 
 from precast.codegen.cpp_index import stride_along
-from precast.codegen.values import Facts, rebuild, rebuild_store, static_product, store_roots, substitute
 from precast.codegen.cpp_types import LIMITS
+from precast.codegen.values import Facts, rebuild, rebuild_store, static_product, store_roots, substitute
 from precast.lowering.ir import Alu, Axis, Cast, Const, DType, Index, Kernel, Load, Op, Reduce, ReduceOp, Scan, Store, Value, operands, walk
 
 UNROLL_LIMIT = 32

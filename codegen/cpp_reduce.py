@@ -83,13 +83,20 @@ def update_lines(op: ReduceOp, dtype: DType, item: DType, acc: str, extra: str, 
     sign = COMBINE[op]
     if op in (ReduceOp.ANY, ReduceOp.ALL):
         test = f"{acc} != 0"
-        return Accumulator((("int32_t", acc, "0" if op is ReduceOp.ANY else "1"),), lambda v, i: (f"{acc} {sign}= (int32_t)({v} != 0);",), test, (f"{sign}:{acc}",))
+        return Accumulator(
+            (("int32_t", acc, "0" if op is ReduceOp.ANY else "1"),),
+            lambda v, i: (f"{acc} {sign}= (int32_t)({v} != 0);",),
+            test,
+            (f"{sign}:{acc}",),
+        )
     if scan and dtype.compute is DType.F32:  # as eager: every prefix of a long scan is a result, so errors must not grow along it
         return Accumulator((("double", acc, start),), lambda v, i: (f"{acc} {sign}= (double){v};",), f"(float){acc}", ())
     if wide and op is ReduceOp.SUM and dtype.compute is DType.F32:
         return Accumulator((("double", acc, start),), lambda v, i: (f"{acc} += (double){v};",), f"(float){acc}", (f"+:{acc}",))
     if unsigned_sum(op, dtype):
-        return Accumulator(((f"u{kind}", acc, start),), lambda v, i: (f"{acc} {sign}= (u{kind}){v};",), f"({kind}){acc}", (f"{sign}:{acc}",))
+        return Accumulator(
+            ((f"u{kind}", acc, start),), lambda v, i: (f"{acc} {sign}= (u{kind}){v};",), f"({kind}){acc}", (f"{sign}:{acc}",)
+        )
     return Accumulator(((kind, acc, start),), lambda v, i: (f"{acc} {sign}= {v};",), acc, (f"{sign}:{acc}",))
 
 

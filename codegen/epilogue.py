@@ -8,7 +8,24 @@ from collections.abc import Mapping
 import sympy
 
 from precast.lowering.ir import (
-    Alu, Axis, Buffer, Cast, Const, Conv, DType, Gemm, Kernel, Load, Op, Reduce, ReduceOp, Size, Store, Value, View, axis_symbol,
+    Alu,
+    Axis,
+    Buffer,
+    Cast,
+    Const,
+    Conv,
+    DType,
+    Gemm,
+    Kernel,
+    Load,
+    Op,
+    Reduce,
+    ReduceOp,
+    Size,
+    Store,
+    Value,
+    View,
+    axis_symbol,
 )  # fmt: skip
 
 

@@ -59,7 +59,9 @@ class Packing:
 RunStep = Kernel | Extern | LibraryCall
 
 
-def expand(program: Program, steps: Sequence[Step], chooser: Chooser, prefix: str = "library", packing: Packing | None = None) -> list[RunStep]:
+def expand(
+    program: Program, steps: Sequence[Step], chooser: Chooser, prefix: str = "library", packing: Packing | None = None
+) -> list[RunStep]:
     """Replaces every library step by its chosen implementation and, where that lacks the epilogue, a kernel."""
     buffers = {b.name: b for b in program.buffers}
     result: list[RunStep] = []
@@ -141,7 +143,12 @@ def _attention(step: Attention, buffers: Mapping[str, Buffer]) -> RunStep:
     if unit and masked and square and step.q.size[1] == step.k.size[1] and buffers[step.out].dtype.value in ("f32", "bf16", "f16", "f64"):
         return LibraryCall(step, "flash")
     grouped = step.q.size[1] != step.k.size[1]
-    kwargs: tuple[tuple[str, object], ...] = (("attn_mask", step.mask), ("is_causal", step.causal), ("scale", step.scale), ("enable_gqa", grouped))
+    kwargs: tuple[tuple[str, object], ...] = (
+        ("attn_mask", step.mask),
+        ("is_causal", step.causal),
+        ("scale", step.scale),
+        ("enable_gqa", grouped),
+    )
     return Extern("aten::scaled_dot_product_attention", (step.q, step.k, step.v), kwargs, (step.out,), origins=step.origins)
 
 

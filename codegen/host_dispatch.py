@@ -72,11 +72,11 @@ class _Encoder:
         match text, plain:
             case "bool", bool():
                 return "1" if plain else "0"
-            case ("int" | "SymInt"), Index(expr=expr):
+            case (("int" | "SymInt"), Index(expr=expr)):
                 return f"(uint64_t)(int64_t)({self.writer.size(expr)})"
-            case ("int" | "SymInt"), sympy.Expr():
+            case (("int" | "SymInt"), sympy.Expr()):
                 return f"(uint64_t)(int64_t)({self.writer.size(plain)})"
-            case ("int" | "SymInt"), int():
+            case (("int" | "SymInt"), int()):
                 return f"(uint64_t)INT64_C({int(plain)})"
             case "int", ("dtype", str(name)) if name.removeprefix("torch.") in CODES:
                 return str(CODES[name.removeprefix("torch.")])

@@ -153,14 +153,20 @@ def _conv(writer: Writer, step: Conv, chosen: LibraryCall, label: str) -> None:
         shape = f"{padding}, {spatial}, {stride}, {spatial}, {dilation}, {spatial}, {step.groups}"
         name, scalars, count, algorithm = _post_op(writer, step)
         if step.residual is None:
-            writer.call("aoti_torch_cpu_mkldnn__convolution_pointwise", f"{x}, {w}, {bias}, {shape}, {name}, {scalars}, {count}, {algorithm}, &{target}", label)
+            writer.call(
+                "aoti_torch_cpu_mkldnn__convolution_pointwise",
+                f"{x}, {w}, {bias}, {shape}, {name}, {scalars}, {count}, {algorithm}, &{target}",
+                label,
+            )
         else:
             other, number = writer.view_handle(step.residual, label), len(writer.python)
             writer.add(f"const char* pu{number} = {name};")
             unary = f"&pu{number}" if step.activation != "none" else "0"
             arguments = f'{x}, {other}, {w}, {bias}, {shape}, "add", 0, {unary}, 0, 0, 0, &{target}'
             writer.call("aoti_torch_cpu_mkldnn__convolution_pointwise_binary", arguments, label)
-    writer.python.append(f"    {step.out} = {step.activation}(conv({_show(step.x)}, {_show(step.weight)}, {_show(step.bias)}, stride={step.stride}, padding={step.padding}))")
+    writer.python.append(
+        f"    {step.out} = {step.activation}(conv({_show(step.x)}, {_show(step.weight)}, {_show(step.bias)}, stride={step.stride}, padding={step.padding}))"
+    )
     writer.settle(step.out, target, label)
 
 
@@ -170,7 +176,9 @@ def _own_attention(writer: Writer, step: Attention) -> None:
 
     places = ", ".join(place(v) for v in (step.q, step.k, step.v, step.mask))
     writer.add(f"{writer.functions[id(step)]}({places}, (float*){writer.pointer(step.out)}, threads);")
-    writer.python.append(f"    {step.out} = attention({_show(step.q)}, {_show(step.k)}, {_show(step.v)}, mask={_show(step.mask)}, causal={step.causal})")
+    writer.python.append(
+        f"    {step.out} = attention({_show(step.q)}, {_show(step.k)}, {_show(step.v)}, mask={_show(step.mask)}, causal={step.causal})"
+    )
 
 
 def _attention(writer: Writer, step: Attention, label: str) -> None:
@@ -181,7 +189,9 @@ def _attention(writer: Writer, step: Attention, label: str) -> None:
     target, statistics = writer.new_owned(), writer.new_owned()
     arguments = f"{q}, {k}, {v}, 0.0, {int(step.causal)}, {mask}, &sc{number}, &{target}, &{statistics}"
     writer.call("aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu", arguments, label)
-    writer.python.append(f"    {step.out} = attention({_show(step.q)}, {_show(step.k)}, {_show(step.v)}, mask={_show(step.mask)}, causal={step.causal})")
+    writer.python.append(
+        f"    {step.out} = attention({_show(step.q)}, {_show(step.k)}, {_show(step.v)}, mask={_show(step.mask)}, causal={step.causal})"
+    )
     writer.settle(step.out, target, label)
 
 

@@ -9,13 +9,13 @@ import sympy
 
 from precast.codegen.cpp_index import IndexPrinter
 from precast.codegen.cpp_kernel import RenderedKernel
+from precast.codegen.expand import LibraryCall, Pack, RunStep, views_of
 from precast.codegen.host_dispatch import dispatch, encodable
 from precast.codegen.host_extern import encode_call
-from precast.codegen.host_shims import SymbolTable, dtype_code, torch_name
-from precast.codegen.expand import LibraryCall, Pack, RunStep, views_of
 from precast.codegen.host_library import emit_library, emit_pack, weight_view, writes_in_place
-from precast.lowering.ir import Buffer, Extern, Kernel, Load, Program, Size, View, walk
+from precast.codegen.host_shims import SymbolTable, dtype_code
 from precast.codegen.values import store_roots
+from precast.lowering.ir import Buffer, Extern, Kernel, Load, Program, Size, View, walk
 
 
 def step_reads(step: RunStep) -> list[str]:
@@ -126,7 +126,11 @@ class HostWriter:
         width = max(buffer.dtype.itemsize, 1)
         place = f"(char*){self.pointer(view.buffer)} + ({self.size(view.offset)}) * (int64_t){width}"
         sizes, strides = self.ints(view.size), self.ints(view.stride)
-        self.call("aoti_torch_create_tensor_from_blob", f"{place}, {len(view.size)}, {sizes}, {strides}, 0, {dtype_code(typed)}, 0, 0, &{target}", step)
+        self.call(
+            "aoti_torch_create_tensor_from_blob",
+            f"{place}, {len(view.size)}, {sizes}, {strides}, 0, {dtype_code(typed)}, 0, 0, &{target}",
+            step,
+        )
         return target
 
     def allocate(self, name: str, step: str) -> None:
@@ -173,7 +177,13 @@ class HostWriter:
                     self.release(name)
 
     def _label(self, position: str, step: RunStep) -> str:
-        what = step.name if isinstance(step, Kernel) else step.op if isinstance(step, Extern) else f"{step.how} {type(step.step).__name__.lower()}"
+        what = (
+            step.name
+            if isinstance(step, Kernel)
+            else step.op
+            if isinstance(step, Extern)
+            else f"{step.how} {type(step.step).__name__.lower()}"
+        )
         shapes = ", ".join(repr(self.buffers[n]) for n in dict.fromkeys(step_writes(step)) if n in self.buffers)
         return f"{position}: {what} -> {shapes}"
 
@@ -229,7 +239,14 @@ class HostWriter:
             emit_pack(self, number, pack.step, f"packed weight {number}")
         pointers = "".join(f"  void* d{i} = 0;\n" for i in range(len(self.number)))
         total = sum(_padded_bytes(self.buffers[n]) for n in self.program.persistent)
-        return PREPARE.format(owned=max(self.owned, 1), packs=max(len(self.packs), 1), bytes=max(total, 64), pointers=pointers, body="\n".join(self.lines), threads="torch_get_num_threads")
+        return PREPARE.format(
+            owned=max(self.owned, 1),
+            packs=max(len(self.packs), 1),
+            bytes=max(total, 64),
+            pointers=pointers,
+            body="\n".join(self.lines),
+            threads="torch_get_num_threads",
+        )
 
     def _workspace(self) -> None:
         if not self.slots:
@@ -252,7 +269,9 @@ class HostWriter:
 
     def _launch(self, step: Kernel) -> None:
         kernel = self.kernels[step.name]
-        from_buffers = [f"({'' if b in step_writes(step) else 'const '}{_ctype(self.buffers[b])}*){self.pointer(b)}" for b in kernel.arguments]
+        from_buffers = [
+            f"({'' if b in step_writes(step) else 'const '}{_ctype(self.buffers[b])}*){self.pointer(b)}" for b in kernel.arguments
+        ]
         sizes = [self.size(s) for s in kernel.symbols]
         threads = "threads"
         self.add(f"{kernel.name}({', '.join([*from_buffers, *sizes, threads, '&fault'])});")
@@ -345,9 +364,13 @@ class HostWriter:
             self.call("aoti_torch_new_tensor_handle", f"{handle}, &outputs[{position}]", label)
             return
         sizes, strides = self.ints(view.size), self.ints(view.stride)
-        self.add(f"{{ int64_t start = 0;")
+        self.add("{ int64_t start = 0;")
         self.call("aoti_torch_get_storage_offset", f"{handle}, &start", label)
-        self.call("aoti_torch__reinterpret_tensor", f"{handle}, {len(view.size)}, {sizes}, {strides}, start + ({self.size(view.offset)}), &outputs[{position}]", label)
+        self.call(
+            "aoti_torch__reinterpret_tensor",
+            f"{handle}, {len(view.size)}, {sizes}, {strides}, start + ({self.size(view.offset)}), &outputs[{position}]",
+            label,
+        )
         self.add("}")
 
     def source(self, packs: Sequence[Pack] = (), prepare: Sequence[RunStep] = ()) -> str:
@@ -363,11 +386,30 @@ class HostWriter:
         threads = self.table.use("torch_get_num_threads")
         pointers = "".join(f"  void* d{i} = 0;\n" for i in range(len(self.number)))
         body = "\n".join(self.lines)
-        state = "  if (!state) { say(error, capacity, \"the weights of this artifact were not prepared\"); return 1; }\n  State* const prepared = (State*)state; (void)prepared;\n"
-        run = RUN.format(state=state if self.prepares else "  (void)state;\n", owned=max(self.owned, 1), outputs=len(self.program.outputs), threads=threads, pointers=pointers, body=body)
+        state = '  if (!state) { say(error, capacity, "the weights of this artifact were not prepared"); return 1; }\n  State* const prepared = (State*)state; (void)prepared;\n'
+        run = RUN.format(
+            state=state if self.prepares else "  (void)state;\n",
+            owned=max(self.owned, 1),
+            outputs=len(self.program.outputs),
+            threads=threads,
+            pointers=pointers,
+            body=body,
+        )
         externs = json.dumps(json.dumps(self.externs, separators=(",", ":")))
         tail = f'extern "C" const char precast_externs[] = {externs};\nextern "C" const int64_t precast_abi = 1;\n'
-        return "\n".join(['#pragma GCC visibility push(default)', self.table.definitions(), tail, "#pragma GCC visibility pop", HOST_PROLOGUE, *self.statics, STATE.format(packs=max(len(packs), 1)) if self.prepares else "", run, prepared])
+        return "\n".join(
+            [
+                "#pragma GCC visibility push(default)",
+                self.table.definitions(),
+                tail,
+                "#pragma GCC visibility pop",
+                HOST_PROLOGUE,
+                *self.statics,
+                STATE.format(packs=max(len(packs), 1)) if self.prepares else "",
+                run,
+                prepared,
+            ]
+        )
 
 
 def _ctype(buffer: Buffer) -> str:
@@ -464,5 +506,7 @@ extern "C" __attribute__((visibility("default"))) void precast_release(void* con
 
 def _padded_bytes(buffer: Buffer) -> int:
     """Bytes of a persistent buffer, rounded up to a cache line."""
-    span = 1 + sum((int(n) - 1) * int(s) for n, s in zip(buffer.size, buffer.stride, strict=True)) if all(int(n) for n in buffer.size) else 0
+    span = (
+        1 + sum((int(n) - 1) * int(s) for n, s in zip(buffer.size, buffer.stride, strict=True)) if all(int(n) for n in buffer.size) else 0
+    )
     return -(-span * buffer.dtype.itemsize // 64) * 64

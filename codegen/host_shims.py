@@ -52,7 +52,16 @@ DTYPE_CODES: dict[DType, int] = {
 }  # fmt: skip
 """c10::ScalarType, whose numbers are part of torch's serialisation format."""
 
-OTHER_CODES = {"complex32": 8, "float8_e5m2": 23, "float8_e4m3fn": 24, "float8_e5m2fnuz": 25, "float8_e4m3fnuz": 26, "uint16": 27, "uint32": 28, "uint64": 29}
+OTHER_CODES = {
+    "complex32": 8,
+    "float8_e5m2": 23,
+    "float8_e4m3fn": 24,
+    "float8_e5m2fnuz": 25,
+    "float8_e4m3fnuz": 26,
+    "uint16": 27,
+    "uint32": 28,
+    "uint64": 29,
+}
 TORCH_NAMES: dict[DType, str] = {
     DType.U8: "uint8", DType.I8: "int8", DType.I16: "int16", DType.I32: "int32", DType.I64: "int64", DType.F16: "float16", DType.F32: "float32",
     DType.F64: "float64", DType.C64: "complex64", DType.C128: "complex128", DType.BOOL: "bool", DType.BF16: "bfloat16",
@@ -61,7 +70,9 @@ TORCH_NAMES: dict[DType, str] = {
 
 def torch_name(buffer: Buffer) -> str:
     """torch's name of a buffer's dtype."""
-    return buffer.torch_dtype.removeprefix("torch.") or TORCH_NAMES[buffer.dtype] if buffer.dtype is DType.OTHER else TORCH_NAMES[buffer.dtype]
+    return (
+        buffer.torch_dtype.removeprefix("torch.") or TORCH_NAMES[buffer.dtype] if buffer.dtype is DType.OTHER else TORCH_NAMES[buffer.dtype]
+    )
 
 
 def dtype_code(buffer: Buffer) -> int:

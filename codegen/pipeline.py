@@ -114,7 +114,12 @@ def _input(program: Program, item: str | sympy.Symbol) -> dict[str, Any]:
     if not isinstance(item, str):
         return {"kind": "int", "symbol": item.name}
     buffer = program.buffer(item)
-    return {"kind": "tensor", "dtype": torch_name(buffer), "size": [_number(s) for s in buffer.size], "stride": [_number(s) for s in buffer.stride]}
+    return {
+        "kind": "tensor",
+        "dtype": torch_name(buffer),
+        "size": [_number(s) for s in buffer.size],
+        "stride": [_number(s) for s in buffer.stride],
+    }
 
 
 def _output(program: Program, number: int) -> dict[str, Any]:
@@ -122,4 +127,9 @@ def _output(program: Program, number: int) -> dict[str, Any]:
     if output.view is None:
         return {"kind": "none"} if output.scalar is None else {"kind": "int", "value": _number(output.scalar)}
     buffer = program.buffer(output.view.buffer)
-    return {"kind": "tensor", "dtype": torch_name(buffer), "size": [_number(s) for s in output.view.size], "stride": [_number(s) for s in output.view.stride]}
+    return {
+        "kind": "tensor",
+        "dtype": torch_name(buffer),
+        "size": [_number(s) for s in output.view.size],
+        "stride": [_number(s) for s in output.view.stride],
+    }

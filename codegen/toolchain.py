@@ -51,7 +51,9 @@ def find_compiler() -> Compiler:
         if path:
             text = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
             return Compiler(path, text.splitlines()[0].strip())
-    raise CompilerMissing("precast needs a C++ compiler to compile for the CPU: no g++, clang++ or c++ on PATH. Install g++ (12 or newer), or serve from a store that was built elsewhere.")
+    raise CompilerMissing(
+        "precast needs a C++ compiler to compile for the CPU: no g++, clang++ or c++ on PATH. Install g++ (12 or newer), or serve from a store that was built elsewhere."
+    )
 
 
 @functools.cache
@@ -106,7 +108,9 @@ def compile_shared(source: str, target: str) -> bytes:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         if done.returncode != 0:
             errors = [line for line in done.stderr.splitlines() if "error" in line or "undefined" in line][:8]
-            raise CompileFailed(f"{compiler.version} refused generated code for {target}:\n" + "\n".join(errors or done.stderr.splitlines()[:8]))
+            raise CompileFailed(
+                f"{compiler.version} refused generated code for {target}:\n" + "\n".join(errors or done.stderr.splitlines()[:8])
+            )
         return (Path(folder) / "graph.so").read_bytes()
 
 

@@ -28,7 +28,9 @@ class Loaded:
         self.dll = ctypes.CDLL(self.file.name)
         Path(self.file.name).unlink()
         torch_cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        self.externs: list[dict[str, Any]] = json.loads(ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(self.dll, "precast_externs"))))
+        self.externs: list[dict[str, Any]] = json.loads(
+            ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(self.dll, "precast_externs")))
+        )
         self.callback = PYTHON_CALL(self._python)
         names = (ctypes.c_char_p * 10_000).in_dll(self.dll, "precast_symbols")
         addresses = []
@@ -49,7 +51,9 @@ class Loaded:
                 return None
             raise
 
-    def _python(self, number: int, tensors: Any, n_tensors: int, ints: Any, n_ints: int, outs: Any, n_outs: int, error: int, capacity: int) -> int:
+    def _python(
+        self, number: int, tensors: Any, n_tensors: int, ints: Any, n_ints: int, outs: Any, n_outs: int, error: int, capacity: int
+    ) -> int:
         try:
             values = [_handle_to_tensor(tensors[i]) for i in range(n_tensors)]
             record = self.externs[number]

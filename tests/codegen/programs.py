@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import sympy
 import torch
-
 from loader import Loaded
 
 from precast.codegen import compile_program
@@ -53,13 +52,23 @@ def alu(op: Op, *args: Value, dtype: DType | None = None) -> Value:
     return Alu(op, args, args[-1].dtype if dtype is None else dtype)
 
 
-def program(inputs: Sequence[Buffer], outputs: Sequence[Buffer], steps: Sequence[object], temps: Sequence[Buffer] = (), **more: object) -> Program:
+def program(
+    inputs: Sequence[Buffer], outputs: Sequence[Buffer], steps: Sequence[object], temps: Sequence[Buffer] = (), **more: object
+) -> Program:
     return Program(
-        "test", (), tuple(b.name for b in inputs), tuple(Output(view(b)) for b in outputs), (*inputs, *outputs, *temps), tuple(steps), **more
+        "test",
+        (),
+        tuple(b.name for b in inputs),
+        tuple(Output(view(b)) for b in outputs),
+        (*inputs, *outputs, *temps),
+        tuple(steps),
+        **more,
     )
 
 
-def build(inputs: Sequence[Buffer], outputs: Sequence[Buffer], steps: Sequence[object], target: str = "cpu:native", **more: object) -> Loaded:
+def build(
+    inputs: Sequence[Buffer], outputs: Sequence[Buffer], steps: Sequence[object], target: str = "cpu:native", **more: object
+) -> Loaded:
     return Loaded(compile_program(program(inputs, outputs, steps, **more), target, {"measure": False}).library, len(outputs))
 
 

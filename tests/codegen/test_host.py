@@ -28,14 +28,28 @@ def gemm_cases() -> list[tuple[Gemm, list[Buffer], Buffer, object]]:
             m, k, n = [(33, 40, 50), (1, 70, 30), (3, 4, 5)][(number + len(cases)) % 3]
             transposed = len(cases) % 2 == 0
             tag = str(len(cases))
-            a, bias, residual, out = buffer("a" + tag, (m, k)), buffer("c" + tag, (n,)), buffer("r" + tag, (m, n)), buffer("o" + tag, (m, n))
+            a, bias, residual, out = (
+                buffer("a" + tag, (m, k)),
+                buffer("c" + tag, (n,)),
+                buffer("r" + tag, (m, n)),
+                buffer("o" + tag, (m, n)),
+            )
             b = buffer("b" + tag, (n, k) if transposed else (k, n))
             weight = View(b.name, (k, n), (1, k) if transposed else (n, 1))
             step = Gemm(
-                view(a), weight, view(bias), out.name, kind, ARGUMENTS.get(kind, ()), view(residual) if order else None, "after" if order == "after" else "before"
+                view(a),
+                weight,
+                view(bias),
+                out.name,
+                kind,
+                ARGUMENTS.get(kind, ()),
+                view(residual) if order else None,
+                "after" if order == "after" else "before",
             )
 
-            def want(a_: torch.Tensor, b_: torch.Tensor, c_: torch.Tensor, r_: torch.Tensor, f=function, t=transposed, o=order) -> torch.Tensor:  # type: ignore[no-untyped-def]
+            def want(
+                a_: torch.Tensor, b_: torch.Tensor, c_: torch.Tensor, r_: torch.Tensor, f=function, t=transposed, o=order
+            ) -> torch.Tensor:  # type: ignore[no-untyped-def]
                 x = a_.double() @ (b_.t() if t else b_).double() + c_.double()
                 x = x + r_.double() if o == "before" else x
                 return f(x) + r_.double() if o == "after" else f(x)
@@ -54,24 +68,39 @@ def test_gemm_with_every_epilogue(freeze: bool) -> None:
     results = Loaded(compiled.library, len(outputs))(*data)
     for number, (step, _, _, want) in enumerate(cases):
         expected = want(*data[4 * number : 4 * number + 4]).float()  # type: ignore[operator]
-        torch.testing.assert_close(results[number], expected, rtol=1e-4, atol=1e-4, msg=lambda m, s=step: f"{s.activation} {s.residual_order}: {m}")
+        torch.testing.assert_close(
+            results[number], expected, rtol=1e-4, atol=1e-4, msg=lambda m, s=step: f"{s.activation} {s.residual_order}: {m}"
+        )
 
 
 def test_gemm_of_other_types_batches_and_strides() -> None:
     steps, inputs, outputs, want, data = [], [], [], [], []
     for number, (batch, m, k, n, dtype) in enumerate(
-        [(0, 30, 40, 50, DType.F64), (0, 64, 128, 64, DType.BF16), (4, 20, 40, 30, F32), (3, 2, 3, 4, F32), (0, 9, 11, 300, DType.I64), (2, 16, 90, 33, DType.BF16), (0, 0, 4, 5, F32), (0, 4, 0, 5, F32)]
+        [
+            (0, 30, 40, 50, DType.F64),
+            (0, 64, 128, 64, DType.BF16),
+            (4, 20, 40, 30, F32),
+            (3, 2, 3, 4, F32),
+            (0, 9, 11, 300, DType.I64),
+            (2, 16, 90, 33, DType.BF16),
+            (0, 0, 4, 5, F32),
+            (0, 4, 0, 5, F32),
+        ]
     ):
         lead = (batch,) if batch else ()
         a, b, out = (buffer(f"{c}{number}", (*lead, *s), dtype) for c, s in (("a", (m, k)), ("b", (k, n)), ("o", (m, n))))
-        x, y = ((torch.randn(*lead, *s) if dtype.is_float else torch.randint(-5, 5, (*lead, *s))).to(TORCH[dtype]) for s in ((m, k), (k, n)))
+        x, y = (
+            (torch.randn(*lead, *s) if dtype.is_float else torch.randint(-5, 5, (*lead, *s))).to(TORCH[dtype]) for s in ((m, k), (k, n))
+        )
         steps.append(Gemm(view(a), view(b), None, out.name))
         inputs += [a, b]
         outputs.append(out)
         data += [x, y]
         want.append((x.double() @ y.double()).to(TORCH[dtype]))
     for got, expected in zip(build(inputs, outputs, steps)(*data), want, strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-2 if got.dtype is torch.bfloat16 else 1e-4, atol=1e-2 if got.dtype is torch.bfloat16 else 1e-4)
+        torch.testing.assert_close(
+            got, expected, rtol=1e-2 if got.dtype is torch.bfloat16 else 1e-4, atol=1e-2 if got.dtype is torch.bfloat16 else 1e-4
+        )
 
 
 @pytest.mark.parametrize("freeze", [False, True])
@@ -94,7 +123,9 @@ def test_convolutions(freeze: bool) -> None:
             torch_x = torch_x.to(memory_format=torch.channels_last)
         op = getattr(torch.nn.functional, f"conv_transpose{n}d" if transposed else f"conv{n}d")
         want = op(torch_x.double(), torch_w.double(), bias.double(), stride=stride, padding=padding, groups=groups)
-        out = buffer(f"o{number}", want.shape, F32, torch.empty(want.shape).to(memory_format=torch.channels_last).stride() if last else None)
+        out = buffer(
+            f"o{number}", want.shape, F32, torch.empty(want.shape).to(memory_format=torch.channels_last).stride() if last else None
+        )
         r = torch.empty_strided(out.size, out.stride).copy_(torch.randn(want.shape))
         if residual:
             want = want + r
@@ -102,18 +133,34 @@ def test_convolutions(freeze: bool) -> None:
         bx, bw, bb = buffer(f"x{number}", x, F32, torch_x.stride()), buffer(f"w{number}", w), buffer(f"b{number}", bias.shape)
         br = buffer(f"r{number}", want.shape, F32, out.stride)
         step = Conv(
-            view(bx), view(bw), view(bb), out.name, (stride,) * n, (padding,) * n, (1,) * n, transposed, (0,) * n, groups, kind, (), view(br) if residual else None
+            view(bx),
+            view(bw),
+            view(bb),
+            out.name,
+            (stride,) * n,
+            (padding,) * n,
+            (1,) * n,
+            transposed,
+            (0,) * n,
+            groups,
+            kind,
+            (),
+            view(br) if residual else None,
         )
         cases.append((step, [bx, bw, bb, br], [torch_x, torch_w, bias, r], out, want))
     inputs = [b for c in cases for b in c[1]]
-    compiled = compile_program(program(inputs, [c[3] for c in cases], [c[0] for c in cases]), "cpu:native", {"measure": False, "freeze": freeze})
+    compiled = compile_program(
+        program(inputs, [c[3] for c in cases], [c[0] for c in cases]), "cpu:native", {"measure": False, "freeze": freeze}
+    )
     results = Loaded(compiled.library, len(cases))(*[t for c in cases for t in c[2]])
     for got, case in zip(results, cases, strict=True):
         torch.testing.assert_close(got, case[4], rtol=1e-4, atol=1e-4)
         assert got.stride() == tuple(case[3].stride)
 
 
-def attention_case(b: int, h: int, hk: int, s: int, t: int, d: int, causal: bool, masked: str, dtype: DType, packed: bool) -> tuple[list[Buffer], list[torch.Tensor], Attention, Buffer, torch.Tensor]:
+def attention_case(
+    b: int, h: int, hk: int, s: int, t: int, d: int, causal: bool, masked: str, dtype: DType, packed: bool
+) -> tuple[list[Buffer], list[torch.Tensor], Attention, Buffer, torch.Tensor]:
     real = TORCH[dtype]
     if packed:
         rows = torch.randn(b, s, 3 * h * d).to(real)
@@ -135,9 +182,19 @@ def attention_case(b: int, h: int, hk: int, s: int, t: int, d: int, causal: bool
         data.append(mask)
     out = Buffer("o", dtype, (b, h, s, d), (s * h * d, d, h * d, 1))
     scale = 0.3
-    step = Attention(views[0], views[1], views[2], None if mask is None else View("m", (b, 1, s, t), (s * t, s * t, t, 1) if masked == "full" else (0, 0, 0, 1)), "o", causal, scale)
+    step = Attention(
+        views[0],
+        views[1],
+        views[2],
+        None if mask is None else View("m", (b, 1, s, t), (s * t, s * t, t, 1) if masked == "full" else (0, 0, 0, 1)),
+        "o",
+        causal,
+        scale,
+    )
     double = [x.double() for x in (q, k, v)]
-    want = torch.nn.functional.scaled_dot_product_attention(*double, attn_mask=None if mask is None else mask.double(), is_causal=causal, scale=scale, enable_gqa=h != hk)
+    want = torch.nn.functional.scaled_dot_product_attention(
+        *double, attn_mask=None if mask is None else mask.double(), is_causal=causal, scale=scale, enable_gqa=h != hk
+    )
     return buffers, data, step, out, want.nan_to_num(0.0)
 
 
@@ -163,7 +220,14 @@ def extern(op: str, *args: object, outs: tuple[str, ...], **kwargs: object) -> E
 
 
 def test_externs_through_dispatcher_and_python() -> None:
-    x, s, i, c, r, z = buffer("x", (6, 9)), buffer("s", (6, 9)), buffer("i", (6, 9), DType.I64), buffer("c", (12, 9)), buffer("r", (6, 9)), buffer("z", (6, 9), DType.F64)
+    x, s, i, c, r, z = (
+        buffer("x", (6, 9)),
+        buffer("s", (6, 9)),
+        buffer("i", (6, 9), DType.I64),
+        buffer("c", (12, 9)),
+        buffer("r", (6, 9)),
+        buffer("z", (6, 9), DType.F64),
+    )
     steps = [
         extern("aten::sort.stable", view(x), outs=("s", "i"), stable=True, dim=-1, descending=True),
         extern("aten::cat", (view(x), view(s)), 0, outs=("c",)),
@@ -176,7 +240,9 @@ def test_externs_through_dispatcher_and_python() -> None:
     assert [e["op"] for e in run.externs] == ["aten::renorm"]
     got = run(data)
     ordered = torch.sort(data, stable=True, dim=-1, descending=True)
-    for a, b in zip(got, [ordered[0], ordered[1], torch.cat([data, ordered[0]]), torch.renorm(data, 2.0, 0, 1.5), data.double()], strict=True):
+    for a, b in zip(
+        got, [ordered[0], ordered[1], torch.cat([data, ordered[0]]), torch.renorm(data, 2.0, 0, 1.5), data.double()], strict=True
+    ):
         torch.testing.assert_close(a, b)
 
 
@@ -185,7 +251,9 @@ def test_extern_errors_name_the_step() -> None:
     with pytest.raises(RuntimeError, match="maxnorm"):
         build([x], [buffer("r", (6, 9))], [extern("aten::renorm", view(x), 2.0, 0, -1.0, outs=("r",))])(torch.randn(6, 9))
     with pytest.raises(RuntimeError, match="step 0: aten::_cdist_forward"):
-        build([x, y], [o], [extern("aten::_cdist_forward", view(x), View("y", (5, 8), (9, 1)), 2.0, None, outs=("o",))])(torch.randn(6, 9), torch.randn(5, 9))
+        build([x, y], [o], [extern("aten::_cdist_forward", view(x), View("y", (5, 8), (9, 1)), 2.0, None, outs=("o",))])(
+            torch.randn(6, 9), torch.randn(5, 9)
+        )
 
 
 def test_library_results_of_other_strides_are_copied() -> None:
@@ -248,7 +316,9 @@ def test_outputs_that_are_views_or_inputs() -> None:
     p = program([x], [o], [Kernel("k", (i, j), (Store("o", at(o, (i, j)), alu(Op.NEG, load(x, (i, j)))),))])
     from dataclasses import replace
 
-    p = replace(p, outputs=(Output(view(o)), Output(View("o", (6, 3), (1, 6), 6)), Output(View("x", (3,), (2,), 7)), Output(None), Output(None, 17)))
+    p = replace(
+        p, outputs=(Output(view(o)), Output(View("o", (6, 3), (1, 6), 6)), Output(View("x", (3,), (2,), 7)), Output(None), Output(None, 17))
+    )
     loaded = Loaded(compile_program(p, "cpu:native", {"measure": False}).library, 3)
     data = torch.randn(4, 6)
     a, b, c = loaded(data, extra=2)
@@ -265,6 +335,8 @@ def test_constants_lie_in_the_library() -> None:
     c, o = buffer("c", (3,), DType.I64), buffer("o", (3,), DType.I64)
     i = axis("i", 3)
     values = torch.tensor([5, -7, 2**40])
-    p = program([], [o], [map_kernel("k", o, (i,), Load("c", i.symbol, DType.I64))], temps=[c], constants=(Constant("c", values.numpy().tobytes()),))
+    p = program(
+        [], [o], [map_kernel("k", o, (i,), Load("c", i.symbol, DType.I64))], temps=[c], constants=(Constant("c", values.numpy().tobytes()),)
+    )
     (got,) = Loaded(compile_program(p, "cpu:native", {}).library)()
     assert torch.equal(got, values)

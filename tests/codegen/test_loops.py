@@ -6,7 +6,23 @@ import pytest
 import torch
 from programs import F32, TORCH, alu, at, axis, buffer, build, load, map_kernel
 
-from precast.lowering.ir import Axis, Buffer, Const, DType, Gather, Index, Kernel, Load, Op, Reduce, ReduceOp, Scan, Store, Value, axis_symbol
+from precast.lowering.ir import (
+    Axis,
+    Buffer,
+    Const,
+    DType,
+    Gather,
+    Index,
+    Kernel,
+    Load,
+    Op,
+    Reduce,
+    ReduceOp,
+    Scan,
+    Store,
+    Value,
+    axis_symbol,
+)
 
 SHAPES = [(4, 5, 6), (1, 1, 1), (33, 7, 100), (3, 300, 17), (2, 3, 4096), (70, 130, 3), (0, 3, 4), (3, 0, 4), (3, 4, 0), (5, 64, 64)]
 DIMS = [(0,), (1,), (2,), (0, 2), (1, 2), (0, 1, 2)]
@@ -52,7 +68,9 @@ KINDS = [
 ]  # fmt: skip
 
 
-def reduction(op: ReduceOp, source: DType, result: DType, shape: tuple[int, ...], dims: tuple[int, ...], tag: str) -> tuple[Buffer, Buffer, Kernel]:
+def reduction(
+    op: ReduceOp, source: DType, result: DType, shape: tuple[int, ...], dims: tuple[int, ...], tag: str
+) -> tuple[Buffer, Buffer, Kernel]:
     axes = [axis(f"i{d}", n) for d, n in enumerate(shape)]
     x = buffer(f"x{tag}", shape, source)
     out = buffer(f"o{tag}", [n for d, n in enumerate(shape) if d not in dims], result)
@@ -80,11 +98,20 @@ def test_reductions_over_every_axis(kind: tuple[ReduceOp, DType, DType]) -> None
             if source.is_float and values.numel() > 20 and len(steps) % 3 == 0:
                 values.view(-1)[7] = float("nan")
             inputs.append(x), outputs.append(out), steps.append(kernel), data.append(values), labels.append((shape, dims))
-            want.append(eager(op, values.double() if source.is_float and op in (ReduceOp.SUM, ReduceOp.PROD) else values, dims, DType.F64 if source.is_float and op in (ReduceOp.SUM, ReduceOp.PROD) else result))
+            want.append(
+                eager(
+                    op,
+                    values.double() if source.is_float and op in (ReduceOp.SUM, ReduceOp.PROD) else values,
+                    dims,
+                    DType.F64 if source.is_float and op in (ReduceOp.SUM, ReduceOp.PROD) else result,
+                )
+            )
     for label, got, expected in zip(labels, build(inputs, outputs, steps)(*data), want, strict=True):
         exact = not got.dtype.is_floating_point or op in (ReduceOp.MIN, ReduceOp.MAX)
         tolerance = 0 if exact else 1e-10 if source is DType.F64 else 2e-5
-        torch.testing.assert_close(got, expected.to(got.dtype), rtol=tolerance, atol=tolerance * 10, equal_nan=True, msg=lambda m, at=label: f"{at}: {m}")
+        torch.testing.assert_close(
+            got, expected.to(got.dtype), rtol=tolerance, atol=tolerance * 10, equal_nan=True, msg=lambda m, at=label: f"{at}: {m}"
+        )
 
 
 def softmax_value(x: Buffer, axes: list[Axis], dim: int) -> Value:
@@ -143,7 +170,13 @@ def test_scans() -> None:
     for shape in ((4, 5, 60), (3, 130, 70)):
         axes = [axis(f"i{d}", n) for d, n in enumerate(shape)]
         for dim in range(3):
-            for op, ref in ((ReduceOp.SUM, torch.cumsum), (ReduceOp.PROD, torch.cumprod), (ReduceOp.MAX, torch.cummax), (ReduceOp.ARGMAX, torch.cummax), (ReduceOp.ARGMIN, torch.cummin)):
+            for op, ref in (
+                (ReduceOp.SUM, torch.cumsum),
+                (ReduceOp.PROD, torch.cumprod),
+                (ReduceOp.MAX, torch.cummax),
+                (ReduceOp.ARGMAX, torch.cummax),
+                (ReduceOp.ARGMIN, torch.cummin),
+            ):
                 arg = op in (ReduceOp.ARGMAX, ReduceOp.ARGMIN)
                 tag = str(len(steps))
                 b, o = buffer("x" + tag, shape), buffer("o" + tag, shape, DType.I64 if arg else F32)
@@ -217,7 +250,11 @@ def test_masked_loads_read_nothing_outside() -> None:
     """Padding: where the mask is false the index lies outside the buffer, and a gather there is not checked."""
     i = axis("i", 1000)
     x, ids, out, picked = buffer("x", (600,)), buffer("ids", (1000,), DType.I64), buffer("o", (1000,)), buffer("p", (1000,))
-    inside = alu(Op.AND, alu(Op.LE, Const(200, DType.I64), Index(i.symbol), dtype=DType.BOOL), alu(Op.LT, Index(i.symbol), Const(800, DType.I64), dtype=DType.BOOL))
+    inside = alu(
+        Op.AND,
+        alu(Op.LE, Const(200, DType.I64), Index(i.symbol), dtype=DType.BOOL),
+        alu(Op.LT, Index(i.symbol), Const(800, DType.I64), dtype=DType.BOOL),
+    )
     padded = Load("x", i.symbol - 200, F32, (), inside)
     g = axis_symbol("g")
     chosen = Load("x", g, F32, (Gather(g, load(ids, (i,)), 600),), inside)
@@ -277,7 +314,11 @@ def test_windows_inside_a_reduction() -> None:
     def pooled(a: Axis) -> Value:
         return Reduce(ReduceOp.MAX, load(x, (i, a.symbol + k.symbol)), (k,), F32)
 
-    kernel = Kernel("k", (i, j), (Store("o", at(o, (i, j)), pooled(j)), Store("t", at(total, (i,)), Reduce(ReduceOp.SUM, pooled(r), (r,), F32), axes=(i,))))
+    kernel = Kernel(
+        "k",
+        (i, j),
+        (Store("o", at(o, (i, j)), pooled(j)), Store("t", at(total, (i,)), Reduce(ReduceOp.SUM, pooled(r), (r,), F32), axes=(i,))),
+    )
     data = torch.randn(n, w + 2)
     a, b = build([x], [o, total], [kernel])(data)
     want = torch.nn.functional.max_pool1d(data[None], 3, 1)[0]

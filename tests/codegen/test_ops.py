@@ -49,7 +49,9 @@ def operand(dtype: DType, seed: int, op: Op) -> torch.Tensor:
         return x.to(TORCH[dtype])
     info = torch.iinfo(TORCH[dtype])
     if op in (Op.SHL, Op.SHR):
-        return torch.randint(0 if seed else max(info.min, -100), 100 if not seed else info.bits - 1, (N,), generator=generator).to(TORCH[dtype])
+        return torch.randint(0 if seed else max(info.min, -100), 100 if not seed else info.bits - 1, (N,), generator=generator).to(
+            TORCH[dtype]
+        )
     x = torch.randint(max(info.min, -120), min(info.max, 120), (N,), generator=generator)
     if op in (Op.FLOORDIV, Op.TRUNCDIV, Op.MOD, Op.REM) and seed == 1:
         x[x == 0] = 7
@@ -64,7 +66,11 @@ def supported(dtype: DType) -> list[Op]:
     found = []
     for op, row in ROWS.items():
         form = row.real if dtype.is_float else row.boolean if dtype is DType.BOOL else row.integer
-        if form is None or op not in TORCH_OPS or (dtype is DType.BOOL and op in (Op.SUB, Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.ISINF, Op.ABS, Op.SIGNBIT, Op.POW)):
+        if (
+            form is None
+            or op not in TORCH_OPS
+            or (dtype is DType.BOOL and op in (Op.SUB, Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.ISINF, Op.ABS, Op.SIGNBIT, Op.POW))
+        ):
             continue
         if op is Op.NEXTAFTER and dtype in (DType.BF16, DType.F16):
             continue  # a neighbour in f32 is none in a half type; lowering leaves it to eager
@@ -173,7 +179,14 @@ def test_half_stores_round_to_nearest_even() -> None:
 
 def test_bitcasts() -> None:
     i = axis("i", N)
-    pairs = [(DType.F32, DType.I32), (DType.I32, DType.F32), (DType.F64, DType.I64), (DType.BF16, DType.I16), (DType.I16, DType.F16), (DType.U8, DType.I8)]
+    pairs = [
+        (DType.F32, DType.I32),
+        (DType.I32, DType.F32),
+        (DType.F64, DType.I64),
+        (DType.BF16, DType.I16),
+        (DType.I16, DType.F16),
+        (DType.U8, DType.I8),
+    ]
     for source, result in pairs:
         a, o = buffer("a", (N,), source), buffer("o", (N,), result)
         data = torch.randint(0, 100, (N,)).to(torch.int8).to(TORCH[source]) if not source.is_float else torch.randn(N).to(TORCH[source])
@@ -188,7 +201,13 @@ def test_table_is_complete() -> None:
 
 
 def test_constants_are_exact() -> None:
-    values = {DType.F32: [0.1, -0.0, 1e-45, 3.4e38, -7.0], DType.F64: [0.1, 1e308, -0.0], DType.I64: [-(2**63), 2**63 - 1], DType.U8: [255], DType.I8: [-128]}
+    values = {
+        DType.F32: [0.1, -0.0, 1e-45, 3.4e38, -7.0],
+        DType.F64: [0.1, 1e308, -0.0],
+        DType.I64: [-(2**63), 2**63 - 1],
+        DType.U8: [255],
+        DType.I8: [-128],
+    }
     for dtype, items in values.items():
         one: Axis = axis("i", 1)
         outs: list[Buffer] = [buffer(f"o{n}", (1,), dtype) for n in range(len(items))]

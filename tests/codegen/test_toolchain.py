@@ -47,7 +47,11 @@ def kernels() -> dict[str, tuple[list[Buffer], list[Buffer], Kernel]]:
         "layer_norm": ([x], [o], map_kernel("layer_norm", o, (i, j), variance_norm(x, [i, j], (1,)))),
         "column_sum": ([x], [column], map_kernel("column_sum", column, (j,), Reduce(ReduceOp.SUM, load(x, (i, j)), (i,), F32))),
         "full_sum": ([big], [row], Kernel("full_sum", (), (Store("r", at(row, ()), total),))),
-        "argmax": ([x], [buffer("a", (64,), DType.I64)], map_kernel("argmax", buffer("a", (64,), DType.I64), (i,), Reduce(ReduceOp.ARGMAX, load(x, (i, j)), (j,), DType.I64))),
+        "argmax": (
+            [x],
+            [buffer("a", (64,), DType.I64)],
+            map_kernel("argmax", buffer("a", (64,), DType.I64), (i,), Reduce(ReduceOp.ARGMAX, load(x, (i, j)), (j,), DType.I64)),
+        ),
         "half": ([half], [half_out], map_kernel("half", half_out, (i, j), alu(Op.MUL, load(half, (i, j)), Const(3.0, F32)))),
         "select": ([x, mask], [o], map_kernel("select", o, (i, j), select)),
         "add": ([x, y], [o], map_kernel("add", o, (i, j), alu(Op.ADD, load(x, (i, j)), load(y, (i, j))))),
