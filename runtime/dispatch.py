@@ -9,6 +9,7 @@ from typing import Any
 
 from precast.runtime import native
 from precast.runtime.entry import Entry, parameters
+from precast.runtime.locks import Lock
 from precast.runtime.log import logger
 from precast.runtime.program import Program
 from precast.runtime.variant import Binding
@@ -82,7 +83,7 @@ class Tables:
         self._module = module
         self._program = program
         self._made: dict[Any, list[Any]] = {}
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._unused = 0
         self._hits_then = 0
         program.on_binding = self.remember

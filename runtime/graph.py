@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from precast.artifact_store.records import GraphInput, GraphOutput
 from precast.runtime import native as native_runtime
 from precast.runtime.externs import new_handle, take_handle
 from precast.runtime.library import ERROR_CAPACITY, Library, raise_run_error, resolve_symbol
+from precast.runtime.locks import Lock
 
 Finish = Callable[[tuple[Any, ...], Sequence[Any]], tuple[Any, ...]]
 """(raw outputs, all graph inputs) -> what the bytecode gets."""
@@ -73,7 +73,7 @@ class PythonGraphCall:
         self.library = library
         self.spec = spec
         self.bound = tuple(bound)
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._stamp: tuple[Any, ...] | None = None
         self._prepared = Prepared(library, 0)
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 from pathlib import Path
 
 from precast.runtime.errors import LoadError
 from precast.runtime.externs import Externs
+from precast.runtime.locks import Lock
 
 ABI = 1
 ERROR_CAPACITY = 4096
@@ -23,7 +23,7 @@ _RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c
 _PREPARE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64)
 _RELEASE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 
-_lock = threading.Lock()
+_lock = Lock()
 _torch_handles: list[ctypes.CDLL] = []
 _loaded: dict[str, Library] = {}
 

@@ -6,20 +6,20 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 from precast.artifact_store import Store, StoreError
 from precast.artifact_store.serial import digest
 from precast.runtime import native_build, stance
+from precast.runtime.locks import Lock
 from precast.runtime.log import logger
 from precast.runtime.native_layout import LayoutUnknown, configure
 
 ENVIRONMENT = "PRECAST_NATIVE"
 """Set to 0, the native runtime is neither loaded nor built."""
 
-_lock = threading.Lock()
+_lock = Lock()
 
 
 class _State:

@@ -6,7 +6,6 @@ import hashlib
 import importlib
 import os
 import re
-import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ from precast.runtime import code_digest, stance
 from precast.runtime.compatibility import why_not
 from precast.runtime.entry import Entry, LocalsOf
 from precast.runtime.errors import GuardMiss, InProcess, LoadError, PrecastError, RecompileForbidden, Refused
+from precast.runtime.locks import Lock
 from precast.runtime.log import logger
 from precast.runtime.options import key_options
 from precast.runtime.source import MemoryBlobs
@@ -27,7 +27,7 @@ from precast.runtime.variant import Binding, EagerVariant, Variant
 Compile = Callable[["Program", tuple[Any, ...], Mapping[str, Any]], "str | InProcess"]
 _compiler: str | Compile = "precast.driver:compile_variant"
 _compiles_by_key: Counter[str] = Counter()
-_compile_lock = threading.RLock()  # the tracer is not thread-safe: one compile at a time in a process
+_compile_lock = Lock()  # the tracer is not thread-safe: one compile at a time in a process
 
 
 def set_compiler(compiler: str | Compile) -> None:
@@ -90,7 +90,7 @@ class Program:
         self.on_binding: Callable[[Binding, Mapping[str, Any]], None] | None = None
         self.on_compile: Callable[[], Callable[[], None]] | None = None
         self.on_reset: Callable[[], None] | None = None
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._known: dict[str, str] = {}  # artifact id -> "" when loaded, else why it is of no use here
         self._scanned = False
         self._compiles = 0

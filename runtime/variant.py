@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,11 +12,12 @@ from precast.artifact_store.guards import Guard, Path
 from precast.artifact_store.records import FrameRecord, GraphInput, GraphOutput, TensorConstant
 from precast.runtime.entry import Entry
 from precast.runtime.errors import LoadError
+from precast.runtime.first_check import LazyChecker
 from precast.runtime.frame_code import FrameCodeError, build
 from precast.runtime.graph import Finish, GraphSpec, graph_call, is_plain, raw_kinds
 from precast.runtime.graph_outputs import graph_outputs
-from precast.runtime.guard_eval import compile_checker
 from precast.runtime.library import Library, load_library
+from precast.runtime.locks import Lock
 from precast.runtime.paths import resolve
 from precast.runtime.source import BlobSource
 
@@ -73,9 +73,9 @@ class Variant(_Planned):
         self.target = manifest.target
         self.entry = entry
         self.guards: tuple[Guard, ...] = (*manifest.guards, *extra_guards)
-        self.check = compile_checker(self.guards)
+        self.check = LazyChecker(self.guards)
         self._source = source
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._spec: GraphSpec | None = None
         self._library: Library | None = None
         self._record: FrameRecord | None = None
@@ -164,7 +164,7 @@ class EagerVariant(_Planned):
     def __init__(self, entry: Entry, guards: Sequence[Guard]) -> None:
         self.entry = entry
         self.guards = tuple(guards)
-        self.check = compile_checker(self.guards)
+        self.check = LazyChecker(self.guards)
         self.hits = 0
         self._binding = Binding(self, entry.function, None, ())
 

@@ -52,7 +52,8 @@ static void state_drop(GraphCall *self, State *state) {
     }
 }
 
-/* The state for the bound tensors as they are now, with one more user; NULL with an exception set when preparing failed. */
+/* The state for the bound tensors as they are now, with one more user. NULL with an exception set when preparing failed; NULL, and
+ * `prepare` gone, when the library has nothing to prepare. */
 static State *state_current(GraphCall *self, void **words) {
     Py_ssize_t count = PyTuple_GET_SIZE(self->bound);
     int same = self->state != NULL;
@@ -67,6 +68,11 @@ static State *state_current(GraphCall *self, void **words) {
         if (self->prepare(self->table, words, &fresh->value, error, ERROR_CAPACITY)) {
             PyMem_Free(fresh);
             PyErr_Format(PyExc_RuntimeError, "preparing weights failed: %s", error);
+            return NULL;
+        }
+        if (!fresh->value) { /* this library keeps no copies: nothing to look after from now on */
+            PyMem_Free(fresh);
+            self->prepare = NULL;
             return NULL;
         }
         fresh->users = 1;
@@ -163,7 +169,7 @@ static PyObject *graph_call(PyObject *object, PyObject *const *args, size_t flag
         int source = self->sources[i];
         if (fill_word(self, i, source >= 0 ? args[source] : PyTuple_GET_ITEM(self->bound, -1 - source), &words[i]) < 0) goto done;
     }
-    if (self->prepare && !(state = state_current(self, words))) goto done;
+    if (self->prepare && !(state = state_current(self, words)) && self->prepare) goto done;
     int failed;
     Py_INCREF(object); /* the arguments and bound tensors are held by the caller and by this object */
     Py_BEGIN_ALLOW_THREADS
