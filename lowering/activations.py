@@ -44,7 +44,7 @@ def match_activation(value: Value, of: Load) -> tuple[Unary, tuple[float, ...], 
     """`(activation, arguments, operand)` when the value is an activation of some operand that contains the load."""
     if not isinstance(value, Alu) or len(nodes := list(walk(value))) > 64:
         return None
-    holds = {of}
+    holds: set[Value] = {of}
     for node in nodes:
         if isinstance(node, Alu) and any(a in holds for a in node.args):
             holds.add(node)

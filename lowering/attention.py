@@ -1,6 +1,7 @@
 """Attention written out as product, scale, mask, softmax, product becomes one `Attention`.
 
-Recognised on fused kernels, where a softmax is one value whatever ops it was written in. Only what is exactly the library's function is taken:
+Recognised on fused kernels, where a softmax is one value whatever ops it was written in. Only what is exactly the library's function
+is taken:
 no mask or a causal one. A mask that depends on data stays written out, since a row that is masked entirely is NaN there.
 """
 
@@ -250,7 +251,7 @@ def _causal(term: Alu, load: Load, kernel: Kernel) -> tuple[bool, Value] | None:
         if holds(mask):
             return None
     sizes = [a.extent for a in kernel.axes]
-    if not all(isinstance(n, int) for n in sizes) or ix.numel(sizes) > 1 << 23:  # type: ignore[operator]
+    if not all(isinstance(n, int) for n in sizes) or ix.numel(sizes) > 1 << 23:
         return None
     values = _evaluated(mask, kernel.axes)
     if bool((values == 0).all()):

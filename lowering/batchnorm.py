@@ -14,7 +14,7 @@ import sympy
 from precast.lowering import index as ix
 from precast.lowering.effects import index_expr, reads, writes
 from precast.lowering.emit import without_unused_buffers
-from precast.lowering.ir import Alu, Buffer, Conv, DType, Kernel, Load, Op, Program, Step, Store, Value, View, operands, walk
+from precast.lowering.ir import Alu, Buffer, Conv, DType, Kernel, Load, Op, Program, Size, Step, Store, Value, View, operands, walk
 from precast.lowering.order import hint
 from precast.lowering.substitution import Rewriter, coordinates, shared_axis
 from precast.lowering.transform import map_kernel
@@ -120,7 +120,7 @@ class _Folder:
         dtype = self.buffers[conv.out].dtype
         if scale is not None:
             order = (0, *range(2, len(weight.size)), 1)  # channels last, as the library wants it beside channels-last images
-            stride: list[ix.Size] = [0] * len(order)
+            stride: list[Size] = [0] * len(order)
             for dim, step in zip(order, ix.contiguous_strides(tuple(weight.size[d] for d in order)), strict=True):
                 stride[dim] = step
             symbols = ix.symbols(len(order))
@@ -144,13 +144,13 @@ class _Folder:
             bias = View(target, (weight.size[0],), (1,))
         return steps, weight, bias
 
-    def _fresh(self, name: str, size: tuple[ix.Size, ...], stride: tuple[ix.Size, ...], dtype: DType) -> str:
+    def _fresh(self, name: str, size: tuple[Size, ...], stride: tuple[Size, ...], dtype: DType) -> str:
         assert name not in self.buffers
         self.buffers[name] = Buffer(name, dtype, size, stride)
         return name
 
 
-def _moved(value: Value, channel: sympy.Symbol, to: sympy.Symbol, extent: ix.Size) -> Value:
+def _moved(value: Value, channel: sympy.Symbol, to: sympy.Symbol, extent: Size) -> Value:
     rewriter = Rewriter((shared_axis(to, extent),), {})
     return rewriter.rewrite(value, rewriter.env(((channel, to),)))
 

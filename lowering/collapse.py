@@ -10,8 +10,9 @@ import sympy
 
 from precast.lowering import index as ix
 from precast.lowering.effects import index_expr, store_roots
-from precast.lowering.ir import Axis, Kernel, Program, Scan, Value, walk
+from precast.lowering.ir import Axis, Kernel, Program, Scan, Size, Value, walk
 from precast.lowering.substitution import Mapping_, Rewriter, shared_axis
+from precast.lowering.symbolic import expand, renamed
 
 
 def collapse_axes(program: Program) -> Program:
@@ -31,7 +32,7 @@ def _collapse(kernel: Kernel) -> Kernel:
         if together and not {a.symbol, b.symbol} & scanned and all(_is_one_range(e, a.symbol, b.symbol, b.extent) for e in exprs):
             merged = shared_axis(b.symbol, ix.numel((a.extent, b.extent)))
             mapping[a.symbol] = sympy.S.Zero
-            exprs = list(dict.fromkeys(e.xreplace({a.symbol: sympy.S.Zero}) for e in exprs))
+            exprs = list(dict.fromkeys(renamed(e, {a.symbol: sympy.S.Zero}) for e in exprs))
             axes[place : place + 2] = [merged]
             place = max(place - 1, 0)
         else:
@@ -68,8 +69,8 @@ def _exprs(kernel: Kernel) -> Iterable[sympy.Expr]:
 
 
 @lru_cache(1 << 15)
-def _is_one_range(expr: sympy.Expr, a: sympy.Symbol, b: sympy.Symbol, extent: ix.Size) -> bool:
+def _is_one_range(expr: sympy.Expr, a: sympy.Symbol, b: sympy.Symbol, extent: Size) -> bool:
     if a not in expr.free_symbols and b not in expr.free_symbols:
         return True
     found = ix.coefficients(expr, (a, b))
-    return found is not None and bool(sympy.expand(found[1][0] - found[1][1] * extent) == 0)
+    return found is not None and bool(expand(found[1][0] - found[1][1] * extent) == 0)

@@ -1,6 +1,7 @@
 """What the graph computes from nothing but constants is computed at compile time: masks from `arange`, position tables, ones.
 
-A mask that turns out to add nothing is dropped from its attention, a causal one becomes the `causal` flag, a uniform buffer becomes a constant,
+A mask that turns out to add nothing is dropped from its attention, a causal one becomes the `causal` flag, a uniform buffer becomes a
+constant,
 and small tables are carried in the program. Buffers that are too large to evaluate or whose size is symbolic stay as they are.
 """
 
@@ -63,7 +64,7 @@ def _known_steps(program: Program) -> set[int]:
             if not pure or not small or any(r in unknown for r in reads(step)) or any(w in unknown for w in writes(step)):
                 unknown.update(writes(step))
         if len(unknown) == before:
-            return {p for p, s in enumerate(program.steps) if not any(w in unknown for w in writes(s))}
+            return {p for p, s in enumerate(program.steps) if writes(s) and not any(w in unknown for w in writes(s))}
 
 
 def _evaluate(program: Program, known: set[int], wanted: list[str]) -> dict[str, torch.Tensor]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import sympy
-
 from precast.lowering import index as ix
 from precast.lowering.constants import without_dead_steps
 from precast.lowering.effects import map_views, writes
 from precast.lowering.ir import Attention, Buffer, Gemm, Kernel, Load, Program, Step, Store, View
 from precast.lowering.substitution import coordinates, shared_axis
+from precast.lowering.symbolic import expand
 from precast.lowering.transform import rename_buffers
 
 
@@ -77,7 +76,7 @@ def copies_of(program: Program) -> dict[str, Copy]:
 
 def _same_room(a: Buffer, b: Buffer) -> bool:
     """Whether both buffers span the same elements, so that an equal index means the same place."""
-    return a.dtype is b.dtype and sympy.expand(ix.numel(a.size) - ix.numel(b.size)) == 0
+    return a.dtype is b.dtype and expand(ix.numel(a.size) - ix.numel(b.size)) == 0
 
 
 def _direct(step: Step, copies: dict[str, Copy]) -> Step:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from precast.lowering.ir import Attention, Conv, DType, Extern, Gemm, Index, Kernel, Load, Reduce, Scan, Step, Store, Value, View, walk
@@ -63,7 +63,7 @@ def map_views(step: Step, change: Callable[[View], View]) -> Step:
             found = {name: getattr(step, name) for name in VIEW_FIELDS[type(step)]}
             changed = {name: change(v) for name, v in found.items() if v is not None}
             changed = {name: v for name, v in changed.items() if v is not found[name]}
-            return replace(step, **changed) if changed else step
+            return replace(step, **cast(Any, changed)) if changed else step
 
 
 VIEW_FIELDS: dict[type, tuple[str, ...]] = {

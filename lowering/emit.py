@@ -5,13 +5,16 @@ from __future__ import annotations
 import heapq
 from dataclasses import replace
 
+import sympy
+
 from precast.lowering import index as ix
 from precast.lowering.effects import reads, writes
 from precast.lowering.facts import KernelFacts
 from precast.lowering.groups import Group, Placed
 from precast.lowering.ir import Axis, Kernel, Program, Step, Store
 from precast.lowering.order import dependencies
-from precast.lowering.substitution import Rewriter, Uninvertible, shared_axis
+from precast.lowering.substitution import Definition, Rewriter, Uninvertible, shared_axis
+from precast.lowering.symbolic import renamed
 
 
 def emit(
@@ -68,10 +71,10 @@ def fused_kernel(program: Program, facts: KernelFacts, group: Group, again: bool
         (only,) = (program.steps[m] for m in group.members)
         assert isinstance(only, Kernel)
         return only
-    renamed = {a.symbol: s for a, s in zip(group.axes, canonical, strict=True)}
+    names = {a.symbol: s for a, s in zip(group.axes, canonical, strict=True)}
     axes = tuple(shared_axis(s, a.extent) for a, s in zip(group.axes, canonical, strict=True))
     members = sorted(group.members)
-    definitions = {}
+    definitions: dict[str, Definition] = {}
     kernels: list[tuple[int, Kernel]] = []
     for member in members:
         step = program.steps[member]
@@ -84,7 +87,7 @@ def fused_kernel(program: Program, facts: KernelFacts, group: Group, again: bool
     for member, kernel in kernels:
         for store in kernel.stores:
             if facts.needed_outside(store.buffer, group.members) or store.buffer not in facts.defined:
-                stores.append(_placed_store(rewriter, kernel, store, group.places[member], renamed, axes))
+                stores.append(_placed_store(rewriter, kernel, store, group.places[member], names, axes))
     if not stores:
         return None
     origins = tuple(dict.fromkeys(o for _, k in kernels for o in k.origins))
@@ -101,9 +104,11 @@ def _is_final(program: Program, facts: KernelFacts, group: Group, again: bool) -
     return named and all(facts.needed_outside(s.buffer, group.members) for s in kernel.stores)
 
 
-def _placed_store(rewriter: Rewriter, kernel: Kernel, store: Store, placed: Placed, renamed: dict, axes: tuple[Axis, ...]) -> Store:  # type: ignore[type-arg]
+def _placed_store(
+    rewriter: Rewriter, kernel: Kernel, store: Store, placed: Placed, names: dict[sympy.Symbol, sympy.Symbol], axes: tuple[Axis, ...]
+) -> Store:
     own = kernel.axes if store.axes is None else store.axes
-    mapping = tuple((s, e.xreplace(renamed)) for s, e in placed.mapping)
+    mapping = tuple((s, renamed(e, names)) for s, e in placed.mapping)
     wanted = {a.symbol for a in own}
     used = frozenset().union(*(e.free_symbols for s, e in mapping if s in wanted)) if wanted else frozenset()
     over = tuple(a for a in axes if a.symbol in used)

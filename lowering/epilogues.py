@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import sympy
-
 from precast.lowering import index as ix
 from precast.lowering.activations import FORMS, match_activation
 from precast.lowering.effects import reads, store_roots, writes
 from precast.lowering.emit import without_unused_buffers
-from precast.lowering.ir import Alu, Buffer, Conv, Gemm, Kernel, Load, Op, Program, Step, Store, Value, View, operands, walk
+from precast.lowering.ir import Alu, Buffer, Conv, Gemm, Kernel, Load, Op, Program, Size, Step, Store, Unary, Value, View, operands, walk
 from precast.lowering.substitution import coordinates, shared_axis
+from precast.lowering.symbolic import same
 from precast.lowering.transform import map_kernel
 
 Library = Gemm | Conv
@@ -24,7 +23,7 @@ Library = Gemm | Conv
 @dataclass(frozen=True)
 class Epilogue:
     bias: View | None
-    activation: tuple[str, tuple[float, ...]]
+    activation: tuple[Unary, tuple[float, ...]]
     residual: View | None
 
 
@@ -155,7 +154,7 @@ def _match(step: Library, kernel: Kernel, store: Store, result: Buffer, by_name:
 
 
 def _covers(kernel: Kernel, buffer: Buffer) -> bool:
-    return sympy.expand(ix.numel(a.extent for a in kernel.axes) - ix.numel(buffer.size)) == 0
+    return same(ix.numel(a.extent for a in kernel.axes), ix.numel(buffer.size))
 
 
 def _supported(step: Library, found: Epilogue) -> bool:
@@ -182,7 +181,7 @@ class _Parser:
         self.extents: ix.Extents = tuple((a.symbol, a.extent) for a in kernel.axes)
 
     def parse(self, value: Value) -> Epilogue | None:
-        activation: tuple[str, tuple[float, ...]] = ("none", ())
+        activation: tuple[Unary, tuple[float, ...]] = ("none", ())
         found = match_activation(value, self.load)
         if found is not None:
             activation, value = (found[0], found[1]), found[2]
@@ -206,7 +205,7 @@ class _Parser:
     def _holds(self, value: Value) -> bool:
         return any(v is self.load for v in walk(value))
 
-    def _channels(self) -> ix.Size:
+    def _channels(self) -> Size:
         return self.result.size[-1 if isinstance(self.step, Gemm) else 1]
 
     def _is_residual(self, other: Load) -> bool:

@@ -1,4 +1,6 @@
-"""Evaluates the values of one kernel with torch, for the oracle: each value is a tensor with one dimension per axis in scope (extent 1 where it does not vary)."""
+"""Evaluates the values of one kernel with torch, for the oracle: each value is a tensor with one dimension per axis in scope (extent 1
+where it does not vary).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Vertical fusion: which kernels become one. Decisions only; `groups.py` holds what is known of a group, `emit.py` writes the fused kernels.
+"""Vertical fusion: which kernels become one. Decisions only; `groups.py` holds what is known of a group, `emit.py` writes the fused
+kernels.
 
 The cost model counts bytes. Fusing a producer into its consumer saves writing and re-reading the buffer between them; it may cost
 recomputation, parallelism or vector access. So a producer is fused unless

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import sympy
@@ -9,8 +10,8 @@ import sympy
 from precast.lowering import index as ix
 from precast.lowering.facts import KernelFacts, cost_of, points, reduction_levels
 from precast.lowering.ir import Axis, Index, Kernel, Load, Scan, axis_symbol, walk
-from precast.lowering.order import hint
 from precast.lowering.substitution import Mapping_, coordinates, shared_axis, strides_of
+from precast.lowering.symbolic import renamed, symbols_of
 
 MIN_ROWS = 8
 """Independent rows that a reduction must leave to the threads when it is computed inside a larger loop."""
@@ -58,11 +59,11 @@ class Group:
 
     def beside(self, other: Group) -> Group:
         """This group with the members of `other`, which has the same axes in the same order, running at the same points."""
-        renamed = {a.symbol: b.symbol for a, b in zip(other.axes, self.axes, strict=True)}
+        names = {a.symbol: b.symbol for a, b in zip(other.axes, self.axes, strict=True)}
         places = dict(self.places)
         for member, placed in other.places.items():
-            places[member] = Placed(tuple((s, e.xreplace(renamed)) for s, e in placed.mapping), placed.binders)
-        levels = self.levels | {frozenset(renamed.get(s, s) for s in level) for level in other.levels}
+            places[member] = Placed(tuple((s, renamed(e, names)) for s, e in placed.mapping), placed.binders)
+        levels = self.levels | {frozenset(names.get(s, s) for s in level) for level in other.levels}
         return _union_of(other, self, self.axes, places, levels)
 
 
@@ -125,7 +126,7 @@ def sites_between(facts: KernelFacts, a: Group, b: Group) -> list[Site] | str:
 
 def _site(facts: KernelFacts, b: Group, placed: Placed, load: Load, own: tuple[Axis, ...]) -> Site | str:
     taken = {a.symbol for a in placed.binders}
-    renamed: dict[sympy.Symbol, sympy.Symbol] = {}
+    names: dict[sympy.Symbol, sympy.Symbol] = {}
     inner: list[Axis] = list(placed.binders)
     for axis in own:
         name = axis.symbol
@@ -133,7 +134,7 @@ def _site(facts: KernelFacts, b: Group, placed: Placed, load: Load, own: tuple[A
             name = axis_symbol(f"{name}_")
         taken.add(name)
         if name is not axis.symbol:
-            renamed[axis.symbol] = name
+            names[axis.symbol] = name
         inner.append(shared_axis(name, axis.extent))
     if load.gathers:
         if any(g.symbol in taken for g in load.gathers):
@@ -141,7 +142,7 @@ def _site(facts: KernelFacts, b: Group, placed: Placed, load: Load, own: tuple[A
         if _has_positions(facts, load.buffer):
             return "it computes positions, which cannot depend on gathered data"
     extents = tuple((x.symbol, x.extent) for x in (*b.axes, *inner)) + tuple((g.symbol, g.size) for g in load.gathers)
-    items = tuple((s, e) for s, e in placed.mapping if s is not e) + tuple(renamed.items())
+    items = tuple((s, e) for s, e in placed.mapping if s is not e) + tuple(names.items())
     at = ix.substitute(load.index, items, extents) if items else load.index
     definition = facts.defined[load.buffer]
     where = coordinates(definition.index, definition.axes, at, extents)
@@ -149,7 +150,7 @@ def _site(facts: KernelFacts, b: Group, placed: Placed, load: Load, own: tuple[A
         return f"the elements that it reads of {load.buffer} cannot be traced to the points that store them"
     if load.mask is not None and not ix.has_division(at) and any(ix.has_division(e) for _, e in where):
         return f"its masked reads of {load.buffer} cannot be traced to the points that store them"
-    used = frozenset().union(*(e.free_symbols for _, e in where)) if where else frozenset()
+    used = _symbols_in(e for _, e in where)
     binders = tuple(x for x in inner if x.symbol in used)
     axes = tuple(x for x in b.axes if x.symbol in used)
     reducing = load.buffer in facts.reducing
@@ -205,26 +206,30 @@ def merge_places(facts: KernelFacts, a: Group, b: Group, sites: list[Site], surv
         levels.add(b.symbols)
     bound = {x.symbol for x in binders}
     for level in a.levels:
-        symbols = frozenset().union(*(mapping[s].free_symbols for s in level)) if level else frozenset()
+        symbols = _symbols_in(mapping[s] for s in level)
         if not symbols & bound:
             levels.add(symbols & {x.symbol for x in axes})
     if survivors:
         for s in survivors:
-            used = frozenset().union(*(e.free_symbols for _, e in places[facts.writer[s]].mapping)) & {x.symbol for x in axes}
+            used = _symbols_in(e for _, e in places[facts.writer[s]].mapping) & {x.symbol for x in axes}
             levels.add(used)
     merged = _union_of(a, b, axes, places, levels)
     return ordered(facts, merged)
 
 
+def _symbols_in(exprs: Iterable[sympy.Expr]) -> Symbols:
+    return frozenset(s for e in exprs for s in symbols_of(e))
+
+
 def _freshen(placed: Placed, taken: set[sympy.Symbol]) -> Placed:
-    renamed: dict[sympy.Symbol, sympy.Symbol] = {}
+    names: dict[sympy.Symbol, sympy.Symbol] = {}
     for axis in placed.binders:
         name = axis.symbol
-        while name in taken or name in renamed.values():
+        while name in taken or name in names.values():
             name = axis_symbol(f"{name}_")
-        renamed[axis.symbol] = name
-    binders = tuple(shared_axis(renamed[x.symbol], x.extent) for x in placed.binders)
-    return Placed(tuple((s, e.xreplace(renamed)) for s, e in placed.mapping), binders)
+        names[axis.symbol] = name
+    binders = tuple(shared_axis(names[x.symbol], x.extent) for x in placed.binders)
+    return Placed(tuple((s, renamed(e, names)) for s, e in placed.mapping), binders)
 
 
 def _axes_of_producer(facts: KernelFacts, a: Group, site: Site) -> tuple[dict[sympy.Symbol, sympy.Expr], tuple[Axis, ...]] | str:
@@ -234,7 +239,7 @@ def _axes_of_producer(facts: KernelFacts, a: Group, site: Site) -> tuple[dict[sy
     mapping: dict[sympy.Symbol, sympy.Expr] = {}
     composite: list[sympy.Symbol] = []
     for symbol, expr in placed.mapping:
-        if expr.is_Symbol and symbol in where:
+        if isinstance(expr, sympy.Symbol) and symbol in where:
             mapping[expr] = where[symbol]
         elif symbol in where and expr is not sympy.S.Zero:
             composite.append(symbol)
@@ -271,7 +276,7 @@ def _align(
         return "its buffer is needed elsewhere too, and the two run over different axes"
     if free:
         return "its buffer is needed elsewhere too, and the consumer would store it several times"
-    return (*b.axes, *extra), {s: e.xreplace(rename) for s, e in mapping.items()}
+    return (*b.axes, *extra), {s: renamed(e, rename) for s, e in mapping.items()}
 
 
 def _same_count(axes: tuple[Axis, ...], elements: int, a: Group, missing: tuple[Axis, ...]) -> bool:
@@ -327,5 +332,5 @@ def _vector_axis(facts: KernelFacts, group: Group) -> sympy.Symbol | None:
         pairs = strides_of(definition.index, definition.axes)
         if size > best[0] and pairs and pairs[-1][1] == 1:
             inner = placed.get(pairs[-1][0].symbol)
-            best = (size, inner if inner is not None and inner.is_Symbol else None)
+            best = (size, inner if isinstance(inner, sympy.Symbol) else None)
     return best[1]

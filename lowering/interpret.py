@@ -1,6 +1,8 @@
-"""The oracle: runs any `Program`, scheduled or not, with plain torch on the CPU. Slow, vectorised over whole axis grids, and simple on purpose.
+"""The oracle: runs any `Program`, scheduled or not, with plain torch on the CPU. Slow, vectorised over whole axis grids, and simple on
+purpose.
 
-Memory is honest. Fresh buffers are poisoned (all bits set: NaN for floats, -1 for integers), and when a program carries a memory plan its temporaries
+Memory is honest. Fresh buffers are poisoned (all bits set: NaN for floats, -1 for integers), and when a program carries a memory plan
+its temporaries
 really live at their byte offsets in one poisoned workspace, so that a wrong plan gives wrong numbers. With `double=True` every float
 buffer of the program is held and computed in float64 (a higher-precision reference); the plan is then ignored, since sizes differ.
 """
@@ -161,7 +163,8 @@ class _Machine:
         return self._dtype((view.dtype or self.buffers[view.buffer].dtype).compute)
 
     def _kernel(self, kernel: Kernel) -> None:
-        # All values first, then all stores: the kernel's stores do not see one another, and a slot reused in place is poisoned after it was read.
+        # All values first, then all stores: the kernel's stores do not see one another, and a slot reused in place is poisoned after it
+        # was read.
         stored: list[Stored] = evaluate_kernel(kernel, self.memory.__getitem__, self.sizes, self._dtype)
         for store, points in zip(kernel.stores, stored, strict=True):
             _write(self._fresh(store.buffer), store.mode, points)

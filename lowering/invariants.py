@@ -1,4 +1,5 @@
-"""Per-channel arithmetic leaves the loop over all elements: roots and quotients that do not vary with the outer axes get a kernel of their own.
+"""Per-channel arithmetic leaves the loop over all elements: roots and quotients that do not vary with the outer axes get a kernel of
+their own.
 
 Where the axes that such a value varies with come outermost, the loop nest computes it rarely by itself. In a channels-last image they come
 innermost, and it would be computed again for every pixel.

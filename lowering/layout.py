@@ -1,6 +1,7 @@
 """Channels-last images: convolutions, and the kernels between them, hold their 4-d temporaries with the channel innermost.
 
-Only the strides of temporaries change; graph outputs and inputs keep theirs. An input that a convolution reads is copied once at the border.
+Only the strides of temporaries change; graph outputs and inputs keep theirs. An input that a convolution reads is copied once at the
+border.
 A buffer stays as it is when some access to it cannot be traced to coordinates, or when an extern call looks at it through a partial window.
 """
 
@@ -13,9 +14,10 @@ import sympy
 from precast.lowering import index as ix
 from precast.lowering.effects import map_views, reads, store_roots, views, writes
 from precast.lowering.facts import points
-from precast.lowering.ir import Alu, Axis, Buffer, Conv, Kernel, Load, Op, Program, Reduce, Step, Store, Value, View, walk
+from precast.lowering.ir import Alu, Axis, Buffer, Conv, Kernel, Load, Op, Program, Reduce, Size, Step, Store, Value, View, walk
 from precast.lowering.simplify import position_of
 from precast.lowering.substitution import coordinates, shared_axis
+from precast.lowering.symbolic import expand
 from precast.lowering.transform import map_kernel
 
 Access = tuple[str, sympy.Expr, Value | None]
@@ -32,7 +34,7 @@ def _is_image(step: Step) -> bool:
     return isinstance(step, Conv) and len(step.x.size) == 4 and not step.transposed
 
 
-def _strides(size: tuple[ix.Size, ...]) -> tuple[ix.Size, ...]:
+def _strides(size: tuple[Size, ...]) -> tuple[Size, ...]:
     n, c, h, w = size
     inner = ix.contiguous_strides((n, h, w, c))
     return (inner[0], inner[3], inner[1], inner[2])
@@ -163,7 +165,8 @@ class _Layout:
         where = dimensions(buffer, index, mask, extents)
         if where is None:
             return None
-        return ix.affine(0, tuple(zip(_strides(buffer.size), (where[d] for d in dims), strict=True)))
+        moved: sympy.Expr = ix.affine(0, tuple(zip(_strides(buffer.size), (where[d] for d in dims), strict=True)))
+        return moved
 
 
 def dimensions(buffer: Buffer, index: sympy.Expr, mask: Value | None, extents: ix.Extents) -> dict[sympy.Symbol, sympy.Expr] | None:
@@ -176,7 +179,7 @@ def dimensions(buffer: Buffer, index: sympy.Expr, mask: Value | None, extents: i
         return None if found is None else dict(found)
     inside = _proven_inside(mask, extents)
     for place in _placements(len(dims), inside, buffer):
-        rest = ix.simplify(sympy.expand(index - sum((buffer.stride[d] * e for d, e in place.items()), sympy.S.Zero)), extents)
+        rest = ix.simplify(expand(index - sum((buffer.stride[d] * e for d, e in place.items()), sympy.S.Zero)), extents)
         if rest.free_symbols - {s for s, _ in extents}:
             continue
         found = coordinates(whole, axes, rest, extents)
@@ -206,7 +209,7 @@ def _proven_inside(mask: Value, extents: ix.Extents) -> list[tuple[sympy.Expr, i
         if value.op in (Op.LT, Op.LE):
             a, b = (position_of(x) for x in value.args)
             if a is not None and b is not None:
-                nonnegative.add(sympy.expand(b - a - (1 if value.op is Op.LT else 0)))
+                nonnegative.add(expand(b - a - (1 if value.op is Op.LT else 0)))
     found: list[tuple[sympy.Expr, int]] = []
     for low in sorted(nonnegative, key=str):
         if not low.free_symbols:
@@ -215,7 +218,7 @@ def _proven_inside(mask: Value, extents: ix.Extents) -> list[tuple[sympy.Expr, i
         if bound is not None and isinstance(bound[1], int):
             found.append((low, bound[1]))
         for high in nonnegative:
-            total = sympy.expand(low + high)
+            total = expand(low + high)
             if total.is_Integer and int(total) >= 0:
                 found.append((low, int(total)))
     return found

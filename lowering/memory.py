@@ -2,19 +2,19 @@
 
 A buffer lives from the step that first writes it to the last that uses it. A pointwise kernel may write over an operand that dies with it.
 Offsets are assigned largest-first into the lowest gap that is free for the whole lifetime (near-optimal for such interval graphs).
-Sizes with symbols cannot be compared, so those buffers share a slot only when their byte counts are equal expressions; these slots lie after the constant part.
+Sizes with symbols cannot be compared, so those buffers share a slot only when their byte counts are equal expressions; these slots lie
+after the constant part.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import sympy
-
 from precast.lowering.effects import reads, writes
 from precast.lowering.ir import Buffer, Kernel, Program, Size, Slot
 from precast.lowering.lifetimes import lifetimes
 from precast.lowering.reuse import may_reuse
+from precast.lowering.symbolic import expand
 
 ALIGNMENT = 64
 """Bytes: one cache line, and the widest vector register."""
@@ -40,7 +40,7 @@ def nbytes_of(buffer: Buffer) -> Size:
     nbytes = span * buffer.dtype.itemsize
     if isinstance(nbytes, int):
         return -(-nbytes // ALIGNMENT) * ALIGNMENT
-    nbytes = sympy.expand(nbytes)
+    nbytes = expand(nbytes)
     # rounding up is an upper bound that stays a polynomial: the host needs no division
     return int(nbytes) if nbytes.is_Integer else nbytes + (-int(nbytes.as_coeff_Add()[0])) % ALIGNMENT + ALIGNMENT
 

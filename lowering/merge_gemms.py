@@ -1,4 +1,6 @@
-"""Under `freeze`: products of one matrix with several weights become one product with the weights side by side (query, key and value; gate and up)."""
+"""Under `freeze`: products of one matrix with several weights become one product with the weights side by side (query, key and value;
+gate and up).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from dataclasses import replace
 
 from precast.lowering import index as ix
 from precast.lowering.effects import writes
-from precast.lowering.ir import Buffer, Gemm, Kernel, Load, Program, Step, Store, View
+from precast.lowering.ir import Buffer, Gemm, Kernel, Load, Program, Size, Step, Store, View
 from precast.lowering.substitution import shared_axis
 
 
@@ -68,7 +70,7 @@ class _Merger:
         total = sum(widths)
         dtype = self.buffers[first.out].dtype
         transposed = first.b.stride[0] == 1
-        stride: tuple[ix.Size, ix.Size] = (1, depth) if transposed else (total, 1)
+        stride: tuple[Size, Size] = (1, depth) if transposed else (total, 1)
         name = f"{first.out}_merged"
         weight = self._fresh(f"{name}_weight", (depth, total), stride, persistent=True, like=first.b.buffer)
         bias = None if first.bias is None else self._fresh(f"{name}_bias", (total,), (1,), persistent=True, like=first.bias.buffer)
@@ -90,13 +92,13 @@ class _Merger:
             offset += width
         return steps
 
-    def _fresh(self, name: str, size: tuple[ix.Size, ...], stride: tuple[ix.Size, ...], *, persistent: bool, like: str) -> str:
+    def _fresh(self, name: str, size: tuple[Size, ...], stride: tuple[Size, ...], *, persistent: bool, like: str) -> str:
         self.buffers[name] = Buffer(name, self.buffers[like].dtype, size, stride)
         if persistent:
             self.persistent.append(name)
         return name
 
-    def _copy(self, target: str, stride: tuple[ix.Size, ...], at: tuple[int, ...], source: View, swapped: bool) -> Kernel:
+    def _copy(self, target: str, stride: tuple[Size, ...], at: tuple[int, ...], source: View, swapped: bool) -> Kernel:
         """Copies a window to `target` at the coordinates `at`; `swapped` loops over the dimensions in reverse order."""
         order = tuple(reversed(range(len(source.size)))) if swapped else tuple(range(len(source.size)))
         symbols = ix.symbols(len(order))

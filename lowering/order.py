@@ -10,6 +10,7 @@ import sympy
 
 from precast.lowering.effects import reads, writes
 from precast.lowering.ir import Buffer, Program, Size, Step
+from precast.lowering.symbolic import renamed, symbols_of
 
 HINT = 64
 """Stands for a size symbol where only a guess of a size is needed."""
@@ -19,7 +20,7 @@ def hint(size: Size) -> int:
     """The size, with a guess for unknown symbols. For cost decisions only, never for correctness."""
     if isinstance(size, int):
         return size
-    return max(int(size.xreplace({s: sympy.Integer(HINT) for s in size.free_symbols})), 1)
+    return max(int(renamed(size, {s: sympy.Integer(HINT) for s in symbols_of(size)})), 1)
 
 
 def nbytes_hint(buffer: Buffer) -> int:
@@ -31,7 +32,9 @@ def nbytes_hint(buffer: Buffer) -> int:
 
 
 def dependencies(steps: Sequence[Step]) -> list[set[int]]:
-    """For each step the earlier steps that must stay before it: producers of what it reads, and readers and writers of what it overwrites."""
+    """For each step the earlier steps that must stay before it: producers of what it reads, and readers and writers of what it
+    overwrites.
+    """
     last_write: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
     before: list[set[int]] = []
@@ -54,7 +57,9 @@ def dependencies(steps: Sequence[Step]) -> list[set[int]]:
 
 
 def order_steps(program: Program) -> Program:
-    """Topological order by a greedy rule: of the ready steps, the one that frees most (or allocates least) goes first; ties keep the graph's order."""
+    """Topological order by a greedy rule: of the ready steps, the one that frees most (or allocates least) goes first; ties keep the
+    graph's order.
+    """
     steps = program.steps
     before = dependencies(steps)
     after: list[list[int]] = [[] for _ in steps]

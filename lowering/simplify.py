@@ -1,4 +1,6 @@
-"""Simplifications that change no result, bit for bit: folded integers and conditions, positions instead of gathers, masks that are always true."""
+"""Simplifications that change no result, bit for bit: folded integers and conditions, positions instead of gathers, masks that are always
+true.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,9 @@ import sympy
 from precast.lowering import index as ix
 from precast.lowering.bounds import Interval, interval
 from precast.lowering.effects import store_roots, value_dtype
-from precast.lowering.ir import Alu, Cast, Const, DType, Index, Kernel, Load, Op, Program, Reduce, Value, walk
+from precast.lowering.ir import Alu, Cast, Const, DType, Index, Kernel, Load, Op, Program, Reduce, Size, Value, walk
 from precast.lowering.substitution import zero
+from precast.lowering.symbolic import expand
 from precast.lowering.transform import map_kernel
 
 TRUE, FALSE = Const(True, DType.BOOL), Const(False, DType.BOOL)
@@ -26,7 +29,7 @@ def simplify(program: Program) -> Program:
 
 def simplify_kernel(kernel: Kernel) -> Kernel:
     """The kernel with every value simplified under the ranges of its axes."""
-    extents: dict[sympy.Symbol, ix.Size] = {a.symbol: a.extent for a in kernel.axes}
+    extents: dict[sympy.Symbol, Size] = {a.symbol: a.extent for a in kernel.axes}
     for value in walk(*(r for s in kernel.stores for r in store_roots(s))):
         if isinstance(value, Reduce):
             extents |= {a.symbol: a.extent for a in value.axes}
@@ -81,7 +84,7 @@ class _Scope:
         a, b = (position_of(x) for x in value.args)
         if a is None or b is None:
             return value
-        found = self.interval(cast(sympy.Expr, ix.simplify(sympy.expand(a - b), self.extents)))
+        found = self.interval(cast(sympy.Expr, ix.simplify(expand(a - b), self.extents)))
         if found is None:
             return value
         low, high = found
@@ -117,16 +120,16 @@ class _Scope:
 @lru_cache(1 << 14)
 def _combine(op: Op, a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
     result = a + b if op is Op.ADD else a - b if op is Op.SUB else a * b
-    return cast(sympy.Expr, sympy.expand(result))
+    return expand(result)
 
 
 def position_of(value: Value) -> sympy.Expr | None:
     """The index expression that an integer value is, if it is one."""
     match value:
         case Index(expr=expr, dtype=DType.I64):
-            return sympy.sympify(expr)
+            return expr if isinstance(expr, sympy.Expr) else sympy.Integer(expr)
         case Const(value=number, dtype=DType.I64):
-            return sympy.Integer(int(number))
+            return cast(sympy.Expr, sympy.Integer(int(number)))
         case _:
             return None
 
@@ -236,5 +239,3 @@ RULES: Mapping[Op, Callable[[_Scope, Alu], Value]] = {
     Op.MUL: _Scope.arithmetic,
     Op.DIV: _Scope.arithmetic,
 }
-
-

@@ -1,7 +1,9 @@
-"""Moves values between kernels: renames axes, puts a producer's value in the place of a load of its buffer, and names bound axes canonically.
+"""Moves values between kernels: renames axes, puts a producer's value in the place of a load of its buffer, and names bound axes
+canonically.
 
 Bound axes are named by the height of their reduction (how many reductions are nested inside), its position and extent, never by where it
-stands. So the mean of a row is one object whether it appears in the row's result or inside another reduction, and the code generators see it once.
+stands. So the mean of a row is one object whether it appears in the row's result or inside another reduction, and the code generators
+see it once.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from precast.lowering.ir import (
     operands,
     walk,
 )
+from precast.lowering.symbolic import expand, symbols_of
 
 Mapping_ = tuple[tuple[sympy.Symbol, sympy.Expr], ...]
 
@@ -65,10 +68,10 @@ def strides_of(index: sympy.Expr, axes: tuple[Axis, ...]) -> tuple[tuple[Axis, S
         pairs.sort(key=lambda p: -len(sympy.sympify(p[1]).free_symbols))  # symbolic row-major strides grow in factors outwards
     reach: Size = 0
     for axis, stride in reversed(pairs):
-        room = sympy.expand(sympy.sympify(stride) - 1 - reach)
+        room = expand(sympy.sympify(stride) - 1 - reach)
         if stride == 0 or not ix.is_nonnegative(ix.plain(room)):
             return None
-        reach = ix.plain(sympy.expand(reach + sympy.sympify(stride) * (sympy.sympify(axis.extent) - 1)))
+        reach = ix.plain(expand(reach + sympy.sympify(stride) * (sympy.sympify(axis.extent) - 1)))
     return tuple(pairs)
 
 
@@ -213,7 +216,7 @@ class Rewriter:
         local = env if not own else self.env((*env.items, *((s, g.symbol) for s, g in own.items())), env.gathers, env.mask)
         placed = self.substitute(expr, local)
         by_name = {**env.gathers, **{g.symbol: g for g in own.values()}}
-        used = tuple(by_name[s] for s in sorted(placed.free_symbols & by_name.keys(), key=str))
+        used = tuple(by_name[s] for s in sorted(symbols_of(placed) & by_name.keys(), key=str))
         return placed, used, by_name
 
     def mask(self, mask: Value | None, env: Env) -> Value | None:
@@ -229,7 +232,7 @@ class Rewriter:
         found = coordinates(definition.index, definition.axes, at, self.known)
         if found is None:
             raise Uninvertible(f"{load.buffer}[{at}] cannot be traced back to the point that stores it")
-        used = {s: g for s, g in by_name.items() if any(s in e.free_symbols for _, e in found)}
+        used = {s: g for s, g in by_name.items() if any(s in symbols_of(e) for _, e in found)}
         return definition.value, self.env(found, used, self.mask(load.mask, env))
 
     def build(self, value: Value, env: Env) -> Value:
@@ -238,7 +241,7 @@ class Rewriter:
                 return value
             case Index(expr=expr, dtype=dtype):
                 placed = self.substitute(expr, env)
-                if placed.free_symbols & env.gathers.keys():
+                if symbols_of(placed) & env.gathers.keys():
                     raise Uninvertible("a position computed from gathered data has no index expression")
                 return Index(placed, dtype)
             case Cast(value=inner, dtype=dtype):

@@ -1,4 +1,4 @@
-"""Bottom-up rewriting of a kernel's values: each distinct value is rebuilt once, from its rewritten operands, and then offered to a rule."""
+"""Bottom-up rewriting of a kernel: each distinct value is rebuilt once, from its rewritten operands, and then offered to a rule."""
 
 from __future__ import annotations
 

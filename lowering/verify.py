@@ -35,6 +35,7 @@ from precast.lowering.ir import (
 )
 from precast.lowering.lifetimes import lifetimes
 from precast.lowering.reuse import may_reuse
+from precast.lowering.symbolic import symbols_of
 from precast.lowering.text import step_text
 
 EXACT_POINTS = 1 << 16
@@ -131,8 +132,8 @@ class _Checker:
         for root in store_roots(store):
             unbound = self.free(root, free) - allowed
             _fail(bool(unbound), f"the store to {store.buffer} uses {sorted(map(str, unbound))}, which nothing binds")
-        unbound = set(store.index.free_symbols) - allowed - {g.symbol for g in store.gathers}
-        _fail(bool(unbound), f"the index of the store to {store.buffer} uses {sorted(map(str, unbound))}, which nothing binds")
+        loose = symbols_of(store.index) - allowed - {g.symbol for g in store.gathers}
+        _fail(bool(loose), f"the index of the store to {store.buffer} uses {sorted(map(str, loose))}, which nothing binds")
         target = self.buffers[store.buffer]
         _fail(
             value_dtype(store.value) is not target.dtype.compute,
@@ -152,7 +153,7 @@ class _Checker:
             found: set[sympy.Symbol] = set()
             expr = index_expr(value)
             if expr is not None:
-                found |= expr.free_symbols
+                found |= symbols_of(expr)
             if isinstance(value, Load):
                 found -= {g.symbol for g in value.gathers}
             for operand in operands(value):
@@ -198,7 +199,7 @@ class _Checker:
         span = span_of(target)
         if span is None:
             return
-        used = [axes[s] for s in expr.free_symbols if s in axes]
+        used = [axes[s] for s in symbols_of(expr) if s in axes]
         if any(a.extent == 0 for a in used) or any(a.extent == 0 for a in axes.values()):
             return
         ranges: dict[sympy.Symbol, Interval] = ranges_of(used)
@@ -251,7 +252,7 @@ def _sum_known(pairs: Iterable[tuple[object, object]], offset: object) -> int | 
     parts = list(chain.from_iterable(pairs)) + [offset]
     if not all(_is_int(p) for p in parts):
         return None
-    numbers = [int(p) for p in parts]  # type: ignore[call-overload]
+    numbers: list[int] = [int(p) for p in parts]  # type: ignore[call-overload]
     if any(n == 0 for n in numbers[:-1:2]):
         return numbers[-1] - 1
     return sum((n - 1) * s for n, s in zip(numbers[:-1:2], numbers[1:-1:2], strict=True)) + int(numbers[-1])
@@ -264,7 +265,7 @@ def span_of(buffer: Buffer) -> int | None:
 
 
 def _enumerate(expr: sympy.Expr, ranges: dict[sympy.Symbol, Interval]) -> Interval | None:
-    used = sorted((s for s in expr.free_symbols if s in ranges), key=str)
+    used = sorted((s for s in symbols_of(expr) if s in ranges), key=str)
     points = 1
     for s in used:
         points *= ranges[s][1] + 1

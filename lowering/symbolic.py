@@ -1,0 +1,30 @@
+"""The few sympy calls that the scheduler needs, with types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import sympy
+
+from precast.lowering.ir import Size
+
+
+def expand(expr: Size | sympy.Basic) -> sympy.Expr:
+    """Products multiplied out."""
+    return cast(sympy.Expr, cast(Any, sympy).expand(expr))
+
+
+def renamed(expr: sympy.Basic, names: Mapping[sympy.Symbol, Any]) -> sympy.Expr:
+    """The expression with symbols replaced, all at once."""
+    return cast(sympy.Expr, cast(Any, expr).xreplace(names))
+
+
+def symbols_of(expr: sympy.Basic) -> frozenset[sympy.Symbol]:
+    """The symbols that the expression mentions."""
+    return frozenset(cast("set[sympy.Symbol]", expr.free_symbols))
+
+
+def same(a: Size | sympy.Basic, b: Size | sympy.Basic) -> bool:
+    """Whether two sizes are provably equal."""
+    return bool(a == b) or bool(expand(cast(Any, a) - cast(Any, b)) == 0)
