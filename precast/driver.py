@@ -16,6 +16,7 @@ from precast.artifact_store import BlobSet, GraphRecord, Manifest, Versions
 from precast.capture import CapturedFrame, CaptureOptions, CaptureRefused, capture
 from precast.codegen import CompiledGraph, compile_program
 from precast.codegen.toolchain import CompileFailed, CompilerMissing, find_compiler
+from precast.lowering.builder import Unsupported
 from precast.lowering.decompositions import DECOMPOSITIONS
 from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
@@ -122,7 +123,10 @@ def _compile_graph(
     assert frame.graph is not None
     options = key_options(program.options)
     with watch.stage("lower"):
-        lowered = lower(frame.graph, program.name, options)
+        try:
+            lowered = lower(frame.graph, program.name, options)
+        except Unsupported as error:
+            raise Refused(str(error)) from error
     with watch.stage("schedule"):
         scheduled = schedule(lowered, program.target, options)
     with watch.stage("codegen"):

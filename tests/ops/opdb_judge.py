@@ -69,12 +69,12 @@ def _store() -> str:
 
 
 def precast(fn: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    import precast as package
+    from precast import PrecastError
+    from tests.ops.compiled import compiled
 
-    compiled = package.compile(fn, store=_store(), fullgraph=True)
     try:
-        return compiled(*args, **kwargs)
-    except package.PrecastError as error:
+        return compiled(fn, _store())(*args, **kwargs)
+    except PrecastError as error:
         if "does not compile" in str(error) or "did not compile" in str(error):
             raise
         raise Refused(str(error)) from error

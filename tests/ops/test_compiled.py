@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-import precast
 from tests.ops.check import poison_allocations
+from tests.ops.compiled import compiled
 from tests.ops.optable import ROWS
 from tests.ops.rows import Row
 from tests.ops.runners import batches, compare_batch
@@ -26,7 +26,7 @@ def compile_function(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Calla
     store: Path = tmp_path_factory.mktemp("store")
     poison_allocations()
     with torch.no_grad():
-        yield lambda fn: precast.compile(fn, store=str(store), fullgraph=True)
+        yield lambda fn: compiled(fn, store)
     poison_allocations(False)
 
 

@@ -11,8 +11,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import precast
 from tests.ops.check import poison_allocations
+from tests.ops.compiled import compiled
 from tests.ops.random_graphs import Graph
 from tests.ops.runners import program_of
 from tests.ops.trace import tensors_of
@@ -76,7 +76,7 @@ def test_compiled(store: Path, graph: Graph, shapes: int, seed: int) -> None:
         def function(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, ...]:
             return graph(x, y, z, index)
 
-        found = precast.compile(function, store=str(store), fullgraph=True)(*inputs)
+        found = compiled(function, store)(*inputs)
         return tuple(found)
 
     poison_allocations()

@@ -1,0 +1,26 @@
+"""precast.compile for tests of agreement with eager: a call that ends up running eagerly agrees with it for nothing, so it is an error here."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import precast
+
+
+def compiled(fn: Callable[..., Any], store: str | Path) -> Callable[..., Any]:
+    """`fn` as one compiled graph. A call raises `precast.PrecastError` where precast refuses it or warns that it runs eagerly."""
+    function = precast.compile(fn, store=str(store), fullgraph=True, options={"accumulated_recompile_limit": 1 << 30})
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            result = function(*args, **kwargs)
+        remarks = [str(w.message) for w in caught if str(w.message).startswith("precast:")]
+        if remarks:
+            raise precast.PrecastError(remarks[0])
+        return result
+
+    return call
