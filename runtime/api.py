@@ -37,7 +37,7 @@ def open_store(store: StoreLike) -> Store:
     return _open(str(store)) if store is not None else _open(str(default_root(None)))
 
 
-def compile(  # noqa: A001 - the public name
+def compile(
     model: Callable[..., Any] | None = None,
     *,
     fullgraph: bool = False,

@@ -1,4 +1,4 @@
-"""Dispatchers: the callables that users end up calling. Native where it is there, else Python; one that starts in Python is upgraded later."""
+"""Dispatchers: the callables that users end up calling. Native where possible, else Python; what starts in Python is upgraded later."""
 
 from __future__ import annotations
 

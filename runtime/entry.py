@@ -75,6 +75,7 @@ def _python_function(target: Callable[..., Any]) -> types.FunctionType:
     name = getattr(target, "__name__", type(target).__name__)
     call.__name__, call.__qualname__ = name, getattr(target, "__qualname__", name)
     call.__module__ = getattr(target, "__module__", None) or "builtins"
+    assert isinstance(call, types.FunctionType)
     return call
 
 

@@ -35,18 +35,18 @@ Call = Callable[[Sequence[torch.Tensor], Any], Sequence[torch.Tensor | None]]
 
 def new_handle(tensor: torch.Tensor) -> int:
     """A new AtenTensorHandle on `tensor`, owned by whoever takes it."""
-    pointer: int = _capsule_pointer(_aoti.unsafe_alloc_void_ptr_from_tensor(tensor), None)  # type: ignore[attr-defined]
+    pointer: int = _capsule_pointer(_aoti.unsafe_alloc_void_ptr_from_tensor(tensor), None)
     return pointer
 
 
 def take_handle(handle: int) -> torch.Tensor:
     """The tensor that `handle` owns; the handle is consumed."""
-    tensor: torch.Tensor = _aoti.alloc_tensor_by_stealing_from_void_ptr(_capsule_new(handle, None, None))  # type: ignore[attr-defined]
+    tensor: torch.Tensor = _aoti.alloc_tensor_by_stealing_from_void_ptr(_capsule_new(handle, None, None))
     return tensor
 
 
 class Externs:
-    """The Python side of one library's `precast_call_python`. Ops are looked up on first use, so an absent one fails its call, not the load."""
+    """The Python side of one library's `precast_call_python`. Ops are looked up on first use: an absent one fails its call only."""
 
     def __init__(self, text: bytes, name: str) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Checking a guard set once or twice without compiling it: generating and compiling a checker takes longer than a server's first call should."""
+"""Checking a guard set once or twice without compiling it: compiling a checker takes longer than a server's first call should."""
 
 from __future__ import annotations
 

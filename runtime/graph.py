@@ -28,7 +28,7 @@ Finish = Callable[[tuple[Any, ...], Sequence[Any]], tuple[Any, ...]]
 class GraphSpec:
     """A compiled graph's calling convention.
 
-    `raw_kinds`: one letter per raw output, "t" tensor or "i" integer. `finish` makes the bytecode's outputs; None where they are the raw ones.
+    `raw_kinds`: one letter per raw output, "t" tensor or "i" integer. `finish` makes the bytecode's outputs; None: they are the raw ones.
     """
 
     inputs: tuple[GraphInput, ...]

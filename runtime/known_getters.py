@@ -55,5 +55,8 @@ def _by_digest() -> dict[str, str]:
 
 
 def known_kind(function: Any) -> str | None:
-    """ "aliasing" (names in the class's `attribute_map` stand for others), "heterogeneous" (plain unless `_heterogeneity_spec` is set), or None."""
+    """What a `__getattribute__` does: "aliasing", "heterogeneous" (plain unless `_heterogeneity_spec` is set), or None: not known.
+
+    Aliasing: names in the class's `attribute_map` stand for others.
+    """
     return _by_digest().get(digest(function.__code__)) if isinstance(function, types.FunctionType) else None

@@ -1,9 +1,8 @@
-"""Compiled modules: an `nn.Module` that is the original in every respect (attributes, parameters, `state_dict`, `isinstance`) except its call."""
+"""Compiled modules: an `nn.Module` that is the original in every respect (attributes, `state_dict`, `isinstance` …) except its call."""
 
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -65,17 +64,21 @@ class CompiledModule:
         )
 
 
-@functools.cache
+_classes: dict[type, type] = {}
+
+
 def _compiled_class(cls: type) -> type:
+    if cls in _classes:
+        return _classes[cls]
     namespace = {
         "__slots__": ("_orig_mod", "_precast_again", "_precast_call", "_precast_site"),
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
     }
-    made = type(cls)(cls.__name__, (CompiledModule, cls), namespace)
-    assert isinstance(made, type)
-    return made
+    make: Callable[..., type] = type(cls)
+    made = make(cls.__name__, (CompiledModule, cls), namespace)
+    return _classes.setdefault(cls, made)
 
 
 def wrap_module(module: torch.nn.Module, site: Any, again: Callable[[torch.nn.Module], Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Finding the native runtime: built in the store by whoever compiles, loaded from there by whoever runs. Where it is missing, Python does its work."""
+"""Finding the native runtime: built by whoever compiles, carried in the store, loaded by whoever runs; without it Python does its work."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def configure(native: Any) -> None:
             version_pointer,
             version_value,
         )
-    steal = torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr  # type: ignore[attr-defined]
+    steal = torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr
     native.configure(torch._C.TensorBase, steal, *offsets, resolve_symbol(_WRAP) or 0, *(shims[name] for name in _SHIMS))
 
 

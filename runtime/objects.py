@@ -1,4 +1,4 @@
-"""What an attribute read depends on: the object's class, its `__dict__`, and nothing that Python code computes; or that it cannot be said."""
+"""What an attribute read depends on: the object's class and its `__dict__`; Opaque where it is anything else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FUNCTION_SLOTS = {"__code__": "code", "__defaults__": "defaults", "__kwdefaults
 
 
 class Opaque(Exception):
-    """The read depends on something that cannot be watched (a property, a `__getattr__`, a C getter): Python has to evaluate it at each call."""
+    """The read depends on something that cannot be watched (a property, `__getattr__`, a C getter): Python evaluates it at each call."""
 
 
 class Reads(Protocol):
@@ -44,6 +44,12 @@ def find_on_class(cls: type, name: str) -> Any:
         if name in base.__dict__:
             return base.__dict__[name]
     return ABSENT
+
+
+def plain_lookup(cls: type) -> bool:
+    """Whether attributes of instances are looked up as `object` does it (a `__getattr__` apart)."""
+    own: Any = cls.__getattribute__
+    return own is object.__getattribute__
 
 
 def instance_dict(value: Any, reads: Reads) -> dict[str, Any] | None:
@@ -70,7 +76,7 @@ def read_attribute(value: Any, name: str, reads: Reads, hooks: bool = True) -> A
         return getattr(value, name)  # a property's parts never change
     reads.slot(value, "type")
     reads.cls(cls)
-    if hooks and cls.__getattribute__ is not object.__getattribute__:
+    if hooks and not plain_lookup(cls):
         name = _through_getters(value, name, reads)
     on_class = find_on_class(cls, name)
     if on_class is not ABSENT and (hasattr(type(on_class), "__set__") or hasattr(type(on_class), "__delete__")):
@@ -208,7 +214,7 @@ def _of_class(cls: type, name: str, reads: Reads) -> Any:
 def lacks_on_class(cls: type, name: str, reads: Reads) -> bool:
     """Whether no instance of `cls` without attributes of its own has an attribute `name`."""
     reads.cls(cls)
-    if cls.__getattribute__ is not object.__getattribute__ or find_on_class(cls, "__getattr__") is not ABSENT:
+    if not plain_lookup(cls) or find_on_class(cls, "__getattr__") is not ABSENT:
         raise Opaque
     return find_on_class(cls, name) is ABSENT
 

@@ -27,7 +27,8 @@ _TABLE = (
         "freeze",
         bool,
         False,
-        "Keep packed, fused or folded copies of weights, redone when a weight's storage or version changes. Writes through `.data` (`p.data.add_()`) change neither and cannot be seen: call `precast.reset()` after them.",
+        "Keep packed, fused or folded copies of weights, redone when a weight's storage or version changes. "
+        "Writes through `.data` (`p.data.add_()`) change neither and cannot be seen: call `precast.reset()` after them.",
     ),
     Option("fullgraph", bool, False, "Raise instead of running eagerly when the program cannot be captured as one graph."),
     Option("dynamic", str, "auto", "Dynamic shapes: 'no', 'yes', or 'auto' (static first).", choices=("auto", "no", "yes")),
@@ -44,7 +45,7 @@ MODES: dict[str, dict[str, Any]] = {
     "max-autotune": {},
     "max-autotune-no-cudagraphs": {},
 }
-"""Mode name -> the options that it sets. On the CPU the default already measures its library choices and has no launch overhead to reduce."""
+"""Mode name -> the options that it sets. On the CPU the default measures its library choices already."""
 
 
 def list_options() -> list[str]:

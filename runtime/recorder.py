@@ -89,9 +89,9 @@ class Plan:
 
 
 def record(native: Any, plan: Plan, local_values: Mapping[str, Any], cells: Cells, bound: Sequence[Any] = ()) -> Any:
-    """A table for the call with these locals, whether or not the guards hold for them. `bound`: what has to stand at the plan's bound paths.
+    """A table for the call with these locals, whether or not the guards hold for them. Raises Unrecordable.
 
-    Raises Unrecordable.
+    `bound`: what has to stand at the plan's bound paths.
     """
     recording = _Recording(native, plan, local_values, cells())
     try:
@@ -479,7 +479,7 @@ _STATE = (
 
 def _state_check() -> Callable[[], Any]:
     """A function that says whether grad mode, autocast, deterministic algorithms, default dtype, … are what they are now."""
-    check: Callable[[], Any] = torch._C._dynamo.guards.GlobalStateGuard().check  # type: ignore[attr-defined]  # C code: no part of the tracer
+    check: Callable[[], Any] = torch._C._dynamo.guards.GlobalStateGuard().check  # C code: no part of the tracer
     return check
 
 

@@ -33,7 +33,7 @@ class Settings:
 
 
 class Site:
-    """Owns the programs of one compiled callable: usually one; for a module also one with its hooks, or another after `forward` was replaced."""
+    """Owns the programs of one compiled callable: usually one; a module with hooks, or whose `forward` was replaced, has another."""
 
     def __init__(self, target: Any, settings: Settings) -> None:
         self.target = target

@@ -44,7 +44,7 @@ def _apply(stance: Stance) -> None:
             listener(state.force_eager)
 
 
-class set_stance:  # noqa: N801 - a function to its users, as in torch.compiler
+class set_stance:
     """Set the stance: as a plain call until further notice, as a context manager for a block, as a decorator for a function.
 
     default: compile on a miss. force_eager: run the original code. fail_on_recompile: a miss raises RecompileForbidden.

@@ -27,7 +27,7 @@ def cpu_flags() -> frozenset[str]:
 
 @functools.cache
 def native_target() -> str:
-    """The exact name of `cpu:native` here: the level and a digest of all flags, so that two different machines never share it by mistake."""
+    """The exact name of `cpu:native` here: the level and a digest of all flags, so that two kinds of machine never share it."""
     digest = hashlib.sha256(" ".join(sorted(cpu_flags())).encode()).hexdigest()[:12]
     return f"cpu:native-{digest}"
 

@@ -56,7 +56,7 @@ def library(add: float = 0.0, abi: int = 1, extra: str = "", body: str = "") -> 
 
 
 def frame_code(function: FunctionType, call: str) -> FrameRecord:
-    """The record of a frame with the parameters of `function` whose body returns the expression `call`, where `graph` is the graph callable."""
+    """The record of a frame with the parameters of `function` that returns the expression `call`; `graph` there is the graph callable."""
     code = function.__code__
     names = code.co_varnames[: code.co_argcount]
     namespace: dict[str, Any] = {}

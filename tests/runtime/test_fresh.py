@@ -43,9 +43,10 @@ with torch.no_grad():
     if {other_shape}:
         y = torch.randn(5, 8)
         assert torch.allclose(compiled(y)["out"], net(y)["out"], rtol=1e-4, atol=1e-5)
-heavy = [name for name in sys.modules if name.split(".")[0] in ("sympy", "triton") or name.startswith(("torch._dynamo", "torch._inductor"))]
-program = precast.runtime.api.site_of(compiled).programs[0]
-print("heavy" if heavy else "light", "stored" if program.variants and program.variants[0].stored else "eager", type(precast.runtime.api.site_of(compiled).call).__name__)
+heavy = [name for name in sys.modules if name.startswith(("sympy", "triton", "torch._dynamo", "torch._inductor"))]
+site = precast.runtime.api.site_of(compiled)
+variants = site.programs[0].variants
+print("heavy" if heavy else "light", "stored" if variants and variants[0].stored else "eager", type(site.call).__name__)
 """
 
 REFUSE = """

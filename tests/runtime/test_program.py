@@ -1,4 +1,4 @@
-"""Programs with hand-made artifacts: variants, misses, limits, stances, refusals, threads, fork, modules, damage. Native and pure Python."""
+"""Programs with hand-made artifacts: variants, misses, limits, stances, refusals, threads, fork, modules, damage; native and Python."""
 
 from __future__ import annotations
 
