@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from precast.codegen.host_shims import TORCH_NAMES
-from precast.lowering.ir import Buffer, Conv, Gemm, View
+from precast.lowering.ir import Buffer, Gemm, View
 
 Record = dict[str, Any]
 """One measurement: {"winner": name, "us": {candidate: microseconds}}; plain data, for the store's tuning cache."""
@@ -23,8 +23,9 @@ WEIGHT_LIMIT = 4_000_000
 """Elements of a weight used for measuring; wider ones are cut along N, which does not change who wins."""
 
 POST_OPS = {
-    "none": ("none", "none"), "relu": ("relu", "none"), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "sigmoid": ("sigmoid", "none"),
-    "tanh": ("tanh", "none"), "silu": ("swish", "none"), "hardswish": ("hardswish", "none"), "hardtanh": ("hardtanh", "none"), "leaky_relu": ("leaky_relu", "none"),
+    "none": ("none", "none"), "relu": ("relu", "none"), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"),
+    "sigmoid": ("sigmoid", "none"), "tanh": ("tanh", "none"), "silu": ("swish", "none"), "hardswish": ("hardswish", "none"),
+    "hardtanh": ("hardtanh", "none"), "leaky_relu": ("leaky_relu", "none"),
 }  # fmt: skip
 """oneDNN's name and algorithm of each activation of the IR."""
 
@@ -134,8 +135,3 @@ def gemm_candidates(step: Gemm, buffers: Mapping[str, Buffer]) -> dict[str, Call
         return lambda: torch.addmm(bias, a, b, out=out)
 
     return {"onednn": onednn, "mkl": mkl}
-
-
-def conv_key(step: Conv, buffers: Mapping[str, Buffer]) -> str:
-    shape = f"{'x'.join(str(s) for s in step.x.size)} w{'x'.join(str(s) for s in step.weight.size)}"
-    return f"conv {shape} {buffers[step.out].dtype.value} x{_layout(step.x)} s{step.stride} p{step.padding} d{step.dilation} g{step.groups} {step.activation}"

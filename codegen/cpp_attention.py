@@ -80,12 +80,21 @@ def _open(name: str, step: Attention, out: Buffer, s: Shape) -> str:
         if step.mask is not None
         else (0, 0, 0, 0)
     )
+    places = (
+        ("qb qh qs", step.q.stride),
+        ("kb kh ks", step.k.stride),
+        ("vb vh vs", step.v.stride),
+        ("mb mh ms mk", mask),
+        ("ob oh os", out.stride),
+    )
+    strides = ", ".join(_strides(values, names) for names, values in places)
     return f"""#pragma GCC push_options
 #pragma GCC optimize ("fp-contract=fast")
 static void {name}(const float* Q, const float* K, const float* VV, const float* M, float* O, const int threads) {{
   typedef float V __attribute__((vector_size({4 * s.lanes}), aligned(4), may_alias));
-  enum : int64_t {{ {_strides(step.q.stride, "qb qh qs")}, {_strides(step.k.stride, "kb kh ks")}, {_strides(step.v.stride, "vb vh vs")}, {_strides(mask, "mb mh ms mk")}, {_strides(out.stride, "ob oh os")} }};
-  enum : int {{ SQ = {s.rows}, SK = {s.keys}, D = {s.depth}, DP = {padded}, KB = {block}, QT = {rows}, TASKS = (SQ + QT - 1) / QT, HEADS = {s.heads}, GROUP = {s.groups} }};
+  enum : int64_t {{ {strides} }};
+  enum : int {{ SQ = {s.rows}, SK = {s.keys}, D = {s.depth}, DP = {padded}, KB = {block}, QT = {rows} }};
+  enum : int {{ TASKS = (SQ + QT - 1) / QT, HEADS = {s.heads}, GROUP = {s.groups} }};
   const float scale = {float(step.scale)!r}f;
   #pragma omp parallel for schedule(dynamic) num_threads(threads) if(threads > 1)
   for (int task = 0; task < {s.batch} * HEADS * TASKS; ++task) {{
@@ -111,7 +120,8 @@ static void {name}(const float* Q, const float* K, const float* VV, const float*
             for (int j = 0; j < 16; ++j) to[j] = from[j * ks];
           }}
         }} else {{
-          for (int d = 0; d < D; ++d) for (int j = j0; j < j0 + 16 && j < wide; ++j) kt[d * KB + j] = j < n ? k[(int64_t)(k0 + j) * ks + d] : 0.0f;
+          for (int d = 0; d < D; ++d)
+            for (int j = j0; j < j0 + 16 && j < wide; ++j) kt[d * KB + j] = j < n ? k[(int64_t)(k0 + j) * ks + d] : 0.0f;
         }}
       }}
       for (int j = 0; j < n; ++j) {{
@@ -161,7 +171,8 @@ def _softmax(step: Attention, s: Shape) -> str:
             const float c = t < -87.0f ? -87.0f : t;
             const float z = c * 1.44269504088896341f + 12582912.0f, nn = z - 12582912.0f;
             const float u = c - nn * 0.693359375f + nn * 2.12194440e-4f;
-            const float p = (((((1.9875691500e-4f * u + 1.3981999507e-3f) * u + 8.3334519073e-3f) * u + 4.1665795894e-2f) * u + 1.6666665459e-1f) * u + 5.0000001201e-1f) * (u * u) + u + 1.0f;
+            const float p3 = ((1.9875691500e-4f * u + 1.3981999507e-3f) * u + 8.3334519073e-3f) * u + 4.1665795894e-2f;
+            const float p = ((p3 * u + 1.6666665459e-1f) * u + 5.0000001201e-1f) * (u * u) + u + 1.0f;
             int32_t bits; __builtin_memcpy(&bits, &z, 4); bits = (int32_t)((uint32_t)bits << 23) + 0x3f800000;
             float power; __builtin_memcpy(&power, &bits, 4);
             const float e = t < -87.0f ? 0.0f : p * power;

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import sympy
 
-from precast.codegen.cpp_index import IndexPrinter, Interval, interval, stride_along
+from precast.codegen.cpp_index import IndexPrinter, Interval, free_symbols, interval, stride_along
 from precast.codegen.cpp_ops import cast, render
 from precast.codegen.cpp_plan import has_loop, unrolled
 from precast.codegen.cpp_reduce import identity, inline_fold, update_lines
@@ -167,7 +167,7 @@ class Body:
         return self.index_type == "int32_t" and bounds is not None and INT32_RANGE[0] <= bounds[0] and bounds[1] <= INT32_RANGE[1]
 
     def index(self, expr: sympy.Expr, gathers: dict[sympy.Symbol, str] | None = None) -> str:
-        names = {s: (gathers or {}).get(s) or self.variable(s) for s in expr.free_symbols}
+        names = {s: (gathers or {}).get(s) or self.variable(s) for s in free_symbols(expr)}
         text = IndexPrinter(self.ranges).print(sympy.sympify(expr), names)
         return text if text.startswith("(") or text.isalnum() else f"({text})"
 

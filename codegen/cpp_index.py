@@ -12,6 +12,22 @@ Interval = tuple[int, int] | None
 INT32 = 2**31 - 1
 
 
+def free_symbols(expr: sympy.Basic) -> frozenset[sympy.Symbol]:
+    """The symbols of an expression."""
+    return frozenset(s for s in expr.free_symbols if isinstance(s, sympy.Symbol))
+
+
+def replace_symbols(expr: sympy.Expr, mapping: Mapping[sympy.Symbol, sympy.Expr]) -> sympy.Expr:
+    """`expr` with symbols replaced, all at once."""
+    replaced: sympy.Expr = expr.xreplace(dict(mapping))  # type: ignore[no-untyped-call]
+    return replaced
+
+
+def subexpressions(expr: sympy.Expr) -> list[sympy.Basic]:
+    """Every node of `expr`, itself included."""
+    return list(sympy.preorder_traversal(expr))  # type: ignore[no-untyped-call]
+
+
 def kind(expr: sympy.Basic) -> str:
     """Name of the function node: the lowering's `FloorDiv`/`Modulo` are matched by name, which also takes torch's own twins."""
     return type(expr).__name__

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import sympy
 
 from precast.codegen.cpp_body import Body, Level, ScanState
-from precast.codegen.cpp_index import Interval, interval
+from precast.codegen.cpp_index import Interval, free_symbols, interval, subexpressions
 from precast.codegen.cpp_ops import render
 from precast.codegen.cpp_plan import TILE, Phase, Section, has_loop, plan
 from precast.codegen.cpp_reduce import Accumulator, update_lines
@@ -35,7 +35,7 @@ VECTOR_NS = 0.006
 
 @dataclass(frozen=True)
 class RenderedKernel:
-    """`source` defines `static void name(pointers…, sizes…, int threads, Error*)`; `arguments` lists the buffers, `symbols` the sizes, in order."""
+    """`source` defines `static void name(pointers…, sizes…, int threads, Error*)`: buffers `arguments`, sizes `symbols`, in order."""
 
     name: str
     source: str
@@ -93,13 +93,13 @@ class _Renderer:
 
     def _size_symbols(self) -> tuple[sympy.Symbol, ...]:
         sizes = [a.extent for a in self._axes()] + [g.size for g in self._gathers()]
-        free = set().union(*(sympy.sympify(e).free_symbols for e in [*self._expressions(), *sizes]))
+        free = frozenset[sympy.Symbol]().union(*(free_symbols(sympy.sympify(e)) for e in [*self._expressions(), *sizes]))
         return tuple(sorted(free - set(self.ranges), key=lambda s: s.name))
 
     def _index_type(self) -> str:
         """32-bit loop variables where every part of every index expression is proven to fit (dense lanes for f32 data)."""
         for expr in self._expressions():
-            for part in sympy.preorder_traversal(expr):
+            for part in subexpressions(expr):
                 bounds = interval(part, self.ranges)
                 if bounds is None or bounds[0] < -(2**31) or bounds[1] >= 2**31:
                     return "int64_t"
@@ -271,7 +271,7 @@ class _Renderer:
         body.path.append(level)
         self._section_loops(section, accumulators, level, (axis,))
         body.path.pop()
-        for kind, variable, start, part in parts:
+        for kind, variable, _start, part in parts:
             top.add(f"{kind} {part}[{CHUNKS}];")
             level.add(f"{part}[{chunk}] = {variable};")
         top.add(f"const {body.index_type} {step} = ({extent} + {CHUNKS - 1}) / {CHUNKS};")

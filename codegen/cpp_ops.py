@@ -117,10 +117,6 @@ INLINE bool signbit_(double a) { int64_t u; __builtin_memcpy(&u, &a, 8); return 
 template <class T> INLINE T realmod_(T a, T b, T r) { return (r != 0 && ((b < 0) != (r < 0))) ? r + b : r; }
 INLINE float modf_(float a, float b) { return realmod_<float>(a, b, fmodf(a, b)); }
 INLINE double mod_(double a, double b) { return realmod_<double>(a, b, fmod(a, b)); }
-template <class T> INLINE T realfloordiv_(T a, T b, T r, T q, T f) {
-  const T d = (r != 0 && ((b < 0) != (r < 0))) ? q - 1 : q;
-  (void)f; return d;
-}
 template <class T> INLINE T floordivide_(T a, T b, T r) {
   if (b == 0) return a / b;
   T d = (a - r) / b;
@@ -132,7 +128,10 @@ INLINE float floordivf_(float a, float b) { return floordivide_<float>(a, b, fmo
 INLINE double floordiv_(double a, double b) { return floordivide_<double>(a, b, fmod(a, b)); }
 template <class T> INLINE T itruncdiv_(T a, T b) { return b == 0 ? 0 : (b == (T)-1 && (T)-1 < 0) ? (T)(0 - (uint64_t)a) : a / b; }
 template <class T> INLINE T irem_(T a, T b) { return b == 0 || (b == (T)-1 && (T)-1 < 0) ? 0 : a % b; }
-template <class T> INLINE T ifloordiv_(T a, T b) { const T q = itruncdiv_<T>(a, b), r = irem_<T>(a, b); return (r != 0 && ((r < 0) != (b < 0))) ? q - 1 : q; }
+template <class T> INLINE T ifloordiv_(T a, T b) {
+  const T q = itruncdiv_<T>(a, b), r = irem_<T>(a, b);
+  return (r != 0 && ((r < 0) != (b < 0))) ? q - 1 : q;
+}
 template <class T> INLINE T imod_(T a, T b) { const T r = irem_<T>(a, b); return (r != 0 && ((r < 0) != (b < 0))) ? r + b : r; }
 template <class T> INLINE T ipow_(T a, T b) {
   if (b < 0) return a == 1 ? 1 : (a == (T)-1 ? ((b & 1) ? (T)-1 : 1) : 0);
@@ -142,8 +141,10 @@ template <class T> INLINE T ipow_(T a, T b) {
 }
 template <class T, class U> INLINE T ishl_(T a, T b) { return (b < 0 || b >= (T)(8 * sizeof(T))) ? 0 : (T)((U)a << b); }
 template <class T> INLINE T ishr_(T a, T b) { return (b < 0 || b >= (T)(8 * sizeof(T))) ? (a < 0 ? (T)-1 : 0) : (T)(a >> b); }
-template <class D, class S> INLINE D bits_(S s) { static_assert(sizeof(D) == sizeof(S), "bitcast"); D d; __builtin_memcpy(&d, &s, sizeof(D)); return d; }
-template <class D> INLINE D toint_(double v) { return (D)(int64_t)v; }
+template <class D, class S> INLINE D bits_(S s) {
+  static_assert(sizeof(D) == sizeof(S), "bitcast");
+  D d; __builtin_memcpy(&d, &s, sizeof(D)); return d;
+}
 """
 
 

@@ -81,7 +81,10 @@ def axes_of(size: tuple[Size, ...]) -> tuple[Axis, ...]:
 
 def place(axes: tuple[Axis, ...], stride: tuple[Size, ...], offset: Size = 0) -> sympy.Expr:
     """Strided index of the point of `axes`."""
-    return sympy.sympify(offset) + sum((a.symbol * s for a, s in zip(axes, stride, strict=True)), sympy.S.Zero)
+    index: sympy.Expr = sympy.sympify(offset)
+    for axis, step in zip(axes, stride, strict=True):
+        index = index + axis.symbol * step
+    return index
 
 
 def load_view(view: View, axes: tuple[Axis, ...], buffers: Mapping[str, Buffer], stride: tuple[Size, ...] | None = None) -> Value:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import sympy
@@ -40,28 +40,10 @@ class Pack:
     step: Gemm | Conv
 
 
-@dataclass
-class Packing:
-    """Which weights may be copied, and the copies asked for so far."""
-
-    weights: frozenset[str] = frozenset()
-    packs: list[Pack] = field(default_factory=list)
-
-    def request(self, step: Gemm | Conv) -> int | None:
-        """Number of the packed weight of `step`, or None where its weight has to be read where it lies."""
-        weight = step.b if isinstance(step, Gemm) else step.weight
-        if weight.buffer not in self.weights or not known(*weight.size, *(step.a if isinstance(step, Gemm) else step.x).size):
-            return None
-        self.packs.append(Pack(step))
-        return len(self.packs) - 1
-
-
 RunStep = Kernel | Extern | LibraryCall
 
 
-def expand(
-    program: Program, steps: Sequence[Step], chooser: Chooser, prefix: str = "library", packing: Packing | None = None
-) -> list[RunStep]:
+def expand(program: Program, steps: Sequence[Step], chooser: Chooser, prefix: str = "library") -> list[RunStep]:
     """Replaces every library step by its chosen implementation and, where that lacks the epilogue, a kernel."""
     buffers = {b.name: b for b in program.buffers}
     result: list[RunStep] = []
@@ -76,13 +58,22 @@ def expand(
                 result.append(_attention(step, buffers))
             case _:
                 result.append(step)
-    return [_with_pack(s, packing) if packing is not None else s for s in result]
+    return result
 
 
-def _with_pack(step: RunStep, packing: Packing) -> RunStep:
-    if isinstance(step, LibraryCall) and step.how == "onednn" and isinstance(step.step, Gemm | Conv):
-        return replace(step, packed=packing.request(step.step))
-    return step
+def pack_weights(steps: Sequence[RunStep], weights: frozenset[str]) -> tuple[list[RunStep], list[Pack]]:
+    """Lets oneDNN calls read packed copies of `weights`; the copies asked for, in the order of their numbers."""
+    packs: list[Pack] = []
+    result: list[RunStep] = []
+    for step in steps:
+        if isinstance(step, LibraryCall) and step.how == "onednn" and isinstance(step.step, Gemm | Conv):
+            call = step.step
+            weight, data = (call.b, call.a) if isinstance(call, Gemm) else (call.weight, call.x)
+            if weight.buffer in weights and known(*weight.size, *data.size):
+                packs.append(Pack(call))
+                step = replace(step, packed=len(packs) - 1)
+        result.append(step)
+    return result, packs
 
 
 def known(*sizes: Size) -> bool:

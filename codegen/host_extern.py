@@ -11,7 +11,8 @@ import sympy
 from precast.lowering.ir import Const, Extern, Index, View
 
 Encoded = Any
-"""JSON: null, {"v": scalar}, {"f": "inf"|"-inf"|"nan"}, {"t": tensor number}, {"i": integer number}, {"dtype"|"device"|"layout"|"memory_format": name}, {"list": […]}."""
+"""JSON: null, {"v": scalar}, {"complex": [re, im]}, {"f": "inf"|"-inf"|"nan"},
+{"t": tensor number}, {"i": integer number}, {"dtype"|"device"|"layout"|"memory_format": name}, {"list": […]}."""
 
 
 class ExternArguments:

@@ -147,7 +147,8 @@ def _conv(writer: Writer, step: Conv, chosen: LibraryCall, label: str) -> None:
     target = writer.new_owned()
     if not onednn:
         output_padding = writer.ints(step.output_padding or (0,) * spatial)
-        arguments = f"{x}, {w}, {bias}, {stride}, {spatial}, {padding}, {spatial}, {dilation}, {spatial}, {int(step.transposed)}, {output_padding}, {spatial}, {step.groups}, &{target}"
+        rest = f"{int(step.transposed)}, {output_padding}, {spatial}, {step.groups}, &{target}"
+        arguments = f"{x}, {w}, {bias}, {stride}, {spatial}, {padding}, {spatial}, {dilation}, {spatial}, {rest}"
         writer.call("aoti_torch_cpu_convolution", arguments, label)
     else:
         shape = f"{padding}, {spatial}, {stride}, {spatial}, {dilation}, {spatial}, {step.groups}"
@@ -165,7 +166,8 @@ def _conv(writer: Writer, step: Conv, chosen: LibraryCall, label: str) -> None:
             arguments = f'{x}, {other}, {w}, {bias}, {shape}, "add", 0, {unary}, 0, 0, 0, &{target}'
             writer.call("aoti_torch_cpu_mkldnn__convolution_pointwise_binary", arguments, label)
     writer.python.append(
-        f"    {step.out} = {step.activation}(conv({_show(step.x)}, {_show(step.weight)}, {_show(step.bias)}, stride={step.stride}, padding={step.padding}))"
+        f"    {step.out} = {step.activation}(conv({_show(step.x)}, {_show(step.weight)}, {_show(step.bias)}, "
+        f"stride={step.stride}, padding={step.padding}))"
     )
     writer.settle(step.out, target, label)
 

@@ -50,7 +50,7 @@ def _views(arg: object) -> list[View]:
 
 
 class HostWriter:
-    """Writes `precast_run`. Buffer `b` has a data pointer `d_b`; owned tensor handles live in `own[]`, which frees them on every way out."""
+    """Writes `precast_run`. Buffer `b` has a data pointer `d_b`; owned tensor handles live in `own[]`, which frees them on each way out."""
 
     def __init__(self, program: Program, steps: Sequence[RunStep], kernels: dict[str, RenderedKernel], functions: dict[int, str]) -> None:
         self.functions = functions
@@ -386,9 +386,9 @@ class HostWriter:
         threads = self.table.use("torch_get_num_threads")
         pointers = "".join(f"  void* d{i} = 0;\n" for i in range(len(self.number)))
         body = "\n".join(self.lines)
-        state = '  if (!state) { say(error, capacity, "the weights of this artifact were not prepared"); return 1; }\n  State* const prepared = (State*)state; (void)prepared;\n'
+        state = NEEDS_STATE if self.prepares else "  (void)state;\n"
         run = RUN.format(
-            state=state if self.prepares else "  (void)state;\n",
+            state=state,
             owned=max(self.owned, 1),
             outputs=len(self.program.outputs),
             threads=threads,
@@ -419,6 +419,7 @@ def _ctype(buffer: Buffer) -> str:
 
 
 HOST_PROLOGUE = r"""
+#define EXPORT extern "C" __attribute__((visibility("default")))
 extern "C" { void* aligned_alloc(__SIZE_TYPE__, __SIZE_TYPE__); void free(void*); int snprintf(char*, __SIZE_TYPE__, const char*, ...); }
 static void say(char* error, int64_t capacity, const char* text) { if (capacity > 0) snprintf(error, (__SIZE_TYPE__)capacity, "%s", text); }
 static int fail(void* const* table, char* error, int64_t capacity, const char* step) {
@@ -429,8 +430,11 @@ static int fail(void* const* table, char* error, int64_t capacity, const char* s
 }
 static int say_index(const Error& fault, char* error, int64_t capacity) {
   if (capacity <= 0) return 1;
-  if (fault.dimension >= 0) snprintf(error, (__SIZE_TYPE__)capacity, "I: index %lld is out of bounds for dimension %d with size %lld", (long long)fault.index, fault.dimension, (long long)fault.size);
-  else snprintf(error, (__SIZE_TYPE__)capacity, "I: index %lld is out of bounds for a dimension with size %lld", (long long)fault.index, (long long)fault.size);
+  const __SIZE_TYPE__ room = (__SIZE_TYPE__)capacity;
+  const long long index = (long long)fault.index, size = (long long)fault.size;
+  const int dimension = fault.dimension;
+  if (dimension >= 0) snprintf(error, room, "I: index %lld is out of bounds for dimension %d with size %lld", index, dimension, size);
+  else snprintf(error, room, "I: index %lld is out of bounds for a dimension with size %lld", index, size);
   return 1;
 }
 static bool differs(void* const* table, void* tensor, int64_t rank, const int64_t* sizes, const int64_t* strides) {
@@ -464,7 +468,7 @@ struct Owned {{
   explicit Owned(void* const* t) : table(t) {{}}
   ~Owned() {{ for (void* x : h) if (x) aoti_torch_delete_tensor_object(x); }}
 }};
-extern "C" __attribute__((visibility("default"))) int precast_run(void* const* table, void* const* inputs, void** outputs, void* state, char* error, int64_t capacity) {{
+EXPORT int precast_run(void* const* table, void* const* inputs, void** outputs, void* state, char* error, int64_t capacity) {{
   (void)inputs;
 {state}  Owned own(table); Workspace workspace; Error fault = {{0, 0, 0, 0}};
   uint32_t threads_now = 1; {threads}(&threads_now); const int threads = (int)threads_now;
@@ -472,6 +476,10 @@ extern "C" __attribute__((visibility("default"))) int precast_run(void* const* t
 {pointers}{body}
   return 0;
 }}
+"""
+
+NEEDS_STATE = """  if (!state) { say(error, capacity, "the weights of this artifact were not prepared"); return 1; }
+  State* const prepared = (State*)state; (void)prepared;
 """
 
 STATE = """
@@ -484,7 +492,7 @@ static void release_state(void* const* table, State* s) {{
   free(s->memory); delete s;
 }}
 struct Keeper {{ void* const* table; State* state; ~Keeper() {{ if (state) release_state(table, state); }} }};
-extern "C" __attribute__((visibility("default"))) int precast_prepare(void* const* table, void* const* inputs, void** state, char* error, int64_t capacity) {{
+EXPORT int precast_prepare(void* const* table, void* const* inputs, void** state, char* error, int64_t capacity) {{
   struct Owned {{
     void* h[{owned}] = {{0}}; void* const* table;
     explicit Owned(void* const* t) : table(t) {{}}
@@ -500,7 +508,9 @@ extern "C" __attribute__((visibility("default"))) int precast_prepare(void* cons
   keeper.state = 0; *state = prepared;
   return 0;
 }}
-extern "C" __attribute__((visibility("default"))) void precast_release(void* const* table, void* state) {{ if (state) release_state(table, (State*)state); }}
+EXPORT void precast_release(void* const* table, void* state) {{
+  if (state) release_state(table, (State*)state);
+}}
 """
 
 

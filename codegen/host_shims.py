@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from precast.lowering.ir import Buffer, DType
 
+_SIZES = "const int64_t*, int64_t"
+
 SHIMS: dict[str, str] = {
     "aoti_torch_get_data_ptr": "int32_t(*)(void*, void**)",
     "aoti_torch_get_strides": "int32_t(*)(void*, int64_t**)",
     "aoti_torch_get_sizes": "int32_t(*)(void*, int64_t**)",
     "aoti_torch_get_dim": "int32_t(*)(void*, int64_t*)",
     "aoti_torch_empty_strided": "int32_t(*)(int64_t, const int64_t*, const int64_t*, int32_t, int32_t, int32_t, void**)",
-    "aoti_torch_create_tensor_from_blob": "int32_t(*)(void*, int64_t, const int64_t*, const int64_t*, int64_t, int32_t, int32_t, int32_t, void**)",
+    "aoti_torch_create_tensor_from_blob": (
+        "int32_t(*)(void*, int64_t, const int64_t*, const int64_t*, int64_t, int32_t, int32_t, int32_t, void**)"
+    ),
     "aoti_torch__reinterpret_tensor": "int32_t(*)(void*, int64_t, const int64_t*, const int64_t*, int64_t, void**)",
     "aoti_torch_get_storage_offset": "int32_t(*)(void*, int64_t*)",
     "aoti_torch_new_tensor_handle": "int32_t(*)(void*, void**)",
@@ -23,9 +27,7 @@ SHIMS: dict[str, str] = {
     "aoti_torch_cpu_bmm_out": "int32_t(*)(void*, void*, void*)",
     "aoti_torch_cpu__linear_pointwise": "int32_t(*)(void*, void*, void**, const char*, const double**, int64_t, const char**, void**)",
     "aoti_torch_cpu__linear_pointwise_binary": "int32_t(*)(void*, void*, void*, void**, const char*, void**)",
-    "aoti_torch_cpu_convolution": (
-        "int32_t(*)(void*, void*, void**, const int64_t*, int64_t, const int64_t*, int64_t, const int64_t*, int64_t, int32_t, const int64_t*, int64_t, int64_t, void**)"
-    ),
+    "aoti_torch_cpu_convolution": (f"int32_t(*)(void*, void*, void**, {_SIZES}, {_SIZES}, {_SIZES}, int32_t, {_SIZES}, int64_t, void**)"),
     "aoti_torch_cpu_mkldnn__convolution_pointwise": (
         "int32_t(*)(void*, void*, void**, const int64_t*, int64_t, const int64_t*, int64_t, const int64_t*, int64_t, int64_t, "
         "const char*, const double**, int64_t, const char**, void**)"
@@ -34,7 +36,9 @@ SHIMS: dict[str, str] = {
         "int32_t(*)(void*, void*, void*, void**, const int64_t*, int64_t, const int64_t*, int64_t, const int64_t*, int64_t, int64_t, "
         "const char*, double*, const char**, const double**, int64_t, const char**, void**)"
     ),
-    "aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu": "int32_t(*)(void*, void*, void*, double, int32_t, void**, double*, void**, void**)",
+    "aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu": (
+        "int32_t(*)(void*, void*, void*, double, int32_t, void**, double*, void**, void**)"
+    ),
     "torch_call_dispatcher": "int32_t(*)(const char*, const char*, uint64_t*, uint64_t)",
     "torch_new_list_reserve_size": "int32_t(*)(__SIZE_TYPE__, void**)",
     "torch_list_push_back": "int32_t(*)(void*, uint64_t)",
@@ -63,8 +67,9 @@ OTHER_CODES = {
     "uint64": 29,
 }
 TORCH_NAMES: dict[DType, str] = {
-    DType.U8: "uint8", DType.I8: "int8", DType.I16: "int16", DType.I32: "int32", DType.I64: "int64", DType.F16: "float16", DType.F32: "float32",
-    DType.F64: "float64", DType.C64: "complex64", DType.C128: "complex128", DType.BOOL: "bool", DType.BF16: "bfloat16",
+    DType.U8: "uint8", DType.I8: "int8", DType.I16: "int16", DType.I32: "int32", DType.I64: "int64", DType.F16: "float16",
+    DType.F32: "float32", DType.F64: "float64", DType.C64: "complex64", DType.C128: "complex128", DType.BOOL: "bool",
+    DType.BF16: "bfloat16",
 }  # fmt: skip
 
 

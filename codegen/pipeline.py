@@ -16,7 +16,7 @@ from precast.codegen.cpp_index import INDEX_HELPERS
 from precast.codegen.cpp_kernel import RenderedKernel, render_kernel
 from precast.codegen.cpp_ops import prototypes
 from precast.codegen.cpp_types import PROLOGUE
-from precast.codegen.expand import LibraryCall, Packing, RunStep, expand
+from precast.codegen.expand import LibraryCall, Pack, RunStep, expand, pack_weights
 from precast.codegen.host_program import HostWriter, step_writes
 from precast.codegen.host_shims import torch_name
 from precast.codegen.toolchain import compile_shared, find_compiler, lanes_of, native_level
@@ -41,14 +41,16 @@ def compile_program(program: Program, target: str, options: Mapping[str, Any] | 
     began = time.perf_counter()
     buffers = {b.name: b for b in program.buffers}
     chooser = Chooser(tuning=options.get("tuning", {}), measure=bool(options.get("measure", True)) and target == "cpu:native")
-    packing = Packing(_weights(program, options)) if options.get("freeze") else None
-    steps = expand(program, program.steps, chooser, packing=packing)
+    steps = expand(program, program.steps, chooser)
+    packs: list[Pack] = []
+    if options.get("freeze"):
+        steps, packs = pack_weights(steps, _weights(program, steps, options))
     prepare = expand(program, program.prepare, chooser, "prepare")
     kernels = _render([*steps, *prepare], buffers)
     functions, attention_source = _attention_functions(steps, buffers, target)
     kernel_source = "".join({k.name: k.source for k in kernels.values()}.values()) + attention_source
     host = HostWriter(program, steps, kernels, functions)
-    host_source = host.source(packing.packs if packing is not None else (), prepare)
+    host_source = host.source(packs, prepare)
     rendered = time.perf_counter()
     unit = "\n".join([PROLOGUE, prototypes(), INDEX_HELPERS, FAULT, kernel_source, host_source])
     library = compile_shared(unit, target)
@@ -65,11 +67,11 @@ def compile_program(program: Program, target: str, options: Mapping[str, Any] | 
     )
 
 
-def _weights(program: Program, options: Mapping[str, Any]) -> frozenset[str]:
+def _weights(program: Program, steps: Sequence[RunStep], options: Mapping[str, Any]) -> frozenset[str]:
     """Buffers whose contents last from call to call: `options["bound"]` names the inputs that are parameters (default: every input)."""
     bound = options.get("bound")
     inputs = {i for i in program.inputs if isinstance(i, str)} if bound is None else set(bound)
-    written = {w for s in program.steps for w in step_writes(s)}
+    written = {w for s in steps for w in step_writes(s)}
     return frozenset((inputs | set(program.persistent)) - written)
 
 

@@ -52,7 +52,8 @@ def find_compiler() -> Compiler:
             text = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
             return Compiler(path, text.splitlines()[0].strip())
     raise CompilerMissing(
-        "precast needs a C++ compiler to compile for the CPU: no g++, clang++ or c++ on PATH. Install g++ (12 or newer), or serve from a store that was built elsewhere."
+        "precast needs a C++ compiler to compile for the CPU: no g++, clang++ or c++ on PATH. "
+        "Install g++ (12 or newer), or serve from a store that was built elsewhere."
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import sympy
 
+from precast.codegen.cpp_index import free_symbols, replace_symbols
 from precast.codegen.cpp_ops import ROWS
 from precast.lowering.ir import Alu, Axis, Cast, Const, Gather, Index, Load, Reduce, Scan, Store, Value, operands, walk
 
@@ -34,9 +35,9 @@ class Facts:
         inner: Symbols = frozenset().union(*(self._deps[id(o)] for o in operands(node)))
         match node:
             case Load(index=index, gathers=gathers):
-                return inner | (_symbols(index) - {g.symbol for g in gathers})
+                return inner | (free_symbols(index) - {g.symbol for g in gathers})
             case Index(expr=expr):
-                return _symbols(expr)
+                return free_symbols(expr)
             case Reduce(axes=axes):
                 return inner - {a.symbol for a in axes}
             case Scan(axis=axis):
@@ -46,7 +47,7 @@ class Facts:
 
     def store_deps(self, store: Store) -> Symbols:
         """Symbols in a store's index, gathers, mask and value."""
-        found = (_symbols(store.index) - {g.symbol for g in store.gathers}) | self.deps(store.value)
+        found = (free_symbols(store.index) - {g.symbol for g in store.gathers}) | self.deps(store.value)
         for root in store_roots(store):
             found |= self.deps(root)
         return found
@@ -77,10 +78,6 @@ def own_cost(node: Value) -> float:
             return 1.0
         case _:
             return 0.0
-
-
-def _symbols(expr: sympy.Expr) -> Symbols:
-    return frozenset(expr.free_symbols)
 
 
 def store_roots(store: Store) -> tuple[Value, ...]:
@@ -132,9 +129,11 @@ def substitute(value: Value, mapping: Mapping[sympy.Symbol, sympy.Expr], facts: 
         match node:
             case Load(index=index, gathers=gathers, mask=mask):
                 bound = tuple(Gather(g.symbol, new[id(g.value)], g.size, g.checked) for g in gathers)
-                new[id(node)] = Load(node.buffer, index.xreplace(dict(mapping)), node.dtype, bound, None if mask is None else new[id(mask)])
+                new[id(node)] = Load(
+                    node.buffer, replace_symbols(index, mapping), node.dtype, bound, None if mask is None else new[id(mask)]
+                )
             case Index(expr=expr):
-                new[id(node)] = Index(expr.xreplace(dict(mapping)), node.dtype)
+                new[id(node)] = Index(replace_symbols(expr, mapping), node.dtype)
             case Scan(value=v, axis=axis):
                 new[id(node)] = Scan(node.op, new[id(v)], (axes or {}).get(axis, axis), node.dtype)
             case _:

@@ -88,7 +88,7 @@ class Loaded:
             for i, handle in enumerate(handles):
                 outs[i] = _capsule_pointer(handle)
             return 0
-        except Exception as problem:
+        except Exception as problem:  # noqa: BLE001  (crosses C: it becomes the call's error message)
             text = f"{type(problem).__name__}: {problem}".encode()[: capacity - 1] + b"\0"
             ctypes.memmove(error, text, len(text))
             return 1

@@ -13,7 +13,8 @@ from precast.lowering.ir import Alu, Axis, Buffer, DType, Kernel, Load, Op, Outp
 
 F32 = DType.F32
 TORCH = {
-    DType.F64: torch.float64, DType.F32: torch.float32, DType.BF16: torch.bfloat16, DType.F16: torch.float16, DType.I64: torch.int64, DType.I32: torch.int32,
+    DType.F64: torch.float64, DType.F32: torch.float32, DType.BF16: torch.bfloat16, DType.F16: torch.float16, DType.I64: torch.int64,
+    DType.I32: torch.int32,
     DType.I16: torch.int16, DType.I8: torch.int8, DType.U8: torch.uint8, DType.BOOL: torch.bool,
 }  # fmt: skip
 

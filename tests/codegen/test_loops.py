@@ -60,10 +60,14 @@ def eager(op: ReduceOp, x: torch.Tensor, dims: tuple[int, ...], result: DType) -
 
 
 KINDS = [
-    (ReduceOp.SUM, DType.F32, DType.F32), (ReduceOp.SUM, DType.BF16, DType.F32), (ReduceOp.SUM, DType.I32, DType.I64), (ReduceOp.SUM, DType.F64, DType.F64),
-    (ReduceOp.PROD, DType.F32, DType.F32), (ReduceOp.PROD, DType.I64, DType.I64), (ReduceOp.MIN, DType.F32, DType.F32), (ReduceOp.MAX, DType.F32, DType.F32),
-    (ReduceOp.MAX, DType.F64, DType.F64), (ReduceOp.MAX, DType.F16, DType.F16), (ReduceOp.MAX, DType.I64, DType.I64), (ReduceOp.MIN, DType.U8, DType.U8),
-    (ReduceOp.ANY, DType.BOOL, DType.BOOL), (ReduceOp.ALL, DType.BOOL, DType.BOOL), (ReduceOp.ARGMAX, DType.F32, DType.I64), (ReduceOp.ARGMIN, DType.F32, DType.I64),
+    (ReduceOp.SUM, DType.F32, DType.F32), (ReduceOp.SUM, DType.BF16, DType.F32), (ReduceOp.SUM, DType.I32, DType.I64),
+    (ReduceOp.SUM, DType.F64, DType.F64),
+    (ReduceOp.PROD, DType.F32, DType.F32), (ReduceOp.PROD, DType.I64, DType.I64), (ReduceOp.MIN, DType.F32, DType.F32),
+    (ReduceOp.MAX, DType.F32, DType.F32),
+    (ReduceOp.MAX, DType.F64, DType.F64), (ReduceOp.MAX, DType.F16, DType.F16), (ReduceOp.MAX, DType.I64, DType.I64),
+    (ReduceOp.MIN, DType.U8, DType.U8),
+    (ReduceOp.ANY, DType.BOOL, DType.BOOL), (ReduceOp.ALL, DType.BOOL, DType.BOOL), (ReduceOp.ARGMAX, DType.F32, DType.I64),
+    (ReduceOp.ARGMIN, DType.F32, DType.I64),
     (ReduceOp.ARGMAX, DType.I64, DType.I64), (ReduceOp.ARGMIN, DType.F64, DType.I64),
 ]  # fmt: skip
 

@@ -17,21 +17,29 @@ FLOATS = (DType.F64, DType.F32, DType.BF16, DType.F16)
 INTS = (DType.I64, DType.I32, DType.I16, DType.I8, DType.U8)
 
 TORCH_OPS: dict[Op, Callable[..., torch.Tensor]] = {
-    Op.NEG: torch.neg, Op.ABS: torch.abs, Op.EXP: torch.exp, Op.EXP2: torch.exp2, Op.EXPM1: torch.expm1, Op.LOG: torch.log, Op.LOG2: torch.log2,
-    Op.LOG10: torch.log10, Op.LOG1P: torch.log1p, Op.SQRT: torch.sqrt, Op.RSQRT: torch.rsqrt, Op.SIN: torch.sin, Op.COS: torch.cos, Op.TAN: torch.tan,
-    Op.ASIN: torch.asin, Op.ACOS: torch.acos, Op.ATAN: torch.atan, Op.SINH: torch.sinh, Op.COSH: torch.cosh, Op.TANH: torch.tanh, Op.ASINH: torch.asinh,
-    Op.ACOSH: torch.acosh, Op.ATANH: torch.atanh, Op.ERF: torch.erf, Op.ERFC: torch.erfc, Op.LGAMMA: torch.lgamma, Op.FLOOR: torch.floor, Op.CEIL: torch.ceil,
+    Op.NEG: torch.neg, Op.ABS: torch.abs, Op.EXP: torch.exp, Op.EXP2: torch.exp2, Op.EXPM1: torch.expm1, Op.LOG: torch.log,
+    Op.LOG2: torch.log2,
+    Op.LOG10: torch.log10, Op.LOG1P: torch.log1p, Op.SQRT: torch.sqrt, Op.RSQRT: torch.rsqrt, Op.SIN: torch.sin, Op.COS: torch.cos,
+    Op.TAN: torch.tan,
+    Op.ASIN: torch.asin, Op.ACOS: torch.acos, Op.ATAN: torch.atan, Op.SINH: torch.sinh, Op.COSH: torch.cosh, Op.TANH: torch.tanh,
+    Op.ASINH: torch.asinh,
+    Op.ACOSH: torch.acosh, Op.ATANH: torch.atanh, Op.ERF: torch.erf, Op.ERFC: torch.erfc, Op.LGAMMA: torch.lgamma,
+    Op.FLOOR: torch.floor, Op.CEIL: torch.ceil,
     Op.TRUNC: torch.trunc, Op.ROUND: torch.round, Op.ISNAN: torch.isnan, Op.ISINF: torch.isinf, Op.SIGNBIT: torch.signbit,
-    Op.ADD: torch.add, Op.SUB: torch.sub, Op.MUL: torch.mul, Op.DIV: torch.div, Op.FLOORDIV: torch.floor_divide, Op.MOD: torch.remainder, Op.REM: torch.fmod,
-    Op.TRUNCDIV: lambda a, b: torch.div(a, b, rounding_mode="trunc"), Op.POW: torch.pow, Op.MIN: torch.minimum, Op.MAX: torch.maximum, Op.ATAN2: torch.atan2,
-    Op.HYPOT: torch.hypot, Op.COPYSIGN: torch.copysign, Op.NEXTAFTER: torch.nextafter, Op.LT: torch.lt, Op.LE: torch.le, Op.EQ: torch.eq, Op.NE: torch.ne,
+    Op.ADD: torch.add, Op.SUB: torch.sub, Op.MUL: torch.mul, Op.DIV: torch.div, Op.FLOORDIV: torch.floor_divide,
+    Op.MOD: torch.remainder, Op.REM: torch.fmod,
+    Op.TRUNCDIV: lambda a, b: torch.div(a, b, rounding_mode="trunc"), Op.POW: torch.pow, Op.MIN: torch.minimum, Op.MAX: torch.maximum,
+    Op.ATAN2: torch.atan2,
+    Op.HYPOT: torch.hypot, Op.COPYSIGN: torch.copysign, Op.NEXTAFTER: torch.nextafter, Op.LT: torch.lt, Op.LE: torch.le,
+    Op.EQ: torch.eq, Op.NE: torch.ne,
     Op.FMA: lambda a, b, c: a * b + c,
     Op.NOT: torch.bitwise_not, Op.AND: torch.bitwise_and, Op.OR: torch.bitwise_or, Op.XOR: torch.bitwise_xor,
     Op.SHL: torch.bitwise_left_shift, Op.SHR: torch.bitwise_right_shift,
 }  # fmt: skip
 SPECIAL = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 0.5, -0.5, 2.5, -2.5, 1e-3]
 EXACT = {
-    Op.NEG, Op.ABS, Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.ISNAN, Op.ISINF, Op.SIGNBIT, Op.ADD, Op.SUB, Op.MUL, Op.MIN, Op.MAX, Op.LT, Op.LE, Op.EQ, Op.NE,
+    Op.NEG, Op.ABS, Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.ISNAN, Op.ISINF, Op.SIGNBIT, Op.ADD, Op.SUB, Op.MUL, Op.MIN, Op.MAX,
+    Op.LT, Op.LE, Op.EQ, Op.NE,
     Op.COPYSIGN, Op.DIV, Op.NEXTAFTER,
 }  # fmt: skip
 
