@@ -27,6 +27,7 @@ class KernelFacts:
     elements: dict[str, int] = field(default_factory=dict)  # of the buffers in `defined`, about
     sizes: dict[str, int] = field(default_factory=dict)  # elements of every buffer, about
     reducing: set[str] = field(default_factory=set)
+    stored: dict[int, frozenset[str]] = field(default_factory=dict)  # by kernel
     places: dict[int, list[tuple[Load, tuple[Axis, ...]]]] = field(default_factory=dict)
 
     def needed_outside(self, name: str, members: frozenset[int]) -> bool:
@@ -53,6 +54,7 @@ def facts_of(program: Program) -> KernelFacts:
         if not isinstance(step, Kernel):
             continue
         facts.places[position] = _load_sites(step)
+        facts.stored[position] = frozenset(s.buffer for s in step.stores)
         for store in step.stores:
             if store.buffer in written_twice or store.buffer in again:
                 continue

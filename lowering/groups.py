@@ -209,10 +209,9 @@ def merge_places(facts: KernelFacts, a: Group, b: Group, sites: list[Site], surv
         symbols = _symbols_in(mapping[s] for s in level)
         if not symbols & bound:
             levels.add(symbols & {x.symbol for x in axes})
-    if survivors:
-        for s in survivors:
-            used = _symbols_in(e for _, e in places[facts.writer[s]].mapping) & {x.symbol for x in axes}
-            levels.add(used)
+    for member in a.members:
+        if facts.stored.get(member, frozenset()) & set(survivors):
+            levels.add(_symbols_in(e for _, e in places[member].mapping) & {x.symbol for x in axes})
     merged = _union_of(a, b, axes, places, levels)
     return ordered(facts, merged)
 

@@ -16,7 +16,7 @@ from precast.lowering.effects import index_expr, store_roots
 from precast.lowering.facts import cost_of, points
 from precast.lowering.ir import Axis, Buffer, Const, Index, Kernel, Load, Program, Reduce, Scan, Step, Store, Value, operands, walk
 from precast.lowering.substitution import Rewriter, shared_axis
-from precast.lowering.transform import map_kernel
+from precast.lowering.transform import replace_values
 
 MIN_COST = 3
 MIN_REPEATS = 8
@@ -55,9 +55,7 @@ def _hoist(kernel: Kernel) -> tuple[list[Kernel], Kernel, list[Buffer]]:
         loads[value] = Load(name, index, value.dtype.compute)
     if not loads:
         return [], kernel, []
-    originals = {id(v): load for v, load in loads.items()}
-    replaced = map_kernel(kernel, lambda v: originals.get(id(v), v))
-    return before, replaced, buffers
+    return before, replace_values(kernel, loads), buffers
 
 
 def _invariants(kernel: Kernel) -> dict[Value, tuple[Axis, ...]]:

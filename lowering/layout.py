@@ -217,6 +217,11 @@ def _proven_inside(mask: Value, extents: ix.Extents) -> list[tuple[sympy.Expr, i
         bound = ix.bounds(low, extents)
         if bound is not None and isinstance(bound[1], int):
             found.append((low, bound[1]))
+        constant, rest = low.as_coeff_Add()
+        opposite = -rest  # `c - e >= 0` proves e <= c; the ranges may know that e is not negative
+        reach = ix.bounds(expand(opposite), extents)
+        if constant.is_Integer and reach is not None and isinstance(reach[0], int) and reach[0] >= 0:
+            found.append((expand(opposite), int(constant)))
         for high in nonnegative:
             total = expand(low + high)
             if total.is_Integer and int(total) >= 0:

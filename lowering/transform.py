@@ -11,11 +11,12 @@ from precast.lowering.ir import Alu, Cast, Const, Gather, Index, Kernel, Load, P
 Rule = Callable[[Value], Value]
 
 
-def map_values(roots: tuple[Value, ...], rule: Rule) -> dict[Value, Value]:
-    """What each value under the roots becomes."""
+def map_values(roots: tuple[Value, ...], rule: Rule, instead: Mapping[Value, Value] | None = None) -> dict[Value, Value]:
+    """What each value under the roots becomes. `instead` names values that are replaced as they stand, before their operands change."""
     found: dict[Value, Value] = {}
     for value in walk(*roots):
-        found[value] = rule(rebuilt(value, found))
+        replacement = None if instead is None else instead.get(value)
+        found[value] = rule(rebuilt(value, found)) if replacement is None else replacement
     return found
 
 
@@ -42,9 +43,16 @@ def _gathers(gathers: tuple[Gather, ...], found: Mapping[Value, Value]) -> tuple
     return tuple(Gather(g.symbol, found[g.value], g.size, g.checked) for g in gathers)
 
 
-def map_kernel(kernel: Kernel, rule: Rule, on_store: Callable[[Store], Store] | None = None) -> Kernel:
+def replace_values(kernel: Kernel, instead: Mapping[Value, Value]) -> Kernel:
+    """The kernel with these values replaced, the outermost where one holds another."""
+    return map_kernel(kernel, lambda v: v, instead=instead)
+
+
+def map_kernel(
+    kernel: Kernel, rule: Rule, on_store: Callable[[Store], Store] | None = None, instead: Mapping[Value, Value] | None = None
+) -> Kernel:
     """The kernel with `rule` applied to every value (and `on_store` to every rewritten store); the very kernel when nothing changed."""
-    found = map_values(tuple(r for s in kernel.stores for r in store_roots(s)), rule)
+    found = map_values(tuple(r for s in kernel.stores for r in store_roots(s)), rule, instead)
     stores = []
     changed = False
     for store in kernel.stores:

@@ -18,10 +18,10 @@ from torch.func import functional_call, functionalize
 
 from precast.lowering.decompositions import DECOMPOSITIONS
 from precast.lowering.interpret import run
-from precast.lowering.ir import Attention, Conv, Gemm, Program
+from precast.lowering.ir import Attention, Conv, Gemm, Kernel, Program
 from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
-from precast.lowering.text import program_text
+from precast.lowering.text import program_text, step_text
 from precast.lowering.verify import verify
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -116,7 +116,9 @@ class Bottleneck(nn.Module):
         self.norms = nn.ModuleList([nn.BatchNorm2d(8), nn.BatchNorm2d(8), nn.BatchNorm2d(16)])
         self.head = nn.Linear(16, 10)
         for norm in (self.stem_norm, *self.norms):
-            for t, (low, high) in zip((norm.running_mean, norm.running_var, norm.weight.data, norm.bias.data), [(-1, 1), (0.5, 2)] * 2, strict=True):
+            for t, (low, high) in zip(
+                (norm.running_mean, norm.running_var, norm.weight.data, norm.bias.data), [(-1, 1), (0.5, 2)] * 2, strict=True
+            ):
                 t.uniform_(low, high)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -125,6 +127,22 @@ class Bottleneck(nn.Module):
             y = F.relu(norm(conv(y)))
         y = F.relu(self.norms[2](self.convs[2](y)) + x)
         return self.head((y * y.sigmoid()).mean((2, 3)))
+
+
+class Dense(nn.Module):
+    """Two DenseNet layers: norm, relu, convolution over everything so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, 2, 1, bias=False)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(8), nn.BatchNorm2d(12), nn.BatchNorm2d(16)])
+        self.convs = nn.ModuleList([nn.Conv2d(8, 4, 3, 1, 1, bias=False), nn.Conv2d(12, 4, 3, 1, 1, bias=False)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = [self.stem(x)]
+        for conv, norm in zip(self.convs, self.norms[:2], strict=True):
+            parts.append(conv(F.relu(norm(torch.cat(parts, 1)))))
+        return F.avg_pool2d(F.relu(self.norms[2](torch.cat(parts, 1))), 4)
 
 
 class Bare(nn.Module):
@@ -157,7 +175,19 @@ IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
         (SwiGLU, ROWS, {"freeze": True}, {"kernel": 2, "gemm": 2}),
         (Bottleneck, IMAGES, {"freeze": True}, {"kernel": 3, "conv": 4, "gemm": 1}),
     ],
-    ids=["norm", "norm, gelu", "softmax", "log, sum", "block", "block, no mask", "bert", "bert frozen", "swiglu", "swiglu frozen", "resnet frozen"],
+    ids=[
+        "norm",
+        "norm, gelu",
+        "softmax",
+        "log, sum",
+        "block",
+        "block, no mask",
+        "bert",
+        "bert frozen",
+        "swiglu",
+        "swiglu frozen",
+        "resnet frozen",
+    ],
 )
 def test_step_counts(make: Callable[[], nn.Module], x: torch.Tensor, options: dict[str, Any], wanted: dict[str, int]) -> None:
     torch.manual_seed(0)
@@ -180,6 +210,17 @@ def test_written_out_attention_is_causal_and_reads_without_copies() -> None:
     (found,) = (s for s in scheduled(Block(), ROWS).steps if isinstance(s, Attention))
     assert found.causal and found.mask is None and found.scale == 0.3
     assert found.q.buffer == found.k.buffer == found.v.buffer and [found.q.offset, found.k.offset, found.v.offset] == [0, 32, 64]
+
+
+def test_concatenated_images_stay_channels_last() -> None:
+    torch.manual_seed(0)
+    program = scheduled(Dense(), IMAGES)
+    images = [b for b in program.buffers if len(b.size) == 4 and b.name not in program.inputs and "weight" not in b.name]
+    outputs = {o.view.buffer for o in program.outputs if o.view is not None}
+    assert images and all(b.stride[1] == 1 for b in images if b.name not in outputs)
+    text = program_text(program)
+    assert "rsqrt" in text  # the scale of a norm is computed per channel, never per pixel
+    assert all("rsqrt" not in step_text(s) for s in program.steps if isinstance(s, Kernel) and len(s.axes) > 1)
 
 
 @pytest.mark.parametrize("freeze", [False, True])
