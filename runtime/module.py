@@ -57,6 +57,9 @@ class CompiledModule:
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return self._precast_again(copy.deepcopy(self._orig_mod, memo))
 
+    def __copy__(self) -> Any:
+        return self._precast_again(copy.copy(self._orig_mod))
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
             f"a compiled {type(self).__name__} cannot be pickled: save its state_dict() (its keys are the original's), "

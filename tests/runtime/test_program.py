@@ -243,6 +243,7 @@ def test_deepcopy_and_pickle(store: Store, compiler: Counting) -> None:
     other.w.fill_(10)
     torch.testing.assert_close(other(X), X * 10)
     torch.testing.assert_close(compiled(X), X * 3)
+    assert copy.copy(compiled).w is compiled.w
     with pytest.raises(TypeError, match="save its state_dict"):
         pickle.dumps(compiled)
 
