@@ -76,7 +76,7 @@ class _Capture:
 
     def run(self) -> CapturedFrame:
         self.module = self.function.__globals__.get("__name__", "")
-        self.sources = SourceContext(self.module, self.aliases, self.local_values)
+        self.sources = SourceContext(self.module, self.aliases, self.local_values, frozenset(self.function.__code__.co_freevars))
         state = state_guard()
         if state.constant["functorch"]:
             raise CaptureRefused("the call runs under a functorch transform (vmap, grad …)", hint="compile the function that contains the transform")

@@ -24,6 +24,7 @@ class SourceContext:
     module: str
     aliases: Mapping[str, Path]
     local_values: Mapping[str, Any]
+    free: frozenset[str] = frozenset()  # the entry's free variables: their cells outlive the call; an argument in a cell is a local
 
     def __post_init__(self) -> None:
         self.memo: dict[Any, Path] = {}
@@ -41,7 +42,7 @@ class SourceContext:
     def _convert(self, source: Any) -> Path:
         match source:
             case S.LocalSource():
-                return (("cell" if source.is_derefed_cell_contents else "local", source.local_name),)
+                return (("cell" if source.local_name in self.free else "local", source.local_name),)
             case S.GlobalSource():
                 return self.aliases.get(source.global_name, (("global", self.module, source.global_name),))
             case S.ImportSource():

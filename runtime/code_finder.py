@@ -3,33 +3,47 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import sys
 import types
 from collections.abc import Mapping
 
-from precast.runtime.code_digest import digest, find_code
+from precast.runtime.code_digest import digest, find_code, forget_code
 
 _LIBRARY = ("torch",)
 """Packages whose version is part of the artifact's key: their code is not read."""
 
 
 def changed_code(digests: Mapping[str, str], entry: types.FunctionType) -> str:
-    """Which of `module:qualname -> digest` has other code now, as a sentence; empty when none has. ":qualname" is the entry's own."""
+    """Which of `module:qualname#n -> digest` has other code now, as a sentence; empty when none has. ":qualname" is the entry's own.
+
+    What follows `#` only tells apart several functions of one name (lambdas, functions made by a decorator).
+    """
     for name, wanted in digests.items():
-        module, _, qualname = name.partition(":")
+        module, _, qualname = name.partition("#")[0].partition(":")
         if module.partition(".")[0] in _LIBRARY:
             continue
         found = _digests_of(module, qualname) if module else frozenset((digest(entry.__code__),))
-        if found and wanted not in found:
+        if wanted not in found:
             return f"the code of {qualname} in {module or 'the program'} has changed since"
     return ""
 
 
 @functools.lru_cache(maxsize=8192)
 def _digests_of(module: str, qualname: str) -> frozenset[str]:
-    """Digests of all code with this qualified name in `module`; empty where it is not loaded."""
+    """Digests of all code with this qualified name in `module` (decorated versions and nested functions too).
+
+    The traced code had imported the module, so it is imported here where that has not happened yet; a function that is gone has no digest.
+    """
+    if module not in sys.modules:
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            return frozenset()
     return frozenset(map(digest, find_code(module, qualname)))
 
 
 def forget() -> None:
     """Look at all code again (it may have been reloaded)."""
     _digests_of.cache_clear()
+    forget_code()
