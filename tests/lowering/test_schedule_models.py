@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.func import functional_call, functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from precast.lowering.decompositions import DECOMPOSITIONS
 from precast.lowering.interpret import run
@@ -218,9 +218,8 @@ def test_concatenated_images_stay_channels_last() -> None:
     images = [b for b in program.buffers if len(b.size) == 4 and b.name not in program.inputs and "weight" not in b.name]
     outputs = {o.view.buffer for o in program.outputs if o.view is not None}
     assert images and all(b.stride[1] == 1 for b in images if b.name not in outputs)
-    text = program_text(program)
-    assert "rsqrt" in text  # the scale of a norm is computed per channel, never per pixel
-    assert all("rsqrt" not in step_text(s) for s in program.steps if isinstance(s, Kernel) and len(s.axes) > 1)
+    roots = [step_text(s) for s in program.steps if isinstance(s, Kernel) and "sqrt" in step_text(s)]
+    assert roots and all("[i0<" in text or "sum[" in text for text in roots)  # the scale of a norm is computed per channel, not per pixel
 
 
 @pytest.mark.parametrize("freeze", [False, True])
