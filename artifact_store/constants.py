@@ -47,7 +47,10 @@ def type_name(cls: type) -> str:
 
 
 def find_object(name: str) -> Any:
-    """The object called `module:qualname` (module alone: the module), or raise LookupError. Never imports: an unloaded module holds nothing yet."""
+    """The object called `module:qualname` (module alone: the module), or raise LookupError.
+
+    Never imports: an unloaded module holds nothing yet.
+    """
     module_name, _, qualname = name.partition(":")
     if module_name == "types" and qualname in _KINDS.values():
         return next(cls for cls, kind in _KINDS.items() if kind == qualname)
@@ -105,9 +108,10 @@ def _candidate_names(value: Any) -> list[str]:
     return names + ([op] if op else [])
 
 
-_TORCH_NAMESPACES = (
-    "torch", "torch._C", "torch._C._nn", "torch._C._VariableFunctions", "torch._C._linalg", "torch._C._fft", "torch._C._special", "torch.nn.functional", "torch.Tensor", "math", "operator", "_operator",
-)  # fmt: skip
+_TORCH_NAMESPACES = tuple(
+    "torch torch._C torch._C._nn torch._C._VariableFunctions torch._C._linalg torch._C._fft torch._C._special torch.nn.functional "
+    "torch.Tensor math operator _operator".split()
+)
 
 
 def _op_name(value: Any) -> str | None:

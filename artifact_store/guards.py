@@ -34,8 +34,10 @@ class Predicate(StrEnum):
     BASE_EQUALS = "base_equals"  # an instance of a subclass of a constant type, compared as its base type: ("int", 3)
     IS = "is"  # obj is the object at module:qualname
     SAME_AS = "same_as"  # obj is the object at another path
-    NOT_ALIASED = "not_aliased"  # {"distinct": paths: pairwise different objects, "mutated": paths whose memory overlaps no other of "distinct" or "others"}
-    TENSOR = "tensor"  # {"type", "dtype", "device", "layout", "requires_grad", "size", "stride", "conj", "neg", "offset"}; a size or stride of None is free
+    # {"distinct": paths of pairwise different objects, "mutated": paths whose memory overlaps no other of "mutated" or "others"}
+    NOT_ALIASED = "not_aliased"
+    # {"type", "dtype", "device", "layout", "requires_grad", "size", "stride", "conj", "neg", "offset"}; a size or stride of None is free
+    TENSOR = "tensor"
     UNMARKED = "unmarked"  # a tensor without torch._dynamo.mark_dynamic and kindred marks
     LENGTH = "length"
     KEYS = "keys"  # {"keys": tagged, "ordered": bool}

@@ -170,7 +170,7 @@ def _input_view(value: torch.fx.Node, placeholder: torch.fx.Node, info: Any) -> 
     view = value.meta["val"]
     sequence = getattr(info.view_meta_sequence, "sequence", None)
     if sequence:
-        # A mutated input's new value may be laid out otherwise than the input itself, so the views are replayed on a stand-in for the input.
+        # A mutated input's new value may be laid out otherwise than the input: the views are replayed on a stand-in for the input.
         stand_in = torch.empty(0, dtype=base.dtype, device="meta").set_(
             torch.empty(base.untyped_storage().nbytes(), dtype=torch.uint8, device="meta").untyped_storage(),
             base.storage_offset(),

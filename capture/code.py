@@ -50,7 +50,8 @@ def _strip(
     # Dynamo leaves names in the table that no instruction reads any more; they need no supply.
     used = {i.argval for i in dis.get_instructions(code) if i.opname in _GLOBAL_OPS}
     names = tuple(
-        n if n not in supplies else order.setdefault(n, f"{PRIVATE}{len(order)}") if n in used else f"{PRIVATE}unused" for n in code.co_names
+        n if n not in supplies else order.setdefault(n, f"{PRIVATE}{len(order)}") if n in used else f"{PRIVATE}unused"
+        for n in code.co_names
     )
     constants: list[Any] = []
     for i, constant in enumerate(code.co_consts):
@@ -73,7 +74,7 @@ def _tagged(constant: Any) -> tuple[Any, ...]:
 
 
 def _marshals(constant: Any) -> bool:
-    """Whether marshal gives this constant back exactly, in the same bytes every time (a frozenset has no order: it goes to the side table)."""
+    """Whether marshal gives this constant back exactly, in the same bytes every time (a frozenset has no order)."""
     if isinstance(constant, tuple):
         return type(constant) is tuple and all(map(_marshals, constant))
     return type(constant) in (type(None), bool, int, float, complex, str, bytes, type(...))
@@ -122,7 +123,7 @@ def _covered_by_version(code: types.CodeType) -> bool:
 
 
 def _locate(code: types.CodeType, function: types.FunctionType | None, modules: list[str]) -> CodeDigest | None:
-    """Where a fresh process finds this code: by its function's name, by its file's module, or (generated methods) in a class that a traced module holds."""
+    """Where a fresh process finds this code: by its function's name, its file's module, or (generated methods) a traced module's class."""
     wanted = digest(code)
     candidates = [] if function is None else [(function.__module__, function.__qualname__), (function.__module__, code.co_qualname)]
     module = _module_of_file().get(code.co_filename)

@@ -16,13 +16,13 @@ from unittest import mock
 
 import torch
 import torch.fx
-from torch._dynamo import convert_frame, exc, pgo
 from torch._dynamo import config as dynamo_config
+from torch._dynamo import convert_frame, exc, pgo
 from torch._dynamo.codegen import PyCodegen
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.symbolic_convert import InliningInstructionTranslator
-from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.utils import dynamo_timed, get_metrics_context
+from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._guards import CompileContext, compile_context
 
 from precast.capture.frame import CaptureRefused
@@ -55,7 +55,7 @@ class Traced:
 
 
 def trace(function: types.FunctionType, local_values: dict[str, Any], backend: Backend, is_bound: Callable[[Any], bool]) -> Traced:
-    """Run Dynamo over one frame. `backend` gets the graph and its example inputs, `is_bound` says of a source whether it stays out of the call.
+    """Run Dynamo over one frame. `backend` gets the graph and its example inputs; `is_bound`: does this source stay out of the call?
 
     Nothing is left in the function's module globals. Raises CaptureRefused.
     """
@@ -170,7 +170,9 @@ def _recorded_inlining(functions: dict[types.FunctionType, None]) -> Iterator[No
 
 
 _original_call_id = BuiltinVariable.call_id
-_recording: list[dict[Any, int]] = []  # the innermost capture's record; not a closure, since Dynamo keeps handlers, and with them the wrapper, for good
+_recording: list[
+    dict[Any, int]
+] = []  # the innermost capture's record; not a closure, since Dynamo keeps handlers, and with them the wrapper, for good
 
 
 def _call_id(self: BuiltinVariable, tx: Any, *args: Any) -> Any:
@@ -184,7 +186,7 @@ def _call_id(self: BuiltinVariable, tx: Any, *args: Any) -> Any:
 
 @contextlib.contextmanager
 def _recorded_ids(compared: dict[Any, int]) -> Iterator[None]:
-    """Notes the objects whose `id()` the traced code takes (`copy.deepcopy` does): Dynamo pins the object, though only comparisons matter."""
+    """Notes the objects whose `id()` the traced code takes (as `copy.deepcopy` does): Dynamo pins them, though only comparisons matter."""
     _recording.append(compared)
     try:
         with mock.patch.object(BuiltinVariable, "call_id", _call_id):

@@ -79,7 +79,9 @@ class _Capture:
         self.sources = SourceContext(self.module, self.aliases, self.local_values, frozenset(self.function.__code__.co_freevars))
         state = state_guard()
         if state.constant["functorch"]:
-            raise CaptureRefused("the call runs under a functorch transform (vmap, grad …)", hint="compile the function that contains the transform")
+            raise CaptureRefused(
+                "the call runs under a functorch transform (vmap, grad …)", hint="compile the function that contains the transform"
+            )
         traced = dynamo.trace(self.function, dict(self.local_values), self._backend, self._is_bound)
         self._note_aliases(traced.private_names, traced.functions)
         sizes = traced.output.input_source_to_sizes_strides
@@ -123,8 +125,10 @@ class _Capture:
                     self.aliases[name] = (("module", "builtins"), ("dict",))
 
     def _note_scope(self, name: str, identity: int, functions: tuple[types.FunctionType, ...]) -> None:
-        """The namespace of code made by `exec`, as the globals of a function that can be found by name; a namedtuple's own namespace holds no
-        state (its code is in the digests), so guards on it are dropped."""
+        """The namespace of code made by `exec`, as the globals of a function that can be found by name.
+
+        A namedtuple's own namespace holds no state (its code is in the digests), so guards on it are dropped.
+        """
         for function in functions:
             if id(function.__globals__) == identity:
                 if str(function.__globals__.get("__name__", "")).startswith("namedtuple_"):

@@ -22,8 +22,8 @@ import torch
 
 from precast.artifact_store.constants import Untaggable, object_name, tag, type_name
 from precast.artifact_store.guards import Guard, Path, Predicate
-from precast.runtime.code_digest import digest
 from precast.capture.sources import NotPortable, SourceContext
+from precast.runtime.code_digest import digest
 from precast.runtime.paths import PathError
 
 DROPPED = frozenset(

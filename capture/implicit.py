@@ -18,7 +18,7 @@ def state_guard() -> Guard:
 def aliasing_guards(inputs: Sequence[GraphInput], sources: SourceContext) -> list[Guard]:
     """Tensors passed per call are different objects, and nothing overlaps what the graph writes.
 
-    Bound inputs are left out of the identity check, as parameters are in Dynamo: two names for one tensor that nobody writes change no result.
+    Bound inputs are left out of the identity check, as parameters are in Dynamo: two names for one unwritten tensor change no result.
     """
     tensors = [i for i in inputs if i.kind == "tensor"]
     distinct = tuple(sorted((i.path for i in tensors if not i.bound), key=repr))

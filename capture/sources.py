@@ -19,7 +19,7 @@ class NotPortable(Exception):
 
 @dataclass
 class SourceContext:
-    """What the names in a source mean: the frame's own module, the aliases that Dynamo installed, and the live values to look keys up in."""
+    """What the names in a source mean: the frame's own module, the aliases that Dynamo installed, the live values to find keys in."""
 
     module: str
     aliases: Mapping[str, Path]

@@ -1,4 +1,4 @@
-"""A guard set -> generated straight-line Python that checks it: each shared prefix of the paths is walked once, cheap and telling checks come first."""
+"""A guard set -> generated straight-line Python: each shared prefix of the paths is walked once, cheap and telling checks come first."""
 
 from __future__ import annotations
 

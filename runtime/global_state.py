@@ -15,7 +15,9 @@ def global_state() -> dict[str, Any]:
     `function_modes` lists the classes on the torch-function mode stack, without the one that a default device installs.
     """
     stack = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
-    contexts = [mode.device for mode in stack if isinstance(mode, torch.utils._device.DeviceContext)]  # `with torch.device(…)` sets nothing else
+    contexts = [
+        mode.device for mode in stack if isinstance(mode, torch.utils._device.DeviceContext)
+    ]  # `with torch.device(…)` sets nothing else
     device = contexts[-1] if contexts else torch.utils._device.CURRENT_DEVICE
     modes = [type(mode) for mode in stack]
     return {

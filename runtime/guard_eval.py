@@ -1,4 +1,4 @@
-"""Evaluating guards in Python, one at a time, with words for people. Whole sets: `compile_checker` (runtime/checker.py), offered here too."""
+"""Evaluating guards in Python, one at a time, with words for people. `compile_checker` (whole sets) is offered here too."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def _spec_fits(spec: dict[str, Any], found: dict[str, Any]) -> bool:
 
 
 def describe_tensor(spec: dict[str, Any], against: dict[str, Any] | None = None) -> str:
-    """`float32[2, 8] stride (8, 1) on cpu`; free sizes show as `?`; type, layout and flags only where they are unusual or differ from `against`."""
+    """`float32[2, 8] stride (8, 1) on cpu`; free sizes show as `?`; other facts only where unusual or different from `against`."""
     sizes = ", ".join("?" if s is None else str(s) for s in spec["size"])
     strides = ", ".join("?" if s is None else str(s) for s in spec["stride"])
     text = f"{spec['dtype']}[{sizes}] stride ({strides}) on {spec['device']}"
@@ -180,7 +180,9 @@ RULES: dict[Predicate, Callable[[Any, Any], Ruled]] = {
 }
 
 
-def aliased(distinct: Sequence[tuple[Any, Any]], mutated: Sequence[tuple[Any, Any]], others: Sequence[tuple[Any, Any]]) -> tuple[Any, Any] | None:
+def aliased(
+    distinct: Sequence[tuple[Any, Any]], mutated: Sequence[tuple[Any, Any]], others: Sequence[tuple[Any, Any]]
+) -> tuple[Any, Any] | None:
     """The labels of the first two (label, tensor) pairs that break the rule of NOT_ALIASED, or None."""
     seen: dict[int, Path] = {}
     for path, value in distinct:

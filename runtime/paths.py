@@ -1,4 +1,4 @@
-"""Paths to objects: from a frame's locals, a module's globals or sys.modules, step by step, to the object that a guard or an input means."""
+"""Paths to objects: from a frame's locals, a module's globals or sys.modules to the object that a guard or an input means."""
 
 from __future__ import annotations
 

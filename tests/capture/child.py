@@ -1,7 +1,7 @@
 """Child processes of test_processes.py.
 
-    child.py capture OUT NAME…     capture each model or program in turn; write the last frame
-    child.py run FRAME NAME        rebuild it with the tracer refused, check guards, run, compare with eager
+child.py capture OUT NAME…     capture each model or program in turn; write the last frame
+child.py run FRAME NAME        rebuild it with the tracer refused, check guards, run, compare with eager
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ def run(path: str, name: str) -> None:
     namespace: dict[str, Any] = {"torch": torch, "device": torch.device, "inf": float("inf"), "nan": float("nan"), "NoneType": type(None)}
     exec(data["graph"], namespace)
     constants = [tensor_constant(t) for t in record.tensors]
-    bound = {n: constants[i.path[0][1]] if i.kind == "constant" else resolve(i.path, values, cells) for n, i in enumerate(inputs) if i.bound}
+    bound = {
+        n: constants[i.path[0][1]] if i.kind == "constant" else resolve(i.path, values, cells) for n, i in enumerate(inputs) if i.bound
+    }
 
     def graph(*per_call: Any) -> Any:
         full = [bound[n] if i.bound else per_call[i.position] for n, i in enumerate(inputs)]

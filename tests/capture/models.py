@@ -22,14 +22,26 @@ def image() -> torch.Tensor:
 
 
 def _whisper() -> Made:
-    layers = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 64))}
-    config = hf.WhisperConfig(vocab_size=100, d_model=32, max_source_positions=20, num_mel_bins=16, decoder_start_token_id=0, **layers, **TOKENS)
-    return hf.WhisperForConditionalGeneration(config), (), {"input_features": torch.linspace(-1, 1, 1280).reshape(2, 16, 40), "decoder_input_ids": ids()}
+    layers = {
+        f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 64))
+    }
+    config = hf.WhisperConfig(
+        vocab_size=100, d_model=32, max_source_positions=20, num_mel_bins=16, decoder_start_token_id=0, **layers, **TOKENS
+    )
+    return (
+        hf.WhisperForConditionalGeneration(config),
+        (),
+        {"input_features": torch.linspace(-1, 1, 1280).reshape(2, 16, 40), "decoder_input_ids": ids()},
+    )
 
 
 MODELS: dict[str, Callable[[], Made]] = {
     "gpt2": lambda: (hf.GPT2LMHeadModel(hf.GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=100, **TOKENS)), (ids(),), {}),
-    "bert": lambda: (hf.BertModel(hf.BertConfig(vocab_size=100, **SMALL)), (ids(),), {"attention_mask": torch.ones(2, 8, dtype=torch.long)}),
+    "bert": lambda: (
+        hf.BertModel(hf.BertConfig(vocab_size=100, **SMALL)),
+        (ids(),),
+        {"attention_mask": torch.ones(2, 8, dtype=torch.long)},
+    ),
     "resnet": lambda: (
         hf.ResNetForImageClassification(hf.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")),
         (image(),),

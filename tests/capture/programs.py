@@ -1,4 +1,4 @@
-"""A table of callables that capture must handle: name -> (callable, args, kwargs). Everything is made anew by `make()`, since some mutate."""
+"""A table of callables that capture must handle: name -> (callable, args, kwargs). Each row makes its objects anew: some mutate."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def softmax_attention(q: Any, k: Any, v: Any) -> Any:
     return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-def default_tensor(x: Any, bias: torch.Tensor = WEIGHT) -> Any:  # noqa: B008
+def default_tensor(x: Any, bias: torch.Tensor = WEIGHT) -> Any:
     return x + bias
 
 

@@ -116,12 +116,8 @@ CASES: dict[str, Case] = {
     "other string": Case(lambda: (programs.string_switch, (x(), "relu"), {}), with_args(x(), "tanh"), False),
     "list grows": Case(tree, lambda f, a, k: a[0]["more"].append(x()), False),
     "dict gets a key": Case(tree, lambda f, a, k: a[0].__setitem__("unused", 1), True),
-    "iterated dict gets a key": Case(
-        lambda: (programs.ordered, ({"a": x()},), {}), lambda f, a, k: a[0].__setitem__("b", x()), False
-    ),
-    "iterated dict in another order": Case(
-        lambda: (programs.ordered, ({"a": x(), "b": x()},), {}), with_args({"b": x(), "a": x()}), False
-    ),
+    "iterated dict gets a key": Case(lambda: (programs.ordered, ({"a": x()},), {}), lambda f, a, k: a[0].__setitem__("b", x()), False),
+    "iterated dict in another order": Case(lambda: (programs.ordered, ({"a": x(), "b": x()},), {}), with_args({"b": x(), "a": x()}), False),
     "list becomes tuple": Case(lambda: (programs.comprehension, ([x(), x()],), {}), with_args((x(), x())), False),
     "-0.0 for 0.0": Case(lambda: (programs.plain, (x(), x()), {"k": 0.0}), lambda f, a, k: (a, {"k": -0.0}), False),
     "nan stays nan": Case(lambda: (programs.plain, (x(), x()), {"k": float("nan")}), lambda f, a, k: (a, {"k": float("nan")}), True),
@@ -147,13 +143,17 @@ CASES: dict[str, Case] = {
     # globals, closures, defaults, code
     "global constant": Case(plain, set_global("SCALE", 4.0), False, restore("SCALE")),
     "unrelated global": Case(plain, set_global("COUNTER", {}), True, restore("COUNTER")),
-    "global tensor replaced": Case(lambda: (programs.global_tensor, (x(),), {}), set_global("WEIGHT", torch.ones(4)), True, restore("WEIGHT")),
+    "global tensor replaced": Case(
+        lambda: (programs.global_tensor, (x(),), {}), set_global("WEIGHT", torch.ones(4)), True, restore("WEIGHT")
+    ),
     "helper replaced": Case(lambda: (programs.uses_helper, (x(),), {}), set_global("helper", helper_edited(2.0)), False, restore("helper")),
     "closure constant": Case(
         lambda: (make_closure(1.5, torch.ones(4)), (x(),), {}), lambda f, a, k: setattr(f.__closure__[0], "cell_contents", 2.5), False
     ),
     "closure tensor": Case(
-        lambda: (make_closure(1.5, torch.ones(4)), (x(),), {}), lambda f, a, k: setattr(f.__closure__[1], "cell_contents", torch.zeros(4)), True
+        lambda: (make_closure(1.5, torch.ones(4)), (x(),), {}),
+        lambda f, a, k: setattr(f.__closure__[1], "cell_contents", torch.zeros(4)),
+        True,
     ),
     "object's tensor": Case(lambda: (Callable_(), (x(),), {}), set_attribute("weight", torch.ones(4)), True),
 }
@@ -314,7 +314,8 @@ def test_every_dynamo_guard_kind_is_known() -> None:
     from precast.capture.guards import _IDENTITY, _RULES, DROPPED
 
     refused = set(
-        "DICT_VERSION DISPATCH_KEY_SET_MATCH TENSOR_SUBCLASS_METADATA_MATCH DTENSOR_SPEC_MATCH OPAQUE_OBJ_GUARD_FN_MATCH FAKE_SCRIPT_TYPE_MATCH".split()
+        "DICT_VERSION DISPATCH_KEY_SET_MATCH TENSOR_SUBCLASS_METADATA_MATCH DTENSOR_SPEC_MATCH "
+        "OPAQUE_OBJ_GUARD_FN_MATCH FAKE_SCRIPT_TYPE_MATCH".split()
     )
     kinds = {name for name in vars(GuardBuilder) if name.isupper() and callable(getattr(GuardBuilder, name))}
     unknown = kinds - set(_RULES) - DROPPED - _IDENTITY - refused

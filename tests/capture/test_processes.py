@@ -15,7 +15,14 @@ CHILD = Path(__file__).parent / "child.py"
 
 
 def child(*arguments: str, seed: str = "0", cwd: Path | None = None) -> str:
-    done = subprocess.run([sys.executable, CHILD, *arguments], capture_output=True, text=True, env={**os.environ, "PYTHONHASHSEED": seed}, cwd=cwd, timeout=300)
+    done = subprocess.run(
+        [sys.executable, CHILD, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONHASHSEED": seed},
+        cwd=cwd,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -77,7 +84,8 @@ sys.path.insert(0, {folder!r})
 import app
 from precast.capture import capture
 frame = capture(app.program, (torch.ones(3),))
-data = {{"guards": [g.to_data() for g in frame.guards], "digests": {{f"{{d.module}}:{{d.qualname}}#{{d.digest}}": d.digest for d in frame.digests}}}}
+data = {{"guards": [g.to_data() for g in frame.guards]}}
+data |= {{"digests": {{f"{{d.module}}:{{d.qualname}}#{{d.digest}}": d.digest for d in frame.digests}}}}
 open({record!r}, "wb").write(msgpack.packb(data))
 """
 
@@ -87,7 +95,9 @@ def test_editing_a_traced_helper_misses_and_other_edits_hit(tmp_path: Path) -> N
 
     def run(source: str) -> str:
         text = source.format(folder=str(tmp_path), record=record)
-        done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+        done = subprocess.run(
+            [sys.executable, "-c", text], capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+        )
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout.strip()
 

@@ -1,4 +1,4 @@
-"""Each callable of the table: captured, rebuilt from its record, run with the FX graph, compared with eager: results, aliasing, side effects."""
+"""Each callable of the table: captured, rebuilt from its record, run with the FX graph, compared with eager (aliasing too)."""
 
 from __future__ import annotations
 
@@ -62,14 +62,18 @@ def test_program(name: str) -> None:
         assert frame.uncacheable == ()
         assert first_failing(frame.guards, values) == -1
         assert compile_checker(frame.guards)(values, values)
-        assert all(torch.equal(a, b) for a, b in zip(tensors_in(args, kwargs), tensors_in(eager_args, eager_kwargs), strict=True)), "capture ran the code"
+        assert all(torch.equal(a, b) for a, b in zip(tensors_in(args, kwargs), tensors_in(eager_args, eager_kwargs), strict=True)), (
+            "capture ran the code"
+        )
 
         call = rebuilt(through_msgpack(frame), fn, values)
         got = call(*args, **kwargs)
         programs.COUNTER["calls"] = 0
         expected = eager_fn(*eager_args, **eager_kwargs)
     assert_same(got, expected)
-    assert sharing(tensors_in(flat(got)), tensors_in(args, kwargs)) == sharing(tensors_in(flat(expected)), tensors_in(eager_args, eager_kwargs))
+    assert sharing(tensors_in(flat(got)), tensors_in(args, kwargs)) == sharing(
+        tensors_in(flat(expected)), tensors_in(eager_args, eager_kwargs)
+    )
     for a, b in zip(tensors_in(args, kwargs), tensors_in(eager_args, eager_kwargs), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
     if isinstance(fn, torch.nn.Module):
