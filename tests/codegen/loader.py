@@ -17,6 +17,9 @@ PYTHON_CALL = ctypes.CFUNCTYPE(
 )  # fmt: skip
 
 
+TORCH_CPU = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+
+
 class Loaded:
     """Calls a compiled graph with tensors and ints; errors become RuntimeError or IndexError."""
 
@@ -27,7 +30,6 @@ class Loaded:
         self.file.close()
         self.dll = ctypes.CDLL(self.file.name)
         Path(self.file.name).unlink()
-        torch_cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
         self.externs: list[dict[str, Any]] = json.loads(
             ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(self.dll, "precast_externs")))
         )
@@ -37,15 +39,15 @@ class Loaded:
         for name in iter(names):
             if name is None:
                 break
-            addresses.append(self._resolve(torch_cpu, name.decode()))
+            addresses.append(self._resolve(name.decode()))
         self.table = (ctypes.c_void_p * max(len(addresses), 1))(*addresses)
         self.state = ctypes.c_void_p(None)
 
-    def _resolve(self, torch_cpu: ctypes.CDLL, name: str) -> int | None:
+    def _resolve(self, name: str) -> int | None:
         if name == "precast_call_python":
             return ctypes.cast(self.callback, ctypes.c_void_p).value
         try:
-            return ctypes.cast(getattr(torch_cpu, name.removeprefix("?")), ctypes.c_void_p).value
+            return ctypes.cast(getattr(TORCH_CPU, name.removeprefix("?")), ctypes.c_void_p).value
         except AttributeError:
             if name.startswith("?"):
                 return None
@@ -128,6 +130,9 @@ def _capsule_pointer(handle: Any) -> int:
 
 
 def _handle_to_tensor(pointer: int) -> torch.Tensor:
+    """The tensor of an owned handle, which is deleted: "stealing" in torch 2.13 takes a second reference and leaves the handle alive."""
     new = ctypes.pythonapi.PyCapsule_New
     new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    return torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(new(pointer, None, None))
+    tensor = torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(new(pointer, None, None))
+    TORCH_CPU.aoti_torch_delete_tensor_object(ctypes.c_void_p(pointer))
+    return tensor

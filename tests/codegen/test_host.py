@@ -344,3 +344,26 @@ def test_constants_lie_in_the_library() -> None:
     )
     (got,) = Loaded(compile_program(p, "cpu:native", {}).library)()
     assert torch.equal(got, values)
+
+
+def test_nothing_leaks() -> None:
+    """Outputs, temporaries, extern arguments and packed weights are given back."""
+    x, w, s, o = buffer("x", (300, 400)), buffer("w", (400, 500)), buffer("s", (300, 400)), buffer("o", (300, 500))
+    steps = [extern("aten::renorm", view(x), 2.0, 0, 1.5, outs=("s",)), Gemm(view(s), view(w), None, "o", "relu")]
+    compiled = compile_program(program([x, w], [o], steps, temps=[s]), "cpu:native", {"measure": False, "freeze": True})
+    run = Loaded(compiled.library)
+    a, b = torch.randn(300, 400), torch.randn(400, 500)
+    result = run(a, b)[0]
+    assert (a._use_count(), b._use_count(), result._use_count()) == (1, 1, 1)
+    assert all(torch._C._storage_Use_Count(t.untyped_storage()._cdata) == 2 for t in (a, b, result))
+    run.forget()
+    before = resident_pages()
+    for _ in range(60):
+        run(a, b)
+        run.forget()
+    assert resident_pages() - before < 60 * 500 * 400 * 4 // 4096 // 4
+
+
+def resident_pages() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1])
