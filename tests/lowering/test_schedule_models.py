@@ -212,6 +212,24 @@ def test_written_out_attention_is_causal_and_reads_without_copies() -> None:
     assert found.q.buffer == found.k.buffer == found.v.buffer and [found.q.offset, found.k.offset, found.v.offset] == [0, 32, 64]
 
 
+@pytest.mark.parametrize(
+    ("mask", "causal", "kept"),
+    [
+        (lambda s: torch.zeros(s, s), False, False),
+        (lambda s: torch.full((s, s), float("-inf")).triu(1), True, False),
+        (lambda s: torch.arange(s * s).reshape(s, s) * 0.01, False, True),
+    ],
+    ids=["nothing", "causal", "other"],
+)
+def test_masks_that_the_graph_computes_from_nothing(mask: Callable[[int], torch.Tensor], causal: bool, kept: bool) -> None:
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        q = x.view(2, 16, 4, 8).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=mask(16)[None, None].expand(2, 1, 16, 16))
+
+    (found,) = (s for s in scheduled(Bare(attend), ROWS).steps if isinstance(s, Attention))
+    assert found.causal == causal and (found.mask is not None) == kept
+
+
 def test_concatenated_images_stay_channels_last() -> None:
     torch.manual_seed(0)
     program = scheduled(Dense(), IMAGES)
