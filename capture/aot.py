@@ -10,8 +10,9 @@ from typing import Any
 import torch
 import torch.fx
 from torch._dynamo import compiled_autograd
+from torch._functorch._aot_autograd.graph_compile import aot_stage1_graph_capture
 from torch._functorch._aot_autograd.schemas import MutationType, OutputType
-from torch._functorch.aot_autograd import aot_stage1_graph_capture, create_aot_state, prepare_aot_module_simplified
+from torch._functorch.aot_autograd import create_aot_state, prepare_aot_module_simplified
 
 from precast.artifact_store.records import GraphOutput
 from precast.capture.frame import CaptureRefused
@@ -59,13 +60,12 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
 
 
 def _prepare(gm: torch.fx.GraphModule, inputs: list[Any], decompositions: dict[Any, Callable[..., Any]]) -> tuple[Any, ...]:
-    if torch.__version__ < "2.12":
-        made = prepare_aot_module_simplified(
-            gm, inputs, None, decompositions, True, None, False, False, force_non_lazy_backward_lowering=True
-        )  # type: ignore[arg-type,misc]
-        call, tensors, _, _, fake_args, descriptions, config, fake_mode, shape_env, _, _ = made  # type: ignore[misc]
+    prepare: Any = prepare_aot_module_simplified
+    if torch.__version__ < "2.12":  # 2.11: one more positional argument (boxed_forward_device_index), one result fewer
+        made = prepare(gm, inputs, None, decompositions, True, None, False, False, force_non_lazy_backward_lowering=True)
+        call, tensors, _, _, fake_args, descriptions, config, fake_mode, shape_env, _, _ = made
         return call, tensors, fake_args, descriptions, config, fake_mode, shape_env, None
-    made = prepare_aot_module_simplified(gm, inputs, None, decompositions, True, False, False, force_non_lazy_backward_lowering=True)
+    made = prepare(gm, inputs, None, decompositions, True, False, False, force_non_lazy_backward_lowering=True)
     call, tensors, _, _, fake_args, descriptions, config, fake_mode, shape_env, _, _, activations = made
     return call, tensors, fake_args, descriptions, config, fake_mode, shape_env, activations
 
@@ -176,8 +176,8 @@ def _input_view(value: torch.fx.Node, placeholder: torch.fx.Node, info: Any) -> 
             base.storage_offset(),
             base.shape,
             base.stride(),
-        )  # type: ignore[call-overload]
-        view = torch._functorch._aot_autograd.functional_utils._functionalization.apply_view_meta_sequence(stand_in, sequence)
+        )
+        view = torch._C._functionalization.apply_view_meta_sequence(stand_in, sequence)
     else:
         stand_in = base
     return GraphOutput("view", info.base_idx, *_window(view, stand_in), detach=base.requires_grad and not info.requires_grad)

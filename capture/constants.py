@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
 import torch.fx
 
@@ -34,7 +36,7 @@ def lift_constants(graph: torch.fx.GraphModule, inputs: int) -> tuple[torch.fx.G
     return graph, tuple(constants)
 
 
-def _after(graph: torch.fx.GraphModule, placeholders: list[torch.fx.Node]) -> object:
+def _after(graph: torch.fx.GraphModule, placeholders: list[torch.fx.Node]) -> AbstractContextManager[None]:
     if placeholders:
         return graph.graph.inserting_after(placeholders[-1])
     return graph.graph.inserting_before(next(iter(graph.graph.nodes)))

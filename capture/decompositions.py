@@ -24,7 +24,7 @@ KEPT = (
 @functools.cache
 def default_decompositions() -> dict[Any, Callable[..., Any]]:
     """The table used where none is passed in."""
-    table = dict(core_aten_decompositions().items())
+    table = dict(core_aten_decompositions().items())  # type: ignore[no-untyped-call]
     for name in KEPT:
         packet = getattr(torch.ops.aten, name, None)
         for overload in packet.overloads() if packet is not None else ():

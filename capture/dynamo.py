@@ -178,7 +178,7 @@ _recording: list[
 def _call_id(self: BuiltinVariable, tx: Any, *args: Any) -> Any:
     source = getattr(args[0], "source", None) if len(args) == 1 and _recording else None
     pinned = source is not None and any(g.originating_source == source and g.create_fn_name() == "ID_MATCH" for g in tx.output.guards)
-    result = _original_call_id(self, tx, *args)
+    result: Any = _original_call_id(self, tx, *args)
     if source is not None and not pinned and isinstance(getattr(result, "value", None), int):
         _recording[-1][source] = result.value
     return result
@@ -197,11 +197,11 @@ def _recorded_ids(compared: dict[Any, int]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _per_call_arguments(is_bound: Callable[[Any], bool]) -> Iterator[None]:
-    graphargs = OutputGraph.graphargs
+    graphargs: Any = OutputGraph.graphargs
     original = PyCodegen.make_call_generated_code
 
     def make_call_generated_code(self: PyCodegen, fn_name: str) -> None:
-        kept = [a for a in graphargs.fget(self.tx.output) if not is_bound(a.source)]  # type: ignore[misc]
+        kept = [a for a in graphargs.fget(self.tx.output) if not is_bound(a.source)]
         with mock.patch.object(OutputGraph, "graphargs", property(lambda _: kept)):
             original(self, fn_name)
 

@@ -156,9 +156,10 @@ def _constant(value: Any) -> tuple[Predicate, Any]:
 
 
 def _constant_subclass(value: Any) -> tuple[Predicate, Any]:
-    for base in (int, float, str, bytes, complex):
+    bases: tuple[Any, ...] = (int, float, str, bytes, complex)
+    for base in bases:
         if isinstance(value, base):
-            return Predicate.BASE_EQUALS, tag(base(value))  # type: ignore[call-overload]
+            return Predicate.BASE_EQUALS, tag(base(value))
     raise NotPortable(f"{type(value).__qualname__} extends no constant type")
 
 

@@ -68,7 +68,7 @@ def _supply(supply: tuple[Any, ...], graph_callable: Callable[..., Any]) -> Any:
 def _restore(
     code: types.CodeType, renamed: Mapping[str, str], side: Mapping[tuple[int, ...], Any], namespace: dict[str, Any], where: tuple[int, ...]
 ) -> types.CodeType:
-    constants = []
+    constants: list[Any] = []
     for i, constant in enumerate(code.co_consts):
         place = (*where, i)
         if isinstance(constant, types.CodeType):

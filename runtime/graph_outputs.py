@@ -38,5 +38,5 @@ def _view(output: GraphOutput, base: torch.Tensor) -> torch.Tensor:
     else:
         view = torch.empty(0, dtype=getattr(torch, output.dtype), device=base.device)
         start = base.storage_offset() * base.element_size() // view.element_size()
-        view.set_(base.untyped_storage(), start + output.offset, output.size, output.stride)  # type: ignore[call-overload]
+        view.set_(base.untyped_storage(), start + output.offset, output.size, output.stride)
     return view.detach() if output.detach else view

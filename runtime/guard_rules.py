@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -147,7 +148,7 @@ def _code(value: Any, wanted: str) -> Ruled:
 def _iterator(value: Any, constant: Any) -> Ruled:
     kind = constant[0]
     if kind == "tuple":
-        found: tuple[Any, ...] = ("tuple", value.__length_hint__()) if type(value) is type(iter(())) else ("other",)
+        found: tuple[Any, ...] = ("tuple", operator.length_hint(value)) if type(value) is type(iter(())) else ("other",)
     elif kind == "range" and type(value) in (type(iter(range(0))), type(iter(range(1 << 70)))):
         _, (source,), consumed = value.__reduce__()
         found = ("range", source.start + (consumed or 0) * source.step, source.stop, source.step)
