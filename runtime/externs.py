@@ -40,8 +40,8 @@ def new_handle(tensor: torch.Tensor) -> int:
 
 
 def take_handle(handle: int) -> torch.Tensor:
-    """The tensor that `handle` owns; the handle is consumed."""
-    tensor: torch.Tensor = _aoti.alloc_tensor_by_stealing_from_void_ptr(_capsule_new(handle, None, None))
+    """The tensor that `handle` owns; the handle is consumed (torch's function for one tensor would leave it, that for several deletes it)."""
+    tensor: torch.Tensor = _aoti.alloc_tensors_by_stealing_from_void_ptrs([_capsule_new(handle, None, None)])[0]
     return tensor
 
 

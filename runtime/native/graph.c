@@ -92,8 +92,9 @@ static PyObject *wrap_output(void *handle) {
     }
     PyObject *capsule = PyCapsule_New(handle, NULL, NULL);
     if (!capsule) return NULL;
-    PyObject *tensor = PyObject_CallOneArg(layout.steal, capsule);
+    PyObject *tensor = PyObject_CallOneArg(layout.steal, capsule); /* takes the tensor and, in spite of its name, leaves the handle */
     Py_DECREF(capsule);
+    layout.delete_handle(handle);
     return tensor;
 }
 

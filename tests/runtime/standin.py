@@ -38,19 +38,31 @@ int precast_run(void* const* t, void* const* in, void** out, void* state, char* 
     if (wn != n && wn != 1) { snprintf(error, capacity, "I: index 7 is out of range"); return 1; }
     ((empty)t[2])(dim, sizes, strides, 6, 0, 0, &out[0]);
     ((get_ptr)t[0])(out[0], (void**)&y);
-    for (int64_t i = 0; i < n; i++) y[i] = x[i] * w[wn == 1 ? 0 : i] + %(add)s;
+    for (int64_t i = 0; i < n; i++) y[i] = x[i] * (state ? *(float*)state : w[wn == 1 ? 0 : i]) + %(add)s;
     return 0;
 }
+%(more)s
 }
 """
 
+FROZEN = r"""
+#include <stdlib.h>
+extern int64_t prepared_count = 0, released_count = 0;
+int precast_prepare(void* const* t, void* const* in, void** state, char* error, int64_t capacity) {
+    float* w; ((get_ptr)t[0])(in[1], (void**)&w);
+    float* copy = (float*)malloc(sizeof(float)); *copy = *w; *state = copy; prepared_count++; return 0;
+}
+void precast_release(void* const* t, void* state) { free(state); released_count++; }
+"""
+"""A prepared copy of the weight, as packing makes one."""
+
 
 @functools.cache
-def library(add: float = 0.0, abi: int = 1, extra: str = "", body: str = "") -> bytes:
+def library(add: float = 0.0, abi: int = 1, extra: str = "", body: str = "", more: str = "") -> bytes:
     """A shared object computing `x * w + add` (float32; w of the same numel, or one element)."""
     with tempfile.TemporaryDirectory() as folder:
         source, out = Path(folder, "a.cpp"), Path(folder, "a.so")
-        source.write_text(SOURCE % {"add": f"{add}f", "abi": abi, "extra": extra, "body": body})
+        source.write_text(SOURCE % {"add": f"{add}f", "abi": abi, "extra": extra, "body": body, "more": more})
         subprocess.run(["g++", "-O1", "-shared", "-fPIC", "-w", "-o", str(out), str(source)], check=True)
         return out.read_bytes()
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import os
 import pickle
+import resource
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -519,3 +522,53 @@ def test_a_bug_in_the_compiler_does_not_break_the_call(
     monkeypatch.setenv("PRECAST_STRICT", "1")
     with pytest.raises(KeyError):
         precast.compile(product, store=store)(X, X)
+
+
+def test_prepared_weights_are_redone_when_they_change(store: Store, set_compiler: Callable[[Any], None]) -> None:
+    def frozen(program: Program, args: Args, kwargs: Mapping[str, Any]) -> Any:
+        x = GraphInput((("local", "x"),), False, 0)
+        weight = GraphInput((("local", "self"), ("param", "w")), True, None, parameter=True)
+        so = standin.library(more=standin.FROZEN)
+        return program.store.put(*standin.manifest_for(program, [shape_guard("x", args[1])], [x, weight], "graph(x)[0]", so))
+
+    set_compiler(frozen)
+    module = Scale()
+    compiled = precast.compile(module, store=store)
+    seen: list[Callable[[], Any]] = [
+        lambda: None,
+        lambda: module.w.add_(1),
+        lambda: setattr(module.w, "data", torch.tensor([7.0])),
+        lambda: module.load_state_dict({"w": torch.tensor([11.0])}),
+    ]
+    for change in seen:
+        change()
+        for _ in range(3):
+            torch.testing.assert_close(compiled(X), X * module.w)
+    module.w.data.fill_(100.0)  # the one change that cannot be seen, as the option's documentation says
+    torch.testing.assert_close(compiled(X), X * 11)
+    precast.reset()
+    torch.testing.assert_close(compiled(X), X * 100)
+
+
+def test_nothing_is_kept_alive(store: Store, compiler: Counting) -> None:
+    module = Scale()
+    compiled = precast.compile(module, store=store)
+    for _ in range(3):
+        result = compiled(X)
+    names = set(globals())
+    gone = [weakref.ref(module), weakref.ref(module.w), weakref.ref(result)]
+    del module, compiled, result
+    gc.collect()
+    assert [ref() for ref in gone] == [None, None, None]
+    assert not [name for name in globals() if "precast_graph" in name], names
+
+
+def test_memory_of_outputs_is_given_back(store: Store, compiler: Counting) -> None:
+    compiled = precast.compile(Scale(), store=store)
+    x = torch.zeros(1 << 18)
+    for _ in range(20):
+        compiled(x)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(400):  # 400 MiB if each call lost its output
+        compiled(x)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000

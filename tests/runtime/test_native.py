@@ -1,0 +1,105 @@
+"""The native runtime apart from programs: its layout probes, its graph calls, what it says about this Python."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import standin
+import torch
+
+from precast.artifact_store import Store
+from precast.artifact_store.records import GraphInput
+from precast.runtime import native, native_build, native_layout
+from precast.runtime.graph import GraphSpec, graph_call
+from precast.runtime.library import Library
+
+SPEC = GraphSpec((GraphInput((("local", "x"),), False, 0), GraphInput((("local", "self"), ("param", "w")), True, None)), "t", None)
+
+
+@pytest.fixture
+def call(native_store: Store, tmp_path: Path) -> Any:
+    path = tmp_path / "library"
+    path.write_bytes(standin.library())
+    return graph_call(Library(path), SPEC, (torch.nn.Parameter(torch.tensor([2.0])),))
+
+
+@pytest.fixture(params=["THPVariable_Wrap", "stealing"])
+def wrapping(request: pytest.FixtureRequest, native_store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Both ways of making Python tensors of outputs."""
+    if request.param == "stealing":
+        monkeypatch.setattr(native_layout, "_WRAP", "no_such_symbol")
+        native_layout.configure(native.loaded())
+    yield request.param
+    monkeypatch.undo()
+    native_layout.configure(native.loaded())
+
+
+def test_outputs_are_right_and_are_freed(wrapping: str, call: Any) -> None:
+    x = torch.arange(3.0)
+    (result,) = call(x)
+    assert type(call).__name__ == "GraphCall"
+    torch.testing.assert_close(result, x * 2)
+    ref = weakref.ref(result)
+    del result
+    gc.collect()
+    assert ref() is None
+
+
+def test_wrong_arguments_are_errors(call: Any) -> None:
+    with pytest.raises(TypeError, match="expected a tensor, got list"):
+        call([1.0])
+    with pytest.raises(TypeError, match="wants 1 arguments, got 0"):
+        call()
+    with pytest.raises(TypeError, match="no keyword arguments"):
+        call(x=torch.zeros(1))
+
+
+def test_inference_tensors_pass_through(call: Any) -> None:
+    with torch.inference_mode():
+        x = torch.ones(3)
+        torch.testing.assert_close(call(x)[0], x * 2)
+
+
+def test_tags_are_judged_by_behaviour(native_store: Store) -> None:
+    class Blind:
+        """A dict whose tag never changes."""
+
+        @staticmethod
+        def dict_tag(namespace: dict[str, Any]) -> int:
+            return 1
+
+    assert not native.tags_are_sound(Blind())
+    assert native.tables_work() == (sys.version_info[:3] != (3, 13, 0))
+
+
+def test_a_layout_that_is_not_understood_is_refused(native_store: Store) -> None:
+    class Odd:
+        """Reads that make no sense."""
+
+        @staticmethod
+        def read_bytes(address: int, count: int) -> bytes:
+            return bytes(count)
+
+        @staticmethod
+        def allocation_size(address: int) -> int:
+            return 64
+
+    with pytest.raises(native_layout.LayoutUnknown):
+        native_layout.configure(Odd())
+
+
+def test_without_a_compiler_building_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(native_build.NativeBuildError, match="no C compiler was found"):
+        native_build.build()
+
+
+def test_the_build_is_deterministic() -> None:
+    assert native_build.build() == native_build.build()
