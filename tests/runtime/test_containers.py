@@ -1,0 +1,155 @@
+"""Guard tables over what comes fresh with each call (tuples, lists, dicts of tensors), relations between arguments, and guards that stay Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from test_tables import spec
+
+from precast.artifact_store import Guard, Predicate, Store
+from precast.runtime import native
+from precast.runtime.entry import LocalsOf, parameters
+from precast.runtime.recorder import Plan, record
+
+X, Y = torch.zeros(2, 3), torch.zeros(4)
+
+
+def f(*args: Any, **kwargs: Any) -> None:
+    """The frame: its locals are `args` and `kwargs`, as in a decorated forward."""
+
+
+ARG0 = (("local", "args"), ("item", ("int", 0)))
+PAIR = (("local", "kwargs"), ("item", ("str", "pair")))
+GUARDS = [
+    Guard((("local", "args"),), Predicate.LENGTH, 1),
+    Guard(ARG0, Predicate.TENSOR, spec(X)),
+    Guard((("local", "kwargs"),), Predicate.KEYS, {"keys": (("str", "pair"), ("str", "scale")), "ordered": False}),
+    Guard(PAIR, Predicate.TYPE, "builtins:list"),
+    Guard(PAIR, Predicate.LENGTH, 2),
+    Guard((*PAIR, ("item", ("int", 1))), Predicate.TENSOR, spec(Y)),
+    Guard((("local", "kwargs"), ("item", ("str", "scale"))), Predicate.EQUALS, ("float", (0.5).hex())),
+]
+
+
+def table_for(guards: Sequence[Guard], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """A table for the call, and a function that says whether it holds for another call."""
+    names = parameters(function.__code__)
+    locals_of = LocalsOf(function)
+    table = record(native.loaded(), Plan(guards, names, function), locals_of(args, kwargs), locals_of.cells)
+
+    def holds(*args: Any, **kwargs: Any) -> bool:
+        values = locals_of(args, kwargs)
+        return bool(table.check(tuple(values[name] for name in names)))
+
+    return table, holds
+
+
+CALLS: list[tuple[str, bool, tuple[Any, ...], dict[str, Any]]] = [
+    ("fresh equal objects", True, (torch.ones(2, 3),), {"pair": [None, torch.ones(4)], "scale": 0.25 + 0.25}),
+    ("unguarded item differs", True, (X,), {"pair": ["anything", Y], "scale": 0.5}),
+    ("other shape", False, (torch.ones(3, 2),), {"pair": [None, Y], "scale": 0.5}),
+    ("other shape inside", False, (X,), {"pair": [None, torch.ones(5)], "scale": 0.5}),
+    ("tuple for a list", False, (X,), {"pair": (None, Y), "scale": 0.5}),
+    ("longer list", False, (X,), {"pair": [None, Y, Y], "scale": 0.5}),
+    ("more arguments", False, (X, X), {"pair": [None, Y], "scale": 0.5}),
+    ("no arguments", False, (), {"pair": [None, Y], "scale": 0.5}),
+    ("missing keyword", False, (X,), {"pair": [None, Y]}),
+    ("other keyword", False, (X,), {"pair": [None, Y], "scales": 0.5}),
+    ("one more keyword", False, (X,), {"pair": [None, Y], "scale": 0.5, "more": 1}),
+    ("other scalar", False, (X,), {"pair": [None, Y], "scale": 0.75}),
+    ("scalar of another type", False, (X,), {"pair": [None, Y], "scale": "0.5"}),
+    ("None for a container", False, (X,), {"pair": None, "scale": 0.5}),
+]
+
+
+@pytest.mark.parametrize("name, expected, args, kwargs", CALLS, ids=[row[0] for row in CALLS])
+def test_fresh_containers(native_store: Store, name: str, expected: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    table, holds = table_for(GUARDS, f, (X,), {"pair": [None, Y], "scale": 0.5})
+    assert not table.sizes()["python"]
+    assert holds(*args, **kwargs) is expected, name
+
+
+def two(a: torch.Tensor, b: torch.Tensor) -> None:
+    """Two tensors."""
+
+
+A, B = (("local", "a"),), (("local", "b"),)
+
+
+def test_distinct_and_same_arguments(native_store: Store) -> None:
+    distinct = [
+        Guard(A, Predicate.TENSOR, spec(X)),
+        Guard(B, Predicate.TENSOR, spec(X)),
+        Guard((("state",),), Predicate.NOT_ALIASED, {"distinct": (A, B), "mutated": (), "others": ()}),
+    ]
+    first, second = torch.zeros(2, 3), torch.zeros(2, 3)
+    table, holds = table_for(distinct, two, (first, second), {})
+    assert not table.sizes()["python"]
+    assert holds(second, first) and not holds(first, first)
+    same = [*distinct[:2], Guard(A, Predicate.SAME_AS, B)]
+    _, holds = table_for(same, two, (first, first), {})
+    assert holds(second, second) and not holds(first, second)
+
+
+def test_overlap_of_a_mutated_argument_is_checked_at_each_call(native_store: Store) -> None:
+    guards = [
+        Guard(A, Predicate.TENSOR, spec(X)),
+        Guard(B, Predicate.TENSOR, spec(X)),
+        Guard((("state",),), Predicate.NOT_ALIASED, {"distinct": (A, B), "mutated": (A,), "others": (B,)}),
+    ]
+    table, holds = table_for(guards, two, (torch.zeros(2, 3), torch.zeros(2, 3)), {})
+    assert table.sizes()["python"]
+    base = torch.zeros(9)
+    assert holds(torch.zeros(2, 3), torch.zeros(2, 3)) and not holds(base[:6].view(2, 3), base[3:].view(2, 3))
+
+
+class Computed:
+    level = 1
+
+    @property
+    def value(self) -> int:
+        return LEVELS[0]
+
+    def __getattr__(self, name: str) -> int:
+        if name == "lazy":
+            return LEVELS[0]
+        raise AttributeError(name)
+
+
+LEVELS = [1]
+
+
+@pytest.mark.parametrize("name", ["value", "lazy"])
+def test_what_python_code_computes_is_asked_at_each_call(native_store: Store, name: str) -> None:
+    target = Computed()
+    table, holds = table_for([Guard((*A, ("attr", name)), Predicate.EQUALS, ("int", 1))], two, (target, X), {})
+    assert table.sizes()["python"]
+    LEVELS[0] = 1
+    assert holds(target, X)
+    LEVELS[0] = 2
+    try:
+        assert not holds(target, X)
+    finally:
+        LEVELS[0] = 1
+
+
+def test_closure_cells(native_store: Store) -> None:
+    amount = 3
+
+    def inside(a: Any) -> Any:
+        return a + amount
+
+    table, holds = table_for([Guard((("cell", "amount"),), Predicate.EQUALS, ("int", 3))], inside, (X,), {})
+    assert not table.sizes()["python"]
+    assert holds(X)
+    amount = 4
+    assert not holds(X)
+
+
+def test_dynamic_sizes(native_store: Store) -> None:
+    free = {**spec(X), "size": (None, 3), "stride": (3, 1)}
+    _, holds = table_for([Guard(A, Predicate.TENSOR, free)], two, (X, Y), {})
+    assert holds(torch.zeros(7, 3), Y) and not holds(torch.zeros(7, 4), Y)
