@@ -8,7 +8,7 @@ from functools import wraps
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-from precast.lowering.ir import Attention, Conv, DType, Extern, Gemm, Index, Kernel, Load, Reduce, Scan, Step, Store, Value, View, walk
+from precast.lowering.ir import Attention, Conv, DType, Extern, Gemm, Index, Kernel, Load, Step, Store, Value, View, walk
 
 K = TypeVar("K", bound=Step)
 R = TypeVar("R")
@@ -119,11 +119,6 @@ def writes(step: Step) -> tuple[str, ...]:
 def value_dtype(value: Value) -> DType:
     """The type that a value has in arithmetic: half types are computed in f32."""
     return value.dtype.compute
-
-
-def has_reduce(*roots: Value) -> bool:
-    """Whether a reduction or scan is among the values under these roots."""
-    return any(isinstance(v, Reduce | Scan) for v in walk(*roots))
 
 
 def index_expr(value: Value) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import sympy
 
@@ -42,8 +42,6 @@ class Group:
     costs: dict[str, int]
     reducing: bool
     opaque: bool  # holds a scan: never merged sideways or as a producer
-    main: str = ""
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def points(self) -> int:
@@ -88,7 +86,6 @@ def single(position: int, kernel: Kernel, facts: KernelFacts) -> Group:
         {s.buffer: cost_of(s.value) for s in kernel.stores},
         bool(levels),
         any(isinstance(v, Scan) for v in values),
-        kernel.stores[0].buffer,
     )
 
 
@@ -296,8 +293,6 @@ def _union_of(a: Group, b: Group, axes: tuple[Axis, ...], places: dict[int, Plac
         {**a.costs, **costs},
         a.reducing or b.reducing,
         a.opaque or b.opaque,
-        b.main,
-        a.notes + b.notes,
     )
 
 

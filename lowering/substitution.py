@@ -32,7 +32,6 @@ from precast.lowering.ir import (
     Value,
     axis_symbol,
     operands,
-    walk,
 )
 from precast.lowering.symbolic import expand, symbols_of
 
@@ -278,8 +277,3 @@ class Rewriter:
 def zero(dtype: DType) -> Const:
     """The zero of a compute type."""
     return Const(False if dtype is DType.BOOL else 0.0 if dtype.is_float else 0, dtype)
-
-
-def bound_symbols(*roots: Value) -> frozenset[sympy.Symbol]:
-    """The symbols that reductions under these values bind."""
-    return frozenset(a.symbol for v in walk(*roots) if isinstance(v, Reduce) for a in v.axes)
