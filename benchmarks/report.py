@@ -54,7 +54,9 @@ def _warm(result: Result) -> float | None:
 
 
 def best_rival(results: dict[str, Result]) -> tuple[str, float] | None:
-    """The fastest compiled or eager rival in the steady state."""
+    """The fastest compiled or eager rival in the steady state; None where torch.compile was not measured."""
+    if "inductor" not in results or steady(results["inductor"]) is None:
+        return None
     times = [(t, n) for n, r in results.items() if not CONTENDERS[n].ours and (t := steady(r)) is not None]
     return (min(times)[1], min(times)[0]) if times else None
 
@@ -124,9 +126,15 @@ def _worst_ratio(rows: Rows, figure: str) -> tuple[float, str] | None:
     return worst
 
 
+def _disturbed(rows: Rows) -> list[str]:
+    """A warning that names the rows whose steady figures had to be taken from disturbed blocks."""
+    names = [name for name, results in rows.items() if any(sum(r.quiet) < 3 for r in results.values() if r.quiet)]
+    return [f"- CAUTION: other processes disturbed {', '.join(names)}: measure these rows again on a quiet machine"] if names else []
+
+
 def bars(rows: Rows, bar: float) -> str:
     """Whether each promised bar is met, with the figure that decides."""
-    lines = _steady_bars(rows, bar)
+    lines = [*_disturbed(rows), *_steady_bars(rows, bar)]
     for figure, limit, text in (
         ("cold", 1 / 3, "cold compile over torch.compile's"),
         ("warm", 1 / 10, "warm first call over torch.compile's"),

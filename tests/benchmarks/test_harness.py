@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ def report(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("report")
 
 
-def _row(report: ModuleType, **steady: float) -> dict[str, object]:
+def _row(report: ModuleType, **steady: float) -> dict[str, Any]:
     return {
         name: report.Result(blocks=[t] * 3, quiet=[True] * 3, steady=[t] * 9, cold=t, warm=[t], warm_peak=int(t))
         for name, t in steady.items()
@@ -61,6 +62,17 @@ def test_cold_and_warm_bars_take_the_worst_row(report: ModuleType) -> None:
     lines = report.bars(rows, 1.5).splitlines()
     assert any(line.startswith("- NOT met: cold compile") and "vit" in line for line in lines)
     assert any(line.startswith("- NOT met: warm first call over") and "0.500 (vit)" in line for line in lines)
+
+
+def test_figures_from_a_disturbed_machine_are_marked(report: ModuleType) -> None:
+    row = _row(report, inductor=1.5, precast=1.0)
+    assert "CAUTION" not in report.bars({"bert": row}, 1.5)
+    row["precast"].quiet = [True, False, False]
+    assert "CAUTION: other processes disturbed bert" in report.bars({"bert": row}, 1.5)
+
+
+def test_without_torch_compile_no_steady_bar_is_judged(report: ModuleType) -> None:
+    assert "not measured: steady" in report.bars({"bert": _row(report, eager=9.0, precast=1.0)}, 1.5)
 
 
 def test_what_was_not_measured_is_not_met_silently(report: ModuleType) -> None:
