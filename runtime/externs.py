@@ -40,7 +40,7 @@ def new_handle(tensor: torch.Tensor) -> int:
 
 
 def take_handle(handle: int) -> torch.Tensor:
-    """The tensor that `handle` owns; the handle is consumed (torch's function for one tensor would leave it, that for several deletes it)."""
+    """The tensor that `handle` owns; the handle is consumed (torch's function for a single tensor would leave it)."""
     tensor: torch.Tensor = _aoti.alloc_tensors_by_stealing_from_void_ptrs([_capsule_new(handle, None, None)])[0]
     return tensor
 

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 
-TOPICS = ("guards", "recompiles", "graph_breaks", "kernels", "store", "runtime", "compile", "capture", "lowering", "codegen")
+TOPICS = ("guards", "recompiles", "graph_breaks", "kernels", "store", "runtime", "compile", "capture", "lowering", "codegen", "driver")
 """Each is the logger `precast.<topic>`; warnings of every topic are always shown."""
 
 _configured = False

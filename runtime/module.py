@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -79,8 +80,7 @@ def _compiled_class(cls: type) -> type:
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
     }
-    make: Callable[..., type] = type(cls)
-    made = make(cls.__name__, (CompiledModule, cls), namespace)
+    made = types.new_class(cls.__name__, (CompiledModule, cls), exec_body=lambda body: body.update(namespace))
     return _classes.setdefault(cls, made)
 
 

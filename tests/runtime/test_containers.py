@@ -1,4 +1,4 @@
-"""Guard tables over what comes fresh with each call (tuples, lists, dicts of tensors), relations between arguments, and guards that stay Python."""
+"""Guard tables over what comes fresh with each call (tuples, lists, dicts of tensors), relations, and guards that stay Python."""
 
 from __future__ import annotations
 
