@@ -242,13 +242,27 @@ class _Renderer:
         inner = levels[-1] if levels else parent
         simd = bool(levels) and self._vectorises(section, accumulators)
         inner.simd = simd
+        rows = self._fill_rows(section, parent, inner)
         for r, acc in zip(section.reduces, accumulators, strict=True):
             for line in acc.update(body.value(r.value), body.linear(r.axes)):
                 inner.add(line)
         for s in section.stores:
             self._store(s, inner)
+        body.made.update(rows)
         del body.path[len(body.path) - len(levels) :]
         self._close(section.axes, levels, parent, accumulators, blocked)
+
+    def _fill_rows(self, section: Section, parent: Level, inner: Level) -> dict[int, str]:
+        """Stores a section's kept values into row buffers; their names for the sections that follow, by value."""
+        rows: dict[int, str] = {}
+        for value in section.kept:
+            (axis,) = section.axes
+            row = self.body.fresh("row")
+            place = f"{row}[{self.body.variable(axis.symbol)}]"
+            parent.add(f"{COMPUTE[value.dtype]} {row}[{axis.extent}];")
+            inner.add(f"{place} = {self.body.value(value)};")
+            rows[id(value)] = place
+        return rows
 
     # a reduction to one point, split over threads
 

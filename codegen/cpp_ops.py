@@ -28,7 +28,7 @@ def _math(name: str, cost: float = 60.0) -> Row:
 ROWS: dict[Op, Row] = {
     Op.NEG: Row("-{a}", "({T})(-({U}){a})"),
     Op.ABS: Row("__builtin_fabs{f}({a})", "({T})({a} < 0 ? -({U}){a} : ({U}){a})", "{a}"),
-    Op.EXP: _math("exp", 30),
+    Op.EXP: _math("exp", 20),
     Op.EXP2: _math("exp2", 30),
     Op.EXPM1: _math("expm1"),
     Op.LOG: _math("log", 30),
@@ -49,7 +49,7 @@ ROWS: dict[Op, Row] = {
     Op.ASINH: _math("asinh"),
     Op.ACOSH: _math("acosh"),
     Op.ATANH: _math("atanh"),
-    Op.ERF: _math("erf"),
+    Op.ERF: _math("erf", 40),
     Op.ERFC: _math("erfc"),
     Op.LGAMMA: Row("lgamma{f}_({a})", cost=400),
     Op.FLOOR: Row("__builtin_floor{f}({a})", "{a}", "{a}"),
@@ -88,6 +88,9 @@ ROWS: dict[Op, Row] = {
     Op.WHERE: Row("{a} ? {b} : {c}", "{a} ? {b} : {c}", "({a} & {b}) | (!{a} & {c})"),
     Op.FMA: Row("{a} * {b} + {c}", "({T})(({W}){a} * ({W}){b} + ({W}){c})"),
 }
+
+WRITTEN_OUT = {Op.EXP: "exp_f32", Op.ERF: "erf_f32"}
+"""f32 forms that are inlined (`cpp_math`) instead of called."""
 
 VECTOR_UNARY = "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc".split()
 VECTOR_BINARY = "pow atan2 hypot".split()
@@ -174,6 +177,8 @@ def render(op: Op, names: tuple[str, ...], operands: tuple[DType, ...], result: 
         )
     wide = "uint32_t" if kind in (DType.I16, DType.I8, DType.U8) else UNSIGNED.get(kind, "")
     a, b, c = (*names, "", "", "")[:3]
+    if op in WRITTEN_OUT and kind is not DType.F64:
+        return f"{WRITTEN_OUT[op]}({a})"
     return form.format(a=a, b=b, c=c, T=COMPUTE[kind], U=UNSIGNED.get(kind, ""), W=wide, f="" if kind is DType.F64 else "f")
 
 

@@ -19,10 +19,31 @@ import sympy
 from precast.codegen.cpp_index import stride_along
 from precast.codegen.cpp_types import LIMITS
 from precast.codegen.values import Facts, rebuild, rebuild_store, static_product, store_roots, substitute
-from precast.lowering.ir import Alu, Axis, Cast, Const, DType, Index, Kernel, Load, Op, Reduce, ReduceOp, Scan, Store, Value, operands, walk
+from precast.lowering.ir import (
+    TRANSCENDENTAL,
+    Alu,
+    Axis,
+    Cast,
+    Const,
+    DType,
+    Index,
+    Kernel,
+    Load,
+    Op,
+    Reduce,
+    ReduceOp,
+    Scan,
+    Store,
+    Value,
+    operands,
+    walk,
+)
 
 UNROLL_LIMIT = 32
 """Reductions of at most this many points are unrolled into the body of the surrounding loop."""
+
+ROW_LIMIT = 8192
+"""Longest row buffer, in elements: 32 KiB of f32 on the stack, which stays in the first two caches."""
 
 TILE = 32
 """Side of a transposition block: 32 rows of 32 f32 values are 4 KiB on each side, well within the first cache."""
@@ -35,6 +56,8 @@ class Section:
     axes: tuple[Axis, ...]
     reduces: tuple[Reduce, ...] = ()
     stores: tuple[Store, ...] = ()
+    kept: tuple[Value, ...] = ()
+    """Costly values over the section's one axis that a later section needs again: kept in a row buffer."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +120,8 @@ def _phase(axes: tuple[Axis, ...], stores: list[Store], facts: Facts) -> Phase:
     sections.append(Section(inner, stores=tuple(stores)))
     if lane is None:
         sections = [replace(s, axes=_vector_last(s.axes, s, facts)) for s in sections]
+        if outer:  # without outer loops a section may be split over threads, each with its own part of the row
+            sections = _keep_rows(sections, facts)
     return Phase(outer, tuple(sections), lane)
 
 
@@ -128,6 +153,40 @@ def _two_pass(reduce: Reduce) -> Value:
     found = Alu(Op.WHERE, (match, Index(place, kind), Const(LIMITS[kind][1], kind)), kind)
     least = Reduce(ReduceOp.MIN, found, reduce.axes, kind)
     return least if reduce.dtype is kind else Cast(least, reduce.dtype)
+
+
+def _keep_rows(sections: list[Section], facts: Facts) -> list[Section]:
+    """Marks what is worth a row buffer: transcendental work that two sections over the same single axis would both do."""
+    made = {id(r) for s in sections for r in s.reduces}
+    costly = [_costly(s, made) for s in sections]
+    result = []
+    for number, section in enumerate(sections):
+        kept: list[Value] = []
+        points = static_product(a.extent for a in section.axes)
+        if len(section.axes) == 1 and points is not None and points <= ROW_LIMIT:
+            later = {id(v) for n in range(number + 1, len(sections)) if sections[n].axes == section.axes for v in costly[n]}
+            earlier = {id(v) for s in result for v in s.kept}
+            kept = [v for v in costly[number] if id(v) in later and id(v) not in earlier and section.axes[0].symbol in facts.deps(v)]
+            inside = {id(o) for v in kept for o in walk(v) if o is not v}
+            kept = [v for v in kept if id(v) not in inside]
+        result.append(replace(section, kept=tuple(kept)))
+    return result
+
+
+def _costly(section: Section, made: set[int]) -> list[Value]:
+    """Transcendental values evaluated in a section's body."""
+    found, seen = [], set()
+    stack = [r.value for r in section.reduces] + [v for s in section.stores for v in store_roots(s)]
+    while stack:
+        node = stack.pop()
+        if id(node) in seen or id(node) in made:
+            continue
+        seen.add(id(node))
+        if isinstance(node, Alu) and node.op in TRANSCENDENTAL:
+            found.append(node)
+        if not isinstance(node, Reduce):
+            stack.extend(operands(node))
+    return found
 
 
 def _free(reduce: Reduce, axes: Sequence[Axis], facts: Facts) -> frozenset[Axis]:

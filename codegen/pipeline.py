@@ -14,6 +14,7 @@ from precast.codegen.compiled import CompiledGraph
 from precast.codegen.cpp_attention import attention_source as attention_text
 from precast.codegen.cpp_index import INDEX_HELPERS
 from precast.codegen.cpp_kernel import RenderedKernel, render_kernel
+from precast.codegen.cpp_math import MATH
 from precast.codegen.cpp_ops import prototypes
 from precast.codegen.cpp_types import PROLOGUE
 from precast.codegen.expand import LibraryCall, Pack, RunStep, expand, pack_weights
@@ -52,7 +53,7 @@ def compile_program(program: Program, target: str, options: Mapping[str, Any] | 
     host = HostWriter(program, steps, kernels, functions)
     host_source = host.source(packs, prepare)
     rendered = time.perf_counter()
-    unit = "\n".join([PROLOGUE, prototypes(), INDEX_HELPERS, FAULT, kernel_source, host_source])
+    unit = "\n".join([PROLOGUE, prototypes(), MATH, INDEX_HELPERS, FAULT, kernel_source, host_source])
     library = compile_shared(unit, target)
     done = time.perf_counter()
     return CompiledGraph(

@@ -224,3 +224,20 @@ def test_constants_are_exact() -> None:
         for got, item in zip(build([], outs, [kernel])(), items, strict=True):
             torch.testing.assert_close(got, torch.tensor([item], dtype=TORCH[dtype]), rtol=0, atol=0)
             assert math.copysign(1, got.item()) == math.copysign(1, item)
+
+
+def test_written_out_functions_are_within_two_ulp() -> None:
+    """`exp_f32` and `erf_f32` over their whole ranges, without and with fused multiply-add, against float64."""
+    n = 400_000
+    i = axis("i", n)
+    a, outs = buffer("a", (n,)), [buffer("e", (n,)), buffer("f", (n,))]
+    stores = tuple(Store(o.name, i.symbol, alu(op, load(a, (i,)))) for o, op in zip(outs, (Op.EXP, Op.ERF), strict=True))
+    data = torch.cat([torch.rand(n // 2) * 193 - 104, torch.rand(n // 2) * 10 - 5])
+    for target in ("cpu:x86-64-v2", "cpu:native"):
+        for result, function in zip(build([a], outs, [Kernel("k", (i,), stores)], target)(data), (torch.exp, torch.erf), strict=True):
+            want = function(data.double())
+            single = want.float()
+            ulp = torch.nextafter(single.abs(), torch.tensor(math.inf)).double() - single.abs().double()
+            finite = single.isfinite()
+            assert torch.equal(result.isfinite(), finite)
+            assert (((result.double() - want).abs() / ulp)[finite]).max() < 2
