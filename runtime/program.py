@@ -92,7 +92,7 @@ class Program:
         self.on_reset: Callable[[], None] | None = None
         self._lock = Lock()
         self._known: dict[str, str] = {}  # artifact id -> "" when loaded, else why it is of no use here
-        self._scanned = False
+        self._scanned: int | None = None  # when the program's folder in the store had last changed when it was looked through
         self._compiles = 0
         self._eager_reason = ""
         self._failures: Counter[str] = Counter()
@@ -178,7 +178,13 @@ class Program:
 
     def _scan(self) -> list[Variant]:
         """Variants that the store holds and this process has not seen; best target first."""
+        if self._eager_reason:
+            return []
         with self._lock:
+            stamp = self._folder_stamp()
+            if stamp is not None and stamp == self._scanned:
+                return []
+            self._scanned = stamp
             fresh = [m for m in self.store.variants(self.key) if m.artifact_id not in self._known]
             usable: list[tuple[int, Variant]] = []
             for manifest in fresh:
@@ -193,6 +199,15 @@ class Program:
             found = [variant for _, variant in sorted(usable, key=lambda pair: pair[0])]
             self.variants.extend(found)
             return found
+
+    def _folder_stamp(self) -> int | None:
+        """When an artifact was last added to or removed from this program's folder; 0 where there is none, None when it cannot be said."""
+        try:
+            return os.stat(self.store.root / "programs" / self.key).st_mtime_ns
+        except FileNotFoundError:
+            return 0
+        except OSError:
+            return None
 
     def _open(self, manifest: Manifest, source: Any, stored: bool) -> Variant | None:
         try:
@@ -343,6 +358,7 @@ class Program:
         with self._lock:
             self.variants.clear()
             self._known.clear()
+            self._scanned = None
             self._failures.clear()
             self._warned.clear()
             self._compiles = 0

@@ -572,3 +572,24 @@ def test_memory_of_outputs_is_given_back(store: Store, compiler: Counting) -> No
     for _ in range(400):  # 400 MiB if each call lost its output
         compiled(x)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+
+
+def test_what_another_process_stores_is_found_on_the_next_miss(store: Store, compiler: Counting) -> None:
+    first, second = precast.compile(product, store=store), precast.compile(product, store=Store.open(store.root))
+    first(X, X)
+    second(X, X)
+    first(X[:2], X[:2])
+    torch.testing.assert_close(second(X[:2], X[:2]), X[:2] * X[:2])
+    assert compiler.calls == 2
+
+
+def test_a_program_that_runs_eagerly_does_not_read_the_store(store: Store, set_compiler: Callable[[Any], None]) -> None:
+    set_compiler(_refuse)
+    f = precast.compile(product, store=store)
+    with pytest.warns(UserWarning, match="runs eagerly"):
+        f(X, X)
+    reads: list[str] = []
+    store.variants = lambda key: reads.append(key) or []  # type: ignore[method-assign, func-returns-value]
+    for _ in range(5):
+        f(X, X)
+    assert not reads
