@@ -1,4 +1,4 @@
-"""precast.compile for tests of agreement with eager: a call that ends up running eagerly agrees with it for nothing, so it is an error here."""
+"""precast.compile for tests of agreement with eager: to run eagerly would agree for nothing, so here it is an error."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import precast
 
 
-def compiled(fn: Callable[..., Any], store: str | Path) -> Callable[..., Any]:
+def compiled(fn: Callable[..., Any], store: str | Path, name: str | None = None) -> Callable[..., Any]:
     """`fn` as one compiled graph. A call raises `precast.PrecastError` where precast refuses it or warns that it runs eagerly."""
-    function = precast.compile(fn, store=str(store), fullgraph=True, options={"accumulated_recompile_limit": 1 << 30})
+    function = precast.compile(fn, store=str(store), fullgraph=True, name=name, options={"accumulated_recompile_limit": 1 << 30})
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with warnings.catch_warnings(record=True) as caught:

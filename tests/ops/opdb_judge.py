@@ -73,7 +73,7 @@ def precast(fn: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     from tests.ops.compiled import compiled
 
     try:
-        return compiled(fn, _store())(*args, **kwargs)
+        return compiled(fn, _store(), fn.__name__)(*args, **kwargs)
     except PrecastError as error:
         if "does not compile" in str(error) or "did not compile" in str(error):
             raise
@@ -129,6 +129,7 @@ def _one(op: Any, sample: Any, run: Backend) -> tuple[str, str, bool]:
     def inputs() -> tuple[tuple[Any, ...], dict[str, Any]]:
         return copy.deepcopy(((sample.input, *sample.args), dict(sample.kwargs)))
 
+    call.__name__ = f"opdb.{op.full_name}"
     try:
         torch.manual_seed(1)
         want = call(*(kept := inputs())[0], **kept[1])
