@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from precast.runtime.api import compile, explain_miss, load, reset  # noqa: A004
+    from precast.runtime.api import compile, explain_miss, load, reset
     from precast.runtime.errors import GuardMiss, OptionError, PrecastError, RecompileForbidden
     from precast.runtime.options import describe_options, list_mode_options, list_options
     from precast.runtime.precompile import precompile
