@@ -231,6 +231,7 @@ class _Checker:
                 _is_int(program.workspace_bytes) and offset + nbytes > int(program.workspace_bytes),
                 f"the slot of {slot.buffer} ends after the workspace",
             )
+        known = [k for k in known if k[2]]  # what has no bytes shares none
         for i, (a, a_offset, a_bytes) in enumerate(known):
             for b, b_offset, _ in known[i + 1 :]:
                 if b_offset >= a_offset + a_bytes:
