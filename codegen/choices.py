@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from precast.codegen.host_shims import TORCH_NAMES
-from precast.lowering.ir import Buffer, Gemm, View
+from precast.lowering.ir import Buffer, Conv, Gemm, View
 
 Record = dict[str, Any]
 """One measurement: {"winner": name, "us": {candidate: microseconds}}; plain data, for the store's tuning cache."""
@@ -135,3 +135,30 @@ def gemm_candidates(step: Gemm, buffers: Mapping[str, Buffer]) -> dict[str, Call
         return lambda: torch.addmm(bias, a, b, out=out)
 
     return {"onednn": onednn, "mkl": mkl}
+
+
+def conv_key(step: Conv, buffers: Mapping[str, Buffer]) -> str:
+    shape = f"{'x'.join(str(s) for s in step.x.size)} w{'x'.join(str(s) for s in step.weight.size)}"
+    extras = f"{step.activation} bias{step.bias is not None} residual{step.residual is not None}"
+    return f"conv {shape} {buffers[step.out].dtype.value} x{_layout(step.x)} {extras}"
+
+
+def conv_candidates(step: Conv, product: Gemm, buffers: Mapping[str, Buffer]) -> dict[str, Callable[[], Callable[[], object]]]:
+    """A 1x1 convolution as oneDNN's convolution (which reorders the ordinary weight at each call) or as its product."""
+    dtype = torch_dtype(buffers[step.x.buffer])
+    name, algorithm = POST_OPS[step.activation]
+    scalars: list[float] = list(step.activation_args)
+    ones, zeros = [1] * len(step.stride), [0] * len(step.stride)
+
+    def bias() -> torch.Tensor | None:
+        return None if step.bias is None else torch.rand(int(step.weight.size[0])).to(dtype)
+
+    def onednn() -> Callable[[], object]:
+        x, w, b = tensor(step.x, dtype), tensor(step.weight, dtype), bias()
+        return lambda: torch.ops.mkldnn._convolution_pointwise(x, w, b, zeros, ones, ones, 1, name, scalars, algorithm)
+
+    def linear() -> Callable[[], object]:
+        a, w, b = tensor(product.a, dtype), tensor(product.b, dtype).t(), bias()
+        return lambda: torch.ops.mkldnn._linear_pointwise(a, w, b, name, scalars, algorithm)
+
+    return {"onednn": onednn, "linear": linear}

@@ -8,12 +8,13 @@ from typing import Literal
 
 import sympy
 
-from precast.codegen.choices import POST_OPS, Chooser, gemm_candidates, gemm_key
+from precast.codegen.choices import POST_OPS, Chooser, conv_candidates, conv_key, gemm_candidates, gemm_key
 from precast.codegen.cpp_attention import attention_fits
 from precast.codegen.epilogue import epilogue_kernel, gemm_kernel
 from precast.lowering.ir import Attention, Buffer, Conv, Extern, Gemm, Kernel, Program, Size, Step, View
 
-How = Literal["onednn", "aten", "flash", "generated"]
+How = Literal["onednn", "aten", "flash", "generated", "linear"]
+"""`linear`: a 1x1 convolution over channels-last data as one oneDNN product, which reads the ordinary weight without reordering it."""
 
 TINY = 8_192
 """Multiplications up to which a generated loop beats any library call (a call costs about 1.5 us)."""
@@ -53,7 +54,7 @@ def expand(program: Program, steps: Sequence[Step], chooser: Chooser, prefix: st
             case Gemm():
                 result += _gemm(step, name, buffers, chooser)
             case Conv():
-                result += _conv(step, name, buffers)
+                result += _conv(step, name, buffers, chooser)
             case Attention():
                 result.append(_attention(step, buffers))
             case _:
@@ -66,7 +67,7 @@ def pack_weights(steps: Sequence[RunStep], weights: frozenset[str]) -> tuple[lis
     packs: list[Pack] = []
     result: list[RunStep] = []
     for step in steps:
-        if isinstance(step, LibraryCall) and step.how == "onednn" and isinstance(step.step, Gemm | Conv):
+        if isinstance(step, LibraryCall) and step.how in ("onednn", "linear") and isinstance(step.step, Gemm | Conv):
             call = step.step
             weight, data = (call.b, call.a) if isinstance(call, Gemm) else (call.weight, call.x)
             if weight.buffer in weights and known(*weight.size, *data.size):
@@ -113,9 +114,45 @@ def _onednn_gemm(step: Gemm, name: str, buffers: Mapping[str, Buffer]) -> list[R
     return [LibraryCall(_bare(step), "onednn"), *([rest] if rest is not None else [])]
 
 
-def _conv(step: Conv, name: str, buffers: Mapping[str, Buffer]) -> list[RunStep]:
+SMALL_ROWS = 4096
+"""Pixels up to which a 1x1 convolution may gain by running as a product; beyond, both were measured to be the same."""
+
+
+def rows_view(view: View) -> View | None:
+    """Channels-last [N, C, *spatial] as the matrix [pixels, C]; None where memory does not lie so."""
+    size, stride = view.size, view.stride
+    if not known(*size, *stride) or int(stride[1]) != 1:
+        return None
+    step = int(size[1])
+    for dimension in (*range(len(size) - 1, 1, -1), 0):
+        if int(size[dimension]) != 1 and int(stride[dimension]) != step:
+            return None
+        step *= int(size[dimension])
+    return View(view.buffer, (step // int(size[1]), size[1]), (size[1], 1), view.offset, view.dtype)
+
+
+def _pointwise_conv(step: Conv, buffers: Mapping[str, Buffer]) -> Gemm | None:
+    """A 1x1 convolution of stride one over channels-last data as the product that it is (its `out` keeps the convolution's shape)."""
+    plain = all(s == 1 for s in step.stride) and not any(step.padding) and step.groups == 1 and not step.transposed
+    if not plain or not all(int(n) == 1 for n in step.weight.size[2:] if known(n)) or not known(*step.weight.size, *step.weight.stride):
+        return None
+    out = buffers[step.out]
+    x, result = rows_view(step.x), rows_view(View(step.out, out.size, out.stride))
+    residual = None if step.residual is None else rows_view(step.residual)
+    if x is None or result is None or (step.residual is not None and (residual is None or step.activation != "none")):
+        return None
+    if int(step.weight.stride[1]) != 1 or int(x.size[0]) > SMALL_ROWS or step.activation not in POST_OPS:
+        return None
+    weight = View(step.weight.buffer, step.weight.size[1::-1], (1, step.weight.stride[0]), step.weight.offset, step.weight.dtype)
+    return Gemm(x, weight, step.bias, step.out, step.activation, step.activation_args, residual)
+
+
+def _conv(step: Conv, name: str, buffers: Mapping[str, Buffer], chooser: Chooser) -> list[RunStep]:
     dtype = buffers[step.out].dtype.value
     if dtype in ("f32", "bf16") and not step.transposed and len(step.x.size) in (4, 5):
+        product = _pointwise_conv(step, buffers)
+        if product is not None and chooser.pick(conv_key(step, buffers), conv_candidates(step, product, buffers), "onednn") == "linear":
+            return [LibraryCall(product, "linear")]
         if step.residual is None:
             return [LibraryCall(step, "onednn")]
         if step.residual_order == "before" and step.activation in ("none", "relu") and step.residual.stride == buffers[step.out].stride:

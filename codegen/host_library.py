@@ -37,7 +37,7 @@ def writes_in_place(call: LibraryCall) -> bool:
 def emit_library(writer: Writer, call: LibraryCall, label: str) -> None:
     """Writes the C++ of one library call."""
     match call.step:
-        case Gemm() as step if call.how == "onednn":
+        case Gemm() as step if call.how in ("onednn", "linear"):
             _onednn_gemm(writer, step, call.packed, label)
         case Gemm() as step:
             _aten_gemm(writer, step, label)
@@ -122,6 +122,11 @@ def _onednn_gemm(writer: Writer, step: Gemm, packed: int | None, label: str) -> 
         name, scalars, count, algorithm = _post_op(writer, step)
         writer.call("aoti_torch_cpu__linear_pointwise", f"{a}, {w}, {bias}, {name}, {scalars}, {count}, {algorithm}, &{target}", label)
         writer.python.append(f"    {step.out} = {step.activation}(linear({_show(step.a)}, {_show(weight)}, {_show(step.bias)}))")
+    out = writer.buffers[step.out]
+    if len(out.size) != len(step.a.size):  # a convolution's product: the same memory in the convolution's shape
+        rows, target = target, writer.new_owned()
+        arguments = f"{rows}, {len(out.size)}, {writer.ints(out.size)}, {writer.ints(out.stride)}, 0, &{target}"
+        writer.call("aoti_torch__reinterpret_tensor", arguments, label)
     writer.settle(step.out, target, label)
 
 

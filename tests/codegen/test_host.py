@@ -159,6 +159,28 @@ def test_convolutions(freeze: bool) -> None:
         assert got.stride() == tuple(case[3].stride)
 
 
+def test_pointwise_convolution_as_a_product() -> None:
+    """The measured alternative for 1x1 convolutions gives the same result, shape and strides."""
+    x, w, bias = torch.randn(2, 32, 7, 7).to(memory_format=torch.channels_last), torch.randn(48, 32, 1, 1), torch.randn(48)
+    for kind, residual in (("relu", False), ("none", True)):
+        out = buffer("o", (2, 48, 7, 7), F32, torch.empty(2, 48, 7, 7).to(memory_format=torch.channels_last).stride())
+        bx, bw, bb, br = (
+            buffer("x", x.shape, F32, x.stride()),
+            buffer("w", w.shape),
+            buffer("b", (48,)),
+            buffer("r", out.size, F32, out.stride),
+        )
+        step = Conv(view(bx), view(bw), view(bb), "o", (1, 1), (0, 0), (1, 1), False, (0, 0), 1, kind, (), view(br) if residual else None)
+        p = program([bx, bw, bb, br], [out], [step])
+        ((key, record),) = compile_program(p, "cpu:native", {}).evidence["choices"].items()
+        r = torch.randn(out.size).to(memory_format=torch.channels_last)
+        want = ACTIVATIONS[kind](torch.nn.functional.conv2d(x, w, bias) + (r if residual else 0))
+        for winner in ("onednn", "linear"):
+            (got,) = Loaded(compile_program(p, "cpu:native", {"tuning": {key: {**record, "winner": winner}}}).library)(x, w, bias, r)
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+            assert got.stride() == tuple(out.stride)
+
+
 def attention_case(
     b: int, h: int, hk: int, s: int, t: int, d: int, causal: bool, masked: str, dtype: DType, packed: bool
 ) -> tuple[list[Buffer], list[torch.Tensor], Attention, Buffer, torch.Tensor]:
