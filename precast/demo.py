@@ -127,9 +127,9 @@ def child(kind: str, store: str) -> None:
         steady, eager = (min(pair) for pair in zip(*((_seconds(f) for f in calls) for _ in range(2)), strict=True))
         plain = encoder(**tokens)
         exact = encoder.double()(**tokens)
-    errors = [float((x - exact).abs().max()) for x in (got, plain)]
+    error, eager_error = (float((x - exact).abs().max()) for x in (got, plain))
     parameters = sum(p.numel() for p in encoder.parameters())
-    print(json.dumps(vars(ChildReport(first, steady, eager, eager_first, parameters, *errors, _nearest(got)))))
+    print(json.dumps(vars(ChildReport(first, steady, eager, eager_first, parameters, error, eager_error, _nearest(got)))))
 
 
 def _run_child(kind: str, store: Path) -> ChildReport:
