@@ -10,9 +10,9 @@ from precast.codegen.cpp_index import IndexPrinter, Interval, free_symbols, inte
 from precast.codegen.cpp_ops import cast, render
 from precast.codegen.cpp_plan import has_loop, unrolled
 from precast.codegen.cpp_reduce import identity, inline_fold, update_lines
-from precast.codegen.cpp_types import COMPUTE, literal, load, storage
+from precast.codegen.cpp_types import COMPUTE, literal, load
 from precast.codegen.values import Facts, substitute
-from precast.lowering.ir import Alu, Axis, Buffer, Cast, Const, DType, Gather, Index, Load, Op, Reduce, ReduceOp, Scan, Value, operands
+from precast.lowering.ir import Alu, Axis, Buffer, Cast, Const, DType, Gather, Index, Load, Op, Reduce, Scan, Value, operands
 
 INT32_RANGE = (-(2**31), 2**31 - 1)
 COMPARES = (Op.LT, Op.LE, Op.EQ, Op.NE)
@@ -298,5 +298,3 @@ class Body:
 
 
 COMPARE_SIGNS = {Op.LT: "<", Op.LE: "<=", Op.EQ: "==", Op.NE: "!="}
-ARG = (ReduceOp.ARGMIN, ReduceOp.ARGMAX)
-__all__ = ["ARG", "Body", "Level", "ScanState", "storage"]

@@ -13,7 +13,7 @@ from precast.codegen.cpp_plan import TILE, Phase, Section, has_loop, plan
 from precast.codegen.cpp_reduce import Accumulator, update_lines
 from precast.codegen.cpp_types import COMPUTE, load, storage, store
 from precast.codegen.values import Facts, static_product, store_roots
-from precast.lowering.ir import Axis, Buffer, DType, Gather, Index, Kernel, Load, Op, Reduce, ReduceOp, Scan, Size, Store, operands, walk
+from precast.lowering.ir import Axis, Buffer, DType, Gather, Index, Kernel, Load, Op, Reduce, ReduceOp, Scan, Size, Store, walk
 
 LANES = 64
 """Lanes of a tile along an outer axis: four AVX-512 registers of f32, enough to hide latency."""
@@ -418,6 +418,3 @@ class _Renderer:
 
 def _static(size: Size) -> bool:
     return isinstance(size, int | sympy.Integer)
-
-
-__all__ = ["DType", "ReduceOp", "RenderedKernel", "operands", "render_kernel"]

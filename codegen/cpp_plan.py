@@ -159,7 +159,7 @@ def _keep_rows(sections: list[Section], facts: Facts) -> list[Section]:
     """Marks what is worth a row buffer: transcendental work that two sections over the same single axis would both do."""
     made = {id(r) for s in sections for r in s.reduces}
     costly = [_costly(s, made) for s in sections]
-    result = []
+    result: list[Section] = []
     for number, section in enumerate(sections):
         kept: list[Value] = []
         points = static_product(a.extent for a in section.axes)
@@ -175,7 +175,8 @@ def _keep_rows(sections: list[Section], facts: Facts) -> list[Section]:
 
 def _costly(section: Section, made: set[int]) -> list[Value]:
     """Transcendental values evaluated in a section's body."""
-    found, seen = [], set()
+    found: list[Value] = []
+    seen: set[int] = set()
     stack = [r.value for r in section.reduces] + [v for s in section.stores for v in store_roots(s)]
     while stack:
         node = stack.pop()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import sympy
@@ -64,6 +63,3 @@ def encode_call(step: Extern) -> tuple[dict[str, Any], list[View], list[sympy.Ex
     except TypeError as error:
         raise TypeError(f"{step.op}: {error}") from error
     return record, arguments.tensors, arguments.integers
-
-
-Printer = Callable[[sympy.Expr], str]

@@ -9,11 +9,13 @@ import sympy
 
 from precast.codegen.cpp_index import IndexPrinter
 from precast.codegen.cpp_kernel import RenderedKernel
+from precast.codegen.cpp_types import storage
 from precast.codegen.expand import LibraryCall, Pack, RunStep, views_of
 from precast.codegen.host_dispatch import dispatch, encodable
 from precast.codegen.host_extern import encode_call
 from precast.codegen.host_library import emit_library, emit_pack, weight_view, writes_in_place
 from precast.codegen.host_shims import SymbolTable, dtype_code
+from precast.codegen.host_templates import HOST_PROLOGUE, NEEDS_STATE, PREPARE, RUN, STATE
 from precast.codegen.values import store_roots
 from precast.lowering.ir import Buffer, Extern, Kernel, Load, Program, Size, View, walk
 
@@ -270,7 +272,7 @@ class HostWriter:
     def _launch(self, step: Kernel) -> None:
         kernel = self.kernels[step.name]
         from_buffers = [
-            f"({'' if b in step_writes(step) else 'const '}{_ctype(self.buffers[b])}*){self.pointer(b)}" for b in kernel.arguments
+            f"({'' if b in step_writes(step) else 'const '}{storage(self.buffers[b].dtype)}*){self.pointer(b)}" for b in kernel.arguments
         ]
         sizes = [self.size(s) for s in kernel.symbols]
         threads = "threads"
@@ -410,108 +412,6 @@ class HostWriter:
                 prepared,
             ]
         )
-
-
-def _ctype(buffer: Buffer) -> str:
-    from precast.codegen.cpp_types import storage
-
-    return storage(buffer.dtype)
-
-
-HOST_PROLOGUE = r"""
-#define EXPORT extern "C" __attribute__((visibility("default")))
-extern "C" { void* aligned_alloc(__SIZE_TYPE__, __SIZE_TYPE__); void free(void*); int snprintf(char*, __SIZE_TYPE__, const char*, ...); }
-static void say(char* error, int64_t capacity, const char* text) { if (capacity > 0) snprintf(error, (__SIZE_TYPE__)capacity, "%s", text); }
-static int fail(void* const* table, char* error, int64_t capacity, const char* step) {
-  const char* what = 0;
-  if (torch_exception_get_what_without_backtrace) what = torch_exception_get_what_without_backtrace();
-  if (capacity > 0) snprintf(error, (__SIZE_TYPE__)capacity, "%s [in %s]", what && *what ? what : "the library call failed", step);
-  return 1;
-}
-static int say_index(const Error& fault, char* error, int64_t capacity) {
-  if (capacity <= 0) return 1;
-  const __SIZE_TYPE__ room = (__SIZE_TYPE__)capacity;
-  const long long index = (long long)fault.index, size = (long long)fault.size;
-  const int dimension = fault.dimension;
-  if (dimension >= 0) snprintf(error, room, "I: index %lld is out of bounds for dimension %d with size %lld", index, dimension, size);
-  else snprintf(error, room, "I: index %lld is out of bounds for a dimension with size %lld", index, size);
-  return 1;
-}
-static bool differs(void* const* table, void* tensor, int64_t rank, const int64_t* sizes, const int64_t* strides) {
-  int64_t* have = 0;
-  if (aoti_torch_get_strides(tensor, &have)) return false;
-  for (int64_t i = 0; i < rank; ++i) if (sizes[i] > 1 && have[i] != strides[i]) return true;
-  return false;
-}
-struct Block { char* memory; int64_t capacity; };
-static Block shared_block; static int shared_taken;
-/* One cached block a library, so that calls meet no fresh pages; a reentrant call has its own. */
-struct Workspace {
-  Block own = {0, 0}; Block* block = 0;
-  char* get(int64_t bytes) {
-    block = __atomic_exchange_n(&shared_taken, 1, __ATOMIC_ACQUIRE) ? &own : &shared_block;
-    if (block->capacity < bytes || !block->memory) {
-      free(block->memory);
-      const int64_t rounded = (bytes + 4095) / 4096 * 4096 + 4096;
-      block->memory = (char*)aligned_alloc(64, (__SIZE_TYPE__)rounded);
-      block->capacity = block->memory ? rounded : 0;
-    }
-    return block->memory;
-  }
-  ~Workspace() { if (block == &own) free(own.memory); else if (block) __atomic_store_n(&shared_taken, 0, __ATOMIC_RELEASE); }
-};
-"""
-
-RUN = """
-struct Owned {{
-  void* h[{owned}] = {{0}}; void* const* table;
-  explicit Owned(void* const* t) : table(t) {{}}
-  ~Owned() {{ for (void* x : h) if (x) aoti_torch_delete_tensor_object(x); }}
-}};
-EXPORT int precast_run(void* const* table, void* const* inputs, void** outputs, void* state, char* error, int64_t capacity) {{
-  (void)inputs;
-{state}  Owned own(table); Workspace workspace; Error fault = {{0, 0, 0, 0}};
-  uint32_t threads_now = 1; {threads}(&threads_now); const int threads = (int)threads_now;
-  (void)threads; (void)fault;
-{pointers}{body}
-  return 0;
-}}
-"""
-
-NEEDS_STATE = """  if (!state) { say(error, capacity, "the weights of this artifact were not prepared"); return 1; }
-  State* const prepared = (State*)state; (void)prepared;
-"""
-
-STATE = """
-struct State {{ char* memory; void* packed[{packs}]; }};
-"""
-
-PREPARE = """
-static void release_state(void* const* table, State* s) {{
-  for (void* h : s->packed) if (h) aoti_torch_delete_tensor_object(h);
-  free(s->memory); delete s;
-}}
-struct Keeper {{ void* const* table; State* state; ~Keeper() {{ if (state) release_state(table, state); }} }};
-EXPORT int precast_prepare(void* const* table, void* const* inputs, void** state, char* error, int64_t capacity) {{
-  struct Owned {{
-    void* h[{owned}] = {{0}}; void* const* table;
-    explicit Owned(void* const* t) : table(t) {{}}
-    ~Owned() {{ for (void* x : h) if (x) aoti_torch_delete_tensor_object(x); }}
-  }} own(table);
-  (void)inputs; *state = 0;
-  State* const prepared = new State(); Keeper keeper = {{table, prepared}};
-  prepared->memory = (char*)aligned_alloc(64, {bytes});
-  if (!prepared->memory) {{ say(error, capacity, "out of memory: the prepared weights could not be allocated"); return 1; }}
-  Error fault = {{0, 0, 0, 0}}; uint32_t threads_now = 1; {threads}(&threads_now); const int threads = (int)threads_now;
-  (void)threads; (void)fault;
-{pointers}{body}
-  keeper.state = 0; *state = prepared;
-  return 0;
-}}
-EXPORT void precast_release(void* const* table, void* state) {{
-  if (state) release_state(table, (State*)state);
-}}
-"""
 
 
 def _padded_bytes(buffer: Buffer) -> int:

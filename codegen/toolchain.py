@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import shutil
 import subprocess
 import tempfile
@@ -113,7 +112,3 @@ def compile_shared(source: str, target: str) -> bytes:
                 f"{compiler.version} refused generated code for {target}:\n" + "\n".join(errors or done.stderr.splitlines()[:8])
             )
         return (Path(folder) / "graph.so").read_bytes()
-
-
-def source_digest(source: str) -> str:
-    return hashlib.sha256(source.encode()).hexdigest()
