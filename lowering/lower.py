@@ -12,6 +12,7 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
 
 import precast.lowering.ops  # noqa: F401  (fills the table)
 from precast.lowering import index as ix
@@ -32,7 +33,8 @@ def lower(graph: fx.GraphModule, name: str, options: object = None) -> Program:
 
     Raises `Unsupported` where the graph holds what no ATen call can do for it (data-dependent sizes, higher-order ops).
     """
-    return _Walk(graph, name).run()
+    with _disable_current_modes():  # a backend runs while torch still fakes tensors; the graph's own constants are real
+        return _Walk(graph, name).run()
 
 
 class _Walk:
@@ -126,6 +128,8 @@ class _Walk:
         dtype = dtype_of(value.dtype)
         if value.dim() == 0 and dtype not in WITHOUT_ARITHMETIC and type(value).__name__ in ("Tensor", "Parameter"):
             return Tensor((), dtype, value=tx.constant(value.item(), dtype))
+        if value.numel() == 0 and dtype not in WITHOUT_ARITHMETIC:
+            return Tensor(tuple(value.shape), dtype, value=tx.constant(0, dtype))
         name = self.b.buffer(tuple(value.shape), dtype, None, str(value.dtype).removeprefix("torch."))
         self.b.constants.append((name, value.contiguous()))
         return self.b.whole(name)

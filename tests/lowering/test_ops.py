@@ -192,6 +192,11 @@ def test_tensor_literals_are_carried() -> None:
     assert len(program.constants) == 1 and len(program.constants[0].data) == 12
 
 
+def test_empty_tensor_literals_are_computed() -> None:
+    program = agrees(lambda x: torch.cat([torch.tensor([]), x]), t(3))
+    assert not program.constants
+
+
 def test_sizes_that_depend_on_data_are_refused_with_the_place() -> None:
     def graph_of(fn: Fn, *args: torch.Tensor) -> torch.fx.GraphModule:
         return make_fx(fn, tracing_mode="symbolic")(*args)
