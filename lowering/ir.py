@@ -265,7 +265,7 @@ class Alu(metaclass=Interned):
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Reduce(metaclass=Interned):
-    """`value` combined over all points of the bound `axes`. For ARGMIN/ARGMAX the result is the linear index over `axes` (row-major), I64."""
+    """`value` combined over all points of the bound `axes`. ARGMIN/ARGMAX give the linear index over `axes` (row-major), I64."""
 
     op: ReduceOp
     value: Value
@@ -275,7 +275,10 @@ class Reduce(metaclass=Interned):
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Scan(metaclass=Interned):
-    """Inclusive running SUM, PROD, MIN, MAX of `value` along the kernel axis `axis`; ARGMIN/ARGMAX: index of the running extreme (the last one among equals)."""
+    """Inclusive running SUM, PROD, MIN, MAX of `value` along the kernel axis `axis`.
+
+    ARGMIN/ARGMAX: index of the running extreme (the last one among equals).
+    """
 
     op: ReduceOp
     value: Value
@@ -339,7 +342,7 @@ class Kernel:
 
 Scalar = bool | int | float | str | None
 Arg = Any
-"""Argument of an extern call: View, Value (index expression as scalar: `Index`), Scalar, ("dtype", name), ("device", name), or nested tuples."""
+"""Argument of an extern call: View, Index (a size as a scalar), Scalar, ("dtype", name), ("device", name), or nested tuples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -362,7 +365,9 @@ Unary = Literal["none", "relu", "gelu", "gelu_tanh", "sigmoid", "tanh", "silu", 
 
 @dataclass(frozen=True, eq=False)
 class Gemm:
-    """`out = act(alpha * a @ b + bias) (+ residual)`; `a`: [(B,) M, K], `b`: [(B,) K, N], any strides; `bias`: [N] or None; leading batch broadcast is not implied.
+    """`out = act(a @ b + bias) (+ residual)`; `a`: [(B,) M, K], `b`: [(B,) K, N], any strides; `bias`: [N] or None.
+
+    Batches are equal: no leading dimension is broadcast.
 
     `residual` has out's shape and is added after the activation when `post_add` is "after", before it when "before".
     """
@@ -401,7 +406,10 @@ class Conv:
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """Scaled dot-product attention, kept whole. q, k, v: [B, H, S, D] (k and v may have fewer heads), mask broadcastable to [B, H, Sq, Sk] or None, additive."""
+    """Scaled dot-product attention, kept whole. q, k, v: [B, H, S, D] (k and v may have fewer heads).
+
+    `mask`: broadcastable to [B, H, Sq, Sk], additive, or None.
+    """
 
     q: View
     k: View
@@ -443,7 +451,7 @@ class Output:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A scheduled graph: `steps` in order over `buffers`. Input buffers are named in `inputs` in calling order; integer inputs are symbols."""
+    """A graph: `steps` in order over `buffers`. Input buffers are named in `inputs` in calling order; integer inputs are symbols."""
 
     name: str
     symbols: tuple[sympy.Symbol, ...]
