@@ -369,7 +369,7 @@ class Gemm:
 
     Batches are equal: no leading dimension is broadcast.
 
-    `residual` has out's shape and is added after the activation when `post_add` is "after", before it when "before".
+    `residual` has out's shape and is added after the activation when `residual_order` is "after", else before it.
     """
 
     a: View
