@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import sympy
 import torch
-from loader import Loaded
 
 from precast.codegen import compile_program
 from precast.lowering.ir import Alu, Axis, Buffer, DType, Kernel, Load, Op, Output, Program, Store, Value, View, axis_symbol
+from tests.codegen.loader import Loaded
 
 F32 = DType.F32
 TORCH = {

@@ -6,11 +6,11 @@ import threading
 
 import pytest
 import torch
-from loader import Loaded
-from programs import F32, TORCH, alu, at, axis, buffer, build, contiguous, load, map_kernel, program, view
 
 from precast.codegen import compile_program
 from precast.lowering.ir import Attention, Buffer, Const, Conv, DType, Extern, Gemm, Kernel, Load, Op, Slot, Store, View
+from tests.codegen.loader import Loaded
+from tests.codegen.programs import F32, TORCH, alu, at, axis, buffer, build, contiguous, load, map_kernel, program, view
 
 ACTIVATIONS = {
     "none": lambda x: x, "relu": torch.relu, "gelu": torch.nn.functional.gelu,

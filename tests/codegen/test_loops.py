@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from programs import F32, TORCH, alu, at, axis, buffer, build, load, map_kernel
 
 from precast.lowering.ir import (
     Axis,
@@ -23,6 +22,7 @@ from precast.lowering.ir import (
     Value,
     axis_symbol,
 )
+from tests.codegen.programs import F32, TORCH, alu, at, axis, buffer, build, load, map_kernel
 
 SHAPES = [(4, 5, 6), (1, 1, 1), (33, 7, 100), (3, 300, 17), (2, 3, 4096), (70, 130, 3), (0, 3, 4), (3, 0, 4), (3, 4, 0), (5, 64, 64)]
 DIMS = [(0,), (1,), (2,), (0, 2), (1, 2), (0, 1, 2)]
@@ -339,3 +339,17 @@ def test_large_windows_inside_a_reduction() -> None:
     data = torch.randn(n, w + big)
     (got,) = build([x], [total], [kernel])(data)
     torch.testing.assert_close(got, data.double().unfold(1, big, 1)[:, :w].sum(-1).amax(1).float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("channels", [1, 7, 64])
+def test_masked_rows_beside_a_loop(channels: int) -> None:
+    """A mask that the innermost loop does not change picks the row outside it; rows outside the image are never read."""
+    i, c = axis("i", 6), axis("c", channels)
+    inside = alu(Op.AND, Alu(Op.LE, (Const(0, DType.I64), Index(i.symbol - 2, DType.I64)), DType.BOOL),
+                 Alu(Op.LT, (Index(i.symbol - 2, DType.I64), Const(3, DType.I64)), DType.BOOL))  # fmt: skip
+    value = Load("x", (i.symbol - 2) * channels + c.symbol, F32, (), inside)
+    run = build(map_kernel((i, c), value, [("x", (3, channels))]))
+    x = torch.randn(3, channels)
+    want = torch.zeros(6, channels)
+    want[2:5] = x
+    assert torch.equal(run(x)[0], want)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from programs import TORCH, Axis, Buffer, alu, at, axis, buffer, build, load
 
 from precast.codegen.cpp_ops import ROWS
 from precast.lowering.ir import COMPARISONS, Cast, Const, DType, Kernel, Op, Store, Value, arity
+from tests.codegen.programs import TORCH, Axis, Buffer, alu, at, axis, buffer, build, load
 
 N = 203
 FLOATS = (DType.F64, DType.F32, DType.BF16, DType.F16)

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from loader import Loaded
-from programs import F32, alu, at, axis, buffer, load, map_kernel, program, view
 from test_host import attention_case
 from test_loops import softmax_value, variance_norm
 
@@ -21,6 +19,8 @@ from precast.codegen import compile_program, toolchain
 from precast.codegen.cpp_kernel import render_kernel
 from precast.codegen.epilogue import activate
 from precast.lowering.ir import Axis, Buffer, Const, DType, Gemm, Kernel, Op, Program, Reduce, ReduceOp, Store, Value
+from tests.codegen.loader import Loaded
+from tests.codegen.programs import F32, alu, at, axis, buffer, load, map_kernel, program, view
 
 GOLDEN = Path(__file__).parent / "golden"
 
