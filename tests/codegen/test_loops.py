@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from precast.lowering.ir import (
+    Alu,
     Axis,
     Buffer,
     Const,

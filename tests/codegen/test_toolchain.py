@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_host import attention_case
 from test_loops import softmax_value, variance_norm
 
 from precast.codegen import compile_program, toolchain
@@ -21,6 +20,7 @@ from precast.codegen.epilogue import activate
 from precast.lowering.ir import Axis, Buffer, Const, DType, Gemm, Kernel, Op, Program, Reduce, ReduceOp, Store, Value
 from tests.codegen.loader import Loaded
 from tests.codegen.programs import F32, alu, at, axis, buffer, load, map_kernel, program, view
+from tests.codegen.test_host import attention_case
 
 GOLDEN = Path(__file__).parent / "golden"
 
