@@ -345,12 +345,16 @@ def test_large_windows_inside_a_reduction() -> None:
 @pytest.mark.parametrize("channels", [1, 7, 64])
 def test_masked_rows_beside_a_loop(channels: int) -> None:
     """A mask that the innermost loop does not change picks the row outside it; rows outside the image are never read."""
+    x, out = buffer("x", (3, channels)), buffer("o", (6, channels))
     i, c = axis("i", 6), axis("c", channels)
-    inside = alu(Op.AND, Alu(Op.LE, (Const(0, DType.I64), Index(i.symbol - 2, DType.I64)), DType.BOOL),
-                 Alu(Op.LT, (Index(i.symbol - 2, DType.I64), Const(3, DType.I64)), DType.BOOL))  # fmt: skip
-    value = Load("x", (i.symbol - 2) * channels + c.symbol, F32, (), inside)
-    run = build(map_kernel((i, c), value, [("x", (3, channels))]))
-    x = torch.randn(3, channels)
+    row = Index(i.symbol - 2, DType.I64)
+    inside = alu(
+        Op.AND,
+        Alu(Op.LE, (Const(0, DType.I64), row), DType.BOOL),
+        Alu(Op.LT, (row, Const(3, DType.I64)), DType.BOOL),
+    )
+    value = load(x, (i.symbol - 2, c), mask=inside)
+    data = torch.randn(3, channels)
     want = torch.zeros(6, channels)
-    want[2:5] = x
-    assert torch.equal(run(x)[0], want)
+    want[2:5] = data
+    assert torch.equal(build([x], [out], [map_kernel("k", out, (i, c), value)])(data)[0], want)

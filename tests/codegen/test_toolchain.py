@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_loops import softmax_value, variance_norm
 
 from precast.codegen import compile_program, toolchain
 from precast.codegen.cpp_kernel import render_kernel
@@ -21,6 +20,7 @@ from precast.lowering.ir import Axis, Buffer, Const, DType, Gemm, Kernel, Op, Pr
 from tests.codegen.loader import Loaded
 from tests.codegen.programs import F32, alu, at, axis, buffer, load, map_kernel, program, view
 from tests.codegen.test_host import attention_case
+from tests.codegen.test_loops import softmax_value, variance_norm
 
 GOLDEN = Path(__file__).parent / "golden"
 
