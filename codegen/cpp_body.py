@@ -173,12 +173,34 @@ class Body:
 
     def _load(self, node: Load, level: Level) -> str:
         buffer = self.buffers[node.buffer]
-        place = f"{self.pointers[node.buffer]}[{self._index_with_gathers(node.index, node.gathers, node.mask, buffer, level)}]"
-        text = load(buffer.dtype, place)
+        index = self._hoisted(node, buffer, level) or self._index_with_gathers(node.index, node.gathers, node.mask, buffer, level)
+        text = load(buffer.dtype, f"{self.pointers[node.buffer]}[{index}]")
         if node.mask is None:
             return text
         zero = literal(0, node.dtype)
         return f"{self.value(node.mask)} ? {text} : {zero}"
+
+    def _hoisted(self, node: Load, buffer: Buffer, level: Level) -> str | None:
+        """Index of a masked load whose mask does not change in `level`'s loop: the mask picks the row's start outside the loop (0 where it is
+        false), so that the load inside is in bounds either way and compilers vectorise it, where they may not speculate it otherwise.
+        """
+        inner = free_symbols(node.index) & level.axes
+        if node.mask is None or node.gathers or len(inner) != 1 or self.facts.deps(node.mask) & level.axes:
+            return None
+        (axis,) = inner
+        step, span = stride_along(node.index, axis), static_span(buffer)
+        bounds = interval(axis, self.ranges)
+        if not isinstance(step, int | sympy.Integer) or span is None or bounds is None:
+            return None
+        if bounds[0] < 0 or step < 0 or bounds[1] * int(step) >= span:
+            return None
+        rest = sympy.expand(node.index - step * axis)
+        if free_symbols(rest) & level.axes:
+            return None
+        outer = self.home(self.facts.deps(node.mask) | free_symbols(rest))
+        name, mask = self.fresh("o"), self.value(node.mask)
+        outer.add(f"const {self.index_type} {name} = {mask} ? {self.index(rest)} : 0;")
+        return f"{name} + {self.index(step * axis)}"
 
     def _index_with_gathers(self, expr: sympy.Expr, gathers: tuple[Gather, ...], mask: Value | None, buffer: Buffer, level: Level) -> str:
         names = {g.symbol: self._gather(g, mask, self._dimension(expr, g, buffer), level) for g in gathers}
@@ -295,6 +317,16 @@ class Body:
         result = self.fresh("v")
         level.add(f"const {COMPUTE[node.dtype]} {result} = {names.result};")
         return result
+
+
+def static_span(buffer: Buffer) -> int | None:
+    """Elements from a buffer's first to its last, where its sizes are known."""
+    span = 1
+    for size, stride in zip(buffer.size, buffer.stride, strict=True):
+        if not isinstance(size, int | sympy.Integer) or not isinstance(stride, int | sympy.Integer) or size == 0:
+            return None
+        span += (int(size) - 1) * int(stride)
+    return span
 
 
 COMPARE_SIGNS = {Op.LT: "<", Op.LE: "<=", Op.EQ: "==", Op.NE: "!="}
