@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from precast.artifact_store.guards import Guard
 from precast.runtime.compatibility import why_not
 from precast.runtime.guard_eval import failure
-
-if TYPE_CHECKING:
-    from precast.runtime.program import Program
+from precast.runtime.options import OPTIONS, key_options
+from precast.runtime.program import Program, program_key
 
 SHOWN = 8
 
@@ -116,7 +115,10 @@ def explain(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
 
 
 def _nothing_stored(program: Program) -> str:
-    """Nothing under this key: name the programs that look alike, because an edited function or other options change the key."""
+    """Nothing under this key: say under which name or options the store holds this very code, or which programs look alike."""
+    held = [found for key in program.store.programs() if (found := _held(program, key))]
+    if held:
+        return f"Nothing is stored under this key, but the store holds this code {'; '.join(sorted(set(held)))}."
     stem = program.key.rpartition("-")[0]
     alike = [key for key in program.store.programs() if key.rpartition("-")[0] == stem]
     if not alike:
@@ -125,3 +127,25 @@ def _nothing_stored(program: Program) -> str:
         f"Nothing is stored under this key, but {len(alike)} program(s) of the same name are: {', '.join(alike[:4])}. "
         "The function's code or the options (mode, freeze, name, …) differ from when it was compiled; compile again, or restore them."
     )
+
+
+def _held(program: Program, key: str) -> str:
+    """How the program stored under `key` was named and configured, if it is the code of `program`; otherwise empty."""
+    manifest = next(iter(program.store.variants(key)), None)
+    if manifest is None:
+        return ""
+    name, options = manifest.program_name, manifest.options
+    if not options.keys() <= OPTIONS.keys():
+        return ""  # another precast made it
+    for label in (name, None):
+        if program_key(program.entry.name, program.digest, options, label) == key:
+            break
+    else:
+        return ""
+    named = f"under the name {name!r}: give name={name!r}" if label else "without a name: leave name= out"
+    parts = [named] if (label or program.entry.name) != program.name else []
+    wanted = key_options(program.options)
+    differing = [f"{option}={options.get(option)!r}" for option in wanted if options.get(option) != wanted[option]]
+    if differing:
+        parts.append(f"compiled with {', '.join(differing)}: give the same options")
+    return ", ".join(parts)

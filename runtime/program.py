@@ -263,9 +263,10 @@ class Program:
         if self._compiles < limit and _compiles_by_key[self.key] < accumulated:
             return True
         which = f"recompile_limit ({limit})" if self._compiles >= limit else f"accumulated_recompile_limit ({accumulated})"
-        self._run_eagerly(
-            f"reached {which}; the guard that kept failing: {self._worst_guard()}. Further calls that fit no variant run eagerly"
-        )
+        reached = f"reached {which}; the guard that kept failing: {self._worst_guard()}."
+        if self.options["fullgraph"]:
+            raise PrecastError(f"{self.name} {reached} fullgraph=True forbids running eagerly: raise the limit, or use dynamic=True")
+        self._run_eagerly(f"{reached} Further calls that fit no variant run eagerly")
         return False
 
     def _first_failures(self, local_values: Mapping[str, Any]) -> list[str]:
@@ -296,33 +297,49 @@ class Program:
                 compiled()
             self._compiles += 1
             _compiles_by_key[self.key] += 1
-        variant = self._adopt(outcome)
-        if variant is None:
-            return None
+        try:
+            return self._bind_new(self._adopt(outcome), local_values)
+        except LoadError as error:
+            return self._unloadable(error)
+
+    def _bind_new(self, variant: Variant, local_values: Mapping[str, Any]) -> Binding | None:
+        """The binding of a variant that was compiled for this very call. Raises LoadError."""
         cells = self.locals_of.cells()
         if not variant.check(local_values, cells):
             self._unstable(variant, local_values, cells)
             return None
-        return self._first_fit([variant], local_values, cells)
+        try:
+            binding = variant.bind(local_values, cells)
+        except LoadError as error:
+            self._drop(variant, str(error))
+            raise
+        self._count_hit(variant)
+        return binding
 
-    def _adopt(self, outcome: str | InProcess) -> Variant | None:
-        """The variant that the compile callable just made, loaded as a warm start would load it."""
+    def _adopt(self, outcome: str | InProcess) -> Variant:
+        """The variant that the compile callable just made, loaded as a warm start would load it. Raises LoadError."""
         with self._lock:
             if isinstance(outcome, InProcess):
                 logger("runtime").info("%s: kept in this process only: %s", self.name, outcome.reason or "it cannot be stored")
                 variant = self._open(outcome.manifest, MemoryBlobs(outcome.blobs), stored=False)
+                artifact_id = outcome.manifest.artifact_id
             else:
+                artifact_id = outcome
                 manifest = self.store.get(outcome, self.key)
                 if manifest is None:
-                    self._warn(
-                        "lost", f"the artifact {outcome[:12]} was compiled and cannot be read back from {self.store!r}; running eagerly"
-                    )
-                    return None
+                    raise LoadError(f"the artifact {outcome[:12]} cannot be read back from {self.store!r}")
                 variant = self._open(manifest, self.store, stored=True)
-            if variant is not None:
-                self._known[variant.artifact_id] = ""
-                self.variants = [variant, *(other for other in self.variants if other.artifact_id != variant.artifact_id)]
+            if variant is None:
+                raise LoadError(self._known[artifact_id])
+            self._known[variant.artifact_id] = ""
+            self.variants = [variant, *(other for other in self.variants if other.artifact_id != variant.artifact_id)]
             return variant
+
+    def _unloadable(self, error: LoadError) -> None:
+        """What was just compiled cannot be loaded: compiling it again would make the same, so it is not tried again in this process."""
+        if self.options["fullgraph"]:
+            raise PrecastError(f"{self.name} was compiled, and what was compiled cannot be loaded: {error}") from error
+        self._run_eagerly(f"runs eagerly: what was compiled for it cannot be loaded: {error}")
 
     def _unstable(self, variant: Variant, local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> None:
         from precast.runtime.explain import first_failure

@@ -284,6 +284,54 @@ def test_fullgraph_raises(store: Store, set_compiler: Callable[[Any], None]) -> 
         precast.compile(product, store=store, fullgraph=True)(X, X)
 
 
+def test_recompile_limit_under_fullgraph_raises_each_time(store: Store, compiler: Counting) -> None:
+    f = precast.compile(product, store=store, fullgraph=True, options={"recompile_limit": 1})
+    f(X, X)
+    for size in (5, 6):
+        with pytest.raises(precast.PrecastError, match=r"recompile_limit \(1\).*x: expected a tensor float32\["):
+            f(torch.ones(size), torch.ones(size))
+    torch.testing.assert_close(f(X, X), X * X)
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_what_cannot_be_loaded_is_not_compiled_again(store: Store, set_compiler: Callable[[Any], None], fullgraph: bool) -> None:
+    def damaged(program: Program, args: Args, kwargs: Mapping[str, Any]) -> Any:
+        x = GraphInput((("local", "x"),), False, 0)
+        manifest, blobs = standin.manifest_for(program, [shape_guard("x", X)], [x], "graph(x)[0]", b"no shared object")
+        return program.store.put(manifest, blobs)
+
+    counting = Counting(damaged)
+    set_compiler(counting)
+    f = precast.compile(product, store=store, fullgraph=fullgraph)
+    if fullgraph:
+        with pytest.raises(precast.PrecastError, match="cannot be opened as a shared object"):
+            f(X, X)
+        return
+    with pytest.warns(UserWarning, match=r"runs eagerly: what was compiled for it cannot be loaded: .*cannot be opened as a shared object"):
+        f(X, X)
+    for size in (4, 5):
+        torch.testing.assert_close(f(torch.ones(size), torch.ones(size)), torch.ones(size))
+    assert counting.calls == 1
+
+
+MISSES = (
+    ({"name": "encoder"}, {}, "holds this code under the name 'encoder': give name='encoder'"),
+    ({}, {"name": "encoder"}, "holds this code without a name: leave name= out"),
+    ({"name": "encoder"}, {"name": "decoder"}, "under the name 'encoder': give name='encoder'"),
+    ({"options": {"freeze": True}}, {}, "compiled with freeze=True: give the same options"),
+)
+
+
+@pytest.mark.parametrize(("built", "loaded", "words"), MISSES)
+def test_a_miss_says_under_which_name_the_code_is_stored(
+    store: Store, compiler: Counting, built: dict[str, Any], loaded: dict[str, Any], words: str
+) -> None:
+    precast.compile(product, store=store, **built)(X, X)
+    with pytest.raises(precast.GuardMiss, match=words):
+        precast.load(product, store=store, require="hit", **loaded)(X, X)
+    assert words in str(precast.explain_miss(precast.compile(product, store=store, **loaded), X, X))
+
+
 def test_a_refusal_with_guards_holds_for_such_calls_only(store: Store, set_compiler: Callable[[Any], None]) -> None:
     def sometimes(program: Program, args: Args, kwargs: Mapping[str, Any]) -> Any:
         if args[0].numel() == 4:
@@ -350,7 +398,7 @@ def test_explain_miss_orders_the_nearest_first_and_names_changed_programs(store:
     explained = precast.explain_miss(f, torch.zeros(3), torch.zeros(3))
     assert explained.hits and explained.variants[0].fits and not explained.variants[1].fits
     frozen = precast.compile(product, store=store, options={"freeze": True})
-    assert "of the same name" in str(precast.explain_miss(frozen, X, X))
+    assert "compiled with freeze=False" in str(precast.explain_miss(frozen, X, X))
 
 
 def test_kept_in_process(store: Store, set_compiler: Callable[[Any], None]) -> None:
