@@ -135,8 +135,8 @@ def test_same_program_same_bytes(tmp_path: Path) -> None:
     first = compile_program(everything(), "cpu:x86-64-v3", {"measure": False}).library
     assert first == compile_program(everything(), "cpu:x86-64-v3", {"measure": False}).library
     script = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "import hashlib\nfrom test_toolchain import everything\nfrom precast.codegen import compile_program\n"
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
+        "import hashlib\nfrom tests.codegen.test_toolchain import everything\nfrom precast.codegen import compile_program\n"
         "print(hashlib.sha256(compile_program(everything(), 'cpu:x86-64-v3', {'measure': False}).library).hexdigest())\n"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "77", "HOME": str(tmp_path)}
