@@ -204,7 +204,7 @@ def fresh_axis(prefix: str, number: int, extent: Size) -> Axis:
 
 
 def axis_symbol(name: str) -> sympy.Symbol:
-    return sympy.Symbol(name, integer=True, nonnegative=True)
+    return sympy.Symbol(name, integer=True, nonnegative=True)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
