@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,9 +19,12 @@ from precast.lowering.ir import Buffer, Conv, Gemm, View
 Record = dict[str, Any]
 """One measurement: {"winner": name, "us": {candidate: microseconds}}; plain data, for the store's tuning cache."""
 
+Candidates = Callable[[], dict[str, Callable[[], object]]]
+"""Makes the calls to be timed, by name, on operands that they share."""
+
 _memory: dict[str, Record] = {}
-WEIGHT_LIMIT = 4_000_000
-"""Elements of a weight used for measuring; wider ones are cut along N, which does not change who wins."""
+WEIGHT_LIMIT = 8_000_000
+"""Elements of a weight up to which its product is measured. Beyond, one sample would cost too much, and MKL was never seen to win."""
 
 POST_OPS = {
     "none": ("none", "none"), "relu": ("relu", "none"), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"),
@@ -37,8 +41,19 @@ def cpu_model() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    found = dict(line.split(":", 1) for line in lines[:30] if ":" in line)
-    return " ".join(found.get(k, found.get(k + "\t", "")).strip() for k in ("vendor_id", "cpu family", "model"))
+    found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines[:30])}
+    return " ".join(found.get(k, "") for k in ("vendor_id", "cpu family", "model"))
+
+
+BUDGET_S = 0.4
+"""Seconds of measuring per graph: library calls met after that take the default, which seldom loses by much."""
+MARGIN = 0.95
+"""What the time of another candidate must be below, as a part of the default's, to win: less is noise."""
+
+
+def tuning_name() -> str:
+    """Name of the record that keeps measured choices: this kind of CPU and this number of threads."""
+    return re.sub(r"[^A-Za-z0-9_.+-]+", "-", f"{cpu_model()} threads {torch.get_num_threads()}")[:128]
 
 
 @dataclass
@@ -50,48 +65,51 @@ class Chooser:
     used: dict[str, Record] = field(default_factory=dict)
     spent_s: float = 0.0
 
-    def pick(self, key: str, candidates: Mapping[str, Callable[[], Callable[[], object]]], default: str) -> str:
-        """The fastest of `candidates` (name to a set-up that returns the timed call); `default` without measuring."""
+    def pick(self, key: str, candidates: Candidates, default: str) -> str:
+        """The fastest of `candidates`; `default` without measuring, or where no other is faster by a margin."""
         full = f"{key} | {cpu_model()} | threads {torch.get_num_threads()} | torch {torch.__version__.split('+')[0]}"
         record = self.tuning.get(full) or _memory.get(full)
-        if record is None and self.measure and len(candidates) > 1:
+        if record is None and self.measure and self.spent_s < BUDGET_S:
             began = time.perf_counter()
-            times = {name: best_of(setup()) for name, setup in candidates.items()}
-            record = {"winner": min(times, key=lambda n: times[n]), "us": {n: round(t, 1) for n, t in times.items()}}
+            calls = candidates()
+            record = decide(race(calls), default)
             self.spent_s += time.perf_counter() - began
             _memory[full] = record
-        if record is None or record["winner"] not in candidates:
+        if record is None:
             return default
         self.used[full] = record
         return str(record["winner"])
 
 
-def best_of(call: Callable[[], object], limit_s: float = 0.008, most: int = 8) -> float:
-    """Least microseconds of a few runs after one that warms up."""
-    call()
-    best, began = float("inf"), time.perf_counter()
-    for run in range(most):
-        start = time.perf_counter()
+def decide(times: Mapping[str, list[float]], default: str) -> Record:
+    """The winner of a race. Another candidate's median has to beat the default's best by the margin: on a busy machine the default stays."""
+    limit = MARGIN * min(times[default])
+    middle = {name: sorted(found)[len(found) // 2] for name, found in times.items()}
+    winner = min((n for n in times if n == default or middle[n] < limit), key=lambda n: min(times[default]) if n == default else middle[n])
+    return {"winner": winner, "us": {name: round(min(found), 1) for name, found in times.items()}}
+
+
+def race(calls: Mapping[str, Callable[[], object]], enough_s: float = 0.02, most: int = 9) -> dict[str, list[float]]:
+    """Microseconds of each call over interleaved rounds (at least three), after one round that warms up."""
+    for call in calls.values():
         call()
-        now = time.perf_counter()
-        best = min(best, now - start)
-        if now - began > limit_s and run >= 2:  # one run alone may have been interrupted
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    began = time.perf_counter()
+    for number in range(most):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            found[name].append((time.perf_counter() - start) * 1e6)
+        if number >= 2 and time.perf_counter() - began > enough_s:
             break
-    return best * 1e6
+    return found
 
 
-def tensor(view: View, dtype: torch.dtype, size: tuple[int, ...] | None = None) -> torch.Tensor:
-    """Random tensor with a view's size and stride (only the order of strides when `size` differs)."""
-    sizes = tuple(int(s) for s in view.size) if size is None else size
-    strides = tuple(int(s) for s in view.stride)
-    if size is not None:
-        order = sorted(range(len(sizes)), key=lambda d: (strides[d], sizes[d]))
-        step, packed = 1, [0] * len(sizes)
-        for d in order:
-            packed[d], step = step, step * sizes[d]
-        strides = tuple(packed)
+def tensor(view: View, dtype: torch.dtype) -> torch.Tensor:
+    """Tensor with a view's size and stride."""
+    sizes, strides = tuple(int(s) for s in view.size), tuple(int(s) for s in view.stride)
     span = 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
-    return (torch.rand(max(span, 1)) - 0.5).to(dtype).as_strided(sizes, strides)
+    return torch.full((max(span, 1),), 0.5, dtype=dtype).as_strided(sizes, strides)
 
 
 def torch_dtype(buffer: Buffer) -> torch.dtype:
@@ -110,55 +128,50 @@ def _layout(view: View) -> str:
     return "".join("c" if s == 1 else "b" if s == 0 else "s" for s in view.stride)
 
 
-def gemm_candidates(step: Gemm, buffers: Mapping[str, Buffer]) -> dict[str, Callable[[], Callable[[], object]]]:
-    """oneDNN on the ordinary weight with its post-ops, against MKL through addmm."""
+def gemm_candidates(step: Gemm, buffers: Mapping[str, Buffer], packed: bool) -> Candidates:
+    """oneDNN on the ordinary (or the `packed`) weight with its post-ops, against MKL through addmm."""
     dtype = torch_dtype(buffers[step.a.buffer])
-    m, k = (int(s) for s in step.a.size[-2:])
-    n = min(int(step.b.size[-1]), max(64, WEIGHT_LIMIT // max(k, 1) // 64 * 64))
+    m, n = int(step.a.size[0]), int(step.b.size[1])
 
-    def operands() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        cut = None if n == int(step.b.size[-1]) else (k, n)
-        bias = None if step.bias is None else torch.rand(n).to(dtype)
-        return tensor(step.a, dtype), tensor(step.b, dtype, cut), bias
-
-    def onednn() -> Callable[[], object]:
-        a, b, bias = operands()
-        weight, (name, algorithm) = b.t(), POST_OPS[step.activation]
+    def make() -> dict[str, Callable[[], object]]:
+        bias = None if step.bias is None else torch.full((n,), 0.5, dtype=dtype)
+        a, b = tensor(step.a, dtype), tensor(step.b, dtype)
+        weight = torch.ops.mkldnn._reorder_linear_weight(b.t(), m) if packed else b.t()
+        name, algorithm = POST_OPS[step.activation]
         scalars: list[float] = list(step.activation_args)
-        return lambda: torch.ops.mkldnn._linear_pointwise(a, weight, bias, name, scalars, algorithm)
-
-    def mkl() -> Callable[[], object]:
-        a, b, bias = operands()
         out = torch.empty(m, n, dtype=dtype)
-        if bias is None:
-            return lambda: torch.mm(a, b, out=out)
-        return lambda: torch.addmm(bias, a, b, out=out)
 
-    return {"onednn": onednn, "mkl": mkl}
+        def mkl() -> object:
+            return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
+
+        return {"onednn": lambda: torch.ops.mkldnn._linear_pointwise(a, weight, bias, name, scalars, algorithm), "mkl": mkl}
+
+    return make
 
 
 def conv_key(step: Conv, buffers: Mapping[str, Buffer]) -> str:
     shape = f"{'x'.join(str(s) for s in step.x.size)} w{'x'.join(str(s) for s in step.weight.size)}"
     extras = f"{step.activation} bias{step.bias is not None} residual{step.residual is not None}"
-    return f"conv {shape} {buffers[step.out].dtype.value} x{_layout(step.x)} {extras}"
+    return f"conv {shape} {buffers[step.out].dtype.value} x{_layout(step.x)} w{_layout(step.weight)} {extras}"
 
 
-def conv_candidates(step: Conv, product: Gemm, buffers: Mapping[str, Buffer]) -> dict[str, Callable[[], Callable[[], object]]]:
-    """A 1x1 convolution as oneDNN's convolution (which reorders the ordinary weight at each call) or as its product."""
+def conv_candidates(step: Conv, product: Gemm, buffers: Mapping[str, Buffer], packed: bool) -> Candidates:
+    """A 1x1 convolution as oneDNN's convolution (which reorders an ordinary weight at each call) or as its product."""
     dtype = torch_dtype(buffers[step.x.buffer])
     name, algorithm = POST_OPS[step.activation]
     scalars: list[float] = list(step.activation_args)
     ones, zeros = [1] * len(step.stride), [0] * len(step.stride)
 
-    def bias() -> torch.Tensor | None:
-        return None if step.bias is None else torch.rand(int(step.weight.size[0])).to(dtype)
+    def make() -> dict[str, Callable[[], object]]:
+        bias = None if step.bias is None else torch.full((int(step.weight.size[0]),), 0.5, dtype=dtype)
+        x, w = tensor(step.x, dtype), tensor(step.weight, dtype)
+        a, b = tensor(product.a, dtype), tensor(product.b, dtype).t()
+        if packed:
+            w = torch.ops.mkldnn._reorder_convolution_weight(w, zeros, ones, ones, 1, list(x.shape))
+            b = torch.ops.mkldnn._reorder_linear_weight(b, a.shape[0])
+        return {
+            "onednn": lambda: torch.ops.mkldnn._convolution_pointwise(x, w, bias, zeros, ones, ones, 1, name, scalars, algorithm),
+            "linear": lambda: torch.ops.mkldnn._linear_pointwise(a, b, bias, name, scalars, algorithm),
+        }
 
-    def onednn() -> Callable[[], object]:
-        x, w, b = tensor(step.x, dtype), tensor(step.weight, dtype), bias()
-        return lambda: torch.ops.mkldnn._convolution_pointwise(x, w, b, zeros, ones, ones, 1, name, scalars, algorithm)
-
-    def linear() -> Callable[[], object]:
-        a, w, b = tensor(product.a, dtype), tensor(product.b, dtype).t(), bias()
-        return lambda: torch.ops.mkldnn._linear_pointwise(a, w, b, name, scalars, algorithm)
-
-    return {"onednn": onednn, "linear": linear}
+    return make

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import sympy
 
-from precast.codegen.choices import POST_OPS, Chooser, conv_candidates, conv_key, gemm_candidates, gemm_key
+from precast.codegen.choices import POST_OPS, WEIGHT_LIMIT, Chooser, conv_candidates, conv_key, gemm_candidates, gemm_key
 from precast.codegen.cpp_attention import attention_fits
 from precast.codegen.epilogue import epilogue_kernel, gemm_kernel
 from precast.lowering.ir import Attention, Buffer, Conv, Extern, Gemm, Kernel, Program, Size, Step, View
 
-How = Literal["onednn", "aten", "flash", "generated", "linear"]
-"""`linear`: a 1x1 convolution over channels-last data as one oneDNN product, which reads the ordinary weight without reordering it."""
+How = Literal["onednn", "aten", "flash", "generated", "linear", "parts"]
+"""`linear`: a 1x1 convolution over channels-last data as one oneDNN product, which reads the ordinary weight without reordering it.
+`parts`: a product with a very large result, column block by column block into memory of ours (see `PART`)."""
 
 TINY = 8_192
 """Multiplications up to which a generated loop beats any library call (a call costs about 1.5 us)."""
@@ -27,7 +28,7 @@ class LibraryCall:
     step: Gemm | Conv | Attention
     how: How
     packed: int | None = None
-    """Number of the prepared weight in the library's own layout that takes the place of the ordinary one (under `freeze`)."""
+    """Number of the (first) prepared weight in the library's own layout that takes the place of the ordinary one (under `freeze`)."""
 
     @property
     def out(self) -> str:
@@ -41,20 +42,44 @@ class Pack:
     step: Gemm | Conv
 
 
+LARGE = 32 << 20
+"""Bytes of a product from which it is made in parts: beyond, malloc maps and unmaps fresh pages at each call, and oneDNN's result cannot be
+asked to lie elsewhere. Blocks of columns stay in recycled, cached memory, and copying them into huge pages costs less than the faults."""
+PART = 4096
+"""Columns of one part."""
+
+
+def gemm_parts(step: Gemm) -> list[tuple[int, Gemm]]:
+    """First column and product of each column block of `step`, whose operands are matrices of known sizes."""
+    width = int(step.b.size[1])
+    found = []
+    for start in range(0, width, PART):
+        count = min(PART, width - start)
+        b = replace(step.b, size=(step.b.size[0], count), offset=step.b.offset + start * step.b.stride[1])
+        bias = None if step.bias is None else replace(step.bias, size=(count,), offset=step.bias.offset + start)
+        found.append((start, replace(step, b=b, bias=bias)))
+    return found
+
+
 RunStep = Kernel | Extern | LibraryCall
 
 
-def expand(program: Program, steps: Sequence[Step], chooser: Chooser, prefix: str = "library") -> list[RunStep]:
-    """Replaces every library step by its chosen implementation and, where that lacks the epilogue, a kernel."""
+def expand(
+    program: Program, steps: Sequence[Step], chooser: Chooser, prefix: str = "library", weights: Collection[str] = ()
+) -> list[RunStep]:
+    """Replaces every library step by its chosen implementation and, where that lacks the epilogue, a kernel.
+
+    `weights` are the buffers of which packed copies will be made: calls that read them are measured with such copies.
+    """
     buffers = {b.name: b for b in program.buffers}
     result: list[RunStep] = []
     for number, step in enumerate(steps):
         name = f"{prefix}_{number}"
         match step:
             case Gemm():
-                result += _gemm(step, name, buffers, chooser)
+                result += _gemm(step, name, buffers, chooser, step.b.buffer in weights)
             case Conv():
-                result += _conv(step, name, buffers, chooser)
+                result += _conv(step, name, buffers, chooser, step.weight.buffer in weights)
             case Attention():
                 result.append(_attention(step, buffers))
             case _:
@@ -67,12 +92,13 @@ def pack_weights(steps: Sequence[RunStep], weights: frozenset[str]) -> tuple[lis
     packs: list[Pack] = []
     result: list[RunStep] = []
     for step in steps:
-        if isinstance(step, LibraryCall) and step.how in ("onednn", "linear") and isinstance(step.step, Gemm | Conv):
+        if isinstance(step, LibraryCall) and step.how in ("onednn", "linear", "parts") and isinstance(step.step, Gemm | Conv):
             call = step.step
             weight, data = (call.b, call.a) if isinstance(call, Gemm) else (call.weight, call.x)
             if weight.buffer in weights and known(*weight.size, *data.size):
-                packs.append(Pack(call))
-                step = replace(step, packed=len(packs) - 1)
+                packed = len(packs)
+                packs += [Pack(part) for _, part in gemm_parts(call)] if step.how == "parts" and isinstance(call, Gemm) else [Pack(call)]
+                step = replace(step, packed=packed)
         result.append(step)
     return result, packs
 
@@ -85,7 +111,7 @@ def _bare(step: Gemm) -> Gemm:
     return replace(step, activation="none", activation_args=(), residual=None)
 
 
-def _gemm(step: Gemm, name: str, buffers: Mapping[str, Buffer], chooser: Chooser) -> list[RunStep]:
+def _gemm(step: Gemm, name: str, buffers: Mapping[str, Buffer], chooser: Chooser, packed: bool) -> list[RunStep]:
     dtype = buffers[step.out].dtype.value
     sizes = (*step.a.size, *step.b.size)
     if known(*sizes):
@@ -96,8 +122,9 @@ def _gemm(step: Gemm, name: str, buffers: Mapping[str, Buffer], chooser: Chooser
             return [gemm_kernel(name, step, buffers)]
     if len(step.a.size) == 2 and dtype in ("f32", "bf16") and (step.bias is None or step.bias.stride == (1,)):
         how = "onednn"
-        if known(*sizes):
-            how = chooser.pick(gemm_key(step, buffers), gemm_candidates(step, buffers), "onednn")
+        if known(*sizes) and int(step.b.size[0]) * int(step.b.size[1]) <= WEIGHT_LIMIT:
+            key = gemm_key(step, buffers) + (" packed" if packed else "")
+            how = chooser.pick(key, gemm_candidates(step, buffers, packed), "onednn")
         if how == "onednn":
             return _onednn_gemm(step, name, buffers)
     rest = epilogue_kernel(name, step, buffers)
@@ -106,12 +133,19 @@ def _gemm(step: Gemm, name: str, buffers: Mapping[str, Buffer], chooser: Chooser
 
 def _onednn_gemm(step: Gemm, name: str, buffers: Mapping[str, Buffer]) -> list[RunStep]:
     if step.residual is None and step.activation in POST_OPS:
-        return [LibraryCall(step, "onednn")]
+        return [LibraryCall(step, "parts" if _large(step, buffers[step.out]) else "onednn")]
     same = step.residual is not None and step.residual.stride == buffers[step.out].stride
     if step.residual is not None and step.activation == "none" and same:
         return [LibraryCall(step, "onednn")]
     rest = epilogue_kernel(name, step, buffers)
     return [LibraryCall(_bare(step), "onednn"), *([rest] if rest is not None else [])]
+
+
+def _large(step: Gemm, out: Buffer) -> bool:
+    sizes = (*step.a.size, *step.b.size, *step.b.stride, *out.size, *out.stride)
+    if len(out.size) != 2 or not known(*sizes, step.b.offset, 0 if step.bias is None else step.bias.offset):
+        return False
+    return out.stride[1] == 1 and int(out.size[0]) * int(out.size[1]) * out.dtype.itemsize >= LARGE and int(out.size[1]) > PART
 
 
 SMALL_ROWS = 4096
@@ -147,11 +181,12 @@ def _pointwise_conv(step: Conv, buffers: Mapping[str, Buffer]) -> Gemm | None:
     return Gemm(x, weight, step.bias, step.out, step.activation, step.activation_args, residual)
 
 
-def _conv(step: Conv, name: str, buffers: Mapping[str, Buffer], chooser: Chooser) -> list[RunStep]:
+def _conv(step: Conv, name: str, buffers: Mapping[str, Buffer], chooser: Chooser, packed: bool) -> list[RunStep]:
     dtype = buffers[step.out].dtype.value
     if dtype in ("f32", "bf16") and not step.transposed and len(step.x.size) in (4, 5):
         product = _pointwise_conv(step, buffers)
-        if product is not None and chooser.pick(conv_key(step, buffers), conv_candidates(step, product, buffers), "onednn") == "linear":
+        key = conv_key(step, buffers) + (" packed" if packed else "")
+        if product is not None and chooser.pick(key, conv_candidates(step, product, buffers, packed), "onednn") == "linear":
             return [LibraryCall(product, "linear")]
         if step.residual is None:
             return [LibraryCall(step, "onednn")]

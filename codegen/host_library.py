@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from precast.codegen.choices import POST_OPS
-from precast.codegen.expand import LibraryCall
+from precast.codegen.expand import LibraryCall, gemm_parts
 from precast.codegen.host_dispatch import BUILD_VERSION
 from precast.lowering.ir import Attention, Buffer, Conv, Gemm, Size, View
 
@@ -24,6 +24,7 @@ class Writer(Protocol):
     def view_handle(self, view: View, step: str) -> str: ...
     def pointer(self, buffer: str) -> str: ...
     def new_owned(self) -> str: ...
+    def free_shim(self) -> str: ...
     def settle(self, name: str, target: str, label: str) -> None: ...
     def size(self, size: Size) -> str: ...
     def ints(self, values: Sequence[Size]) -> str: ...
@@ -31,7 +32,7 @@ class Writer(Protocol):
 
 def writes_in_place(call: LibraryCall) -> bool:
     """Whether the call writes memory that the host program supplies (`out=`); others return a tensor of their own."""
-    return call.how == "generated" or call.how == "aten" and isinstance(call.step, Gemm)
+    return call.how in ("generated", "parts") or call.how == "aten" and isinstance(call.step, Gemm)
 
 
 def emit_library(writer: Writer, call: LibraryCall, label: str) -> None:
@@ -39,6 +40,8 @@ def emit_library(writer: Writer, call: LibraryCall, label: str) -> None:
     match call.step:
         case Gemm() as step if call.how in ("onednn", "linear"):
             _onednn_gemm(writer, step, call.packed, label)
+        case Gemm() as step if call.how == "parts":
+            _gemm_in_parts(writer, step, call.packed, label)
         case Gemm() as step:
             _aten_gemm(writer, step, label)
         case Conv() as step:
@@ -128,6 +131,25 @@ def _onednn_gemm(writer: Writer, step: Gemm, packed: int | None, label: str) -> 
         arguments = f"{rows}, {len(out.size)}, {writer.ints(out.size)}, {writer.ints(out.stride)}, 0, &{target}"
         writer.call("aoti_torch__reinterpret_tensor", arguments, label)
     writer.settle(step.out, target, label)
+
+
+def _gemm_in_parts(writer: Writer, step: Gemm, packed: int | None, label: str) -> None:
+    """Column blocks in the library's own memory, each copied into the result while it lies in the cache."""
+    a, out, release = writer.view_handle(step.a, label), writer.buffers[step.out], writer.free_shim()
+    name, scalars, count, algorithm = _post_op(writer, step)
+    for number, (start, part) in enumerate(gemm_parts(step)):
+        w = writer.view_handle(weight_view(part), label) if packed is None else _packed(packed + number)
+        bias = "0" if part.bias is None else _address(writer.view_handle(part.bias, label))
+        target = writer.new_owned()
+        writer.call("aoti_torch_cpu__linear_pointwise", f"{a}, {w}, {bias}, {name}, {scalars}, {count}, {algorithm}, &{target}", label)
+        itemsize = out.dtype.itemsize
+        width, step_bytes = int(part.b.size[1]) * itemsize, int(out.stride[0]) * itemsize
+        writer.add("{ void* data = 0;")
+        writer.call("aoti_torch_get_data_ptr", f"{target}, &data", label)
+        place = f"(char*){writer.pointer(step.out)} + {start * itemsize}"
+        writer.add(f"put_columns({place}, {step_bytes}, (const char*)data, {width}, {int(out.size[0])}, threads); }}")
+        writer.add(f"{release}({target}); {target} = 0;")
+    writer.python.append(f"    {step.out} = {step.activation}(linear({_show(step.a)}, {_show(weight_view(step))}, {_show(step.bias)}))")
 
 
 def _post_op(writer: Writer, step: Gemm | Conv) -> tuple[str, str, int, str]:

@@ -17,7 +17,12 @@ from precast.codegen.host_library import emit_library, emit_pack, weight_view, w
 from precast.codegen.host_shims import SymbolTable, dtype_code
 from precast.codegen.host_templates import HOST_PROLOGUE, NEEDS_STATE, PREPARE, RUN, STATE
 from precast.codegen.values import store_roots
+from precast.lowering.memory import nbytes_of
 from precast.lowering.ir import Buffer, Extern, Kernel, Load, Program, Size, View, walk
+
+
+HUGE = 4 << 20
+"""Bytes from which a fresh output asks for huge pages."""
 
 
 def step_reads(step: RunStep) -> list[str]:
@@ -104,6 +109,10 @@ class HostWriter:
         self.owned += 1
         return f"own.h[{self.owned - 1}]"
 
+    def free_shim(self) -> str:
+        """The call that gives a tensor handle back."""
+        return self.table.use("aoti_torch_delete_tensor_object")
+
     def call(self, shim: str, arguments: str, step: str) -> None:
         """A shim call whose failure ends the run with a message that names the step."""
         self.add(f"if (__builtin_expect({self.table.use(shim)}({arguments}), 0)) return fail(table, error, capacity, {json.dumps(step)});")
@@ -141,6 +150,11 @@ class HostWriter:
         sizes, strides = self.ints(buffer.size), self.ints(buffer.stride)
         self.call("aoti_torch_empty_strided", f"{len(buffer.size)}, {sizes}, {strides}, {dtype_code(buffer)}, 0, 0, &{target}", step)
         self.adopt(name, target, step)
+        nbytes = nbytes_of(buffer)
+        if not isinstance(nbytes, int | sympy.Integer):
+            self.add(f"if (({self.size(nbytes)}) >= {HUGE}) huge_pages({self.pointer(name)}, {self.size(nbytes)});")
+        elif nbytes >= HUGE:
+            self.add(f"huge_pages({self.pointer(name)}, {nbytes});")
 
     def adopt(self, name: str, handle: str, step: str) -> None:
         """Makes `handle` the tensor of buffer `name`."""

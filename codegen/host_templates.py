@@ -2,7 +2,8 @@
 
 HOST_PROLOGUE = r"""
 #define EXPORT extern "C" __attribute__((visibility("default")))
-extern "C" { void* aligned_alloc(__SIZE_TYPE__, __SIZE_TYPE__); void free(void*); int snprintf(char*, __SIZE_TYPE__, const char*, ...); }
+extern "C" { void* aligned_alloc(__SIZE_TYPE__, __SIZE_TYPE__); void free(void*); int snprintf(char*, __SIZE_TYPE__, const char*, ...);
+             int madvise(void*, __SIZE_TYPE__, int); }
 static void say(char* error, int64_t capacity, const char* text) { if (capacity > 0) snprintf(error, (__SIZE_TYPE__)capacity, "%s", text); }
 static int fail(void* const* table, char* error, int64_t capacity, const char* step) {
   const char* what = 0;
@@ -25,6 +26,17 @@ static bool differs(void* const* table, void* tensor, int64_t rank, const int64_
   for (int64_t i = 0; i < rank; ++i) if (sizes[i] > 1 && have[i] != strides[i]) return true;
   return false;
 }
+/* Asks for huge pages before the first write: a large fresh block otherwise costs a page fault every 4 KiB. The kernel may refuse. */
+static void huge_pages(void* memory, int64_t bytes) {
+  const __UINTPTR_TYPE__ huge = 2 << 20, from = ((__UINTPTR_TYPE__)memory + huge - 1) & ~(huge - 1);
+  const __UINTPTR_TYPE__ to = ((__UINTPTR_TYPE__)memory + (__UINTPTR_TYPE__)bytes) & ~(huge - 1);
+  if (memory && to > from) (void)madvise((void*)from, to - from, 14 /* MADV_HUGEPAGE */);
+}
+/* Copies `rows` rows of `width` bytes, `step` apart in `to`: the columns of one part of a product into the whole. */
+static void __attribute__((unused)) put_columns(char* to, int64_t step, const char* from, int64_t width, int64_t rows, int threads) {
+  #pragma omp parallel for schedule(static) num_threads(threads) if(threads > 1)
+  for (int64_t i = 0; i < rows; ++i) __builtin_memcpy(to + i * step, from + i * width, (__SIZE_TYPE__)width);
+}
 struct Block { char* memory; int64_t capacity; };
 static Block shared_block; static int shared_taken;
 /* One cached block a library, so that calls meet no fresh pages; a reentrant call has its own. */
@@ -37,6 +49,7 @@ struct Workspace {
       const int64_t rounded = (bytes + 4095) / 4096 * 4096 + 4096;
       block->memory = (char*)aligned_alloc(64, (__SIZE_TYPE__)rounded);
       block->capacity = block->memory ? rounded : 0;
+      if (rounded >= 4 << 20) huge_pages(block->memory, rounded);
     }
     return block->memory;
   }

@@ -18,9 +18,10 @@ from precast.codegen.cpp_math import MATH
 from precast.codegen.cpp_ops import prototypes
 from precast.codegen.cpp_types import PROLOGUE
 from precast.codegen.expand import LibraryCall, Pack, RunStep, expand, pack_weights
-from precast.codegen.host_program import HostWriter, step_writes
+from precast.codegen.host_program import HostWriter
 from precast.codegen.host_shims import torch_name
 from precast.codegen.toolchain import compile_shared, find_compiler, lanes_of, native_level
+from precast.lowering.effects import lasting_inputs
 from precast.lowering.ir import Attention, Buffer, Kernel, Program, Size
 
 FAULT = r"""
@@ -42,10 +43,11 @@ def compile_program(program: Program, target: str, options: Mapping[str, Any] | 
     began = time.perf_counter()
     buffers = {b.name: b for b in program.buffers}
     chooser = Chooser(tuning=options.get("tuning", {}), measure=bool(options.get("measure", True)) and target == "cpu:native")
-    steps = expand(program, program.steps, chooser)
+    weights = _weights(program, options) if options.get("freeze") else frozenset()
+    steps = expand(program, program.steps, chooser, weights=weights)
     packs: list[Pack] = []
-    if options.get("freeze"):
-        steps, packs = pack_weights(steps, _weights(program, steps, options))
+    if weights:
+        steps, packs = pack_weights(steps, weights)
     prepare = expand(program, program.prepare, chooser, "prepare")
     kernels = _render([*steps, *prepare], buffers)
     functions, attention_source = _attention_functions(steps, buffers, target)
@@ -68,12 +70,9 @@ def compile_program(program: Program, target: str, options: Mapping[str, Any] | 
     )
 
 
-def _weights(program: Program, steps: Sequence[RunStep], options: Mapping[str, Any]) -> frozenset[str]:
+def _weights(program: Program, options: Mapping[str, Any]) -> frozenset[str]:
     """Buffers whose contents last from call to call: `options["bound"]` names the inputs that are parameters (default: every input)."""
-    bound = options.get("bound")
-    inputs = {i for i in program.inputs if isinstance(i, str)} if bound is None else set(bound)
-    written = {w for s in steps for w in step_writes(s)}
-    return frozenset((inputs | set(program.persistent)) - written)
+    return frozenset(lasting_inputs(program, options.get("bound")) | set(program.persistent))
 
 
 def _render(steps: Sequence[RunStep], buffers: dict[str, Buffer]) -> dict[str, RenderedKernel]:

@@ -6,13 +6,13 @@ bytes than the pointwise pass over the result that it saves. Half types are left
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import sympy
 
 from precast.lowering import index as ix
-from precast.lowering.effects import index_expr, reads, writes
+from precast.lowering.effects import index_expr, lasting_inputs, reads, writes
 from precast.lowering.emit import without_unused_buffers
 from precast.lowering.ir import Alu, Buffer, Conv, DType, Kernel, Load, Op, Program, Size, Step, Store, Value, View, operands, walk
 from precast.lowering.order import hint
@@ -23,22 +23,23 @@ Affine = tuple[Value | None, Value | None]
 """`scale * x + shift`; None is 1 and 0."""
 
 
-def fold_batch_norm(freeze: bool) -> Callable[[Program], Program]:
-    """The pass, with or without copies of weights that outlive the call."""
+def fold_batch_norm(freeze: bool, bound: Collection[str] | None = None) -> Callable[[Program], Program]:
+    """The pass, with or without copies of weights that outlive the call; `bound` names the inputs that are weights (None: every input)."""
 
     def fold(program: Program) -> Program:
-        return _Folder(program, freeze).run()
+        return _Folder(program, freeze, bound).run()
 
     return fold
 
 
 class _Folder:
-    def __init__(self, program: Program, freeze: bool) -> None:
+    def __init__(self, program: Program, freeze: bool, bound: Collection[str] | None = None) -> None:
         self.program, self.freeze = program, freeze
         self.buffers = {b.name: b for b in program.buffers}
         self.users: dict[str, list[int]] = {}
         self.outputs = {o.view.buffer for o in program.outputs if o.view is not None}
         self.written = {w for s in program.steps for w in writes(s)}
+        self.lasting = lasting_inputs(program, bound)
         for position, step in enumerate(program.steps):
             for name in reads(step):
                 self.users.setdefault(name, []).append(position)
@@ -57,7 +58,7 @@ class _Folder:
                 continue
             at, kernel, conv, before = found
             changed[at] = kernel
-            if self.freeze:
+            if self._outlives({r for s in before for r in reads(s)}):
                 self.prepare.extend(before)
                 self.persistent.extend(w for s in before for w in writes(s))
             else:
@@ -80,7 +81,7 @@ class _Folder:
             return None
         at = self.users[conv.out][0]
         kernel = self.changed.get(at, self.program.steps[at])
-        if not isinstance(kernel, Kernel) or len(kernel.stores) != 1 or not self._pays(conv, result):
+        if not isinstance(kernel, Kernel) or len(kernel.stores) != 1:
             return None
         values = list(walk(kernel.stores[0].value))
         own = [v for v in values if isinstance(v, Load) and v.buffer == conv.out]
@@ -91,15 +92,21 @@ class _Folder:
         if found is None or channel is None:
             return None
         top, (scale, shift) = found
-        if not all(self._steady(v) for v in (scale, shift) if v is not None):
+        given = [v for v in (scale, shift) if v is not None]
+        if not all(self._steady(v) for v in given) or not self._pays(conv, result, given):
             return None
         new = map_kernel(kernel, lambda v: own[0] if v is top else v)
         before, weight, bias = self._folded(conv, channel, scale, shift)
         return at, new, replace(conv, weight=weight, bias=bias), before
 
-    def _pays(self, conv: Conv, result: Buffer) -> bool:
+    def _outlives(self, names: set[str]) -> bool:
+        """Whether what is computed from buffers `names` may be kept from call to call."""
+        return self.freeze and names <= self.lasting
+
+    def _pays(self, conv: Conv, result: Buffer, given: list[Value]) -> bool:
+        names = {v.buffer for v in walk(*given) if isinstance(v, Load)} | {v.buffer for v in (conv.weight, conv.bias) if v is not None}
         weight = hint(ix.numel(conv.weight.size))
-        return self.freeze or 2 * hint(ix.numel(result.size)) > 3 * weight
+        return self._outlives(names) or 2 * hint(ix.numel(result.size)) > 3 * weight
 
     def _steady(self, value: Value) -> bool:
         """Whether the scale is made of inputs only, which the program does not write: it may then be computed before the first step."""

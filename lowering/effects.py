@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from functools import wraps
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-from precast.lowering.ir import Attention, Conv, DType, Extern, Gemm, Index, Kernel, Load, Step, Store, Value, View, walk
+from precast.lowering.ir import Attention, Conv, DType, Extern, Gemm, Index, Kernel, Load, Program, Step, Store, Value, View, walk
 
 K = TypeVar("K", bound=Step)
 R = TypeVar("R")
@@ -124,3 +124,10 @@ def value_dtype(value: Value) -> DType:
 def index_expr(value: Value) -> Any:
     """The sympy expression that the value holds itself, if it has one."""
     return value.expr if isinstance(value, Index) else value.index if isinstance(value, Load) else None
+
+
+def lasting_inputs(program: Program, bound: Collection[str] | None) -> set[str]:
+    """Inputs whose contents stay from call to call: those of `bound` (None: every input) that no step writes."""
+    inputs = {i for i in program.inputs if isinstance(i, str)}
+    written = {w for s in program.steps for w in writes(s)}
+    return (inputs if bound is None else inputs & set(bound)) - written

@@ -4,26 +4,25 @@ gate and up).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from precast.lowering import index as ix
-from precast.lowering.effects import writes
+from precast.lowering.effects import lasting_inputs
 from precast.lowering.ir import Buffer, Gemm, Kernel, Load, Program, Size, Step, Store, View
 from precast.lowering.substitution import shared_axis
 
 
-def merge_gemms(freeze: bool) -> Callable[[Program], Program]:
-    """The pass; without `freeze` weights stay where they are and nothing is merged."""
-    return (lambda program: _Merger(program).run()) if freeze else (lambda program: program)
+def merge_gemms(freeze: bool, bound: Collection[str] | None = None) -> Callable[[Program], Program]:
+    """The pass; without `freeze` weights stay where they are and nothing is merged. `bound` names the weights (None: every input)."""
+    return (lambda program: _Merger(program, bound).run()) if freeze else (lambda program: program)
 
 
 class _Merger:
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, bound: Collection[str] | None) -> None:
         self.program = program
         self.buffers = {b.name: b for b in program.buffers}
-        written = {w for s in program.steps for w in writes(s)}
-        self.weights = {i for i in program.inputs if isinstance(i, str)} - written
+        self.weights = lasting_inputs(program, bound)
         self.prepare: list[Step] = []
         self.persistent: list[str] = []
 

@@ -29,14 +29,17 @@ Pass = Callable[[Program], Program]
 
 
 def passes(target: str, options: Mapping[str, Any]) -> list[tuple[str, Pass]]:
-    """The passes in order, by name. `target` as in `cpu:x86-64-v3`; `options["freeze"]` allows copies of weights."""
+    """The passes in order, by name. `target` as in `cpu:x86-64-v3`; `options["freeze"]` allows copies of weights, which are
+    the inputs that `options["bound"]` names (default: every input).
+    """
+    freeze, bound = bool(options.get("freeze")), options.get("bound")
     return [
         ("simplify", simplify),
         ("fold constants", fold_constants),
         ("fuse pointwise", fuse_pointwise),
         ("dedupe", dedupe),
-        ("fold batch norm", fold_batch_norm(bool(options.get("freeze")))),
-        ("merge products", merge_gemms(bool(options.get("freeze")))),
+        ("fold batch norm", fold_batch_norm(freeze, bound)),
+        ("merge products", merge_gemms(freeze, bound)),
         ("forward copies", forward_copies),
         ("epilogues", attach_epilogues),
         ("channels last", channels_last if target.startswith("cpu") else unchanged),

@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from precast import __version__
-from precast.artifact_store import BlobSet, GraphRecord, Manifest, Versions
+from precast.artifact_store import BlobSet, GraphRecord, Manifest, Store, StoreError, Versions
 from precast.capture import CapturedFrame, CaptureOptions, CaptureRefused, capture
 from precast.codegen import CompiledGraph, compile_program
+from precast.codegen.choices import tuning_name
 from precast.codegen.toolchain import CompileFailed, CompilerMissing, find_compiler
 from precast.lowering.builder import Unsupported
 from precast.lowering.decompositions import DECOMPOSITIONS
@@ -121,19 +122,25 @@ def _compile_graph(
     program: Program, frame: CapturedFrame, watch: Stopwatch, blobs: BlobSet, graphs: dict[str, GraphRecord]
 ) -> CompiledGraph:
     assert frame.graph is not None
-    options = key_options(program.options)
+    options: dict[str, Any] = dict(key_options(program.options))
     with watch.stage("lower"):
         try:
             lowered = lower(frame.graph, program.name, options)
         except Unsupported as error:
             raise Refused(str(error)) from error
+    given = zip(lowered.inputs, frame.inputs, strict=True)
+    options["bound"] = [name for name, item in given if item.bound and isinstance(name, str)]
     with watch.stage("schedule"):
         scheduled = schedule(lowered, program.target, options)
+    name = tuning_name()
+    options["tuning"] = (program.store.record("tuning", name) or {}).get("choices", {})
     with watch.stage("codegen"):
         try:
             compiled = compile_program(scheduled, _codegen_target(program.target), options)
         except CompileFailed as error:
             raise Refused(f"its generated code did not compile, which is a bug of precast: {error}") from error
+    watch.seconds |= {f"codegen.{part.removesuffix('_s')}": round(seconds, 4) for part, seconds in compiled.timings.items()}
+    _keep_tuning(program.store, name, compiled.evidence["choices"])
     graphs["forward"] = GraphRecord(
         {
             "library": blobs.add(compiled.library),
@@ -148,6 +155,19 @@ def _compile_graph(
         },
     )
     return compiled
+
+
+def _keep_tuning(store: Store, name: str, found: Mapping[str, Any]) -> None:
+    """Adds measured choices to the store's record. Of two processes that write at once one may lose: it measures again some day."""
+    if store.readonly:
+        return
+    known = dict((store.record("tuning", name) or {}).get("choices", {}))
+    if all(key in known for key in found):
+        return
+    try:
+        store.put_record("tuning", name, {"choices": dict(sorted({**known, **found}.items()))})
+    except StoreError as error:
+        log.info("measured choices were not kept: %s", error)
 
 
 def _manifest(
