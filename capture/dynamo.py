@@ -22,6 +22,7 @@ from torch._dynamo.codegen import PyCodegen
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.symbolic_convert import InliningInstructionTranslator
 from torch._dynamo.utils import dynamo_timed, get_metrics_context
+from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._guards import CompileContext, compile_context
 
@@ -52,6 +53,7 @@ class Traced:
     functions: tuple[types.FunctionType, ...]
     private_names: Mapping[str, tuple[Any, ...]]
     compared: Mapping[Any, int]  # sources of objects that the traced code asked `id()` of, and what it got
+    consumed: tuple[Any, ...]  # sources of all objects that the traced code looked at, guarded or not
 
 
 def trace(function: types.FunctionType, local_values: dict[str, Any], backend: Backend, is_bound: Callable[[Any], bool]) -> Traced:
@@ -64,6 +66,7 @@ def trace(function: types.FunctionType, local_values: dict[str, Any], backend: B
     graphs: list[tuple[Any, ...]] = []
     functions: dict[types.FunctionType, None] = {}
     compared: dict[Any, int] = {}
+    consumed: dict[Any, None] = {}
 
     def call_backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
         graphs.append(tuple(n.meta["grapharg"] for n in gm.graph.nodes if n.op == "placeholder"))
@@ -71,14 +74,20 @@ def trace(function: types.FunctionType, local_values: dict[str, Any], backend: B
         return gm.forward
 
     try:
-        with _quiet_process(), _recorded_inlining(functions), _recorded_ids(compared), _per_call_arguments(is_bound):
+        with (
+            _quiet_process(),
+            _recorded_inlining(functions),
+            _recorded_ids(compared),
+            _recorded_reads(consumed),
+            _per_call_arguments(is_bound),
+        ):
             out = _compile(function, local_values, call_backend)
         output = out.tracer_output.output_graph
         names = _private_names(out.bytecode, namespace, output)
     finally:
         for name in [n for n in namespace if n not in before]:
             del namespace[name]
-    return Traced(out.bytecode, output, graphs[-1] if graphs else (), tuple(functions), names, compared)
+    return Traced(out.bytecode, output, graphs[-1] if graphs else (), tuple(functions), names, compared, tuple(consumed))
 
 
 def _compile(function: types.FunctionType, local_values: dict[str, Any], backend: Backend) -> Any:
@@ -193,6 +202,20 @@ def _recorded_ids(compared: dict[Any, int]) -> Iterator[None]:
             yield
     finally:
         _recording.pop()
+
+
+@contextlib.contextmanager
+def _recorded_reads(consumed: dict[Any, None]) -> Iterator[None]:
+    """Notes the source of every object that the traced code looked at: Dynamo guards most of them, but no method descriptors."""
+    original = VariableBuilder._wrap
+
+    def _wrap(self: VariableBuilder, value: Any) -> Any:
+        if self.source is not None:
+            consumed[self.source] = None
+        return original(self, value)
+
+    with mock.patch.object(VariableBuilder, "_wrap", _wrap):
+        yield
 
 
 @contextlib.contextmanager

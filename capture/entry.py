@@ -22,9 +22,10 @@ from precast.capture.frame import CapturedFrame, CaptureRefused
 from precast.capture.guards import GuardContext, translate
 from precast.capture.implicit import aliasing_guards, state_guard
 from precast.capture.sources import NotPortable, SourceContext
+from precast.capture.unguarded import unguarded
 from precast.runtime.entry import LocalsOf, entry_of
 from precast.runtime.guard_eval import failure
-from precast.runtime.paths import describe
+from precast.runtime.paths import PathError, describe
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,9 @@ class _Capture:
         compared = frozenset(source for source, identity in traced.compared.items() if identity not in leaked)
         context = GuardContext(self.sources, frozenset(traced.output.guard_on_key_order), sizes, compared)
         translation = translate(traced.output.guards, context)
+        unnoticed = unguarded(traced.consumed, traced.output.guards, self.sources)
         inputs = self._inputs(traced.graphargs)
-        problems = list(translation.uncacheable)
+        problems = [*translation.uncacheable, *unnoticed.uncacheable]
         found, missing = digests((self.function, *traced.functions), traced.output.traced_code, self.function.__code__)
         problems += missing
         graph, constants = (None, ()) if self.graph is None else lift_constants(self.graph.graph, len(inputs))
@@ -100,7 +102,7 @@ class _Capture:
             record = frame_record(traced.bytecode, traced.private_names, self.function.__globals__, constants)
         except NotPortable as error:
             problems.append(str(error))
-        guards = [*translation.guards, state, *aliasing_guards(inputs, self.sources)]
+        guards = [*translation.guards, *unnoticed.guards, state, *aliasing_guards(inputs, self.sources)]
         problems += [f"guard {text} at capture itself" for guard in guards if (text := failure(guard, self.local_values))]
         return CapturedFrame(
             self.name, canonical_order(guards), tuple(problems), found, record, graph, tuple(inputs), self._outputs(), self.needs_grad
@@ -158,8 +160,11 @@ class _Capture:
         mutated = self.graph.mutated if self.graph is not None else frozenset()
         for i, arg in enumerate(graphargs):
             bound = self._is_bound(arg.source)
-            path = self.sources.path(arg.source)
-            value = self.sources.value(path)
+            try:
+                path = self.sources.path(arg.source)
+                value = self.sources.value(path)
+            except (NotPortable, PathError) as error:
+                raise CaptureRefused(f"graph input {i} cannot be found from the call's arguments: {error}") from None
             if not isinstance(value, torch.Tensor):
                 raise CaptureRefused(f"{describe(path)} is passed to the graph as a {type(value).__name__}")
             inputs.append(

@@ -113,7 +113,7 @@ def _is_registry(path: Path, context: GuardContext) -> bool:
 
 def _translate_one(kind: str, path: Path, guard: Any, context: GuardContext) -> list[Guard]:
     if kind in _IDENTITY:
-        return [identity(path, context.sources.value(path))]
+        return same_object_guards(path, context.sources.value(path))
     rule = _RULES.get(kind)
     if rule is None:
         raise NotPortable("this kind of guard has no portable form")
@@ -136,6 +136,21 @@ def identity(path: Path, value: Any) -> Guard:
         if isinstance(value, (types.BuiltinMethodType, types.MethodType)) and not isinstance(value.__self__, types.ModuleType):
             raise NotPortable(f"it pins the method {value.__qualname__} of one particular object") from None
         return Guard(path, Predicate.EQUALS, tag(value))
+
+
+def same_object_guards(path: Path, value: Any) -> list[Guard]:
+    """`identity`; a function that is held by its code is held to its module too, whose globals that code reads."""
+    guard = identity(path, value)
+    if guard.predicate is not Predicate.CODE or not isinstance(value, types.FunctionType):
+        return [guard]
+    return [guard, *_namespace(path, value)]
+
+
+def _namespace(path: Path, value: types.FunctionType) -> list[Guard]:
+    """What a function of the same code in another module would fail. Methods need none: the class that holds them has a guard."""
+    if ("type",) in path or "__name__" not in value.__globals__:
+        return []
+    return [Guard((*path, ("attr", "__globals__"), ("item", ("str", "__name__"))), Predicate.EQUALS, tag(value.__globals__["__name__"]))]
 
 
 def _keyword(guard: Any, name: str) -> Any:
@@ -163,10 +178,14 @@ def _constant_subclass(value: Any) -> tuple[Predicate, Any]:
     raise NotPortable(f"{type(value).__qualname__} extends no constant type")
 
 
-def _closure(value: Any) -> tuple[Predicate, Any]:
-    if type(value) is types.FunctionType:
-        return Predicate.CODE, digest(value.__code__)
-    return Predicate.IS, object_name(value)
+def _closure(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
+    value = context.sources.value(path)
+    if type(value) is not types.FunctionType:
+        return [Guard(path, Predicate.IS, object_name(value))]
+    if str(value.__module__).partition(".")[0] == "torch":
+        # Calls of torch's own functions enter the graph whole, and many share one code and differ by their closures.
+        return same_object_guards(path, value)
+    return [Guard(path, Predicate.CODE, digest(value.__code__)), *_namespace(path, value)]
 
 
 def _length(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
@@ -258,7 +277,7 @@ _RULES: dict[str, Callable[[Path, Any, GuardContext], list[Guard]]] = {
     "NONE_MATCH": _value_rule(_constant),
     "CONSTANT_SUBCLASS_MATCH": _value_rule(_constant_subclass),
     "NOT_NONE_MATCH": _value_rule(lambda v: (Predicate.NOT_NONE, None)),
-    "CLOSURE_MATCH": _value_rule(_closure),
+    "CLOSURE_MATCH": _closure,
     "SEQUENCE_LENGTH": _length,
     "DICT_KEYS_MATCH": _keys,
     "MAPPING_KEYS_CHECK": _keys,
@@ -277,4 +296,4 @@ _RULES: dict[str, Callable[[Path, Any, GuardContext], list[Guard]]] = {
     "WEAKREF_ALIVE": _weak,
 }
 
-__all__ = ["DROPPED", "GuardContext", "Translation", "identity", "tensor_spec", "translate"]
+__all__ = ["DROPPED", "GuardContext", "Translation", "identity", "same_object_guards", "tensor_spec", "translate"]

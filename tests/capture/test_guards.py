@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import functools
 import itertools
 import types
 from collections.abc import Callable
@@ -16,7 +18,7 @@ from programs import Block, Callable_, Stack, Tied, make_closure
 from torch import nn
 
 from precast.artifact_store.guards import Guard, Predicate
-from precast.capture import capture
+from precast.capture import CaptureRefused, capture
 from precast.runtime.guard_eval import compile_checker, evaluate, failure, first_failing
 
 
@@ -231,6 +233,52 @@ def test_a_miss_is_explained() -> None:
     assert any("x: expected a tensor float32[4, 4] stride (4, 1) on cpu, found a tensor float32[2, 4]" in text for text in texts)
     texts = [text for guard in frame.guards if (text := failure(guard, {}))]
     assert any("x does not exist" in text for text in texts)
+
+
+def calling(function: Any) -> Any:
+    def call(t: torch.Tensor) -> Any:
+        return function(t)
+
+    return call
+
+
+def module_function(module: str) -> Any:
+    """The code of `programs.helper` in another module, where its global means something else."""
+    namespace = {"__name__": module, "__builtins__": builtins.__dict__, "torch": torch, "SCALE": 7.0}
+    return types.FunctionType(programs.helper.__code__, namespace)
+
+
+CALLABLES: dict[str, tuple[Any, Any]] = {
+    "method descriptors": (torch.Tensor.cfloat, torch.Tensor.cdouble),
+    "method descriptor and builtin": (torch.Tensor.neg, torch.neg),
+    "builtins of torch": (torch.sum, torch.prod),
+    "builtins": (len, max),
+    "Python functions of torch": (nn.functional.relu, nn.functional.silu),
+    "partial objects": (functools.partial(torch.sum, dim=0), functools.partial(torch.sum, dim=1)),
+    "partials of others": (functools.partial(torch.sum, dim=0), functools.partial(torch.prod, dim=0)),
+    "functions of the program": (programs.helper, programs.uses_helper),
+    "operators": (torch.ops.aten.sin.default, torch.ops.aten.cos.default),
+    "one code, two modules": (programs.helper, module_function("elsewhere")),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", CALLABLES)
+def test_a_callable_in_a_closure_is_guarded(name: str) -> None:
+    def values(function: Any) -> dict[str, Any]:
+        return locals_of(calling(function), (x(),), {})
+
+    pair = CALLABLES[name]
+    for first, second in (pair, pair[::-1]):
+        try:
+            frame = capture(calling(first), (x(),))
+        except (CaptureRefused, ModuleNotFoundError):
+            assert first in (max, CALLABLES["one code, two modules"][1]), "only these have nothing to compile"
+            continue
+        again, other = values(first), values(second)
+        check = compile_checker(frame.guards)
+        assert frame.uncacheable == () and check(again, again) and first_failing(frame.guards, again) == -1
+        assert not check(other, other) and first_failing(frame.guards, other) != -1
 
 
 LOCAL = (("local", "v"),)

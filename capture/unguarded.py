@@ -1,0 +1,51 @@
+"""Guards of our own for what the traced code read and Dynamo left without one: method descriptors, classes in closures and the like."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from precast.artifact_store.constants import Untaggable
+from precast.artifact_store.guards import Path
+from precast.capture.guards import Translation, same_object_guards
+from precast.capture.sources import NotPortable, SourceContext
+from precast.runtime.paths import PathError, describe
+
+_VERSIONED = frozenset((*sys.stdlib_module_names, "torch"))
+"""Packages whose own globals are as their version makes them; the versions are in every artifact's key."""
+
+
+def unguarded(consumed: Iterable[Any], dynamo_guards: Iterable[Any], sources: SourceContext) -> Translation:
+    """Identity guards for the consumed sources that no guard stands on or below. What cannot have one makes the frame uncacheable."""
+    guarded = _with_bases(guard.originating_source for guard in dynamo_guards)
+    result = Translation()
+    for source in consumed:
+        if source in guarded or getattr(source, "freevar_name", "") == "__class__":  # the class that holds the method is guarded
+            continue
+        try:
+            path = sources.path(source)
+            value = sources.value(path)
+        except (NotPortable, PathError):
+            continue  # such a source exists only while tracing
+        if not _versioned(path) and (callable(value) or hasattr(type(value), "__get__")) and not isinstance(value, torch.nn.Module):
+            try:
+                result.guards.extend(same_object_guards(path, value))
+            except (NotPortable, Untaggable) as error:
+                result.uncacheable.append(f"{describe(path)} is called or read by the traced code and cannot be recognised again: {error}")
+    return result
+
+
+def _versioned(path: Path) -> bool:
+    return path[0][0] in ("global", "module") and str(path[0][1]).partition(".")[0] in _VERSIONED and path[0][1] != "__main__"
+
+
+def _with_bases(sources: Iterable[Any]) -> set[Any]:
+    found: set[Any] = set()
+    for source in sources:
+        while source is not None and source not in found:
+            found.add(source)
+            source = getattr(source, "base", None)
+    return found
