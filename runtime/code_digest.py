@@ -44,11 +44,12 @@ def find_code(module: str, qualname: str) -> list[types.CodeType]:
     place = sys.modules.get(module)
     if place is None:
         return []
-    direct = _direct(place, qualname)
+    direct = direct_code(place, qualname)
     return direct + [c for c in _index(place).get(qualname, []) if c not in direct]
 
 
-def _direct(module: types.ModuleType, qualname: str) -> list[types.CodeType]:
+def direct_code(module: types.ModuleType, qualname: str) -> list[types.CodeType]:
+    """The code of what is called `qualname` in `module`, and of the functions that it wraps."""
     found: Any = module
     for part in qualname.split("."):
         found = inspect.getattr_static(found, part, None)

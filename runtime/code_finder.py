@@ -8,7 +8,7 @@ import sys
 import types
 from collections.abc import Mapping
 
-from precast.runtime.code_digest import digest, find_code, forget_code
+from precast.runtime.code_digest import digest, direct_code, find_code, forget_code
 
 _LIBRARY = ("torch",)
 """Packages whose version is part of the artifact's key: their code is not read."""
@@ -23,15 +23,15 @@ def changed_code(digests: Mapping[str, str], entry: types.FunctionType) -> str:
         module, _, qualname = name.partition("#")[0].partition(":")
         if module.partition(".")[0] in _LIBRARY:
             continue
-        found = _digests_of(module, qualname) if module else frozenset((digest(entry.__code__),))
-        if wanted not in found:
+        found = module and (wanted in _direct_digests(module, qualname) or wanted in _digests_of(module, qualname))
+        if not (found or (not module and wanted == digest(entry.__code__))):
             return f"the code of {qualname} in {module or 'the program'} has changed since"
     return ""
 
 
 @functools.lru_cache(maxsize=8192)
-def _digests_of(module: str, qualname: str) -> frozenset[str]:
-    """Digests of all code with this qualified name in `module` (decorated versions and nested functions too).
+def _direct_digests(module: str, qualname: str) -> frozenset[str]:
+    """Digests of what stands in `module` under this name, below decorators too: the common case, without looking through the module.
 
     The traced code had imported the module, so it is imported here where that has not happened yet; a function that is gone has no digest.
     """
@@ -40,10 +40,17 @@ def _digests_of(module: str, qualname: str) -> frozenset[str]:
             importlib.import_module(module)
         except ImportError:
             return frozenset()
+    return frozenset(map(digest, direct_code(sys.modules[module], qualname)))
+
+
+@functools.lru_cache(maxsize=8192)
+def _digests_of(module: str, qualname: str) -> frozenset[str]:
+    """Digests of all code with this qualified name in `module`: nested functions and what decorators hide, too."""
     return frozenset(map(digest, find_code(module, qualname)))
 
 
 def forget() -> None:
     """Look at all code again (it may have been reloaded)."""
+    _direct_digests.cache_clear()
     _digests_of.cache_clear()
     forget_code()

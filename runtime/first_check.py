@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from precast.artifact_store.guards import Guard, Path, Predicate
+from precast.artifact_store.guards import Guard, Predicate
+from precast.artifact_store.manifest import GuardRow
 from precast.runtime.checker import Checker, compile_checker
 from precast.runtime.global_state import global_state
 from precast.runtime.guard_eval import evaluate
@@ -15,63 +16,95 @@ from precast.runtime.paths import start, walk
 INTERPRETED_CALLS = 3
 """How many checks are interpreted before the checker is compiled: a warm start with the native runtime needs two."""
 _PLAIN = {"int": int, "bool": bool, "str": str}
-_RELATIONS = (Predicate.SAME_AS, Predicate.NOT_ALIASED)
+_RELATIONS = ("same_as", "not_aliased")
+_SHALLOW = 2
+Rows = Callable[[], Iterable[GuardRow]]
 
 
 class LazyChecker:
-    """`check(locals, cells) -> bool`, interpreted at first, compiled when it is called often. Never raises for what the objects do."""
+    """`check(locals, cells) -> bool`, interpreted at first, compiled when it is called often. Never raises for what the objects do.
 
-    def __init__(self, guards: Sequence[Guard]) -> None:
-        self._guards = tuple(sorted(guards, key=lambda guard: (len(guard.path) > 2, guard.predicate is Predicate.CODE)))
+    `rows` gives the guards in canonical order, so that paths with a common beginning stand together; it is called at the first check, and
+    what it raises reaches the caller. Guards on the arguments themselves come first: of several variants most differ there.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._shallow: Sequence[GuardRow] | None = None
+        self._deep: Sequence[GuardRow] = ()
         self._calls = 0
         self._compiled: Checker | None = None
 
     def __call__(self, local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> bool:
         if self._compiled is not None:
             return self._compiled(local_values, cells)
-        self._calls += 1
-        if self._calls > INTERPRETED_CALLS:
-            self._compiled = compile_checker(self._guards)
-            return self._compiled(local_values, cells)
+        shallow = self._shallow
+        if shallow is None:
+            shallow = self._arrange()
         try:
-            return _interpret(self._guards, local_values, cells)
+            if not _interpret(shallow, local_values, cells):
+                return False
+            if self._calls >= INTERPRETED_CALLS:
+                rows = (*shallow, *self._deep)
+                self._compiled = compile_checker([Guard(path, Predicate(name), constant) for path, name, constant in rows])
+                return self._compiled(local_values, cells)
+            self._calls += 1
+            return _interpret(self._deep, local_values, cells)
         except Exception:  # noqa: BLE001 - a guard looks at the user's objects, whose methods may raise anything: then it does not hold
             return False
 
+    def _arrange(self) -> Sequence[GuardRow]:
+        shallow: list[GuardRow] = []
+        deep: list[GuardRow] = []
+        late: list[GuardRow] = []
+        for row in self._rows():
+            place = shallow if len(row[0]) <= _SHALLOW and row[1] != "code" else late if row[1] == "code" or row[1] in _RELATIONS else deep
+            place.append(row)
+        self._deep = (*deep, *late)
+        self._shallow = shallow
+        return shallow
 
-def _interpret(guards: Sequence[Guard], local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> bool:
-    places: dict[Path, Any] = {}
 
-    def place(path: Path) -> Any:
-        try:
-            return places[path]
-        except KeyError:
-            found = start(path[0], local_values, cells) if len(path) == 1 else walk(place(path[:-1]), path[-1])
-            places[path] = found
-            return found
-
-    for guard in guards:
-        if guard.predicate is Predicate.GLOBAL_STATE:
-            if global_state() != guard.constant:
+def _interpret(rows: Sequence[GuardRow], local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> bool:
+    """Walk the paths in the order given; what a path has in common with the one before it is not walked again."""
+    before: Sequence[Any] = ()
+    places: list[Any] = []
+    for path, predicate, constant in rows:
+        if predicate == "global_state":
+            if global_state() != constant:
                 return False
-        elif guard.predicate in _RELATIONS or guard.path == (("state",),):
-            if not evaluate(guard, local_values, cells).holds:
+            continue
+        if predicate in _RELATIONS:
+            if not evaluate(Guard(path, Predicate(predicate), constant), local_values, cells).holds:
                 return False
-        elif not _holds(guard.predicate, place(guard.path), guard.constant):
+            continue
+        if path != before:
+            common = 0
+            for step, step_before in zip(path, before, strict=False):
+                if step != step_before:
+                    break
+                common += 1
+            del places[common:]
+            place = places[-1] if places else None
+            for step in path[common:]:
+                place = walk(place, step) if places else start(step, local_values, cells)
+                places.append(place)
+            before = path
+        if not _holds(predicate, places[-1], constant):
             return False
     return True
 
 
-def _holds(predicate: Predicate, value: Any, constant: Any) -> bool:
+def _holds(predicate: str, value: Any, constant: Any) -> bool:
     """The rules of `guard_rules` for the commonest guards, without the words."""
-    if predicate is Predicate.EMPTY:
+    if predicate == "empty":
         return len(value) == 0
-    if predicate is Predicate.LACKS_OWN:
+    if predicate == "lacks_own":
         return constant not in value.__dict__
-    if predicate is Predicate.EQUALS:
+    if predicate == "equals":
         if constant[0] == "none":
             return value is None
         plain = _PLAIN.get(constant[0])
         if plain is not None:
             return type(value) is plain and bool(value == constant[1])
-    return RULES[predicate](value, constant)[0]
+    return RULES[predicate](value, constant)[0]  # type: ignore[index]  # a Predicate is its string

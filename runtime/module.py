@@ -86,7 +86,7 @@ def _compiled_class(cls: type) -> type:
 
 def wrap_module(module: torch.nn.Module, site: Any, again: Callable[[torch.nn.Module], Any]) -> Any:
     """`module` with `site.call` in place of its call. `again` compiles another module in the same way (for deepcopy)."""
-    cls = _compiled_class(type(module))
+    cls: Any = _compiled_class(type(module))
     wrapper = cls.__new__(cls)
     object.__setattr__(wrapper, "__dict__", module.__dict__)
     for name, value in (("_orig_mod", module), ("_precast_call", site.call), ("_precast_again", again), ("_precast_site", site)):

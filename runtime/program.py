@@ -154,14 +154,15 @@ class Program:
         self, variants: Iterable[Variant | EagerVariant], local_values: Mapping[str, Any], cells: Mapping[str, Any]
     ) -> Binding | None:
         for variant in tuple(variants):
-            if variant.check(local_values, cells):
-                try:
-                    binding = variant.bind(local_values, cells)
-                except LoadError as error:
-                    self._drop(variant, str(error))
+            try:
+                if not variant.check(local_values, cells):
                     continue
-                self._count_hit(variant)
-                return binding
+                binding = variant.bind(local_values, cells)
+            except LoadError as error:
+                self._drop(variant, str(error))
+                continue
+            self._count_hit(variant)
+            return binding
         return None
 
     def _count_hit(self, variant: Variant | EagerVariant) -> None:
@@ -300,7 +301,8 @@ class Program:
         try:
             return self._bind_new(self._adopt(outcome), local_values)
         except LoadError as error:
-            return self._unloadable(error)
+            self._unloadable(error)
+            return None
 
     def _bind_new(self, variant: Variant, local_values: Mapping[str, Any]) -> Binding | None:
         """The binding of a variant that was compiled for this very call. Raises LoadError."""

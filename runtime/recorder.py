@@ -63,7 +63,7 @@ class Plan:
         self.bound = tuple(bound)
         self.names = tuple(names)
         self.function = function
-        self.under: dict[Path, list[Path]] = {}
+        self.under: dict[Path, dict[Path, None]] = {}
         self.at: dict[Path, list[int]] = {}
         for index, guard in enumerate(self.guards):
             self.at.setdefault(guard.path, []).append(index)
@@ -74,11 +74,13 @@ class Plan:
 
     def _add(self, path: Path) -> None:
         while len(path) > 1:
-            siblings = self.under.setdefault(path[:-1], [])
-            if path in siblings:
-                return
-            siblings.append(path)
-            path = path[:-1]
+            above = path[:-1]
+            siblings = self.under.get(above)
+            if siblings is not None:
+                siblings[path] = None
+                return  # the rest of the way was added with the first of them
+            self.under[above] = {path: None}
+            path = above
 
     def checker(self, indices: tuple[int, ...], cells: Cells) -> Callable[[tuple[Any, ...]], bool]:
         """A Python check of just these guards, from the tuple of locals."""

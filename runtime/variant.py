@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from precast.artifact_store import Manifest
+from precast.artifact_store.errors import RecordError
 from precast.artifact_store.guards import Guard, Path
+from precast.artifact_store.manifest import GuardRow, guard_rows
 from precast.artifact_store.records import FrameRecord, GraphInput, GraphOutput, TensorConstant
 from precast.runtime.entry import Entry
 from precast.runtime.errors import LoadError
@@ -40,15 +43,18 @@ class _Planned:
     """What guard tables need of a variant."""
 
     entry: Entry
-    guards: tuple[Guard, ...]
     _plan: Any = None
+
+    def all_guards(self) -> tuple[Guard, ...]:
+        """The guards as objects."""
+        raise NotImplementedError
 
     def plan(self, names: Sequence[str]) -> Any:
         """The guards arranged for recording, made on first use."""
         if self._plan is None:
             from precast.runtime.recorder import Plan  # wanted only where there is a native runtime
 
-            self._plan = Plan(self.guards, names, self.entry.function, self.bound_paths)
+            self._plan = Plan(self.all_guards(), names, self.entry.function, self.bound_paths)
         return self._plan
 
     @property
@@ -72,8 +78,8 @@ class Variant(_Planned):
         self.artifact_id = manifest.artifact_id
         self.target = manifest.target
         self.entry = entry
-        self.guards: tuple[Guard, ...] = (*manifest.guards, *extra_guards)
-        self.check = LazyChecker(self.guards)
+        self.check = LazyChecker(self._rows)
+        self._extra_guards = tuple(extra_guards)
         self._source = source
         self._lock = Lock()
         self._spec: GraphSpec | None = None
@@ -82,6 +88,21 @@ class Variant(_Planned):
         self._constants: tuple[Any, ...] = ()
         self._bindings: list[Binding] = []
         self.hits = 0
+
+    @cached_property
+    def guards(self) -> tuple[Guard, ...]:
+        """All guards as objects: for tables and explanations."""
+        return (*self.manifest.guards, *self._extra_guards)
+
+    def all_guards(self) -> tuple[Guard, ...]:
+        return self.guards
+
+    def _rows(self) -> tuple[GuardRow, ...]:
+        """All guards as rows, decoded when they are first looked at. Raises LoadError."""
+        try:
+            return (*self.manifest.guard_rows, *guard_rows(self._extra_guards))
+        except RecordError as error:
+            raise LoadError(f"artifact {self.artifact_id[:12]}: {error}") from error
 
     @property
     def bound_paths(self) -> tuple[Path, ...]:
@@ -164,9 +185,12 @@ class EagerVariant(_Planned):
     def __init__(self, entry: Entry, guards: Sequence[Guard]) -> None:
         self.entry = entry
         self.guards = tuple(guards)
-        self.check = LazyChecker(self.guards)
+        self.check = LazyChecker(lambda: guard_rows(self.guards))
         self.hits = 0
         self._binding = Binding(self, entry.function, None, ())
+
+    def all_guards(self) -> tuple[Guard, ...]:
+        return self.guards
 
     def bind(self, local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> Binding:
         """The original function, whatever the objects."""

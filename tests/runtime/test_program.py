@@ -314,7 +314,7 @@ def test_what_cannot_be_loaded_is_not_compiled_again(store: Store, set_compiler:
     assert counting.calls == 1
 
 
-MISSES = (
+MISSES: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
     ({"name": "encoder"}, {}, "holds this code under the name 'encoder': give name='encoder'"),
     ({}, {"name": "encoder"}, "holds this code without a name: leave name= out"),
     ({"name": "encoder"}, {"name": "decoder"}, "under the name 'encoder': give name='encoder'"),

@@ -1,0 +1,102 @@
+"""The interpreted first check says what the compiled checker and the guard-by-guard evaluation say, whatever the order of the paths."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from precast.artifact_store.guards import Guard, Predicate, canonical_order
+from precast.artifact_store.manifest import guard_rows
+from precast.runtime.checker import compile_checker
+from precast.runtime.first_check import INTERPRETED_CALLS, LazyChecker
+from precast.runtime.guard_eval import failure
+
+
+class Node:
+    def __init__(self, value: int, **children: Any) -> None:
+        self.value = value
+        self.__dict__.update(children)
+
+
+def tree() -> Node:
+    return Node(0, left=Node(1, left=Node(3), hooks={}), right=Node(2, left=Node(4), items=[Node(5), Node(6)]), name="root")
+
+
+ROOT = ("local", "self")
+
+
+def equals(value: int, *steps: Any) -> Guard:
+    return Guard((ROOT, *steps, ("attr", "value")), Predicate.EQUALS, ("int", value))
+
+
+def attr(name: str) -> tuple[str, str]:
+    return ("attr", name)
+
+
+GUARDS = (
+    equals(0),
+    equals(1, attr("left")),
+    equals(3, attr("left"), attr("left")),
+    Guard((ROOT, attr("left"), attr("hooks")), Predicate.EMPTY),
+    Guard((ROOT, attr("left"), attr("left")), Predicate.LACKS_OWN, "forward"),
+    equals(2, attr("right")),
+    equals(4, attr("right"), attr("left")),
+    equals(5, attr("right"), attr("items"), ("item", ("int", 0))),
+    equals(6, attr("right"), attr("items"), ("item", ("int", 1))),
+    Guard((ROOT, attr("right"), attr("items")), Predicate.LENGTH, 2),
+    Guard((ROOT, attr("name")), Predicate.EQUALS, ("str", "root")),
+    Guard((ROOT, attr("right"), attr("left")), Predicate.SAME_AS, (ROOT, attr("right"), ("dict",), ("item", ("str", "left")))),
+)
+
+
+def _break(root: Node, number: int) -> None:
+    changes = (
+        lambda: setattr(root, "value", 9),
+        lambda: setattr(root.left, "value", True),
+        lambda: setattr(root.left.left, "value", 9),
+        lambda: root.left.hooks.update(a=1),
+        lambda: setattr(root.left.left, "forward", None),
+        lambda: delattr(root.right, "value"),
+        lambda: setattr(root.right.left, "value", 4.0),
+        lambda: root.right.items.reverse(),
+        lambda: setattr(root.right.items[1], "value", 9),
+        lambda: root.right.items.append(None),
+        lambda: setattr(root, "name", None),
+        lambda: delattr(root, "right"),
+    )
+    changes[number]()
+
+
+@pytest.mark.parametrize("order", ["canonical", "shuffled"])
+@pytest.mark.parametrize("broken", [None, *range(12)])
+def test_interpreted_and_compiled_agree(order: str, broken: int | None) -> None:
+    guards = list(canonical_order(GUARDS))
+    if order == "shuffled":
+        random.Random(broken).shuffle(guards)
+    check = LazyChecker(lambda: guard_rows(guards))
+    root = tree()
+    values = {"self": root}
+    assert check(values, {}) and not any(failure(g, values) for g in guards)
+    if broken is not None:
+        _break(root, broken)
+    wanted = broken is None
+    assert all(not failure(g, values) for g in guards) is wanted
+    for _ in range(INTERPRETED_CALLS + 2):  # the last ones are compiled
+        assert check(values, {}) is wanted
+    assert compile_checker(guards)(values, {}) is wanted
+
+
+def test_guards_are_decoded_once_and_only_when_checked() -> None:
+    asked = []
+
+    def rows() -> Any:
+        asked.append(1)
+        return guard_rows(GUARDS)
+
+    check = LazyChecker(rows)
+    assert not asked
+    for _ in range(6):
+        assert check({"self": tree()}, {})
+    assert asked == [1]
