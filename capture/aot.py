@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.fx
+import torch.fx.node as fx_node
 from torch._dynamo import compiled_autograd
 from torch._functorch._aot_autograd.graph_compile import aot_stage1_graph_capture
 from torch._functorch._aot_autograd.schemas import MutationType, OutputType
@@ -44,6 +46,7 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
         if own_tensors:
             raise CaptureRefused("the traced code registers tensors of its own inside the graph")
         stack.enter_context(compiled_autograd._disable())
+        stack.enter_context(_checks_as_calls())
         state = create_aot_state(stack, call, fake_args, descriptions, config, fake_mode, shape_env)
         if state.needs_autograd:
             return None
@@ -53,10 +56,24 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
         _refuse_unsupported(state, captured, len(example_inputs))
         graph = captured.graph_module
         outputs = _split_outputs(graph, state.fw_metadata)
-    graph.graph.eliminate_dead_code()
+        graph.graph.eliminate_dead_code()
     graph.recompile()
     mutated = frozenset(i for i, info in enumerate(state.fw_metadata.input_info) if info.mutates_data)
     return AotGraph(graph, outputs, mutated)
+
+
+@contextlib.contextmanager
+def _checks_as_calls() -> Iterator[None]:
+    """Checks that only raise stay in the graph as plain calls. torch threads tokens through ops with effects, to keep their order; these
+    need none, since each reads what it checks.
+    """
+    check = torch.ops.aten._linalg_check_errors.default
+    holder: Any = torch._library.simple_registry.singleton.find(check._schema.name).effect
+    with (
+        mock.patch.object(holder, "_effect", None),
+        mock.patch.object(fx_node, "_side_effectful_functions", fx_node._side_effectful_functions | {check}),
+    ):
+        yield
 
 
 def _prepare(gm: torch.fx.GraphModule, inputs: list[Any], decompositions: dict[Any, Callable[..., Any]]) -> tuple[Any, ...]:
