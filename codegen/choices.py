@@ -82,7 +82,7 @@ class Chooser:
 
 
 def decide(times: Mapping[str, list[float]], default: str) -> Record:
-    """The winner of a race. Another candidate's median has to beat the default's best by the margin: on a busy machine the default stays."""
+    """The winner of a race. Another's median has to beat the default's best by the margin: on a busy machine the default stays."""
     limit = MARGIN * min(times[default])
     middle = {name: sorted(found)[len(found) // 2] for name, found in times.items()}
     winner = min((n for n in times if n == default or middle[n] < limit), key=lambda n: min(times[default]) if n == default else middle[n])

@@ -134,6 +134,8 @@ class Body:
                 narrow = self._narrow(node)
                 if narrow is not None:
                     return narrow
+                if op is Op.WHERE and dtype.compute is DType.F32 and level.axes and not self.facts.deps(args[0]) & level.axes:
+                    return self._select(args[0], self.value(args[1]), self.value(args[2]), dtype, level)
                 return render(op, tuple(self.value(a) for a in args), tuple(a.dtype for a in args), dtype)
             case Cast(value=v, dtype=dtype):
                 if isinstance(v, Index) and self._fits(v.expr) and dtype.is_float:
@@ -173,16 +175,25 @@ class Body:
 
     def _load(self, node: Load, level: Level) -> str:
         buffer = self.buffers[node.buffer]
-        index = self._hoisted(node, buffer, level) or self._index_with_gathers(node.index, node.gathers, node.mask, buffer, level)
+        hoisted = self._hoisted(node, buffer, level)
+        index = hoisted or self._index_with_gathers(node.index, node.gathers, node.mask, buffer, level)
         text = load(buffer.dtype, f"{self.pointers[node.buffer]}[{index}]")
         if node.mask is None:
             return text
-        zero = literal(0, node.dtype)
-        return f"{self.value(node.mask)} ? {text} : {zero}"
+        if hoisted is not None:  # a statement of its own: g++ does not move a load out of a conditional
+            name = self.fresh("u")
+            level.add(f"const {COMPUTE[node.dtype]} {name} = {text};")
+            text = name
+        return self._select(node.mask, text, literal(0, node.dtype), node.dtype, level)
+
+    def _select(self, mask: Value, yes: str, no: str, dtype: DType, level: Level) -> str:
+        """`mask ? yes : no`. Under a mask that `level`'s loop does not change g++ vectorises no conditional: f32 bits are picked instead."""
+        steady = level.axes and not self.facts.deps(mask) & level.axes
+        return f"pick({self.value(mask)}, {yes}, {no})" if steady and COMPUTE[dtype] == "float" else f"{self.value(mask)} ? {yes} : {no}"
 
     def _hoisted(self, node: Load, buffer: Buffer, level: Level) -> str | None:
-        """Index of a masked load whose mask does not change in `level`'s loop: the mask picks the row's start outside the loop (0 where it is
-        false), so that the load inside is in bounds either way and compilers vectorise it, where they may not speculate it otherwise.
+        """Index of a masked load whose mask does not change in `level`'s loop: the mask picks the row's start outside the loop (0 where
+        it is false), so that the load inside is in bounds either way and compilers vectorise it, where they may not speculate it.
         """
         inner = free_symbols(node.index) & level.axes
         if node.mask is None or node.gathers or len(inner) != 1 or self.facts.deps(node.mask) & level.axes:

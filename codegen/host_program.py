@@ -17,9 +17,8 @@ from precast.codegen.host_library import emit_library, emit_pack, weight_view, w
 from precast.codegen.host_shims import SymbolTable, dtype_code
 from precast.codegen.host_templates import HOST_PROLOGUE, NEEDS_STATE, PREPARE, RUN, STATE
 from precast.codegen.values import store_roots
-from precast.lowering.memory import nbytes_of
 from precast.lowering.ir import Buffer, Extern, Kernel, Load, Program, Size, View, walk
-
+from precast.lowering.memory import nbytes_of
 
 HUGE = 4 << 20
 """Bytes from which a fresh output asks for huge pages."""

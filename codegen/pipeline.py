@@ -29,6 +29,11 @@ struct Error { int set; int dimension; int64_t index; int64_t size; };
 static void __attribute__((noinline, cold)) bad_index(Error* e, int64_t index, int64_t size, int dimension) {
   if (!__atomic_exchange_n(&e->set, 1, __ATOMIC_RELAXED)) { e->index = index; e->size = size; e->dimension = dimension; }
 }
+INLINE float pick(bool c, float a, float b) {
+  uint32_t x, y; __builtin_memcpy(&x, &a, 4); __builtin_memcpy(&y, &b, 4);
+  const uint32_t m = c ? ~0u : 0u, bits = (x & m) | (y & ~m);
+  float r; __builtin_memcpy(&r, &bits, 4); return r;
+}
 template <class T> INLINE T combine_min(T a, T b) { return a != a ? a : (b != b ? b : (a < b ? a : b)); }
 template <class T> INLINE T combine_max(T a, T b) { return a != a ? a : (b != b ? b : (a > b ? a : b)); }
 """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-
 from precast.codegen import compile_program, expand
 from precast.codegen.choices import Chooser, decide, tuning_name
 from precast.lowering.effects import lasting_inputs
