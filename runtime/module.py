@@ -68,6 +68,8 @@ class CompiledModule:
         )
 
 
+# A tracer that meets a compiled module inside another program traces the original's call, as torch.compile does.
+CompiledModule.__call__._torchdynamo_inline = torch.nn.Module.__call__  # type: ignore[attr-defined]
 _classes: dict[type, type] = {}
 
 
@@ -77,7 +79,7 @@ def _compiled_class(cls: type) -> type:
     namespace = {
         "__slots__": ("_orig_mod", "_precast_again", "_precast_call", "_precast_site"),
         "__module__": cls.__module__,
-        "__qualname__": cls.__qualname__,
+        "__qualname__": f"{cls.__qualname__}.<locals>.compiled",  # a guard on the type must not look for the original under this name
         "__doc__": cls.__doc__,
     }
     made = types.new_class(cls.__name__, (CompiledModule, cls), exec_body=lambda body: body.update(namespace))
