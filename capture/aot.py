@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from torch._dynamo import compiled_autograd
 from torch._functorch._aot_autograd.graph_compile import aot_stage1_graph_capture
 from torch._functorch._aot_autograd.schemas import MutationType, OutputType
 from torch._functorch.aot_autograd import create_aot_state, prepare_aot_module_simplified
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from precast.artifact_store.records import GraphOutput
 from precast.capture.frame import CaptureRefused
@@ -24,11 +26,15 @@ Decompositions = Mapping[Any, Callable[..., Any]]
 
 @dataclass(frozen=True)
 class AotGraph:
-    """`graph`'s outputs are raw outputs only; `outputs` says what the caller gets. `mutated`: indices of inputs that the graph writes."""
+    """`graph`'s outputs are raw outputs only; `outputs` says what the caller gets. `mutated`: indices of inputs that the graph writes.
+
+    `absolute`: the traced code counts offsets from the start of a storage, so that results depend on the inputs' offsets.
+    """
 
     graph: torch.fx.GraphModule
     outputs: tuple[GraphOutput, ...]
     mutated: frozenset[int]
+    absolute: bool
 
 
 def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompositions: Decompositions) -> AotGraph | None:
@@ -40,6 +46,7 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
         raise CaptureRefused(
             "a size or number of this call is marked as dynamic", hint="remove torch._dynamo.mark_dynamic; shapes are static for now"
         )
+    _drop_idle_dropout(gm)
     with contextlib.ExitStack() as stack:
         prepared = _prepare(gm, example_inputs, dict(decompositions))
         call, own_tensors, fake_args, descriptions, config, fake_mode, shape_env, activations = prepared
@@ -55,11 +62,23 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
         captured = aot_stage1_graph_capture(state, call)
         _refuse_unsupported(state, captured, len(example_inputs))
         graph = captured.graph_module
+        absolute = _from_whole_inputs([n for n in graph.graph.nodes if _storage_offset_given(n)])
         outputs = _split_outputs(graph, state.fw_metadata)
         graph.graph.eliminate_dead_code()
     graph.recompile()
     mutated = frozenset(i for i, info in enumerate(state.fw_metadata.input_info) if info.mutates_data)
-    return AotGraph(graph, outputs, mutated)
+    return AotGraph(graph, outputs, mutated, absolute)
+
+
+def _drop_idle_dropout(gm: torch.fx.GraphModule) -> None:
+    """Dropout that is off returns its very argument; torch's own decomposition would copy it."""
+    for node in gm.graph.find_nodes(op="call_function", target=torch.nn.functional.dropout):
+        training = node.kwargs.get("training", node.args[2] if len(node.args) > 2 else True)
+        source = node.kwargs.get("input", node.args[0] if node.args else None)
+        if training is False and isinstance(source, torch.fx.Node):
+            node.replace_all_uses_with(source)
+            gm.graph.erase_node(node)
+    gm.recompile()
 
 
 @contextlib.contextmanager
@@ -101,6 +120,30 @@ def _refuse_unsupported(state: Any, captured: Any, inputs: int) -> None:
         raise CaptureRefused("two inputs share memory and the traced code writes one of them")
 
 
+_ABSOLUTE = ("aten::as_strided", "aten::as_strided_copy", "aten::as_strided_scatter")
+
+
+def _storage_offset_given(node: torch.fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.name not in _ABSOLUTE:
+        return False
+    position = next(i for i, a in enumerate(node.target._schema.arguments) if a.name == "storage_offset")
+    return node.kwargs.get("storage_offset") is not None or (len(node.args) > position and node.args[position] is not None)
+
+
+def _from_whole_inputs(nodes: list[torch.fx.Node]) -> bool:
+    """Lets calls that count from the start of an input's storage take the input itself, not a view of it; whether there are any calls."""
+    for node in nodes:
+        operand = node.args[0]
+        assert isinstance(operand, torch.fx.Node)
+        root = _owner([operand], _storage(operand))
+        if root.op != "placeholder" or root is operand:
+            continue
+        if node.target is torch.ops.aten.as_strided_scatter.default or root.meta["val"].dtype != operand.meta["val"].dtype:
+            raise CaptureRefused("an offset into the storage of an input is applied to a view of it", hint="apply it to the input itself")
+        node.replace_input_with(operand, root)
+    return bool(nodes)
+
+
 def _split_outputs(graph: torch.fx.GraphModule, metadata: Any) -> tuple[GraphOutput, ...]:
     """What the caller gets per position; leaves in the graph the raw outputs that it is made from."""
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
@@ -115,7 +158,7 @@ def _split_outputs(graph: torch.fx.GraphModule, metadata: Any) -> tuple[GraphOut
         elif info.output_type is OutputType.alias_of_input:
             outputs.append(_input_view(value, placeholders[info.base_idx], info))
         else:
-            outputs.append(_own_output(value, raw, bases))
+            outputs.append(_own_output(value, raw, bases, placeholders))
     output_node.args = (tuple(raw),)
     output_node.meta.pop("desc", None)
     return tuple(outputs)
@@ -136,10 +179,13 @@ def _shared_storages(values: list[Any]) -> dict[int, torch.fx.Node]:
 
 
 def _owner(group: list[torch.fx.Node], storage: int) -> torch.fx.Node:
-    """The first node that made the storage: walking views back to what they are views of."""
+    """The first node that made the storage: walking views (parts of a split too) back to what they are views of."""
     node = group[0]
     while True:
-        back = [n for n in node.all_input_nodes if _is_strided(n) and _storage(n) == storage]
+        sources = node.all_input_nodes
+        if node.target is operator.getitem:
+            sources = sources[0].all_input_nodes
+        back = [n for n in sources if _is_strided(n) and _storage(n) == storage]
         if not back:
             return node
         node = back[0]
@@ -154,15 +200,32 @@ def _storage(node: torch.fx.Node) -> int:
     return int(node.meta["val"].untyped_storage()._cdata)
 
 
-def _own_output(value: Any, raw: list[torch.fx.Node], bases: dict[int, torch.fx.Node]) -> GraphOutput:
+def _own_output(value: Any, raw: list[torch.fx.Node], bases: dict[int, torch.fx.Node], placeholders: list[torch.fx.Node]) -> GraphOutput:
     if value is None:
         return GraphOutput("none")
     if not isinstance(value, torch.fx.Node):
         return GraphOutput("int", value=value)
-    if _is_strided(value) and (base := bases.get(_storage(value))) is not None and base is not value:
-        shape = value.meta["val"]
-        return GraphOutput("output_view", _raw_index(base, raw), *_window(shape, base.meta["val"]))
+    base = bases.get(_storage(value)) if _is_strided(value) else None
+    if base is not None and base is not value and _reach(value) <= _reach(base):
+        window = _window(value.meta["val"], base.meta["val"])
+        if base.op == "placeholder":
+            return GraphOutput("view", placeholders.index(base), *window)
+        return GraphOutput("output_view", _raw_index(base, raw), *window)
     return GraphOutput("raw", _raw_index(value, raw))
+
+
+def _reach(node: torch.fx.Node) -> int:
+    """One past the last byte of the storage that the tensor shows. Parts made by unsafe_split reach past the first of them: own memory."""
+    value = node.meta["val"]
+    last = value.storage_offset() + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+    return _integer((last + 1) * value.element_size()) if value.numel() else 0
+
+
+def _integer(size: Any) -> int:
+    try:
+        return int(size)
+    except GuardOnDataDependentSymNode as error:
+        raise CaptureRefused("the size or place of an output depends on data", hint="sizes and offsets must be known without it") from error
 
 
 def _raw_index(node: torch.fx.Node, raw: list[torch.fx.Node]) -> int:
@@ -173,13 +236,13 @@ def _raw_index(node: torch.fx.Node, raw: list[torch.fx.Node]) -> int:
 
 def _window(view: torch.Tensor, base: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int, str | None]:
     """Size, stride, offset from the base's first element, and the dtype where it differs."""
-    start = view.storage_offset() * view.element_size() - base.storage_offset() * base.element_size()
+    start = _integer(view.storage_offset() * view.element_size() - base.storage_offset() * base.element_size())
     if start % view.element_size():
         raise CaptureRefused("an output reinterprets an input's bytes at an unaligned offset")
     dtype = None if view.dtype == base.dtype else str(view.dtype).removeprefix("torch.")
     if view.is_conj() != base.is_conj() or view.is_neg() != base.is_neg():
         raise CaptureRefused("an output is a lazily conjugated or negated view of an input", hint="call resolve_conj() on it")
-    return tuple(map(int, view.shape)), tuple(map(int, view.stride())), int(start // view.element_size()), dtype
+    return tuple(map(_integer, view.shape)), tuple(map(_integer, view.stride())), start // view.element_size(), dtype
 
 
 def _input_view(value: torch.fx.Node, placeholder: torch.fx.Node, info: Any) -> GraphOutput:

@@ -103,10 +103,18 @@ class _Capture:
         except NotPortable as error:
             problems.append(str(error))
         guards = [*translation.guards, *unnoticed.guards, state, *aliasing_guards(inputs, self.sources)]
+        if self.graph is not None and self.graph.absolute:
+            guards = [self._with_offset(guard) for guard in guards]
         problems += [f"guard {text} at capture itself" for guard in guards if (text := failure(guard, self.local_values))]
         return CapturedFrame(
             self.name, canonical_order(guards), tuple(problems), found, record, graph, tuple(inputs), self._outputs(), self.needs_grad
         )
+
+    def _with_offset(self, guard: Guard) -> Guard:
+        """A TENSOR guard that pins the place of the tensor in its storage."""
+        if guard.predicate is not Predicate.TENSOR or guard.constant["layout"] != "strided":
+            return guard
+        return replace(guard, constant={**guard.constant, "offset": self.sources.value(guard.path).storage_offset()})
 
     def _backend(self, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> None:
         table = self.options.decompositions

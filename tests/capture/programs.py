@@ -96,6 +96,31 @@ def dtype_view(x: Any) -> Any:
     return x.view(torch.int32)
 
 
+def split_parts(x: Any) -> Any:
+    return (x * 2).split(2)[1:], torch.unsafe_chunk(x + 1, 2), torch.unsafe_split(x, 2)
+
+
+def dropout_off(x: Any) -> Any:
+    return nn.functional.dropout(x, 0.5, False), x + 1
+
+
+def captured_arguments(x: Any, w: Any, b: Any) -> Any:
+    return (lambda h: (h, nn.functional.layer_norm(h, (4,), w, b)))(x + 1)
+
+
+def storage_offsets(x: Any) -> Any:
+    return (
+        x.as_strided((2, 2), (4, 1), 5) + 1,
+        x[1:].as_strided((2, 2), (4, 1), 6) * 2,
+        x.as_strided((2, 2), (4, 1)),
+        x.as_strided((2,), (1,), 6),
+    )
+
+
+def inverse(x: Any) -> Any:
+    return torch.linalg.inv(x + 5 * torch.eye(4))
+
+
 def global_tensor(x: Any) -> Any:
     return x * WEIGHT + TABLE["b"] * TABLE["a"]
 
@@ -302,6 +327,12 @@ PROGRAMS: dict[str, Callable[[], Made]] = {
     "same output twice": lambda: (same_output_twice, (_x(),), {}),
     "dtype view": lambda: (dtype_view, (_x()[1:],), {}),
     "duplicated input": lambda: _same(_x()),
+    "parts of a split": lambda: (split_parts, (_x(),), {}),
+    "dropout that is off": lambda: (dropout_off, (_x(),), {}),
+    "arguments captured by a closure": lambda: (captured_arguments, (_x(), _x()[0], _x()[1]), {}),
+    "storage offsets": lambda: (storage_offsets, (_x(),), {}),
+    "storage offsets, offset input": lambda: (storage_offsets, (_x()[1:],), {}),
+    "linear algebra": lambda: (inverse, (_x(),), {}),
     "global tensor": lambda: (global_tensor, (_x(),), {}),
     "literal tensor": lambda: (literal_tensor, (_x(),), {}),
     "constants": lambda: (constants, (_x(),), {}),

@@ -97,6 +97,7 @@ CASES: dict[str, Case] = {
     "other size": Case(plain, with_args(x()[:2], x()[:2]), False),
     "other stride": Case(plain, with_args(x().t(), x()), False),
     "other offset": Case(plain, with_args(torch.zeros(5, 4)[1:], x()), True),
+    "other offset, counted from the storage": Case(lambda: (programs.storage_offsets, (x(),), {}), with_args(torch.zeros(5, 4)[1:]), False),
     "other dtype": Case(plain, with_args(x().double(), x()), False),
     "other device": Case(plain, with_args(x().to("meta"), x().to("meta")), False),
     "requires grad": Case(plain, with_args(x().requires_grad_(), x()), False),

@@ -117,6 +117,10 @@ def data_dependent(x: Any) -> Any:
     return x + 1 if x.sum() > 0 else x - 1
 
 
+def data_dependent_window(x: Any, start: Any) -> Any:
+    return x.narrow(0, start, 2)
+
+
 def resizes(x: Any) -> Any:
     x.t_()
     return x + 1
@@ -127,6 +131,7 @@ def resizes(x: Any) -> Any:
     [
         (graph_break, (torch.ones(3),), "print"),
         (data_dependent, (torch.ones(3),), "branching"),
+        (data_dependent_window, (torch.ones(5), torch.tensor(2)), "depends on data"),
         (resizes, (torch.ones(3, 2),), "inplace view"),
     ],
 )
@@ -135,6 +140,18 @@ def test_refusal_names_reason_and_place(fn: Any, args: Any, words: str) -> None:
         capture(fn, args)
     assert words in str(refused.value)
     assert __file__ in refused.value.where or "programs.py" in refused.value.where
+
+
+def test_a_check_that_only_raises_stays() -> None:
+    def unused_inverse(x: torch.Tensor) -> torch.Tensor:
+        torch.linalg.inv(x)
+        return x + 1
+
+    with torch.no_grad():
+        frame = capture(unused_inverse, (torch.eye(3),))
+    assert torch.equal(rebuilt(frame, unused_inverse, {})(torch.eye(3)), torch.eye(3) + 1)
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        rebuilt(frame, unused_inverse, {})(torch.zeros(3, 3))
 
 
 def test_without_tensors_there_is_no_graph() -> None:
