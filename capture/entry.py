@@ -19,6 +19,7 @@ from precast.capture.code import digests, frame_record, integers
 from precast.capture.constants import lift_constants
 from precast.capture.decompositions import default_decompositions
 from precast.capture.frame import CapturedFrame, CaptureRefused
+from precast.capture.guard_forms import newest_forms
 from precast.capture.guards import GuardContext, translate
 from precast.capture.implicit import aliasing_guards, state_guard
 from precast.capture.sources import NotPortable, SourceContext
@@ -89,8 +90,9 @@ class _Capture:
         leaked = integers(traced.bytecode) & set(traced.compared.values())
         compared = frozenset(source for source, identity in traced.compared.items() if identity not in leaked)
         context = GuardContext(self.sources, frozenset(traced.output.guard_on_key_order), sizes, compared)
-        translation = translate(traced.output.guards, context)
-        unnoticed = unguarded(traced.consumed, traced.output.guards, self.sources)
+        dynamo_guards = newest_forms(traced.output.guards)
+        translation = translate(dynamo_guards, context)
+        unnoticed = unguarded(traced.consumed, dynamo_guards, self.sources)
         inputs = self._inputs(traced.graphargs)
         problems = [*translation.uncacheable, *unnoticed.uncacheable]
         found, missing = digests((self.function, *traced.functions), traced.output.traced_code, self.function.__code__)

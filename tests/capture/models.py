@@ -10,6 +10,8 @@ import transformers as hf
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 TOKENS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+CACHES = {} if torch.__version__ >= "2.12" else {"use_cache": False}
+"""Dynamo of torch 2.11 does not trace `copy.deepcopy`, by which an encoder-decoder model makes the configuration of its cache."""
 Made = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
 
 
@@ -31,7 +33,7 @@ def _whisper() -> Made:
     return (
         hf.WhisperForConditionalGeneration(config),
         (),
-        {"input_features": torch.linspace(-1, 1, 1280).reshape(2, 16, 40), "decoder_input_ids": ids()},
+        {"input_features": torch.linspace(-1, 1, 1280).reshape(2, 16, 40), "decoder_input_ids": ids(), **CACHES},
     )
 
 
@@ -53,7 +55,7 @@ MODELS: dict[str, Callable[[], Made]] = {
             hf.T5Config(vocab_size=100, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, decoder_start_token_id=0)
         ),
         (),
-        {"input_ids": ids(), "decoder_input_ids": ids()},
+        {"input_ids": ids(), "decoder_input_ids": ids(), **CACHES},
     ),
     "vit": lambda: (hf.ViTModel(hf.ViTConfig(image_size=32, patch_size=8, **SMALL)), (image(),), {}),
     "whisper": _whisper,
