@@ -13,6 +13,7 @@ from precast.codegen.cpp_reduce import identity, inline_fold, update_lines
 from precast.codegen.cpp_types import COMPUTE, literal, load
 from precast.codegen.values import Facts, substitute
 from precast.lowering.ir import Alu, Axis, Buffer, Cast, Const, DType, Gather, Index, Load, Op, Reduce, Scan, Value, operands
+from precast.lowering.symbolic import expand
 
 INT32_RANGE = (-(2**31), 2**31 - 1)
 COMPARES = (Op.LT, Op.LE, Op.EQ, Op.NE)
@@ -187,9 +188,10 @@ class Body:
         return self._select(node.mask, text, literal(0, node.dtype), node.dtype, level)
 
     def _select(self, mask: Value, yes: str, no: str, dtype: DType, level: Level) -> str:
-        """`mask ? yes : no`. Under a mask that `level`'s loop does not change g++ vectorises no conditional: f32 bits are picked instead."""
+        """`mask ? yes : no`. Where `level`'s loop does not change the mask g++ vectorises no conditional: f32 bits are picked."""
         steady = level.axes and not self.facts.deps(mask) & level.axes
-        return f"pick({self.value(mask)}, {yes}, {no})" if steady and COMPUTE[dtype] == "float" else f"{self.value(mask)} ? {yes} : {no}"
+        condition = self.value(mask)
+        return f"pick({condition}, {yes}, {no})" if steady and COMPUTE[dtype] == "float" else f"{condition} ? {yes} : {no}"
 
     def _hoisted(self, node: Load, buffer: Buffer, level: Level) -> str | None:
         """Index of a masked load whose mask does not change in `level`'s loop: the mask picks the row's start outside the loop (0 where
@@ -205,7 +207,7 @@ class Body:
             return None
         if bounds[0] < 0 or step < 0 or bounds[1] * int(step) >= span:
             return None
-        rest = sympy.expand(node.index - step * axis)
+        rest = expand(node.index - step * axis)
         if free_symbols(rest) & level.axes:
             return None
         outer = self.home(self.facts.deps(node.mask) | free_symbols(rest))
