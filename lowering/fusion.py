@@ -136,6 +136,8 @@ def _why_not(state: Fusion, facts: KernelFacts, a: Group, b: Group, survivors: l
         return "the kernel would use too many buffers at once"
     if a.overwrites & (b.loads | b.overwrites) or b.overwrites & a.loads:
         return "one overwrites a buffer that the other reads, so their order must stay"
+    if a.opaque:
+        return "it holds a scan, which runs along an axis of its own kernel"
     if _path_between(state, state.owner[min(a.members)], state.owner[max(b.members)]):
         return "a step between them needs the first one's result"
     sites = sites_between(facts, a, b)
