@@ -37,7 +37,7 @@ def build(record: FrameRecord, target: types.FunctionType, graph_callable: Calla
     renamed = {name: f"{name}_{next(_counter)}" for name, _ in record.names}
     values = {renamed[name]: _supply(supply, graph_callable) for name, supply in record.names}
     side = {tuple(where): tagged for where, tagged in record.constants}
-    plain = marshal.loads(record.code)  # noqa: S302 - records come from manifests that passed digest and trust checks
+    plain = marshal.loads(record.code)  # noqa: S302 - only from manifests of the local store whose digests held; signatures are not built yet
     code = _restore(plain, renamed, side, target.__globals__, ())
     target.__globals__.update(values)
     function = types.FunctionType(code, target.__globals__, target.__name__, target.__defaults__, target.__closure__)
