@@ -6,45 +6,20 @@ The runtime imports this module on the first miss and never before: capture -> l
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from precast import __version__
-from precast.artifact_store import BlobSet, GraphRecord, Manifest, Store, StoreError, Versions
+from precast.artifact_store import BlobSet, GraphRecord, Manifest, Versions
 from precast.capture import CapturedFrame, CaptureOptions, CaptureRefused, capture
-from precast.codegen import CompiledGraph, compile_program
-from precast.codegen.choices import tuning_name
-from precast.codegen.toolchain import CompileFailed, CompilerMissing, find_compiler
-from precast.lowering.builder import Unsupported
+from precast.graph_build import GraphRequest, Stopwatch, build_graph, compiler_version
 from precast.lowering.decompositions import DECOMPOSITIONS
-from precast.lowering.lower import lower
-from precast.lowering.pipeline import schedule
-from precast.lowering.text import program_text
 from precast.runtime.compatibility import LOWERING_VERSION, python_minor, torch_minor
 from precast.runtime.errors import InProcess, Refused
 from precast.runtime.options import key_options
 from precast.runtime.program import Program
-from precast.runtime.targets import native_target
 
 log = logging.getLogger("precast.compile")
-
-
-class Stopwatch:
-    """Seconds spent in each stage of one compile, for the artifact's provenance and the log."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        begin = time.perf_counter()
-        yield
-        self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - begin, 4)
-
-    def __str__(self) -> str:
-        return ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.seconds.items())
 
 
 def compile_variant(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | InProcess:
@@ -78,19 +53,6 @@ def _capture(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         raise Refused(f"{refused.reason}{where}", refused.hint) from refused
 
 
-def _compiler() -> str:
-    """The compiler's name and version, part of every artifact's key."""
-    try:
-        return find_compiler().version
-    except CompilerMissing as error:
-        raise Refused(str(error)) from error
-
-
-def _codegen_target(target: str) -> str:
-    """The name that code generation knows: `cpu:native-<digest of this machine's features>` is `cpu:native` there."""
-    return "cpu:native" if target == native_target() else target
-
-
 def _store(program: Program, frame: CapturedFrame, watch: Stopwatch) -> str | InProcess:
     """One compile per artifact across threads, processes and machines that share the store."""
     store = program.store
@@ -111,63 +73,12 @@ def _compile(program: Program, frame: CapturedFrame, watch: Stopwatch) -> tuple[
     graphs: dict[str, GraphRecord] = {}
     evidence: dict[str, Any] = {}
     if frame.graph is not None:
-        compiled = _compile_graph(program, frame, watch, blobs, graphs)
-        evidence = compiled.evidence
+        bound = tuple(item.bound for item in frame.inputs)
+        request = GraphRequest(program.name, program.target, key_options(program.options), bound, program.store)
+        graphs["forward"], evidence = build_graph(frame.graph, request, watch, blobs)
     manifest = _manifest(program, frame, graphs, blobs, evidence, watch)
     log.info("%s: compiled artifact %s (%s)", program.name, manifest.artifact_id[:12], watch)
     return manifest, blobs
-
-
-def _compile_graph(
-    program: Program, frame: CapturedFrame, watch: Stopwatch, blobs: BlobSet, graphs: dict[str, GraphRecord]
-) -> CompiledGraph:
-    assert frame.graph is not None
-    options: dict[str, Any] = dict(key_options(program.options))
-    with watch.stage("lower"):
-        try:
-            lowered = lower(frame.graph, program.name, options)
-        except Unsupported as error:
-            raise Refused(str(error)) from error
-    given = zip(lowered.inputs, frame.inputs, strict=True)
-    options["bound"] = [name for name, item in given if item.bound and isinstance(name, str)]
-    with watch.stage("schedule"):
-        scheduled = schedule(lowered, program.target, options)
-    name = tuning_name()
-    options["tuning"] = (program.store.record("tuning", name) or {}).get("choices", {})
-    with watch.stage("codegen"):
-        try:
-            compiled = compile_program(scheduled, _codegen_target(program.target), options)
-        except CompileFailed as error:
-            raise Refused(f"its generated code did not compile, which is a bug of precast: {error}") from error
-    watch.seconds |= {f"codegen.{part.removesuffix('_s')}": round(seconds, 4) for part, seconds in compiled.timings.items()}
-    _keep_tuning(program.store, name, compiled.evidence["choices"])
-    graphs["forward"] = GraphRecord(
-        {
-            "library": blobs.add(compiled.library),
-            "kernel_source": blobs.add(compiled.kernel_source),
-            "host_source": blobs.add(compiled.host_source),
-            "schedule": blobs.add(program_text(scheduled)),
-        },
-        io={
-            "inputs": list(compiled.inputs),
-            "outputs": list(compiled.outputs),
-            "workspace_bytes": compiled.workspace_bytes,
-        },
-    )
-    return compiled
-
-
-def _keep_tuning(store: Store, name: str, found: Mapping[str, Any]) -> None:
-    """Adds measured choices to the store's record. Of two processes that write at once one may lose: it measures again some day."""
-    if store.readonly:
-        return
-    known = dict((store.record("tuning", name) or {}).get("choices", {}))
-    if all(key in known for key in found):
-        return
-    try:
-        store.put_record("tuning", name, {"choices": dict(sorted({**known, **found}.items()))})
-    except StoreError as error:
-        log.info("measured choices were not kept: %s", error)
 
 
 def _manifest(
@@ -189,7 +100,7 @@ def _manifest(
         program_key=program.key,
         program_name=program.name,
         target=program.target,
-        versions=Versions(lowering=LOWERING_VERSION, torch=torch_minor(), python=python_minor(), compiler=_compiler()),
+        versions=Versions(lowering=LOWERING_VERSION, torch=torch_minor(), python=python_minor(), compiler=compiler_version()),
         options=key_options(program.options),
         guards=frame.guards,
         frames=[record],
