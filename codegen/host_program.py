@@ -22,6 +22,8 @@ from precast.lowering.memory import nbytes_of
 
 HUGE = 4 << 20
 """Bytes from which a fresh output asks for huge pages."""
+KEPT = 128 << 10
+"""Bytes of a library's result from which glibc would map it afresh at each call (its initial threshold)."""
 
 
 def step_reads(step: RunStep) -> list[str]:
@@ -172,6 +174,7 @@ class HostWriter:
         self._constants()
         self._persistent()
         self._workspace()
+        self._keep_blocks()
         self._run_steps("step")
         self._outputs()
 
@@ -231,6 +234,15 @@ class HostWriter:
         for name in self.program.persistent:
             self.add(f"{self.pointer(name)} = prepared->memory + {offset};")
             offset += _padded_bytes(self.buffers[name])
+
+    def _keep_blocks(self) -> None:
+        """Memory that libraries allocate for their results stays mapped between calls, where it is large."""
+        own = [s.out for s in self.steps if isinstance(s, LibraryCall) and not writes_in_place(s)]
+        sizes = [nbytes_of(self.buffers[name]) for name in own]
+        known = [int(n) for n in sizes if isinstance(n, int | sympy.Integer)]
+        largest = max(known, default=0)
+        if largest >= KEPT or len(known) < len(sizes):
+            self.add(f"keep_blocks({3 * largest});")
 
     @property
     def prepares(self) -> bool:

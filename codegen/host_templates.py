@@ -2,7 +2,7 @@
 
 HOST_PROLOGUE = r"""
 #define EXPORT extern "C" __attribute__((visibility("default")))
-extern "C" { void* aligned_alloc(__SIZE_TYPE__, __SIZE_TYPE__); void free(void*); int snprintf(char*, __SIZE_TYPE__, const char*, ...);
+extern "C" { void* aligned_alloc(__SIZE_TYPE__, __SIZE_TYPE__); void* malloc(__SIZE_TYPE__); void free(void*); int snprintf(char*, __SIZE_TYPE__, const char*, ...);
              int madvise(void*, __SIZE_TYPE__, int); }
 static void say(char* error, int64_t capacity, const char* text) { if (capacity > 0) snprintf(error, (__SIZE_TYPE__)capacity, "%s", text); }
 static int fail(void* const* table, char* error, int64_t capacity, const char* step) {
@@ -31,6 +31,21 @@ static void huge_pages(void* memory, int64_t bytes) {
   const __UINTPTR_TYPE__ huge = 2 << 20, from = ((__UINTPTR_TYPE__)memory + huge - 1) & ~(huge - 1);
   const __UINTPTR_TYPE__ to = ((__UINTPTR_TYPE__)memory + (__UINTPTR_TYPE__)bytes) & ~(huge - 1);
   if (memory && to > from) (void)madvise((void*)from, to - from, 14 /* MADV_HUGEPAGE */);
+}
+/* glibc hands freed blocks back to the kernel from a size on, and each call would meet fresh pages in the results of the libraries. That size
+   follows the largest block that was freed; freeing one just below its limit of 32 MiB has the effect of any large tensor's end. The block
+   is never written. Further blocks then come from memory that `bytes` of huge pages have been asked for. */
+static void __attribute__((unused)) keep_blocks(int64_t bytes) {
+  static int done;
+  if (__atomic_exchange_n(&done, 1, __ATOMIC_RELAXED)) return;
+  const int64_t most = (32 << 20) - (64 << 10);
+  for (int round = 0; round < 2; ++round) {
+    const int64_t size = round && bytes < most ? bytes : most;
+    void* block = malloc((__SIZE_TYPE__)size);
+    asm volatile("" : "+r"(block) : : "memory"); /* or the compiler would leave both calls out */
+    if (round) huge_pages(block, size);
+    free(block);
+  }
 }
 /* Copies `rows` rows of `width` bytes, `step` apart in `to`: the columns of one part of a product into the whole. */
 static void __attribute__((unused)) put_columns(char* to, int64_t step, const char* from, int64_t width, int64_t rows, int threads) {
@@ -97,6 +112,7 @@ EXPORT int precast_prepare(void* const* table, void* const* inputs, void** state
   State* const prepared = new State(); Keeper keeper = {{table, prepared}};
   prepared->memory = (char*)aligned_alloc(64, {bytes});
   if (!prepared->memory) {{ say(error, capacity, "out of memory: the prepared weights could not be allocated"); return 1; }}
+  huge_pages(prepared->memory, {bytes});
   Error fault = {{0, 0, 0, 0}}; uint32_t threads_now = 1; {threads}(&threads_now); const int threads = (int)threads_now;
   (void)threads; (void)fault;
 {pointers}{body}
