@@ -17,6 +17,7 @@ from precast.codegen.host_library import emit_library, emit_pack, weight_view, w
 from precast.codegen.host_shims import SymbolTable, dtype_code
 from precast.codegen.host_templates import HOST_PROLOGUE, NEEDS_STATE, PREPARE, RUN, STATE
 from precast.codegen.values import store_roots
+from precast.lowering.binding import FromInteger, FromSizes, FromTensor, bindings
 from precast.lowering.ir import Buffer, Extern, Kernel, Load, Program, Size, View, walk
 from precast.lowering.memory import nbytes_of
 
@@ -210,9 +211,28 @@ class HostWriter:
             if isinstance(item, str):
                 self.handle[item] = f"inputs[{position}]"
                 self.call("aoti_torch_get_data_ptr", f"inputs[{position}], (void**)&{self.pointer(item)}", f"input {position}")
-            else:
-                self.add(f"const int64_t {self.names[item]} = (int64_t)inputs[{position}];")
+        self._sizes()
         self.python.append(f"def {self.program.name or 'run'}({', '.join(str(i) for i in self.program.inputs)}):")
+
+    def _sizes(self) -> None:
+        """The size symbols of the call: integer inputs, sizes and strides of tensors, and what follows from these."""
+        arrays: dict[tuple[int, str], str] = {}
+        for binding in bindings(self.program):
+            name = self.names[binding.symbol]
+            match binding:
+                case FromInteger(position=position):
+                    text = f"(int64_t)inputs[{position}]"
+                case FromTensor(position=position, what=what, dim=dim):
+                    if (position, what) not in arrays:
+                        array = arrays[position, what] = f"{what}s{position}"
+                        self.add(f"int64_t* {array} = 0;")
+                        self.call(f"aoti_torch_get_{what}s", f"inputs[{position}], &{array}", f"input {position}")
+                    text = f"{arrays[position, what]}[{dim}]"
+                    text = f"({text} - {binding.offset})" if binding.offset else text
+                    text = f"{text} / {binding.factor}" if binding.factor != 1 else text
+                case FromSizes(value=value):
+                    text = self.size(value)
+            self.add(f"const int64_t {name} = {text}; (void){name};")
 
     def _constants(self) -> None:
         """Literals of the user's code lie in the library's read-only data."""

@@ -15,7 +15,7 @@ from precast.lowering import index as ix
 from precast.lowering.effects import index_expr, lasting_inputs, reads, writes
 from precast.lowering.emit import without_unused_buffers
 from precast.lowering.ir import Alu, Buffer, Conv, DType, Kernel, Load, Op, Program, Size, Step, Store, Value, View, operands, walk
-from precast.lowering.order import hint
+from precast.lowering.sizes import hint
 from precast.lowering.substitution import Rewriter, coordinates, shared_axis
 from precast.lowering.transform import map_kernel
 

@@ -33,6 +33,7 @@ from precast.lowering.ir import (
     axis_symbol,
     walk,
 )
+from precast.lowering.sizes import Unsupported, sizes
 from precast.lowering.tensor import Tensor
 
 DTYPES: dict[torch.dtype, DType] = {
@@ -62,10 +63,6 @@ MAX_NODES = 160
 
 def dtype_of(dtype: torch.dtype) -> DType:
     return DTYPES.get(dtype, DType.OTHER)
-
-
-class Unsupported(NotImplementedError):
-    """The graph holds something that precast cannot compile (yet); the caller runs it eagerly."""
 
 
 class Cost:
@@ -304,28 +301,6 @@ def _rank(stride: Size) -> int:
     if isinstance(stride, int):
         return stride
     return ix.evaluate(stride, dict.fromkeys(stride.free_symbols, 1009))
-
-
-def sizes(values: Sequence[object]) -> tuple[Size, ...]:
-    """Sizes or strides of a fake tensor as ints or sympy expressions."""
-    return tuple(v if type(v) is int else size_of(v) for v in values)
-
-
-def size_of(value: object) -> Size:
-    """One integer of the graph: an int, or a symbolic one's expression in precast's terms."""
-    if isinstance(value, torch.SymInt):
-        expr = value.node.expr
-        return ix.plain(_translate(expr))
-    return int(value)  # type: ignore[call-overload, no-any-return]
-
-
-def _translate(expr: Any) -> Any:
-    names = {"FloorDiv": ix.FloorDiv, "CleanDiv": ix.FloorDiv, "Mod": ix.Modulo, "PythonMod": ix.Modulo}
-    for node in sympy.postorder_traversal(expr):  # type: ignore[no-untyped-call]
-        name = type(node).__name__
-        if not node.is_Atom and name not in names and name not in ("Add", "Mul", "Pow", "Max", "Min"):
-            raise Unsupported(f"a size of the graph, {expr}, uses {name}, which precast does not know")
-    return expr.replace(lambda e: type(e).__name__ in names, lambda e: names[type(e).__name__](*e.args))
 
 
 def is_dense(size: tuple[Size, ...], stride: tuple[Size, ...]) -> bool:

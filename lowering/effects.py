@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import wraps
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-from precast.lowering.ir import Attention, Conv, DType, Extern, Gemm, Index, Kernel, Load, Program, Step, Store, Value, View, walk
+import sympy
+
+from precast.lowering.ir import (
+    Attention,
+    Conv,
+    DType,
+    Extern,
+    Gemm,
+    Index,
+    Kernel,
+    Load,
+    Program,
+    Reduce,
+    Step,
+    Store,
+    Value,
+    View,
+    walk,
+)
+from precast.lowering.symbolic import symbols_of
 
 K = TypeVar("K", bound=Step)
 R = TypeVar("R")
@@ -114,6 +133,44 @@ def writes(step: Step) -> tuple[str, ...]:
             return tuple(dict.fromkeys((*outs, *mutates)))
         case _:
             return (step.out,)
+
+
+@remembered
+def step_symbols(step: Step) -> frozenset[sympy.Symbol]:
+    """The size symbols that the step mentions: those that none of its own loops and gathers binds."""
+    if not isinstance(step, Kernel):
+        return frozenset().union(*(symbols_in(getattr(step, f.name)) for f in fields(step)))
+    found: set[sympy.Symbol] = set()
+    bound: set[sympy.Symbol] = {a.symbol for a in step.axes}
+    exprs: list[Any] = [a.extent for a in step.axes] + [s.index for s in step.stores]
+    gathers = [g for s in step.stores for g in s.gathers]
+    for value in walk(*(root for store in step.stores for root in store_roots(store))):
+        expr = index_expr(value)
+        if expr is not None:
+            exprs.append(expr)
+        if isinstance(value, Load):
+            gathers += value.gathers
+        elif isinstance(value, Reduce):
+            bound |= {a.symbol for a in value.axes}
+            exprs += [a.extent for a in value.axes]
+    for expr in (*exprs, *(g.size for g in gathers)):
+        found |= symbols_in(expr)
+    return frozenset(found - bound - {g.symbol for g in gathers})
+
+
+def symbols_in(arg: Any) -> frozenset[sympy.Symbol]:
+    """The symbols of a size, a view, or an argument of a library or extern call."""
+    match arg:
+        case sympy.Basic():
+            return symbols_of(arg)
+        case View():
+            return symbols_in((arg.size, arg.stride, arg.offset))
+        case Index():
+            return symbols_in(arg.expr)
+        case tuple() | list():
+            return frozenset().union(*(symbols_in(a) for a in arg))
+        case _:
+            return frozenset()
 
 
 def value_dtype(value: Value) -> DType:

@@ -10,8 +10,9 @@ import torch
 from torch import fx
 
 from precast.lowering import index as ix
-from precast.lowering.builder import Builder, Unsupported, dtype_of, sizes
+from precast.lowering.builder import Builder, dtype_of
 from precast.lowering.ir import Extern, Index
+from precast.lowering.sizes import Unsupported, sizes
 from precast.lowering.tensor import Tensor
 
 Lookup = Callable[[fx.Node], Any]

@@ -9,7 +9,8 @@ import sympy
 
 from precast.lowering.effects import index_expr, reads, remembered, store_roots, writes
 from precast.lowering.ir import TRANSCENDENTAL, Alu, Axis, Kernel, Load, Op, Program, Reduce, Scan, Store, Value, operands, walk
-from precast.lowering.order import hint, nbytes_hint
+from precast.lowering.order import nbytes_hint
+from precast.lowering.sizes import hint
 from precast.lowering.substitution import Definition, strides_of
 
 COSTS = {Op.DIV: 3, Op.SQRT: 3, Op.RSQRT: 3, Op.FLOORDIV: 3, Op.TRUNCDIV: 3, Op.MOD: 3, Op.REM: 3}

@@ -22,7 +22,8 @@ from precast.lowering.emit import emit
 from precast.lowering.facts import KernelFacts, facts_of
 from precast.lowering.groups import Group, Site, merge_places, ordered, single, sites_between
 from precast.lowering.ir import Kernel, Program
-from precast.lowering.order import dependencies, hint
+from precast.lowering.order import dependencies
+from precast.lowering.sizes import hint
 
 MAX_BUFFERS = 40
 MAX_RECOMPUTE = 6

@@ -15,6 +15,7 @@ from typing import Any
 import sympy
 import torch
 
+from precast.lowering.binding import Binding, FromInteger, FromSizes, FromTensor, bindings
 from precast.lowering.evaluate import Points, Stored, evaluate_kernel, int_of
 from precast.lowering.ir import Attention, Buffer, Conv, DType, Extern, Gemm, Index, Kernel, Program, Step, View
 
@@ -66,16 +67,12 @@ class _Machine:
     def _bind(self, inputs: Sequence[torch.Tensor | int]) -> None:
         tensors: list[tuple[Buffer, torch.Tensor]] = []
         for name, value in zip(self.program.inputs, inputs, strict=True):
-            if isinstance(name, sympy.Symbol):
-                self.sizes[name] = int(value)
-            elif isinstance(value, torch.Tensor):
+            if isinstance(name, str) and isinstance(value, torch.Tensor):
                 tensors.append((self.buffers[name], value))
-            else:
-                raise ValueError(f"input {name} must be a tensor, not {value!r}")
-        for buffer, tensor in tensors:
-            for size, actual in [*zip(buffer.size, tensor.shape, strict=True), *zip(buffer.stride, tensor.stride(), strict=True)]:
-                if isinstance(size, sympy.Symbol):
-                    self.sizes.setdefault(size, int(actual))
+            elif isinstance(name, str) or isinstance(value, torch.Tensor):
+                raise ValueError(f"input {name} must be {'a tensor' if isinstance(name, str) else 'a number'}, not {value!r}")
+        for binding in bindings(self.program):
+            self.sizes[binding.symbol] = self._bound(binding, inputs)
         for buffer, tensor in tensors:
             shape = tuple(int_of(s, self.sizes) for s in buffer.size)
             if shape != tuple(tensor.shape):
@@ -85,6 +82,16 @@ class _Machine:
                 self.written[buffer.name] = (flat, flat.to(torch.float64))
                 flat = self.written[buffer.name][1]
             self.memory[buffer.name] = flat
+
+    def _bound(self, binding: Binding, inputs: Sequence[Any]) -> int:
+        match binding:
+            case FromInteger(position=position):
+                return int(inputs[position])
+            case FromTensor(position=position, what=what, dim=dim):
+                value = inputs[position].shape[dim] if what == "size" else inputs[position].stride(dim)
+                return (int(value) - binding.offset) // binding.factor
+            case FromSizes(value=value):
+                return int_of(value, self.sizes)
 
     def _span(self, buffer: Buffer) -> int:
         """Elements from the first to the last one that the strided buffer touches."""

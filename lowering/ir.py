@@ -465,6 +465,9 @@ class Program:
     persistent: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # why-not-fused and other remarks for people
     constants: tuple[Constant, ...] = ()  # buffers that are filled before the first step and never written
+    derived: tuple[
+        tuple[sympy.Symbol, Size], ...
+    ] = ()  # symbols that are expressions over others; `binding.py` says where the rest come from
 
     def buffer(self, name: str) -> Buffer:
         return next(b for b in self.buffers if b.name == name)

@@ -7,6 +7,7 @@ user, everything else is stored, and the scheduler decides what becomes of the s
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -17,10 +18,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 import precast.lowering.ops  # noqa: F401  (fills the table)
 from precast.lowering import index as ix
 from precast.lowering import tensor as tx
-from precast.lowering.builder import WITHOUT_ARITHMETIC, Builder, Cost, Unsupported, dtype_of, size_of, sizes
+from precast.lowering.binding import affine_in_one, symbols_used
+from precast.lowering.builder import WITHOUT_ARITHMETIC, Builder, Cost, dtype_of
 from precast.lowering.extern import extern, functional_form, is_view, written_nodes
-from precast.lowering.ir import Constant, Load, Output, Program, Size, View, axis_symbol, walk
+from precast.lowering.ir import Constant, Load, Output, Program, Size, View, walk
 from precast.lowering.registry import LOWERINGS, VIEWS
+from precast.lowering.sizes import MAX_BOUND, Unsupported, number_of, size_symbol, sizes
 from precast.lowering.tensor import Tensor
 
 aten = torch.ops.aten
@@ -45,6 +48,7 @@ class _Walk:
         self.b = Builder()
         self.inputs: list[str | sympy.Symbol] = []
         self.outputs: tuple[Output, ...] = ()
+        self.derived: dict[sympy.Symbol, Size] = {}
         self.roots: dict[fx.Node, fx.Node] = {}
         self.owners: dict[str, fx.Node] = {}
         self.reads: dict[fx.Node, int] = {}
@@ -93,12 +97,19 @@ class _Walk:
                 case _:
                     raise Unsupported(f"the graph's node {node.name} is a {node.op}, not an ATen call")
         b = self.b
-        lengths = (n for buffer in b.named.values() for n in (*buffer.size, *buffer.stride))
-        used: set[Any] = {s for n in lengths if isinstance(n, sympy.Expr) for s in n.free_symbols}
-        given = [i for i in self.inputs if isinstance(i, sympy.Symbol)]
-        symbols = tuple(dict.fromkeys([*given, *sorted(used, key=str)]))
         constants = tuple(Constant(n, _raw_bytes(t)) for n, t in b.constants)
-        return Program(self.name, symbols, tuple(self.inputs), self.outputs, tuple(b.named.values()), tuple(b.steps), constants=constants)
+        program = Program(
+            self.name,
+            (),
+            tuple(self.inputs),
+            self.outputs,
+            tuple(b.named.values()),
+            tuple(b.steps),
+            constants=constants,
+            derived=tuple(self.derived.items()),
+        )
+        given = [i for i in self.inputs if isinstance(i, sympy.Symbol)]
+        return replace(program, symbols=tuple(dict.fromkeys([*given, *sorted(symbols_used(program), key=str)])))
 
     # --- leaves ------------------------------------------------------------------------------------------------------------------
 
@@ -113,10 +124,21 @@ class _Walk:
             self.b.written.add(name)
             self.env[node] = self.b.whole(name)
             return
-        number: Any = size_of(value) if isinstance(value, int | torch.SymInt) else value
-        is_symbol = isinstance(number, sympy.Symbol)
-        self.inputs.append(number if is_symbol else axis_symbol(f"unused{len(self.inputs)}"))
-        self.env[node] = number
+        self._number_input(node, value)
+
+    def _number_input(self, node: fx.Node, value: Any) -> None:
+        """A number of the call. Where it is an expression over symbols (a guard said so), it defines what it can of them."""
+        found: Any = _scalar(value)
+        self.env[node] = found
+        if isinstance(found, sympy.Symbol):
+            self.inputs.append(found)
+            return
+        raw = size_symbol(f"n{len(self.inputs)}", -MAX_BOUND)
+        self.inputs.append(raw)
+        solved = affine_in_one(found) if isinstance(found, sympy.Expr) and found.is_integer else None
+        if solved is not None:
+            symbol, factor, offset = solved
+            self.derived.setdefault(symbol, ix.plain(ix.FloorDiv(raw - offset, sympy.Integer(factor))))
 
     def _constant(self, node: fx.Node) -> Any:
         value: Any = self.module
@@ -139,7 +161,10 @@ class _Walk:
     def _call(self, node: fx.Node, position: int) -> None:
         value = node.meta.get("val")
         if isinstance(value, bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool):
-            self.env[node] = _scalar(node, value)
+            self.env[node] = _scalar(value)
+            return
+        if isinstance(value, list | tuple) and value and all(isinstance(v, int | torch.SymInt) for v in value):
+            self.env[node] = [_scalar(v) for v in value]  # all sizes or strides of a tensor
             return
         if node.target is operator.getitem:
             source, place = node.args
@@ -339,16 +364,9 @@ def _reads(t: Tensor) -> set[str]:
     return {v.buffer for v in walk(t.body()) if isinstance(v, Load)}
 
 
-def _scalar(node: fx.Node, value: Any) -> Any:
-    """A symbolic number of the graph."""
-    if isinstance(value, bool | int | float):
-        return value
-    if isinstance(value, torch.SymInt):
-        return size_of(value)
-    expr = value.node.expr
-    if expr.is_number:
-        return float(expr) if isinstance(value, torch.SymFloat) else bool(expr)
-    raise Unsupported(f"{node.name} is the symbolic {type(value).__name__} {expr}, which precast does not take as an operand yet")
+def _scalar(value: Any) -> Any:
+    """A number of the graph: itself, or a symbolic one's expression."""
+    return number_of(value) if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) else value
 
 
 def _raw_bytes(t: torch.Tensor) -> bytes:

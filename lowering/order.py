@@ -6,21 +6,9 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import replace
 
-import sympy
-
 from precast.lowering.effects import reads, writes
-from precast.lowering.ir import Buffer, Program, Size, Step
-from precast.lowering.symbolic import renamed, symbols_of
-
-HINT = 64
-"""Stands for a size symbol where only a guess of a size is needed."""
-
-
-def hint(size: Size) -> int:
-    """The size, with a guess for unknown symbols. For cost decisions only, never for correctness."""
-    if isinstance(size, int):
-        return size
-    return max(int(renamed(size, {s: sympy.Integer(HINT) for s in symbols_of(size)})), 1)
+from precast.lowering.ir import Buffer, Program, Step
+from precast.lowering.sizes import hint
 
 
 def nbytes_hint(buffer: Buffer) -> int:

@@ -14,9 +14,9 @@ from precast.artifact_store import BlobSet, GraphRecord, Store, StoreError
 from precast.codegen import CompiledGraph, compile_program
 from precast.codegen.choices import tuning_name
 from precast.codegen.toolchain import CompileFailed, CompilerMissing, find_compiler
-from precast.lowering.builder import Unsupported
 from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
+from precast.lowering.sizes import Unsupported
 from precast.lowering.text import program_text
 from precast.runtime.errors import Refused
 from precast.runtime.log import logger

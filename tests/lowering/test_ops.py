@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from precast.lowering.builder import Unsupported
 from precast.lowering.decompositions import DECOMPOSITIONS
 from precast.lowering.interpret import run
 from precast.lowering.ir import Attention, Conv, Extern, Gemm, Kernel, Program, Reduce, Step, walk
 from precast.lowering.lower import lower
 from precast.lowering.registry import LOWERINGS
+from precast.lowering.sizes import Unsupported
 from precast.lowering.verify import verify
 
 Fn = Callable[..., Any]

@@ -1,0 +1,72 @@
+"""One library for many sizes: graphs traced at one size, compiled once, run at others against eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.ops.symbolic import Dims, agree, runs
+
+r = torch.randn
+Make = Callable[..., list[torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Case:
+    fn: Callable[..., Any]
+    make: Make
+    sizes: Sequence[tuple[int, ...]]
+    """The first is the traced one."""
+    dynamic: Sequence[Dims] | None = None
+
+
+def perceptron(x: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    return F.linear(F.gelu(F.linear(x, a, b)), c, d)
+
+
+def written_out_attention(x: Any, w: Any, bias: Any) -> Any:
+    n, rows, width = x.shape
+    q, k, v = (t.view(n, rows, 4, 8).transpose(1, 2) for t in F.linear(x, w, bias).split(32, dim=2))
+    mask = torch.tril(torch.ones(rows, rows, dtype=torch.bool))
+    scores = (q @ k.transpose(-1, -2) / 8**0.5).masked_fill(~mask, float("-inf"))
+    return (scores.softmax(-1) @ v).transpose(1, 2).reshape(n, rows, width)
+
+
+def heads(q: Any, k: Any, v: Any) -> Any:
+    n, rows, number, depth = q.shape
+    found = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True)
+    return found.transpose(1, 2).reshape(n, rows, number * depth)
+
+
+CASES: dict[str, Case] = {
+    "perceptron": Case(
+        perceptron, lambda n: [r(n, 16), r(32, 16), r(32), r(8, 32), r(8)], [(5,), (2,), (17,), (300,)], [[0], [], [], [], []]
+    ),
+    "softmax": Case(lambda x: (torch.softmax(x, -1), torch.log_softmax(x, 0)), lambda n, m: [r(n, m)], [(5, 7), (2, 3), (100, 1000)]),
+    "layer norm": Case(lambda x, w, b: F.layer_norm(x, (16,), w, b), lambda n: [r(n, 3, 16), r(16), r(16)], [(5,), (2,), (70,)]),
+    "norm over a symbolic width": Case(lambda x: F.layer_norm(x, x.shape[-1:]), lambda n, m: [r(n, m)], [(5, 7), (2, 3), (64, 300)]),
+    "attention": Case(heads, lambda n, s: [r(n, s, 4, 8) for _ in "qkv"], [(2, 6), (3, 17), (2, 2), (5, 200)], [[0, 1]] * 3),
+    "attention written out": Case(
+        written_out_attention, lambda n, s: [r(n, s, 32), r(96, 32), r(96)], [(2, 6), (3, 17), (2, 130)], [[0, 1], [], []]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_library_for_many_sizes(name: str) -> None:
+    case = CASES[name]
+    backends = runs(case.fn, case.make(*case.sizes[0]), case.dynamic)
+    for size in case.sizes:
+        inputs = case.make(*size)
+        want = case.fn(*inputs)
+        for backend, run in backends.items():
+            try:
+                agree(want, run(*inputs))
+            except Exception as error:
+                error.add_note(f"{name} at {size}, {backend}")
+                raise
