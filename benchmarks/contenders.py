@@ -86,6 +86,7 @@ def environment(cache: Path) -> dict[str, str]:
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "TRITON_CACHE_DIR": str(cache / "triton"),
         "PRECAST_STORE": str(cache),
+        "PRECAST_STRICT": "1",  # a program that precast fails to compile is a failed contender, not an eager one
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "TRANSFORMERS_VERBOSITY": "error",

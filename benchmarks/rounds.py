@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -55,6 +56,13 @@ class Failed(RuntimeError):
     """A worker died; the message is the end of its stderr."""
 
 
+def _why(log: str) -> str:
+    """The error's own line in a worker's stderr (warnings of the interpreter's end may follow it); else the last line."""
+    lines = log.strip().splitlines()
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Exit|Interrupt)\b", line)]
+    return next(iter(reversed(errors or lines)), "")[:300]
+
+
 class Process:
     """A worker process and its conversation."""
 
@@ -78,8 +86,7 @@ class Process:
         if not line:
             self.process.wait()
             self.log.seek(0)
-            tail = self.log.read().strip().splitlines()
-            raise Failed(tail[-1][:300] if tail else f"worker ended with exit code {self.process.returncode}")
+            raise Failed(_why(self.log.read()) or f"worker ended with exit code {self.process.returncode}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 

@@ -18,7 +18,7 @@ from precast.codegen.host_shims import SymbolTable, dtype_code
 from precast.codegen.host_templates import HOST_PROLOGUE, NEEDS_STATE, PREPARE, RUN, STATE
 from precast.codegen.values import store_roots
 from precast.lowering.binding import FromInteger, FromSizes, FromTensor, bindings
-from precast.lowering.ir import Buffer, Extern, Kernel, Load, Program, Size, View, walk
+from precast.lowering.ir import Buffer, Constant, Extern, Kernel, Load, Program, Size, View, walk
 from precast.lowering.memory import nbytes_of
 
 HUGE = 4 << 20
@@ -241,10 +241,13 @@ class HostWriter:
             padded = constant.data + b"\0" * (-len(constant.data) % 8 or (8 if not constant.data else 0))
             words = ", ".join(f"0x{int.from_bytes(padded[i : i + 8], 'little'):x}u" for i in range(0, len(padded), 8))
             self.statics.append(f"alignas(64) static const uint64_t literal{number}[] = {{{words}}};")
-            self.add(f"{self.pointer(constant.buffer)} = (void*)literal{number};")
+            self._point_at_literal(constant)
             if constant.buffer in self.output_buffers:
                 self.allocate(constant.buffer, f"literal {constant.buffer}")
                 self.add(f"__builtin_memcpy({self.pointer(constant.buffer)}, literal{number}, {len(constant.data)});")
+
+    def _point_at_literal(self, constant: Constant) -> None:
+        self.add(f"{self.pointer(constant.buffer)} = (void*)literal{self.number[constant.buffer]};")
 
     def _persistent(self) -> None:
         """Buffers that `precast_prepare` filled, in the prepared state's block."""
@@ -279,7 +282,8 @@ class HostWriter:
             if isinstance(item, str) and item in needed:
                 self.handle[item] = f"inputs[{position}]"
                 self.call("aoti_torch_get_data_ptr", f"inputs[{position}], (void**)&{self.pointer(item)}", f"input {position}")
-        self._constants()
+        for constant in self.program.constants:
+            self._point_at_literal(constant)
         self._persistent()
         self._run_steps("prepare step")
         for number, pack in enumerate(self.packs):

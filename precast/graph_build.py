@@ -13,7 +13,7 @@ import torch.fx
 from precast.artifact_store import BlobSet, GraphRecord, Store, StoreError
 from precast.codegen import CompiledGraph, compile_program
 from precast.codegen.choices import tuning_name
-from precast.codegen.toolchain import CompileFailed, CompilerMissing, find_compiler
+from precast.codegen.toolchain import CompilerMissing, find_compiler
 from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
 from precast.lowering.sizes import Unsupported
@@ -73,10 +73,7 @@ def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopw
     name = tuning_name()
     options["tuning"] = (request.store.record("tuning", name) or {}).get("choices", {})
     with watch.stage("codegen"):
-        try:
-            compiled = compile_program(scheduled, _codegen_target(request.target), options)
-        except CompileFailed as error:
-            raise Refused(f"its generated code did not compile, which is a bug of precast: {error}") from error
+        compiled = compile_program(scheduled, _codegen_target(request.target), options)
     watch.seconds |= {f"codegen.{part.removesuffix('_s')}": round(seconds, 4) for part, seconds in compiled.timings.items()}
     _keep_tuning(request.store, name, compiled.evidence["choices"])
     return _record(compiled, program_text(scheduled), blobs), compiled.evidence

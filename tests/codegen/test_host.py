@@ -310,6 +310,22 @@ def test_freeze_prepares_once_and_from_the_bound_weights() -> None:
     torch.testing.assert_close(loaded(a, b * 5)[0], a + 10 * b)
 
 
+def test_prepare_steps_and_the_run_read_one_literal() -> None:
+    from precast.lowering.ir import Constant
+
+    n = 8
+    x, w, c, double, o = (buffer(name, (n,)) for name in "xwcdo")
+    i = axis("i", n)
+    literal = torch.randn(n)
+    prepare = (map_kernel("scale", double, (i,), alu(Op.MUL, load(w, (i,)), load(c, (i,)))),)
+    run = map_kernel("add", o, (i,), alu(Op.ADD, load(x, (i,)), alu(Op.MUL, load(double, (i,)), load(c, (i,)))))
+    constants = (Constant("c", literal.numpy().tobytes()),)
+    p = program([x, w], [o], [run], temps=[c, double], prepare=prepare, persistent=("d",), constants=constants)
+    a, b = torch.randn(n), torch.randn(n)
+    (got,) = Loaded(compile_program(p, "cpu:native", {"measure": False, "freeze": True}).library)(a, b)
+    torch.testing.assert_close(got, a + b * literal * literal)
+
+
 def test_workspace_is_reentrant() -> None:
     """Threads that run the same library at once do not see one another's temporaries."""
     n = 50_000
