@@ -14,7 +14,7 @@ import re
 LAYOUT_VERSION = 1
 FORMAT_FILE = "format"
 MANIFEST_SUFFIX = ".msgpack"
-RECORD_KINDS = ("tuning", "native")
+RECORD_KINDS = ("tuning", "native", "skips")
 LOCAL_FOLDERS = ("index", "leases", "quarantine")
 SHARED_FOLDERS = ("objects", "programs", *RECORD_KINDS)
 CACHEDIR_TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a precast store: compiled artifacts that can be rebuilt.\n"

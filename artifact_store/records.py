@@ -76,12 +76,27 @@ class CodeDigest(_Record):
 
 
 @dataclass(frozen=True)
+class ResumeRecord(_Record):
+    """What continues a frame after a graph break: the rest of the original function, as code of its own that is not rewritten.
+
+    `module`: whose globals it reads, "" for the frame's own. `digest`: position-free (`runtime/code_digest.py`); it names the program
+    that is compiled from this code. `constants`: as in FrameRecord.
+    """
+
+    name: str
+    module: str
+    digest: str
+    code: bytes
+    constants: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
 class FrameRecord(_Record):
     """How to rebuild the rewritten entry function (`runtime/frame_code.py`) without the tracer.
 
     `names` maps each private global name of the bytecode to what supplies it: ("graph",), ("module", name), ("builtins",),
-    ("shims", module of torch._dynamo), ("random", calls). `constants` lists what marshal refuses: (indices from the outer code object
-    through nested ones to the constant, tagged value).
+    ("shims", module of torch._dynamo), ("random", calls), ("resume", index into `resumes`). `constants` lists what marshal refuses:
+    (indices from the outer code object through nested ones to the constant, tagged value).
     """
 
     python: str  # "3.11": marshal and bytecode belong to it
@@ -89,11 +104,14 @@ class FrameRecord(_Record):
     constants: tuple[Any, ...]
     names: tuple[tuple[str, tuple[Any, ...]], ...]
     tensors: tuple[TensorConstant, ...] = ()
+    resumes: tuple[ResumeRecord, ...] = ()
 
     def to_data(self) -> dict[str, Any]:
-        return {**super().to_data(), "tensors": [t.to_data() for t in self.tensors]}
+        tensors, resumes = [t.to_data() for t in self.tensors], [r.to_data() for r in self.resumes]
+        return {**super().to_data(), "tensors": tensors, "resumes": resumes}
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> FrameRecord:
         tensors = tuple(TensorConstant.from_data(t) for t in data["tensors"])
-        return FrameRecord(**{**{k: freeze(v) for k, v in data.items()}, "tensors": tensors})
+        resumes = tuple(ResumeRecord.from_data(r) for r in data.get("resumes", ()))  # older records have none
+        return FrameRecord(**{**{k: freeze(v) for k, v in data.items()}, "tensors": tensors, "resumes": resumes})

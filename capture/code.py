@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from precast.artifact_store.constants import Untaggable, tag
-from precast.artifact_store.records import CodeDigest, FrameRecord, TensorConstant
+from precast.artifact_store.records import CodeDigest, FrameRecord, ResumeRecord, TensorConstant
 from precast.capture.sources import NotPortable
 from precast.runtime.code_digest import digest, find_code
 
@@ -26,17 +26,48 @@ _TORCH = os.path.realpath(os.path.dirname(torch.__file__)) + os.sep
 
 
 def frame_record(
-    code: types.CodeType, supplies: Mapping[str, tuple[Any, ...]], module_globals: dict[str, Any], tensors: tuple[TensorConstant, ...] = ()
+    code: types.CodeType,
+    supplies: Mapping[str, tuple[Any, ...]],
+    module_globals: dict[str, Any],
+    tensors: tuple[TensorConstant, ...] = (),
+    resumed: Mapping[str, tuple[types.CodeType, dict[str, Any]]] | None = None,
 ) -> FrameRecord:
-    """`supplies`: what each private global name of the bytecode stands for. Raises NotPortable when a constant has no portable form.
+    """`supplies`: what each private global name of the bytecode stands for; `resumed`: code and globals of those that resume the frame.
 
     Private names are numbered in the order of their first use, so that the record does not depend on the process.
+    Raises NotPortable when a constant has no portable form.
     """
     order: dict[str, str] = {}
     side: list[tuple[tuple[int, ...], Any]] = []
     plain = _strip(code, supplies, module_globals, order, side, ())
-    names = tuple((new, tuple(supplies[old])) for old, new in order.items())
-    return FrameRecord(f"{sys.version_info.major}.{sys.version_info.minor}", marshal.dumps(plain, 2), tuple(side), names, tensors)
+    names: list[tuple[str, tuple[Any, ...]]] = []
+    resumes: list[ResumeRecord] = []
+    for old, new in order.items():
+        if resumed and old in resumed:
+            names.append((new, ("resume", len(resumes))))
+            resumes.append(resume_record(*resumed[old], module_globals))
+        else:
+            if supplies[old][0] == "unknown":
+                raise NotPortable(f"the rewritten bytecode uses {old}, an object that means nothing in another process")
+            names.append((new, tuple(supplies[old])))
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return FrameRecord(python, marshal.dumps(plain, 2), tuple(side), tuple(names), tensors, tuple(resumes))
+
+
+def resume_record(code: types.CodeType, namespace: dict[str, Any], module_globals: dict[str, Any]) -> ResumeRecord:
+    """`namespace`: the globals of the function that is resumed, `module_globals` those of the frame. Raises NotPortable."""
+    side: list[tuple[tuple[int, ...], Any]] = []
+    plain = _strip(code, {}, namespace, {}, side, ())
+    module = "" if namespace is module_globals else str(namespace.get("__name__", ""))
+    if module and getattr(sys.modules.get(module), "__dict__", None) is not namespace:
+        raise NotPortable(f"{code.co_qualname} resumes a function of {module!r}, which is no imported module")
+    return ResumeRecord(code.co_name, module, digest(code), marshal.dumps(plain, 2), tuple(side))
+
+
+def graph_names(code: types.CodeType, supplies: Mapping[str, tuple[Any, ...]]) -> set[str]:
+    """Names of compiled graphs that the bytecode really calls: a frame that was begun again leaves those of its first attempts behind."""
+    used = {i.argval for i in dis.get_instructions(code) if i.opname in _GLOBAL_OPS}
+    return {name for name in used if supplies.get(name) == ("graph",)}
 
 
 def _strip(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import gc
+import random
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,7 +27,10 @@ from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._guards import CompileContext, compile_context
 
+from precast.capture.code import graph_names
 from precast.capture.frame import CaptureRefused
+from precast.capture.installed import installed
+from precast.capture.resume import resume_functions
 
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Any]
 
@@ -45,20 +49,28 @@ CONFIG: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Traced:
-    """What Dynamo made of a frame. `graphargs`: the graph's inputs as Dynamo describes them; empty where no graph was made."""
+    """What Dynamo made of a frame. `graphargs`: the graph's inputs as Dynamo describes them; None where no graph was made."""
 
     bytecode: types.CodeType
     output: OutputGraph
-    graphargs: tuple[Any, ...]
+    graphargs: tuple[Any, ...] | None
     functions: tuple[types.FunctionType, ...]
     private_names: Mapping[str, tuple[Any, ...]]
     compared: Mapping[Any, int]  # sources of objects that the traced code asked `id()` of, and what it got
     consumed: tuple[Any, ...]  # sources of all objects that the traced code looked at, guarded or not
+    resumed: Mapping[str, tuple[types.CodeType, dict[str, Any]]]  # private name -> code and globals of what continues after a break
 
 
-def trace(function: types.FunctionType, local_values: dict[str, Any], backend: Backend, is_bound: Callable[[Any], bool]) -> Traced:
+def trace(
+    function: types.FunctionType,
+    local_values: dict[str, Any],
+    backend: Backend,
+    is_bound: Callable[[Any], bool],
+    one_graph: bool = True,
+) -> Traced:
     """Run Dynamo over one frame. `backend` gets the graph and its example inputs; `is_bound`: does this source stay out of the call?
 
+    Where `one_graph` is not asked for, the frame may end at a graph break, and its bytecode calls what resumes it.
     Nothing is left in the function's module globals. Raises CaptureRefused.
     """
     namespace = function.__globals__
@@ -73,6 +85,7 @@ def trace(function: types.FunctionType, local_values: dict[str, Any], backend: B
         backend(gm, example_inputs)
         return gm.forward
 
+    drawn = random.getstate()
     try:
         with (
             _quiet_process(),
@@ -81,16 +94,20 @@ def trace(function: types.FunctionType, local_values: dict[str, Any], backend: B
             _recorded_reads(consumed),
             _per_call_arguments(is_bound),
         ):
-            out = _compile(function, local_values, call_backend)
+            out = _compile(function, local_values, call_backend, one_graph)
         output = out.tracer_output.output_graph
         names = _private_names(out.bytecode, namespace, output)
+        resumed = resume_functions(output, namespace)
+        if not graph_names(out.bytecode, names):
+            graphs.clear()
     finally:
+        random.setstate(drawn)
         for name in [n for n in namespace if n not in before]:
             del namespace[name]
-    return Traced(out.bytecode, output, graphs[-1] if graphs else (), tuple(functions), names, compared, tuple(consumed))
+    return Traced(out.bytecode, output, graphs[-1] if graphs else None, tuple(functions), names, compared, tuple(consumed), resumed)
 
 
-def _compile(function: types.FunctionType, local_values: dict[str, Any], backend: Backend) -> Any:
+def _compile(function: types.FunctionType, local_values: dict[str, Any], backend: Backend, one_graph: bool) -> Any:
     pgo.reset_code_state()
     state = torch._dynamo.convert_frame.torch_function_mode_stack_state_mgr  # type: ignore[attr-defined]
     try:
@@ -108,16 +125,15 @@ def _compile(function: types.FunctionType, local_values: dict[str, Any], backend
                 builtins.__dict__,
                 function.__closure__ or (),  # type: ignore[arg-type]
                 backend,
-                one_graph=True,
+                one_graph=one_graph,
                 restart_reasons=set(),
                 frame_state={},
             )
     except exc.SkipFrame as error:
-        raise CaptureRefused(f"there is nothing to compile: {_first_line(error)}", _where(error, function)) from error
+        raise CaptureRefused(f"there is nothing to compile: {_first_line(error)}", _where(error, function), skipped=True) from error
     except (exc.Unsupported, exc.UserError, exc.UncapturedHigherOrderOpError, exc.CondOpArgsMismatchError) as error:
-        raise CaptureRefused(
-            _explain(error), _where(error, function), "it runs eagerly; rewrite that line, or mark the call with precast.disable"
-        ) from error
+        hint = "it runs eagerly; rewrite that line, or mark the call with precast.disable"
+        raise CaptureRefused(_explain(error), _where(error, function), hint, skipped=not one_graph) from error
     except exc.BackendCompilerFailed as error:
         inner = error.inner_exception
         if isinstance(inner, CaptureRefused):
@@ -257,5 +273,5 @@ def _private_names(code: types.CodeType, namespace: Mapping[str, Any], output: O
     found = alias_paths(output, namespace)
     for name in output.installed_globals:
         if name not in found:
-            found[name] = ("unknown", name)
+            found[name] = installed(name, namespace.get(name))
     return found

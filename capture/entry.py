@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch._dynamo.source import RandomValueSource
 
 from precast.artifact_store.constants import Untaggable, object_name
 from precast.artifact_store.guards import Guard, Path, Predicate, canonical_order
@@ -31,9 +32,15 @@ from precast.runtime.paths import PathError, describe
 
 @dataclass(frozen=True)
 class CaptureOptions:
-    """`decompositions`: ATen overload -> decomposition, applied while the graph is traced; None: `default_decompositions()`."""
+    """`decompositions`: ATen overload -> decomposition, applied while the graph is traced; None: `default_decompositions()`.
+
+    `one_graph`: refuse what cannot be captured whole; otherwise the frame ends at the first graph break and names what resumes it.
+    `free_as_locals`: paths find the contents of the function's free variables among the locals.
+    """
 
     decompositions: Mapping[Any, Any] | None = None
+    one_graph: bool = True
+    free_as_locals: bool = False
 
 
 def capture(
@@ -78,13 +85,14 @@ class _Capture:
 
     def run(self) -> CapturedFrame:
         self.module = self.function.__globals__.get("__name__", "")
-        self.sources = SourceContext(self.module, self.aliases, self.local_values, frozenset(self.function.__code__.co_freevars))
+        free = frozenset() if self.options.free_as_locals else frozenset(self.function.__code__.co_freevars)
+        self.sources = SourceContext(self.module, self.aliases, self.local_values, free)
         state = state_guard()
         if state.constant["functorch"]:
             raise CaptureRefused(
                 "the call runs under a functorch transform (vmap, grad …)", hint="compile the function that contains the transform"
             )
-        traced = dynamo.trace(self.function, dict(self.local_values), self._backend, self._is_bound)
+        traced = dynamo.trace(self.function, dict(self.local_values), self._backend, self._is_bound, self.options.one_graph)
         self._note_aliases(traced.private_names, traced.functions)
         sizes = traced.output.input_source_to_sizes_strides
         leaked = integers(traced.bytecode) & set(traced.compared.values())
@@ -93,7 +101,9 @@ class _Capture:
         dynamo_guards = newest_forms(traced.output.guards)
         translation = translate(dynamo_guards, context)
         unnoticed = unguarded(traced.consumed, dynamo_guards, self.sources)
-        inputs = self._inputs(traced.graphargs)
+        if traced.graphargs is None and not self.needs_grad:
+            self.graph = None
+        inputs = self._inputs(traced.graphargs or ())
         problems = [*translation.uncacheable, *unnoticed.uncacheable]
         found, missing = digests((self.function, *traced.functions), traced.output.traced_code, self.function.__code__)
         problems += missing
@@ -101,7 +111,7 @@ class _Capture:
         inputs += [GraphInput((("constant", i),), True, None, "constant") for i in range(len(constants))]
         record = None
         try:
-            record = frame_record(traced.bytecode, traced.private_names, self.function.__globals__, constants)
+            record = frame_record(traced.bytecode, traced.private_names, self.function.__globals__, constants, traced.resumed)
         except NotPortable as error:
             problems.append(str(error))
         guards = [*translation.guards, *unnoticed.guards, state, *aliasing_guards(inputs, self.sources)]
@@ -170,6 +180,10 @@ class _Capture:
         mutated = self.graph.mutated if self.graph is not None else frozenset()
         for i, arg in enumerate(graphargs):
             bound = self._is_bound(arg.source)
+            if isinstance(arg.source, RandomValueSource):  # drawn by the bytecode, and handed over as a tensor
+                inputs.append(GraphInput((("random", arg.source.random_call_index),), False, position))
+                position += 1
+                continue
             try:
                 path = self.sources.path(arg.source)
                 value = self.sources.value(path)

@@ -16,13 +16,15 @@ class CaptureRefused(Exception):
     """The callable cannot be captured as one graph; it has to run eagerly.
 
     `reason`: what stopped it; `where`: the user's `file:line` or ""; `hint`: what to do about it, or "".
+    `skipped`: the frame as such runs as plain Python, which is no fault: what it calls may still be compiled.
     """
 
-    def __init__(self, reason: str, where: str = "", hint: str = "") -> None:
+    def __init__(self, reason: str, where: str = "", hint: str = "", skipped: bool = False) -> None:
         super().__init__(": ".join(part for part in (where, reason) if part) + (f" ({hint})" if hint else ""))
         self.reason = reason
         self.where = where
         self.hint = hint
+        self.skipped = skipped
 
 
 @dataclass(frozen=True)

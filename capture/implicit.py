@@ -20,7 +20,7 @@ def aliasing_guards(inputs: Sequence[GraphInput], sources: SourceContext) -> lis
 
     Bound inputs are left out of the identity check, as parameters are in Dynamo: two names for one unwritten tensor change no result.
     """
-    tensors = [i for i in inputs if i.kind == "tensor"]
+    tensors = [i for i in inputs if i.kind == "tensor" and i.path[0][0] != "random"]  # a drawn number is a tensor of its own
     distinct = tuple(sorted((i.path for i in tensors if not i.bound), key=repr))
     mutated = tuple(sorted((i.path for i in tensors if i.mutated), key=repr))
     others = tuple(sorted((i.path for i in tensors if not i.mutated), key=repr)) if mutated else ()

@@ -47,10 +47,12 @@ def compile_variant(program: Program, args: tuple[Any, ...], kwargs: Mapping[str
 
 def _capture(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CapturedFrame:
     try:
-        return capture(program.function, args, dict(kwargs), name=program.name, options=CaptureOptions(DECOMPOSITIONS))
+        function, args, kwargs = program.traced(args, kwargs)
+        options = CaptureOptions(DECOMPOSITIONS, one_graph=program.options["fullgraph"], free_as_locals=program.free_as_locals)
+        return capture(function, args, dict(kwargs), name=program.name, options=options)
     except CaptureRefused as refused:
         where = f" (at {refused.where})" if refused.where else ""
-        raise Refused(f"{refused.reason}{where}", refused.hint) from refused
+        raise Refused(f"{refused.reason}{where}", refused.hint, skipped=refused.skipped) from refused
 
 
 def _store(program: Program, frame: CapturedFrame, watch: Stopwatch) -> str | InProcess:

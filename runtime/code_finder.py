@@ -14,7 +14,7 @@ _LIBRARY = ("torch",)
 """Packages whose version is part of the artifact's key: their code is not read."""
 
 
-def changed_code(digests: Mapping[str, str], entry: types.FunctionType) -> str:
+def changed_code(digests: Mapping[str, str], entry: types.CodeType) -> str:
     """Which of `module:qualname#n -> digest` has other code now, as a sentence; empty when none has. ":qualname" is the entry's own.
 
     What follows `#` only tells apart several functions of one name (lambdas, functions made by a decorator).
@@ -24,7 +24,7 @@ def changed_code(digests: Mapping[str, str], entry: types.FunctionType) -> str:
         if module.partition(".")[0] in _LIBRARY:
             continue
         found = module and (wanted in _direct_digests(module, qualname) or wanted in _digests_of(module, qualname))
-        if not (found or (not module and wanted == digest(entry.__code__))):
+        if not (found or (not module and wanted == digest(entry))):
             return f"the code of {qualname} in {module or 'the program'} has changed since"
     return ""
 

@@ -42,4 +42,4 @@ def why_not(manifest: Manifest, program: Program) -> str:
         return f"its bytecode is for Python {versions.python}, and this is Python {python_minor()}"
     if versions.lowering != LOWERING_VERSION:
         return f"it was made by lowering version {versions.lowering}, and this precast has {LOWERING_VERSION}"
-    return changed_code(manifest.digests, program.function)
+    return changed_code(manifest.digests, program.code)

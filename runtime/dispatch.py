@@ -87,7 +87,7 @@ class Tables:
         self._unused = 0
         self._hits_then = 0
         program.on_binding = self.remember
-        program.on_reset = self.forget
+        program.on_reset.append(self.forget)
 
     def remember(self, binding: Binding, local_values: Mapping[str, Any]) -> None:
         """Record what the guards of `binding` read on this call, so that the next like it needs no Python."""

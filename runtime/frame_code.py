@@ -6,14 +6,15 @@ import builtins
 import importlib
 import itertools
 import marshal
+import random
 import sys
 import types
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from precast.artifact_store.constants import untag
-from precast.artifact_store.records import FrameRecord
+from precast.artifact_store.constants import find_object, untag
+from precast.artifact_store.records import FrameRecord, ResumeRecord
 from precast.runtime.shims import SHIMS
 
 
@@ -22,20 +23,30 @@ class FrameCodeError(RuntimeError):
 
 
 _counter = itertools.count()
+Resume = Callable[[ResumeRecord, types.CodeType, dict[str, Any]], Callable[..., Any]]
+"""(record, its code, the globals that it reads) -> what the rewritten bytecode calls: a function of the code's arguments or, where the code
+has free variables, a function from the tuple of their cells to that function."""
 
 
-def build(record: FrameRecord, target: types.FunctionType, graph_callable: Callable[..., Any]) -> types.FunctionType:
+def build(
+    record: FrameRecord, target: types.FunctionType, graph_callable: Callable[..., Any], resume: Resume | None = None
+) -> types.FunctionType:
     """The rewritten function, to be called with the arguments of `target` (self first for a method).
 
-    `graph_callable` gets the per-call graph inputs in order and returns the sequence that `CapturedFrame.outputs` describes. Names that the
-    bytecode needs are put into `target`'s module globals under process-wide unique names and leave with the function.
-    Raises FrameCodeError.
+    `graph_callable` gets the per-call graph inputs in order and returns the sequence that `CapturedFrame.outputs` describes. `resume`
+    supplies what continues the frame after a graph break; without it the rest runs as plain Python. Names that the bytecode needs are put
+    into `target`'s module globals under process-wide unique names and leave with the function. Raises FrameCodeError.
     """
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     if record.python != here:
         raise FrameCodeError(f"the stored bytecode is for Python {record.python}, this is {here}; compile again with this Python")
     renamed = {name: f"{name}_{next(_counter)}" for name, _ in record.names}
-    values = {renamed[name]: _supply(supply, graph_callable) for name, supply in record.names}
+    values = {}
+    for name, supply in record.names:
+        if supply[0] == "resume":
+            values[renamed[name]] = _resume(record.resumes[supply[1]], target.__globals__, resume or plain_resume)
+        else:
+            values[renamed[name]] = _supply(supply, graph_callable)
     side = {tuple(where): tagged for where, tagged in record.constants}
     plain = marshal.loads(record.code)  # noqa: S302 - only from manifests of the local store whose digests held; signatures are not built yet
     code = _restore(plain, renamed, side, target.__globals__, ())
@@ -45,6 +56,28 @@ def build(record: FrameRecord, target: types.FunctionType, graph_callable: Calla
     function.__qualname__ = target.__qualname__
     weakref.finalize(function, _forget, target.__globals__, tuple(values))
     return function
+
+
+def _object(name: str) -> Any:
+    try:
+        importlib.import_module(name.partition(":")[0])
+        return find_object(name)
+    except (ImportError, LookupError) as error:
+        raise FrameCodeError(f"the stored bytecode needs {name}, which is not here: {error}") from error
+
+
+def _resume(record: ResumeRecord, own: dict[str, Any], resume: Resume) -> Callable[..., Any]:
+    namespace = importlib.import_module(record.module).__dict__ if record.module else own
+    side = {tuple(where): tagged for where, tagged in record.constants}
+    plain = marshal.loads(record.code)  # noqa: S302 - as for the frame's own code
+    return resume(record, _restore(plain, {}, side, namespace, ()), namespace)
+
+
+def plain_resume(record: ResumeRecord, code: types.CodeType, namespace: dict[str, Any]) -> Callable[..., Any]:
+    """The rest of the frame as plain Python."""
+    if code.co_freevars:
+        return lambda cells: types.FunctionType(code, namespace, record.name, None, cells)
+    return types.FunctionType(code, namespace, record.name)
 
 
 def _forget(namespace: dict[str, Any], names: tuple[str, ...]) -> None:
@@ -62,6 +95,11 @@ def _supply(supply: tuple[Any, ...], graph_callable: Callable[..., Any]) -> Any:
             return importlib.import_module(name)
         case ("shims", name) if name in SHIMS:
             return SHIMS[name]
+        case ("object", name):
+            return _object(name)
+        case ("random", draws):
+            calls = [(getattr(random, name), untag(args), untag(kwargs)) for name, args, kwargs in draws]
+            return lambda: [draw(*args, **kwargs) for draw, args, kwargs in calls]
     raise FrameCodeError(f"the stored bytecode needs {supply!r}, which this version of precast does not know")
 
 

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import os
 import re
+import types
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,10 +14,12 @@ from typing import Any
 
 from precast.artifact_store import Manifest, Store
 from precast.artifact_store.guards import Guard
-from precast.runtime import code_digest, stance
+from precast.artifact_store.records import FrameRecord
+from precast.runtime import code_digest, skips, stance
 from precast.runtime.compatibility import why_not
 from precast.runtime.entry import Entry, LocalsOf
 from precast.runtime.errors import GuardMiss, InProcess, LoadError, PrecastError, RecompileForbidden, Refused
+from precast.runtime.frame_code import Resume, build
 from precast.runtime.locks import Lock
 from precast.runtime.log import logger
 from precast.runtime.options import key_options
@@ -82,14 +85,16 @@ class Program:
         self.target = resolve(options["target"])
         self.store = store
         self.require_hit = require_hit
-        self.digest = code_digest.digest(self.function.__code__)
+        self.code = self.function.__code__
+        self.digest = code_digest.digest(self.code)
         self.key = program_key(entry.name, self.digest, options, label)
         self.locals_of = LocalsOf(self.function)
         self.variants: list[Variant | EagerVariant] = []
         self.extra_guards = tuple(extra_guards)
         self.on_binding: Callable[[Binding, Mapping[str, Any]], None] | None = None
         self.on_compile: Callable[[], Callable[[], None]] | None = None
-        self.on_reset: Callable[[], None] | None = None
+        self.on_reset: list[Callable[[], None]] = []
+        self.resume: Resume | None = None  # makes what continues a frame of this program after a graph break
         self._lock = Lock()
         self._known: dict[str, str] = {}  # artifact id -> "" when loaded, else why it is of no use here
         self._scanned: int | None = None  # when the program's folder in the store had last changed when it was looked through
@@ -100,6 +105,19 @@ class Program:
 
     def __repr__(self) -> str:
         return f"<Program {self.name} {self.key}: {len(self.variants)} variants>"
+
+    def traced(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[types.FunctionType, tuple[Any, ...], Mapping[str, Any]]:
+        """The function to trace for this call, and its arguments."""
+        return self.function, args, kwargs
+
+    @property
+    def free_as_locals(self) -> bool:
+        """Whether the contents of the traced function's free variables are among the program's locals."""
+        return False
+
+    def build_frame(self, record: FrameRecord, graph: Callable[..., Any]) -> types.FunctionType:
+        """The rewritten frame, taking the program's arguments. Raises FrameCodeError."""
+        return build(record, self.function, graph, self.resume)
 
     # -- calling
 
@@ -148,6 +166,8 @@ class Program:
         binding = self._first_fit(self.variants, local_values, cells)
         if binding is None:
             binding = self._first_fit(self._scan(), local_values, cells)
+        if binding is None and not self.variants and not self._eager_reason and (reason := skips.recall(self.store, self.key)):
+            self._skip(reason)
         return binding
 
     def _first_fit(
@@ -212,7 +232,7 @@ class Program:
 
     def _open(self, manifest: Manifest, source: Any, stored: bool) -> Variant | None:
         try:
-            return Variant(manifest, source, self.entry, self.extra_guards, stored=stored)
+            return Variant(manifest, source, self.entry, self.extra_guards, stored=stored, build_frame=self.build_frame)
         except (LoadError, ValueError, TypeError, KeyError) as error:
             self._known[manifest.artifact_id] = str(error)
             logger("runtime").warning("miss: %s: artifact %s cannot be used: %s", self.name, manifest.artifact_id[:12], error)
@@ -229,7 +249,7 @@ class Program:
 
     def _miss(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], local_values: Mapping[str, Any]) -> Binding | None:
         if self._eager_reason:
-            return None
+            return None  # `find` may just have learnt it from the store
         position = stance.current()
         if position == "eager_on_recompile" and not self.require_hit:
             return None
@@ -239,7 +259,7 @@ class Program:
             binding = self.find(local_values)  # another thread may have compiled it while this one waited
             if binding is not None:
                 return binding
-            if not self._may_compile(local_values):
+            if self._eager_reason or not self._may_compile(local_values):
                 return None
             return self._compile(args, kwargs, local_values)
 
@@ -354,12 +374,20 @@ class Program:
         if refusal.permanent:
             if self.options["fullgraph"]:
                 raise PrecastError(f"{self.name} cannot be compiled as one graph, and fullgraph=True was asked for: {text}") from refusal
-            self._run_eagerly(f"runs eagerly: {text}")
+            if refusal.skipped:
+                self._skip(text)
+                skips.remember(self.store, self.key, text)
+            else:
+                self._run_eagerly(f"runs eagerly: {text}")
             return None
         self._warn(refusal.reason, f"runs eagerly: {text}")
         variant = EagerVariant(self.entry, (*refusal.guards, *self.extra_guards))
         self.variants.insert(0, variant)
         return variant.bind(local_values, self.locals_of.cells())
+
+    def _skip(self, reason: str) -> None:
+        self._eager_reason = f"is not compiled itself: {reason}"
+        logger("graph_breaks").info("%s %s", self.name, self._eager_reason)
 
     def _run_eagerly(self, reason: str) -> None:
         self._eager_reason = reason
@@ -383,5 +411,5 @@ class Program:
             self._compiles = 0
             self._eager_reason = ""
             _compiles_by_key.pop(self.key, None)
-            if self.on_reset is not None:
-                self.on_reset()
+        for forget in self.on_reset:
+            forget()

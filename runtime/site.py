@@ -15,6 +15,7 @@ from precast.runtime.dispatch import make_dispatcher
 from precast.runtime.entry import Entry, entry_of
 from precast.runtime.module import has_hooks, wrapper_guards
 from precast.runtime.program import Program
+from precast.runtime.resume import Resumes, reached
 
 _sites: weakref.WeakSet[Site] = weakref.WeakSet()
 
@@ -29,7 +30,9 @@ class Settings:
     require_hit: bool = False
 
     def program(self, entry: Entry, extra_guards: Sequence[Guard] = ()) -> Program:
-        return Program(entry, self.options, self.store, self.label, self.require_hit, extra_guards)
+        program = Program(entry, self.options, self.store, self.label, self.require_hit, extra_guards)
+        Resumes(program)
+        return program
 
 
 class Site:
@@ -47,6 +50,11 @@ class Site:
     @property
     def programs(self) -> list[Program]:
         return [program for program, _ in self._routes.values()]
+
+    @property
+    def all_programs(self) -> list[Program]:
+        """The entries' programs, and those that continue them after graph breaks."""
+        return [part for program in self.programs for part in (program, *reached(program))]
 
     def program_for_call(self) -> tuple[Program, Entry]:
         """The program that a call made now would use."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -25,6 +26,8 @@ from precast.runtime.paths import resolve
 from precast.runtime.source import BlobSource
 
 BINDINGS_LIMIT = 8
+BuildFrame = Callable[[FrameRecord, Callable[..., Any]], types.FunctionType]
+"""(record, graph callable) -> the rewritten function. Raises FrameCodeError."""
 
 
 class Binding:
@@ -71,7 +74,13 @@ class Variant(_Planned):
     """Opened lazily: guards first; the library and the bytecode on the first call that passes them."""
 
     def __init__(
-        self, manifest: Manifest, source: BlobSource, entry: Entry, extra_guards: Sequence[Guard] = (), stored: bool = True
+        self,
+        manifest: Manifest,
+        source: BlobSource,
+        entry: Entry,
+        extra_guards: Sequence[Guard] = (),
+        stored: bool = True,
+        build_frame: BuildFrame | None = None,
     ) -> None:
         self.stored = stored
         self.manifest = manifest
@@ -81,6 +90,7 @@ class Variant(_Planned):
         self.check = LazyChecker(self._rows)
         self._extra_guards = tuple(extra_guards)
         self._source = source
+        self._build_frame: BuildFrame = build_frame or (lambda record, graph: build(record, entry.function, graph))
         self._lock = Lock()
         self._spec: GraphSpec | None = None
         self._library: Library | None = None
@@ -169,7 +179,7 @@ class Variant(_Planned):
         assert self._spec is not None and self._record is not None
         graph = graph_call(self._library, self._spec, bound) if self._library is not None else no_graph
         try:
-            frame = build(self._record, self.entry.function, graph)
+            frame = self._build_frame(self._record, graph)
         except FrameCodeError as error:
             raise LoadError(f"artifact {self.artifact_id[:12]}: {error}") from error
         return Binding(self, frame, graph, bound)

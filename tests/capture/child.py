@@ -88,7 +88,7 @@ def run(path: str, name: str) -> None:
     locals_of = LocalsOf(entry.function)
     values, cells = locals_of((*entry.prefix, *args), {**entry.keywords, **kwargs}), locals_of.cells()
     digests = {f"{d['module']}:{d['qualname']}#{d['digest']}": d["digest"] for d in data["digests"]}
-    assert not changed_code(digests, entry.function), changed_code(digests, entry.function)
+    assert not changed_code(digests, entry.function.__code__), changed_code(digests, entry.function.__code__)
     namespace: dict[str, Any] = {"torch": torch, "device": torch.device, "inf": float("inf"), "nan": float("nan"), "NoneType": type(None)}
     exec(data["graph"], namespace)
     constants = [tensor_constant(t) for t in record.tensors]

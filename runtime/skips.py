@@ -1,0 +1,34 @@
+"""Frames that are not compiled themselves (a graph break in a loop, a `try` around one): remembered in the store, so that a warm
+process does not import the tracer to learn it again."""
+
+from __future__ import annotations
+
+import hashlib
+
+from precast.artifact_store import Store, StoreError
+from precast.runtime.compatibility import LOWERING_VERSION, python_minor, torch_minor
+from precast.runtime.log import logger
+
+
+def _name(key: str) -> str:
+    return hashlib.sha256(repr((key, LOWERING_VERSION, torch_minor(), python_minor())).encode()).hexdigest()[:40]
+
+
+def remember(store: Store, key: str, reason: str) -> None:
+    """Keep that the program of this key stays plain Python, and why."""
+    if store.readonly:
+        return
+    try:
+        store.put_record("skips", _name(key), {"program": key, "reason": reason})
+    except StoreError as error:
+        logger("runtime").info("%s: that it is not compiled itself was not stored: %s", key, error)
+
+
+def recall(store: Store, key: str) -> str:
+    """Why the program of this key stays plain Python; empty where nothing is known."""
+    record = store.record("skips", _name(key))
+    reason = record.get("reason") if record is not None and record.get("program") == key else ""
+    return reason if isinstance(reason, str) else ""
+
+
+__all__ = ["recall", "remember"]

@@ -1,0 +1,51 @@
+"""Graph breaks: each program of break_programs.py cold, and warm in a fresh process without the tracer, against eager."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from break_programs import CASES
+
+WORKER = Path(__file__).parent / "break_worker.py"
+Reports = dict[str, dict[str, Any]]
+
+
+def work(store: Path, kind: str) -> Reports:
+    """One report per case, all from one child process."""
+    command = [sys.executable, str(WORKER), str(store), kind]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert done.returncode == 0 and reports, done.stderr[-3000:]
+    return {report["name"]: report for report in reports}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("breaks")
+
+
+@pytest.fixture(scope="module")
+def cold(store: Path) -> Reports:
+    return work(store, "cold")
+
+
+@pytest.fixture(scope="module")
+def warm(store: Path, cold: Reports) -> Reports:
+    return work(store, "warm")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cold_equals_eager(name: str, cold: Reports) -> None:
+    assert "failed" not in cold[name], cold[name]["failed"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_warm_equals_eager_without_the_tracer(name: str, cold: Reports, warm: Reports) -> None:
+    assert "failed" not in warm[name], warm[name]["failed"]
+    assert warm[name]["attempts"] == []
+    assert warm[name]["graphs"] == cold[name].get("graphs")
