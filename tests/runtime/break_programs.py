@@ -1,6 +1,6 @@
 """Programs that torch.compile cannot capture as one graph, with what calls them. Run by break_worker.py, eagerly and compiled.
 
-Each case: `make()` gives a fresh callable with its state reset; `calls()` the arguments of each call; `state(f)` what a side effect shows in.
+Each case: `make()` gives a fresh callable, its state reset; `calls()` the arguments of each call; `state(f)` what a side effect shows in.
 `graphs`: how many precast compiles where that is not torch.compile's number, with the reason.
 """
 
