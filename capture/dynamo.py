@@ -28,9 +28,11 @@ from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._guards import CompileContext, compile_context
 
 from precast.capture.code import graph_names
+from precast.capture.directives import tell_tracer
 from precast.capture.frame import CaptureRefused
 from precast.capture.installed import installed
 from precast.capture.resume import resume_functions
+from precast.runtime.errors import RegionError
 
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Any]
 
@@ -45,6 +47,8 @@ CONFIG: dict[str, Any] = {
     "error_on_recompile": False,
     "suppress_errors": False,
 }
+_FORBIDDEN = "forbidden callable"
+"""What Dynamo says of a call that must not happen in traced code, such as `set_stance`."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,7 @@ def trace(
     Where `one_graph` is not asked for, the frame may end at a graph break, and its bytecode calls what resumes it.
     Nothing is left in the function's module globals. Raises CaptureRefused.
     """
+    tell_tracer()
     namespace = function.__globals__
     before = dict.fromkeys(namespace)
     graphs: list[tuple[Any, ...]] = []
@@ -134,6 +139,10 @@ def _compile(function: types.FunctionType, local_values: dict[str, Any], backend
     except (exc.Unsupported, exc.UserError, exc.UncapturedHigherOrderOpError, exc.CondOpArgsMismatchError) as error:
         hint = "it runs eagerly; rewrite that line, or mark the call with precast.disable"
         raise CaptureRefused(_explain(error), _where(error, function), hint, skipped=not one_graph) from error
+    except AssertionError as error:
+        if _FORBIDDEN in str(error):
+            raise RegionError(f"{_first_line(error)} ({_where(error, function)}): it cannot be called inside a compiled program") from error
+        raise
     except exc.BackendCompilerFailed as error:
         inner = error.inner_exception
         if isinstance(inner, CaptureRefused):

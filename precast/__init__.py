@@ -9,15 +9,32 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from precast.runtime.api import compile, explain_miss, load, reset
-    from precast.runtime.errors import GuardMiss, OptionError, PrecastError, RecompileForbidden
+    from precast.runtime.api import compile, compile_module, explain_miss, load, reset
+    from precast.runtime.directives import (
+        allow_in_graph,
+        assume_constant_result,
+        disable,
+        is_compiling,
+        is_exporting,
+        substitute_in_graph,
+    )
+    from precast.runtime.errors import DirectiveError, GuardMiss, OptionError, PrecastError, RecompileForbidden, RegionError
     from precast.runtime.options import describe_options, list_mode_options, list_options
     from precast.runtime.precompile import precompile
     from precast.runtime.stance import set_stance
 
 __version__ = "0.1.0"
 _HOMES = {
+    "allow_in_graph": "directives",
+    "assume_constant_result": "directives",
     "compile": "api",
+    "compile_module": "api",
+    "disable": "directives",
+    "is_compiling": "directives",
+    "is_exporting": "directives",
+    "substitute_in_graph": "directives",
+    "DirectiveError": "errors",
+    "RegionError": "errors",
     "explain_miss": "api",
     "load": "api",
     "reset": "api",
@@ -32,20 +49,29 @@ _HOMES = {
     "set_stance": "stance",
 }
 __all__ = [
+    "DirectiveError",
     "GuardMiss",
     "OptionError",
     "PrecastError",
     "RecompileForbidden",
+    "RegionError",
     "__version__",
+    "allow_in_graph",
+    "assume_constant_result",
     "compile",
+    "compile_module",
     "describe_options",
+    "disable",
     "explain_miss",
+    "is_compiling",
+    "is_exporting",
     "list_mode_options",
     "list_options",
     "load",
     "precompile",
     "reset",
     "set_stance",
+    "substitute_in_graph",
 ]
 
 

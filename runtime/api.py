@@ -13,6 +13,7 @@ from precast.artifact_store import Store
 from precast.artifact_store.store import default_root
 from precast.runtime import site as sites
 from precast.runtime import stance
+from precast.runtime.directives import innermost
 from precast.runtime.entry import entry_of
 from precast.runtime.errors import OptionError, PrecastError
 from precast.runtime.explain import Explanation, explain
@@ -83,11 +84,25 @@ def compile_with(model: Any, settings: Settings) -> Any:
     configure()
     if isinstance(model, CompiledModule):
         model = model._orig_mod
+    model = innermost(model)
     model = getattr(model, "_torchdynamo_inline", model) if hasattr(model, _SITE) else model
     site = Site(model, settings)
     if isinstance(model, torch.nn.Module):
         return wrap_module(model, site, lambda other: compile_with(other, settings))
     return _wrap_function(model, site)
+
+
+def compile_module(module: torch.nn.Module, **settings: Any) -> None:
+    """Compile `module` in place, as `nn.Module.compile` does: its calls go through precast from now on; it stays the object that it is.
+
+    `settings`: those of `compile`. Copies of the module (deepcopy, pickle) are not compiled. Raises OptionError, as `compile` does.
+    """
+    if not isinstance(module, torch.nn.Module):
+        raise OptionError(f"compile_module takes an nn.Module, not {type(module).__name__}: precast.compile returns a compiled function")
+    compiled = compile(module, **settings)
+    if compiled is module:  # disable=True
+        return
+    module._compiled_call_impl = site_of(compiled).call
 
 
 def _wrap_function(function: Callable[..., Any], site: Site) -> Any:
@@ -98,6 +113,8 @@ def _wrap_function(function: Callable[..., Any], site: Site) -> Any:
 
     functools.update_wrapper(compiled, function)
     compiled._torchdynamo_inline = function  # type: ignore[attr-defined]  # a tracer that meets this traces the original
+    compiled._torchdynamo_orig_callable = function  # type: ignore[attr-defined]  # `disable` of this disables the original
+    compiled._torchdynamo_wrapper_id = id(compiled)  # type: ignore[attr-defined]
     setattr(compiled, _SITE, site)
     return compiled
 
@@ -105,6 +122,8 @@ def _wrap_function(function: Callable[..., Any], site: Site) -> Any:
 def site_of(compiled: Any) -> Site:
     """The site behind what `compile` or `load` returned. Raises PrecastError for anything else."""
     found = getattr(compiled, _SITE, None) or getattr(getattr(compiled, "__func__", None), _SITE, None)
+    if found is None and isinstance(compiled, torch.nn.Module) and compiled._compiled_call_impl is not None:
+        found = sites.called_by(compiled._compiled_call_impl)
     if isinstance(found, Site):
         return found
     raise PrecastError(f"{compiled!r} was not made by precast.compile or precast.load")
@@ -146,4 +165,4 @@ def reset() -> None:
     sites.reset()
 
 
-__all__ = ["compile", "entry_of", "explain_miss", "load", "open_store", "reset", "site_of", "stance"]
+__all__ = ["compile", "compile_module", "entry_of", "explain_miss", "load", "open_store", "reset", "site_of", "stance"]

@@ -11,12 +11,20 @@ if TYPE_CHECKING:
     from precast.artifact_store.guards import Guard
 
 
-class PrecastError(Exception):
+class PrecastError(RuntimeError):
     """Base of the errors that precast raises on purpose."""
 
 
 class OptionError(PrecastError, ValueError):
     """An unknown option, mode or backend, or a value of the wrong type."""
+
+
+class DirectiveError(PrecastError, TypeError, ValueError, AssertionError):
+    """A directive (`disable`, `substitute_in_graph`, …) was given something that it cannot be applied to."""
+
+
+class RegionError(PrecastError, AssertionError):
+    """The compiler was reconfigured (`set_stance`) inside a compiled program."""
 
 
 class GuardMiss(PrecastError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -70,27 +70,34 @@ class CompiledModule:
 
 # A tracer that meets a compiled module inside another program traces the original's call, as torch.compile does.
 CompiledModule.__call__._torchdynamo_inline = torch.nn.Module.__call__  # type: ignore[attr-defined]
-_classes: dict[type, type] = {}
+_classes: dict[tuple[type, type], type] = {}
 
 
-def _compiled_class(cls: type) -> type:
-    if cls in _classes:
-        return _classes[cls]
+def mixed_class(mixin: type, cls: type, slots: tuple[str, ...]) -> type:
+    """A subclass of `cls` with `mixin` before it; the same one each time. `slots`: what its instances hold beside the shared `__dict__`."""
+    made = _classes.get((mixin, cls))
+    if made is not None:
+        return made
     namespace = {
-        "__slots__": ("_orig_mod", "_precast_again", "_precast_call", "_precast_site"),
+        "__slots__": slots,
         "__module__": cls.__module__,
         "__qualname__": f"{cls.__qualname__}.<locals>.compiled",  # a guard on the type must not look for the original under this name
         "__doc__": cls.__doc__,
     }
-    made = types.new_class(cls.__name__, (CompiledModule, cls), exec_body=lambda body: body.update(namespace))
-    return _classes.setdefault(cls, made)
+    made = types.new_class(cls.__name__, (mixin, cls), exec_body=lambda body: body.update(namespace))
+    return _classes.setdefault((mixin, cls), made)
+
+
+def share_state(cls: type, module: torch.nn.Module, slots: Mapping[str, Any]) -> Any:
+    """An instance of `cls` (see `mixed_class`) that shares the `__dict__` of `module`."""
+    wrapper = cls.__new__(cls)
+    object.__setattr__(wrapper, "__dict__", module.__dict__)
+    for name, value in slots.items():
+        object.__setattr__(wrapper, name, value)
+    return wrapper
 
 
 def wrap_module(module: torch.nn.Module, site: Any, again: Callable[[torch.nn.Module], Any]) -> Any:
     """`module` with `site.call` in place of its call. `again` compiles another module in the same way (for deepcopy)."""
-    cls: Any = _compiled_class(type(module))
-    wrapper = cls.__new__(cls)
-    object.__setattr__(wrapper, "__dict__", module.__dict__)
-    for name, value in (("_orig_mod", module), ("_precast_call", site.call), ("_precast_again", again), ("_precast_site", site)):
-        object.__setattr__(wrapper, name, value)
-    return wrapper
+    slots = {"_orig_mod": module, "_precast_again": again, "_precast_call": site.call, "_precast_site": site}
+    return share_state(mixed_class(CompiledModule, type(module), tuple(slots)), module, slots)

@@ -90,7 +90,7 @@ def _load(path: Path) -> None:
     _state.module = module
     _state.tables = tags_are_sound(module)
     stance.state.listeners.append(module.force_eager)
-    module.force_eager(stance.state.force_eager)
+    module.force_eager(stance.state.detour)
 
 
 def _fail(reason: str) -> None:

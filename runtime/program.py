@@ -18,7 +18,7 @@ from precast.artifact_store.records import FrameRecord
 from precast.runtime import code_digest, skips, stance
 from precast.runtime.compatibility import why_not
 from precast.runtime.entry import Entry, LocalsOf
-from precast.runtime.errors import GuardMiss, InProcess, LoadError, PrecastError, RecompileForbidden, Refused
+from precast.runtime.errors import GuardMiss, InProcess, LoadError, PrecastError, RecompileForbidden, Refused, RegionError
 from precast.runtime.frame_code import Resume, build
 from precast.runtime.locks import Lock
 from precast.runtime.log import logger
@@ -99,6 +99,7 @@ class Program:
         self._known: dict[str, str] = {}  # artifact id -> "" when loaded, else why it is of no use here
         self._scanned: int | None = None  # when the program's folder in the store had last changed when it was looked through
         self._compiles = 0
+        self._missed = False
         self._eager_reason = ""
         self._failures: Counter[str] = Counter()
         self._warned: set[str] = set()
@@ -121,6 +122,7 @@ class Program:
 
     # -- calling
 
+    @stance.enters_region
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Find, load or compile the variant for this call, and run it; the original function where nothing fits."""
         if stance.state.force_eager or (self._eager_reason and not self.variants):
@@ -255,6 +257,8 @@ class Program:
             return None
         if self.require_hit or position == "fail_on_recompile":
             self._raise_miss(args, kwargs)
+        if position in stance.FIRST_CALL_EAGER and self._first_miss():
+            return None
         with _compile_lock:
             binding = self.find(local_values)  # another thread may have compiled it while this one waited
             if binding is not None:
@@ -262,6 +266,11 @@ class Program:
             if self._eager_reason or not self._may_compile(local_values):
                 return None
             return self._compile(args, kwargs, local_values)
+
+    def _first_miss(self) -> bool:
+        """Whether no call has missed before; noted for the stances that compile from the second one on."""
+        first, self._missed = not self._missed, True
+        return first
 
     def _raise_miss(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         from precast.runtime.explain import explain  # a miss is rare: keep the text out of the warm path
@@ -306,6 +315,8 @@ class Program:
             outcome = _compile_callable()(self, args, kwargs)
         except Refused as refusal:
             return self._refused(refusal, local_values)
+        except RegionError:
+            raise
         except Exception as error:
             if self.options["fullgraph"] or strict():
                 raise
@@ -409,6 +420,7 @@ class Program:
             self._failures.clear()
             self._warned.clear()
             self._compiles = 0
+            self._missed = False
             self._eager_reason = ""
             _compiles_by_key.pop(self.key, None)
         for forget in self.on_reset:

@@ -83,7 +83,7 @@ class Site:
         def slow(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
             assert self.module is not None
             if stance.state.force_eager:
-                return self.module(*args[prefix:], **kwargs)
+                return _call_original(self.module, args[prefix:], kwargs)
             entry = self._entry()
             if entry.function is program.function:
                 return program.call(args, kwargs)
@@ -94,6 +94,16 @@ class Site:
     def reset(self) -> None:
         for program in self.programs:
             program.reset()
+
+
+def _call_original(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What calling `module` did before it was compiled in place; a module that was not is called as it is."""
+    return (module._call_impl if module._compiled_call_impl is not None else module)(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+
+def called_by(call: Any) -> Site | None:
+    """The site whose calls go to `call`."""
+    return next((site for site in tuple(_sites) if site.call is call), None)
 
 
 def reset() -> None:

@@ -2,74 +2,132 @@
 
 from __future__ import annotations
 
-import functools
 import os
+import sys
 import threading
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from precast.runtime.errors import OptionError
+import torch
+from torch.utils._contextlib import _DecoratorContextManager
 
-Stance = Literal["default", "force_eager", "fail_on_recompile", "eager_on_recompile"]
-STANCES = ("default", "force_eager", "fail_on_recompile", "eager_on_recompile")
+from precast.runtime.errors import OptionError, RegionError
+
+STANCES = ("default", "force_eager", "eager_on_recompile", "fail_on_recompile", "eager_then_compile", "aot_eager_then_compile")
+FIRST_CALL_EAGER = ("eager_then_compile", "aot_eager_then_compile")
+_COMPILING = ("default", "fail_on_recompile", *FIRST_CALL_EAGER)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+@dataclass(frozen=True)
+class Stance:
+    """`skip_guards`: look only at the guards in which the loaded variants differ."""
+
+    name: str = "default"
+    skip_guards: bool = False
+
+
 class _State:
-    """`plain` is what the fast path looks at: True where nothing but the default has to be thought of."""
+    """`detour` is what fast paths look at: True where a call has to go through Python, whatever its guards say."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.stance: Stance = "default"
+        self.stance = Stance()
         self.disabled = os.environ.get("PRECAST_DISABLE", "") not in ("", "0")
         self.listeners: list[Callable[[bool], None]] = []
 
     @property
     def force_eager(self) -> bool:
-        return self.disabled or self.stance == "force_eager"
+        return self.disabled or self.stance.name == "force_eager"
+
+    @property
+    def detour(self) -> bool:
+        return self.force_eager or self.stance.skip_guards
 
 
 state = _State()
 
 
-def current() -> Stance:
-    """The stance in force; `force_eager` also under PRECAST_DISABLE=1."""
-    return "force_eager" if state.disabled else state.stance
+def current() -> str:
+    """The name of the stance in force; `force_eager` also under PRECAST_DISABLE=1."""
+    return "force_eager" if state.disabled else state.stance.name
 
 
 def _apply(stance: Stance) -> None:
     with state.lock:
         state.stance = stance
         for listener in state.listeners:
-            listener(state.force_eager)
+            listener(state.detour)
 
 
-class set_stance:
+_outside: set[int] = set()
+_inside: set[int] = set()
+_PRIVATE = "__precast_"
+
+
+def leaves_region(function: Callable[..., Any]) -> None:
+    """What is called below `function` (a wrapper of `precast.disable`) is in no compiled region."""
+    _outside.add(id(function.__code__))  # type: ignore[attr-defined]
+
+
+def enters_region(function: F) -> F:
+    """`function` runs a program's original code in place of its compiled form: what it calls is in a compiled region all the same."""
+    _inside.add(id(function.__code__))  # type: ignore[attr-defined]
+    return function
+
+
+def in_region() -> bool:
+    """Whether a compiled program called what calls this. Looked up in the stack, so that calling a program costs nothing for it."""
+    if torch._C._dynamo.eval_frame.get_eval_frame_callback() not in (None, False):
+        return True  # in a torch.compile region
+    if current() not in _COMPILING:
+        return False
+    frame = sys._getframe(1)
+    while frame is not None:
+        if id(frame.f_code) in _outside:
+            return False
+        if id(frame.f_code) in _inside or any(name.startswith(_PRIVATE) for name in frame.f_code.co_names):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+class set_stance(_DecoratorContextManager):
     """Set the stance: as a plain call until further notice, as a context manager for a block, as a decorator for a function.
 
-    default: compile on a miss. force_eager: run the original code. fail_on_recompile: a miss raises RecompileForbidden.
-    eager_on_recompile: a miss runs the original code.
+    default: compile on a miss. force_eager: run the original code. eager_on_recompile: a miss runs the original code.
+    fail_on_recompile: a miss raises RecompileForbidden. eager_then_compile, aot_eager_then_compile: the first miss of a program runs the
+    original code, later ones compile.
+    `skip_guard_eval_unsafe`: check only those guards in which the loaded variants differ; wrong results where another one has changed.
+    Raises OptionError for an unknown stance, RegionError inside a compiled program.
     """
 
-    def __init__(self, stance: Stance = "default") -> None:
+    _dynamo_forbidden = True  # a tracer that meets this raises
+
+    def __init__(self, stance: str = "default", *, skip_guard_eval_unsafe: bool = False) -> None:
         if stance not in STANCES:
             raise OptionError(f"unknown stance {stance!r}; known: {', '.join(STANCES)}")
-        self.stance: Stance = stance
-        self.previous: Stance = state.stance
-        _apply(stance)
+        if in_region():
+            raise RegionError(
+                "attempted to set_stance in a compiled region (precast.compile or torch.compile); set it outside of the compiled function, "
+                "or in a function marked by precast.disable"
+            )
+        self.stance = Stance(stance, skip_guard_eval_unsafe)
+        self.previous = state.stance
+        _apply(self.stance)
+
+    def __call__(self, function: F) -> F:
+        _apply(self.previous)  # as a decorator, the stance holds inside calls only
+        wrapped: Any = super().__call__(function)
+        wrapped._dynamo_forbidden = True
+        return wrapped  # type: ignore[no-any-return]
+
+    def clone(self) -> set_stance:
+        return set_stance(self.stance.name, skip_guard_eval_unsafe=self.stance.skip_guards)
 
     def __enter__(self) -> None:
         _apply(self.stance)
 
     def __exit__(self, *exc: object) -> None:
         _apply(self.previous)
-
-    def __call__(self, function: F) -> F:
-        _apply(self.previous)  # as a decorator, the stance holds inside calls only
-
-        @functools.wraps(function)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            with set_stance(self.stance):
-                return function(*args, **kwargs)
-
-        return wrapped  # type: ignore[return-value]

@@ -1,0 +1,43 @@
+"""What `runtime/directives.py` has noted, handed to the tracer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch._dynamo
+from torch._dynamo import trace_rules
+from torch._dynamo.variables import PolyfilledFunctionVariable
+from torch._dynamo.variables.builder import VariableBuilder
+
+from precast.runtime.directives import Notes, notes
+
+_told: set[int] = set()  # stand-ins that the tracer knows
+
+
+def tell_tracer() -> None:
+    """Make the tracer respect every directive given so far. Raises ValueError for a second substitute of one function, as torch does."""
+    while notes.allowed:
+        torch._dynamo.allow_in_graph(notes.allowed.pop())
+    _substitutes(notes)
+
+
+def _substitutes(given: Notes) -> None:
+    for stand_in, original, handler, fold in given.substituted:
+        if id(stand_in) not in _told:
+            register: Any = torch._dynamo.decorators.substitute_in_graph(
+                original, can_constant_fold_through=fold, skip_signature_check=True
+            )
+            _also(stand_in, register(handler))
+            _told.add(id(stand_in))
+
+
+def _also(stand_in: Any, made: Any) -> None:
+    """`stand_in`, which users call by its name, is traced like `made`, which torch registered for the same handler."""
+    builders = VariableBuilder._id_dispatch()
+    builders[id(stand_in)] = builders[id(made)]
+    trace_rules._polyfilled_function_ids.add(id(stand_in))
+    trace_rules.get_torch_obj_rule_map()[stand_in] = PolyfilledFunctionVariable
+    PolyfilledFunctionVariable._get_polyfill_handlers()[stand_in] = made
+
+
+__all__ = ["tell_tracer"]

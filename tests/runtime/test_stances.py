@@ -1,0 +1,264 @@
+"""Stances against torch.compile's: the same number of compiles call by call, the same results, and the same errors."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch._dynamo.testing import CompileCounter
+
+import precast
+from precast.artifact_store import Store
+from precast.runtime import program, stance
+from precast.runtime.api import site_of
+
+
+@pytest.fixture(autouse=True)
+def _default_stance() -> Any:
+    torch._dynamo.reset()
+    torch._dynamo.eval_frame._EXAMPLE_INPUTS = None
+    yield
+    precast.set_stance("default")
+    torch.compiler.set_stance("default")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(tmp_path)
+
+
+class Counter:
+    """Counts what the compile callable makes."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.frame_count = 0
+
+    def __call__(self, *args: Any) -> Any:
+        self.frame_count += 1
+        return self.inner(*args)
+
+
+@pytest.fixture
+def counter(set_compiler: Callable[[Any], None]) -> Counter:
+    counted = Counter(program._compile_callable())
+    set_compiler(counted)
+    return counted
+
+
+def body(x: torch.Tensor) -> torch.Tensor:
+    return x.cos() * 2
+
+
+SIZES = {"same": (3, 3, 3, 3), "two": (3, 5, 3, 5)}
+
+
+def run(stance_of: Any, compiled: Any, counted: Any, sizes: tuple[int, ...], name: str) -> list[Any]:
+    """The number of compiles so far after each call, or the class of the error."""
+    seen: list[Any] = []
+    for size in sizes:
+        x = torch.randn(size)
+        try:
+            with stance_of(name):
+                torch.testing.assert_close(compiled(x), body(x))
+            seen.append(counted.frame_count)
+        except RuntimeError:
+            seen.append("RuntimeError")
+    return seen
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("name", stance.STANCES)
+def test_compiles_call_by_call(name: str, sizes: str, store: Store, counter: Counter) -> None:
+    theirs = CompileCounter()
+    # torch keeps what it ran first under aot_eager_then_compile, and never compiles for a call like it; precast does as torch's page says
+    known = "eager_then_compile" if name == "aot_eager_then_compile" else name
+    expected = run(torch.compiler.set_stance, torch.compile(body, backend=theirs, dynamic=False), theirs, SIZES[sizes], known)
+    found = run(precast.set_stance, precast.compile(body, store=store, dynamic=False), counter, SIZES[sizes], name)
+    assert found == expected
+
+
+def test_cached_code_is_used_or_not(store: Store, counter: Counter) -> None:
+    f = precast.compile(body, store=store, dynamic=False)
+    x, y = torch.randn(4), torch.randn(6)
+    for _ in range(6):
+        f(x)
+    ours = site_of(f).programs[0]
+    for name, value, raises in (
+        ("eager_on_recompile", x, False),
+        ("eager_on_recompile", y, False),
+        ("fail_on_recompile", x, False),
+        ("fail_on_recompile", y, True),
+        ("force_eager", y, False),
+        ("force_eager", x, False),
+    ):
+        with precast.set_stance(name):
+            if raises:
+                with pytest.raises(precast.RecompileForbidden, match="would compile for this call.*\n"):
+                    f(value)
+            else:
+                torch.testing.assert_close(f(value), body(value))
+    assert counter.frame_count == 1 and len(ours.variants) == 1
+    f(y)
+    assert counter.frame_count == 2
+
+
+def test_force_eager_runs_the_original_and_reset_forgets_the_first_call(store: Store, counter: Counter) -> None:
+    calls = []
+
+    def noting(x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            calls.append(len(x))
+        return x + 1
+
+    f = precast.compile(noting, store=store)
+    with precast.set_stance("eager_then_compile"):
+        f(torch.zeros(2))
+        f(torch.zeros(2))
+        assert calls == [2] and counter.frame_count == 1
+        precast.reset()
+        f(torch.zeros(2))
+        assert calls == [2] and counter.frame_count == 1, "the store still has it: no miss"
+    with precast.set_stance("force_eager"):
+        f(torch.zeros(3))
+    assert calls == [2, 3]
+    precast.reset()
+    with precast.set_stance("eager_then_compile"):
+        f(torch.zeros(4))
+    assert calls == [2, 3, 4], "after a reset the first miss is the first again"
+
+
+def test_as_function_context_manager_and_decorator(store: Store) -> None:
+    precast.set_stance("force_eager")
+    assert stance.current() == "force_eager"
+    with precast.set_stance("eager_on_recompile"):
+        assert stance.current() == "eager_on_recompile"
+        with precast.set_stance("fail_on_recompile"):
+            assert stance.current() == "fail_on_recompile"
+        assert stance.current() == "eager_on_recompile"
+    assert stance.current() == "force_eager"
+    precast.set_stance()
+    assert stance.current() == "default"
+
+    @precast.set_stance("force_eager")
+    def decorated(n: int) -> str:
+        return stance.current() if n == 0 else decorated(n - 1)
+
+    @precast.set_stance("force_eager")
+    def steps() -> Any:
+        yield stance.current()
+        yield stance.current()
+
+    assert stance.current() == "default"
+    assert decorated(3) == "force_eager" and decorated.__name__ == "decorated"
+    assert stance.current() == "default"
+    generator = steps()
+    assert next(generator) == "force_eager" and stance.current() == "default" and next(generator) == "force_eager"
+    with pytest.raises(ZeroDivisionError), precast.set_stance("force_eager"):
+        raise ZeroDivisionError
+    assert stance.current() == "default"
+
+
+def test_unknown_stances(store: Store) -> None:
+    with pytest.raises(precast.OptionError, match="unknown stance 'lazy'") as caught:
+        precast.set_stance("lazy")
+    assert isinstance(caught.value, RuntimeError), "torch raises RuntimeError, at the next call"
+    assert stance.current() == "default"
+
+
+def sets_it(set_stance: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        set_stance("force_eager")
+        return y * 2
+
+    return program
+
+
+def test_inside_a_compiled_program_it_raises(store: Store) -> None:
+    x = torch.randn(3)
+    with pytest.raises(AssertionError, match="forbidden") as theirs:
+        torch.compile(sets_it(torch.compiler.set_stance), backend="eager")(x)
+    with pytest.raises(theirs.type, match="forbidden"):
+        precast.compile(sets_it(precast.set_stance), store=store)(x)
+    with pytest.raises(theirs.type, match="forbidden"):
+        torch.compile(sets_it(precast.set_stance), backend="eager")(x)
+    assert stance.current() == "default"
+
+
+class Stream:
+    """Calls `set_stance` when it is printed to: no tracer looks there."""
+
+    def __init__(self, set_stance: Any) -> None:
+        self.set_stance = set_stance
+
+    def write(self, text: str) -> None:
+        self.set_stance("force_eager")
+
+
+def test_in_what_a_compiled_program_calls_it_raises(store: Store) -> None:
+    def program(x: torch.Tensor, stream: Any) -> torch.Tensor:
+        y = x + 1
+        print("printed", file=stream)
+        return y * 2
+
+    x = torch.randn(3)
+    with pytest.raises(RuntimeError, match="attempted to set_stance in a") as theirs:
+        torch.compile(program, backend="eager")(x, Stream(torch.compiler.set_stance))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(theirs.type, match="attempted to set_stance in a"):
+            precast.compile(program, store=store)(x, Stream(precast.set_stance))
+    assert stance.current() == "default"
+    program(x, Stream(precast.set_stance))
+    assert stance.current() == "force_eager", "outside it is allowed"
+
+
+def test_below_disable_it_is_allowed(store: Store) -> None:
+    @precast.disable
+    def allowed() -> None:
+        precast.set_stance("default")
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        allowed()
+        return y * 2
+
+    x = torch.randn(3)
+    torch.testing.assert_close(torch.compile(program, backend="eager")(x), program(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.testing.assert_close(precast.compile(program, store=store)(x), program(x))
+
+
+CHILD = """
+import sys, torch, precast
+from precast.runtime import stance
+def f(x): return x.sin() + 1
+x = torch.randn(3)
+with torch.no_grad():
+    for name in stance.STANCES:
+        with precast.set_stance(name):
+            served = precast.compile(f, store=sys.argv[1])
+            try:
+                torch.testing.assert_close(served(x), f(x))
+            except precast.RecompileForbidden:
+                print("forbidden", end=" ")
+print(stance.current(), sorted(n for n in sys.modules if n == "torch._dynamo"))
+"""
+
+
+def test_precast_disable_in_the_environment(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, tmp_path], env={**os.environ, "PRECAST_DISABLE": "1"}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "force_eager []"
+    assert not list(tmp_path.rglob("*.msgpack"))
