@@ -1,4 +1,4 @@
-"""Directives on functions, with torch's meaning and without its tracer: disable, allow_in_graph, substitute_in_graph, assume_constant_result.
+"""Directives on functions (`disable`, `allow_in_graph` and the like), with torch's meaning and without its tracer.
 
 torch's own import the tracer when they are called. These set the same attributes, which the tracer reads when it is there one day, or keep
 a note in `notes`, which `capture` hands to the tracer before it traces. A tracer that is loaded already is told at once.
@@ -71,7 +71,9 @@ class _Disabling:
         return disable(fn, self.recursive, reason=self.reason)
 
     def __enter__(self) -> None:
-        raise RuntimeError("precast.disable is a decorator, as torch.compiler.disable is; for a block use precast.set_stance('force_eager')")
+        raise RuntimeError(
+            "precast.disable is a decorator, as torch.compiler.disable is; for a block use precast.set_stance('force_eager')"
+        )
 
     def __exit__(self, *exc: object) -> None:
         pass
@@ -105,7 +107,10 @@ def _passing(fn: Callable[..., Any]) -> Any:
     def disabled_itself(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_exporting():
             raise RuntimeError("precast.disable(recursive=False) is not supported with torch.export")
-        return fn(*args, **kwargs)
+        tracer = sys.modules.get("torch._dynamo.external_utils")
+        if tracer is None:
+            return fn(*args, **kwargs)
+        return tracer.get_nonrecursive_disable_wrapper(fn)(*args, **kwargs)  # torch.compile knows `fn` by the code of its caller
 
     return disabled_itself
 
@@ -139,7 +144,7 @@ def _disabled_module(module: torch.nn.Module, reason: str | None) -> Any:
 
 
 def allow_in_graph(fn: Any) -> Any:
-    """Let the tracer put calls of `fn` into the graph unread; what `fn` does with tensors is traced from there. Also takes a list of functions.
+    """Let the tracer put calls of `fn` into the graph unread; what `fn` does with tensors is traced from there. A list marks its members.
 
     Guards on what `fn` itself reads (globals, closures) do not exist: it must depend on its arguments only. Raises DirectiveError.
     """
@@ -160,7 +165,9 @@ def assume_constant_result(fn: F) -> F:
     return fn
 
 
-def substitute_in_graph(original_fn: Any, *, can_constant_fold_through: bool = False, skip_signature_check: bool = False) -> Callable[[F], F]:
+def substitute_in_graph(
+    original_fn: Any, *, can_constant_fold_through: bool = False, skip_signature_check: bool = False
+) -> Callable[[F], F]:
     """Decorate a Python function that traced code uses in place of `original_fn`, usually a C function; a direct call runs the original.
 
     can_constant_fold_through: calls with constant arguments may be replaced by their result. Raises DirectiveError where either is no
@@ -205,7 +212,7 @@ def _check_signature(original: Any, handler: Any) -> None:
 
 
 def _shape(signature: inspect.Signature) -> tuple[Any, ...]:
-    """What two signatures must share: positional names, keyword-only names, defaults; annotations and the names of `*args` do not matter."""
+    """What two signatures must share: names, kinds and defaults of parameters; annotations and the names of `*args` do not matter."""
     rest = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = [p for p in signature.parameters.values() if p.kind not in rest]
     positional = tuple(p.name for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY)
@@ -218,4 +225,13 @@ for _wrapper in _sample:
     _leave_to_python(_wrapper)
 leaves_region(_sample[0])
 
-__all__ = ["allow_in_graph", "assume_constant_result", "disable", "innermost", "is_compiling", "is_exporting", "notes", "substitute_in_graph"]
+__all__ = [
+    "allow_in_graph",
+    "assume_constant_result",
+    "disable",
+    "innermost",
+    "is_compiling",
+    "is_exporting",
+    "notes",
+    "substitute_in_graph",
+]

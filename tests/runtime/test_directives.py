@@ -182,7 +182,7 @@ def test_substitute_in_graph_of_index_of(store: Store) -> None:
         return x * operator.indexOf(items, 3) + indexOf(items, 2)
 
     @precast.substitute_in_graph(operator.indexOf)
-    def indexOf(a: Any, b: Any, /) -> int:  # noqa: N802 - the name of the original
+    def indexOf(a: Any, b: Any, /) -> int:
         for i, item in enumerate(a):
             if item is b or item == b:
                 return i
