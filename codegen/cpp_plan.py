@@ -196,11 +196,15 @@ def _free(reduce: Reduce, axes: Sequence[Axis], facts: Facts) -> frozenset[Axis]
 
 
 def _hoisted(axes: tuple[Axis, ...], stores: Sequence[Store], facts: Facts) -> list[Reduce]:
-    """Reductions worth a loop of their own before the final one: long, or invariant in some of the axes; operands first."""
+    """Reductions worth a loop of their own before the final one: long, or invariant in some of the axes; operands first.
+
+    One that differs along a scanned axis stays where it is: that axis runs in the final loop, which carries the scan's state.
+    """
     symbols = {a.symbol for a in axes}
     found: dict[int, Reduce] = {}
     bound_somewhere: set[sympy.Symbol] = set()
     nodes = list(walk(*(root for s in stores for root in store_roots(s))))
+    scanned = {node.axis.symbol for node in nodes if isinstance(node, Scan)}
     for node in nodes:
         if isinstance(node, Reduce):
             bound_somewhere |= {a.symbol for a in node.axes}
@@ -210,6 +214,8 @@ def _hoisted(axes: tuple[Axis, ...], stores: Sequence[Store], facts: Facts) -> l
         deps = facts.deps(node)
         if deps & (bound_somewhere - symbols):
             continue  # lives inside another reduction
+        if deps & scanned:
+            continue
         points = static_product(a.extent for a in node.axes)
         if deps >= symbols and points is not None and points <= UNROLL_LIMIT:
             continue

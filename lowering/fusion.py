@@ -137,7 +137,7 @@ def _why_not(state: Fusion, facts: KernelFacts, a: Group, b: Group, survivors: l
         return "the kernel would use too many buffers at once"
     if a.overwrites & (b.loads | b.overwrites) or b.overwrites & a.loads:
         return "one overwrites a buffer that the other reads, so their order must stay"
-    if a.opaque:
+    if a.scanned:
         return "it holds a scan, which runs along an axis of its own kernel"
     if _path_between(state, state.owner[min(a.members)], state.owner[max(b.members)]):
         return "a step between them needs the first one's result"
@@ -219,7 +219,7 @@ def _horizontal(state: Fusion, facts: KernelFacts) -> None:
     by_space: dict[tuple[object, ...], list[int]] = {}
     for position in sorted(state.groups):
         group = state.groups[position]
-        if not group.opaque:
+        if not group.scanned:
             by_space.setdefault(group.space, []).append(position)
     for positions in by_space.values():
         chosen: list[int] = []

@@ -41,7 +41,7 @@ class Group:
     levels: frozenset[Symbols]  # sets of axes at which reductions are computed or shorter stores made: nested, outermost first
     costs: dict[str, int]
     reducing: bool
-    opaque: bool  # holds a scan: never merged sideways or as a producer
+    scanned: Symbols  # axes along which a scan runs: such a group is never merged sideways or as a producer
 
     @property
     def points(self) -> int:
@@ -85,7 +85,7 @@ def single(position: int, kernel: Kernel, facts: KernelFacts) -> Group:
         frozenset(levels),
         {s.buffer: cost_of(s.value) for s in kernel.stores},
         bool(levels),
-        any(isinstance(v, Scan) for v in values),
+        frozenset(v.axis.symbol for v in values if isinstance(v, Scan)),
     )
 
 
@@ -292,13 +292,15 @@ def _union_of(a: Group, b: Group, axes: tuple[Axis, ...], places: dict[int, Plac
         frozenset(levels),
         {**a.costs, **costs},
         a.reducing or b.reducing,
-        a.opaque or b.opaque,
+        b.scanned,
     )
 
 
 def ordered(facts: KernelFacts, group: Group) -> Group | str:
     """The group with its axes ordered so that each level is a prefix, or why that is not wanted."""
     everything = group.symbols
+    if group.reducing and any(level & group.scanned and level != everything for level in group.levels):
+        return "its reductions would have to be computed again at each step of a scan"
     levels = sorted({level for level in group.levels if level != everything}, key=len)
     for outer, inner in zip(levels, levels[1:], strict=False):
         if not outer <= inner:

@@ -214,6 +214,11 @@ def _scans(table: Table) -> None:
     table.add("logcumsumexp", lambda x: torch.logcumsumexp(x, 1), _x(4, 9), (F32,), ulps=32)
     table.add("cumsum/flipped", lambda x: x.flip(1).cumsum(1).flip(1), _x(3, 7), (F32,))
     table.add("cumsum/of_chain", lambda x: (x.exp() * 0.5).cumsum(-1) / torch.arange(1, 10), _x(4, 9), (F32,))
+    for dim in (0, 1):  # a scan of what a reduction along the same or another axis made
+        table.add(f"cumsum/of_layer_norm/{dim}", lambda x, d=dim: F.layer_norm(x, (9,)).cumsum(d), _x(4, 9), (F32,), factor=4)
+        table.add(f"cumsum/of_softmax/{dim}", lambda x, d=dim: x.softmax(1).cumsum(d), _x(4, 9), (F32,), factor=4)
+        table.add(f"cumsum/of_sum/{dim}", lambda x, d=dim: x.sum(1).cumsum(d), _x(5, 70, 6), (F32,), factor=4)
+        table.add(f"cummax/of_norm/{dim}", lambda x, d=dim: torch.cummax(x / x.norm(dim=0), d)[0], _x(40, 30), (F32,), factor=4)
     table.add("mask_positions", lambda m: (m.cumsum(1) * m).long() + 1, lambda s: (s.t(3, 9, dtype=BOOL).int(),), (I32,))
     table.add("diff", lambda x: torch.diff(x, dim=1), _x(4, 9), (F32, I64))
     table.add("trapezoid", lambda x: torch.trapezoid(x, dim=1), _x(4, 9), (F32,))
