@@ -11,11 +11,13 @@ import sympy
 from precast.codegen.choices import POST_OPS, WEIGHT_LIMIT, Chooser, conv_candidates, conv_key, gemm_candidates, gemm_key
 from precast.codegen.cpp_attention import attention_fits
 from precast.codegen.epilogue import epilogue_kernel, gemm_kernel
+from precast.codegen.winograd import Shape, winograd_candidates, winograd_shape
 from precast.lowering.ir import Attention, Buffer, Conv, Extern, Gemm, Kernel, Program, Size, Step, View
 
-How = Literal["onednn", "aten", "flash", "generated", "linear", "parts"]
+How = Literal["onednn", "aten", "flash", "generated", "linear", "parts", "winograd"]
 """`linear`: a 1x1 convolution over channels-last data as one oneDNN product, which reads the ordinary weight without reordering it.
-`parts`: a product with a very large result, column block by column block into memory of ours (see `PART`)."""
+`parts`: a product with a very large result, column block by column block into memory of ours (see `PART`).
+`winograd`: a 3x3 convolution by our own code (`codegen/winograd.py`), with a prepared weight only."""
 
 TINY = 8_192
 """Multiplications up to which a generated loop beats any library call (a call costs about 1.5 us)."""
@@ -37,9 +39,11 @@ class LibraryCall:
 
 @dataclass(frozen=True)
 class Pack:
-    """A copy of a weight in oneDNN's own layout, made once per binding of the weights, for `step`."""
+    """A copy of a weight in its library's own layout, made once per binding of the weights, for `step`."""
 
     step: Gemm | Conv
+    winograd: Shape | None = None
+    """Sizes, where the copy is the transformed weight of a Winograd convolution instead."""
 
 
 LARGE = 32 << 20
@@ -65,11 +69,12 @@ RunStep = Kernel | Extern | LibraryCall
 
 
 def expand(
-    program: Program, steps: Sequence[Step], chooser: Chooser, prefix: str = "library", weights: Collection[str] = ()
+    program: Program, steps: Sequence[Step], chooser: Chooser, prefix: str = "library", weights: Collection[str] = (), lanes: int = 1
 ) -> list[RunStep]:
     """Replaces every library step by its chosen implementation and, where that lacks the epilogue, a kernel.
 
     `weights` are the buffers of which packed copies will be made: calls that read them are measured with such copies.
+    `lanes` is the number of f32 in the target's vectors.
     """
     buffers = {b.name: b for b in program.buffers}
     result: list[RunStep] = []
@@ -79,7 +84,7 @@ def expand(
             case Gemm():
                 result += _gemm(step, name, buffers, chooser, step.b.buffer in weights)
             case Conv():
-                result += _conv(step, name, buffers, chooser, step.weight.buffer in weights)
+                result += _conv(step, name, buffers, chooser, step.weight.buffer in weights, lanes)
             case Attention():
                 result.append(_attention(step, buffers))
             case _:
@@ -87,20 +92,28 @@ def expand(
     return result
 
 
-def pack_weights(steps: Sequence[RunStep], weights: frozenset[str]) -> tuple[list[RunStep], list[Pack]]:
-    """Lets oneDNN calls read packed copies of `weights`; the copies asked for, in the order of their numbers."""
+def pack_weights(
+    steps: Sequence[RunStep], weights: frozenset[str], buffers: Mapping[str, Buffer], lanes: int = 1
+) -> tuple[list[RunStep], list[Pack]]:
+    """Lets library calls read packed copies of `weights`; the copies asked for, in the order of their numbers."""
     packs: list[Pack] = []
     result: list[RunStep] = []
     for step in steps:
-        if isinstance(step, LibraryCall) and step.how in ("onednn", "linear", "parts") and isinstance(step.step, Gemm | Conv):
+        if isinstance(step, LibraryCall) and step.how in ("onednn", "linear", "parts", "winograd") and isinstance(step.step, Gemm | Conv):
             call = step.step
             weight, data = (call.b, call.a) if isinstance(call, Gemm) else (call.weight, call.x)
             if weight.buffer in weights and known(*weight.size, *data.size):
                 packed = len(packs)
-                packs += [Pack(part) for _, part in gemm_parts(call)] if step.how == "parts" and isinstance(call, Gemm) else [Pack(call)]
+                packs += _packs(step, call, buffers, lanes)
                 step = replace(step, packed=packed)
         result.append(step)
     return result, packs
+
+
+def _packs(step: LibraryCall, call: Gemm | Conv, buffers: Mapping[str, Buffer], lanes: int) -> list[Pack]:
+    if step.how == "winograd" and isinstance(call, Conv):
+        return [Pack(call, winograd_shape(call, buffers, lanes))]
+    return [Pack(part) for _, part in gemm_parts(call)] if step.how == "parts" and isinstance(call, Gemm) else [Pack(call)]
 
 
 def known(*sizes: Size) -> bool:
@@ -181,8 +194,13 @@ def _pointwise_conv(step: Conv, buffers: Mapping[str, Buffer]) -> Gemm | None:
     return Gemm(x, weight, step.bias, step.out, step.activation, step.activation_args, residual)
 
 
-def _conv(step: Conv, name: str, buffers: Mapping[str, Buffer], chooser: Chooser, packed: bool) -> list[RunStep]:
+def _conv(step: Conv, name: str, buffers: Mapping[str, Buffer], chooser: Chooser, packed: bool, lanes: int) -> list[RunStep]:
     dtype = buffers[step.out].dtype.value
+    shape = winograd_shape(step, buffers, lanes) if packed else None
+    if shape is not None:
+        key = f"{conv_key(step, buffers)} padding{list(step.padding)} packed"
+        if chooser.pick(key, winograd_candidates(step, shape, buffers), "winograd" if shape.pays else "onednn") == "winograd":
+            return [LibraryCall(step, "winograd")]
     if dtype in ("f32", "bf16") and not step.transposed and len(step.x.size) in (4, 5):
         product = _pointwise_conv(step, buffers)
         key = conv_key(step, buffers) + (" packed" if packed else "")

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from precast.codegen.choices import POST_OPS
-from precast.codegen.expand import LibraryCall, gemm_parts
+from precast.codegen.expand import LibraryCall, Pack, gemm_parts
 from precast.codegen.host_dispatch import BUILD_VERSION
-from precast.lowering.ir import Attention, Buffer, Conv, Gemm, Size, View
+from precast.codegen.host_shims import DTYPE_CODES
+from precast.codegen.winograd import Shape
+from precast.lowering.ir import Attention, Buffer, Conv, DType, Gemm, Size, View
 
 
 class Writer(Protocol):
@@ -32,7 +34,7 @@ class Writer(Protocol):
 
 def writes_in_place(call: LibraryCall) -> bool:
     """Whether the call writes memory that the host program supplies (`out=`); others return a tensor of their own."""
-    return call.how in ("generated", "parts") or call.how == "aten" and isinstance(call.step, Gemm)
+    return call.how in ("generated", "parts", "winograd") or call.how == "aten" and isinstance(call.step, Gemm)
 
 
 def emit_library(writer: Writer, call: LibraryCall, label: str) -> None:
@@ -44,6 +46,8 @@ def emit_library(writer: Writer, call: LibraryCall, label: str) -> None:
             _gemm_in_parts(writer, step, call.packed, label)
         case Gemm() as step:
             _aten_gemm(writer, step, label)
+        case Conv() as step if call.how == "winograd":
+            _winograd(writer, step, call.packed, label)
         case Conv() as step:
             _conv(writer, step, call, label)
         case Attention() as step if call.how == "generated":
@@ -78,9 +82,13 @@ def _packed(number: int) -> str:
     return f"prepared->packed[{number}]"
 
 
-def emit_pack(writer: Writer, number: int, step: Gemm | Conv, label: str) -> None:
+def emit_pack(writer: Writer, number: int, pack: Pack, label: str) -> None:
     """Writes the C++ that makes packed weight `number`, in the prepare function."""
+    step = pack.step
     weight = weight_view(step)
+    if pack.winograd is not None:
+        _transformed_weight(writer, number, weight, pack.winograd, label)
+        return
     writer.add("{")
     writer.add("void* handle = 0;")
     writer.call("aoti_torch_new_tensor_handle", f"{writer.view_handle(weight, label)}, &handle", label)
@@ -199,11 +207,40 @@ def _conv(writer: Writer, step: Conv, chosen: LibraryCall, label: str) -> None:
     writer.settle(step.out, target, label)
 
 
-def _own_attention(writer: Writer, step: Attention) -> None:
-    def place(view: View | None) -> str:
-        return "0" if view is None else f"(const float*){writer.pointer(view.buffer)} + {writer.size(view.offset)}"
+def _place(writer: Writer, view: View | None) -> str:
+    return "0" if view is None else f"(const float*){writer.pointer(view.buffer)} + {writer.size(view.offset)}"
 
-    places = ", ".join(place(v) for v in (step.q, step.k, step.v, step.mask))
+
+def _transformed_weight(writer: Writer, number: int, weight: View, shape: Shape, label: str) -> None:
+    writer.add("{ void* data = 0;")
+    size, unit = writer.ints((shape.weight_elements,)), writer.ints((1,))
+    code = DTYPE_CODES[DType.F32]
+    writer.call("aoti_torch_empty_strided", f"1, {size}, {unit}, {code}, 0, 0, &{_packed(number)}", label)
+    writer.call("aoti_torch_get_data_ptr", f"{_packed(number)}, &data", label)
+    writer.add(f"huge_pages(data, {4 * shape.weight_elements});")
+    arguments = f"{_place(writer, weight)}, {writer.ints(weight.stride)}, {shape.channels}, {shape.filters}, (float*)data, threads"
+    writer.add(f"wino::winograd_weights({arguments}); }}")
+
+
+def _winograd(writer: Writer, step: Conv, packed: int | None, label: str) -> None:
+    assert packed is not None
+    _, channels, height, width = step.x.size
+    images, filters = step.x.size[0], step.weight.size[0]
+    places = [_place(writer, v) for v in (step.bias, step.residual)]
+    writer.add("{ void* data = 0;")
+    writer.call("aoti_torch_get_data_ptr", f"{_packed(packed)}, &data", label)
+    operands = f"{_place(writer, step.x)}, (const float*)data, {places[0]}, {places[1]}, (float*){writer.pointer(step.out)}"
+    sizes = ", ".join(str(int(n)) for n in (images, height, width, channels, filters, *step.padding))
+    writer.add(f"if (wino::winograd_conv({operands}, {sizes}, {int(step.activation == 'relu')}, threads)) {{")
+    writer.add('say(error, capacity, "out of memory: a convolution\'s transformed inputs could not be allocated"); return 1; } }')
+    writer.python.append(
+        f"    {step.out} = {step.activation}(winograd({_show(step.x)}, {_show(step.weight)}, {_show(step.bias)}, padding={step.padding})"
+        + (f" + {_show(step.residual)})" if step.residual is not None else ")")
+    )
+
+
+def _own_attention(writer: Writer, step: Attention) -> None:
+    places = ", ".join(_place(writer, v) for v in (step.q, step.k, step.v, step.mask))
     writer.add(f"{writer.functions[id(step)]}({places}, (float*){writer.pointer(step.out)}, threads);")
     writer.python.append(
         f"    {step.out} = attention({_show(step.q)}, {_show(step.k)}, {_show(step.v)}, mask={_show(step.mask)}, causal={step.causal})"

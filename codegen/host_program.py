@@ -287,7 +287,7 @@ class HostWriter:
         self._persistent()
         self._run_steps("prepare step")
         for number, pack in enumerate(self.packs):
-            emit_pack(self, number, pack.step, f"packed weight {number}")
+            emit_pack(self, number, pack, f"packed weight {number}")
         pointers = "".join(f"  void* d{i} = 0;\n" for i in range(len(self.number)))
         total = sum(_padded_bytes(self.buffers[n]) for n in self.program.persistent)
         return PREPARE.format(

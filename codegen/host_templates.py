@@ -2,7 +2,8 @@
 
 HOST_PROLOGUE = r"""
 #define EXPORT extern "C" __attribute__((visibility("default")))
-extern "C" { void* aligned_alloc(__SIZE_TYPE__, __SIZE_TYPE__); void* malloc(__SIZE_TYPE__); void free(void*); int snprintf(char*, __SIZE_TYPE__, const char*, ...);
+extern "C" { void* aligned_alloc(__SIZE_TYPE__, __SIZE_TYPE__); void* malloc(__SIZE_TYPE__); void free(void*);
+             int snprintf(char*, __SIZE_TYPE__, const char*, ...);
              int madvise(void*, __SIZE_TYPE__, int); }
 static void say(char* error, int64_t capacity, const char* text) { if (capacity > 0) snprintf(error, (__SIZE_TYPE__)capacity, "%s", text); }
 static int fail(void* const* table, char* error, int64_t capacity, const char* step) {
@@ -32,9 +33,9 @@ static void huge_pages(void* memory, int64_t bytes) {
   const __UINTPTR_TYPE__ to = ((__UINTPTR_TYPE__)memory + (__UINTPTR_TYPE__)bytes) & ~(huge - 1);
   if (memory && to > from) (void)madvise((void*)from, to - from, 14 /* MADV_HUGEPAGE */);
 }
-/* glibc hands freed blocks back to the kernel from a size on, and each call would meet fresh pages in the results of the libraries. That size
-   follows the largest block that was freed; freeing one just below its limit of 32 MiB has the effect of any large tensor's end. The block
-   is never written. Further blocks then come from memory that `bytes` of huge pages have been asked for. */
+/* glibc hands freed blocks back to the kernel from a size on, and each call would meet fresh pages in the results of the libraries. That
+   size follows the largest block that was freed; freeing one just below its limit of 32 MiB has the effect of any large tensor's end. The
+   block is never written. Further blocks then come from memory of which `bytes` have been asked to be huge pages. */
 static void __attribute__((unused)) keep_blocks(int64_t bytes) {
   static int done;
   if (__atomic_exchange_n(&done, 1, __ATOMIC_RELAXED)) return;

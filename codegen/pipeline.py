@@ -21,6 +21,7 @@ from precast.codegen.expand import LibraryCall, Pack, RunStep, expand, pack_weig
 from precast.codegen.host_program import HostWriter
 from precast.codegen.host_shims import torch_name
 from precast.codegen.toolchain import compile_shared, find_compiler, lanes_of, native_level
+from precast.codegen.winograd import winograd_source
 from precast.lowering.effects import lasting_inputs
 from precast.lowering.ir import Attention, Buffer, Kernel, Program, Size
 
@@ -49,14 +50,17 @@ def compile_program(program: Program, target: str, options: Mapping[str, Any] | 
     buffers = {b.name: b for b in program.buffers}
     chooser = Chooser(tuning=options.get("tuning", {}), measure=bool(options.get("measure", True)) and target == "cpu:native")
     weights = _weights(program, options) if options.get("freeze") else frozenset()
-    steps = expand(program, program.steps, chooser, weights=weights)
+    lanes = lanes_of(target)
+    steps = expand(program, program.steps, chooser, weights=weights, lanes=lanes)
     packs: list[Pack] = []
     if weights:
-        steps, packs = pack_weights(steps, weights)
+        steps, packs = pack_weights(steps, weights, buffers, lanes)
     prepare = expand(program, program.prepare, chooser, "prepare")
     kernels = _render([*steps, *prepare], buffers)
     functions, attention_source = _attention_functions(steps, buffers, target)
     kernel_source = "".join({k.name: k.source for k in kernels.values()}.values()) + attention_source
+    if any(pack.winograd for pack in packs):
+        kernel_source += winograd_source(lanes)
     host = HostWriter(program, steps, kernels, functions)
     host_source = host.source(packs, prepare)
     rendered = time.perf_counter()
