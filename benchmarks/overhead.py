@@ -90,17 +90,17 @@ def precast_call(model: torch.nn.Module, ids: torch.Tensor) -> tuple[Call, int]:
     from dataclasses import replace
 
     import precast
-    from precast import driver
+    from precast import graph_build
 
     inputs = 0
-    real = driver.compile_program
+    real = graph_build.compile_program
 
     def stubbed(program: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal inputs
         inputs = len(program.inputs)
         return replace(real(program, *args, **kwargs), library=stub_library((1, 8, 1000)))
 
-    driver.compile_program = stubbed
+    graph_build.compile_program = stubbed
     with tempfile.TemporaryDirectory() as store:
         compiled = precast.compile(model, store=store)
         compiled(input_ids=ids)

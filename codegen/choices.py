@@ -47,6 +47,8 @@ def cpu_model() -> str:
 
 BUDGET_S = 0.4
 """Seconds of measuring per graph: library calls met after that take the default, which seldom loses by much."""
+THOROUGH = (0.2, 40)
+"""Seconds and rounds at most for one library call when every one is measured."""
 MARGIN = 0.95
 """What the time of another candidate must be below, as a part of the default's, to win: less is noise."""
 
@@ -58,21 +60,30 @@ def tuning_name() -> str:
 
 @dataclass
 class Chooser:
-    """Answers "which implementation", from given tuning records, this process's memory, or a short measurement."""
+    """Answers "which implementation", from given tuning records, this process's memory, or a short measurement.
+
+    `thorough`: measures each call anew, with more rounds, and never runs out of time.
+    """
 
     tuning: Mapping[str, Record] = field(default_factory=dict)
     measure: bool = True
+    thorough: bool = False
     used: dict[str, Record] = field(default_factory=dict)
     spent_s: float = 0.0
+
+    def worth_it(self, elements: int) -> bool:
+        """Whether a product with a weight of so many elements is to be measured."""
+        return self.thorough or elements <= WEIGHT_LIMIT
 
     def pick(self, key: str, candidates: Candidates, default: str) -> str:
         """The fastest of `candidates`; `default` without measuring, or where no other is faster by a margin."""
         full = f"{key} | {cpu_model()} | threads {torch.get_num_threads()} | torch {torch.__version__.split('+')[0]}"
-        record = self.tuning.get(full) or _memory.get(full)
-        if record is None and self.measure and self.spent_s < BUDGET_S:
+        thorough = self.thorough and self.measure
+        record = self.used.get(full) if thorough else self.tuning.get(full) or _memory.get(full)
+        if record is None and self.measure and (thorough or self.spent_s < BUDGET_S):
             began = time.perf_counter()
             calls = candidates()
-            record = decide(race(calls), default)
+            record = decide(race(calls, *THOROUGH) if thorough else race(calls), default)
             self.spent_s += time.perf_counter() - began
             _memory[full] = record
         if record is None:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import sympy
 
-from precast.codegen.choices import POST_OPS, WEIGHT_LIMIT, Chooser, conv_candidates, conv_key, gemm_candidates, gemm_key
+from precast.codegen.choices import POST_OPS, Chooser, conv_candidates, conv_key, gemm_candidates, gemm_key
 from precast.codegen.cpp_attention import attention_fits
 from precast.codegen.epilogue import epilogue_kernel, gemm_kernel
 from precast.codegen.winograd import Shape, winograd_candidates, winograd_shape
@@ -135,7 +135,7 @@ def _gemm(step: Gemm, name: str, buffers: Mapping[str, Buffer], chooser: Chooser
             return [gemm_kernel(name, step, buffers)]
     if len(step.a.size) == 2 and dtype in ("f32", "bf16") and (step.bias is None or step.bias.stride == (1,)):
         how = "onednn"
-        if known(*sizes) and int(step.b.size[0]) * int(step.b.size[1]) <= WEIGHT_LIMIT:
+        if known(*sizes) and chooser.worth_it(int(step.b.size[0]) * int(step.b.size[1])):
             key = gemm_key(step, buffers) + (" packed" if packed else "")
             how = chooser.pick(key, gemm_candidates(step, buffers, packed), "onednn")
         if how == "onednn":

@@ -48,7 +48,8 @@ def compile_program(program: Program, target: str, options: Mapping[str, Any] | 
     options = options or {}
     began = time.perf_counter()
     buffers = {b.name: b for b in program.buffers}
-    chooser = Chooser(tuning=options.get("tuning", {}), measure=bool(options.get("measure", True)) and target == "cpu:native")
+    measure = bool(options.get("measure", True)) and target == "cpu:native"
+    chooser = Chooser(options.get("tuning", {}), measure, thorough=bool(options.get("max_autotune")))
     weights = _weights(program, options) if options.get("freeze") else frozenset()
     lanes = lanes_of(target)
     steps = expand(program, program.steps, chooser, weights=weights, lanes=lanes)

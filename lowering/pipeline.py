@@ -30,9 +30,10 @@ Pass = Callable[[Program], Program]
 
 def passes(target: str, options: Mapping[str, Any]) -> list[tuple[str, Pass]]:
     """The passes in order, by name. `target` as in `cpu:x86-64-v3`; `options["freeze"]` allows copies of weights, which are
-    the inputs that `options["bound"]` names (default: every input).
+    the inputs that `options["bound"]` names (default: every input); `options["epilogue_fusion"]` is on unless it is False.
     """
     freeze, bound = bool(options.get("freeze")), options.get("bound")
+    epilogues = options.get("epilogue_fusion", True)
     return [
         ("simplify", simplify),
         ("fold constants", fold_constants),
@@ -41,7 +42,7 @@ def passes(target: str, options: Mapping[str, Any]) -> list[tuple[str, Pass]]:
         ("fold batch norm", fold_batch_norm(freeze, bound)),
         ("merge products", merge_gemms(freeze, bound)),
         ("forward copies", forward_copies),
-        ("epilogues", attach_epilogues),
+        ("epilogues", attach_epilogues if epilogues else unchanged),
         ("channels last", channels_last if target.startswith("cpu") else unchanged),
         ("fuse", fuse),
         ("split axes", split_axes),
@@ -66,7 +67,7 @@ def name_kernels(program: Program) -> Program:
 
 
 def unchanged(program: Program) -> Program:
-    """Stands for a pass that this target does not want."""
+    """Stands for a pass that this target, or an option, does not want."""
     return program
 
 

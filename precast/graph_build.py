@@ -105,7 +105,7 @@ def _keep_tuning(store: Store, name: str, found: Mapping[str, Any]) -> None:
     if store.readonly:
         return
     known = dict((store.record("tuning", name) or {}).get("choices", {}))
-    if all(key in known for key in found):
+    if all(known.get(key) == found[key] for key in found):
         return
     try:
         store.put_record("tuning", name, {"choices": dict(sorted({**known, **found}.items()))})

@@ -33,6 +33,11 @@ def python_minor() -> str:
 
 def why_not(manifest: Manifest, program: Program) -> str:
     """Why `manifest` cannot serve `program` on this machine, or an empty string."""
+    return why_unfit(manifest) or changed_code(manifest.digests, program.code)
+
+
+def why_unfit(manifest: Manifest) -> str:
+    """Why `manifest` cannot run on this machine, with these versions, or an empty string."""
     versions = manifest.versions
     if rank(manifest.target) is None:
         return f"it was compiled for {manifest.target}, which this machine does not run"
@@ -42,4 +47,4 @@ def why_not(manifest: Manifest, program: Program) -> str:
         return f"its bytecode is for Python {versions.python}, and this is Python {python_minor()}"
     if versions.lowering != LOWERING_VERSION:
         return f"it was made by lowering version {versions.lowering}, and this precast has {LOWERING_VERSION}"
-    return changed_code(manifest.digests, program.code)
+    return ""

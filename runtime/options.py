@@ -12,7 +12,9 @@ from precast.runtime.errors import OptionError
 
 @dataclass(frozen=True)
 class Option:
-    """`changes_key`: whether the value can change the compiled code, and so belongs to the program key."""
+    """`changes_key`: whether the value can change the compiled code, and so belongs to the program key. `instead`: for what concerns
+    tracing, guards or weights, how to say the same to torch.compile(backend="precast"), where torch owns these.
+    """
 
     name: str
     type: type
@@ -20,6 +22,7 @@ class Option:
     doc: str
     changes_key: bool = True
     choices: tuple[Any, ...] = ()
+    instead: str = ""
 
 
 _TABLE = (
@@ -29,12 +32,54 @@ _TABLE = (
         False,
         "Keep packed, fused or folded copies of weights, redone when a weight's storage or version changes. "
         "Writes through `.data` (`p.data.add_()`) change neither and cannot be seen: call `precast.reset()` after them.",
+        instead="use precast.compile: torch's guards do not say that a weight has changed",
     ),
-    Option("fullgraph", bool, False, "Raise instead of running eagerly when the program cannot be captured as one graph."),
-    Option("dynamic", str, "auto", "Dynamic shapes: 'no', 'yes', or 'auto' (static first).", choices=("auto", "no", "yes")),
+    Option(
+        "fullgraph",
+        bool,
+        False,
+        "Raise instead of running eagerly when the program cannot be captured as one graph.",
+        instead="torch.compile(fullgraph=True)",
+    ),
+    Option(
+        "dynamic",
+        str,
+        "auto",
+        "Dynamic shapes: 'no', 'yes', or 'auto' (static first).",
+        choices=("auto", "no", "yes"),
+        instead="torch.compile(dynamic=...)",
+    ),
+    Option(
+        "epilogue_fusion",
+        bool,
+        True,
+        "Let matrix products and convolutions take over the bias, activation and residual that follow them. False keeps these in kernels "
+        "of their own.",
+    ),
+    Option(
+        "max_autotune",
+        bool,
+        False,
+        "Measure every library call that has more than one implementation, for as long as it takes and whatever was measured before. "
+        "False: within 0.4 s a graph, and records of earlier measurements are reused.",
+    ),
     Option("target", str, "cpu:native", "What to compile for: cpu:native, cpu:x86-64-v3, cpu:x86-64-v4."),
-    Option("recompile_limit", int, 8, "Variants compiled for one frame in one process before it runs eagerly.", changes_key=False),
-    Option("accumulated_recompile_limit", int, 256, "Compiles of one program in one process before it runs eagerly.", changes_key=False),
+    Option(
+        "recompile_limit",
+        int,
+        8,
+        "Variants compiled for one frame in one process before it runs eagerly.",
+        changes_key=False,
+        instead="torch._dynamo.config.recompile_limit",
+    ),
+    Option(
+        "accumulated_recompile_limit",
+        int,
+        256,
+        "Compiles of one program in one process before it runs eagerly.",
+        changes_key=False,
+        instead="torch._dynamo.config.accumulated_recompile_limit",
+    ),
     Option("store_results", bool, True, "Put what is compiled into the store (False: keep it in this process).", changes_key=False),
 )
 OPTIONS = {option.name: option for option in _TABLE}
@@ -42,10 +87,11 @@ OPTIONS = {option.name: option for option in _TABLE}
 MODES: dict[str, dict[str, Any]] = {
     "default": {},
     "reduce-overhead": {},
-    "max-autotune": {},
-    "max-autotune-no-cudagraphs": {},
+    "max-autotune": {"max_autotune": True},
+    "max-autotune-no-cudagraphs": {"max_autotune": True},
 }
-"""Mode name -> the options that it sets. On the CPU the default measures its library choices already."""
+"""Mode name -> the options that it sets. `reduce-overhead` is the default on the CPU: what it adds are CUDA graphs, and a call's overhead is
+a few microseconds already. For the same reason the two `max-autotune` modes are one."""
 
 
 def list_options() -> list[str]:
@@ -91,6 +137,15 @@ def merge_options(mode: str | None = None, options: Mapping[str, Any] | None = N
         if value is not None:
             merged[name] = _checked(_known_option(name), value)
     return merged
+
+
+def graph_options(mode: str | None = None, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """`merge_options` for a graph that torch.compile traces and guards. Raises OptionError also for options that are torch's there."""
+    for name in options or {}:
+        option = _known_option(name)
+        if option.instead:
+            raise OptionError(f'option {name!r} has no meaning in torch.compile(backend="precast"); instead: {option.instead}')
+    return merge_options(mode, options)
 
 
 def _known_option(name: str) -> Option:

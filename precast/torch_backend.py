@@ -1,0 +1,113 @@
+"""torch.compile's own door: `torch.compile(model, backend="precast")`. torch traces and guards; precast lowers, stores and loads.
+
+Found by name through the entry point `torch_dynamo_backends`. A graph's artifact is keyed by its content, so that a fresh process that
+traces the same graph loads what another one compiled. Lowering and code generation are imported on the first miss only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import re
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.fx
+
+from precast.capture.frame import CaptureRefused
+from precast.capture.graph_capture import CapturedGraph, capture_graph
+from precast.lowering.decompositions import DECOMPOSITIONS
+from precast.runtime import stance
+from precast.runtime.api import StoreLike, open_store
+from precast.runtime.errors import InProcess, LoadError, Refused
+from precast.runtime.log import logger
+from precast.runtime.options import graph_options, key_options
+from precast.runtime.program import strict
+from precast.runtime.source import MemoryBlobs
+from precast.runtime.stored_graph import GraphCallable, find_graph, open_graph, prepare_native
+from precast.runtime.targets import resolve
+
+_lock = threading.Lock()
+_warned: set[str] = set()
+_FUNCTION = re.compile(r'^\s*File ".*", line \d+, in (\S+)', re.MULTILINE)
+
+
+def precast_backend(
+    gm: torch.fx.GraphModule,
+    example_inputs: list[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    store: StoreLike = None,
+) -> Callable[..., Any]:
+    """A backend for torch.compile. `mode` and `options` are precast's; those that belong to torch.compile itself are refused by name.
+
+    Where a graph cannot be compiled, or records gradients, it runs as torch traced it, with one warning. Raises OptionError.
+    """
+    merged = graph_options(mode, options)
+    if stance.state.force_eager:
+        return gm.forward
+    name = f"torch.compile:{_function_name(gm)}"
+    original = gm.forward
+    try:
+        captured = capture_graph(gm, example_inputs, DECOMPOSITIONS)
+        if captured is None:
+            return _eager(
+                name,
+                "gradients are being recorded, and precast compiles inference only in this version (call it under torch.no_grad())",
+                original,
+            )
+        return _load_or_compile(name, captured, merged, store)
+    except (CaptureRefused, Refused) as refused:
+        return _eager(name, str(refused), original)
+    except Exception as error:
+        if strict():
+            raise
+        logger("runtime").error("%s: compiling failed", name, exc_info=True)
+        text = f"compiling it failed, which is a bug of precast (PRECAST_STRICT=1 raises it): {type(error).__name__}: {error}"
+        return _eager(name, text[:500], original)
+
+
+def _function_name(gm: torch.fx.GraphModule) -> str:
+    """The user's outermost function in the graph."""
+    for node in gm.graph.nodes:
+        found = _FUNCTION.search(node.stack_trace or "")
+        if found:
+            return found[1]
+    return "graph"
+
+
+def _eager(name: str, reason: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    with _lock:
+        new = reason not in _warned
+        _warned.add(reason)
+    if new:
+        warnings.warn(f"precast: {name} runs as torch traced it: {reason}", stacklevel=2)
+    logger("runtime").info("%s: runs as torch traced it: %s", name, reason)
+    return original
+
+
+def _load_or_compile(name: str, captured: CapturedGraph, options: Mapping[str, Any], where: StoreLike) -> GraphCallable:
+    store = open_store(where)
+    key = f"graph-{hashlib.sha256(repr((captured.identity, sorted(key_options(options).items()))).encode()).hexdigest()[:24]}"
+    found = find_graph(store, key, name)
+    if found is not None:
+        logger("store").info("%s: hit: graph %s", name, key)
+        return found
+    build = importlib.import_module("precast.graph_artifact")
+    native = threading.Thread(target=prepare_native, args=(store,), name="precast-native-build")
+    native.start()
+    try:
+        outcome = build.compile_graph(name, key, captured, options, resolve(options["target"]), store)
+    finally:
+        native.join()
+    try:
+        if isinstance(outcome, InProcess):
+            logger("runtime").info("%s: kept in this process only: %s", name, outcome.reason)
+            return open_graph(outcome.manifest, MemoryBlobs(outcome.blobs))
+        return open_graph(outcome, store)
+    except LoadError as error:
+        raise Refused(f"what was compiled for it cannot be loaded: {error}") from error
