@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from precast.artifact_store.constants import Untaggable, object_name
 from precast.artifact_store.guards import Guard, Path, Predicate, canonical_order
 from precast.artifact_store.records import GraphInput, GraphOutput
 from precast.capture import aot, dynamo
+from precast.capture.backends import run_backend
 from precast.capture.code import digests, frame_record, integers
 from precast.capture.constants import lift_constants
 from precast.capture.decompositions import default_decompositions
@@ -36,11 +37,13 @@ class CaptureOptions:
 
     `one_graph`: refuse what cannot be captured whole; otherwise the frame ends at the first graph break and names what resumes it.
     `free_as_locals`: paths find the contents of the function's free variables among the locals.
+    `backend`: gets Dynamo's graph and its example inputs, in place of precast's own lowering.
     """
 
     decompositions: Mapping[Any, Any] | None = None
     one_graph: bool = True
     free_as_locals: bool = False
+    backend: Callable[..., Any] | None = None
 
 
 def capture(
@@ -81,6 +84,7 @@ class _Capture:
     options: CaptureOptions
     graph: aot.AotGraph | None = None
     needs_grad: bool = False
+    compiled: Callable[..., Any] | None = None
     aliases: dict[str, Path] = field(default_factory=dict)
 
     def run(self) -> CapturedFrame:
@@ -102,7 +106,7 @@ class _Capture:
         translation = translate(dynamo_guards, context)
         unnoticed = unguarded(traced.consumed, dynamo_guards, self.sources)
         if traced.graphargs is None and not self.needs_grad:
-            self.graph = None
+            self.graph = self.compiled = None
         inputs = self._inputs(traced.graphargs or ())
         problems = [*translation.uncacheable, *unnoticed.uncacheable]
         found, missing = digests((self.function, *traced.functions), traced.output.traced_code, self.function.__code__)
@@ -119,7 +123,16 @@ class _Capture:
             guards = [self._with_offset(guard) for guard in guards]
         problems += [f"guard {text} at capture itself" for guard in guards if (text := failure(guard, self.local_values))]
         return CapturedFrame(
-            self.name, canonical_order(guards), tuple(problems), found, record, graph, tuple(inputs), self._outputs(), self.needs_grad
+            self.name,
+            canonical_order(guards),
+            tuple(problems),
+            found,
+            record,
+            graph,
+            tuple(inputs),
+            self._outputs(),
+            self.needs_grad,
+            compiled=self.compiled,
         )
 
     def _with_offset(self, guard: Guard) -> Guard:
@@ -129,6 +142,9 @@ class _Capture:
         return replace(guard, constant={**guard.constant, "offset": self.sources.value(guard.path).storage_offset()})
 
     def _backend(self, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> None:
+        if self.options.backend is not None:
+            self.compiled = run_backend(self.options.backend, gm, example_inputs)
+            return
         table = self.options.decompositions
         self.graph = aot.inference_graph(gm, example_inputs, default_decompositions() if table is None else table)
         self.needs_grad = self.graph is None

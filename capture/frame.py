@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch.fx
 
@@ -46,6 +48,7 @@ class CapturedFrame:
     outputs: tuple[GraphOutput, ...]
     needs_grad: bool = False
     waived: tuple[str, ...] = field(default=())
+    compiled: Callable[..., Any] | None = None  # what another backend made of Dynamo's graph; `graph` is None then
 
     @property
     def guard_hash(self) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from precast.runtime.api import compile, compile_module, explain_miss, load, reset
+    from precast.runtime.backends import list_backends, register_backend
     from precast.runtime.directives import (
         allow_in_graph,
         assume_constant_result,
@@ -43,9 +44,11 @@ _HOMES = {
     "PrecastError": "errors",
     "RecompileForbidden": "errors",
     "describe_options": "options",
+    "list_backends": "backends",
     "list_mode_options": "options",
     "list_options": "options",
     "precompile": "precompile",
+    "register_backend": "backends",
     "set_stance": "stance",
 }
 __all__ = [
@@ -65,10 +68,12 @@ __all__ = [
     "explain_miss",
     "is_compiling",
     "is_exporting",
+    "list_backends",
     "list_mode_options",
     "list_options",
     "load",
     "precompile",
+    "register_backend",
     "reset",
     "set_stance",
     "substitute_in_graph",

@@ -11,6 +11,7 @@ from typing import Any
 
 from precast import __version__
 from precast.artifact_store import BlobSet, GraphRecord, Manifest, Versions
+from precast.backend_variant import backend_variant
 from precast.capture import CapturedFrame, CaptureOptions, CaptureRefused, capture
 from precast.graph_build import GraphRequest, Stopwatch, build_graph, compiler_version
 from precast.lowering.decompositions import DECOMPOSITIONS
@@ -30,6 +31,8 @@ def compile_variant(program: Program, args: tuple[Any, ...], kwargs: Mapping[str
     watch = Stopwatch()
     with watch.stage("capture"):
         frame = _capture(program, args, kwargs)
+    if program.backend is not None:
+        return backend_variant(program, program.backend, frame)
     if frame.needs_grad:
         raise Refused(
             "gradients are being recorded, and precast compiles inference only in this version",
@@ -48,7 +51,8 @@ def compile_variant(program: Program, args: tuple[Any, ...], kwargs: Mapping[str
 def _capture(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CapturedFrame:
     try:
         function, args, kwargs = program.traced(args, kwargs)
-        options = CaptureOptions(DECOMPOSITIONS, one_graph=program.options["fullgraph"], free_as_locals=program.free_as_locals)
+        backend = program.backend.function if program.backend is not None else None
+        options = CaptureOptions(DECOMPOSITIONS, program.options["fullgraph"], program.free_as_locals, backend)
         return capture(function, args, dict(kwargs), name=program.name, options=options)
     except CaptureRefused as refused:
         where = f" (at {refused.where})" if refused.where else ""

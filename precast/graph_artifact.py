@@ -58,4 +58,6 @@ def compile_graph(
         made = manifest({"forward": record}, blobs, evidence)
         logger("compile").info("%s: compiled artifact %s (%s)", name, made.artifact_id[:12], watch)
         stored = options["store_results"] and store.try_put(made, blobs) is not None
-    return made if stored else InProcess(made, blobs, "store_results is off" if not options["store_results"] else "the store cannot be written")
+    if stored:
+        return made
+    return InProcess(made, blobs, "the store cannot be written" if options["store_results"] else "store_results is off")

@@ -35,7 +35,7 @@ _warned: set[str] = set()
 _FUNCTION = re.compile(r'^\s*File ".*", line \d+, in (\S+)', re.MULTILINE)
 
 
-def precast_backend(
+def precast(
     gm: torch.fx.GraphModule,
     example_inputs: list[Any],
     *,

@@ -13,6 +13,7 @@ from precast.artifact_store import Store
 from precast.artifact_store.store import default_root
 from precast.runtime import site as sites
 from precast.runtime import stance
+from precast.runtime.backends import make_backend
 from precast.runtime.directives import innermost
 from precast.runtime.entry import entry_of
 from precast.runtime.errors import OptionError, PrecastError
@@ -43,7 +44,7 @@ def compile(
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    backend: str = "precast",
+    backend: str | Callable[..., Any] = "precast",
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     disable: bool = False,
@@ -53,6 +54,8 @@ def compile(
     """Compile `model` (a function, bound method, `functools.partial` or `nn.Module`) on its first call, or load it from the store.
 
     Without `model`, a decorator with these settings. A module comes back as a module with the same state; a function as a function.
+    `backend`: a name of `list_backends()` or a callable of (graph_module, example_inputs); one other than "precast" gets `mode` and
+    `options` (but for those of dispatch, such as recompile_limit), and what it makes lives in this process only.
     Raises OptionError for unknown options, modes and backends.
     """
     if model is None:
@@ -67,12 +70,11 @@ def compile(
             store=store,
             name=name,
         )
-    if backend != "precast":
-        raise OptionError(f"unknown backend {backend!r}: precast.compile has the backend 'precast'; use torch.compile for others")
-    merged = merge_options(mode, options, fullgraph=fullgraph or None, dynamic=_dynamic(dynamic))
+    other, ours = make_backend(backend, mode, options, dynamic)
+    merged = merge_options(mode if other is None else None, ours, fullgraph=fullgraph or None, dynamic=_dynamic(dynamic))
     if disable:
         return model
-    return compile_with(model, Settings(merged, open_store(store), name))
+    return compile_with(model, Settings(merged, open_store(store), name, backend=other))
 
 
 def _dynamic(dynamic: bool | None) -> str | None:

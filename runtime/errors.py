@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,10 @@ class DirectiveError(PrecastError, TypeError, ValueError, AssertionError):
 
 class RegionError(PrecastError, AssertionError):
     """The compiler was reconfigured (`set_stance`) inside a compiled program."""
+
+
+class BackendError(PrecastError):
+    """A backend other than precast's own raised while it compiled a graph; its error is the cause."""
 
 
 class GuardMiss(PrecastError):
@@ -62,8 +66,12 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class InProcess:
-    """What the compile callable returns for a variant that could not be put into the store: it lives in this process only."""
+    """What the compile callable returns for a variant that could not be put into the store: it lives in this process only.
+
+    `graph`: the compiled graph where another backend made it; it takes all graph inputs in order.
+    """
 
     manifest: Manifest
     blobs: Mapping[str, bytes]
     reason: str = ""
+    graph: Callable[..., Any] | None = None

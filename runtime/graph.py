@@ -125,6 +125,25 @@ def graph_call(library: Library, spec: GraphSpec, bound: Sequence[torch.Tensor])
     return call
 
 
+def bound_call(graph: Callable[..., Any], spec: GraphSpec, bound: Sequence[Any]) -> Callable[..., Any]:
+    """`graph`, which takes every graph input, as a callable of the per-call inputs only."""
+    positions = spec.bound_positions
+    if not positions:
+        return lambda *args: tuple(graph(*args))
+    template: list[Any] = [None] * len(spec.inputs)
+    for position, value in zip(positions, bound, strict=True):
+        template[position] = value
+    given = [(i, item.position) for i, item in enumerate(spec.inputs) if item.position is not None and i not in set(positions)]
+
+    def call(*args: Any) -> tuple[Any, ...]:
+        values = template.copy()
+        for i, position in given:
+            values[i] = args[position]
+        return tuple(graph(*values))
+
+    return call
+
+
 def tensor_handles(tensors: Sequence[torch.Tensor]) -> list[int]:
     """New AtenTensorHandles; the caller deletes them with `delete_handles`."""
     return [new_handle(tensor) for tensor in tensors]

@@ -90,8 +90,8 @@ MODES: dict[str, dict[str, Any]] = {
     "max-autotune": {"max_autotune": True},
     "max-autotune-no-cudagraphs": {"max_autotune": True},
 }
-"""Mode name -> the options that it sets. `reduce-overhead` is the default on the CPU: what it adds are CUDA graphs, and a call's overhead is
-a few microseconds already. For the same reason the two `max-autotune` modes are one."""
+"""Mode name -> the options that it sets. `reduce-overhead` is the default on the CPU: what it adds are CUDA graphs, and
+a call's overhead is a few microseconds already. For the same reason the two `max-autotune` modes are one."""
 
 
 def list_options() -> list[str]:

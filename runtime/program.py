@@ -16,9 +16,10 @@ from precast.artifact_store import Manifest, Store
 from precast.artifact_store.guards import Guard
 from precast.artifact_store.records import FrameRecord
 from precast.runtime import code_digest, skips, stance
+from precast.runtime.backends import Backend
 from precast.runtime.compatibility import why_not
 from precast.runtime.entry import Entry, LocalsOf
-from precast.runtime.errors import GuardMiss, InProcess, LoadError, PrecastError, RecompileForbidden, Refused, RegionError
+from precast.runtime.errors import BackendError, GuardMiss, InProcess, LoadError, PrecastError, RecompileForbidden, Refused, RegionError
 from precast.runtime.frame_code import Resume, build
 from precast.runtime.locks import Lock
 from precast.runtime.log import logger
@@ -56,9 +57,9 @@ def strict() -> bool:
     return os.environ.get("PRECAST_STRICT", "") not in ("", "0")
 
 
-def program_key(name: str, digest: str, options: Mapping[str, Any], label: str | None) -> str:
+def program_key(name: str, digest: str, options: Mapping[str, Any], label: str | None, backend: str = "") -> str:
     """The name of a program's folder in the store: readable, and different whenever what is compiled could differ."""
-    identity = repr((label or name, digest, sorted(key_options(options).items())))
+    identity = repr((label or name, digest, sorted(key_options(options).items()), *((backend,) if backend else ())))
     readable = re.sub(r"[^A-Za-z0-9_]+", ".", label or name.rpartition(":")[2]).strip(".")[:60]
     return f"{readable or 'program'}-{hashlib.sha256(identity.encode()).hexdigest()[:24]}"
 
@@ -77,6 +78,7 @@ class Program:
         label: str | None = None,
         require_hit: bool = False,
         extra_guards: Sequence[Guard] = (),
+        backend: Backend | None = None,
     ) -> None:
         self.entry = entry
         self.function = entry.function
@@ -85,9 +87,10 @@ class Program:
         self.target = resolve(options["target"])
         self.store = store
         self.require_hit = require_hit
+        self.backend = backend
         self.code = self.function.__code__
         self.digest = code_digest.digest(self.code)
-        self.key = program_key(entry.name, self.digest, options, label)
+        self.key = program_key(entry.name, self.digest, options, label, backend.identity if backend is not None else "")
         self.locals_of = LocalsOf(self.function)
         self.variants: list[Variant | EagerVariant] = []
         self.extra_guards = tuple(extra_guards)
@@ -232,9 +235,9 @@ class Program:
         except OSError:
             return None
 
-    def _open(self, manifest: Manifest, source: Any, stored: bool) -> Variant | None:
+    def _open(self, manifest: Manifest, source: Any, stored: bool, graph: Callable[..., Any] | None = None) -> Variant | None:
         try:
-            return Variant(manifest, source, self.entry, self.extra_guards, stored=stored, build_frame=self.build_frame)
+            return Variant(manifest, source, self.entry, self.extra_guards, stored, self.build_frame, graph)
         except (LoadError, ValueError, TypeError, KeyError) as error:
             self._known[manifest.artifact_id] = str(error)
             logger("runtime").warning("miss: %s: artifact %s cannot be used: %s", self.name, manifest.artifact_id[:12], error)
@@ -315,8 +318,8 @@ class Program:
             outcome = _compile_callable()(self, args, kwargs)
         except Refused as refusal:
             return self._refused(refusal, local_values)
-        except RegionError:
-            raise
+        except (RegionError, BackendError):
+            raise  # a backend that failed is the user's choice: as with torch.compile, that is for the user to see
         except Exception as error:
             if self.options["fullgraph"] or strict():
                 raise
@@ -354,7 +357,7 @@ class Program:
         with self._lock:
             if isinstance(outcome, InProcess):
                 logger("runtime").info("%s: kept in this process only: %s", self.name, outcome.reason or "it cannot be stored")
-                variant = self._open(outcome.manifest, MemoryBlobs(outcome.blobs), stored=False)
+                variant = self._open(outcome.manifest, MemoryBlobs(outcome.blobs), stored=False, graph=outcome.graph)
                 artifact_id = outcome.manifest.artifact_id
             else:
                 artifact_id = outcome

@@ -64,7 +64,7 @@ class ResumeProgram(Program):
     """One resume function. Its key follows from the root's and from the code, so that every process and every path to it finds it."""
 
     def __init__(self, root: Program, record: ResumeRecord, code: types.CodeType, entry: Entry, shell: Shell | None) -> None:
-        super().__init__(entry, root.options, root.store, root.name, root.require_hit)
+        super().__init__(entry, root.options, root.store, root.name, root.require_hit, backend=root.backend)
         self.root = root
         self.name = f"{root.name} ({record.name.removeprefix('torch_dynamo_')})"
         self.code = code

@@ -11,6 +11,7 @@ import torch
 
 from precast.artifact_store import Guard, Store
 from precast.runtime import stance
+from precast.runtime.backends import Backend
 from precast.runtime.dispatch import make_dispatcher
 from precast.runtime.entry import Entry, entry_of
 from precast.runtime.module import has_hooks, wrapper_guards
@@ -28,9 +29,10 @@ class Settings:
     store: Store
     label: str | None = None
     require_hit: bool = False
+    backend: Backend | None = None
 
     def program(self, entry: Entry, extra_guards: Sequence[Guard] = ()) -> Program:
-        program = Program(entry, self.options, self.store, self.label, self.require_hit, extra_guards)
+        program = Program(entry, self.options, self.store, self.label, self.require_hit, extra_guards, self.backend)
         Resumes(program)
         return program
 

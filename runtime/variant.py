@@ -18,7 +18,7 @@ from precast.runtime.entry import Entry
 from precast.runtime.errors import LoadError
 from precast.runtime.first_check import LazyChecker
 from precast.runtime.frame_code import FrameCodeError, build
-from precast.runtime.graph import Finish, GraphSpec, graph_call, is_plain, raw_kinds
+from precast.runtime.graph import Finish, GraphSpec, bound_call, graph_call, is_plain, raw_kinds
 from precast.runtime.graph_outputs import graph_outputs
 from precast.runtime.library import Library, load_library
 from precast.runtime.locks import Lock
@@ -81,8 +81,10 @@ class Variant(_Planned):
         extra_guards: Sequence[Guard] = (),
         stored: bool = True,
         build_frame: BuildFrame | None = None,
+        graph: Callable[..., Any] | None = None,
     ) -> None:
         self.stored = stored
+        self._graph = graph
         self.manifest = manifest
         self.artifact_id = manifest.artifact_id
         self.target = manifest.target
@@ -177,7 +179,11 @@ class Variant(_Planned):
 
     def _new_binding(self, bound: tuple[Any, ...]) -> Binding:
         assert self._spec is not None and self._record is not None
-        graph = graph_call(self._library, self._spec, bound) if self._library is not None else no_graph
+        graph = no_graph
+        if self._library is not None:
+            graph = graph_call(self._library, self._spec, bound)
+        elif self._graph is not None:
+            graph = bound_call(self._graph, self._spec, bound)
         try:
             frame = self._build_frame(self._record, graph)
         except FrameCodeError as error:

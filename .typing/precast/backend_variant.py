@@ -1,0 +1,1 @@
+../../precast/backend_variant.py

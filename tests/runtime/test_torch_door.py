@@ -1,0 +1,238 @@
+"""torch.compile(backend="precast"): torch traces and guards, precast lowers, stores and loads; fresh processes hit."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from precast import graph_artifact, torch_backend
+from precast.artifact_store import Store
+
+CHILD = Path(__file__).with_name("torch_door_child.py")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(tmp_path)
+
+
+@pytest.fixture
+def compiles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the graphs that were lowered and compiled, and not loaded."""
+    found: list[str] = []
+    real = graph_artifact.compile_graph
+
+    def counted(name: str, *args: Any) -> Any:
+        found.append(name)
+        return real(name, *args)
+
+    monkeypatch.setattr(graph_artifact, "compile_graph", counted)
+    return found
+
+
+def through(store: Store, **given: Any) -> Callable[..., Any]:
+    return functools.partial(torch_backend.precast, store=store, **given)
+
+
+class Net(torch.nn.Module):
+    """Weights, a mutated buffer, a literal tensor, views and inputs handed back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 6)
+        self.norm = torch.nn.LayerNorm(6)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor, scale: float = 2.0) -> dict[str, Any]:
+        self.calls += 1
+        y = self.norm(torch.nn.functional.gelu(self.linear(x)))
+        return {"y": y * scale + torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]), "turned": y.t(), "view": x[1:], "same": x, "rows": len(x)}
+
+
+def test_outputs_views_mutation_and_constants(store: Store, compiles: list[str]) -> None:
+    model, twin = Net().eval(), Net().eval()
+    twin.load_state_dict(model.state_dict())
+    compiled = torch.compile(model, backend=through(store), fullgraph=True, dynamic=False)
+    for rows in (3, 3, 5, 3):
+        x = torch.randn(rows, 8)
+        got, want = compiled(x), twin(x)
+        for key in ("y", "turned", "view"):
+            torch.testing.assert_close(got[key], want[key])
+            assert got[key].stride() == want[key].stride()
+        assert got["same"] is x and got["rows"] == rows
+        assert got["view"].data_ptr() == x[1:].data_ptr()
+    assert torch.equal(model.calls, twin.calls)
+    assert compiles == ["torch.compile:forward"] * 2
+
+
+def test_graph_breaks_are_torchs_and_each_graph_is_stored(store: Store, compiles: list[str]) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin() + 1
+        if y.sum() > 0:
+            return y * 2
+        return y.cos()
+
+    compiled = torch.compile(function, backend=through(store), dynamic=False)
+    for x in (torch.ones(4), -9 * torch.ones(4), torch.zeros(4)):
+        torch.testing.assert_close(compiled(x), function(x))
+    assert len(store.programs()) == len(compiles) >= 2
+    torch._dynamo.reset()
+    again = torch.compile(function, backend=through(store), dynamic=False)
+    torch.testing.assert_close(again(torch.ones(4)), function(torch.ones(4)))
+    assert len(store.programs()) == len(compiles)
+
+
+@pytest.mark.parametrize(
+    ("other", "hits"),
+    [
+        ("renamed", True),
+        ("other_number", False),
+        ("other_operator", False),
+        ("other_constant", False),
+    ],
+)
+def test_the_key_is_the_content(other: str, hits: bool, store: Store, compiles: list[str]) -> None:
+    def first(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x) * 2 + torch.tensor([1.0, 2.0])
+
+    def renamed(another: torch.Tensor) -> torch.Tensor:
+        clipped = torch.relu(another)
+        return clipped * 2 + torch.tensor([1.0, 2.0])
+
+    def other_number(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x) * 3 + torch.tensor([1.0, 2.0])
+
+    def other_operator(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x) * 2 + torch.tensor([1.0, 2.0])
+
+    def other_constant(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x) * 2 + torch.tensor([1.0, 3.0])
+
+    x = torch.randn(2)
+    torch.testing.assert_close(torch.compile(first, backend=through(store))(x), first(x))
+    second = locals()[other]
+    torch.testing.assert_close(torch.compile(second, backend=through(store))(x), second(x))
+    assert len(compiles) == (1 if hits else 2)
+
+
+def test_options_are_in_the_key_and_change_the_code(store: Store, compiles: list[str]) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()).eval()
+    x = torch.randn(32, 64)
+    for options in (None, {"epilogue_fusion": False}, {"epilogue_fusion": True}):
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend=through(store), options=options)
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+    assert len(compiles) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"options": {"epilogue_fusio": False}}, "did you mean 'epilogue_fusion'"),
+        ({"options": {"freeze": True}}, "use precast.compile"),
+        ({"options": {"fullgraph": True}}, r"torch.compile\(fullgraph=True\)"),
+        ({"mode": "fastest"}, "unknown mode 'fastest'"),
+    ],
+)
+def test_options_that_do_not_exist_here_are_named(given: dict[str, Any], message: str, store: Store) -> None:
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=message):
+        torch.compile(lambda x: x + 1, backend=through(store), **given)(torch.ones(2))
+
+
+def test_gradients_run_as_traced_with_one_warning(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_backend, "_warned", set())
+    model, twin = Net(), Net()
+    twin.load_state_dict(model.state_dict())
+    compiled = torch.compile(model, backend=through(store), dynamic=False)
+    with warnings.catch_warnings(record=True) as found, torch.enable_grad():
+        warnings.simplefilter("always")
+        for rows in (3, 4):
+            x = torch.randn(rows, 8)
+            compiled(x)["y"].sum().backward()
+            twin(x)["y"].sum().backward()
+    torch.testing.assert_close(model.linear.weight.grad, twin.linear.weight.grad)
+    assert len([w for w in found if "gradients are being recorded" in str(w.message)]) == 1
+    assert store.programs() == []
+    torch.testing.assert_close(compiled(x)["y"], twin(x)["y"])  # no_grad: compiled
+    assert len(store.programs()) == 1
+
+
+def test_sizes_that_torch_makes_dynamic_are_right(store: Store) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x * x.shape[0], dim=-1)
+
+    compiled = torch.compile(function, backend=through(store))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for rows in (3, 4, 5, 9, 1):
+            x = torch.randn(rows, 7)
+            torch.testing.assert_close(compiled(x), function(x))
+
+
+def test_a_damaged_library_is_compiled_again_or_runs_as_traced(store: Store, compiles: list[str]) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.exp() * 3
+
+    x = torch.randn(5)
+    torch.compile(function, backend=through(store))(x)
+    (key,) = store.programs()
+    (manifest,) = store.variants(key)
+    library = store.blob_path(manifest.graphs["forward"].library)
+    assert library is not None
+    library.chmod(0o600)
+    library.write_bytes(library.read_bytes()[:-1] + b"?")
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.testing.assert_close(torch.compile(function, backend=through(Store.open(store.root)))(x), function(x))
+
+
+def test_store_results_off_stores_nothing(store: Store) -> None:
+    compiled = torch.compile(lambda x: x.cos(), backend=through(store), options={"store_results": False})
+    x = torch.randn(4)
+    torch.testing.assert_close(compiled(x), x.cos())
+    assert store.programs() == []
+
+
+def test_a_fresh_process_hits_by_name_and_compiles_nothing(tmp_path: Path) -> None:
+    """Through the registered name, in two processes; the second may import neither code generation nor the compiler's driver."""
+    outcomes = [_child(tmp_path, refuse) for refuse in (False, True)]
+    cold, warm = (json.loads(outcome) for outcome in outcomes)
+    assert cold["compiled"] > 0 and warm["compiled"] == 0
+    assert warm["graphs"] == cold["graphs"] > 1, "torch traced in both"
+    assert cold["values"] == pytest.approx(warm["values"], rel=1e-6)
+
+
+def _child(store: Path, refuse: bool) -> str:
+    environment = {**os.environ, "PRECAST_STORE": str(store), "PRECAST_STRICT": "1", "REFUSE": str(int(refuse))}
+    done = subprocess.run([sys.executable, str(CHILD)], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip().splitlines()[-1]
+
+
+def test_the_entry_point_is_declared_and_names_the_backend() -> None:
+    import tomllib
+
+    project = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text("utf-8"))["project"]
+    assert project["entry-points"]["torch_dynamo_backends"] == {"precast": "precast.torch_backend:precast"}
+    installed = [e for e in entry_points(group="torch_dynamo_backends") if e.name == "precast"]
+    for entry in installed:
+        assert entry.load() is torch_backend.precast
