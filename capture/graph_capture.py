@@ -92,7 +92,7 @@ class _Writer:
         if isinstance(node.target, torch._ops.OpOverload):
             return str(node.target)
         if isinstance(node.target, torch._ops.HigherOrderOperator):
-            return f"higher_order.{node.target.name()}"
+            return f"higher_order.{node.target}"
         if node.op == "call_function" and getattr(node.target, "__module__", "").startswith(("_operator", "math", "torch")):
             return f"{node.target.__module__}.{getattr(node.target, '__qualname__', node.target)}"
         raise CaptureRefused(f"the graph calls {node.target}, which is no operator that can be named in the store")
@@ -132,8 +132,8 @@ class _Writer:
     def expression(self, expr: Any) -> str:
         """A symbolic size over symbols that are numbered in order of appearance: torch's own names follow the source code."""
         for symbol in sorted(getattr(expr, "free_symbols", ()), key=str):
-            self.symbols.setdefault(symbol, sympy.Symbol(f"q{len(self.symbols)}", integer=True))
-        return str(expr.xreplace(self.symbols)) if isinstance(expr, sympy.Basic) else repr(expr)
+            self.symbols.setdefault(symbol, sympy.Symbol(f"q{len(self.symbols)}", integer=True))  # type: ignore[no-untyped-call]
+        return str(expr.xreplace(self.symbols)) if isinstance(expr, sympy.Basic) else repr(expr)  # type: ignore[no-untyped-call]
 
     def ranges(self, gm: torch.fx.GraphModule) -> list[str]:
         """What is known of each symbol's range."""

@@ -550,7 +550,7 @@ def test_options_and_backends_are_checked() -> None:
     with pytest.raises(precast.OptionError, match="unknown mode"):
         precast.compile(product, mode="fastest")
     with pytest.raises(precast.OptionError, match="unknown backend"):
-        precast.compile(product, backend="inductor")
+        precast.compile(product, backend="inductr")
     with pytest.raises(precast.PrecastError, match="cannot compile the class"):
         precast.compile(Scale)
     assert "freeze" in precast.list_options() and "default" in precast.list_mode_options()
