@@ -390,7 +390,8 @@ class Program:
                 raise PrecastError(f"{self.name} cannot be compiled as one graph, and fullgraph=True was asked for: {text}") from refusal
             if refusal.skipped:
                 self._skip(text)
-                skips.remember(self.store, self.key, text)
+                if self.backend is None and self.options["store_results"]:
+                    skips.remember(self.store, self.key, text)
             else:
                 self._run_eagerly(f"runs eagerly: {text}")
             return None

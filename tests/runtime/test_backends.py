@@ -174,3 +174,22 @@ def test_inputs_that_share_written_memory(store: Store) -> None:
     got = compiled(memory[:6], memory[2:])
     torch.testing.assert_close(got, function(twin[:6], twin[2:]))
     assert torch.equal(memory, twin)
+
+
+def test_what_follows_a_graph_break_goes_to_the_backend_too(store: Store) -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        graphs.append(gm)
+        return gm.forward
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        print("between")
+        return y + 1
+
+    compiled = precast.compile(function, backend=backend, store=store)
+    for _ in range(3):
+        x = torch.randn(3)
+        torch.testing.assert_close(compiled(x), function(x))
+    assert len(graphs) == 2 and store.programs() == []
