@@ -71,8 +71,10 @@ def trace(
     backend: Backend,
     is_bound: Callable[[Any], bool],
     one_graph: bool = True,
+    finished: Callable[[OutputGraph], None] | None = None,
 ) -> Traced:
     """Run Dynamo over one frame. `backend` gets the graph and its example inputs; `is_bound`: does this source stay out of the call?
+    `finished` is shown the result while the frame's names and torch's state are still those of the trace.
 
     Where `one_graph` is not asked for, the frame may end at a graph break, and its bytecode calls what resumes it.
     Nothing is left in the function's module globals. Raises CaptureRefused.
@@ -99,7 +101,7 @@ def trace(
             _recorded_reads(consumed),
             _per_call_arguments(is_bound),
         ):
-            out = _compile(function, local_values, call_backend, one_graph)
+            out = _compile(function, local_values, call_backend, one_graph, finished)
         output = out.tracer_output.output_graph
         names = _private_names(out.bytecode, namespace, output)
         resumed = resume_functions(output, namespace)
@@ -112,7 +114,13 @@ def trace(
     return Traced(out.bytecode, output, graphs[-1] if graphs else None, tuple(functions), names, compared, tuple(consumed), resumed)
 
 
-def _compile(function: types.FunctionType, local_values: dict[str, Any], backend: Backend, one_graph: bool) -> Any:
+def _compile(
+    function: types.FunctionType,
+    local_values: dict[str, Any],
+    backend: Backend,
+    one_graph: bool,
+    finished: Callable[[OutputGraph], None] | None,
+) -> Any:
     pgo.reset_code_state()
     state = torch._dynamo.convert_frame.torch_function_mode_stack_state_mgr  # type: ignore[attr-defined]
     try:
@@ -123,7 +131,7 @@ def _compile(function: types.FunctionType, local_values: dict[str, Any], backend
             dynamo_timed("precast.capture"),
             state,
         ):
-            return convert_frame.compile_frame(
+            out = convert_frame.compile_frame(
                 function.__code__,
                 function.__globals__,
                 local_values,
@@ -134,6 +142,9 @@ def _compile(function: types.FunctionType, local_values: dict[str, Any], backend
                 restart_reasons=set(),
                 frame_state={},
             )
+            if finished is not None:
+                finished(out.tracer_output.output_graph)
+            return out
     except exc.SkipFrame as error:
         raise CaptureRefused(f"there is nothing to compile: {_first_line(error)}", _where(error, function), skipped=True) from error
     except (exc.Unsupported, exc.UserError, exc.UncapturedHigherOrderOpError, exc.CondOpArgsMismatchError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from precast.capture.code import digests, frame_record, integers
 from precast.capture.constants import lift_constants
 from precast.capture.decompositions import default_decompositions
 from precast.capture.frame import CapturedFrame, CaptureRefused
+from precast.capture.guard_filter import GuardFilter, describe_waived, of_memory, waived_guards
 from precast.capture.guard_forms import newest_forms
 from precast.capture.guards import GuardContext, translate
 from precast.capture.implicit import aliasing_guards, state_guard
@@ -36,6 +37,7 @@ class CaptureOptions:
     """`decompositions`: ATen overload -> decomposition, applied while the graph is traced; None: `default_decompositions()`.
 
     `one_graph`: refuse what cannot be captured whole; otherwise the frame ends at the first graph break and names what resumes it.
+    `guard_filter`: shown torch's guard entries, says which guards to keep.
     `free_as_locals`: paths find the contents of the function's free variables among the locals.
     `backend`: gets Dynamo's graph and its example inputs, in place of precast's own lowering.
     """
@@ -44,6 +46,7 @@ class CaptureOptions:
     one_graph: bool = True
     free_as_locals: bool = False
     backend: Callable[..., Any] | None = None
+    guard_filter: GuardFilter | None = None
 
 
 def capture(
@@ -86,6 +89,7 @@ class _Capture:
     needs_grad: bool = False
     compiled: Callable[..., Any] | None = None
     aliases: dict[str, Path] = field(default_factory=dict)
+    waived: tuple[Any, ...] = ()
 
     def run(self) -> CapturedFrame:
         self.module = self.function.__globals__.get("__name__", "")
@@ -96,15 +100,19 @@ class _Capture:
             raise CaptureRefused(
                 "the call runs under a functorch transform (vmap, grad …)", hint="compile the function that contains the transform"
             )
-        traced = dynamo.trace(self.function, dict(self.local_values), self._backend, self._is_bound, self.options.one_graph)
+        traced = dynamo.trace(
+            self.function, dict(self.local_values), self._backend, self._is_bound, self.options.one_graph, self._ask_filter
+        )
         self._note_aliases(traced.private_names, traced.functions)
         sizes = traced.output.input_source_to_sizes_strides
         leaked = integers(traced.bytecode) & set(traced.compared.values())
         compared = frozenset(source for source, identity in traced.compared.items() if identity not in leaked)
         context = GuardContext(self.sources, frozenset(traced.output.guard_on_key_order), sizes, compared)
-        dynamo_guards = newest_forms(traced.output.guards)
-        translation = translate(dynamo_guards, context)
-        unnoticed = unguarded(traced.consumed, dynamo_guards, self.sources)
+        self._keep_memory_guards(traced.graphargs or ())
+        unchecked = set(map(id, self.waived))
+        kept = [guard for guard in traced.output.guards if id(guard) not in unchecked]
+        translation = translate(newest_forms(kept), context)
+        unnoticed = unguarded(traced.consumed, newest_forms(traced.output.guards), self.sources)
         if traced.graphargs is None and not self.needs_grad:
             self.graph = self.compiled = None
         inputs = self._inputs(traced.graphargs or ())
@@ -118,7 +126,9 @@ class _Capture:
             record = frame_record(traced.bytecode, traced.private_names, self.function.__globals__, constants, traced.resumed)
         except NotPortable as error:
             problems.append(str(error))
-        guards = [*translation.guards, *unnoticed.guards, state, *aliasing_guards(inputs, self.sources)]
+        guards = [*translation.guards, *unnoticed.guards, *aliasing_guards(inputs, self.sources)]
+        if not any(guard.create_fn_name() == "GLOBAL_STATE" for guard in self.waived):
+            guards.append(state)
         if self.graph is not None and self.graph.absolute:
             guards = [self._with_offset(guard) for guard in guards]
         problems += [f"guard {text} at capture itself" for guard in guards if (text := failure(guard, self.local_values))]
@@ -132,8 +142,18 @@ class _Capture:
             tuple(inputs),
             self._outputs(),
             self.needs_grad,
+            waived=describe_waived(self.waived, self.sources),
             compiled=self.compiled,
         )
+
+    def _ask_filter(self, output: Any) -> None:
+        if self.options.guard_filter is not None:
+            self.waived = waived_guards(self.function.__code__, output, self.options.guard_filter)
+
+    def _keep_memory_guards(self, graphargs: Sequence[Any]) -> None:
+        """What generated code reads and writes looks as it was compiled for, whatever the filter says: those guards stay."""
+        read = frozenset(arg.source for arg in graphargs)
+        self.waived = tuple(guard for guard in self.waived if not of_memory(guard, read))
 
     def _with_offset(self, guard: Guard) -> Guard:
         """A TENSOR guard that pins the place of the tensor in its storage."""

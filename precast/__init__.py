@@ -20,6 +20,12 @@ if TYPE_CHECKING:
         substitute_in_graph,
     )
     from precast.runtime.errors import DirectiveError, GuardMiss, OptionError, PrecastError, RecompileForbidden, RegionError
+    from precast.runtime.guard_filters import (
+        keep_tensor_guards_unsafe,
+        skip_guard_on_all_nn_modules_unsafe,
+        skip_guard_on_globals_unsafe,
+        skip_guard_on_inbuilt_nn_modules_unsafe,
+    )
     from precast.runtime.options import describe_options, list_mode_options, list_options
     from precast.runtime.precompile import precompile
     from precast.runtime.stance import set_stance
@@ -34,6 +40,10 @@ _HOMES = {
     "is_compiling": "directives",
     "is_exporting": "directives",
     "substitute_in_graph": "directives",
+    "keep_tensor_guards_unsafe": "guard_filters",
+    "skip_guard_on_all_nn_modules_unsafe": "guard_filters",
+    "skip_guard_on_globals_unsafe": "guard_filters",
+    "skip_guard_on_inbuilt_nn_modules_unsafe": "guard_filters",
     "DirectiveError": "errors",
     "RegionError": "errors",
     "explain_miss": "api",
@@ -68,6 +78,7 @@ __all__ = [
     "explain_miss",
     "is_compiling",
     "is_exporting",
+    "keep_tensor_guards_unsafe",
     "list_backends",
     "list_mode_options",
     "list_options",
@@ -76,6 +87,9 @@ __all__ = [
     "register_backend",
     "reset",
     "set_stance",
+    "skip_guard_on_all_nn_modules_unsafe",
+    "skip_guard_on_globals_unsafe",
+    "skip_guard_on_inbuilt_nn_modules_unsafe",
     "substitute_in_graph",
 ]
 

@@ -51,8 +51,13 @@ def compile_variant(program: Program, args: tuple[Any, ...], kwargs: Mapping[str
 def _capture(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CapturedFrame:
     try:
         function, args, kwargs = program.traced(args, kwargs)
-        backend = program.backend.function if program.backend is not None else None
-        options = CaptureOptions(DECOMPOSITIONS, program.options["fullgraph"], program.free_as_locals, backend)
+        options = CaptureOptions(
+            DECOMPOSITIONS,
+            one_graph=program.options["fullgraph"],
+            free_as_locals=program.free_as_locals,
+            backend=program.backend.function if program.backend is not None else None,
+            guard_filter=program.options["guard_filter_fn"],
+        )
         return capture(function, args, dict(kwargs), name=program.name, options=options)
     except CaptureRefused as refused:
         where = f" (at {refused.where})" if refused.where else ""

@@ -145,7 +145,7 @@ def _held(program: Program, key: str) -> str:
     named = f"under the name {name!r}: give name={name!r}" if label else "without a name: leave name= out"
     parts = [named] if (label or program.entry.name) != program.name else []
     wanted = key_options(program.options)
-    differing = [f"{option}={options.get(option)!r}" for option in wanted if options.get(option) != wanted[option]]
+    differing = [f"{option}={options.get(option)!r}" for option in sorted({*options, *wanted}) if options.get(option) != wanted.get(option)]
     if differing:
         parts.append(f"compiled with {', '.join(differing)}: give the same options")
     return ", ".join(parts)

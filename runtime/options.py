@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from precast.runtime import guard_filters
 from precast.runtime.errors import OptionError
 
 
@@ -79,6 +80,15 @@ _TABLE = (
         "Compiles of one program in one process before it runs eagerly.",
         changes_key=False,
         instead="torch._dynamo.config.accumulated_recompile_limit",
+    ),
+    Option(
+        "guard_filter_fn",
+        Callable,  # type: ignore[arg-type]
+        None,
+        "A function from the list of guard entries (name, has_value, value, guard_type, derived_guard_types, is_global, orig_guard) to a "
+        "list of bools, False for a guard that is not to be checked, or its name 'package.module:function'. Unsafe: what is not checked "
+        "may have changed. Guards on tensors that generated code reads stay.",
+        instead="torch.compile(options={'guard_filter_fn': ...})",
     ),
     Option("store_results", bool, True, "Put what is compiled into the store (False: keep it in this process).", changes_key=False),
 )
@@ -155,6 +165,8 @@ def _known_option(name: str) -> Option:
 
 
 def _checked(option: Option, value: Any) -> Any:
+    if option.name == "guard_filter_fn":
+        return _checked_filter(value)
     if type(value) is not option.type:
         raise OptionError(f"option {option.name!r} wants {option.type.__name__}, got {type(value).__name__} ({value!r})")
     if option.choices and value not in option.choices:
@@ -164,4 +176,19 @@ def _checked(option: Option, value: Any) -> Any:
 
 def key_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """The part of `options` that can change the compiled code; the target is apart, in the manifest."""
-    return {name: options[name] for name in sorted(options) if OPTIONS[name].changes_key and name != "target"}
+    kept = {name: options[name] for name in sorted(options) if OPTIONS[name].changes_key and name != "target"}
+    if kept.get("guard_filter_fn") is None:
+        kept.pop("guard_filter_fn", None)  # most programs have none: it is no part of their keys
+    elif not isinstance(kept["guard_filter_fn"], str):  # a stored artifact's options hold the content already
+        kept["guard_filter_fn"] = guard_filters.content(kept["guard_filter_fn"])
+    return kept
+
+
+def _checked_filter(value: Any) -> Any:
+    if isinstance(value, str):
+        value = guard_filters.find(value)
+    if value is not None and not callable(value):
+        raise OptionError(f"option 'guard_filter_fn' wants a function or its name 'package.module:function', got {value!r}")
+    if value is not None:
+        guard_filters.content(value)
+    return value

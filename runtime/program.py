@@ -19,11 +19,22 @@ from precast.runtime import code_digest, skips, stance
 from precast.runtime.backends import Backend
 from precast.runtime.compatibility import why_not
 from precast.runtime.entry import Entry, LocalsOf
-from precast.runtime.errors import BackendError, GuardMiss, InProcess, LoadError, PrecastError, RecompileForbidden, Refused, RegionError
+from precast.runtime.errors import (
+    BackendError,
+    DirectiveError,
+    GuardMiss,
+    InProcess,
+    LoadError,
+    PrecastError,
+    RecompileForbidden,
+    Refused,
+    RegionError,
+)
 from precast.runtime.frame_code import Resume, build
 from precast.runtime.locks import Lock
 from precast.runtime.log import logger
 from precast.runtime.options import key_options
+from precast.runtime.paths import PathError
 from precast.runtime.source import MemoryBlobs
 from precast.runtime.targets import rank, resolve
 from precast.runtime.variant import Binding, EagerVariant, Variant
@@ -186,6 +197,8 @@ class Program:
             except LoadError as error:
                 self._drop(variant, str(error))
                 continue
+            except PathError:
+                continue  # what the graph reads is not there, and the guard that would have said so was waived by a filter
             self._count_hit(variant)
             return binding
         return None
@@ -318,8 +331,8 @@ class Program:
             outcome = _compile_callable()(self, args, kwargs)
         except Refused as refusal:
             return self._refused(refusal, local_values)
-        except (RegionError, BackendError):
-            raise  # a backend that failed is the user's choice: as with torch.compile, that is for the user to see
+        except (RegionError, DirectiveError, BackendError):
+            raise  # what the user chose (a backend, a filter) failed: as with torch.compile, that is for the user to see
         except Exception as error:
             if self.options["fullgraph"] or strict():
                 raise
