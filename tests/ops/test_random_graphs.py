@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from precast.codegen import compile_program
+from tests.codegen.loader import Loaded
 from tests.ops.check import poison_allocations
 from tests.ops.compiled import compiled
 from tests.ops.random_graphs import Graph
@@ -65,6 +68,19 @@ UNUSED_SCAN = Graph(((0, 0, 0, 0), (6, 0, 0, 5), (0, 2, 0, 0), (5, 2, 0, 0), (0,
 @example(UNUSED_SCAN, 0, 0)
 def test_scheduled(graph: Graph, shapes: int, seed: int) -> None:
     compare(graph, inputs_of(shapes, seed), through_schedule)
+
+
+def through_code(graph: Graph, inputs: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+    program, rebuild = program_of(graph, inputs, schedule=True)
+    library = compile_program(program, "cpu:native", {"measure": False}).library
+    return tuple(rebuild(Loaded(library, len(program.outputs))(*tensors_of(inputs))))
+
+
+@settings(max_examples=int(os.environ.get("PRECAST_RANDOM_GRAPHS", "40")), **relaxed)
+@given(graphs, st.integers(0, len(SHAPES) - 1), st.integers(0, 1 << 16))
+def test_generated(graph: Graph, shapes: int, seed: int) -> None:
+    """Through the generated code, without capture, which makes it cheap: PRECAST_RANDOM_GRAPHS says how many are drawn."""
+    compare(graph, inputs_of(shapes, seed), through_code)
 
 
 @pytest.fixture(scope="module")
