@@ -15,6 +15,7 @@ from precast.backend_variant import backend_variant
 from precast.capture import CapturedFrame, CaptureOptions, CaptureRefused, capture
 from precast.graph_build import GraphRequest, Stopwatch, build_graph, compiler_version
 from precast.lowering.decompositions import DECOMPOSITIONS
+from precast.runtime.background import Deferred
 from precast.runtime.compatibility import LOWERING_VERSION, python_minor, torch_minor
 from precast.runtime.errors import InProcess, Refused
 from precast.runtime.options import key_options
@@ -23,10 +24,11 @@ from precast.runtime.program import Program
 log = logging.getLogger("precast.compile")
 
 
-def compile_variant(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | InProcess:
+def compile_variant(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | InProcess | Deferred:
     """Compile the variant of `program` that this call needs, put it into the program's store and return its id.
 
-    `args` include `self`. A frame that cannot be stored comes back as `InProcess`. Raises Refused where the call has to run eagerly.
+    `args` include `self`. A frame that cannot be stored comes back as `InProcess`, one to be finished in the background as `Deferred`.
+    Raises Refused where the call has to run eagerly.
     """
     watch = Stopwatch()
     with watch.stage("capture"):
@@ -41,6 +43,13 @@ def compile_variant(program: Program, args: tuple[Any, ...], kwargs: Mapping[str
         )
     if frame.code is None:
         raise Refused("; ".join(frame.uncacheable) or "its bytecode cannot be kept")
+    if program.options["background_compile"] and frame.graph is not None:
+        return Deferred(frame.guards, lambda: _finish(program, frame, watch))
+    return _finish(program, frame, watch)
+
+
+def _finish(program: Program, frame: CapturedFrame, watch: Stopwatch) -> str | InProcess:
+    """All that comes after the capture."""
     if frame.uncacheable:
         reason = "; ".join(frame.uncacheable)
         manifest, blobs = _compile(program, frame, watch)

@@ -90,6 +90,14 @@ _TABLE = (
         "may have changed. Guards on tensors that generated code reads stay.",
         instead="torch.compile(options={'guard_filter_fn': ...})",
     ),
+    Option(
+        "background_compile",
+        bool,
+        False,
+        "A call that misses is captured, and the rest of its compile runs in a background thread; such calls run eagerly until it is done.",
+        changes_key=False,
+        instead="use precast.compile: torch waits for its backend",
+    ),
     Option("store_results", bool, True, "Put what is compiled into the store (False: keep it in this process).", changes_key=False),
 )
 OPTIONS = {option.name: option for option in _TABLE}

@@ -15,8 +15,9 @@ from typing import Any
 from precast.artifact_store import Manifest, Store
 from precast.artifact_store.guards import Guard
 from precast.artifact_store.records import FrameRecord
-from precast.runtime import code_digest, skips, stance
+from precast.runtime import background, code_digest, skips, stance
 from precast.runtime.backends import Backend
+from precast.runtime.background import Deferred
 from precast.runtime.compatibility import why_not
 from precast.runtime.entry import Entry, LocalsOf
 from precast.runtime.errors import (
@@ -39,7 +40,7 @@ from precast.runtime.source import MemoryBlobs
 from precast.runtime.targets import rank, resolve
 from precast.runtime.variant import Binding, EagerVariant, Variant
 
-Compile = Callable[["Program", tuple[Any, ...], Mapping[str, Any]], "str | InProcess"]
+Compile = Callable[["Program", tuple[Any, ...], Mapping[str, Any]], "str | InProcess | Deferred"]
 _compiler: str | Compile = "precast.driver:compile_variant"
 _compiles_by_key: Counter[str] = Counter()
 _compile_lock = Lock()  # the tracer is not thread-safe: one compile at a time in a process
@@ -150,7 +151,7 @@ class Program:
             binding = self._miss(args, kwargs, local_values)
         if binding is None:
             return self.function(*args, **kwargs)
-        if self.on_binding is not None:
+        if self.on_binding is not None and not binding.variant.pending:
             self.on_binding(binding, local_values)
         return binding.frame(*args, **kwargs)
 
@@ -167,6 +168,8 @@ class Program:
             compiled = self.on_compile() if self.on_compile is not None else None
             try:
                 outcome = _compile_callable()(self, args, kwargs)
+                if isinstance(outcome, Deferred):
+                    outcome = outcome.finish()  # whoever prepares waits
             except Refused as refusal:
                 return "eager", "", refusal.reason + (f" ({refusal.hint})" if refusal.hint else "")
             finally:
@@ -275,6 +278,8 @@ class Program:
             self._raise_miss(args, kwargs)
         if position in stance.FIRST_CALL_EAGER and self._first_miss():
             return None
+        if self.options["background_compile"] and not self._compiler_is_free():
+            return None  # it is not waited for: this call runs eagerly, and the next one looks again
         with _compile_lock:
             binding = self.find(local_values)  # another thread may have compiled it while this one waited
             if binding is not None:
@@ -282,6 +287,13 @@ class Program:
             if self._eager_reason or not self._may_compile(local_values):
                 return None
             return self._compile(args, kwargs, local_values)
+
+    @staticmethod
+    def _compiler_is_free() -> bool:
+        free = _compile_lock.try_enter()
+        if free:
+            _compile_lock.__exit__()
+        return free
 
     def _first_miss(self) -> bool:
         """Whether no call has missed before; noted for the stances that compile from the second one on."""
@@ -327,6 +339,7 @@ class Program:
 
     def _compile(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], local_values: Mapping[str, Any]) -> Binding | None:
         compiled = self.on_compile() if self.on_compile is not None else None
+        outcome: str | InProcess | Deferred = ""
         try:
             outcome = _compile_callable()(self, args, kwargs)
         except Refused as refusal:
@@ -336,20 +349,56 @@ class Program:
         except Exception as error:
             if self.options["fullgraph"] or strict():
                 raise
-            logger("runtime").error("%s: compiling failed", self.name, exc_info=True)
-            text = f"{type(error).__name__}: {error}"[:400]
-            self._run_eagerly(f"runs eagerly, because compiling it failed, which is a bug of precast (PRECAST_STRICT=1 raises it): {text}")
+            self._failed(error)
             return None
         finally:
-            if compiled is not None:
+            if compiled is not None and not isinstance(outcome, Deferred):
                 compiled()
             self._compiles += 1
             _compiles_by_key[self.key] += 1
+        if isinstance(outcome, Deferred):
+            return self._defer(outcome, compiled).bind(local_values, self.locals_of.cells())
         try:
             return self._bind_new(self._adopt(outcome), local_values)
         except LoadError as error:
             self._unloadable(error)
             return None
+
+    def _failed(self, error: Exception) -> None:
+        logger("runtime").error("%s: compiling failed", self.name, exc_info=error)
+        text = f"{type(error).__name__}: {error}"[:400]
+        self._run_eagerly(f"runs eagerly, because compiling it failed, which is a bug of precast (PRECAST_STRICT=1 raises it): {text}")
+
+    def _defer(self, deferred: Deferred, compiled: Callable[[], None] | None) -> EagerVariant:
+        """What serves such calls until the background thread has finished."""
+        pending = EagerVariant(self.entry, (*deferred.guards, *self.extra_guards), pending=True)
+
+        def run() -> None:
+            try:
+                with _compile_lock:
+                    outcome = deferred.finish()
+                if pending in self.variants:  # not forgotten meanwhile
+                    self._adopt(outcome)
+                    logger("compile").info("%s: compiled in the background; in use from the next call on", self.name)
+            except Refused as refusal:
+                self._run_eagerly(f"runs eagerly: {refusal}")
+            except LoadError as error:
+                self._run_eagerly(f"runs eagerly: what was compiled for it cannot be loaded: {error}")
+            except Exception as error:  # noqa: BLE001 - reported, and nobody is there to catch it
+                self._failed(error)
+            finally:
+                if compiled is not None:
+                    compiled()
+                abandon()
+
+        def abandon() -> None:
+            with self._lock:
+                self.variants = [variant for variant in self.variants if variant is not pending]
+
+        with self._lock:
+            self.variants.insert(0, pending)
+        background.submit(background.Job(run, abandon))
+        return pending
 
     def _bind_new(self, variant: Variant, local_values: Mapping[str, Any]) -> Binding | None:
         """The binding of a variant that was compiled for this very call. Raises LoadError."""

@@ -46,6 +46,7 @@ class _Planned:
     """What guard tables need of a variant."""
 
     entry: Entry
+    pending = False
     _plan: Any = None
 
     def all_guards(self) -> tuple[Guard, ...]:
@@ -192,13 +193,16 @@ class Variant(_Planned):
 
 
 class EagerVariant(_Planned):
-    """A kind of call that has to run eagerly (it would need a backward graph), known by its guards so that it is not captured again."""
+    """A kind of call that has to run eagerly, known by its guards so that it is not captured again: it would need a backward graph, or,
+    where `pending`, it is being compiled in the background.
+    """
 
     stored = False
     artifact_id = ""
     target = ""
 
-    def __init__(self, entry: Entry, guards: Sequence[Guard]) -> None:
+    def __init__(self, entry: Entry, guards: Sequence[Guard], pending: bool = False) -> None:
+        self.pending = pending
         self.entry = entry
         self.guards = tuple(guards)
         self.check = LazyChecker(lambda: guard_rows(self.guards))
