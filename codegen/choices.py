@@ -81,8 +81,8 @@ class Chooser:
         thorough = self.thorough and self.measure
         record = self.used.get(full) if thorough else self.tuning.get(full) or _memory.get(full)
         if record is None and self.measure and (thorough or self.spent_s < BUDGET_S):
-            began = time.perf_counter()
             calls = candidates()
+            began = time.perf_counter()
             record = decide(race(calls, *THOROUGH) if thorough else race(calls), default)
             self.spent_s += time.perf_counter() - began
             _memory[full] = record

@@ -17,7 +17,7 @@ from precast.lowering.ir import Attention, Buffer, Conv, Extern, Gemm, Kernel, P
 How = Literal["onednn", "aten", "flash", "generated", "linear", "parts", "winograd"]
 """`linear`: a 1x1 convolution over channels-last data as one oneDNN product, which reads the ordinary weight without reordering it.
 `parts`: a product with a very large result, column block by column block into memory of ours (see `PART`).
-`winograd`: a 3x3 convolution by our own code (`codegen/winograd.py`), with a prepared weight only."""
+`winograd`: a 3x3 convolution by our own code (`codegen/winograd.py`)."""
 
 TINY = 8_192
 """Multiplications up to which a generated loop beats any library call (a call costs about 1.5 us)."""
@@ -196,10 +196,11 @@ def _pointwise_conv(step: Conv, buffers: Mapping[str, Buffer]) -> Gemm | None:
 
 def _conv(step: Conv, name: str, buffers: Mapping[str, Buffer], chooser: Chooser, packed: bool, lanes: int) -> list[RunStep]:
     dtype = buffers[step.out].dtype.value
-    shape = winograd_shape(step, buffers, lanes) if packed else None
+    shape = winograd_shape(step, buffers, lanes)
     if shape is not None:
-        key = f"{conv_key(step, buffers)} padding{list(step.padding)} packed"
-        if chooser.pick(key, winograd_candidates(step, shape, buffers), "winograd" if shape.pays else "onednn") == "winograd":
+        key = f"{conv_key(step, buffers)} padding{list(step.padding)}" + (" packed" if packed else "")
+        default = "winograd" if packed and shape.pays else "onednn"
+        if chooser.pick(key, winograd_candidates(step, shape, buffers, packed), default) == "winograd":
             return [LibraryCall(step, "winograd")]
     if dtype in ("f32", "bf16") and not step.transposed and len(step.x.size) in (4, 5):
         product = _pointwise_conv(step, buffers)

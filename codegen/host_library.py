@@ -223,15 +223,21 @@ def _transformed_weight(writer: Writer, number: int, weight: View, shape: Shape,
 
 
 def _winograd(writer: Writer, step: Conv, packed: int | None, label: str) -> None:
-    assert packed is not None
     _, channels, height, width = step.x.size
     images, filters = step.x.size[0], step.weight.size[0]
     places = [_place(writer, v) for v in (step.bias, step.residual)]
-    writer.add("{ void* data = 0;")
-    writer.call("aoti_torch_get_data_ptr", f"{_packed(packed)}, &data", label)
-    operands = f"{_place(writer, step.x)}, (const float*)data, {places[0]}, {places[1]}, (float*){writer.pointer(step.out)}"
+    writer.add("{")
+    if packed is None:
+        weight = f"{_place(writer, step.weight)}, {writer.ints(step.weight.stride)}"
+    else:
+        writer.add("void* data = 0;")
+        writer.call("aoti_torch_get_data_ptr", f"{_packed(packed)}, &data", label)
+        weight = "(const float*)data"
+    operands = f"{_place(writer, step.x)}, {weight}, {places[0]}, {places[1]}, (float*){writer.pointer(step.out)}"
     sizes = ", ".join(str(int(n)) for n in (images, height, width, channels, filters, *step.padding))
-    writer.add(f"if (wino::winograd_conv({operands}, {sizes}, {int(step.activation == 'relu')}, threads)) {{")
+    writer.add(
+        f"if (wino::winograd_{'whole' if packed is None else 'conv'}({operands}, {sizes}, {int(step.activation == 'relu')}, threads)) {{"
+    )
     writer.add('say(error, capacity, "out of memory: a convolution\'s transformed inputs could not be allocated"); return 1; } }')
     writer.python.append(
         f"    {step.out} = {step.activation}(winograd({_show(step.x)}, {_show(step.weight)}, {_show(step.bias)}, padding={step.padding})"

@@ -60,7 +60,7 @@ def compile_program(program: Program, target: str, options: Mapping[str, Any] | 
     kernels = _render([*steps, *prepare], buffers)
     functions, attention_source = _attention_functions(steps, buffers, target)
     kernel_source = "".join({k.name: k.source for k in kernels.values()}.values()) + attention_source
-    if any(pack.winograd for pack in packs):
+    if any(isinstance(s, LibraryCall) and s.how == "winograd" for s in steps):
         kernel_source += winograd_source(lanes)
     host = HostWriter(program, steps, kernels, functions)
     host_source = host.source(packs, prepare)

@@ -1,9 +1,10 @@
 """Winograd's F(4x4, 3x3): a 3x3 convolution of stride one over channels-last data with a quarter of the multiplications.
 
-Each tile of 4x4 outputs comes from 6x6 inputs: both the inputs and the weight (once, when the weights are prepared) go through small linear
-transforms, 36 ordinary products over the channels follow, and a last transform gives the outputs; bias, residual and relu are part of it.
+Each tile of 4x4 outputs comes from 6x6 inputs: both the inputs and the weight go through small linear transforms (the weight once, when it
+is prepared, or else at each call), 36 ordinary products over the channels follow, and a last transform gives the outputs; bias, residual
+and relu are part of it.
 The transforms' points are 0, ±3/4, ±3/2 and infinity: all of their constants are exact in f32, and the result's error was measured at about
-twice that of a direct f32 convolution (the customary points 0, ±1, ±2 lose five times more). Offered under `freeze` only.
+twice that of a direct f32 convolution (the customary points 0, ±1, ±2 lose five times more).
 """
 
 from __future__ import annotations
@@ -51,14 +52,37 @@ def _outputs() -> list[str]:
     ]
 
 
-def _weights() -> str:
-    """The weight's transform, 6 rows of 3."""
+def _weights() -> list[str]:
+    """`h0..h5`, the transform of `g0..g2` but for the factors in `_scales`."""
+    return [
+        f"const V e1 = g0 + {_number(A * A)} * g2, o1 = {_number(A)} * g1, e2 = g0 + {_number(B * B)} * g2, o2 = {_number(B)} * g1;",
+        "const V h0 = g0, h1 = e1 + o1, h2 = e1 - o1, h3 = e2 + o2, h4 = e2 - o2, h5 = g2;",
+    ]
+
+
+def _scales() -> str:
+    """The factors of the transformed weight's 36 parts."""
     aa, bb = A * A, B * B
     fa, fb = 2 * aa * (aa - bb), 2 * bb * (bb - aa)
-    rows = [(1 / (aa * bb), 0.0, 0.0)]
-    rows += [(1 / f, p / f, p * p / f) for f, p in ((fa, A), (fa, -A), (fb, B), (fb, -B))]
-    rows.append((0.0, 0.0, 1.0))
-    return ", ".join("{" + ", ".join(repr(v) for v in row) + "}" for row in rows)
+    row = (1 / (aa * bb), 1 / fa, 1 / fa, 1 / fb, 1 / fb, 1.0)
+    return ", ".join(_number(x * y) for x in row for y in row)
+
+
+def _transposed(lanes: int) -> str:
+    """Rows `v0…` of a square of `lanes`, transposed in place by exchanging blocks of growing size."""
+    lines = []
+    distance = 1
+    while distance < lanes:
+        low = ", ".join(str(j if not j & distance else lanes + j - distance) for j in range(lanes))
+        high = ", ".join(str(j + distance if not j & distance else lanes + j) for j in range(lanes))
+        for i in (i for i in range(lanes) if not i & distance):
+            j = i + distance
+            lines.append(
+                f"{{ const V x = __builtin_shufflevector(v{i}, v{j}, {low}), y = __builtin_shufflevector(v{i}, v{j}, {high}); "
+                f"v{i} = x; v{j} = y; }}"
+            )
+        distance *= 2
+    return "\n        ".join(lines)
 
 
 def _micro(rows: int) -> str:
@@ -75,7 +99,7 @@ def _micro(rows: int) -> str:
 
 
 def winograd_source(lanes: int) -> str:
-    """C++ of `winograd_weights`, `winograd_fits_memory` and `winograd_conv` for vectors of `lanes` f32."""
+    """C++ of `winograd_weights`, `winograd_conv` and `winograd_whole` for vectors of `lanes` f32."""
     sizes = (12, 8, 4, 2, 1) if lanes == 16 else (6, 4, 2, 1)
     products = "\n".join(_micro(rows) for rows in sizes)
     steps = "\n".join(f"      for (; i + {r} <= n; i += {r}) wino_product{r}(a + i * C, C, b, C, m + i * 2 * L);" for r in sizes)
@@ -83,7 +107,11 @@ def winograd_source(lanes: int) -> str:
         _SOURCE.replace("@LANES", str(lanes))
         .replace("@PRODUCTS", products)
         .replace("@STEPS", steps)
-        .replace("@WEIGHTS", _weights())
+        .replace("@WEIGHTS", " ".join(_weights()))
+        .replace("@SCALES", _scales())
+        .replace("@LOADS", "V " + ", ".join(f"v{i} = *(const V*)(p + {i} * L)" for i in range(lanes)) + ";")
+        .replace("@STORES", " ".join(f"*(V*)(q + {i} * 2 * L) = v{i};" for i in range(lanes)))
+        .replace("@TRANSPOSED", _transposed(lanes))
         .replace("@INPUTS", " ".join(_inputs()))
         .replace("@OUTPUTS", " ".join(_outputs()))
     )
@@ -97,28 +125,43 @@ namespace wino {
 enum : int64_t { L = @LANES };
 typedef float V __attribute__((vector_size(4 * L), aligned(4), may_alias));
 @PRODUCTS
-/* w[O][C][3][3] with strides -> u[O / 2L][36][C][2L]; in double, since it is done once. */
+/* w[O][C][3][3] with strides -> u[O / 2L][36][C][2L]. */
 static void winograd_weights(const float* w, const int64_t* stride, int64_t C, int64_t O, float* u, int threads) {
-  static const double G[6][3] = {@WEIGHTS};
+  static const float scale[36] = {@SCALES};
+  const int64_t so = stride[0], sc = stride[1], sh = stride[2], sw = stride[3];
   #pragma omp parallel for schedule(static) num_threads(threads) if(threads > 1)
-  for (int64_t o = 0; o < O; ++o)
-    for (int64_t c = 0; c < C; ++c) {
-      const float* const g = w + o * stride[0] + c * stride[1];
-      double half[6][3];
-      for (int i = 0; i < 6; ++i)
-        for (int j = 0; j < 3; ++j) {
-          double sum = 0;
-          for (int k = 0; k < 3; ++k) sum += G[i][k] * (double)g[k * stride[2] + j * stride[3]];
-          half[i][j] = sum;
+  for (int64_t task = 0; task < O / L * (C / L); ++task) {
+    const int64_t o0 = task / (C / L) * L, c0 = task % (C / L) * L;
+    float parts[36][L][L] __attribute__((aligned(64)));
+    for (int64_t o = 0; o < L; ++o) {
+      const float* const g = w + (o0 + o) * so + c0 * sc;
+      V half[6][3];
+      for (int j = 0; j < 3; ++j) {
+        V all[3];
+        for (int i = 0; i < 3; ++i) {
+          const float* const from = g + i * sh + j * sw;
+          if (sc == 1) all[i] = *(const V*)from;
+          else for (int64_t l = 0; l < L; ++l) all[i][l] = from[l * sc];
         }
-      float* const to = u + o / (2 * L) * 36 * C * 2 * L + c * 2 * L + o % (2 * L);
-      for (int i = 0; i < 6; ++i)
-        for (int j = 0; j < 6; ++j) {
-          double sum = 0;
-          for (int k = 0; k < 3; ++k) sum += half[i][k] * G[j][k];
-          to[(i * 6 + j) * C * 2 * L] = (float)sum;
-        }
+        const V g0 = all[0], g1 = all[1], g2 = all[2];
+        @WEIGHTS
+        half[0][j] = h0; half[1][j] = h1; half[2][j] = h2; half[3][j] = h3; half[4][j] = h4; half[5][j] = h5;
+      }
+      for (int i = 0; i < 6; ++i) {
+        const V g0 = half[i][0], g1 = half[i][1], g2 = half[i][2];
+        @WEIGHTS
+        const V all[6] = {h0, h1, h2, h3, h4, h5};
+        for (int j = 0; j < 6; ++j) *(V*)parts[i * 6 + j][o] = all[j] * scale[i * 6 + j];
+      }
     }
+    float* const to = u + o0 / (2 * L) * 36 * C * 2 * L + c0 * 2 * L + o0 % (2 * L);
+    for (int f = 0; f < 36; ++f) {
+      const float* const p = parts[f][0]; float* const q = to + f * C * 2 * L;
+      @LOADS
+        @TRANSPOSED
+      @STORES
+    }
+  }
 }
 /* The transformed inputs of one tile: v[36] blocks, `step` floats apart. */
 static void wino_input(const float* x, int64_t h0, int64_t w0, int64_t H, int64_t W, int64_t C, float* v, int64_t step) {
@@ -209,6 +252,16 @@ static int winograd_conv(const float* x, const float* u, const float* bias, cons
   free(v);
   return 0;
 }
+/* The same with an ordinary weight, which is transformed first. */
+static int winograd_whole(const float* x, const float* w, const int64_t* stride, const float* bias, const float* rest, float* y, int64_t N,
+                          int64_t H, int64_t W, int64_t C, int64_t O, int64_t ph, int64_t pw, int relu, int threads) {
+  float* const u = (float*)aligned_alloc(64, (__SIZE_TYPE__)(36 * C * O * 4));
+  if (!u) return 1;
+  winograd_weights(w, stride, C, O, u, threads);
+  const int failed = winograd_conv(x, u, bias, rest, y, N, H, W, C, O, ph, pw, relu, threads);
+  free(u);
+  return failed;
+}
 }
 #pragma GCC pop_options
 """
@@ -217,9 +270,10 @@ _EXPORTS = r"""
 extern "C" __attribute__((visibility("default"))) void weights(const float* w, const int64_t* stride, int64_t C, int64_t O, float* u,
                                                                int threads) { wino::winograd_weights(w, stride, C, O, u, threads); }
 extern "C" __attribute__((visibility("default"))) int conv(
-    const float* x, const float* u, const float* bias, const float* rest, float* y, int64_t N, int64_t H, int64_t W, int64_t C, int64_t O,
-    int64_t ph, int64_t pw, int relu, int threads) {
-  return wino::winograd_conv(x, u, bias, rest, y, N, H, W, C, O, ph, pw, relu, threads);
+    const float* x, const float* w, const int64_t* stride, const float* bias, const float* rest, float* y, int64_t N, int64_t H, int64_t W,
+    int64_t C, int64_t O, int64_t ph, int64_t pw, int relu, int threads) {
+  return stride ? wino::winograd_whole(x, w, stride, bias, rest, y, N, H, W, C, O, ph, pw, relu, threads)
+                : wino::winograd_conv(x, w, bias, rest, y, N, H, W, C, O, ph, pw, relu, threads);
 }
 """
 
@@ -251,7 +305,7 @@ class Shape:
 
     @property
     def pays(self) -> bool:
-        """Whether to take it unmeasured: the saved multiplications outweigh the transforms from some 32 channels on."""
+        """Whether to take it unmeasured, with a prepared weight: the saved multiplications outweigh the transforms' memory traffic."""
         return min(self.channels, self.filters) >= 64
 
 
@@ -271,17 +325,18 @@ def transformed(weight: torch.Tensor) -> torch.Tensor:
 def convolve(
     shape: Shape,
     x: torch.Tensor,
-    u: torch.Tensor,
+    weight: torch.Tensor,
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
     out: torch.Tensor,
     relu: bool,
     threads: int,
 ) -> None:
-    """`out = conv(x)` with a weight from `transformed`; x, residual and out are dense channels-last."""
+    """`out = conv(x)` with a weight from `transformed`, or an ordinary 4-d one; x, residual and out are dense channels-last."""
     sizes = (shape.images, shape.height, shape.width, shape.channels, shape.filters, *shape.padding)
-    operands = [_pointer(t) for t in (x, u, bias, residual, out)]
-    if _compiled().conv(*operands, *(ctypes.c_int64(n) for n in sizes), int(relu), threads):
+    strides = (ctypes.c_int64 * 4)(*weight.stride()) if weight.dim() == 4 else None
+    operands = [_pointer(t) for t in (bias, residual, out)]
+    if _compiled().conv(_pointer(x), _pointer(weight), strides, *operands, *(ctypes.c_int64(n) for n in sizes), int(relu), threads):
         raise MemoryError("no memory for the transformed inputs of a convolution")
 
 
@@ -318,26 +373,28 @@ def _dense(view: View) -> bool:
     return all(size == 1 or int(have) == want for size, have, want in zip((n, c, h, w), view.stride, wanted, strict=True))
 
 
-def winograd_candidates(step: Conv, shape: Shape, buffers: Mapping[str, Buffer]) -> Candidates:
-    """Our own code against oneDNN's convolution with a packed weight."""
+def winograd_candidates(step: Conv, shape: Shape, buffers: Mapping[str, Buffer], packed: bool) -> Candidates:
+    """Our own code against oneDNN's convolution, both with an ordinary or a prepared (`packed`) weight."""
     name, algorithm = POST_OPS[step.activation]
 
     def make() -> dict[str, Callable[[], object]]:
+        _compiled()
         x, w = tensor(step.x, torch.float32), tensor(step.weight, torch.float32)
         out = buffers[step.out]
-        result, u = tensor(View(step.out, out.size, out.stride), torch.float32), torch.full((shape.weight_elements,), 0.5)
+        result = tensor(View(step.out, out.size, out.stride), torch.float32)
+        own = torch.full((shape.weight_elements,), 0.5) if packed else w
         bias = None if step.bias is None else torch.full((shape.filters,), 0.5)
         residual = None if step.residual is None else result.clone()
         ones, padding, threads = [1, 1], list(step.padding), torch.get_num_threads()
-        packed = torch.ops.mkldnn._reorder_convolution_weight(w, padding, ones, ones, 1, list(x.shape))
+        theirs = torch.ops.mkldnn._reorder_convolution_weight(w, padding, ones, ones, 1, list(x.shape)) if packed else w
         shaped = (padding, ones, ones, 1)
 
         def direct() -> object:
             if residual is None:
-                return torch.ops.mkldnn._convolution_pointwise(x, packed, bias, *shaped, name, [], algorithm)
+                return torch.ops.mkldnn._convolution_pointwise(x, theirs, bias, *shaped, name, [], algorithm)
             unary = None if name == "none" else name
-            return torch.ops.mkldnn._convolution_pointwise(x, residual, packed, bias, *shaped, "add", None, unary, [], None)
+            return torch.ops.mkldnn._convolution_pointwise(x, residual, theirs, bias, *shaped, "add", None, unary, [], None)
 
-        return {"onednn": direct, "winograd": lambda: convolve(shape, x, u, bias, residual, result, name == "relu", threads)}
+        return {"onednn": direct, "winograd": lambda: convolve(shape, x, own, bias, residual, result, name == "relu", threads)}
 
     return make

@@ -1,4 +1,4 @@
-"""Winograd convolutions under `freeze`: results beside float64, every epilogue and edge, and what is refused."""
+"""Winograd convolutions: results beside float64, every epilogue and edge, and what is refused."""
 
 from __future__ import annotations
 
@@ -48,11 +48,14 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize(("target", "last_weight"), [("cpu:native", False), ("cpu:x86-64-v3", True)])
-def test_against_float64(name: str, target: str, last_weight: bool) -> None:
+@pytest.mark.parametrize(
+    ("target", "freeze", "last_weight"), [("cpu:native", True, False), ("cpu:x86-64-v3", True, True), ("cpu:native", False, True)]
+)
+def test_against_float64(name: str, target: str, freeze: bool, last_weight: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     size, filters, padding, relu, bias, residual = CASES[name]
     step, inputs, out = conv(*CASES[name], last_weight)
-    compiled = compile_program(program(inputs, [out], [step]), target, {"measure": False, "freeze": True})
+    monkeypatch.setattr(Chooser, "pick", lambda self, key, candidates, default: "winograd")
+    compiled = compile_program(program(inputs, [out], [step]), target, {"measure": False, "freeze": freeze})
     assert "winograd(" in compiled.host_source
     data = [torch.empty_strided(b.size, b.stride).copy_(torch.randn(b.size)) for b in inputs]
     data[1] /= (9 * size[1]) ** 0.5
@@ -103,8 +106,8 @@ def test_other_convolutions_are_left_to_the_library(change: dict[str, object]) -
     assert winograd_shape(dataclasses.replace(step, **change), buffers, 16) is None
 
 
-def test_only_prepared_weights() -> None:
-    """Without `freeze`, and for a weight that is not bound, the library's convolution stays."""
+def test_unmeasured_with_prepared_weights_only() -> None:
+    """Unmeasured, the library's convolution stays without `freeze`, and for a weight that is not bound."""
     step, inputs, out = conv((1, 64, 8, 8), 64, (1, 1), True, True, False)
     for options in ({}, {"freeze": True, "bound": ("b",)}):
         compiled = compile_program(program(inputs, [out], [step]), "cpu:native", {"measure": False, **options})
