@@ -117,7 +117,7 @@ def _refuse_unsupported(state: Any, captured: Any, inputs: int) -> None:
             raise CaptureRefused(f"graph input {i} changes its shape, strides or storage in place (such as by t_, resize_ or set_)")
     placeholders = sum(1 for n in captured.graph_module.graph.nodes if n.op == "placeholder")
     if placeholders != inputs:
-        raise CaptureRefused("two inputs share memory and the traced code writes one of them")
+        raise CaptureRefused("two inputs share memory and the traced code writes one of them", shared_memory=True)
 
 
 _ABSOLUTE = ("aten::as_strided", "aten::as_strided_copy", "aten::as_strided_scatter")

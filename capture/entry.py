@@ -24,7 +24,7 @@ from precast.capture.frame import CapturedFrame, CaptureRefused
 from precast.capture.guard_filter import GuardFilter, describe_waived, of_memory, waived_guards
 from precast.capture.guard_forms import newest_forms
 from precast.capture.guards import GuardContext, translate
-from precast.capture.implicit import aliasing_guards, state_guard
+from precast.capture.implicit import aliasing_guards, apart, state_guard
 from precast.capture.sources import NotPortable, SourceContext
 from precast.capture.unguarded import unguarded
 from precast.runtime.entry import LocalsOf, entry_of
@@ -90,6 +90,7 @@ class _Capture:
     compiled: Callable[..., Any] | None = None
     aliases: dict[str, Path] = field(default_factory=dict)
     waived: tuple[Any, ...] = ()
+    refused: CaptureRefused | None = None
 
     def run(self) -> CapturedFrame:
         self.module = self.function.__globals__.get("__name__", "")
@@ -127,6 +128,8 @@ class _Capture:
         except NotPortable as error:
             problems.append(str(error))
         guards = [*translation.guards, *unnoticed.guards, *aliasing_guards(inputs, self.sources)]
+        if self.refused is not None:
+            raise self._refusal(self.refused, [*translation.guards, *unnoticed.guards, state], problems, inputs)
         if not any(guard.create_fn_name() == "GLOBAL_STATE" for guard in self.waived):
             guards.append(state)
         if self.graph is not None and self.graph.absolute:
@@ -145,6 +148,17 @@ class _Capture:
             waived=describe_waived(self.waived, self.sources),
             compiled=self.compiled,
         )
+
+    def _refusal(
+        self, refused: CaptureRefused, guards: Sequence[Guard], problems: Sequence[str], inputs: Sequence[GraphInput]
+    ) -> CaptureRefused:
+        """The refusal with the guards of the calls that it holds for, where all of them have a portable form."""
+        code = self.function.__code__
+        refused.where = refused.where or f"{code.co_filename}:{code.co_firstlineno}"
+        if not problems:
+            refused.guards = canonical_order(guards)
+            refused.unless = apart(inputs) if refused.shared_memory else ()
+        return refused
 
     def _ask_filter(self, output: Any) -> None:
         if self.options.guard_filter is not None:
@@ -166,7 +180,11 @@ class _Capture:
             self.compiled = run_backend(self.options.backend, gm, example_inputs)
             return
         table = self.options.decompositions
-        self.graph = aot.inference_graph(gm, example_inputs, default_decompositions() if table is None else table)
+        try:
+            self.graph = aot.inference_graph(gm, example_inputs, default_decompositions() if table is None else table)
+        except CaptureRefused as refused:
+            self.refused = refused  # raised when the guards say which calls it concerns
+            return
         self.needs_grad = self.graph is None
 
     def _outputs(self) -> tuple[GraphOutput, ...]:

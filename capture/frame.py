@@ -19,14 +19,20 @@ class CaptureRefused(Exception):
 
     `reason`: what stopped it; `where`: the user's `file:line` or ""; `hint`: what to do about it, or "".
     `skipped`: the frame as such runs as plain Python, which is no fault: what it calls may still be compiled.
+    `shared_memory`: it is because inputs of this call share memory. `guards`: where known, what calls of this kind have in common, and
+    `unless`: guards of which such a call fails one; other calls may be captured.
     """
 
-    def __init__(self, reason: str, where: str = "", hint: str = "", skipped: bool = False) -> None:
+    guards: tuple[Guard, ...] | None = None
+    unless: tuple[Guard, ...] = ()
+
+    def __init__(self, reason: str, where: str = "", hint: str = "", skipped: bool = False, shared_memory: bool = False) -> None:
         super().__init__(": ".join(part for part in (where, reason) if part) + (f" ({hint})" if hint else ""))
         self.reason = reason
         self.where = where
         self.hint = hint
         self.skipped = skipped
+        self.shared_memory = shared_memory
 
 
 @dataclass(frozen=True)

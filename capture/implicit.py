@@ -27,3 +27,9 @@ def aliasing_guards(inputs: Sequence[GraphInput], sources: SourceContext) -> lis
     if len(distinct) < 2 and not mutated:
         return []
     return [Guard((("state",),), Predicate.NOT_ALIASED, {"distinct": distinct, "mutated": mutated, "others": others})]
+
+
+def apart(inputs: Sequence[GraphInput]) -> tuple[Guard, ...]:
+    """That no two tensor inputs share memory."""
+    tensors = tuple(sorted((i.path for i in inputs if i.kind == "tensor"), key=repr))
+    return (Guard((("state",),), Predicate.NOT_ALIASED, {"distinct": (), "mutated": tensors, "others": ()}),)

@@ -70,7 +70,7 @@ def _capture(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         return capture(function, args, dict(kwargs), name=program.name, options=options)
     except CaptureRefused as refused:
         where = f" (at {refused.where})" if refused.where else ""
-        raise Refused(f"{refused.reason}{where}", refused.hint, skipped=refused.skipped) from refused
+        raise Refused(f"{refused.reason}{where}", refused.hint, refused.guards, refused.skipped, refused.unless) from refused
 
 
 def _store(program: Program, frame: CapturedFrame, watch: Stopwatch) -> str | InProcess:

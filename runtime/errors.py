@@ -51,15 +51,19 @@ class Refused(Exception):
     """Raised by the compile callable: this program, or this kind of call, cannot be compiled and has to run eagerly.
 
     `reason` is shown once; `hint` says what to do. With `guards` the refusal holds only for calls that pass them (a frame that needs a
-    backward graph: the same program under `no_grad` still compiles); without, for every call of the program. `skipped`: the function itself
+    backward graph: the same program under `no_grad` still compiles) and fail one of `unless`, where there are any; without, for every call
+    of the program. `skipped`: the function itself
     stays plain Python, as with torch.compile, which is worth no warning: what it calls may be compiled.
     """
 
-    def __init__(self, reason: str, hint: str = "", guards: Sequence[Guard] | None = None, skipped: bool = False) -> None:
+    def __init__(
+        self, reason: str, hint: str = "", guards: Sequence[Guard] | None = None, skipped: bool = False, unless: Sequence[Guard] = ()
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.hint = hint
         self.guards = tuple(guards) if guards is not None else ()
+        self.unless = tuple(unless)
         self.permanent = guards is None
         self.skipped = skipped
 

@@ -458,7 +458,7 @@ class Program:
                 self._run_eagerly(f"runs eagerly: {text}")
             return None
         self._warn(refusal.reason, f"runs eagerly: {text}")
-        variant = EagerVariant(self.entry, (*refusal.guards, *self.extra_guards))
+        variant = EagerVariant(self.entry, (*refusal.guards, *self.extra_guards), refusal.unless)
         self.variants.insert(0, variant)
         return variant.bind(local_values, self.locals_of.cells())
 

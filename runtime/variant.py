@@ -47,6 +47,7 @@ class _Planned:
 
     entry: Entry
     pending = False
+    tabled = True  # whether its guards say all, so that a table of them can stand for it
     _plan: Any = None
 
     def all_guards(self) -> tuple[Guard, ...]:
@@ -195,19 +196,26 @@ class Variant(_Planned):
 class EagerVariant(_Planned):
     """A kind of call that has to run eagerly, known by its guards so that it is not captured again: it would need a backward graph, or,
     where `pending`, it is being compiled in the background.
+    `unless`: such a call fails one of these.
     """
 
     stored = False
     artifact_id = ""
     target = ""
 
-    def __init__(self, entry: Entry, guards: Sequence[Guard], pending: bool = False) -> None:
+    def __init__(self, entry: Entry, guards: Sequence[Guard], unless: Sequence[Guard] = (), pending: bool = False) -> None:
         self.pending = pending
         self.entry = entry
         self.guards = tuple(guards)
-        self.check = LazyChecker(lambda: guard_rows(self.guards))
+        self.tabled = not unless
+        self._holds = LazyChecker(lambda: guard_rows(self.guards))
+        self._excluded = LazyChecker(lambda: guard_rows(unless)) if unless else None
         self.hits = 0
         self._binding = Binding(self, entry.function, None, ())
+
+    def check(self, local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> bool:
+        """Whether this is such a call."""
+        return self._holds(local_values, cells) and not (self._excluded is not None and self._excluded(local_values, cells))
 
     def all_guards(self) -> tuple[Guard, ...]:
         return self.guards

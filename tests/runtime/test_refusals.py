@@ -1,0 +1,91 @@
+"""Calls of a kind that cannot be compiled run as they are written; the program's other calls are compiled."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import precast
+from precast.artifact_store import Store
+from precast.runtime.api import site_of
+from precast.runtime.variant import Variant
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(tmp_path)
+
+
+def adds(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    a.mul_(3)
+    return a + b
+
+
+def offset(a: torch.Tensor, wanted: bool) -> torch.Tensor:
+    return a[1:].view(torch.int32).as_strided((2,), (1,), 3) + 1 if wanted else a + 1
+
+
+def shared(length: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
+    whole = torch.randn(length)
+    return whole[:-1], whole[1:]
+
+
+def apart(length: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(length), torch.randn(length)
+
+
+CASES: dict[str, tuple[Callable[..., Any], Callable[[], Any], Callable[[], Any]]] = {
+    "shared memory": (adds, shared, apart),
+    "place in a storage": (offset, lambda: (torch.randn(6), True), lambda: (torch.randn(6), False)),
+}
+
+
+def agrees(compiled: Any, function: Callable[..., Any], make: Callable[[], Any]) -> None:
+    """The same results, and the same effect on the arguments, which are made twice from one seed."""
+    seed = int(torch.randint(1 << 30, ()))
+    torch.manual_seed(seed)
+    ours = make()
+    torch.manual_seed(seed)
+    theirs = make()
+    torch.testing.assert_close(compiled(*ours), function(*theirs))
+    for mine, other in zip(ours, theirs, strict=True):
+        if isinstance(mine, torch.Tensor):
+            torch.testing.assert_close(mine, other)
+            assert mine.shape == other.shape and mine.stride() == other.stride()
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("refused_first", [True, False])
+def test_only_calls_of_that_kind_run_eagerly(name: str, refused_first: bool, store: Store) -> None:
+    function, refused, fine = CASES[name]
+    compiled = precast.compile(function, store=store)
+    order = [refused, fine] if refused_first else [fine, refused]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for make in [*order, refused, refused, fine, fine, refused, fine, fine, fine, refused]:
+            agrees(compiled, function, make)
+    texts = [str(w.message) for w in caught if "precast" in str(w.message)]
+    assert len(texts) == 1 and "runs eagerly" in texts[0] and "test_refusals.py" in texts[0], texts
+    variants = [v for v in site_of(compiled).programs[0].variants if isinstance(v, Variant)]
+    assert len(variants) == 1 and variants[0].hits >= 2
+
+
+def test_other_shapes_of_the_refused_kind(store: Store) -> None:
+    compiled = precast.compile(adds, store=store, dynamic=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for make in (shared, lambda: shared(9), apart, lambda: apart(8), shared, lambda: shared(9), lambda: apart(8), apart):
+            agrees(compiled, adds, make)
+    variants = [v for v in site_of(compiled).programs[0].variants if isinstance(v, Variant)]
+    assert len(variants) == 2
