@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from precast.artifact_store.records import GraphOutput
 from precast.capture.frame import CaptureRefused
+from precast.capture.higher_order import expand_higher_order
 
 Decompositions = Mapping[Any, Callable[..., Any]]
 
@@ -62,6 +63,7 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
         captured = aot_stage1_graph_capture(state, call)
         _refuse_unsupported(state, captured, len(example_inputs))
         graph = captured.graph_module
+        expand_higher_order(graph, fake_mode, decompositions)
         absolute = _from_whole_inputs([n for n in graph.graph.nodes if _storage_offset_given(n)])
         outputs = _split_outputs(graph, state.fw_metadata)
         graph.graph.eliminate_dead_code()

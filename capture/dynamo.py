@@ -9,6 +9,7 @@ import builtins
 import contextlib
 import gc
 import random
+import re
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

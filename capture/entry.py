@@ -25,6 +25,7 @@ from precast.capture.guard_filter import GuardFilter, describe_waived, of_memory
 from precast.capture.guard_forms import newest_forms
 from precast.capture.guards import GuardContext, translate
 from precast.capture.implicit import aliasing_guards, apart, state_guard
+from precast.capture.operators import OperatorUse, watched
 from precast.capture.sources import NotPortable, SourceContext
 from precast.capture.unguarded import unguarded
 from precast.runtime.entry import LocalsOf, entry_of
@@ -91,6 +92,7 @@ class _Capture:
     aliases: dict[str, Path] = field(default_factory=dict)
     waived: tuple[Any, ...] = ()
     refused: CaptureRefused | None = None
+    operators: OperatorUse = field(default_factory=OperatorUse)
 
     def run(self) -> CapturedFrame:
         self.module = self.function.__globals__.get("__name__", "")
@@ -118,7 +120,9 @@ class _Capture:
             self.graph = self.compiled = None
         inputs = self._inputs(traced.graphargs or ())
         problems = [*translation.uncacheable, *unnoticed.uncacheable]
-        found, missing = digests((self.function, *traced.functions), traced.output.traced_code, self.function.__code__)
+        codes = (*traced.output.traced_code, *self.operators.other_code())
+        found, missing = digests((self.function, *traced.functions), codes, self.function.__code__)
+        found = (*found, *self.operators.digests())
         problems += missing
         graph, constants = (None, ()) if self.graph is None else lift_constants(self.graph.graph, len(inputs))
         inputs += [GraphInput((("constant", i),), True, None, "constant") for i in range(len(constants))]
@@ -181,10 +185,13 @@ class _Capture:
             return
         table = self.options.decompositions
         try:
-            self.graph = aot.inference_graph(gm, example_inputs, default_decompositions() if table is None else table)
+            with watched(gm, self.operators):
+                self.graph = aot.inference_graph(gm, example_inputs, default_decompositions() if table is None else table)
         except CaptureRefused as refused:
             self.refused = refused  # raised when the guards say which calls it concerns
             return
+        if self.graph is not None:
+            self.operators.add(self.graph.graph)
         self.needs_grad = self.graph is None
 
     def _outputs(self) -> tuple[GraphOutput, ...]:

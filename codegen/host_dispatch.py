@@ -15,6 +15,7 @@ import sympy
 import torch
 
 from precast.codegen.host_shims import DTYPE_CODES, OTHER_CODES, TORCH_NAMES
+from precast.lowering.effects import is_custom
 from precast.lowering.ir import Const, Extern, Index, Size, View
 
 BUILD_VERSION = (2 << 56) | (11 << 48)
@@ -108,6 +109,10 @@ class _Encoder:
 
 def encodable(step: Extern) -> str:
     """Why `step` cannot go through the dispatcher, or an empty string."""
+    if is_custom(step.op):
+        return f"{step.op} is called through Python, where most of its kind are written"
+    if step.op == "aten::_linalg_check_errors":
+        return f"{step.op} raises torch.linalg.LinAlgError, and the dispatcher's C interface keeps no error classes"
     try:
         schema = find_schema(step.op)
         _Encoder(_Silent(), "", step.op)

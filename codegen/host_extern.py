@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import sympy
 
-from precast.lowering.ir import Const, Extern, Index, View
+from precast.codegen.host_shims import torch_name
+from precast.lowering.effects import is_custom
+from precast.lowering.ir import Buffer, Const, Extern, Index, View
 
 Encoded = Any
 """JSON: null, {"v": scalar}, {"complex": [re, im]}, {"f": "inf"|"-inf"|"nan"},
@@ -50,16 +53,23 @@ class ExternArguments:
         raise TypeError(f"argument {arg!r} of type {type(arg).__name__} cannot be handed to an extern call")
 
 
-def encode_call(step: Extern) -> tuple[dict[str, Any], list[View], list[sympy.Expr]]:
+def _promise(arguments: ExternArguments, buffer: Buffer) -> list[Encoded]:
+    """What the operator's fake implementation said of a result: dtype and sizes. The runtime holds the operator to it."""
+    return [torch_name(buffer), [arguments.encode(n if isinstance(n, int) else Index(n)) for n in buffer.size]]
+
+
+def encode_call(step: Extern, buffers: Mapping[str, Buffer]) -> tuple[dict[str, Any], list[View], list[sympy.Expr]]:
     """The JSON record of a call, with its tensors and integers in the order of their numbers."""
     arguments = ExternArguments()
     try:
-        record = {
+        record: dict[str, Any] = {
             "op": step.op,
             "args": [arguments.encode(a) for a in step.args],
             "kwargs": {k: arguments.encode(v) for k, v in step.kwargs},
             "outs": len(step.outs),
         }
+        if is_custom(step.op):
+            record["expect"] = [_promise(arguments, buffers[name]) if name else None for name in step.outs]
     except TypeError as error:
         raise TypeError(f"{step.op}: {error}") from error
     return record, arguments.tensors, arguments.integers

@@ -18,6 +18,7 @@ from precast.codegen.host_shims import SymbolTable, dtype_code
 from precast.codegen.host_templates import HOST_PROLOGUE, NEEDS_STATE, PREPARE, RUN, STATE
 from precast.codegen.values import store_roots
 from precast.lowering.binding import FromInteger, FromSizes, FromTensor, bindings
+from precast.lowering.effects import is_custom
 from precast.lowering.ir import Buffer, Constant, Extern, Kernel, Load, Program, Size, View, walk
 from precast.lowering.memory import nbytes_of
 
@@ -145,6 +146,25 @@ class HostWriter:
             step,
         )
         return target
+
+    def tensor_handle(self, view: View, step: str) -> str:
+        """A handle that shares the buffer's storage and may outlive the call, where the buffer is a tensor at all (a literal is none)."""
+        buffer, base = self.buffers[view.buffer], self.handle.get(view.buffer)
+        whole = view.size == buffer.size and view.stride == buffer.stride and view.offset == 0
+        if base is None or view.dtype not in (None, buffer.dtype) or whole:
+            return self.view_handle(view, step)
+        target = self.new_owned()
+        self.reinterpret(base, view, f"&{target}", step)
+        return target
+
+    def reinterpret(self, base: str, view: View, target: str, step: str) -> None:
+        """Writes the call that makes `target` a view on the storage of the tensor `base`, counted from its own first element."""
+        sizes, strides = self.ints(view.size), self.ints(view.stride)
+        self.add("{ int64_t start = 0;")
+        self.call("aoti_torch_get_storage_offset", f"{base}, &start", step)
+        place = f"start + ({self.size(view.offset)})"
+        self.call("aoti_torch__reinterpret_tensor", f"{base}, {len(view.size)}, {sizes}, {strides}, {place}, {target}", step)
+        self.add("}")
 
     def allocate(self, name: str, step: str) -> None:
         """A fresh tensor for buffer `name`."""
@@ -334,11 +354,11 @@ class HostWriter:
         if not encodable(step):
             self._dispatched(step, label)
             return
-        record, tensors, integers = encode_call(step)
+        record, tensors, integers = encode_call(step, self.buffers)
         number = len(self.externs)
         self.externs.append(record)
         self.add("{")
-        handles = [self.view_handle(v, label) for v in tensors]
+        handles = [self.tensor_handle(v, label) if is_custom(step.op) else self.view_handle(v, label) for v in tensors]
         self.add(f"void* in[{max(len(handles), 1)}];")
         for position, handle in enumerate(handles):
             self.call("aoti_torch_new_tensor_handle", f"{handle}, &in[{position}]", label)
@@ -349,13 +369,15 @@ class HostWriter:
         self.add(f"if ({shim}({number}, in, {len(handles)}, numbers, {len(integers)}, out, {len(step.outs)}, error, capacity)) return 1;")
         targets = []
         for position, name in enumerate(step.outs):
-            target = self.new_owned()
-            self.add(f"{target} = out[{position}];")
-            targets.append((name, target))
+            if name:  # "": the op gives None here
+                target = self.new_owned()
+                self.add(f"{target} = out[{position}];")
+                targets.append((name, target))
         self.add("}")
         for name, target in targets:
             self.settle(name, target, label)
-        self.python.append(f"    {', '.join(step.outs)} = {step.op}({', '.join(v.buffer for v in tensors)})")
+        results = f"{', '.join(name or '_' for name in step.outs)} = " if step.outs else ""
+        self.python.append(f"    {results}{step.op}({', '.join(v.buffer for v in tensors)})")
 
     def _dispatched(self, step: Extern, label: str) -> None:
         self.add("{")
@@ -414,15 +436,7 @@ class HostWriter:
         if same and not loose:  # a library leaves the strides of dimensions of one element as it likes
             self.call("aoti_torch_new_tensor_handle", f"{handle}, &outputs[{position}]", label)
             return
-        sizes, strides = self.ints(view.size), self.ints(view.stride)
-        self.add("{ int64_t start = 0;")
-        self.call("aoti_torch_get_storage_offset", f"{handle}, &start", label)
-        self.call(
-            "aoti_torch__reinterpret_tensor",
-            f"{handle}, {len(view.size)}, {sizes}, {strides}, start + ({self.size(view.offset)}), &outputs[{position}]",
-            label,
-        )
-        self.add("}")
+        self.reinterpret(handle, view, f"&outputs[{position}]", label)
 
     def source(self, packs: Sequence[Pack] = (), prepare: Sequence[RunStep] = ()) -> str:
         """The host half of the translation unit (kernels come before it); `prepare` are the expanded steps of the prepare function."""

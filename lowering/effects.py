@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import fields, replace
 from functools import wraps
 from typing import Any, TypeVar, cast
@@ -181,6 +181,16 @@ def value_dtype(value: Value) -> DType:
 def index_expr(value: Value) -> Any:
     """The sympy expression that the value holds itself, if it has one."""
     return value.expr if isinstance(value, Index) else value.index if isinstance(value, Load) else None
+
+
+def is_custom(op: str) -> bool:
+    """Whether an extern's op is not torch's own: what it does with its arguments beyond its schema is not known."""
+    return not op.startswith(("aten::", "prims::"))
+
+
+def custom_operands(steps: Iterable[Step]) -> set[str]:
+    """Buffers that operators which are not torch's own see: they need tensors of their own, since such an operator may keep them."""
+    return {name for step in steps if isinstance(step, Extern) and is_custom(step.op) for name in reads(step)}
 
 
 def lasting_inputs(program: Program, bound: Collection[str] | None) -> set[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from precast.lowering.effects import reads, writes
+from precast.lowering.effects import custom_operands, reads, writes
 from precast.lowering.ir import Buffer, Kernel, Program, Size, Slot
 from precast.lowering.lifetimes import lifetimes
 from precast.lowering.reuse import may_reuse
@@ -46,11 +46,12 @@ def nbytes_of(buffer: Buffer) -> Size:
 
 
 def plan_memory(program: Program, *, reuse: bool = True) -> Program:
-    """The program with a workspace slot for each temporary. Inputs, outputs, persistent and opaque buffers have none."""
+    """The program with a workspace slot for each temporary. Inputs, outputs, persistent and opaque buffers and
+    operands of custom operators have none."""
     live = lifetimes(program)
     by_name = {b.name: b for b in program.buffers}
     outside = {i for i in program.inputs if isinstance(i, str)} | set(program.persistent) | {c.buffer for c in program.constants}
-    outside |= {o.view.buffer for o in program.outputs if o.view is not None}
+    outside |= {o.view.buffer for o in program.outputs if o.view is not None} | custom_operands(program.steps)
     blocks: dict[str, Block] = {}
     for position, step in enumerate(program.steps):
         for name in writes(step):

@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import replace
 
-from precast.lowering.effects import reads, writes
-from precast.lowering.ir import Buffer, Program, Step
+from precast.lowering.effects import is_custom, reads, writes
+from precast.lowering.ir import Buffer, Extern, Program, Step
 from precast.lowering.sizes import hint
 
 
@@ -21,8 +21,9 @@ def nbytes_hint(buffer: Buffer) -> int:
 
 def dependencies(steps: Sequence[Step]) -> list[set[int]]:
     """For each step the earlier steps that must stay before it: producers of what it reads, and readers and writers of what it
-    overwrites.
+    overwrites. Operators that are not torch's own keep their order: they may have effects that their schemas do not tell.
     """
+    last_custom: int | None = None
     last_write: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
     before: list[set[int]] = []
@@ -39,6 +40,9 @@ def dependencies(steps: Sequence[Step]) -> list[set[int]]:
         for name in written:
             last_write[name] = position
             readers[name] = []
+        if isinstance(step, Extern) and is_custom(step.op):
+            needed |= set() if last_custom is None else {last_custom}
+            last_custom = position
         needed.discard(position)
         before.append(needed)
     return before

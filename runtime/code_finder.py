@@ -9,6 +9,7 @@ import types
 from collections.abc import Mapping
 
 from precast.runtime.code_digest import digest, direct_code, find_code, forget_code
+from precast.runtime.operators import OPERATOR, operator_digest
 
 _LIBRARY = ("torch",)
 """Packages whose version is part of the artifact's key: their code is not read."""
@@ -21,12 +22,26 @@ def changed_code(digests: Mapping[str, str], entry: types.CodeType) -> str:
     """
     for name, wanted in digests.items():
         module, _, qualname = name.partition("#")[0].partition(":")
+        if module.startswith(OPERATOR):
+            if reason := _changed_operator(module.removeprefix(OPERATOR), qualname, wanted):
+                return reason
+            continue
         if module.partition(".")[0] in _LIBRARY:
             continue
         found = module and (wanted in _direct_digests(module, qualname) or wanted in _digests_of(module, qualname))
         if not (found or (not module and wanted == digest(entry))):
             return f"the code of {qualname} in {module or 'the program'} has changed since"
     return ""
+
+
+def _changed_operator(home: str, name: str, wanted: str) -> str:
+    found = operator_digest(name)
+    if found == wanted:
+        return ""
+    if found:
+        return f"the operator {name} has another schema or fake implementation now"
+    cure = f"import {home}, which registers it" if home else "load the library that registers it"
+    return f"the operator {name} is not registered in this process: {cure}"
 
 
 @functools.lru_cache(maxsize=8192)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -71,14 +72,26 @@ class Externs:
                 result = results[i]
                 outs[i] = None if result is None else new_handle(result)
             return 0
-        except Exception as problem:  # noqa: BLE001 - nothing may cross into C; the message becomes the call's own error
+        except Exception as problem:  # noqa: BLE001 - nothing may cross into C; the caller raises it
             _leave_message(problem, error, capacity)
             return 1
 
 
+PENDING = "P:"
+"""Begins a message whose exception itself waits in this thread: C carries text only, the caller gets what the op raised."""
+_pending = threading.local()
+
+
+def take_exception() -> BaseException | None:
+    """What the last failed call of this thread raised; once."""
+    problem: BaseException | None = getattr(_pending, "problem", None)
+    _pending.problem = None
+    return problem
+
+
 def _leave_message(problem: Exception, error: int, capacity: int) -> None:
-    text = f"I: {problem}" if isinstance(problem, IndexError) else str(problem) or type(problem).__name__
-    data = text.encode(errors="replace")[: capacity - 1] + b"\0"
+    _pending.problem = problem
+    data = f"{PENDING} {problem}".encode(errors="replace")[: capacity - 1] + b"\0"
     ctypes.memmove(error, data, len(data))
 
 
@@ -88,9 +101,15 @@ def _compile(record: dict[str, Any]) -> Call:
     args = [_decoder(item) for item in record["args"]]
     kwargs = {name: _decoder(item) for name, item in record["kwargs"].items()}
 
+    expect = [None if item is None else (getattr(torch, item[0]), [_decoder(n) for n in item[1]]) for item in record.get("expect", ())]
+    name = record["op"]
+
     def call(tensors: Sequence[torch.Tensor], ints: Any) -> Sequence[torch.Tensor | None]:
         result = op(*(arg(tensors, ints) for arg in args), **{name: arg(tensors, ints) for name, arg in kwargs.items()})
-        return list(_flatten(result))
+        results = _flatten(result)
+        if expect:
+            _hold_to(name, results, [None if e is None else (e[0], [n(tensors, ints) for n in e[1]]) for e in expect])
+        return results
 
     return call
 
@@ -101,7 +120,22 @@ def _find_op(name: str) -> Any:
     try:
         return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
     except AttributeError as error:
-        raise RuntimeError(f"this torch has no operator {name}; import the package that registers it before the call") from error
+        raise RuntimeError(f"the operator {name} is not registered: import the package that registers it before the call") from error
+
+
+def _hold_to(name: str, results: Sequence[Any], promised: Sequence[tuple[torch.dtype, list[int]] | None]) -> None:
+    """Raises RuntimeError where an operator's results are not what its fake implementation said when the graph was made."""
+    if len(results) != len(promised):
+        raise RuntimeError(f"the operator {name} gave {len(results)} tensors; its fake implementation promised {len(promised)}")
+    for position, (result, promise) in enumerate(zip(results, promised, strict=True)):
+        found = None if result is None else (result.dtype, list(result.shape))
+        if found != promise:
+            said, got = (_describe(spec) for spec in (promise, found))
+            raise RuntimeError(f"result {position} of the operator {name} is {got}; its fake implementation promised {said}")
+
+
+def _describe(spec: tuple[torch.dtype, list[int]] | None) -> str:
+    return "None" if spec is None else f"{str(spec[0]).removeprefix('torch.')}{spec[1]}"
 
 
 def _flatten(result: Any) -> Sequence[torch.Tensor | None]:

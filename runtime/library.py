@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from precast.runtime.errors import LoadError
-from precast.runtime.externs import Externs
+from precast.runtime.externs import PENDING, Externs, take_exception
 from precast.runtime.locks import Lock
 
 ABI = 1
@@ -142,7 +142,9 @@ def load_library(digest: str, path: Path) -> Library:
 
 
 def raise_run_error(message: str) -> None:
-    """Turn the text that `precast_run` left into an exception: "I:" marks an index error."""
+    """Turn the text that `precast_run` left into an exception: "I:" marks an index error, `externs.PENDING` what an op raised in Python."""
+    if message.startswith(PENDING) and (problem := take_exception()) is not None:
+        raise problem
     if message.startswith("I:"):
         raise IndexError(message[2:].strip())
     raise RuntimeError(message or "the compiled graph failed without a message")

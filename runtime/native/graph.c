@@ -151,6 +151,17 @@ static PyObject *finish_outputs(GraphCall *self, PyObject *raw, PyObject *const 
     return result;
 }
 
+/* Sets the exception that the text stands for: one place knows how (runtime/library.py). */
+static void raise_run_error(const char *error) {
+    PyObject *module = PyImport_ImportModule("precast.runtime.library");
+    PyObject *text = module ? PyUnicode_DecodeUTF8(error, (Py_ssize_t)strlen(error), "replace") : NULL;
+    PyObject *result = text ? PyObject_CallMethod(module, "raise_run_error", "O", text) : NULL;
+    if (result) PyErr_SetString(PyExc_SystemError, "raise_run_error returned");
+    Py_XDECREF(result);
+    Py_XDECREF(text);
+    Py_XDECREF(module);
+}
+
 static PyObject *graph_call(PyObject *object, PyObject *const *args, size_t flags, PyObject *names) {
     GraphCall *self = (GraphCall *)object;
     Py_ssize_t count = PyVectorcall_NARGS(flags);
@@ -177,9 +188,7 @@ static PyObject *graph_call(PyObject *object, PyObject *const *args, size_t flag
     failed = self->run(self->table, words, outputs, state ? state->value : NULL, error, ERROR_CAPACITY);
     Py_END_ALLOW_THREADS
     if (failed) {
-        int index = error[0] == 'I' && error[1] == ':';
-        char *text = index ? error + 2 + (error[2] == ' ') : error;
-        PyErr_SetString(index ? PyExc_IndexError : PyExc_RuntimeError, text[0] ? text : "the compiled graph failed without a message");
+        raise_run_error(error);
     } else {
         result = collect_outputs(self, outputs);
         if (result && self->finish) {

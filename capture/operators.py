@@ -1,0 +1,80 @@
+"""Which operators outside of ATen a frame calls, and the Python code of theirs that its graph was made with."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.fx
+
+from precast.artifact_store.records import CodeDigest
+from precast.runtime.operators import OPERATOR, operator_digest, operator_home, operator_name, reached_code
+
+_OWN = ("aten", "prim", "prims", "inductor", "rngprims", "_c10d_functional", "quantized", "higher_order")
+"""Namespaces that belong to torch: their version is part of the key."""
+_VERSIONED = ("torch", "precast", "sympy", "mpmath", "functorch")
+_DISPATCHERS = ("torch._ops", "torch._library", "torch.library")
+"""Modules of torch that call what users registered."""
+
+
+class OperatorUse:
+    """What was found while a graph was made: operators, and the code objects of everything that Python ran for them."""
+
+    def __init__(self) -> None:
+        self.operators: dict[torch._ops.OpOverload, None] = {}
+        self.codes: dict[types.CodeType, None] = {}
+
+    def add(self, graph_module: torch.fx.GraphModule) -> None:
+        """Note the operators of a graph and of the graphs nested in it."""
+        for module in graph_module.modules():
+            if isinstance(module, torch.fx.GraphModule):
+                for node in module.graph.nodes:
+                    for operand in (node.target, *node.args, *node.kwargs.values()):
+                        self.operators |= dict.fromkeys(_operators_of(operand))
+
+    def digests(self) -> tuple[CodeDigest, ...]:
+        """One record per operator. Guarded like inlined code: what it names is looked at again before the artifact is used."""
+        records = []
+        for op in self.operators:
+            name = operator_name(op)
+            records.append(CodeDigest(f"{OPERATOR}{operator_home(op)}", name, operator_digest(name)))
+        return tuple(records)
+
+    def other_code(self) -> tuple[types.CodeType, ...]:
+        """Code that ran while tracing and is not part of an operator's own digest: bodies of composite operators, helpers."""
+        covered = {code for op in self.operators for code in reached_code(op)}
+        return tuple(code for code in self.codes if code not in covered)
+
+
+def _operators_of(operand: Any) -> Iterable[torch._ops.OpOverload]:
+    if isinstance(operand, torch._ops.OpOverloadPacket):
+        return [op for name in operand.overloads() for op in _operators_of(getattr(operand, name))]
+    return [operand] if isinstance(operand, torch._ops.OpOverload) and operand.namespace not in _OWN else []
+
+
+@contextlib.contextmanager
+def watched(graph_module: torch.fx.GraphModule, use: OperatorUse) -> Iterator[None]:
+    """Notes into `use` the graph's operators and, where it has any, all user code that runs inside: fake implementations and the
+    bodies of composite operators run there without Dynamo's knowing."""
+    use.add(graph_module)
+    if not use.operators:
+        yield
+        return
+    before = sys.getprofile()
+
+    def note(frame: types.FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code not in use.codes and (caller := frame.f_back) is not None:
+            called_by_torch = str(caller.f_globals.get("__name__", "")).startswith(_DISPATCHERS)
+            root = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+            if (called_by_torch or caller.f_code in use.codes) and root not in _VERSIONED and root not in sys.stdlib_module_names:
+                use.codes[frame.f_code] = None
+
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
