@@ -80,9 +80,11 @@ def object_name(value: Any) -> str:
 
 
 def same_object(a: Any, b: Any) -> bool:
-    """Identity, except that a class's bound method is made anew at each look-up and counts as the same."""
+    """Identity, except for what is made anew when it is looked up: a class's bound method, and an operator that was registered again."""
     if isinstance(a, types.MethodType) and isinstance(b, types.MethodType):
         return a.__func__ is b.__func__ and a.__self__ is b.__self__
+    if isinstance(a, torch._ops.OpOverload) and isinstance(b, torch._ops.OpOverload):
+        return a.name() == b.name() and str(a._schema) == str(b._schema)
     return a is b
 
 

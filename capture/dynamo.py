@@ -9,7 +9,6 @@ import builtins
 import contextlib
 import gc
 import random
-import re
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from precast.capture.code import graph_names
 from precast.capture.directives import tell_tracer
 from precast.capture.frame import CaptureRefused
 from precast.capture.installed import installed
+from precast.capture.operator_breaks import broken_at_operators
 from precast.capture.resume import resume_functions
 from precast.runtime.errors import RegionError
 
@@ -101,6 +101,7 @@ def trace(
             _recorded_ids(compared),
             _recorded_reads(consumed),
             _per_call_arguments(is_bound),
+            broken_at_operators(),
         ):
             out = _compile(function, local_values, call_backend, one_graph, finished)
         output = out.tracer_output.output_graph

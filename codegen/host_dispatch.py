@@ -111,7 +111,7 @@ def encodable(step: Extern) -> str:
     """Why `step` cannot go through the dispatcher, or an empty string."""
     if is_custom(step.op):
         return f"{step.op} is called through Python, where most of its kind are written"
-    if step.op == "aten::_linalg_check_errors":
+    if step.op.startswith(("aten::linalg_", "aten::_linalg_")):
         return f"{step.op} raises torch.linalg.LinAlgError, and the dispatcher's C interface keeps no error classes"
     try:
         schema = find_schema(step.op)
