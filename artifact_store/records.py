@@ -105,6 +105,7 @@ class FrameRecord(_Record):
     names: tuple[tuple[str, tuple[Any, ...]], ...]
     tensors: tuple[TensorConstant, ...] = ()
     resumes: tuple[ResumeRecord, ...] = ()
+    broken: bool = False  # it ends at a graph break: Python code runs before the function returns
 
     def to_data(self) -> dict[str, Any]:
         tensors, resumes = [t.to_data() for t in self.tensors], [r.to_data() for r in self.resumes]

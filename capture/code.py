@@ -31,6 +31,7 @@ def frame_record(
     module_globals: dict[str, Any],
     tensors: tuple[TensorConstant, ...] = (),
     resumed: Mapping[str, tuple[types.CodeType, dict[str, Any]]] | None = None,
+    broken: bool = False,
 ) -> FrameRecord:
     """`supplies`: what each private global name of the bytecode stands for; `resumed`: code and globals of those that resume the frame.
 
@@ -51,7 +52,7 @@ def frame_record(
                 raise NotPortable(f"the rewritten bytecode uses {old}, an object that means nothing in another process")
             names.append((new, tuple(supplies[old])))
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return FrameRecord(python, marshal.dumps(plain, 2), tuple(side), tuple(names), tensors, tuple(resumes))
+    return FrameRecord(python, marshal.dumps(plain, 2), tuple(side), tuple(names), tensors, tuple(resumes), broken)
 
 
 def resume_record(code: types.CodeType, namespace: dict[str, Any], module_globals: dict[str, Any]) -> ResumeRecord:

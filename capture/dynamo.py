@@ -63,6 +63,7 @@ class Traced:
     private_names: Mapping[str, tuple[Any, ...]]
     compared: Mapping[Any, int]  # sources of objects that the traced code asked `id()` of, and what it got
     consumed: tuple[Any, ...]  # sources of all objects that the traced code looked at, guarded or not
+    broken: bool  # whether it ends at a graph break
     resumed: Mapping[str, tuple[types.CodeType, dict[str, Any]]]  # private name -> code and globals of what continues after a break
 
 
@@ -106,6 +107,7 @@ def trace(
             out = _compile(function, local_values, call_backend, one_graph, finished)
         output = out.tracer_output.output_graph
         names = _private_names(out.bytecode, namespace, output)
+        broken = bool(getattr(output.compile_subgraph_reason, "graph_break", False))
         resumed = resume_functions(output, namespace)
         if not graph_names(out.bytecode, names):
             graphs.clear()
@@ -113,7 +115,7 @@ def trace(
         random.setstate(drawn)
         for name in [n for n in namespace if n not in before]:
             del namespace[name]
-    return Traced(out.bytecode, output, graphs[-1] if graphs else None, tuple(functions), names, compared, tuple(consumed), resumed)
+    return Traced(out.bytecode, output, graphs[-1] if graphs else None, tuple(functions), names, compared, tuple(consumed), broken, resumed)
 
 
 def _compile(

@@ -118,6 +118,7 @@ _CHAINED: dict[type, _Rule] = {
     S.CallFunctionNoArgsSource: lambda c, s, b: (("call",),),
     S.CallMethodItemSource: lambda c, s, b: (("method", "item"),),
     S.TensorPropertySource: _tensor_property,
+    S.NumpyTensorSource: lambda c, s, b: (("as_tensor",),),
 }
 
 _MODULE_TABLES = {"_modules": "submodule", "_parameters": "param", "_buffers": "buffer"}

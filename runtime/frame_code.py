@@ -23,6 +23,8 @@ class FrameCodeError(RuntimeError):
 
 
 _counter = itertools.count()
+OWN_CODE = "<precast> "
+"""How the qualified names of rewritten code objects begin: they are no functions of the user's."""
 Resume = Callable[[ResumeRecord, types.CodeType, dict[str, Any]], Callable[..., Any]]
 """(record, its code, the globals that it reads) -> what the rewritten bytecode calls: a function of the code's arguments or, where the code
 has free variables, a function from the tuple of their cells to that function."""
@@ -50,6 +52,7 @@ def build(
     side = {tuple(where): tagged for where, tagged in record.constants}
     plain = marshal.loads(record.code)  # noqa: S302 - only from manifests of the local store whose digests held; signatures are not built yet
     code = _restore(plain, renamed, side, target.__globals__, ())
+    code = code.replace(co_qualname=f"{OWN_CODE}{code.co_qualname}")
     target.__globals__.update(values)
     function = types.FunctionType(code, target.__globals__, target.__name__, target.__defaults__, target.__closure__)
     function.__kwdefaults__ = target.__kwdefaults__

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from precast.artifact_store.constants import tag, untag
 from precast.artifact_store.guards import Path, Step
 
@@ -100,6 +102,7 @@ _STEPS: dict[str, Callable[..., Any]] = {
     "dataclass_fields": dataclasses.fields,
     "call": lambda place: place(),
     "method": lambda place, name: getattr(place, name)(),
+    "as_tensor": torch.as_tensor,
 }
 
 
@@ -146,6 +149,10 @@ def describe(path: Path) -> str:
                 text += f".{name}()"
             case ("call",):
                 text += "()"
+            case ("as_tensor",):
+                text = f"torch.as_tensor({text})"
+            case ("random", i):
+                text = f"random number {i}"
             case _:
                 text += f"<{' '.join(map(str, step))}>"
     return text

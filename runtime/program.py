@@ -15,7 +15,7 @@ from typing import Any
 from precast.artifact_store import Manifest, Store
 from precast.artifact_store.guards import Guard
 from precast.artifact_store.records import FrameRecord
-from precast.runtime import background, code_digest, skips, stance
+from precast.runtime import background, code_digest, region, skips, stance
 from precast.runtime.backends import Backend
 from precast.runtime.background import Deferred
 from precast.runtime.compatibility import why_not
@@ -109,6 +109,9 @@ class Program:
         self.on_binding: Callable[[Binding, Mapping[str, Any]], None] | None = None
         self.on_compile: Callable[[], Callable[[], None]] | None = None
         self.on_reset: list[Callable[[], None]] = []
+        self.parts: list[Callable[[], Sequence[Program]]] = []
+        self.on_build: list[Callable[[], None]] = []
+        self.around: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None  # makes what it calls between graphs programs, too
         self.resume: Resume | None = None  # makes what continues a frame of this program after a graph break
         self._lock = Lock()
         self._known: dict[str, str] = {}  # artifact id -> "" when loaded, else why it is of no use here
@@ -116,11 +119,16 @@ class Program:
         self._compiles = 0
         self._missed = False
         self._eager_reason = ""
+        self._skipped = False
         self._failures: Counter[str] = Counter()
         self._warned: set[str] = set()
 
     def __repr__(self) -> str:
         return f"<Program {self.name} {self.key}: {len(self.variants)} variants>"
+
+    def family(self) -> list[Program]:
+        """This program, those that continue it, and those that it calls between graphs, as far as they were reached."""
+        return [self, *(member for part in self.parts for program in part() for member in program.family())]
 
     def traced(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[types.FunctionType, tuple[Any, ...], Mapping[str, Any]]:
         """The function to trace for this call, and its arguments."""
@@ -131,29 +139,48 @@ class Program:
         """Whether the contents of the traced function's free variables are among the program's locals."""
         return False
 
-    def build_frame(self, record: FrameRecord, graph: Callable[..., Any]) -> types.FunctionType:
+    def build_frame(self, record: FrameRecord, graph: Callable[..., Any]) -> Callable[..., Any]:
         """The rewritten frame, taking the program's arguments. Raises FrameCodeError."""
-        return build(record, self.function, graph, self.resume)
+        self.built()
+        frame = build(record, self.function, graph, self.resume)
+        return self.around(frame) if record.broken and self.around is not None else frame
+
+    def built(self) -> None:
+        """Tell who asked that code of this program is about to run for the first time."""
+        for notice in self.on_build:
+            notice()
 
     # -- calling
 
     @stance.enters_region
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Find, load or compile the variant for this call, and run it; the original function where nothing fits."""
-        if stance.state.force_eager or (self._eager_reason and not self.variants):
-            return self.function(*args, **kwargs)
+        with region.paused():
+            run = self._choose(args, kwargs)
+        return run(*args, **kwargs)
+
+    def _choose(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+        """What this call runs."""
+        if stance.state.force_eager:
+            return self.function
+        if self._eager_reason and not self.variants:
+            return self._plain()
         try:
             local_values = self.locals_of(args, kwargs)
         except TypeError:
-            return self.function(*args, **kwargs)  # raises what the call itself raises
+            return self.function  # raises what the call itself raises
         binding = self.find(local_values)
         if binding is None:
             binding = self._miss(args, kwargs, local_values)
         if binding is None:
-            return self.function(*args, **kwargs)
+            return self._plain()
         if self.on_binding is not None and not binding.variant.pending:
             self.on_binding(binding, local_values)
-        return binding.frame(*args, **kwargs)
+        return binding.frame
+
+    def _plain(self) -> Callable[..., Any]:
+        """The original function; where it is not compiled itself, what it calls is."""
+        return self.around(self.function) if self._skipped and self.around is not None else self.function
 
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, str, str]:
         """Make sure that a stored artifact serves this call, without running it: (outcome, artifact id, reason), see SignatureReport.
@@ -463,6 +490,7 @@ class Program:
         return variant.bind(local_values, self.locals_of.cells())
 
     def _skip(self, reason: str) -> None:
+        self._skipped = True
         self._eager_reason = f"is not compiled itself: {reason}"
         logger("graph_breaks").info("%s %s", self.name, self._eager_reason)
 
@@ -488,6 +516,7 @@ class Program:
             self._compiles = 0
             self._missed = False
             self._eager_reason = ""
+            self._skipped = False
             _compiles_by_key.pop(self.key, None)
         for forget in self.on_reset:
             forget()

@@ -8,13 +8,11 @@ from typing import Any
 
 from precast.artifact_store.records import FrameRecord, ResumeRecord
 from precast.runtime.dispatch import make_dispatcher
-from precast.runtime.entry import Entry, parameters
+from precast.runtime.entry import Entry
 from precast.runtime.frame_code import build
 from precast.runtime.locks import Lock
 from precast.runtime.program import Program
-
-CLOSURE = "__precast_closure"
-"""Name of the shell's first parameter (see Shell)."""
+from precast.runtime.shell import Shell
 
 
 class Resumes:
@@ -26,6 +24,7 @@ class Resumes:
     def __init__(self, root: Program) -> None:
         self.root = root
         root.resume = self
+        root.parts.append(lambda: self.programs)
         root.on_reset.append(self.reset)
         self._lock = Lock()
         self._made: dict[tuple[str, str], tuple[ResumeProgram, Callable[..., Any]]] = {}
@@ -47,17 +46,13 @@ class Resumes:
         function = types.FunctionType(code, namespace, record.name) if shell is None else shell.function(code)
         program = ResumeProgram(self.root, record, code, Entry(function), shell)
         program.resume = self
+        program.on_build = self.root.on_build
         dispatcher = make_dispatcher(program, program.entry, program.call)
         return program, dispatcher if shell is None else shell.factory(dispatcher)
 
     def reset(self) -> None:
         for program in self.programs:
             program.reset()
-
-
-def reached(program: Program) -> list[Program]:
-    """The programs that have continued this one so far."""
-    return [*program.resume.programs] if isinstance(program.resume, Resumes) else []
 
 
 class ResumeProgram(Program):
@@ -76,70 +71,18 @@ class ResumeProgram(Program):
     def traced(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[types.FunctionType, tuple[Any, ...], Mapping[str, Any]]:
         if self.shell is None:
             return super().traced(args, kwargs)
-        return self.shell.open(args), args[self.shell.hidden :], kwargs
+        return self.shell.open(args)
 
     @property
     def free_as_locals(self) -> bool:
         return self.shell is not None
 
-    def build_frame(self, record: FrameRecord, graph: Callable[..., Any]) -> types.FunctionType:
+    def build_frame(self, record: FrameRecord, graph: Callable[..., Any]) -> Callable[..., Any]:
         if self.shell is None:
             return super().build_frame(record, graph)
-        frame = build(record, self.shell.open((tuple(types.CellType() for _ in self.shell.free),)), graph, self.resume)
+        self.built()
+        frame = build(record, self.shell.template(), graph, self.resume)
         return self.shell.function(frame.__code__, frame)
 
 
-class Shell:
-    """A resume function with free variables, whose cells are others at each call.
-
-    Its program's function has parameters for the tuple of cells and for their contents before the code's own: guards and inputs find
-    what the cells hold among the locals, and the function that runs is made around the cells that came.
-    """
-
-    def __init__(self, code: types.CodeType, namespace: dict[str, Any], name: str) -> None:
-        self.code = code
-        self.namespace = namespace
-        self.name = name
-        self.free = code.co_freevars
-        self.hidden = 1 + len(self.free)
-
-    def function(self, code: types.CodeType, keep: Any = None) -> types.FunctionType:
-        """A function of (cells, contents…, arguments…) that runs `code` around the cells; it keeps `keep` alive."""
-        names = (CLOSURE, *self.free, *parameters(self.code))
-        call = f"make(code, namespace, name, None, {CLOSURE})({', '.join(names[self.hidden :])})"
-        source = f"def shell({', '.join(names)}):\n    return {call}\n"
-        values: dict[str, Any] = {"make": types.FunctionType, "code": code, "namespace": self.namespace, "name": self.name, "keep": keep}
-        exec(compile(source, "<precast resume>", "exec"), values)  # names come from a code object, so they are identifiers
-        shell = values["shell"]
-        assert isinstance(shell, types.FunctionType)
-        return shell
-
-    def open(self, args: tuple[Any, ...]) -> types.FunctionType:
-        """The original function around the cells of this call."""
-        return types.FunctionType(self.code, self.namespace, self.name, None, args[0])
-
-    def factory(self, call: Callable[..., Any]) -> Callable[[tuple[types.CellType, ...]], Callable[..., Any]]:
-        """What the bytecode calls with the cells."""
-
-        def make(cells: tuple[types.CellType, ...]) -> Callable[..., Any]:
-            def resumed(*args: Any) -> Any:
-                return call(cells, *map(content, cells), *args)
-
-            return resumed
-
-        return make
-
-
-class Unset:
-    """Stands for the content of a cell that is empty."""
-
-
-def content(cell: types.CellType) -> Any:
-    """What the cell holds; `Unset` where it is empty."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return Unset
-
-
-__all__ = ["ResumeProgram", "Resumes", "Shell", "reached"]
+__all__ = ["ResumeProgram", "Resumes"]

@@ -12,11 +12,12 @@ import torch
 from precast.artifact_store import Guard, Store
 from precast.runtime import stance
 from precast.runtime.backends import Backend
+from precast.runtime.callees import Callees
 from precast.runtime.dispatch import make_dispatcher
 from precast.runtime.entry import Entry, entry_of
 from precast.runtime.module import has_hooks, wrapper_guards
 from precast.runtime.program import Program
-from precast.runtime.resume import Resumes, reached
+from precast.runtime.resume import Resumes
 
 _sites: weakref.WeakSet[Site] = weakref.WeakSet()
 
@@ -34,6 +35,7 @@ class Settings:
     def program(self, entry: Entry, extra_guards: Sequence[Guard] = ()) -> Program:
         program = Program(entry, self.options, self.store, self.label, self.require_hit, extra_guards, self.backend)
         Resumes(program)
+        Callees(program)
         return program
 
 
@@ -55,8 +57,8 @@ class Site:
 
     @property
     def all_programs(self) -> list[Program]:
-        """The entries' programs, and those that continue them after graph breaks."""
-        return [part for program in self.programs for part in (program, *reached(program))]
+        """The entries' programs, those that continue them after graph breaks, and those that they call in between."""
+        return [part for program in self.programs for part in program.family()]
 
     def program_for_call(self) -> tuple[Program, Entry]:
         """The program that a call made now would use."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -26,7 +25,7 @@ from precast.runtime.paths import resolve
 from precast.runtime.source import BlobSource
 
 BINDINGS_LIMIT = 8
-BuildFrame = Callable[[FrameRecord, Callable[..., Any]], types.FunctionType]
+BuildFrame = Callable[[FrameRecord, Callable[..., Any]], Callable[..., Any]]
 """(record, graph callable) -> the rewritten function. Raises FrameCodeError."""
 
 

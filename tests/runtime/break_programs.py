@@ -480,7 +480,7 @@ def an_exception_out_of_a_break() -> Callable[..., Any]:
 def sorted_with_a_key() -> Callable[..., Any]:
     def sorted_with_a_key(x: torch.Tensor) -> torch.Tensor:
         y = x.sin()
-        order = sorted(range(3), key=lambda i: float(y[i]))
-        return y[sorted(order)] * 2
+        order = sorted(y.numpy().tolist(), key=lambda v: -v)
+        return y * 2 + len(order)
 
     return sorted_with_a_key
