@@ -128,7 +128,9 @@ class _Capture:
         inputs += [GraphInput((("constant", i),), True, None, "constant") for i in range(len(constants))]
         record = None
         try:
-            record = frame_record(traced.bytecode, traced.private_names, self.function.__globals__, constants, traced.resumed, traced.broken)
+            record = frame_record(
+                traced.bytecode, traced.private_names, self.function.__globals__, constants, traced.resumed, traced.broken
+            )
         except NotPortable as error:
             problems.append(str(error))
         guards = [*translation.guards, *unnoticed.guards, *aliasing_guards(inputs, self.sources)]

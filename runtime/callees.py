@@ -125,7 +125,7 @@ class Callees:
             return _PLAIN
         program = CalleeProgram(self.root, code, namespace)
         if not self.root.store.variants(program.key):
-            if skips.recall(self.root.store, program.key) or self.root.require_hit:
+            if skips.recall(self.root.store, program.key, compiles=not self.root.require_hit) or self.root.require_hit:
                 return _PLAIN
             if not (names_torch(code, namespace) or holds_tensor(tuple(frame.f_locals.values()))):
                 known.tries += 1
@@ -159,6 +159,10 @@ class CalleeProgram(Program):
 
     @property
     def free_as_locals(self) -> bool:
+        return True
+
+    @property
+    def is_part(self) -> bool:
         return True
 
     def build_frame(self, record: FrameRecord, graph: Callable[..., Any]) -> Callable[..., Any]:

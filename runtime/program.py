@@ -139,6 +139,11 @@ class Program:
         """Whether the contents of the traced function's free variables are among the program's locals."""
         return False
 
+    @property
+    def is_part(self) -> bool:
+        """Whether it is a part of another program: it runs eagerly where it cannot be stored, and a warm process does not miss it."""
+        return False
+
     def build_frame(self, record: FrameRecord, graph: Callable[..., Any]) -> Callable[..., Any]:
         """The rewritten frame, taking the program's arguments. Raises FrameCodeError."""
         self.built()
@@ -212,7 +217,12 @@ class Program:
         binding = self._first_fit(self.variants, local_values, cells)
         if binding is None:
             binding = self._first_fit(self._scan(), local_values, cells)
-        if binding is None and not self.variants and not self._eager_reason and (reason := skips.recall(self.store, self.key)):
+        if (
+            binding is None
+            and not self.variants
+            and not self._eager_reason
+            and (reason := skips.recall(self.store, self.key, not self.require_hit))
+        ):
             self._skip(reason)
         return binding
 
@@ -446,6 +456,8 @@ class Program:
         with self._lock:
             if isinstance(outcome, InProcess):
                 logger("runtime").info("%s: kept in this process only: %s", self.name, outcome.reason or "it cannot be stored")
+                if self.is_part:
+                    self._keep_skip(f"it cannot be stored: {outcome.reason}", graph=bool(outcome.manifest.graphs))
                 variant = self._open(outcome.manifest, MemoryBlobs(outcome.blobs), stored=False, graph=outcome.graph)
                 artifact_id = outcome.manifest.artifact_id
             else:
@@ -479,10 +491,10 @@ class Program:
                 raise PrecastError(f"{self.name} cannot be compiled as one graph, and fullgraph=True was asked for: {text}") from refusal
             if refusal.skipped:
                 self._skip(text)
-                if self.backend is None and self.options["store_results"]:
-                    skips.remember(self.store, self.key, text)
             else:
                 self._run_eagerly(f"runs eagerly: {text}")
+            if refusal.skipped or self.is_part:
+                self._keep_skip(text)
             return None
         self._warn(refusal.reason, f"runs eagerly: {text}")
         variant = EagerVariant(self.entry, (*refusal.guards, *self.extra_guards), refusal.unless)
@@ -493,6 +505,10 @@ class Program:
         self._skipped = True
         self._eager_reason = f"is not compiled itself: {reason}"
         logger("graph_breaks").info("%s %s", self.name, self._eager_reason)
+
+    def _keep_skip(self, reason: str, graph: bool = False) -> None:
+        if self.backend is None and self.options["store_results"]:
+            skips.remember(self.store, self.key, reason, graph)
 
     def _run_eagerly(self, reason: str) -> None:
         self._eager_reason = reason

@@ -74,6 +74,10 @@ class ResumeProgram(Program):
         return self.shell.open(args)
 
     @property
+    def is_part(self) -> bool:
+        return True
+
+    @property
     def free_as_locals(self) -> bool:
         return self.shell is not None
 

@@ -42,7 +42,9 @@ def outcome(function: Callable[..., Any], state: Callable[[], Any], calls: Any) 
                 results.append(function(*args))
     finally:
         logger.removeHandler(handler)
-    told = [f"{w.category.__name__}: {w.message}" for w in caught if "Dynamo does not know how" not in str(w.message)]  # torch.compile's own
+    told = [
+        f"{w.category.__name__}: {w.message}" for w in caught if "Dynamo does not know how" not in str(w.message)
+    ]  # torch.compile's own
     return results, state(), "\n".join([printed.getvalue(), handler.stream.getvalue(), *told])
 
 

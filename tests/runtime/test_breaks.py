@@ -1,4 +1,4 @@
-"""Graph breaks: each program of break_programs.py cold, and warm in a fresh process without the tracer, against eager."""
+"""Graph breaks: each program of break_programs.py cold, and warm in a fresh process without the tracer, against eager and torch.compile."""
 
 from __future__ import annotations
 
@@ -39,6 +39,11 @@ def warm(store: Path, cold: Reports) -> Reports:
     return work(store, "warm")
 
 
+@pytest.fixture(scope="module")
+def torch_reports(store: Path) -> Reports:
+    return work(store, "torch")
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_cold_equals_eager(name: str, cold: Reports) -> None:
     assert "failed" not in cold[name], cold[name]["failed"]
@@ -48,4 +53,10 @@ def test_cold_equals_eager(name: str, cold: Reports) -> None:
 def test_warm_equals_eager_without_the_tracer(name: str, cold: Reports, warm: Reports) -> None:
     assert "failed" not in warm[name], warm[name]["failed"]
     assert warm[name]["attempts"] == []
-    assert warm[name]["graphs"] == cold[name].get("graphs")
+    assert warm[name]["graphs"] == 0, "a warm process compiles nothing"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_many_graphs_as_torch_compile(name: str, cold: Reports, torch_reports: Reports) -> None:
+    wanted = CASES[name].graphs
+    assert cold[name].get("graphs") == (torch_reports[name].get("graphs") if wanted is None else wanted)
