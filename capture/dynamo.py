@@ -106,6 +106,7 @@ def trace(
         ):
             out = _compile(function, local_values, call_backend, one_graph, finished)
         output = out.tracer_output.output_graph
+        assert output is not None
         names = _private_names(out.bytecode, namespace, output)
         broken = bool(getattr(output.compile_subgraph_reason, "graph_break", False))
         resumed = resume_functions(output, namespace)

@@ -35,9 +35,10 @@ ATTENTIVE_CALLS = 3
 """Calls of a program, after something of it was loaded or compiled, during which unknown functions are looked at; each look takes 30 µs."""
 TRIES = 3
 """Times that a function is looked at without finding a tensor, before it is left alone."""
-_NO_CODE_OF = (
-    "fx2trt_oss hypothesis networkx numpy onnx onnxruntime onnx_tf pandas sklearn tabulate tensorflow tensorrt torch2trt tqdm tree tvm xarray"
-).split()
+_NO_CODE_OF = tuple(
+    "fx2trt_oss hypothesis networkx numpy onnx onnxruntime onnx_tf pandas sklearn tabulate tensorflow tensorrt torch2trt tqdm tree tvm "
+    "xarray".split()
+)
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 _STDLIB = tuple(os.path.realpath(sysconfig.get_path(kind)) + os.sep for kind in ("stdlib", "platstdlib"))
 _SITE = tuple(os.path.realpath(sysconfig.get_path(kind)) + os.sep for kind in ("purelib", "platlib"))
@@ -73,11 +74,13 @@ class Callees:
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function` as it runs inside the region."""
 
+        asking: Any = self._ask
+
         @stance.enters_region
         def run(*args: Any, **kwargs: Any) -> Any:
             if self._attention:
                 self._attention -= 1
-                before = eval_frame.set_eval_frame(self._ask)
+                before = eval_frame.set_eval_frame(asking)
             elif self._replaced:
                 before = eval_frame.set_eval_frame(region.LOOK_UP)
             else:

@@ -217,13 +217,10 @@ class Program:
         binding = self._first_fit(self.variants, local_values, cells)
         if binding is None:
             binding = self._first_fit(self._scan(), local_values, cells)
-        if (
-            binding is None
-            and not self.variants
-            and not self._eager_reason
-            and (reason := skips.recall(self.store, self.key, not self.require_hit))
-        ):
-            self._skip(reason)
+        if binding is None and not self.variants and not self._eager_reason:
+            reason = skips.recall(self.store, self.key, compiles=not self.require_hit)
+            if reason:
+                self._skip(reason)
         return binding
 
     def _first_fit(

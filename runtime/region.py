@@ -68,7 +68,8 @@ def active() -> bool:
 def trampoline(code: types.CodeType, call: Callable[..., Any]) -> types.CodeType:
     """Code with the parameters and free variables of `code` that returns `call(cells, *locals)`.
 
-    `cells`: tuple of the cells of its free variables, None without any. `locals`: one value per parameter, `*args` as a tuple, `**kwargs` as a dict.
+    `cells`: tuple of the cells of its free variables, None without any. `locals`: one value per parameter, `*args` as a tuple and
+    `**kwargs` as a dict.
     """
     names = parameters(code)
     source = (
