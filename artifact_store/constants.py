@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import enum
+import math
 import sys
 import types
 from collections.abc import Callable, Hashable
@@ -77,6 +78,14 @@ def object_name(value: Any) -> str:
         except LookupError:
             continue
     raise Untaggable(f"{_describe(value)} has no importable name")
+
+
+def named(value: Any, name: str) -> bool:
+    """Whether `name` is the name of this object by its own account: what a patch put in another's place is not."""
+    try:
+        return type_name(value) == name if isinstance(value, type) else object_name(value) == name
+    except Untaggable:
+        return False
 
 
 def same_object(a: Any, b: Any) -> bool:
@@ -150,7 +159,7 @@ _TAGGERS: dict[type, Callable[[Any], Tagged]] = {
     type(NotImplemented): lambda v: ("notimplemented",),
     bool: lambda v: ("bool", v),
     int: _tag_int,
-    float: lambda v: ("float", v.hex()),
+    float: lambda v: ("float", v.hex() if v == v or math.copysign(1, v) > 0 else "-nan"),
     complex: lambda v: ("complex", v.real.hex(), v.imag.hex()),
     str: lambda v: ("str", v) if v.isprintable() or _utf8(v) else ("surrogates", v.encode("utf-8", "surrogatepass")),
     bytes: lambda v: ("bytes", v),

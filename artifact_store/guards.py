@@ -47,6 +47,8 @@ class Predicate(StrEnum):
     HAS_ATTR = "has_attr"
     LACKS_ATTR = "lacks_attr"
     NOT_NONE = "not_none"
+    # {"names": names that traced code looks up, "classes": (path of a class, whether it is instantiated, digest of how it resolves them)…}
+    CLASSES = "classes"
     CODE = "code"  # a function whose code (or a code object that) has this digest
     EMPTY = "empty"  # a hook dict with no entry
     ITERATOR = "iterator"  # ["range", start, stop, step] | ["tuple", remaining] | ["count", tagged start, tagged step]

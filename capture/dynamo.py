@@ -29,6 +29,7 @@ from torch._guards import CompileContext, compile_context
 
 from precast.capture.code import graph_names
 from precast.capture.directives import tell_tracer
+from precast.capture.dynamo_gaps import guarded_gaps
 from precast.capture.frame import CaptureRefused
 from precast.capture.installed import installed
 from precast.capture.operator_breaks import broken_at_operators
@@ -101,6 +102,7 @@ def trace(
             _recorded_inlining(functions),
             _recorded_ids(compared),
             _recorded_reads(consumed),
+            guarded_gaps(),
             _per_call_arguments(is_bound),
             broken_at_operators(),
         ):

@@ -17,6 +17,7 @@ from precast.artifact_store.guards import Guard, Path, Predicate, canonical_orde
 from precast.artifact_store.records import GraphInput, GraphOutput
 from precast.capture import aot, dynamo
 from precast.capture.backends import run_backend
+from precast.capture.class_guards import resolution_guards
 from precast.capture.code import digests, frame_record, integers
 from precast.capture.constants import lift_constants
 from precast.capture.decompositions import default_decompositions
@@ -133,9 +134,11 @@ class _Capture:
             )
         except NotPortable as error:
             problems.append(str(error))
-        guards = [*translation.guards, *unnoticed.guards, *aliasing_guards(inputs, self.sources)]
+        held = [*translation.guards, *unnoticed.guards]
+        held += resolution_guards(held, traced.consumed, traced.output.traced_code, (self.function, *traced.functions), self.sources)
         if self.refused is not None:
-            raise self._refusal(self.refused, [*translation.guards, *unnoticed.guards, state], problems, inputs)
+            raise self._refusal(self.refused, [*held, state], problems, inputs)
+        guards = [*held, *aliasing_guards(inputs, self.sources)]
         if not any(guard.create_fn_name() == "GLOBAL_STATE" for guard in self.waived):
             guards.append(state)
         if self.graph is not None and self.graph.absolute:

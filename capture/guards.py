@@ -139,11 +139,9 @@ def identity(path: Path, value: Any) -> Guard:
 
 
 def same_object_guards(path: Path, value: Any) -> list[Guard]:
-    """`identity`; a function that is held by its code is held to its module too, whose globals that code reads."""
+    """`identity`; a function is held to its module too, whose globals its code reads: a wrapper may bear its name, and stand there."""
     guard = identity(path, value)
-    if guard.predicate is not Predicate.CODE or not isinstance(value, types.FunctionType):
-        return [guard]
-    return [guard, *_namespace(path, value)]
+    return [guard, *_namespace(path, value)] if isinstance(value, types.FunctionType) else [guard]
 
 
 def _namespace(path: Path, value: types.FunctionType) -> list[Guard]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,10 +11,8 @@ from precast.artifact_store.constants import Untaggable
 from precast.artifact_store.guards import Path
 from precast.capture.guards import Translation, same_object_guards
 from precast.capture.sources import NotPortable, SourceContext
+from precast.runtime.class_digest import is_versioned
 from precast.runtime.paths import PathError, describe
-
-_VERSIONED = frozenset((*sys.stdlib_module_names, "torch"))
-"""Packages whose own globals are as their version makes them; the versions are in every artifact's key."""
 
 
 def unguarded(consumed: Iterable[Any], dynamo_guards: Iterable[Any], sources: SourceContext) -> Translation:
@@ -39,7 +36,7 @@ def unguarded(consumed: Iterable[Any], dynamo_guards: Iterable[Any], sources: So
 
 
 def _versioned(path: Path) -> bool:
-    return path[0][0] in ("global", "module") and str(path[0][1]).partition(".")[0] in _VERSIONED and path[0][1] != "__main__"
+    return path[0][0] in ("global", "module") and is_versioned(path[0][1])
 
 
 def _with_bases(sources: Iterable[Any]) -> set[Any]:

@@ -130,6 +130,8 @@ def guard_lines(manifest: Manifest) -> Iterator[tuple[str, str, str]]:
     for path, predicate, constant in manifest.guard_rows:
         if predicate == Predicate.SAME_AS:
             value = describe(constant)
+        elif predicate == Predicate.CLASSES:
+            value = ", ".join(describe(place) for place, _, _ in constant["classes"])
         elif predicate in _TAGGED:
             value = describe_constant(constant)
         else:

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from precast.artifact_store.constants import find_object, untag
+from precast.artifact_store.constants import find_object, named, untag
 from precast.artifact_store.guards import Guard, Path, Predicate, Step
+from precast.runtime.class_digest import ClassCheck
 from precast.runtime.global_state import global_state
 from precast.runtime.guard_rules import MARKS, RULES, aliased
 from precast.runtime.paths import start, walk
@@ -22,6 +23,7 @@ _ORDER = {
     Predicate.TENSOR: 2,
     Predicate.LENGTH: 3,
     Predicate.NOT_ALIASED: 9,
+    Predicate.CLASSES: 10,
     Predicate.CODE: 8,
 }
 
@@ -117,6 +119,9 @@ class _Writer:
                 self.refuse(f"global_state() != {self.name(guard.constant)}")
             case Predicate.NOT_ALIASED:
                 self._not_aliased(guard.constant)
+            case Predicate.CLASSES:
+                places = ", ".join(self.place(path) for path, _, _ in guard.constant["classes"])
+                self.refuse(f"not {self.name(ClassCheck(guard.constant))}([{places}])")
             case Predicate.SAME_AS:
                 self.refuse(f"{self.place(guard.path)} is not {self.place(guard.constant)}")
             case _:
@@ -178,8 +183,8 @@ def _short_identity(predicate: Predicate, constant: str, place: str, name: Calla
         wanted = find_object(constant)
     except LookupError:
         return None  # not loaded yet: looked up at each check
-    if isinstance(wanted, types.MethodType):
-        return None  # made anew at each look-up: never the same object
+    if isinstance(wanted, types.MethodType) or not named(wanted, constant):
+        return None  # a method is made anew at each look-up; and something else may stand under the name for a while
     return f"type({place}) is not {name(wanted)}" if predicate is Predicate.TYPE else f"{place} is not {name(wanted)}"
 
 

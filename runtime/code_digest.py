@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 
+@functools.lru_cache(maxsize=16384)
 def digest(code: types.CodeType) -> str:
     """Hex digest of a code object: instructions, constants (nested code too), names, flags; no file names, no line numbers."""
     return hashlib.sha256(_text(code).encode("utf-8", "surrogatepass")).hexdigest()[:32]
@@ -55,12 +56,13 @@ def direct_code(module: types.ModuleType, qualname: str) -> list[types.CodeType]
         found = inspect.getattr_static(found, part, None)
         if found is None:
             return []
-    return [f.__code__ for f in _functions(found, set())]
+    return [f.__code__ for f in functions_within(found)]
 
 
-def _functions(value: Any, seen: set[int]) -> Iterator[types.FunctionType]:
-    """The plain functions inside a function-like object: unwrapped, and those its closure holds."""
+def functions_within(value: Any, seen: set[int] | None = None) -> Iterator[types.FunctionType]:
+    """The plain functions inside a function-like object: unwrapped, and those its closure holds. `seen`: ids of what is left out."""
     stack = [value]
+    seen = set() if seen is None else seen
     while stack:
         item = stack.pop()
         if id(item) in seen:
@@ -103,7 +105,7 @@ def _index(module: types.ModuleType) -> dict[str, list[types.CodeType]]:
         if isinstance(value, type) and value.__module__ == module.__name__:
             places = [*value.__dict__.values()]
         for place in places:
-            for function in _functions(place, seen):
+            for function in functions_within(place, seen):
                 if function.__module__ == module.__name__:
                     _add_codes(function.__code__, table)
     _indexes[module] = (len(module.__dict__), table)

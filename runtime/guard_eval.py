@@ -8,6 +8,7 @@ from typing import Any
 
 from precast.artifact_store.guards import Guard, Predicate
 from precast.runtime.checker import Checker, compile_checker
+from precast.runtime.class_digest import failing_class
 from precast.runtime.global_state import global_state
 from precast.runtime.guard_rules import RULES, aliased
 from precast.runtime.paths import PathError, describe, resolve
@@ -75,7 +76,16 @@ def _not_aliased(guard: Guard, local_values: Values, cells: Values | None) -> Ve
     return Verdict(False, f"{describe(first)} and {describe(second)} to be different tensors that share no memory", "that they do")
 
 
+def _classes(guard: Guard, local_values: Values, cells: Values | None) -> Verdict:
+    paths = [path for path, _, _ in guard.constant["classes"]]
+    failing = failing_class(guard.constant, [resolve(path, local_values, cells) for path in paths])
+    if failing < 0:
+        return Verdict(True)
+    return Verdict(False, f"the class {describe(paths[failing])} to define what it defined when it was traced", "other definitions")
+
+
 _STATE_RULES: dict[Predicate, Callable[[Guard, Values, Values | None], Verdict]] = {
     Predicate.GLOBAL_STATE: _state,
     Predicate.NOT_ALIASED: _not_aliased,
+    Predicate.CLASSES: _classes,
 }

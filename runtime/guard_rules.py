@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from precast.artifact_store.constants import Untaggable, equals, find_object, same_object, tag, type_name, untag
+from precast.artifact_store.constants import Untaggable, equals, find_object, named, same_object, tag, type_name, untag
 from precast.artifact_store.guards import Path, Predicate
 from precast.runtime.code_digest import digest
 from precast.runtime.paths import describe_constant
@@ -38,7 +38,19 @@ def _show(value: Any) -> str:
 
 def _type(value: Any, name: str) -> Ruled:
     found = type_name(type(value))
+    if found == name and not _stands(type(value), name):
+        return False, f"type {name}", "another class of that name"
     return found == name, f"type {name}", f"type {found}"
+
+
+def _stands(cls: type, name: str) -> bool:
+    """Whether a class of this name is the one that stands there, where any does: one that was shadowed is another class."""
+    if "<locals>" in name:
+        return True
+    try:
+        return find_object(name) is cls
+    except LookupError:
+        return True
 
 
 def _equals(value: Any, constant: Any) -> Ruled:
@@ -55,7 +67,7 @@ def _is(value: Any, name: str) -> Ruled:
         holds = type_name(value) == name
     else:
         try:
-            holds = same_object(find_object(name), value)
+            holds = same_object(find_object(name), value) and named(value, name)
         except LookupError:
             holds = False
     return holds, name, _show(value)

@@ -26,6 +26,7 @@ from precast.runtime.paths import describe
 _SCALARS = (int, float, str, bytes)
 _IMMUTABLE = (int, float, complex, str, bytes, bool, type(None), range, torch.dtype, torch.device, torch.layout, torch.memory_format)
 _MAX_PAIRS = 64
+_RELATIONS = (Predicate.SAME_AS, Predicate.NOT_ALIASED, Predicate.GLOBAL_STATE, Predicate.CLASSES)
 Cells = Callable[[], Mapping[str, Any]]
 
 
@@ -157,11 +158,12 @@ class _Recording:
 
     def run(self) -> set[int]:
         """Fill the table; the indices of the guards that Python has to check at each call."""
+        self.slot(self.plan.function, "code")  # a function may be given another body
         roots = dict.fromkeys(path[:1] for path in (*self.plan.at, *self.plan.under))
         for root in sorted(roots, key=lambda path: path[0][0] != "local"):
             self._enter(root, lambda root=root: self._root(root[0]))  # type: ignore[misc]
         for index, guard in enumerate(self.plan.guards):
-            if guard.predicate in (Predicate.SAME_AS, Predicate.NOT_ALIASED, Predicate.GLOBAL_STATE):
+            if guard.predicate in _RELATIONS:
                 self._attempt(index, lambda guard=guard: self._relation(guard))  # type: ignore[misc]
         for path in self.plan.bound:
             if self.places.get(path, Opaque) is Opaque or isinstance(self.places[path], Live):
@@ -182,7 +184,7 @@ class _Recording:
                 continue
             self.places[path] = place
             for index in self.plan.at.get(path, ()):
-                if self.plan.guards[index].predicate not in (Predicate.SAME_AS, Predicate.NOT_ALIASED, Predicate.GLOBAL_STATE):
+                if self.plan.guards[index].predicate not in _RELATIONS:
                     self._attempt(index, lambda index=index: self._guard(self.plan.guards[index], path, place))  # type: ignore[misc]  # noqa: B023
             for child in self.plan.under.get(path, ()):
                 stack.append((child, lambda child=child, place=place: self._step(place, child[-1])))  # type: ignore[misc]
@@ -434,8 +436,17 @@ class _Recording:
             pair = (self._place(guard.path), self._place(guard.constant))
             if any(isinstance(place, Live) for place in pair):
                 raise Opaque
+        elif guard.predicate is Predicate.CLASSES:
+            for path, _, _ in guard.constant["classes"]:
+                self._class(self._place(path))
         else:
             self._distinct(guard.constant)
+
+    def _class(self, cls: Any) -> None:
+        """A class's version covers what it and its bases define."""
+        if not isinstance(cls, type):
+            raise Opaque
+        self.cls(cls)
 
     def _place(self, path: Path) -> Any:
         """What `path` led to; walked now where no guard is on it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,8 +48,8 @@ class Site:
         self.settings = settings
         self.module = target if isinstance(target, torch.nn.Module) else None
         self._routes: dict[Any, tuple[Program, Callable[..., Any]]] = {}
-        entry = entry_of(target)
-        self.call: Callable[..., Any] = self._route(entry)[1]
+        dispatcher = self._route(entry_of(target))[1]
+        self.call: Callable[..., Any] = self._partial(target) if isinstance(target, functools.partial) else dispatcher
         _sites.add(self)
 
     @property
@@ -70,26 +71,36 @@ class Site:
             return Entry(torch.nn.Module._call_impl, (self.module,))  # type: ignore[arg-type]
         return entry_of(self.target)
 
+    def _partial(self, target: functools.partial[Any]) -> Callable[..., Any]:
+        """Calls through a partial, whose arguments may be changed in place, with those that it has at each call."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._route(entry_of(target.func))[1](*target.args, *args, **{**target.keywords, **kwargs})
+
+        return call
+
     def _route(self, entry: Entry) -> tuple[Program, Callable[..., Any]]:
-        route = self._routes.get(entry.function)
+        key = (entry.function, entry.function.__code__, len(entry.prefix))
+        route = self._routes.get(key)
         if route is None:
             program = self.settings.program(entry, wrapper_guards(entry) if self.module is not None else ())
-            slow = self._slow_module(program, len(entry.prefix)) if self.module is not None else program.call
-            route = self._routes.setdefault(entry.function, (program, make_dispatcher(program, entry, slow)))
+            slow = self._slow(program, entry)
+            route = self._routes.setdefault(key, (program, make_dispatcher(program, entry, slow)))
         return route
 
-    def _slow_module(self, program: Program, prefix: int) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
-        """What a module's dispatcher does when its fast checks find nothing: the hooks or `forward` may be others now.
-
-        `prefix`: how many of the arguments that it gets are the entry's and not the user's.
-        """
+    def _slow(self, program: Program, made_for: Entry) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
+        """What a dispatcher does when its fast checks find nothing: a module's hooks or `forward`, a function's code may be others now."""
+        function, code, prefix = made_for.function, made_for.function.__code__, len(made_for.prefix)
 
         def slow(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-            assert self.module is not None
+            if self.module is None:
+                if function.__code__ is code:
+                    return program.call(args, kwargs)
+                return self._route(made_for)[1](*args[prefix:], **kwargs)
             if stance.state.force_eager:
                 return _call_original(self.module, args[prefix:], kwargs)
             entry = self._entry()
-            if entry.function is program.function:
+            if entry.function is function and function.__code__ is code:
                 return program.call(args, kwargs)
             return self._route(entry)[1](*args[prefix:], **kwargs)
 
