@@ -15,7 +15,7 @@ from typing import Any
 from precast.artifact_store.constants import Untaggable, object_name, tag
 from precast.artifact_store.guards import Guard, Path, Predicate
 from precast.capture.sources import NotPortable, SourceContext
-from precast.runtime.class_digest import can_change, class_digest, is_versioned
+from precast.runtime.class_digest import Known, can_change, class_digest, is_versioned, looked_up
 from precast.runtime.paths import PathError
 
 
@@ -34,7 +34,11 @@ def resolution_guards(
     for cls, path, constructs in sorted(_classes(guards, consumed, sources), key=lambda item: repr(item[1:])):
         known = classes.setdefault(cls, (_importable(cls) or path, constructs))
         classes[cls] = (known[0], known[1] or constructs)
-    rows = sorted(((path, constructs, class_digest(cls, names, constructs)) for cls, (path, constructs) in classes.items()), key=repr)
+    seen: Known = {}
+    written = looked_up(names)
+    rows = sorted(
+        ((path, constructs, class_digest(cls, written, constructs, seen)) for cls, (path, constructs) in classes.items()), key=repr
+    )
     if rows:
         found.append(Guard((("state",),), Predicate.CLASSES, {"names": tuple(sorted(names)), "classes": tuple(rows)}))
     return found

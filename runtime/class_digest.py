@@ -10,7 +10,7 @@ import functools
 import hashlib
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -27,8 +27,8 @@ IMPLICIT = frozenset(
         "rlshift rrshift iadd isub imul itruediv ifloordiv imod ipow imatmul iand ior ixor ilshift irshift str repr format bytes "
         "instancecheck subclasscheck torch_function torch_dispatch array array_wrap copy deepcopy"
     ).split()
-)
-"""Names that syntax and built-in functions look up without writing them."""
+).union(("forward", "_call_impl", "_wrapped_call_impl"))
+"""Names that syntax, built-in functions and calls of modules look up without the traced code writing them."""
 CONSTRUCTORS = frozenset(("__init__", "__new__", "__post_init__"))
 """They matter where traced code may make instances, not where it was given one."""
 VERSIONED = frozenset((*sys.stdlib_module_names, "torch"))
@@ -42,13 +42,27 @@ def can_change(cls: type) -> bool:
     return any(not base.__flags__ & _IMMUTABLE for base in cls.__mro__)
 
 
-def class_digest(cls: type, names: frozenset[str], constructs: bool) -> str:
-    """A digest of how `cls` resolves `names` and the implicit ones. `constructs`: its constructors count too."""
+def looked_up(names: Iterable[str]) -> frozenset[str]:
+    """All that may be looked up by code that writes `names`."""
+    return IMPLICIT.union(names, CONSTRUCTORS)
+
+
+Known = dict[tuple[type, bool], list[str]]
+
+
+def class_digest(cls: type, names: frozenset[str], constructs: bool, known: Known) -> str:
+    """A digest of how `cls` resolves `names` (`looked_up` made them). `constructs`: its constructors count too.
+
+    `known`: what has been found of single classes for these names, to be shared by several calls in a row.
+    """
     lines: list[str] = []
     for base in cls.__mro__:
         if base.__flags__ & _IMMUTABLE:
             continue
-        lines += _resolutions(base, names, constructs)
+        found = known.get((base, constructs))
+        if found is None:
+            found = known[base, constructs] = _resolutions(base, names, constructs)
+        lines += found
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 
@@ -56,9 +70,9 @@ def _resolutions(base: type, names: frozenset[str], constructs: bool) -> list[st
     library = is_versioned(base.__module__)
     owner = type_name(base)
     lines = [] if library else [owner]
-    for name, value in sorted(base.__dict__.items(), key=lambda item: str(item[0])):
-        wanted = constructs if name in CONSTRUCTORS else name in names or name in IMPLICIT
-        if wanted and not (library and _belongs(name, value)):
+    for name in sorted(filter(names.__contains__, base.__dict__)):
+        value = base.__dict__[name]
+        if (constructs or name not in CONSTRUCTORS) and not (library and _belongs(name, value)):
             lines.append(f"{owner} {name} {_describe(value)}")
     return lines
 
@@ -89,9 +103,10 @@ def _describe(value: Any) -> str:
 
 def failing_class(constant: Mapping[str, Any], classes: Sequence[Any]) -> int:
     """Index of the first class that resolves its attributes otherwise than a CLASSES guard says, or -1."""
-    names = frozenset(constant["names"])
+    names = looked_up(constant["names"])
+    known: Known = {}
     for i, ((_, constructs, wanted), cls) in enumerate(zip(constant["classes"], classes, strict=True)):
-        if not isinstance(cls, type) or class_digest(cls, names, constructs) != wanted:
+        if not isinstance(cls, type) or class_digest(cls, names, constructs, known) != wanted:
             return i
     return -1
 
