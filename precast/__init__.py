@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from precast.runtime.options import describe_options, list_mode_options, list_options
     from precast.runtime.precompile import precompile
+    from precast.runtime.regional import compile_repeated_blocks
     from precast.runtime.stance import set_stance
 
 __version__ = "0.1.0"
@@ -36,6 +37,7 @@ _HOMES = {
     "assume_constant_result": "directives",
     "compile": "api",
     "compile_module": "api",
+    "compile_repeated_blocks": "regional",
     "disable": "directives",
     "is_compiling": "directives",
     "is_exporting": "directives",
@@ -73,6 +75,7 @@ __all__ = [
     "assume_constant_result",
     "compile",
     "compile_module",
+    "compile_repeated_blocks",
     "describe_options",
     "disable",
     "explain_miss",

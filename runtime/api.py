@@ -48,6 +48,8 @@ def compile(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     disable: bool = False,
+    recompile_limit: int | None = None,
+    isolate_recompiles: bool = False,
     store: StoreLike = None,
     name: str | None = None,
 ) -> Any:
@@ -56,7 +58,7 @@ def compile(
     Without `model`, a decorator with these settings. A module comes back as a module with the same state; a function as a function.
     `backend`: a name of `list_backends()` or a callable of (graph_module, example_inputs); one other than "precast" gets `mode` and
     `options` (but for those of dispatch, such as recompile_limit), and what it makes lives in this process only.
-    Raises OptionError for unknown options, modes and backends.
+    `recompile_limit`, `isolate_recompiles`: the options of these names. Raises OptionError for unknown options, modes and backends.
     """
     if model is None:
         return functools.partial(
@@ -67,11 +69,15 @@ def compile(
             mode=mode,
             options=options,
             disable=disable,
+            recompile_limit=recompile_limit,
+            isolate_recompiles=isolate_recompiles,
             store=store,
             name=name,
         )
     other, ours = make_backend(backend, mode, options, dynamic)
-    merged = merge_options(mode if other is None else None, ours, fullgraph=fullgraph or None, dynamic=_dynamic(dynamic))
+    fixed = {"fullgraph": fullgraph or None, "dynamic": _dynamic(dynamic)}
+    fixed |= {"recompile_limit": recompile_limit, "isolate_recompiles": isolate_recompiles or None}
+    merged = merge_options(mode if other is None else None, ours, **fixed)
     if disable:
         return model
     return compile_with(model, Settings(merged, open_store(store), name, backend=other))

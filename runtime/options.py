@@ -82,6 +82,14 @@ _TABLE = (
         instead="torch._dynamo.config.accumulated_recompile_limit",
     ),
     Option(
+        "isolate_recompiles",
+        bool,
+        False,
+        "Count the compiles of this call of precast.compile by themselves. False: calls on one function with the same options count together.",
+        changes_key=False,
+        instead="torch.compile(isolate_recompiles=True)",
+    ),
+    Option(
         "guard_filter_fn",
         Callable,  # type: ignore[arg-type]
         None,

@@ -32,6 +32,7 @@ from precast.runtime.errors import (
     RegionError,
 )
 from precast.runtime.frame_code import Resume, build
+from precast.runtime.limits import Compiles, Shared
 from precast.runtime.locks import Lock
 from precast.runtime.log import logger
 from precast.runtime.options import key_options
@@ -42,7 +43,6 @@ from precast.runtime.variant import Binding, EagerVariant, Variant
 
 Compile = Callable[["Program", tuple[Any, ...], Mapping[str, Any]], "str | InProcess | Deferred"]
 _compiler: str | Compile = "precast.driver:compile_variant"
-_compiles_by_key: Counter[str] = Counter()
 _compile_lock = Lock()  # the tracer is not thread-safe: one compile at a time in a process
 
 
@@ -116,12 +116,16 @@ class Program:
         self._lock = Lock()
         self._known: dict[str, str] = {}  # artifact id -> "" when loaded, else why it is of no use here
         self._scanned: int | None = None  # when the program's folder in the store had last changed when it was looked through
-        self._compiles = 0
+        self._compiles = Compiles()
         self._missed = False
         self._eager_reason = ""
         self._skipped = False
         self._failures: Counter[str] = Counter()
         self._warned: set[str] = set()
+
+    @property
+    def _shared(self) -> Shared:
+        return str(self.store.root), self.key
 
     def __repr__(self) -> str:
         return f"<Program {self.name} {self.key}: {len(self.variants)} variants>"
@@ -352,9 +356,9 @@ class Program:
             self._failures.update(failing)
             logger("recompiles").info("%s: recompiling; %s", self.name, "; ".join(failing) or "no variant fits")
         limit, accumulated = self.options["recompile_limit"], self.options["accumulated_recompile_limit"]
-        if self._compiles < limit and _compiles_by_key[self.key] < accumulated:
+        which = self._compiles.reached(self._shared, limit, accumulated, self.options["isolate_recompiles"])
+        if not which:
             return True
-        which = f"recompile_limit ({limit})" if self._compiles >= limit else f"accumulated_recompile_limit ({accumulated})"
         reached = f"reached {which}; the guard that kept failing: {self._worst_guard()}."
         if self.options["fullgraph"]:
             raise PrecastError(f"{self.name} {reached} fullgraph=True forbids running eagerly: raise the limit, or use dynamic=True")
@@ -388,8 +392,7 @@ class Program:
         finally:
             if compiled is not None and not isinstance(outcome, Deferred):
                 compiled()
-            self._compiles += 1
-            _compiles_by_key[self.key] += 1
+            self._compiles.count(self._shared, isinstance(outcome, str) and outcome != "", self.options["isolate_recompiles"])
         if isinstance(outcome, Deferred):
             return self._defer(outcome, compiled).bind(local_values, self.locals_of.cells())
         try:
@@ -526,10 +529,9 @@ class Program:
             self._scanned = None
             self._failures.clear()
             self._warned.clear()
-            self._compiles = 0
+            self._compiles.reset(self._shared)
             self._missed = False
             self._eager_reason = ""
             self._skipped = False
-            _compiles_by_key.pop(self.key, None)
         for forget in self.on_reset:
             forget()
