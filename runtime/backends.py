@@ -58,6 +58,10 @@ def list_backends(exclude_tags: Sequence[str] | None = ("debug", "experimental")
     return sorted({OWN, *own, *_torch().names(tuple(excluded))})
 
 
+_GUARDS = ("guard_filter_fn",)
+"""Options about guards, which are precast's whatever the backend; `guard_filter_fn` torch.compile keeps to itself, too."""
+
+
 def make_backend(
     backend: str | CompilerFunction, mode: str | None, options: Mapping[str, Any] | None, dynamic: bool | None
 ) -> tuple[Backend | None, dict[str, Any]]:
@@ -71,7 +75,9 @@ def make_backend(
         raise OptionError(f"backend= wants a name or a callable of (graph_module, example_inputs), got a {type(backend).__name__}")
     if mode is not None and options:
         raise OptionError("give either mode= or options=, not both")
-    ours = {name: value for name, value in (options or {}).items() if name in OPTIONS and not OPTIONS[name].changes_key}
+    ours = {
+        name: value for name, value in (options or {}).items() if name in OPTIONS and (name in _GUARDS or not OPTIONS[name].changes_key)
+    }
     theirs = {name: value for name, value in (options or {}).items() if name not in ours}
     found = _registered[backend][0] if isinstance(backend, str) and backend in _registered else backend
     name = backend if isinstance(backend, str) else getattr(backend, "__name__", type(backend).__name__)

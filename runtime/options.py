@@ -85,7 +85,7 @@ _TABLE = (
         "isolate_recompiles",
         bool,
         False,
-        "Count the compiles of this call of precast.compile by themselves. False: calls on one function with the same options count together.",
+        "Count the compiles of this call of precast.compile by themselves. False: calls on one function with equal options count together.",
         changes_key=False,
         instead="torch.compile(isolate_recompiles=True)",
     ),

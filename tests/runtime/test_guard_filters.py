@@ -241,3 +241,14 @@ def test_filters_do_not_import_the_tracer(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, done.stderr[-3000:]
         assert done.stdout.strip() == expected
+
+
+@pytest.mark.filterwarnings("ignore:precast. what the backend")
+def test_a_filter_with_another_backend(store: Store) -> None:
+    module, x = Mine(), torch.randn(2, 4)
+    compiled = precast.compile(module, backend="eager", store=store, options={"guard_filter_fn": skip_factor})
+    wanted = module(x)
+    torch.testing.assert_close(compiled(x), wanted)
+    module.factor = 9.0
+    torch.testing.assert_close(compiled(x), wanted)
+    assert len(site_of(compiled).programs[0].variants) == 1
