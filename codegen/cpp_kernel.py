@@ -109,10 +109,15 @@ class _Renderer:
         top = Level(frozenset(), 1)
         self.body.path = [top]
         total = 0.0
+        made: dict[int, str] = {}
+        names = dict(top.names)
         for phase in plan(self.kernel, self.facts):
             total += self._phase(phase, top)
-            self.body.made = {}
-            top.names = {}
+            if phase.outer or any(s.stores for s in phase.sections):  # what a phase of reductions alone made is in scope to the end
+                self.body.made = dict(made)
+                top.names = dict(names)
+            else:
+                made, names = dict(self.body.made), dict(top.names)
         params = [
             f"{'' if b in self.written else 'const '}{storage(self.buffers[b].dtype)}* {self.body.pointers[b]}" for b in self.arguments
         ]

@@ -82,10 +82,19 @@ def plan(kernel: Kernel, facts: Facts) -> tuple[Phase, ...]:
                 break
         else:
             groups.append((axes, [store]))
-    phases: list[Phase] = []
+    phases, made = _scalars(groups, facts)
     for axes, stores in groups:
-        _merge(phases, _phase(axes, stores, facts))
+        _merge(phases, _phase(axes, stores, facts, made))
     return tuple(phases)
+
+
+def _scalars(groups: list[tuple[tuple[Axis, ...], list[Store]]], facts: Facts) -> tuple[list[Phase], frozenset[int]]:
+    """Where some stores hold reductions per row and some one result in all: the latter come first, once, with the ids of their values."""
+    hoisted = {id(r): (r, axes) for axes, stores in groups for r in _hoisted(axes, stores, facts)}
+    whole = [r for r, axes in hoisted.values() if not _free(r, axes, facts) and r.op not in (ReduceOp.ARGMIN, ReduceOp.ARGMAX)]
+    if not whole or len(whole) == len(hoisted):
+        return [], frozenset()
+    return [Phase((), tuple(_reduce_sections(whole, facts)))], frozenset(map(id, whole))
 
 
 def _merge(phases: list[Phase], new: Phase) -> None:
@@ -101,11 +110,11 @@ def _merge(phases: list[Phase], new: Phase) -> None:
     phases.append(new)
 
 
-def _phase(axes: tuple[Axis, ...], stores: list[Store], facts: Facts) -> Phase:
-    hoisted = _hoisted(axes, stores, facts)
+def _phase(axes: tuple[Axis, ...], stores: list[Store], facts: Facts, made: frozenset[int] = frozenset()) -> Phase:
+    hoisted = [r for r in _hoisted(axes, stores, facts) if id(r) not in made]
     indexed = [r for r in hoisted if r.op in (ReduceOp.ARGMIN, ReduceOp.ARGMAX)]
     if indexed:
-        return _phase(axes, _replace(stores, {id(r): _two_pass(r) for r in indexed}), facts)
+        return _phase(axes, _replace(stores, {id(r): _two_pass(r) for r in indexed}), facts, made)
     if not hoisted:
         return _pointwise(axes, stores, facts)
     free = max((_free(r, axes, facts) for r in hoisted), key=len)
@@ -114,6 +123,8 @@ def _phase(axes: tuple[Axis, ...], stores: list[Store], facts: Facts) -> Phase:
     inner = tuple(a for a in axes if a not in free)
     stores, reduces = _rename(stores, hoisted, inner, facts)
     lane = _lane_axis(outer, reduces, stores, facts)
+    if lane is not None and any(lane not in _free(r, axes, facts) for r in reduces):
+        lane = None  # a result that is the same for all lanes has its place before their loop
     if lane is not None:
         outer = (*(a for a in outer if a is not lane), lane)
     sections = _reduce_sections(reduces, facts)
