@@ -13,6 +13,7 @@ from precast.codegen.cpp_reduce import identity, inline_fold, update_lines
 from precast.codegen.cpp_types import COMPUTE, literal, load
 from precast.codegen.values import Facts, substitute
 from precast.lowering.ir import Alu, Axis, Buffer, Cast, Const, DType, Gather, Index, Load, Op, Reduce, Scan, Value, operands
+from precast.lowering.reals import is_real
 from precast.lowering.symbolic import expand
 
 INT32_RANGE = (-(2**31), 2**31 - 1)
@@ -142,6 +143,8 @@ class Body:
                 if isinstance(v, Index) and self._fits(v.expr) and dtype.is_float:
                     return cast(f"(int32_t){self.index(v.expr)}", DType.I32, dtype)
                 return cast(self.value(v), v.dtype, dtype)
+            case Index(expr=sympy.Symbol() as symbol, dtype=DType.F64) if is_real(symbol):
+                return self.variable(symbol)
             case Index(expr=expr, dtype=dtype):
                 return f"({COMPUTE[dtype]}){self.index(expr)}"
             case Load():

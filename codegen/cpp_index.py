@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import sympy
 
+from precast.codegen.cpp_types import float_literal
+
 Interval = tuple[int, int] | None
 """Inclusive bounds of an integer expression, or None where they are not known."""
 
@@ -79,6 +81,16 @@ def _product(parts: list[tuple[int, int]]) -> tuple[int, int]:
     return (low, high)
 
 
+ROUNDINGS = {
+    "CeilToInt": "__builtin_ceil",
+    "FloorToInt": "__builtin_floor",
+    "TruncToInt": "__builtin_trunc",
+    "RoundToInt": "__builtin_nearbyint",
+}
+REALS = {"Add": " + ", "Mul": " * ", "IntTrueDiv": " / ", "FloatTrueDiv": " / "}
+LIBM = ("sqrt", "exp", "log", "log2", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh")
+
+
 class IndexPrinter:
     """Prints index expressions over named C++ variables.
 
@@ -105,7 +117,31 @@ class IndexPrinter:
             return self._extreme(expr, names)
         if is_floordiv(expr) or is_modulo(expr):
             return self._division(expr, names)
+        if kind(expr) in ROUNDINGS:
+            return f"(int64_t){ROUNDINGS[kind(expr)]}({self.real(expr.args[0], names)})"
         raise TypeError(f"index expression {expr} holds {kind(expr)}, which has no C++ form")
+
+    def real(self, expr: sympy.Basic, names: Mapping[sympy.Symbol, str]) -> str:
+        """A real number over sizes as a C++ double, computed as Python does."""
+        if expr.is_number:
+            return float_literal(float(expr), False)  # type: ignore[arg-type]
+        if expr.is_integer:
+            return f"(double){self.print(expr, names)}"
+        if isinstance(expr, sympy.Symbol):
+            return names[expr]
+        args = [self.real(a, names) for a in expr.args]
+        name = kind(expr).removeprefix("OpaqueUnaryFn_")
+        if name in REALS:
+            return f"({REALS[name].join(args)})"
+        if name in ("Pow", "FloatPow"):
+            return f"__builtin_pow({', '.join(args)})"
+        if name == "ToFloat":
+            return args[0]
+        if name == "TruncToFloat":
+            return f"__builtin_trunc({args[0]})"
+        if name in LIBM:
+            return f"__builtin_{name}({args[0]})"
+        raise TypeError(f"the number {expr} holds {name}, which has no C++ form")
 
     def _extreme(self, expr: sympy.Basic, names: Mapping[sympy.Symbol, str]) -> str:
         sign = ">" if isinstance(expr, sympy.Max) else "<"

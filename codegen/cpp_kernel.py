@@ -14,6 +14,7 @@ from precast.codegen.cpp_reduce import Accumulator, update_lines
 from precast.codegen.cpp_types import COMPUTE, load, storage, store
 from precast.codegen.values import Facts, static_product, store_roots
 from precast.lowering.ir import Axis, Buffer, DType, Gather, Index, Kernel, Load, Op, Reduce, ReduceOp, Scan, Size, Store, walk
+from precast.lowering.reals import is_real
 
 LANES = 64
 """Lanes of a tile along an outer axis: four AVX-512 registers of f32, enough to hide latency."""
@@ -121,7 +122,7 @@ class _Renderer:
         params = [
             f"{'' if b in self.written else 'const '}{storage(self.buffers[b].dtype)}* {self.body.pointers[b]}" for b in self.arguments
         ]
-        params += [f"const int64_t {self.body.variables[s]}" for s in self.symbols]
+        params += [f"const {'double' if is_real(s) else 'int64_t'} {self.body.variables[s]}" for s in self.symbols]
         head = f"// {' '.join(self.kernel.origins)}\n" if self.kernel.origins else ""
         rest = f"({', '.join([*params, 'const int threads', 'Error* error'])}) {{\n" + "\n".join(top.lines) + "\n}\n"
         source = f"{head}static void {self.kernel.name}{rest}"

@@ -36,6 +36,7 @@ class Writer(Protocol):
     def call(self, shim: str, arguments: str, step: str) -> None: ...
     def view_handle(self, view: View, step: str) -> str: ...
     def size(self, size: Size) -> str: ...
+    def real(self, value: sympy.Expr) -> str: ...
 
 
 def find_schema(op: str) -> Any:
@@ -85,6 +86,8 @@ class _Encoder:
                 return "0"
             case "int", ("memory_format", str(name)) if name.removeprefix("torch.") in MEMORY_FORMATS:
                 return str(MEMORY_FORMATS[name.removeprefix("torch.")])
+            case "float", sympy.Expr():
+                return f"(uint64_t)double_bits({self.writer.real(plain)})"
             case "float", (float() | int()):
                 return f"0x{int.from_bytes(struct.pack('<d', float(plain)), 'little'):x}u"
             case ("ScalarType", ("dtype", str(name))) if name.removeprefix("torch.") in CODES:
@@ -140,6 +143,9 @@ class _Silent:
         return ""
 
     def size(self, size: Size) -> str:
+        return ""
+
+    def real(self, value: sympy.Expr) -> str:
         return ""
 
 

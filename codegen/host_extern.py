@@ -11,10 +11,11 @@ import sympy
 from precast.codegen.host_shims import torch_name
 from precast.lowering.effects import is_custom
 from precast.lowering.ir import Buffer, Const, Extern, Index, View
+from precast.lowering.reals import is_real
 
 Encoded = Any
 """JSON: null, {"v": scalar}, {"complex": [re, im]}, {"f": "inf"|"-inf"|"nan"},
-{"t": tensor number}, {"i": integer number}, {"dtype"|"device"|"layout"|"memory_format": name}, {"list": […]}."""
+{"t": tensor number}, {"i": integer number}, {"x": number of an integer that holds a double's bits}, {"dtype"|"device"|"layout"|"memory_format": name}, {"list": […]}."""
 
 
 class ExternArguments:
@@ -37,6 +38,9 @@ class ExternArguments:
                 return self.encode(sympy.sympify(expr))
             case sympy.Integer():
                 return {"v": int(arg)}
+            case sympy.Expr() if is_real(arg):
+                self.integers.append(arg)
+                return {"x": len(self.integers) - 1}
             case sympy.Expr():
                 self.integers.append(arg)
                 return {"i": len(self.integers) - 1}

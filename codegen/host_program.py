@@ -21,6 +21,7 @@ from precast.lowering.binding import FromInteger, FromSizes, FromTensor, binding
 from precast.lowering.effects import is_custom
 from precast.lowering.ir import Buffer, Constant, Extern, Kernel, Load, Program, Size, View, walk
 from precast.lowering.memory import nbytes_of
+from precast.lowering.reals import is_real
 
 HUGE = 4 << 20
 """Bytes from which a fresh output asks for huge pages."""
@@ -90,6 +91,15 @@ class HostWriter:
 
     def size(self, size: Size) -> str:
         return IndexPrinter({}).print(sympy.sympify(size), self.names)
+
+    def number(self, value: sympy.Expr) -> str:
+        """A symbolic number as an int64: an integer, or a double's bits."""
+        if not is_real(value):
+            return self.size(value)
+        return f"double_bits({self.real(value)})"
+
+    def real(self, value: sympy.Expr) -> str:
+        return IndexPrinter({}).real(value, self.names)
 
     def ints(self, values: Sequence[Size]) -> str:
         """Name of an int64 array: static where all values are known, else a local."""
@@ -252,7 +262,10 @@ class HostWriter:
                     text = f"{text} / {binding.factor}" if binding.factor != 1 else text
                 case FromSizes(value=value):
                     text = self.size(value)
-            self.add(f"const int64_t {name} = {text}; (void){name};")
+            if is_real(binding.symbol):
+                self.add(f"double {name}; __builtin_memcpy(&{name}, &inputs[{position}], 8);")
+            else:
+                self.add(f"const int64_t {name} = {text}; (void){name};")
 
     def _constants(self) -> None:
         """Literals of the user's code lie in the library's read-only data."""
@@ -362,7 +375,7 @@ class HostWriter:
         self.add(f"void* in[{max(len(handles), 1)}];")
         for position, handle in enumerate(handles):
             self.call("aoti_torch_new_tensor_handle", f"{handle}, &in[{position}]", label)
-        values = ", ".join(self.size(i) for i in integers) or "0"
+        values = ", ".join(self.number(i) for i in integers) or "0"
         self.add(f"const int64_t numbers[] = {{{values}}};")
         self.add(f"void* out[{max(len(step.outs), 1)}] = {{0}};")
         shim = self.table.use("precast_call_python")

@@ -62,7 +62,7 @@ def bindings(program: Program) -> tuple[Binding, ...]:
     while wanted:
         left = []
         for symbol in wanted:
-            value = derived.get(symbol)
+            value = derived.get(symbol) or (symbol.definition if isinstance(symbol, SizeSymbol) else None)
             if value is not None and symbols_in(value) <= found.keys():
                 found[symbol] = FromSizes(symbol, value)
                 continue
@@ -88,6 +88,12 @@ def symbols_used(program: Program) -> set[sympy.Symbol]:
         found |= step_symbols(step)
     for output in program.outputs:
         found |= symbols_in(output.view) | symbols_in(output.scalar)
+    waiting = list(found)
+    while waiting:  # what the found ones are defined by
+        symbol = waiting.pop()
+        inner = symbols_in(symbol.definition) - found if isinstance(symbol, SizeSymbol) else frozenset()
+        found |= inner
+        waiting += inner
     return found
 
 

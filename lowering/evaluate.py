@@ -4,6 +4,7 @@ where it does not vary).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -29,6 +30,7 @@ from precast.lowering.ir import (
     Value,
     walk,
 )
+from precast.lowering.reals import is_real
 
 Tensor = torch.Tensor
 Points = tuple[Tensor, Tensor]
@@ -49,8 +51,12 @@ def evaluate_index(expr: sympy.Basic, env: Mapping[sympy.Symbol, Any]) -> Any:
         return env[expr]
     if expr.is_Integer:
         return int(cast(sympy.Integer, expr))
+    if expr.is_number:
+        return float(cast(Any, expr))
     args = [evaluate_index(a, env) for a in expr.args]
-    return INDEX_FUNCTIONS[expr.func.__name__](*args)
+    name = expr.func.__name__
+    function = INDEX_FUNCTIONS.get(name) or getattr(math, name.removeprefix("OpaqueUnaryFn_"))  # torch's functions of reals are Python's
+    return function(*args)
 
 
 def _sum(*args: Any) -> Any:
@@ -87,6 +93,11 @@ def _piecewise(*pairs: Any) -> Any:
     return result
 
 
+def real_of(expr: Any, sizes: Mapping[sympy.Symbol, Any]) -> float:
+    """The real number that an expression over sizes is, in double."""
+    return float(evaluate_index(expr, sizes))
+
+
 INDEX_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Add": _sum,
     "Mul": _product,
@@ -97,6 +108,15 @@ INDEX_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Max": _extreme(torch.maximum, max),
     "Min": _extreme(torch.minimum, min),
     "Piecewise": _piecewise,
+    "IntTrueDiv": lambda a, b: a / b,
+    "FloatTrueDiv": lambda a, b: a / b,
+    "FloatPow": lambda a, b: a**b,
+    "ToFloat": float,
+    "TruncToFloat": lambda a: float(int(a)),
+    "CeilToInt": math.ceil,
+    "FloorToInt": math.floor,
+    "TruncToInt": math.trunc,
+    "RoundToInt": round,
     "ExprCondPair": lambda value, condition: (value, condition),
     "BooleanTrue": lambda: True,
     "StrictLessThan": lambda a, b: a < b,
@@ -104,6 +124,10 @@ INDEX_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "StrictGreaterThan": lambda a, b: a > b,
     "GreaterThan": lambda a, b: a >= b,
     "Equality": lambda a, b: a == b,
+    "Unequality": lambda a, b: a != b,
+    "And": lambda *args: all(args),
+    "Or": lambda *args: any(args),
+    "Not": lambda a: not a,
 }
 
 
@@ -172,6 +196,8 @@ class _Scope:
         match value:
             case Const(value=number, dtype=dtype):
                 return torch.tensor(number, dtype=self.dtype(dtype.compute)).reshape(rank)
+            case Index(expr=expr, dtype=DType.F64) if is_real(expr):
+                return torch.tensor(real_of(expr, self.sizes), dtype=torch.float64).reshape(rank)
             case Index(expr=expr, dtype=dtype):
                 return self.index(expr, (), None).to(self.dtype(dtype.compute))
             case Load():

@@ -16,8 +16,9 @@ import sympy
 import torch
 
 from precast.lowering.binding import Binding, FromInteger, FromSizes, FromTensor, bindings
-from precast.lowering.evaluate import Points, Stored, evaluate_kernel, int_of
+from precast.lowering.evaluate import Points, Stored, evaluate_kernel, int_of, real_of
 from precast.lowering.ir import Attention, Buffer, Conv, DType, Extern, Gemm, Index, Kernel, Program, Step, View
+from precast.lowering.reals import is_real
 
 TORCH_DTYPES: dict[DType, torch.dtype] = {
     DType.F64: torch.float64,
@@ -86,7 +87,7 @@ class _Machine:
     def _bound(self, binding: Binding, inputs: Sequence[Any]) -> int:
         match binding:
             case FromInteger(position=position):
-                return int(inputs[position])
+                return inputs[position] if is_real(binding.symbol) else int(inputs[position])  # type: ignore[no-any-return]
             case FromTensor(position=position, what=what, dim=dim):
                 value = inputs[position].shape[dim] if what == "size" else inputs[position].stride(dim)
                 return (int(value) - binding.offset) // binding.factor
@@ -225,9 +226,9 @@ class _Machine:
                 # an extern sees the types that its schema's dtype arguments were made for
                 return value.to(TORCH_DTYPES[buffer.dtype]) if self.double and buffer.dtype.is_float else value
             case Index(expr=expr):
-                return int_of(expr, self.sizes)
+                return self._argument(expr)
             case sympy.Basic():
-                return int_of(arg, self.sizes)
+                return real_of(arg, self.sizes) if is_real(arg) else int_of(arg, self.sizes)
             case ("dtype" | "memory_format" | "layout", str(name)):
                 return getattr(torch, name)
             case ("device", str(name)):

@@ -38,22 +38,36 @@ class Unsupported(NotImplementedError):
 class SizeSymbol(sympy.Symbol):  # type: ignore[no-untyped-call]
     """A size: `low <= value <= high` (None: no upper bound), and the traced value as `hint`. Made by `size_symbol`."""
 
-    __slots__ = ("high", "hint", "low", "unbacked")
+    __slots__ = ("definition", "high", "hint", "low", "unbacked")
     low: int
     high: int | None
     hint: int
     unbacked: bool
+    definition: sympy.Expr | None
 
     def _hashable_content(self) -> tuple[Any, ...]:
-        return (*cast(Any, super())._hashable_content(), self.low, self.high or 0, self.hint, self.unbacked)
+        return (*cast(Any, super())._hashable_content(), self.low, self.high or 0, self.hint, self.unbacked, self.definition)
 
 
 @lru_cache(None)
-def size_symbol(name: str, low: int = 1, high: int | None = None, hint: int = HINT, unbacked: bool = False) -> SizeSymbol:
-    """The symbol with these facts: equal arguments give one object. `unbacked`: its value comes out of a step of the program."""
+def size_symbol(
+    name: str, low: int = 1, high: int | None = None, hint: int = HINT, unbacked: bool = False, definition: sympy.Expr | None = None
+) -> SizeSymbol:
+    """The symbol with these facts: equal arguments give one object. `unbacked`: its value comes out of a step of the program.
+    `definition`: what it is in terms of other symbols, where that uses functions of real numbers (only the host program computes those).
+    """
     sign = {"positive": True} if low > 0 else {"nonnegative": True} if low == 0 else {}
     made: Any = new_symbol(SizeSymbol, name, integer=True, **sign)
-    made.low, made.high, made.hint, made.unbacked = low, high, hint, unbacked
+    made.low, made.high, made.hint, made.unbacked, made.definition = low, high, hint, unbacked, definition
+    assert isinstance(made, SizeSymbol)
+    return made
+
+
+@lru_cache(None)
+def float_symbol(name: str, hint: float) -> SizeSymbol:
+    """A float of the call, as a symbol among the sizes: never part of one."""
+    made: Any = new_symbol(SizeSymbol, name, real=True, integer=False)
+    made.low, made.high, made.hint, made.unbacked, made.definition = -MAX_BOUND, None, hint, False, None
     assert isinstance(made, SizeSymbol)
     return made
 
@@ -119,6 +133,7 @@ class Translator:
         for fact in shape_env.divisible:
             self._divisible(*fact.args[:2])
         self.known: dict[Any, Size] = {}
+        self.opaque: dict[Any, int] = {}
 
     def _divisible(self, base: Any, divisor: Any) -> None:
         """Notes a symbol that is a multiple of a number: also where the trace said so of `s*n % (k*n)`."""
@@ -130,6 +145,8 @@ class Translator:
         """Precast's symbol for one of torch's, as an integer input carries it."""
         bounds, value = self.ranges.get(torch_symbol), self.values.get(torch_symbol)
         low, high = (-MAX_BOUND, None) if bounds is None else (_bound(bounds.lower, -MAX_BOUND), _bound(bounds.upper, None))
+        if not torch_symbol.is_integer:
+            return float_symbol(str(torch_symbol), 1.0 if value is None else float(value))
         usable = value is not None and value.is_Integer
         return size_symbol(str(torch_symbol), low, high, int(cast(Any, value)) if usable else HINT, value is None)
 
@@ -170,10 +187,27 @@ class Translator:
         rule = FUNCTIONS.get(type(node).__name__)
         if rule is None or any(not a.is_integer for a in args):
             found = _rounded(node, args)
+            if found is None and type(node).__name__ in ROUNDINGS:
+                found = self._opaque(node.func(*args))
             if found is None:
                 raise Unsupported(f"a size of the graph, {whole}, uses {type(node).__name__}, which precast does not know")
             return found
         return rule(*args)
+
+
+    def _low(self, expr: Any) -> int:
+        """A lower bound of a rounded number: 0 where the sizes in it only make it greater."""
+        return 0 if all(s.is_nonnegative for s in expr.free_symbols) and not expr.atoms(sympy.Add) and not any(
+            n.is_negative for n in expr.atoms(sympy.Number)
+        ) else -MAX_BOUND
+
+    def _opaque(self, expr: Any) -> SizeSymbol:
+        """A symbol of its own for a rounded real number."""
+        values = {s: sympy.Integer(s.hint) if s.is_integer else sympy.Float(s.hint) for s in expr.free_symbols}
+        traced = expr.xreplace(values)
+        known = traced.is_Integer and not is_unbacked(expr)
+        number = self.opaque.setdefault(expr, len(self.opaque))
+        return size_symbol(f"d{number}", self._low(expr), None, int(traced) if known else HINT, False, expr)
 
 
 def _bound(value: Any, otherwise: Any) -> Any:
@@ -227,6 +261,8 @@ def _as_ratio(node: Any, translated: Any) -> tuple[Any, Any] | None:
                 return top * rest.args[0], sympy.Integer(bottom)
     return None
 
+
+ROUNDINGS = ("CeilToInt", "FloorToInt", "TruncToInt", "RoundToInt")
 
 FUNCTIONS: dict[str, Any] = {
     "Add": sympy.Add,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -153,6 +154,8 @@ def _decoder(item: Any) -> Decode:
             return lambda tensors, ints: tensors[value]
         case "i":
             return lambda tensors, ints: int(ints[value])
+        case "x":
+            return lambda tensors, ints: struct.unpack("<d", struct.pack("<q", int(ints[value])))[0]
         case "list":
             parts = [_decoder(part) for part in value]
             return lambda tensors, ints: [part(tensors, ints) for part in parts]

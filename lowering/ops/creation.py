@@ -11,6 +11,7 @@ from precast.lowering import tensor as tx
 from precast.lowering.builder import Builder
 from precast.lowering.ir import DType, Index, Op, Size, Value
 from precast.lowering.ops import values as v
+from precast.lowering.reals import is_real
 from precast.lowering.registry import Result, lowering
 from precast.lowering.tensor import Tensor, alu
 
@@ -52,7 +53,7 @@ def ones(b: Builder, *ignored: object, **more: object) -> Result:
 def arange(b: Builder, *args: v.Number, **ignored: object) -> Result:
     start, step = (args[0] if len(args) > 1 else 0), (args[2] if len(args) > 2 else 1)
     place = position(0, b.size)
-    if not b.dtype.is_float and not isinstance(start, float) and not isinstance(step, float):
+    if not b.dtype.is_float and not any(isinstance(n, float) or is_real(n) for n in (start, step)):
         assert isinstance(place, Index)
         return v.lazy(b, Index(start + place.expr * step))
     wide = tx.cast(place, DType.F64)  # as eager: computed in double

@@ -371,7 +371,7 @@ def log_sigmoid(b: Builder, x: Tensor) -> Result:
     """The second result is a buffer for backward passes that eager leaves empty on the CPU's float path."""
     second = b.value[1]
     result = b.lazy(x.size, x.dtype, _log_sigmoid(x.body()))
-    other = b.lazy(tuple(second.shape), x.dtype, v.exp(v.neg(alu(Op.ABS, x.body()))))
+    other = b.lazy(b.sizes(second), x.dtype, v.exp(v.neg(alu(Op.ABS, x.body()))))
     return result, other
 
 

@@ -11,6 +11,7 @@ from precast.lowering import index as ix
 from precast.lowering import tensor as tx
 from precast.lowering.builder import Builder
 from precast.lowering.ir import Const, DType, Index, Op, Size, Value
+from precast.lowering.reals import is_real, real_value
 from precast.lowering.tensor import Tensor, alu, compare, constant
 
 Number = bool | int | float | sympy.Expr
@@ -45,7 +46,7 @@ def promote(*operands: Operand) -> DType:
         if isinstance(o, Tensor):
             ranks[0 if o.rank else 1].append(o.dtype)
         else:
-            ranks[2].append(DType.BOOL if isinstance(o, bool) else DType.F32 if isinstance(o, float) else DType.I64)
+            ranks[2].append(DType.BOOL if isinstance(o, bool) else DType.F32 if isinstance(o, float) or is_real(o) else DType.I64)
     for group in ranks:
         if not group:
             continue
@@ -60,7 +61,9 @@ def promote(*operands: Operand) -> DType:
 
 def number(value: Number, dtype: DType) -> Value:
     """A number of the graph in `dtype`'s arithmetic."""
-    return tx.cast(Index(value), dtype) if isinstance(value, sympy.Expr) else constant(value, dtype)
+    if isinstance(value, sympy.Expr):
+        return tx.cast(real_value(value) if is_real(value) else Index(value), dtype)
+    return constant(value, dtype)
 
 
 def scalar_in(value: Number, dtype: DType) -> Value:

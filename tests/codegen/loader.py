@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import struct
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,8 @@ class Loaded:
                         return values[value]
                     case "i":
                         return ints[value]
+                    case "x":
+                        return struct.unpack("<d", struct.pack("<q", ints[value]))[0]
                     case "list":
                         return [decode(v) for v in value]
                     case "f":
