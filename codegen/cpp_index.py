@@ -87,6 +87,9 @@ ROUNDINGS = {
     "TruncToInt": "__builtin_trunc",
     "RoundToInt": "__builtin_nearbyint",
 }
+RELATIONS = {
+    "Equality": "==", "Unequality": "!=", "StrictLessThan": "<", "LessThan": "<=", "StrictGreaterThan": ">", "GreaterThan": ">=",
+}  # fmt: skip
 REALS = {"Add": " + ", "Mul": " * ", "IntTrueDiv": " / ", "FloatTrueDiv": " / "}
 LIBM = ("sqrt", "exp", "log", "log2", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh")
 
@@ -117,9 +120,29 @@ class IndexPrinter:
             return self._extreme(expr, names)
         if is_floordiv(expr) or is_modulo(expr):
             return self._division(expr, names)
+        if isinstance(expr, sympy.Piecewise):
+            text = "0"
+            for pair in reversed(expr.args):
+                value, condition = pair.args
+                text = f"({self.truth(condition, names)} ? {self.print(value, names)} : {text})"
+            return text
         if kind(expr) in ROUNDINGS:
             return f"(int64_t){ROUNDINGS[kind(expr)]}({self.real(expr.args[0], names)})"
         raise TypeError(f"index expression {expr} holds {kind(expr)}, which has no C++ form")
+
+    def truth(self, expr: sympy.Basic, names: Mapping[sympy.Symbol, str]) -> str:
+        """A condition over sizes as a C++ bool."""
+        if expr in (sympy.true, sympy.false):
+            return "true" if expr is sympy.true else "false"
+        if isinstance(expr, sympy.Rel):
+            side = self.print if all(a.is_integer for a in expr.args) else self.real
+            left, right = (side(a, names) for a in expr.args)
+            return f"({left} {RELATIONS[kind(expr)]} {right})"
+        if isinstance(expr, sympy.Not):
+            return f"!{self.truth(expr.args[0], names)}"
+        if isinstance(expr, sympy.And | sympy.Or):
+            return "(" + (" && " if isinstance(expr, sympy.And) else " || ").join(self.truth(a, names) for a in expr.args) + ")"
+        raise TypeError(f"the condition {expr} holds {kind(expr)}, which has no C++ form")
 
     def real(self, expr: sympy.Basic, names: Mapping[sympy.Symbol, str]) -> str:
         """A real number over sizes as a C++ double, computed as Python does."""

@@ -15,7 +15,8 @@ from precast.lowering.reals import is_real
 
 Encoded = Any
 """JSON: null, {"v": scalar}, {"complex": [re, im]}, {"f": "inf"|"-inf"|"nan"},
-{"t": tensor number}, {"i": integer number}, {"x": number of an integer that holds a double's bits}, {"dtype"|"device"|"layout"|"memory_format": name}, {"list": […]}."""
+{"t": tensor number}, {"i": integer number}, {"x": number of an integer that holds a double's bits},
+{"dtype"|"device"|"layout"|"memory_format": name}, {"list": […]}."""
 
 
 class ExternArguments:

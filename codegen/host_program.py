@@ -15,11 +15,11 @@ from precast.codegen.host_dispatch import dispatch, encodable
 from precast.codegen.host_extern import encode_call
 from precast.codegen.host_library import emit_library, emit_pack, weight_view, writes_in_place
 from precast.codegen.host_shims import SymbolTable, dtype_code
+from precast.codegen.host_sizes import emit_bindings, emit_check, emit_item, emit_let, emit_sizes_of_results
 from precast.codegen.host_templates import HOST_PROLOGUE, NEEDS_STATE, PREPARE, RUN, STATE
 from precast.codegen.values import store_roots
-from precast.lowering.binding import FromInteger, FromSizes, FromTensor, bindings
 from precast.lowering.effects import is_custom
-from precast.lowering.ir import Buffer, Constant, Extern, Kernel, Load, Program, Size, View, walk
+from precast.lowering.ir import CHECK, ITEM, LET, POSITION, RANGE, Buffer, Constant, Extern, Kernel, Load, Program, Size, View, walk
 from precast.lowering.memory import nbytes_of
 from precast.lowering.reals import is_real
 
@@ -92,7 +92,7 @@ class HostWriter:
     def size(self, size: Size) -> str:
         return IndexPrinter({}).print(sympy.sympify(size), self.names)
 
-    def number(self, value: sympy.Expr) -> str:
+    def scalar(self, value: sympy.Expr) -> str:
         """A symbolic number as an int64: an integer, or a double's bits."""
         if not is_real(value):
             return self.size(value)
@@ -100,6 +100,9 @@ class HostWriter:
 
     def real(self, value: sympy.Expr) -> str:
         return IndexPrinter({}).real(value, self.names)
+
+    def truth(self, condition: sympy.Basic) -> str:
+        return IndexPrinter({}).truth(condition, self.names)
 
     def ints(self, values: Sequence[Size]) -> str:
         """Name of an int64 array: static where all values are known, else a local."""
@@ -241,31 +244,8 @@ class HostWriter:
             if isinstance(item, str):
                 self.handle[item] = f"inputs[{position}]"
                 self.call("aoti_torch_get_data_ptr", f"inputs[{position}], (void**)&{self.pointer(item)}", f"input {position}")
-        self._sizes()
         self.python.append(f"def {self.program.name or 'run'}({', '.join(str(i) for i in self.program.inputs)}):")
-
-    def _sizes(self) -> None:
-        """The size symbols of the call: integer inputs, sizes and strides of tensors, and what follows from these."""
-        arrays: dict[tuple[int, str], str] = {}
-        for binding in bindings(self.program):
-            name = self.names[binding.symbol]
-            match binding:
-                case FromInteger(position=position):
-                    text = f"(int64_t)inputs[{position}]"
-                case FromTensor(position=position, what=what, dim=dim):
-                    if (position, what) not in arrays:
-                        array = arrays[position, what] = f"{what}s{position}"
-                        self.add(f"int64_t* {array} = 0;")
-                        self.call(f"aoti_torch_get_{what}s", f"inputs[{position}], &{array}", f"input {position}")
-                    text = f"{arrays[position, what]}[{dim}]"
-                    text = f"({text} - {binding.offset})" if binding.offset else text
-                    text = f"{text} / {binding.factor}" if binding.factor != 1 else text
-                case FromSizes(value=value):
-                    text = self.size(value)
-            if is_real(binding.symbol):
-                self.add(f"double {name}; __builtin_memcpy(&{name}, &inputs[{position}], 8);")
-            else:
-                self.add(f"const int64_t {name} = {text}; (void){name};")
+        emit_bindings(self)
 
     def _constants(self) -> None:
         """Literals of the user's code lie in the library's read-only data."""
@@ -364,6 +344,15 @@ class HostWriter:
         self.python.append(f"    {step.name}({', '.join(kernel.arguments)})")
 
     def _extern(self, step: Extern, label: str) -> None:
+        if step.op == ITEM:
+            emit_item(self, step)
+            return
+        if step.op == LET:
+            emit_let(self, step)
+            return
+        if step.op in (CHECK, RANGE, POSITION):
+            emit_check(self, step)
+            return
         if not encodable(step):
             self._dispatched(step, label)
             return
@@ -375,7 +364,7 @@ class HostWriter:
         self.add(f"void* in[{max(len(handles), 1)}];")
         for position, handle in enumerate(handles):
             self.call("aoti_torch_new_tensor_handle", f"{handle}, &in[{position}]", label)
-        values = ", ".join(self.number(i) for i in integers) or "0"
+        values = ", ".join(self.scalar(i) for i in integers) or "0"
         self.add(f"const int64_t numbers[] = {{{values}}};")
         self.add(f"void* out[{max(len(step.outs), 1)}] = {{0}};")
         shim = self.table.use("precast_call_python")
@@ -387,6 +376,7 @@ class HostWriter:
                 self.add(f"{target} = out[{position}];")
                 targets.append((name, target))
         self.add("}")
+        emit_sizes_of_results(self, step, dict(targets), label)
         for name, target in targets:
             self.settle(name, target, label)
         results = f"{', '.join(name or '_' for name in step.outs)} = " if step.outs else ""
@@ -400,6 +390,7 @@ class HostWriter:
             self.add(f"{target} = {result};")
             targets.append((name, target))
         self.add("}")
+        emit_sizes_of_results(self, step, dict(targets), label)
         for name, target in targets:
             self.settle(name, target, label)
         self.python.append(f"    {', '.join(step.outs)} = {step.op}({', '.join(v.buffer for v in _views(step.args))})")

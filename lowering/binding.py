@@ -106,20 +106,7 @@ def _tensor_bindings(program: Program) -> Iterator[FromTensor]:
         kinds: tuple[tuple[Literal["size", "stride"], tuple[Size, ...]], ...] = (("size", buffer.size), ("stride", buffer.stride))
         for what, values in kinds:
             for dim, value in enumerate(values):
-                solved = affine_in_one(value)
+                solved = ix.affine_in_one(value)
                 if solved is not None:
                     symbol, factor, offset = solved
                     yield FromTensor(symbol, position, what, dim, factor, offset)
-
-
-def affine_in_one(value: Size) -> tuple[sympy.Symbol, int, int] | None:
-    """`(symbol, factor, offset)` where the size is `factor * symbol + offset` for one symbol and numbers, else None."""
-    if isinstance(value, int) or len(value.free_symbols) != 1:
-        return None
-    (symbol,) = value.free_symbols
-    assert isinstance(symbol, sympy.Symbol)
-    found = ix.coefficients(value, (symbol,))
-    if found is None:
-        return None
-    offset, (factor,) = found
-    return (symbol, factor, offset) if isinstance(factor, int) and isinstance(offset, int) and factor > 0 else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -11,9 +12,14 @@ import torch
 from precast.lowering import index as ix
 from precast.lowering import tensor as tx
 from precast.lowering.ir import (
+    CHECK,
+    LET,
+    POSITION,
+    RANGE,
     TRANSCENDENTAL,
     Alu,
     Axis,
+    Bind,
     Buffer,
     Const,
     DType,
@@ -33,7 +39,7 @@ from precast.lowering.ir import (
     axis_symbol,
     walk,
 )
-from precast.lowering.sizes import Unsupported, sizes
+from precast.lowering.sizes import Unsupported, bounds_of, is_unbacked, sizes
 from precast.lowering.tensor import Tensor
 
 DTYPES: dict[torch.dtype, DType] = {
@@ -91,6 +97,14 @@ class Cost:
         return self.loads > MAX_LOADS or self.nodes > MAX_NODES
 
 
+@dataclass(frozen=True)
+class Check:
+    """An assertion of the graph over sizes: where it is false, the call ends with this message."""
+
+    condition: sympy.Basic
+    message: str
+
+
 class Builder:
     """Collects buffers and steps. `value` is the fake result of the node being lowered: rules may read it."""
 
@@ -105,6 +119,8 @@ class Builder:
         self.is_result = False  # whether the caller sees it
         self.feeds_library = False  # whether a user of it is a library call, which wants it in memory
         self.used_results: frozenset[int] | None = None  # which of several results are read
+        self.known: set[sympy.Symbol] = set()  # data-dependent symbols that a step has bound
+        self.checks: list[Check] = []  # waiting for their symbols
         self._realised: dict[Tensor, Tensor] = {}
         self._kernels = 0
         self._gathers = 0
@@ -165,6 +181,42 @@ class Builder:
         value = self.value[0] if isinstance(self.value, tuple | list) else self.value
         assert isinstance(value, torch.Tensor)
         return sizes(value.shape)
+
+    # --- sizes that depend on data --------------------------------------------------------------------------------------------------
+
+    def bound(self, binds: Sequence[Bind]) -> None:
+        """Steps behind the one that binds these symbols: their ranges, and the checks that waited for them, are tested at once, before
+        any step rests on them.
+        """
+        self.known |= {b.symbol for b in binds}
+        ready = [c for c in self.checks if all(s in self.known for s in c.condition.free_symbols if is_unbacked(s))]
+        self.checks = [c for c in self.checks if c not in ready]
+        for check in ready:
+            self.steps.append(Extern(CHECK, (check.condition, check.message), (), (), (), (self.origin,)))
+        for bind in binds:
+            low, high = bounds_of(bind.symbol)
+            if low is not None and (low > 0 or bind.out < 0) or high is not None:
+                self.steps.append(Extern(RANGE, (bind.symbol, low, high), (), (), (), (self.origin,)))
+
+    def require(self, condition: sympy.Basic, message: str) -> None:
+        """A check where the condition over data-dependent sizes is not known to hold."""
+        if condition is not sympy.true:
+            self.steps.append(Extern(CHECK, (condition, message), (), (), (), (self.origin,)))
+
+    def require_position(self, index: Size, size: Size, dim: int) -> None:
+        """A check that a data-dependent index lies within a dimension."""
+        self.steps.append(Extern(POSITION, (index, size, dim), (), (), (), (self.origin,)))
+
+    def let(self, size: Size, value: Size) -> None:
+        """`size`, which the trace could only name, is `value`."""
+        solved = ix.affine_in_one(size) if is_unbacked(size) else None
+        if solved is None or solved[0] in self.known:
+            return
+        symbol, factor, offset = solved
+        bind = Bind(symbol)
+        found = ix.FloorDiv(sympy.sympify(value) - offset, sympy.Integer(factor))
+        self.steps.append(Extern(LET, (found,), (), (), (), (self.origin,), (bind,)))
+        self.bound([bind])
 
     # --- memory ------------------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from math import prod
 
 import torch
 
-from precast.lowering.effects import reads, writes
+from precast.lowering.effects import reads, step_symbols, writes
 from precast.lowering.emit import without_unused_buffers
 from precast.lowering.interpret import run
 from precast.lowering.ir import Attention, Buffer, Const, Constant, DType, Extern, Kernel, Load, Output, Program, Step, Value, View
@@ -54,13 +54,13 @@ def _known_steps(program: Program) -> set[int]:
     """Positions of the steps that depend on no input. A buffer with several writers counts when all of them do."""
     unknown = {i for i in program.inputs if isinstance(i, str)} | set(program.persistent)
     by_name = {b.name: b for b in program.buffers}
-    if program.symbols:
-        return set()
     while True:  # a second round only where a later write spoils an earlier one
         before = len(unknown)
         for step in program.steps:
             pure = isinstance(step, Kernel) or (isinstance(step, Extern) and step.op in PURE and not step.mutates)
-            small = all(prod(int(n) for n in by_name[w].size) <= MAX_EVALUATED for w in writes(step))
+            sizes = [n for w in writes(step) for n in by_name[w].size]
+            small = not step_symbols(step) and all(isinstance(n, int) for n in sizes)
+            small = small and all(prod(int(n) for n in by_name[w].size) <= MAX_EVALUATED for w in writes(step))
             if not pure or not small or any(r in unknown for r in reads(step)) or any(w in unknown for w in writes(step)):
                 unknown.update(writes(step))
         if len(unknown) == before:
@@ -71,7 +71,7 @@ def _evaluate(program: Program, known: set[int], wanted: list[str]) -> dict[str,
     by_name = {b.name: b for b in program.buffers}
     steps = tuple(s for p, s in enumerate(program.steps) if p in known)
     outputs = tuple(Output(View(n, by_name[n].size, by_name[n].stride)) for n in wanted)
-    found = run(replace(program, inputs=(), outputs=outputs, steps=steps, workspace=(), prepare=(), persistent=()), [])
+    found = run(replace(program, symbols=(), inputs=(), outputs=outputs, steps=steps, workspace=(), prepare=(), persistent=()), [])
     return dict(zip(wanted, found, strict=True))
 
 
@@ -127,7 +127,7 @@ def without_dead_steps(program: Program, carried: set[str]) -> Program:
     kept: list[Step] = []
     for step in reversed(program.steps):
         written = set(writes(step))
-        effect = isinstance(step, Extern) and (bool(step.mutates) or not step.outs)
+        effect = isinstance(step, Extern) and (bool(step.mutates) or not step.outs or bool(step.binds))
         if not effect and (not written & needed or written <= carried):
             continue
         kept.append(step)

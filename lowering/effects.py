@@ -11,7 +11,11 @@ from weakref import WeakKeyDictionary
 import sympy
 
 from precast.lowering.ir import (
+    CHECK,
+    POSITION,
+    RANGE,
     Attention,
+    Bind,
     Conv,
     DType,
     Extern,
@@ -27,6 +31,7 @@ from precast.lowering.ir import (
     View,
     walk,
 )
+from precast.lowering.sizes import is_unbacked
 from precast.lowering.symbolic import symbols_of
 
 K = TypeVar("K", bound=Step)
@@ -158,6 +163,14 @@ def step_symbols(step: Step) -> frozenset[sympy.Symbol]:
     return frozenset(found - bound - {g.symbol for g in gathers})
 
 
+def symbols_bound(step: Step) -> frozenset[sympy.Symbol]:
+    """The symbols whose values are settled once the step ran: those that it binds, and data-dependent ones that it checks."""
+    if not isinstance(step, Extern):
+        return frozenset()
+    checked = step_symbols(step) if step.op in (CHECK, RANGE, POSITION) else frozenset()
+    return frozenset(b.symbol for b in step.binds) | {s for s in checked if is_unbacked(s)}
+
+
 def symbols_in(arg: Any) -> frozenset[sympy.Symbol]:
     """The symbols of a size, a view, or an argument of a library or extern call."""
     match arg:
@@ -167,6 +180,8 @@ def symbols_in(arg: Any) -> frozenset[sympy.Symbol]:
             return symbols_in((arg.size, arg.stride, arg.offset))
         case Index():
             return symbols_in(arg.expr)
+        case Bind():
+            return frozenset({arg.symbol})
         case tuple() | list():
             return frozenset().union(*(symbols_in(a) for a in arg))
         case _:

@@ -44,7 +44,7 @@ def _group_order(program: Program, owner: list[int]) -> list[int]:
         last[group] = max(last.get(group, -1), position)
     before: dict[int, set[int]] = {g: set() for g in last}
     after: dict[int, set[int]] = {g: set() for g in last}
-    for position, needed in enumerate(dependencies(program.steps)):
+    for position, needed in enumerate(dependencies(program)):
         for p in needed:
             if owner[p] != owner[position]:
                 before[owner[position]].add(owner[p])

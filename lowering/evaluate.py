@@ -197,7 +197,7 @@ class _Scope:
             case Const(value=number, dtype=dtype):
                 return torch.tensor(number, dtype=self.dtype(dtype.compute)).reshape(rank)
             case Index(expr=expr, dtype=DType.F64) if is_real(expr):
-                return torch.tensor(real_of(expr, self.sizes), dtype=torch.float64).reshape(rank)
+                return torch.tensor(real_of(expr, self.env), dtype=torch.float64).reshape(rank)
             case Index(expr=expr, dtype=dtype):
                 return self.index(expr, (), None).to(self.dtype(dtype.compute))
             case Load():

@@ -11,8 +11,8 @@ from torch import fx
 
 from precast.lowering import index as ix
 from precast.lowering.builder import Builder, dtype_of
-from precast.lowering.ir import Extern, Index
-from precast.lowering.sizes import Unsupported, sizes
+from precast.lowering.ir import Bind, Extern, Index, Size
+from precast.lowering.sizes import Unsupported, is_unbacked, sizes
 from precast.lowering.tensor import Tensor
 
 Lookup = Callable[[fx.Node], Any]
@@ -34,10 +34,11 @@ def extern(b: Builder, node: fx.Node, lookup: Lookup) -> Any:
     args = tuple(_argument(b, a, lookup) for a in node.args)
     kwargs = tuple((k, _argument(b, a, lookup)) for k, a in node.kwargs.items())
     mutated = _written_arguments(node, schema)
-    results, outs = _results(b, node, schema, lookup, mutated, copies=renamed is not op)
+    results, outs, binds = _results(b, node, schema, lookup, mutated, copies=renamed is not op)
     name = renamed._schema.name + (f".{renamed._overloadname}" if renamed._overloadname != "default" else "")
     changed = tuple(_mutated_buffers(lookup, mutated.values()))
-    b.steps.append(Extern(name, args, kwargs, tuple(outs), changed, (node.name,)))
+    b.steps.append(Extern(name, args, kwargs, tuple(outs), changed, (node.name,), tuple(binds)))
+    b.bound(binds)
     return results
 
 
@@ -86,10 +87,13 @@ def _mutated_buffers(lookup: Lookup, nodes: Any) -> list[str]:
     return [lookup(n).window.buffer for n in nodes]
 
 
-def _results(b: Builder, node: fx.Node, schema: Any, lookup: Lookup, mutated: dict[str, fx.Node], copies: bool) -> tuple[Any, list[str]]:
-    """The values that the node stands for, and the new buffers behind them in return order (lists flattened)."""
+def _results(
+    b: Builder, node: fx.Node, schema: Any, lookup: Lookup, mutated: dict[str, fx.Node], copies: bool
+) -> tuple[Any, list[str], list[Bind]]:
+    """The values that the node stands for, the new buffers behind them in return order (lists flattened), and the sizes that they tell."""
     values = node.meta["val"] if len(schema.returns) > 1 else (node.meta.get("val"),)
     outs: list[str] = []
+    binds: list[Bind] = []
 
     def fresh(value: Any) -> Tensor | None:
         if value is None:
@@ -97,8 +101,7 @@ def _results(b: Builder, node: fx.Node, schema: Any, lookup: Lookup, mutated: di
             return None
         size = sizes(value.shape)
         stride = ix.contiguous_strides(size) if copies else sizes(value.stride())
-        if any(str(f).startswith("u") for s in size if isinstance(s, sympy.Expr) for f in s.free_symbols):
-            raise Unsupported(f"{node.target} at {node.name} has a result whose size depends on data")
+        binds.extend(_binds(b, len(outs), size))
         made = b.whole(b.buffer(size, dtype_of(value.dtype), stride, str(value.dtype).removeprefix("torch.")))
         assert made.window is not None
         outs.append(made.window.buffer)
@@ -114,7 +117,18 @@ def _results(b: Builder, node: fx.Node, schema: Any, lookup: Lookup, mutated: di
             results.append([fresh(v) for v in value])
         else:
             results.append(fresh(value))
-    return (results[0] if len(results) == 1 else results if results else None), outs
+    return (results[0] if len(results) == 1 else results if results else None), outs, binds
+
+
+def _binds(b: Builder, out: int, size: tuple[Size, ...]) -> list[Bind]:
+    """The data-dependent sizes that the `out`-th result of a call is the first to tell."""
+    found = []
+    for dim, n in enumerate(size):
+        solved = ix.affine_in_one(n) if is_unbacked(n) else None
+        if solved is not None and solved[0] not in b.known:
+            b.known.add(solved[0])
+            found.append(Bind(solved[0], out, dim, *solved[1:]))
+    return found
 
 
 def _argument(b: Builder, arg: Any, lookup: Lookup) -> Any:

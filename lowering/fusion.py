@@ -68,7 +68,7 @@ def _start(program: Program) -> tuple[KernelFacts, Fusion]:
     facts = facts_of(program)
     state = Fusion(program)
     steps = program.steps
-    before = dependencies(steps)
+    before = dependencies(program)
     state.owner = list(range(len(steps)))
     for position, needed in enumerate(before):
         state.before[position] = set(needed)

@@ -412,6 +412,19 @@ def coefficients(expr: Expr, axes: tuple[sympy.Symbol, ...]) -> tuple[Size, tupl
     return plain(offset), tuple(plain(found[a]) for a in axes)
 
 
+def affine_in_one(value: Size) -> tuple[sympy.Symbol, int, int] | None:
+    """`(symbol, factor, offset)` where the size is `factor * symbol + offset` for one symbol and numbers, else None."""
+    if isinstance(value, int) or len(value.free_symbols) != 1:
+        return None
+    (symbol,) = value.free_symbols
+    assert isinstance(symbol, sympy.Symbol)
+    found = coefficients(value, (symbol,))
+    if found is None:
+        return None
+    offset, (factor,) = found
+    return (symbol, factor, offset) if isinstance(factor, int) and isinstance(offset, int) and factor > 0 else None
+
+
 def evaluate(expr: Size, values: Mapping[Any, int]) -> int:
     """The expression's value at a point."""
     whole: Any = expr

@@ -16,9 +16,27 @@ import sympy
 import torch
 
 from precast.lowering.binding import Binding, FromInteger, FromSizes, FromTensor, bindings
-from precast.lowering.evaluate import Points, Stored, evaluate_kernel, int_of, real_of
-from precast.lowering.ir import Attention, Buffer, Conv, DType, Extern, Gemm, Index, Kernel, Program, Step, View
+from precast.lowering.evaluate import Points, Stored, evaluate_index, evaluate_kernel, int_of, real_of
+from precast.lowering.ir import (
+    CHECK,
+    ITEM,
+    LET,
+    POSITION,
+    RANGE,
+    Attention,
+    Buffer,
+    Conv,
+    DType,
+    Extern,
+    Gemm,
+    Index,
+    Kernel,
+    Program,
+    Step,
+    View,
+)
 from precast.lowering.reals import is_real
+from precast.lowering.sizes import range_message
 
 TORCH_DTYPES: dict[DType, torch.dtype] = {
     DType.F64: torch.float64,
@@ -87,7 +105,7 @@ class _Machine:
     def _bound(self, binding: Binding, inputs: Sequence[Any]) -> int:
         match binding:
             case FromInteger(position=position):
-                return inputs[position] if is_real(binding.symbol) else int(inputs[position])  # type: ignore[no-any-return]
+                return inputs[position] if is_real(binding.symbol) else int(inputs[position])
             case FromTensor(position=position, what=what, dim=dim):
                 value = inputs[position].shape[dim] if what == "size" else inputs[position].stride(dim)
                 return (int(value) - binding.offset) // binding.factor
@@ -208,6 +226,28 @@ class _Machine:
         self._write_view(step.out, torch.softmax(scores, -1) @ v)
 
     def _extern(self, step: Extern) -> None:
+        if step.op == CHECK:
+            condition, message = step.args
+            if not evaluate_index(condition, self.sizes):
+                raise RuntimeError(message)
+            return
+        if step.op == RANGE:
+            value, (low, high) = self.sizes[step.args[0]], step.args[1:]
+            if low is not None and value < low or high is not None and value > high:
+                raise RuntimeError(range_message(value, low, high))
+            return
+        if step.op == POSITION:
+            index, size, dim = (int_of(a, self.sizes) for a in step.args)
+            if not -size <= index < size:
+                raise IndexError(f"index {index} is out of bounds for dimension {dim} with size {size}")
+            return
+        if step.op == LET:
+            self.sizes[step.binds[0].symbol] = int_of(step.args[0], self.sizes)
+            return
+        if step.op == ITEM:
+            (bind,) = step.binds
+            self.sizes[bind.symbol] = self.view(step.args[0]).item()  # type: ignore[assignment]
+            return
         name, _, overload = step.op.removeprefix("aten::").partition(".")
         namespace = step.op.split("::")[0] if "::" in step.op else "aten"
         packet = getattr(getattr(torch.ops, namespace), name.split("::")[-1])
@@ -215,6 +255,8 @@ class _Machine:
         kwargs = {key: self._argument(a) for key, a in step.kwargs}
         result = getattr(packet, overload or "default")(*args, **kwargs)
         results = result if isinstance(result, tuple | list) else (result,)
+        for bind in step.binds:
+            self.sizes[bind.symbol] = (results[bind.out].shape[bind.dim] - bind.offset) // bind.factor
         for out, value in zip(step.outs, results, strict=False):
             self._write_view(out, value)
 

@@ -346,10 +346,30 @@ Arg = Any
 
 
 @dataclass(frozen=True, eq=False)
+class Bind:
+    """A symbol that a step gives its value: `factor * symbol + offset` is the size of dimension `dim` of the step's `out`-th result,
+    or (out -1) the element that `precast::item` reads.
+    """
+
+    symbol: sympy.Symbol
+    out: int = -1
+    dim: int = 0
+    factor: int = 1
+    offset: int = 0
+
+
+ITEM, LET, CHECK, RANGE, POSITION = "precast::item", "precast::let", "precast::check", "precast::range", "precast::position"
+"""Extern ops of our own. `item(view)` binds a symbol to one element, `let(size)` to a size. `check(condition, message)` and
+`range(symbol, low, high)` end the call with a RuntimeError where the condition over symbols is false or the value is out of range (None:
+no bound); `position(index, size, dim)` with an IndexError where the index lies outside of the dimension.
+"""
+
+
+@dataclass(frozen=True, eq=False)
 class Extern:
     """Any ATen overload through torch's dispatcher. `args`/`kwargs` follow its schema; `outs` name fresh buffers in return order.
 
-    With `mutates`, the listed argument views are written in place and `outs` may be empty.
+    With `mutates`, the listed argument views are written in place and `outs` may be empty. `binds`: sizes that only the results tell.
     """
 
     op: str  # "aten::sort.stable"
@@ -358,6 +378,7 @@ class Extern:
     outs: tuple[str, ...]
     mutates: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
+    binds: tuple[Bind, ...] = ()
 
 
 Unary = Literal["none", "relu", "gelu", "gelu_tanh", "sigmoid", "tanh", "silu", "hardswish", "hardtanh", "leaky_relu"]

@@ -18,17 +18,23 @@ from torch.utils._python_dispatch import _disable_current_modes
 import precast.lowering.ops  # noqa: F401  (fills the table)
 from precast.lowering import index as ix
 from precast.lowering import tensor as tx
-from precast.lowering.binding import affine_in_one, symbols_used
-from precast.lowering.builder import WITHOUT_ARITHMETIC, Builder, Cost, dtype_of
+from precast.lowering.binding import symbols_used
+from precast.lowering.builder import WITHOUT_ARITHMETIC, Builder, Check, Cost, dtype_of
+from precast.lowering.effects import symbols_in
 from precast.lowering.extern import extern, functional_form, is_view, written_nodes
-from precast.lowering.ir import Constant, Load, Output, Program, Size, View, walk
+from precast.lowering.ir import ITEM, Bind, Constant, Extern, Load, Output, Program, Size, View, walk
 from precast.lowering.registry import LOWERINGS, VIEWS
-from precast.lowering.sizes import MAX_BOUND, Unsupported, number_of, size_symbol, sizes
+from precast.lowering.sizes import MAX_BOUND, Unsupported, is_unbacked, number_of, size_symbol, sizes
 from precast.lowering.tensor import Tensor
 
 aten = torch.ops.aten
-STATIC_CHECKS = (aten._assert_tensor_metadata.default, aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default)
-"""Assertions about sizes and types: the guards hold them already."""
+STATIC_CHECKS = (
+    aten._assert_tensor_metadata.default,
+    aten._assert_scalar.default,
+    aten.sym_constrain_range.default,
+    aten.sym_constrain_range_for_size.default,
+)
+"""Assertions about sizes and types: guards hold them, or checks where the sizes depend on data."""
 
 
 def lower(graph: fx.GraphModule, name: str, options: object = None) -> Program:
@@ -83,6 +89,7 @@ class _Walk:
         return node
 
     def run(self) -> Program:
+        self._collect_checks()
         for position, node in enumerate(self.nodes):
             self.b.origin = node.name
             match node.op:
@@ -135,7 +142,7 @@ class _Walk:
             return
         raw = size_symbol(f"n{len(self.inputs)}", -MAX_BOUND)
         self.inputs.append(raw)
-        solved = affine_in_one(found) if isinstance(found, sympy.Expr) and found.is_integer else None
+        solved = ix.affine_in_one(found) if isinstance(found, sympy.Expr) and found.is_integer else None
         if solved is not None:
             symbol, factor, offset = solved
             self.derived.setdefault(symbol, ix.plain(ix.FloorDiv(raw - offset, sympy.Integer(factor))))
@@ -160,6 +167,9 @@ class _Walk:
 
     def _call(self, node: fx.Node, position: int) -> None:
         value = node.meta.get("val")
+        if node.target is aten._local_scalar_dense.default:
+            self.env[node] = self._item(node, value)
+            return
         if isinstance(value, bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool):
             self.env[node] = _scalar(value)
             return
@@ -175,7 +185,7 @@ class _Walk:
                 return  # assertions on symbolic sizes: guards hold them
             raise Unsupported(f"{node.target} at {node.name} is not an ATen op")
         if node.target in STATIC_CHECKS:
-            return
+            return  # their conditions were collected before the walk
         reshaped = torch.Tag.inplace_view in node.target.tags  # `squeeze_`: no memory changes, and later nodes name the result
         written = [] if reshaped else written_nodes(node)
         if written:
@@ -189,6 +199,28 @@ class _Walk:
         elif written:
             result = self._write(self._argument(written[0]), result)
         self.env[node] = self._settle(node, result)
+
+    def _item(self, node: fx.Node, value: Any) -> Any:
+        """One element of a tensor as a number, which later sizes may depend on."""
+        found = _scalar(value)
+        unknown = [s for s in symbols_in(found) if is_unbacked(s) and s not in self.b.known]
+        if len(unknown) == 1:
+            binds = (Bind(unknown[0]),)
+            (source,) = node.args
+            self.b.steps.append(Extern(ITEM, (self.b.window(self._argument(source)),), (), (), (), (node.name,), binds))
+            self.b.bound(binds)
+        return found
+
+    def _collect_checks(self) -> None:
+        """The graph's assertions over data-dependent numbers; guards hold the others."""
+        for node in self.nodes:
+            if node.op != "call_function" or node.target is not aten._assert_scalar.default:
+                continue
+            condition, message = node.args
+            value = condition.meta.get("val") if isinstance(condition, fx.Node) else condition
+            found = _scalar(value) if isinstance(value, torch.SymBool) else value
+            if isinstance(found, sympy.Basic) and any(is_unbacked(s) for s in found.free_symbols):
+                self.b.checks.append(Check(found, str(message)))
 
     def _rule(self, node: fx.Node, value: Any) -> Any:
         """The rule's result, or None where there is no rule or it declines. For an op in place: what it will write."""

@@ -2,18 +2,24 @@
 
 A buffer lives from the step that first writes it to the last that uses it. A pointwise kernel may write over an operand that dies with it.
 Offsets are assigned largest-first into the lowest gap that is free for the whole lifetime (near-optimal for such interval graphs).
-Sizes with symbols cannot be compared, so those buffers share a slot only when their byte counts are equal expressions; these slots lie
-after the constant part.
+Byte counts with symbols are compared where they are multiples of one expression (`3072*s0*s1` and `9216*s0*s1`): each such family is
+placed like constant sizes, in units of the expression, in a part of the workspace of its own behind the constant part. Buffers of
+data-dependent size are not in the plan: the host program allocates them when their size is known.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import sympy
 
 from precast.lowering.effects import custom_operands, reads, writes
+from precast.lowering.index import FloorDiv
 from precast.lowering.ir import Buffer, Kernel, Program, Size, Slot
 from precast.lowering.lifetimes import lifetimes
 from precast.lowering.reuse import may_reuse
+from precast.lowering.sizes import is_unbacked
 from precast.lowering.symbolic import expand
 
 ALIGNMENT = 64
@@ -41,8 +47,16 @@ def nbytes_of(buffer: Buffer) -> Size:
     if isinstance(nbytes, int):
         return -(-nbytes // ALIGNMENT) * ALIGNMENT
     nbytes = expand(nbytes)
-    # rounding up is an upper bound that stays a polynomial: the host needs no division
-    return int(nbytes) if nbytes.is_Integer else nbytes + (-int(nbytes.as_coeff_Add()[0])) % ALIGNMENT + ALIGNMENT
+    if nbytes.is_Integer:
+        return -(-int(cast(Any, nbytes)) // ALIGNMENT) * ALIGNMENT
+    factor, _ = _unit(nbytes)
+    return nbytes if factor % ALIGNMENT == 0 else expand(ALIGNMENT * FloorDiv(nbytes + ALIGNMENT - 1, sympy.Integer(ALIGNMENT)))
+
+
+def _unit(nbytes: sympy.Expr) -> tuple[int, sympy.Expr]:
+    """`(factor, unit)`: the greatest number that divides every coefficient of the byte count, and the rest."""
+    factor, unit = cast(Any, nbytes).primitive()
+    return int(factor), unit
 
 
 def plan_memory(program: Program, *, reuse: bool = True) -> Program:
@@ -58,6 +72,8 @@ def plan_memory(program: Program, *, reuse: bool = True) -> Program:
             if name in outside or name in blocks or live[name][0] != position or not by_name[name].dtype.itemsize:
                 continue
             nbytes = nbytes_of(by_name[name])
+            if is_unbacked(nbytes):
+                continue  # the workspace is made before its size is known: the host program allocates it when it is
             dying = _reusable(program, position, name, nbytes, live, blocks) if reuse and isinstance(step, Kernel) else None
             if dying is not None:
                 block = blocks[dying]
@@ -70,17 +86,16 @@ def plan_memory(program: Program, *, reuse: bool = True) -> Program:
     constant = [b for b in distinct if isinstance(b.nbytes, int)]
     offsets, top = _place(constant)
     total: Size = top
-    symbolic: dict[Size, list[Block]] = {}
+    groups: dict[sympy.Expr, list[Block]] = {}
     for block in distinct:
         if not isinstance(block.nbytes, int):
-            symbolic.setdefault(block.nbytes, []).append(block)
-    for nbytes, group in symbolic.items():
-        lanes: list[int] = []  # last use of each lane of this size
-        for block in sorted(group, key=lambda b: b.first):
-            lane = next((i for i, last in enumerate(lanes) if last < block.first), len(lanes))
-            lanes[lane : lane + 1] = [block.last]
-            offsets[id(block)] = total + lane * nbytes
-        total = total + len(lanes) * nbytes
+            groups.setdefault(_unit(block.nbytes)[1], []).append(block)
+    for unit, group in groups.items():
+        scaled = {id(b): replace(b, nbytes=_unit(cast(sympy.Expr, b.nbytes))[0]) for b in group}
+        places, top = _place(list(scaled.values()))
+        for block in group:
+            offsets[id(block)] = expand(total + places[id(scaled[id(block)])] * unit)
+        total = total + top * unit
     slots = [Slot(name, offsets[id(block)], block.nbytes) for name, block in blocks.items()]
     return replace(program, workspace=tuple(slots), workspace_bytes=total)
 

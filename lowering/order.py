@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
 from dataclasses import replace
 
-from precast.lowering.effects import is_custom, reads, writes
+from precast.lowering.effects import is_custom, reads, remembered, step_symbols, symbols_bound, symbols_in, writes
 from precast.lowering.ir import Buffer, Extern, Program, Step
-from precast.lowering.sizes import hint
+from precast.lowering.sizes import hint, is_unbacked
 
 
 def nbytes_hint(buffer: Buffer) -> int:
@@ -19,17 +18,20 @@ def nbytes_hint(buffer: Buffer) -> int:
     return total
 
 
-def dependencies(steps: Sequence[Step]) -> list[set[int]]:
+def dependencies(program: Program) -> list[set[int]]:
     """For each step the earlier steps that must stay before it: producers of what it reads, and readers and writers of what it
-    overwrites. Operators that are not torch's own keep their order: they may have effects that their schemas do not tell.
+    overwrites. Operators that are not torch's own keep their order: they may have effects that their schemas do not tell. Data-dependent
+    sizes count as written by the step that binds (or checks) them.
     """
     last_custom: int | None = None
-    last_write: dict[str, int] = {}
-    readers: dict[str, list[int]] = {}
+    last_write: dict[object, int] = {}
+    readers: dict[object, list[int]] = {}
     before: list[set[int]] = []
-    for position, step in enumerate(steps):
+    allocated = {b.name: _unbacked_in((b.size, b.stride)) for b in program.buffers}
+    for position, step in enumerate(program.steps):
         needed: set[int] = set()
-        read, written = reads(step), writes(step)
+        read: tuple[object, ...] = (*reads(step), *_unbacked_in_step(step), *(s for n in writes(step) for s in allocated.get(n, ())))
+        written: tuple[object, ...] = (*writes(step), *symbols_bound(step))
         needed.update(last_write[name] for name in read if name in last_write)
         for name in written:
             needed.update(readers.get(name, ()))
@@ -48,12 +50,21 @@ def dependencies(steps: Sequence[Step]) -> list[set[int]]:
     return before
 
 
+def _unbacked_in(sizes: object) -> tuple[object, ...]:
+    return tuple(s for s in symbols_in(sizes) if is_unbacked(s))
+
+
+@remembered
+def _unbacked_in_step(step: Step) -> tuple[object, ...]:
+    return tuple(s for s in step_symbols(step) if is_unbacked(s))
+
+
 def order_steps(program: Program) -> Program:
     """Topological order by a greedy rule: of the ready steps, the one that frees most (or allocates least) goes first; ties keep the
     graph's order.
     """
     steps = program.steps
-    before = dependencies(steps)
+    before = dependencies(program)
     after: list[list[int]] = [[] for _ in steps]
     for position, needed in enumerate(before):
         for p in needed:

@@ -1,4 +1,4 @@
-"""Real numbers of the graph (`x.size(-1) ** -0.5`, a float argument) as values: expressions over sizes, computed in double as Python does."""
+"""Real numbers of the graph (`x.size(-1) ** -0.5`, a float argument) as values, computed in double as Python does."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 import sympy
 import torch
+from sympy.functions.elementary.piecewise import ExprCondPair
 
 from precast.lowering import index as ix
 from precast.lowering.ir import Size
@@ -28,6 +29,7 @@ MAX_BOUND = 1 << 62
 
 
 cancel: Any = sympy.cancel
+Real: Any = sympy.Float
 new_symbol: Any = sympy.Symbol.__xnew__
 
 
@@ -64,10 +66,10 @@ def size_symbol(
 
 
 @lru_cache(None)
-def float_symbol(name: str, hint: float) -> SizeSymbol:
-    """A float of the call, as a symbol among the sizes: never part of one."""
+def float_symbol(name: str, hint: float, unbacked: bool = False) -> SizeSymbol:
+    """A float of the call (or read from a tensor), as a symbol among the sizes: never part of one."""
     made: Any = new_symbol(SizeSymbol, name, real=True, integer=False)
-    made.low, made.high, made.hint, made.unbacked, made.definition = -MAX_BOUND, None, hint, False, None
+    made.low, made.high, made.hint, made.unbacked, made.definition = -MAX_BOUND, None, hint, unbacked, None
     assert isinstance(made, SizeSymbol)
     return made
 
@@ -75,6 +77,18 @@ def float_symbol(name: str, hint: float) -> SizeSymbol:
 def is_unbacked(size: object) -> bool:
     """Whether the size is known only after some step of the program ran."""
     return isinstance(size, sympy.Basic) and any(isinstance(s, SizeSymbol) and s.unbacked for s in size.free_symbols)
+
+
+def bounds_of(symbol: sympy.Symbol) -> tuple[int | None, int | None]:
+    """The least and greatest value that the trace took for granted of an integer symbol; None: no bound."""
+    if not isinstance(symbol, SizeSymbol) or not symbol.is_integer:
+        return None, None
+    return (symbol.low if symbol.low > -MAX_BOUND else None), symbol.high
+
+
+def range_message(value: int | str, low: int | None, high: int | None) -> str:
+    """What `aten::sym_constrain_range` says of a value out of range."""
+    return f"Invalid value range for {value} between [{-(2**63) if low is None else low}, {2**63 - 1 if high is None else high}]."
 
 
 def hint(size: Size) -> int:
@@ -128,7 +142,7 @@ class Translator:
 
     def __init__(self, shape_env: Any) -> None:
         self.ranges: dict[Any, Any] = dict(shape_env.var_to_range)
-        self.values: dict[Any, Any] = dict(getattr(shape_env, "backed_var_to_val", None) or shape_env.var_to_val)
+        self.values: dict[Any, Any] = dict(shape_env.backed_var_to_val if hasattr(shape_env, "backed_var_to_val") else shape_env.var_to_val)
         self.factors: dict[Any, int] = {}
         for fact in shape_env.divisible:
             self._divisible(*fact.args[:2])
@@ -146,7 +160,7 @@ class Translator:
         bounds, value = self.ranges.get(torch_symbol), self.values.get(torch_symbol)
         low, high = (-MAX_BOUND, None) if bounds is None else (_bound(bounds.lower, -MAX_BOUND), _bound(bounds.upper, None))
         if not torch_symbol.is_integer:
-            return float_symbol(str(torch_symbol), 1.0 if value is None else float(value))
+            return float_symbol(str(torch_symbol), 1.0 if value is None else float(value), value is None)
         usable = value is not None and value.is_Integer
         return size_symbol(str(torch_symbol), low, high, int(cast(Any, value)) if usable else HINT, value is None)
 
@@ -164,7 +178,9 @@ class Translator:
             return self.size(expr)
         if expr.is_Atom:
             return self._atom(expr)
-        return expr.func(*(a if a.is_number else sympy.sympify(self.number(a)) for a in expr.args))
+        args = (a if a.is_number else sympy.sympify(self.number(a)) for a in expr.args)
+        # an assertion is not decided by the range that it gave its symbol
+        return expr.func(*args, evaluate=False) if isinstance(expr, sympy.Rel) else expr.func(*args)
 
     def _expression(self, expr: Any) -> Any:
         done: dict[Any, Any] = {}
@@ -184,6 +200,8 @@ class Translator:
         return part * factor
 
     def _node(self, whole: Any, node: Any, args: list[Any]) -> Any:
+        if isinstance(node, sympy.logic.boolalg.Boolean | ExprCondPair | sympy.Piecewise):
+            return node.func(*args)
         rule = FUNCTIONS.get(type(node).__name__)
         if rule is None or any(not a.is_integer for a in args):
             found = _rounded(node, args)
@@ -194,16 +212,19 @@ class Translator:
             return found
         return rule(*args)
 
-
     def _low(self, expr: Any) -> int:
         """A lower bound of a rounded number: 0 where the sizes in it only make it greater."""
-        return 0 if all(s.is_nonnegative for s in expr.free_symbols) and not expr.atoms(sympy.Add) and not any(
-            n.is_negative for n in expr.atoms(sympy.Number)
-        ) else -MAX_BOUND
+        return (
+            0
+            if all(s.is_nonnegative for s in expr.free_symbols)
+            and not expr.atoms(sympy.Add)
+            and not any(n.is_negative for n in expr.atoms(sympy.Number))
+            else -MAX_BOUND
+        )
 
     def _opaque(self, expr: Any) -> SizeSymbol:
         """A symbol of its own for a rounded real number."""
-        values = {s: sympy.Integer(s.hint) if s.is_integer else sympy.Float(s.hint) for s in expr.free_symbols}
+        values = {s: sympy.Integer(s.hint) if s.is_integer else Real(s.hint) for s in expr.free_symbols}
         traced = expr.xreplace(values)
         known = traced.is_Integer and not is_unbacked(expr)
         number = self.opaque.setdefault(expr, len(self.opaque))

@@ -73,7 +73,7 @@ def step_text(step: Step) -> str:
             return _kernel(step)
         case Extern(op=op, args=args, kwargs=kwargs, outs=outs, mutates=mutates):
             inside = [_arg(a) for a in args] + [f"{k}={_arg(a)}" for k, a in kwargs]
-            target = ", ".join(outs) or "mutates " + ", ".join(mutates)
+            target = ", ".join((*outs, *(f"{b.symbol}" for b in step.binds))) or "mutates " + ", ".join(mutates)
             return f"{target} = {op}({', '.join(inside)})"
         case Gemm():
             return f"{step.out} = gemm({view_text(step.a)}, {view_text(step.b)}{_epilogue(step)})"

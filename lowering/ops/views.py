@@ -12,10 +12,12 @@ from precast.lowering import tensor as tx
 from precast.lowering.builder import Builder
 from precast.lowering.ir import Size, View
 from precast.lowering.registry import Result, lowering
+from precast.lowering.sizes import is_unbacked
 from precast.lowering.tensor import Row, Tensor
 
 minimum: Any = sympy.Min
 maximum: Any = sympy.Max
+equal: Any = sympy.Eq
 
 
 def copies(name: str, *overloads: str) -> tuple[str, ...]:
@@ -62,7 +64,19 @@ def expand(b: Builder, x: Tensor, size: Sequence[Size], implicit: bool = False) 
 @lowering(*copies("slice", "Tensor"), view=True)
 def slice_tensor(b: Builder, x: Tensor, dim: int = 0, start: Size | None = None, end: Size | None = None, step: int = 1) -> Result:
     dim %= x.rank
-    return tx.narrow(x, dim, slice_start(x.size[dim], start), b.size[dim], step)
+    first = slice_start(x.size[dim], start)
+    if any(is_unbacked(n) for n in (b.size[dim], first, end)):
+        length = slice_length(x.size[dim], first, end, step)
+        b.let(b.size[dim], length)
+        b.require(equal(length, b.size[dim]), "a slice reaches beyond the end of its dimension: start + length exceeds the size")
+    return tx.narrow(x, dim, first, b.size[dim], step)
+
+
+def slice_length(extent: Size, first: Size, end: Size | None, step: int) -> Size:
+    """How many positions a slice from `first` (already counted from the front) on takes."""
+    last = extent if end is None or (isinstance(end, int) and end >= (1 << 62)) else slice_start(extent, end)
+    span = maximum(last - first, 0)
+    return ix.plain(-ix.FloorDiv(-span, sympy.Integer(step)))
 
 
 def slice_start(extent: Size, start: Size | None) -> Size:
@@ -75,14 +89,22 @@ def slice_start(extent: Size, start: Size | None) -> Size:
         return start if ix.is_nonnegative(ix.plain(extent - start)) else ix.plain(minimum(start, extent))
     if ix.is_nonnegative(ix.plain(-start)):
         return ix.plain(extent + start) if ix.is_nonnegative(ix.plain(extent + start)) else ix.plain(maximum(extent + start, 0))
-    raise NotImplementedError(f"a slice starts at {start}, whose sign is not known")
+    return ix.plain(minimum(maximum(from_front(start, extent), 0), extent))
+
+
+def from_front(position: Size, extent: Size) -> Size:
+    """A position that may be negative, counted from the front: `-(position // 2**62)` is 1 where it is negative, else 0."""
+    return ix.plain(position - extent * ix.FloorDiv(sympy.sympify(position), sympy.Integer(1 << 62)))
 
 
 @lowering(*copies("select", "int"), view=True)
 def select(b: Builder, x: Tensor, dim: int, position: Size) -> Result:
     dim %= x.rank
-    negative = position < 0 if isinstance(position, int) else not ix.is_nonnegative(position)
-    return tx.select(x, dim, ix.plain(position + x.size[dim]) if negative else position)
+    if isinstance(position, int):
+        return tx.select(x, dim, ix.plain(position + x.size[dim]) if position < 0 else position)
+    if is_unbacked(position):
+        b.require_position(position, x.size[dim], dim)
+    return tx.select(x, dim, position if ix.is_nonnegative(position) else from_front(position, x.size[dim]))
 
 
 @lowering(*copies("squeeze", "default", "dim", "dims"), view=True)

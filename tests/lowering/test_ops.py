@@ -17,7 +17,6 @@ from precast.lowering.interpret import run
 from precast.lowering.ir import Attention, Conv, Extern, Gemm, Kernel, Program, Reduce, Step, walk
 from precast.lowering.lower import lower
 from precast.lowering.registry import LOWERINGS
-from precast.lowering.sizes import Unsupported
 from precast.lowering.verify import verify
 
 Fn = Callable[..., Any]
@@ -197,12 +196,13 @@ def test_empty_tensor_literals_are_computed() -> None:
     assert not program.constants
 
 
-def test_sizes_that_depend_on_data_are_refused_with_the_place() -> None:
+def test_sizes_that_depend_on_data_are_bound_by_the_call_that_learns_them() -> None:
     def graph_of(fn: Fn, *args: torch.Tensor) -> torch.fx.GraphModule:
         return make_fx(fn, tracing_mode="symbolic")(*args)
 
-    with pytest.raises(Unsupported, match="masked_select"):
-        lower(graph_of(lambda x: torch.masked_select(x, x > 0), t(5)), "refused")
+    program = lower(graph_of(lambda x: torch.masked_select(x, x > 0), t(5)), "bound")
+    (call,) = (s for s in program.steps if isinstance(s, Extern) and s.binds)
+    assert call.op == "aten::masked_select" and [(b.out, b.dim) for b in call.binds] == [(0, 0)]
 
 
 def test_what_is_lowered_is_not_decomposed() -> None:

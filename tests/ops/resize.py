@@ -1,9 +1,8 @@
-"""Rows of the op table at sizes other than their own: which symbols a trace has, other values that its guards allow, inputs of that size."""
+"""Traces at sizes other than their own: which symbols there are, other values that the guards allow, inputs of those sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
 from typing import Any
 
 import sympy
@@ -23,7 +22,7 @@ def shape_env_of(graph: GraphModule) -> Any:
 
 def other_values(env: Any, tries: int = 8) -> dict[Any, int] | None:
     """Greater values for as many of the trace's symbols as its guards allow; None where they fix every size."""
-    traced = {s: int(v) for s, v in dict(env.var_to_val).items()}
+    traced = {s: int(v) for s, v in dict(env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val).items()}
     chosen = dict(traced)
     for symbol in sorted(traced, key=str):
         for step in range(1, tries + 1):
@@ -65,8 +64,3 @@ def resized(graph: GraphModule, tensors: Sequence[torch.Tensor], values: dict[An
         picks = torch.randint(0, flat.numel(), (span,), generator=generator) if flat.numel() else torch.zeros(0, dtype=torch.int64)
         result.append(flat[picks].as_strided(shape, strides))
     return result
-
-
-def fresh_seeds(start: int) -> Any:
-    """Seeds for one run of many rows."""
-    return count(start)
