@@ -133,7 +133,8 @@ def _gemm(step: Gemm, name: str, buffers: Mapping[str, Buffer], chooser: Chooser
             points *= int(s)
         if points <= TINY or int(step.a.size[-2]) == 1 and len(step.a.size) == 2 and dtype in ("f32", "bf16"):
             return [gemm_kernel(name, step, buffers)]
-    if len(step.a.size) == 2 and dtype in ("f32", "bf16") and (step.bias is None or step.bias.stride == (1,)):
+    runs = all(1 in view.stride for view in (step.a, step.b))  # oneDNN takes no matrix without a unit stride
+    if runs and len(step.a.size) == 2 and dtype in ("f32", "bf16") and (step.bias is None or step.bias.stride == (1,)):
         how = "onednn"
         if known(*sizes) and chooser.worth_it(int(step.b.size[0]) * int(step.b.size[1])):
             key = gemm_key(step, buffers) + (" packed" if packed else "")

@@ -200,7 +200,7 @@ def index_expr(value: Value) -> Any:
 
 def is_custom(op: str) -> bool:
     """Whether an extern's op is not torch's own: what it does with its arguments beyond its schema is not known."""
-    return not op.startswith(("aten::", "prims::"))
+    return not op.startswith(("aten::", "prims::", "precast::"))
 
 
 def custom_operands(steps: Iterable[Step]) -> set[str]:
