@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._C._dynamo import eval_frame
 
 from precast.artifact_store.records import FrameRecord
 from precast.runtime import region, skips, stance
@@ -66,6 +65,7 @@ class Callees:
         self._lock = Lock()
         self._attention = ATTENTIVE_CALLS
         self._replaced = False
+        self._found: list[tuple[types.CodeType, types.CodeType, bool]] = []  # to be kept when the region ends
         root.around = self.around
         root.parts.append(lambda: self.programs)
         root.on_build.append(self.attend)
@@ -74,23 +74,25 @@ class Callees:
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function` as it runs inside the region."""
 
-        asking: Any = self._ask
-
         @stance.enters_region
         def run(*args: Any, **kwargs: Any) -> Any:
             if self._attention:
                 self._attention -= 1
-                before = eval_frame.set_eval_frame(asking)
-            elif self._replaced:
-                before = eval_frame.set_eval_frame(region.LOOK_UP)
-            else:
+                return self._attentively(function, args, kwargs)
+            if not self._replaced:
                 return function(*args, **kwargs)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                eval_frame.set_eval_frame(before)
+            return region.run(region.LOOK_UP, self, function, args, kwargs)
 
         return run
+
+    def _attentively(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        try:
+            return region.run(self._ask, self, function, args, kwargs)
+        finally:
+            with self._lock:
+                found, self._found = self._found, []
+            for code, replacement, alone in found:
+                region.keep(code, replacement, self, alone)
 
     def attend(self) -> None:
         """Look at calls again for a while: code that has just been loaded may call functions not met before."""
@@ -138,7 +140,9 @@ class Callees:
         self.programs.append(program)
         self._replaced = True
         logger("graph_breaks").info("%s: %s, which it calls, is a program of its own", self.root.name, program.name)
-        return region.Answer(region.trampoline(code, program.receiver()))
+        replacement, alone = region.trampoline(code, program.receiver()), not region.has_entries(code)
+        self._found.append((code, replacement, alone))
+        return region.Answer(replacement, self) if alone else _PLAIN
 
 
 class CalleeProgram(Program):

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import threading
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch._C._dynamo import eval_frame
@@ -27,27 +28,63 @@ _DEFAULT, _SKIP = eval_frame._FrameAction.DEFAULT, eval_frame._FrameAction.SKIP
 class Answer:
     """What the hook is told of a frame: run `replacement` in its place or, without one, the frame as it is. Asked again next time."""
 
-    def __init__(self, replacement: types.CodeType | None = None) -> None:
+    def __init__(self, replacement: types.CodeType | None = None, owner: object = None) -> None:
         self.frame_exec_strategy = eval_frame._FrameExecStrategy(_SKIP if replacement is None else _DEFAULT, _DEFAULT)
         self.apply_to_code = False  # other users of the hook decide for themselves
-        self.guarded_code = None if replacement is None else _Replacement(replacement)
+        self.guarded_code = None if replacement is None else _ForNow(replacement, owner)
         self.skip_reason = None
 
 
-class _Replacement:
-    """Bytecode that always holds: the program that it calls has guards of its own."""
+class _ForNow:
+    """Bytecode to run until the region ends; then `keep` puts it where users of the tracer do not meet it."""
 
-    def __init__(self, code: types.CodeType) -> None:
+    def __init__(self, code: types.CodeType, owner: object) -> None:
         self.code = code
-        self.guard_manager = _NoGuards()
+        self.guard_manager = _InRegion(owner)
         self.compile_id = None
         self.trace_annotation = "precast"
 
 
-class _NoGuards:
-    def __init__(self) -> None:
+class _InRegion:
+    """A guard manager that holds in regions of `owner`. The program that the bytecode calls has its own guards."""
+
+    def __init__(self, owner: object) -> None:
         self.root = RootGuardManager()
+        self.root.add_lambda_guard(lambda values: _here.owner is owner, [], None)
         self.diff_guard_root = RootGuardManager()
+        self.id_matched_objs: dict[str, Any] = {}  # the tracer reads it of all entries
+
+
+class _Here(threading.local):
+    """Whose region this thread is in."""
+
+    owner: object = None
+
+
+_here = _Here()
+
+
+def has_entries(code: types.CodeType) -> bool:
+    """Whether somebody else (`torch.compile`) has compiled this code."""
+    return bool(eval_frame._debug_get_cache_entry_list(code))
+
+
+def keep(code: types.CodeType, replacement: types.CodeType, owner: object, alone: bool) -> None:
+    """Run `replacement` wherever `code` is called in a region of `owner`. `alone`: nobody else has compiled this code."""
+    if alone:
+        eval_frame.reset_code(code)  # drops what an Answer has left there
+    eval_frame._load_precompile_entry(code, _InRegion(owner), replacement)  # type: ignore[arg-type]
+
+
+def run(mode: Any, owner: object, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Call `function` in a region of `owner`. `mode`: the hook's callback, or LOOK_UP."""
+    before, _here.owner = _here.owner, owner
+    callback = eval_frame.set_eval_frame(mode)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        eval_frame.set_eval_frame(callback)
+        _here.owner = before
 
 
 @contextlib.contextmanager
@@ -58,11 +95,6 @@ def paused() -> Iterator[None]:
         yield
     finally:
         eval_frame.set_eval_frame(before)
-
-
-def active() -> bool:
-    """Whether calls on this thread are looked at now."""
-    return eval_frame.get_eval_frame_callback() is not None
 
 
 def trampoline(code: types.CodeType, call: Callable[..., Any]) -> types.CodeType:
@@ -124,4 +156,4 @@ def passing(code: types.CodeType) -> str:
     return ", ".join(parts)
 
 
-__all__ = ["LOOK_UP", "Answer", "active", "declaration", "passing", "paused", "trampoline"]
+__all__ = ["LOOK_UP", "Answer", "has_entries", "keep", "passing", "paused", "run", "trampoline"]
