@@ -12,11 +12,12 @@ from dataclasses import replace
 import sympy
 
 from precast.lowering import index as ix
+from precast.lowering.constants import without_dead_steps
 from precast.lowering.effects import index_expr, lasting_inputs, reads, writes
 from precast.lowering.emit import without_unused_buffers
 from precast.lowering.ir import Alu, Buffer, Conv, DType, Kernel, Load, Op, Program, Size, Step, Store, Value, View, operands, walk
 from precast.lowering.sizes import hint
-from precast.lowering.substitution import Rewriter, coordinates, shared_axis
+from precast.lowering.substitution import Definition, Rewriter, Uninvertible, coordinates, shared_axis
 from precast.lowering.transform import map_kernel
 
 Affine = tuple[Value | None, Value | None]
@@ -43,6 +44,7 @@ class _Folder:
         for position, step in enumerate(program.steps):
             for name in reads(step):
                 self.users.setdefault(name, []).append(position)
+        self.definitions = self._per_channel()
         self.changed: dict[int, Kernel] = {}
         self.prepare: list[Step] = []
         self.persistent: list[str] = []
@@ -71,7 +73,30 @@ class _Folder:
             prepare=(*self.program.prepare, *self.prepare),
             persistent=(*self.program.persistent, *self.persistent),
         )
-        return without_unused_buffers(program)
+        return without_unused_buffers(without_dead_steps(program, set()) if self.changed else program)
+
+    def _per_channel(self) -> dict[str, Definition]:
+        """Small vectors that a kernel makes of inputs alone (a norm's scale and shift, kept apart because they are costly to repeat)."""
+        found: dict[str, Definition] = {}
+        for step in self.program.steps:
+            if not isinstance(step, Kernel) or len(step.axes) != 1:
+                continue
+            for store in step.stores:
+                plain = store.mode == "set" and not store.gathers and store.mask is None and store.axes is None
+                temporary = {v.buffer for v in walk(store.value) if isinstance(v, Load)} & self.written
+                if plain and store.buffer not in self.outputs and temporary <= found.keys():
+                    found[store.buffer] = Definition(store.buffer, step.axes, store.index, store.value)
+        return found
+
+    def _inlined(self, value: Value | None, channel: sympy.Symbol, extent: Size) -> Value | None:
+        """The value with such vectors replaced by what they hold."""
+        if value is None or not any(isinstance(v, Load) and v.buffer in self.definitions for v in walk(value)):
+            return value
+        rewriter = Rewriter((shared_axis(channel, extent),), self.definitions)
+        try:
+            return rewriter.rewrite(value, rewriter.env(()))
+        except Uninvertible:
+            return value
 
     def fold(self, conv: Conv) -> tuple[int, Kernel, Conv, list[Step]] | None:
         """Position and new form of the kernel after the convolution, the folded convolution, and what computes its weight and bias."""
@@ -92,6 +117,7 @@ class _Folder:
         if found is None or channel is None:
             return None
         top, (scale, shift) = found
+        scale, shift = (self._inlined(v, channel, conv.weight.size[0]) for v in (scale, shift))
         given = [v for v in (scale, shift) if v is not None]
         if not all(self._steady(v) for v in given) or not self._pays(conv, result, given):
             return None
