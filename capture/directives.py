@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import torch._dynamo
@@ -9,8 +10,10 @@ from torch._dynamo import trace_rules
 from torch._dynamo.variables import PolyfilledFunctionVariable
 from torch._dynamo.variables.builder import VariableBuilder
 
+from precast.runtime.break_errors import error_on_graph_break
 from precast.runtime.directives import Notes, notes
 
+_told_of_breaks: list[Any] = []
 _told: set[int] = set()  # stand-ins that the tracer knows
 
 
@@ -19,6 +22,22 @@ def tell_tracer() -> None:
     while notes.allowed:
         torch._dynamo.allow_in_graph(notes.allowed.pop())
     _substitutes(notes)
+    if not _told_of_breaks:
+        _told_of_breaks.append(torch._dynamo.decorators.substitute_in_graph(error_on_graph_break)(_as_torchs_own(_BREAK_ERRORS)))
+
+
+def _as_torchs_own(source: str) -> Any:
+    """A function that counts as torch's: frames traced through it get no guards on it, whose check would import this module or torch's."""
+    place: Any = torch._dynamo.external_utils  # of these torch traces
+    found: dict[str, Any] = {}
+    exec(compile(source, place.__file__, "exec"), found)  # a literal of this file
+    return types.FunctionType(found["traced"].__code__, place.__dict__)
+
+
+_BREAK_ERRORS = """
+def traced(error_on_graph_break):
+    return torch._dynamo.error_on_graph_break(error_on_graph_break)
+"""
 
 
 def _substitutes(given: Notes) -> None:

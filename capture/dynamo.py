@@ -75,8 +75,10 @@ def trace(
     is_bound: Callable[[Any], bool],
     one_graph: bool = True,
     finished: Callable[[OutputGraph], None] | None = None,
+    raises: bool = False,
 ) -> Traced:
     """Run Dynamo over one frame. `backend` gets the graph and its example inputs; `is_bound`: does this source stay out of the call?
+    `raises`: a graph break is an error, where the traced code does not say otherwise (`error_on_graph_break`).
     `finished` is shown the result while the frame's names and torch's state are still those of the trace.
 
     Where `one_graph` is not asked for, the frame may end at a graph break, and its bytecode calls what resumes it.
@@ -106,7 +108,7 @@ def trace(
             _per_call_arguments(is_bound),
             broken_at_operators(),
         ):
-            out = _compile(function, local_values, call_backend, one_graph, finished)
+            out = _compile(function, local_values, call_backend, one_graph, finished, raises)
         output = out.tracer_output.output_graph
         assert output is not None
         names = _private_names(out.bytecode, namespace, output)
@@ -127,6 +129,7 @@ def _compile(
     backend: Backend,
     one_graph: bool,
     finished: Callable[[OutputGraph], None] | None,
+    raises: bool,
 ) -> Any:
     pgo.reset_code_state()
     state = torch._dynamo.convert_frame.torch_function_mode_stack_state_mgr  # type: ignore[attr-defined]
@@ -137,6 +140,7 @@ def _compile(
             get_metrics_context(),
             dynamo_timed("precast.capture"),
             state,
+            torch._dynamo.error_on_graph_break(raises),
         ):
             out = convert_frame.compile_frame(
                 function.__code__,
@@ -156,7 +160,10 @@ def _compile(
         raise CaptureRefused(f"there is nothing to compile: {_first_line(error)}", _where(error, function), skipped=True) from error
     except (exc.Unsupported, exc.UserError, exc.UncapturedHigherOrderOpError, exc.CondOpArgsMismatchError) as error:
         hint = "it runs eagerly; rewrite that line, or mark the call with precast.disable"
-        raise CaptureRefused(_explain(error), _where(error, function), hint, skipped=not one_graph) from error
+        refused = CaptureRefused(_explain(error), _where(error, function), hint, skipped=not one_graph)
+        traced = getattr(error, "_torch_dynamo_tracer_output", None)
+        refused.forbidden = not one_graph and (raises if traced is None else traced.error_on_graph_break)
+        raise refused from error
     except AssertionError as error:
         if _FORBIDDEN in str(error):
             raise RegionError(f"{_first_line(error)} ({_where(error, function)}): it cannot be called inside a compiled program") from error

@@ -41,6 +41,7 @@ class CaptureOptions:
     `one_graph`: refuse what cannot be captured whole; otherwise the frame ends at the first graph break and names what resumes it.
     `guard_filter`: shown torch's guard entries, says which guards to keep.
     `free_as_locals`: paths find the contents of the function's free variables among the locals.
+    `raises`: a graph break is an error, where the traced code does not say otherwise; the refusal is then `forbidden`.
     `backend`: gets Dynamo's graph and its example inputs, in place of precast's own lowering.
     """
 
@@ -49,6 +50,7 @@ class CaptureOptions:
     free_as_locals: bool = False
     backend: Callable[..., Any] | None = None
     guard_filter: GuardFilter | None = None
+    raises: bool = False
 
 
 def capture(
@@ -104,8 +106,9 @@ class _Capture:
             raise CaptureRefused(
                 "the call runs under a functorch transform (vmap, grad …)", hint="compile the function that contains the transform"
             )
+        options = self.options
         traced = dynamo.trace(
-            self.function, dict(self.local_values), self._backend, self._is_bound, self.options.one_graph, self._ask_filter
+            self.function, dict(self.local_values), self._backend, self._is_bound, options.one_graph, self._ask_filter, options.raises
         )
         self._note_aliases(traced.private_names, traced.functions)
         sizes = traced.output.input_source_to_sizes_strides

@@ -23,6 +23,7 @@ class CaptureRefused(Exception):
     `unless`: guards of which such a call fails one; other calls may be captured.
     """
 
+    forbidden = False  # a graph break that `error_on_graph_break` forbids
     guards: tuple[Guard, ...] | None = None
     unless: tuple[Guard, ...] = ()
 

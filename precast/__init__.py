@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from precast.runtime.api import compile, compile_module, explain_miss, load, reset
     from precast.runtime.backends import list_backends, register_backend
+    from precast.runtime.break_errors import error_on_graph_break
     from precast.runtime.directives import (
         allow_in_graph,
         assume_constant_result,
@@ -19,7 +20,15 @@ if TYPE_CHECKING:
         is_exporting,
         substitute_in_graph,
     )
-    from precast.runtime.errors import DirectiveError, GuardMiss, OptionError, PrecastError, RecompileForbidden, RegionError
+    from precast.runtime.errors import (
+        DirectiveError,
+        GraphBreakError,
+        GuardMiss,
+        OptionError,
+        PrecastError,
+        RecompileForbidden,
+        RegionError,
+    )
     from precast.runtime.guard_filters import (
         keep_tensor_guards_unsafe,
         skip_guard_on_all_nn_modules_unsafe,
@@ -47,7 +56,9 @@ _HOMES = {
     "skip_guard_on_globals_unsafe": "guard_filters",
     "skip_guard_on_inbuilt_nn_modules_unsafe": "guard_filters",
     "DirectiveError": "errors",
+    "GraphBreakError": "errors",
     "RegionError": "errors",
+    "error_on_graph_break": "break_errors",
     "explain_miss": "api",
     "load": "api",
     "reset": "api",
@@ -65,6 +76,7 @@ _HOMES = {
 }
 __all__ = [
     "DirectiveError",
+    "GraphBreakError",
     "GuardMiss",
     "OptionError",
     "PrecastError",
@@ -78,6 +90,7 @@ __all__ = [
     "compile_repeated_blocks",
     "describe_options",
     "disable",
+    "error_on_graph_break",
     "explain_miss",
     "is_compiling",
     "is_exporting",

@@ -15,6 +15,7 @@ from precast.backend_variant import backend_variant
 from precast.capture import CapturedFrame, CaptureOptions, CaptureRefused, capture
 from precast.graph_build import GraphRequest, Stopwatch, build_graph, compiler_version
 from precast.lowering.decompositions import DECOMPOSITIONS
+from precast.runtime import break_errors
 from precast.runtime.background import Deferred
 from precast.runtime.compatibility import LOWERING_VERSION, python_minor, torch_minor
 from precast.runtime.errors import InProcess, Refused
@@ -66,11 +67,18 @@ def _capture(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any])
             free_as_locals=program.free_as_locals,
             backend=program.backend.function if program.backend is not None else None,
             guard_filter=program.options["guard_filter_fn"],
+            raises=_raises_at_breaks(program),
         )
         return capture(function, args, dict(kwargs), name=program.name, options=options)
     except CaptureRefused as refused:
         where = f" (at {refused.where})" if refused.where else ""
-        raise Refused(f"{refused.reason}{where}", refused.hint, refused.guards, refused.skipped, refused.unless) from refused
+        reason = f"{refused.reason}{where}"
+        raise Refused(reason, refused.hint, refused.guards, refused.skipped, refused.unless, refused.forbidden) from refused
+
+
+def _raises_at_breaks(program: Program) -> bool:
+    said: bool = program.options["error_on_graph_break"] if break_errors.state.raises is None else break_errors.state.raises
+    return said
 
 
 def _store(program: Program, frame: CapturedFrame, watch: Stopwatch) -> str | InProcess:

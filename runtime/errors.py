@@ -31,6 +31,10 @@ class BackendError(PrecastError):
     """A backend other than precast's own raised while it compiled a graph; its error is the cause."""
 
 
+class GraphBreakError(PrecastError):
+    """A program breaks where `error_on_graph_break` forbids it."""
+
+
 class GuardMiss(PrecastError):
     """No stored artifact fits this call, and compiling was forbidden. `explanation` holds why, variant by variant."""
 
@@ -53,17 +57,25 @@ class Refused(Exception):
     `reason` is shown once; `hint` says what to do. With `guards` the refusal holds only for calls that pass them (a frame that needs a
     backward graph: the same program under `no_grad` still compiles) and fail one of `unless`, where there are any; without, for every call
     of the program. `skipped`: the function itself
-    stays plain Python, as with torch.compile, which is worth no warning: what it calls may be compiled.
+    stays plain Python, as with torch.compile, which is worth no warning: what it calls may be compiled. `forbidden`: a graph break that
+    `error_on_graph_break` forbids.
     """
 
     def __init__(
-        self, reason: str, hint: str = "", guards: Sequence[Guard] | None = None, skipped: bool = False, unless: Sequence[Guard] = ()
+        self,
+        reason: str,
+        hint: str = "",
+        guards: Sequence[Guard] | None = None,
+        skipped: bool = False,
+        unless: Sequence[Guard] = (),
+        forbidden: bool = False,
     ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.hint = hint
         self.guards = tuple(guards) if guards is not None else ()
         self.unless = tuple(unless)
+        self.forbidden = forbidden
         self.permanent = guards is None
         self.skipped = skipped
 

@@ -82,6 +82,13 @@ _TABLE = (
         instead="torch._dynamo.config.accumulated_recompile_limit",
     ),
     Option(
+        "error_on_graph_break",
+        bool,
+        False,
+        "Raise at a graph break, where the program does not say otherwise (precast.error_on_graph_break).",
+        instead="torch._dynamo.error_on_graph_break",
+    ),
+    Option(
         "isolate_recompiles",
         bool,
         False,

@@ -23,6 +23,7 @@ from precast.runtime.entry import Entry, LocalsOf
 from precast.runtime.errors import (
     BackendError,
     DirectiveError,
+    GraphBreakError,
     GuardMiss,
     InProcess,
     LoadError,
@@ -486,6 +487,8 @@ class Program:
 
     def _refused(self, refusal: Refused, local_values: Mapping[str, Any]) -> Binding | None:
         text = f"{refusal.reason}{f' ({refusal.hint})' if refusal.hint else ''}"
+        if refusal.forbidden:
+            raise GraphBreakError(f"{self.name} has a graph break, which error_on_graph_break forbids here: {text}") from refusal
         if refusal.permanent:
             if self.options["fullgraph"]:
                 raise PrecastError(f"{self.name} cannot be compiled as one graph, and fullgraph=True was asked for: {text}") from refusal

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from precast.runtime.break_errors import error_on_graph_break
+
 
 def _create_nested_fn(
     code: types.CodeType, f_globals: dict[str, Any], name: str, defaults: Any, closure: Any, kwdefaults: Any, annotations: Any
@@ -91,6 +93,7 @@ _UTILS: dict[str, Callable[..., Any]] = {
 }
 
 SHIMS: dict[str, types.SimpleNamespace] = {
+    "torch._dynamo": types.SimpleNamespace(error_on_graph_break=error_on_graph_break),
     "torch._dynamo.utils": types.SimpleNamespace(**_UTILS),
     "torch._dynamo.variables.functions": types.SimpleNamespace(_create_nested_fn=_create_nested_fn),
 }

@@ -19,6 +19,7 @@ from torch._dynamo.testing import CompileCounter
 
 import precast
 from precast.artifact_store import Store
+from precast.runtime import program
 from precast.runtime.api import site_of
 
 X = torch.randn(4)
@@ -53,6 +54,21 @@ def counted(function: Callable[..., Any], *args: Any) -> tuple[int, int]:
     return counter.frame_count, counter.op_count
 
 
+@pytest.fixture
+def graphs(set_compiler: Callable[[Any], None]) -> list[str]:
+    """Names of the programs of which a graph was compiled."""
+    compile_variant, found = program._compile_callable(), []
+
+    def counting(compiled: Any, args: Any, kwargs: Any) -> Any:
+        made = compile_variant(compiled, args, kwargs)
+        manifest = compiled.store.get(made, compiled.key) if isinstance(made, str) else made.manifest
+        found.extend([compiled.name] * len(manifest.graphs))
+        return made
+
+    set_compiler(counting)
+    return found
+
+
 # -- disable
 
 DISABLED = {
@@ -68,15 +84,19 @@ DISABLED = {
 
 
 @pytest.mark.parametrize("name", DISABLED)
-def test_disable(name: str, store: Store) -> None:
+def test_disable(name: str, tmp_path: Path, graphs: list[str]) -> None:
     theirs, ours = DISABLED[name](torch.compiler.disable), DISABLED[name](precast.disable)
     expected = counted(lambda x: theirs(x + 1) * 2, X)
     assert counted(lambda x: ours(x + 1) * 2, X) == expected
     assert ours.__name__ == "outer" and ours.__wrapped__ is outer
     for attribute in ("_torchdynamo_disable", "_torchdynamo_disable_msg"):
         assert getattr(ours, attribute) == getattr(theirs, attribute)
-    compiled = precast.compile(lambda x: ours(x + 1) * 2, store=store)
-    torch.testing.assert_close(compiled(X), outer(X + 1) * 2)
+    for i, marked in enumerate((ours, theirs)):
+        graphs.clear()
+        compiled = precast.compile(lambda x, marked=marked: marked(x + 1) * 2, store=Store.open(tmp_path / str(i)))
+        for _ in range(4):
+            torch.testing.assert_close(compiled(X), outer(X + 1) * 2)
+        assert len(graphs) == expected[0]
 
 
 @pytest.mark.parametrize("disable", [torch.compiler.disable, precast.disable], ids=["torch", "precast"])
