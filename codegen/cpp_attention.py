@@ -11,74 +11,111 @@ from dataclasses import dataclass
 
 import sympy
 
-from precast.lowering.ir import Attention, Buffer, DType, View
+from precast.codegen.cpp_index import IndexPrinter, free_symbols
+from precast.lowering.index import is_nonnegative
+from precast.lowering.ir import Attention, Buffer, DType, Size
+from precast.lowering.sizes import hint
 
 ROWS = 6
 """Query rows of a register block: with four vectors of keys that is 24 accumulators of AVX-512's 32 registers."""
 
 BLOCK_KEYS = 512
+PARALLEL_PRODUCTS = 50_000
+"""Multiplications from which a call with sizes of the run time goes parallel."""
 TASK_ROWS = 1024
 """Rows of one task, which bounds its running maxima and sums on the stack."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Static geometry of one attention call."""
+    """Geometry of one attention call. `batch`, `heads`, `rows` and `keys` may have symbols; `names` are the C++ names of these."""
 
-    batch: int
-    heads: int
+    batch: Size
+    heads: Size
     groups: int
-    rows: int
-    keys: int
+    rows: Size
+    keys: Size
     depth: int
     lanes: int
     vectors: int
+    names: Mapping[sympy.Symbol, str]
+
+    def text(self, size: Size) -> str:
+        return IndexPrinter({}).print(sympy.sympify(size), self.names)
 
     @property
     def tile(self) -> int:
         return self.lanes * self.vectors
 
 
-def _static(view: View) -> bool:
-    return all(isinstance(n, int | sympy.Integer) for n in (*view.size, *view.stride, view.offset))
+def _known(*sizes: Size) -> bool:
+    return all(isinstance(n, int | sympy.Integer) for n in sizes)
+
+
+def attention_symbols(step: Attention, out: Buffer) -> tuple[sympy.Symbol, ...]:
+    """The size symbols that the generated function takes, in order (offsets are the caller's)."""
+    views = [v for v in (step.q, step.k, step.v, step.mask) if v is not None]
+    sizes = sympy.Tuple(*(n for v in views for n in (*v.size, *v.stride)), *out.stride)
+    return tuple(sorted(free_symbols(sizes), key=lambda s: s.name))
 
 
 def attention_fits(step: Attention, buffers: Mapping[str, Buffer]) -> bool:
-    """Whether the generated kernel takes this call: f32, static, unit stride along the head's depth."""
+    """Whether the generated kernel takes this call: f32, known heads and depth, unit stride along the head's depth."""
     views = [v for v in (step.q, step.k, step.v, step.mask) if v is not None]
     out = buffers[step.out]
-    if any(buffers[v.buffer].dtype is not DType.F32 or not _static(v) for v in views) or out.dtype is not DType.F32:
+    if any(buffers[v.buffer].dtype is not DType.F32 for v in views) or out.dtype is not DType.F32:
+        return False
+    if not _known(step.q.size[-1], step.v.size[-1], step.q.size[1], step.k.size[1]):
         return False
     depth = int(step.q.size[-1])
-    unit = all(int(v.stride[-1]) == 1 for v in (step.q, step.k, step.v)) and int(out.stride[-1]) == 1 if depth > 1 else False
+    unit = all(v.stride[-1] == 1 for v in (step.q, step.k, step.v)) and out.stride[-1] == 1 if depth > 1 else False
     mask = step.mask is None or len(step.mask.size) == 4
     square = step.v.size[-1] == step.q.size[-1]
-    some = all(int(n) > 0 for n in (*step.q.size, *step.k.size))
+    some = all(is_nonnegative(n - 1) for n in (*step.q.size, *step.k.size))
     return unit and mask and square and some and depth <= 256 and int(step.q.size[1]) % int(step.k.size[1]) == 0
 
 
 def attention_source(name: str, step: Attention, buffers: Mapping[str, Buffer], lanes: int) -> str:
-    """C++ of `static void name(q, k, v, mask, out, threads)`; `lanes` is the number of f32 in the target's vectors."""
-    batch, heads, rows, depth = (int(n) for n in step.q.size)
-    shape = Shape(batch, heads, heads // int(step.k.size[1]), rows, int(step.k.size[2]), depth, lanes, 4 if lanes == 16 else 2)
+    """C++ of `static void name(q, k, v, mask, out, sizes…, threads)`; `lanes` is the number of f32 in the target's vectors."""
+    batch, heads, rows, depth = step.q.size
+    names = {s: f"s{number}" for number, s in enumerate(attention_symbols(step, buffers[step.out]))}
+    groups, vectors = int(heads) // int(step.k.size[1]), 4 if lanes == 16 else 2
+    shape = Shape(batch, heads, groups, rows, step.k.size[2], int(depth), lanes, vectors, names)
     return "\n".join([_open(name, step, buffers[step.out], shape), _products(shape), _softmax(step, shape), _values(shape), _close()])
 
 
-def _strides(view_stride: tuple[object, ...], names: str) -> str:
-    return ", ".join(f"{n} = {s}" for n, s in zip(names.split(), view_stride, strict=False))
+def _strides(view_stride: tuple[Size, ...], names: str, s: Shape) -> list[str]:
+    """Declarations of a view's strides: constants where they are known."""
+    pairs = zip(names.split(), view_stride, strict=False)
+    return [f"enum : int64_t {{ {n} = {x} }};" if _known(x) else f"const int64_t {n} = {s.text(x)};" for n, x in pairs]
+
+
+def _tasks(s: Shape) -> tuple[int, str]:
+    """Room for the rows of a task, and the text of how many it has: all of a head's where heads feed the threads."""
+    if _known(s.batch, s.heads, s.rows):
+        enough = int(s.batch) * int(s.heads) >= 8
+        rows = min(TASK_ROWS, int(s.rows) if enough else max(ROWS * 8, -(-int(s.rows) // 8)))
+        return rows, str(rows)
+    wanted = f"({s.text(s.batch)} * {s.text(s.heads)} >= 8 ? SQ : (SQ + 7) / 8 > {ROWS * 8} ? (SQ + 7) / 8 : {ROWS * 8})"
+    return TASK_ROWS, f"{wanted} < {TASK_ROWS} ? {wanted} : {TASK_ROWS}"
+
+
+def _enough_work(s: Shape) -> str:
+    """When threads pay: always where the call was seen to be large, else by the sizes at run time."""
+    if _known(s.batch, s.heads, s.rows, s.keys):
+        return "threads > 1"
+    return f"threads > 1 && (double)({s.text(s.batch)}) * {s.text(s.heads)} * SQ * SK * D > {PARALLEL_PRODUCTS}"
 
 
 def _open(name: str, step: Attention, out: Buffer, s: Shape) -> str:
     """Tasks of (batch, head, rows), and per block of keys the packed copies."""
     padded = -(-s.depth // s.lanes) * s.lanes
-    block = min(BLOCK_KEYS if s.depth <= 128 else BLOCK_KEYS // 2, -(-s.keys // s.tile) * s.tile)
+    keys = hint(s.keys) if _known(s.keys) else max(hint(s.keys), BLOCK_KEYS // 2)
+    block = min(BLOCK_KEYS if s.depth <= 128 else BLOCK_KEYS // 2, -(-keys // s.tile) * s.tile)
     block = -(-block // s.tile) * s.tile
-    enough = s.batch * s.heads >= 8
-    rows = min(TASK_ROWS, s.rows if enough else max(ROWS * 8, -(-s.rows // 8)))
-    mask = (
-        tuple(0 if int(n) == 1 else t for n, t in zip(step.mask.size, step.mask.stride, strict=True))
-        if step.mask is not None
-        else (0, 0, 0, 0)
+    room, rows = _tasks(s)
+    mask: tuple[Size, ...] = (
+        tuple(0 if n == 1 else t for n, t in zip(step.mask.size, step.mask.stride, strict=True)) if step.mask is not None else (0, 0, 0, 0)
     )
     places = (
         ("qb qh qs", step.q.stride),
@@ -87,17 +124,21 @@ def _open(name: str, step: Attention, out: Buffer, s: Shape) -> str:
         ("mb mh ms mk", mask),
         ("ob oh os", out.stride),
     )
-    strides = ", ".join(_strides(values, names) for names, values in places)
+    strides = "\n  ".join(line for names, values in places for line in _strides(values, names, s))
+    sizes = "".join(f"const int64_t {n}, " for n in s.names.values())
+    counts = [("SQ", s.text(s.rows), _known(s.rows)), ("SK", s.text(s.keys), _known(s.keys)), ("HEADS", s.text(s.heads), _known(s.heads))]
+    numbers = "\n  ".join(f"enum : int {{ {n} = {t} }};" if k else f"const int {n} = (int){t};" for n, t, k in counts)
     return f"""#pragma GCC push_options
 #pragma GCC optimize ("fp-contract=fast")
-static void {name}(const float* Q, const float* K, const float* VV, const float* M, float* O, const int threads) {{
+static void {name}(const float* Q, const float* K, const float* VV, const float* M, float* O, {sizes}const int threads) {{
   typedef float V __attribute__((vector_size({4 * s.lanes}), aligned(4), may_alias));
-  enum : int64_t {{ {strides} }};
-  enum : int {{ SQ = {s.rows}, SK = {s.keys}, D = {s.depth}, DP = {padded}, KB = {block}, QT = {rows} }};
-  enum : int {{ TASKS = (SQ + QT - 1) / QT, HEADS = {s.heads}, GROUP = {s.groups} }};
+  {strides}
+  {numbers}
+  enum : int {{ D = {s.depth}, DP = {padded}, KB = {block}, GROUP = {s.groups} }};
+  const int QT = (int)({rows}), TASKS = (SQ + QT - 1) / QT;
   const float scale = {float(step.scale)!r}f;
-  #pragma omp parallel for schedule(dynamic) num_threads(threads) if(threads > 1)
-  for (int task = 0; task < {s.batch} * HEADS * TASKS; ++task) {{
+  #pragma omp parallel for schedule(dynamic) num_threads(threads) if({_enough_work(s)})
+  for (int task = 0; task < (int){s.text(s.batch)} * HEADS * TASKS; ++task) {{
     const int part = task % TASKS, h = task / TASKS % HEADS, b = task / TASKS / HEADS;
     const int first_row = part * QT, last_row = first_row + QT < SQ ? first_row + QT : SQ;
     const float* const q = Q + b * qb + h * qh;
@@ -108,7 +149,7 @@ static void {name}(const float* Q, const float* K, const float* VV, const float*
     float kt[D * KB] __attribute__((aligned(64)));
     float vp[KB * DP] __attribute__((aligned(64)));
     float sc[{ROWS} * KB] __attribute__((aligned(64)));
-    float top[QT], sum[QT];
+    float top[{room}], sum[{room}];
     const int end_key = {"last_row < SK ? last_row : SK" if step.causal else "SK"};
     for (int k0 = 0; k0 < end_key; k0 += KB) {{
       const int n = k0 + KB < end_key ? KB : end_key - k0, wide = (n + {s.tile - 1}) / {s.tile} * {s.tile};

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import sympy
@@ -174,10 +175,22 @@ class _Renderer:
         return [(phase.sections[0].axes[-1], chunk)] if chunk else []
 
     def _pragma(self, phase: Phase, depth: int, estimate: float, top: Level) -> None:
-        if estimate < PARALLEL_NS or any(s.mode != "set" for section in phase.sections for s in section.stores):
+        symbolic = not all(_static(a.extent) for section in phase.sections for a in (*phase.outer, *section.axes))
+        if (estimate < PARALLEL_NS and not symbolic) or any(s.mode != "set" for section in phase.sections for s in section.stores):
             return
         collapse = f" collapse({depth})" if depth > 1 else ""
-        top.add(f"#pragma omp parallel for{collapse} schedule(static) num_threads(threads) if(threads > 1)")
+        top.add(f"#pragma omp parallel for{collapse} schedule(static) num_threads(threads) if({self._worth_threads(phase)})")
+
+    def _worth_threads(self, phase: Phase) -> str:
+        """When a loop goes parallel: sizes that are known only at run time are judged then."""
+        terms = []
+        for section in phase.sections:
+            axes = dict.fromkeys((*phase.outer, *section.axes))
+            if not all(_static(a.extent) for a in axes):
+                known = math.prod(int(a.extent) for a in axes if _static(a.extent))
+                rest = "".join(f" * (double){self._extent(a)}" for a in axes if not _static(a.extent))
+                terms.append(f"{known * self._work(phase, section) * VECTOR_NS / PARALLEL_NS:.6g}{rest}")
+        return f"threads > 1 && {' + '.join(terms)} > 1.0" if terms else "threads > 1"
 
     def _lane_bounds(self, axis: Axis, width: int, level: Level) -> None:
         name, extent = self.body.variable(axis.symbol), self._extent(axis)
@@ -197,16 +210,16 @@ class _Renderer:
         total = 0.0
         for section in phase.sections:
             points = static_product(a.extent for a in dict.fromkeys((*phase.outer, *section.axes)))
-            work = sum(self.facts.cost(r.value) + 1 for r in section.reduces)
-            work += sum(2 + sum(self.facts.cost(v) for v in store_roots(s)) for s in section.stores)
-            inline = [n for s in section.stores for v in store_roots(s) for n in walk(v) if isinstance(n, Reduce)]
-            work += sum(
-                (static_product(a.extent for a in n.axes) or 64) * self.facts.cost(n.value)
-                for n in inline
-                if id(n) not in self._made(phase)
-            )
-            total += (1e9 if points is None else points) * work * VECTOR_NS
+            total += (1e9 if points is None else points) * self._work(phase, section) * VECTOR_NS
         return total
+
+    def _work(self, phase: Phase, section: Section) -> float:
+        """Vector instructions at one point of a section."""
+        work = sum(self.facts.cost(r.value) + 1 for r in section.reduces)
+        work += sum(2 + sum(self.facts.cost(v) for v in store_roots(s)) for s in section.stores)
+        inline = [n for s in section.stores for v in store_roots(s) for n in walk(v) if isinstance(n, Reduce)]
+        made = self._made(phase)
+        return work + sum((static_product(a.extent for a in n.axes) or 64) * self.facts.cost(n.value) for n in inline if id(n) not in made)
 
     def _made(self, phase: Phase) -> set[int]:
         return {id(r) for s in phase.sections for r in s.reduces}
@@ -295,7 +308,8 @@ class _Renderer:
             top.add(f"{kind} {part}[{CHUNKS}];")
             level.add(f"{part}[{chunk}] = {variable};")
         top.add(f"const {body.index_type} {step} = ({extent} + {CHUNKS - 1}) / {CHUNKS};")
-        top.add("#pragma omp parallel for schedule(static) num_threads(threads) if(threads > 1)")
+        phase = Phase((), (section,))
+        top.add(f"#pragma omp parallel for schedule(static) num_threads(threads) if({self._worth_threads(phase)})")
         top.add(f"for ({body.index_type} {chunk} = 0; {chunk} < {CHUNKS}; ++{chunk}) {{")
         top.lines += level.lines
         top.add("}")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from precast.codegen.choices import POST_OPS
+from precast.codegen.cpp_attention import attention_symbols
 from precast.codegen.expand import LibraryCall, Pack, gemm_parts
 from precast.codegen.host_dispatch import BUILD_VERSION
 from precast.codegen.host_shims import DTYPE_CODES
@@ -247,7 +248,8 @@ def _winograd(writer: Writer, step: Conv, packed: int | None, label: str) -> Non
 
 def _own_attention(writer: Writer, step: Attention) -> None:
     places = ", ".join(_place(writer, v) for v in (step.q, step.k, step.v, step.mask))
-    writer.add(f"{writer.functions[id(step)]}({places}, (float*){writer.pointer(step.out)}, threads);")
+    sizes = "".join(f"{writer.size(s)}, " for s in attention_symbols(step, writer.buffers[step.out]))
+    writer.add(f"{writer.functions[id(step)]}({places}, (float*){writer.pointer(step.out)}, {sizes}threads);")
     writer.python.append(
         f"    {step.out} = attention({_show(step.q)}, {_show(step.k)}, {_show(step.v)}, mask={_show(step.mask)}, causal={step.causal})"
     )
