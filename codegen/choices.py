@@ -6,7 +6,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 
 from precast.codegen.host_shims import TORCH_NAMES
 from precast.lowering.ir import Buffer, Conv, Gemm, View
+from precast.lowering.sizes import hint
 
 Record = dict[str, Any]
 """One measurement: {"winner": name, "us": {candidate: microseconds}}; plain data, for the store's tuning cache."""
@@ -137,6 +138,16 @@ def gemm_key(step: Gemm, buffers: Mapping[str, Buffer]) -> str:
 
 def _layout(view: View) -> str:
     return "".join("c" if s == 1 else "b" if s == 0 else "s" for s in view.stride)
+
+
+def as_seen(step: Gemm) -> Gemm:
+    """The product at the sizes that the traced call had: what is measured where sizes are symbolic."""
+
+    def view(v: View) -> View:
+        return replace(v, size=tuple(hint(n) for n in v.size), stride=tuple(0 if n == 0 else hint(n) for n in v.stride))
+
+    bias, residual = (None if v is None else view(v) for v in (step.bias, step.residual))
+    return replace(step, a=view(step.a), b=view(step.b), bias=bias, residual=residual)
 
 
 def gemm_candidates(step: Gemm, buffers: Mapping[str, Buffer], packed: bool) -> Candidates:

@@ -55,8 +55,9 @@ def _known(*sizes: Size) -> bool:
 def attention_symbols(step: Attention, out: Buffer) -> tuple[sympy.Symbol, ...]:
     """The size symbols that the generated function takes, in order (offsets are the caller's)."""
     views = [v for v in (step.q, step.k, step.v, step.mask) if v is not None]
-    sizes = sympy.Tuple(*(n for v in views for n in (*v.size, *v.stride)), *out.stride)
-    return tuple(sorted(free_symbols(sizes), key=lambda s: s.name))
+    sizes = [n for v in views for n in (*v.size, *v.stride)] + [*out.stride]
+    found = frozenset[sympy.Symbol]().union(*(free_symbols(sympy.sympify(n)) for n in sizes))
+    return tuple(sorted(found, key=lambda s: s.name))
 
 
 def attention_fits(step: Attention, buffers: Mapping[str, Buffer]) -> bool:

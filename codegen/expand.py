@@ -8,11 +8,12 @@ from typing import Literal
 
 import sympy
 
-from precast.codegen.choices import POST_OPS, Chooser, conv_candidates, conv_key, gemm_candidates, gemm_key
+from precast.codegen.choices import POST_OPS, Chooser, as_seen, conv_candidates, conv_key, gemm_candidates, gemm_key
 from precast.codegen.cpp_attention import attention_fits
 from precast.codegen.epilogue import epilogue_kernel, gemm_kernel
 from precast.codegen.winograd import Shape, winograd_candidates, winograd_shape
 from precast.lowering.ir import Attention, Buffer, Conv, Extern, Gemm, Kernel, Program, Size, Step, View
+from precast.lowering.sizes import hint
 
 How = Literal["onednn", "aten", "flash", "generated", "linear", "parts", "winograd"]
 """`linear`: a 1x1 convolution over channels-last data as one oneDNN product, which reads the ordinary weight without reordering it.
@@ -102,7 +103,7 @@ def pack_weights(
         if isinstance(step, LibraryCall) and step.how in ("onednn", "linear", "parts", "winograd") and isinstance(step.step, Gemm | Conv):
             call = step.step
             weight, data = (call.b, call.a) if isinstance(call, Gemm) else (call.weight, call.x)
-            if weight.buffer in weights and known(*weight.size, *data.size):
+            if weight.buffer in weights and known(*weight.size, *(() if isinstance(call, Gemm) else data.size)):
                 packed = len(packs)
                 packs += _packs(step, call, buffers, lanes)
                 step = replace(step, packed=packed)
@@ -136,9 +137,10 @@ def _gemm(step: Gemm, name: str, buffers: Mapping[str, Buffer], chooser: Chooser
     runs = all(1 in view.stride for view in (step.a, step.b))  # oneDNN takes no matrix without a unit stride
     if runs and len(step.a.size) == 2 and dtype in ("f32", "bf16") and (step.bias is None or step.bias.stride == (1,)):
         how = "onednn"
-        if known(*sizes) and chooser.worth_it(int(step.b.size[0]) * int(step.b.size[1])):
-            key = gemm_key(step, buffers) + (" packed" if packed else "")
-            how = chooser.pick(key, gemm_candidates(step, buffers, packed), "onednn")
+        if known(*step.b.size) and chooser.worth_it(int(step.b.size[0]) * int(step.b.size[1])):
+            seen = as_seen(step)
+            key = gemm_key(seen, buffers) + (" packed" if packed else "")
+            how = chooser.pick(key, gemm_candidates(seen, buffers, packed), "onednn")
         if how == "onednn":
             return _onednn_gemm(step, name, buffers)
     rest = epilogue_kernel(name, step, buffers)
@@ -156,10 +158,10 @@ def _onednn_gemm(step: Gemm, name: str, buffers: Mapping[str, Buffer]) -> list[R
 
 
 def _large(step: Gemm, out: Buffer) -> bool:
-    sizes = (*step.a.size, *step.b.size, *step.b.stride, *out.size, *out.stride)
+    sizes = (*step.b.size, *step.b.stride, *out.size[1:], *out.stride)
     if len(out.size) != 2 or not known(*sizes, step.b.offset, 0 if step.bias is None else step.bias.offset):
         return False
-    return out.stride[1] == 1 and int(out.size[0]) * int(out.size[1]) * out.dtype.itemsize >= LARGE and int(out.size[1]) > PART
+    return out.stride[1] == 1 and hint(out.size[0]) * int(out.size[1]) * out.dtype.itemsize >= LARGE and int(out.size[1]) > PART
 
 
 SMALL_ROWS = 4096

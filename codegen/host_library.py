@@ -13,6 +13,7 @@ from precast.codegen.host_dispatch import BUILD_VERSION
 from precast.codegen.host_shims import DTYPE_CODES
 from precast.codegen.winograd import Shape
 from precast.lowering.ir import Attention, Buffer, Conv, DType, Gemm, Size, View
+from precast.lowering.sizes import hint
 
 
 class Writer(Protocol):
@@ -94,7 +95,7 @@ def emit_pack(writer: Writer, number: int, pack: Pack, label: str) -> None:
     writer.add("void* handle = 0;")
     writer.call("aoti_torch_new_tensor_handle", f"{writer.view_handle(weight, label)}, &handle", label)
     if isinstance(step, Gemm):
-        rows = f"(uint64_t)new uint64_t({writer.size(step.a.size[0])})"
+        rows = f"(uint64_t)new uint64_t({hint(step.a.size[0])})"  # what the library shall expect: any number works
         writer.add(f"uint64_t stack[] = {{(uint64_t)handle, {rows}}};")
         name = "mkldnn::_reorder_linear_weight"
     else:
@@ -156,7 +157,7 @@ def _gemm_in_parts(writer: Writer, step: Gemm, packed: int | None, label: str) -
         writer.add("{ void* data = 0;")
         writer.call("aoti_torch_get_data_ptr", f"{target}, &data", label)
         place = f"(char*){writer.pointer(step.out)} + {start * itemsize}"
-        writer.add(f"put_columns({place}, {step_bytes}, (const char*)data, {width}, {int(out.size[0])}, threads); }}")
+        writer.add(f"put_columns({place}, {step_bytes}, (const char*)data, {width}, {writer.size(out.size[0])}, threads); }}")
         writer.add(f"{release}({target}); {target} = 0;")
     writer.python.append(f"    {step.out} = {step.activation}(linear({_show(step.a)}, {_show(weight_view(step))}, {_show(step.bias)}))")
 
