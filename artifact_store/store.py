@@ -168,6 +168,7 @@ class Store:
             raise StoreError(
                 f"cannot write to the store at {self.root}: {error.strerror or error} (artifact {manifest.artifact_id[:12]} not stored)"
             ) from error
+        log.info("put: %s: artifact %s for %s", manifest.program_name, manifest.artifact_id[:12], manifest.target)
         return manifest.artifact_id
 
     def try_put(self, manifest: Manifest, blobs: Mapping[str, bytes]) -> str | None:

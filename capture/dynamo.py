@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import gc
+import logging
 import random
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +36,7 @@ from precast.capture.installed import installed
 from precast.capture.operator_breaks import broken_at_operators
 from precast.capture.resume import resume_functions
 from precast.runtime.errors import RegionError
+from precast.runtime.log import logger
 
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Any]
 
@@ -113,6 +115,8 @@ def trace(
         assert output is not None
         names = _private_names(out.bytecode, namespace, output)
         broken = bool(getattr(output.compile_subgraph_reason, "graph_break", False))
+        if broken:
+            _log_break(function, output.compile_subgraph_reason)
         resumed = resume_functions(output, namespace)
         if not graph_names(out.bytecode, names):
             graphs.clear()
@@ -121,6 +125,17 @@ def trace(
         for name in [n for n in namespace if n not in before]:
             del namespace[name]
     return Traced(out.bytecode, output, graphs[-1] if graphs else None, tuple(functions), names, compared, tuple(consumed), broken, resumed)
+
+
+def _log_break(function: types.FunctionType, reason: Any) -> None:
+    log = logger("graph_breaks")
+    if log.isEnabledFor(logging.INFO):
+        frame = reason.user_stack[-1] if reason.user_stack else None
+        where = f"{frame.filename}:{frame.lineno}" if frame is not None else "an unknown place"
+        why = str(reason.reason).strip().splitlines()
+        log.info("%s: the graph ends at %s: %s", function.__qualname__, where, _explain(reason.reason))
+        for line in why[1:] if log.isEnabledFor(logging.DEBUG) else ():
+            log.debug("%s:   %s", function.__qualname__, line)
 
 
 def _compile(
@@ -175,7 +190,7 @@ def _compile(
         raise inner from error
 
 
-def _explain(error: Exception) -> str:
+def _explain(error: Exception | str) -> str:
     """Dynamo's message down to its first sentences: what, and why."""
     lines = [line.strip() for line in str(error).splitlines()]
     head = lines[0] if lines else type(error).__name__

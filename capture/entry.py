@@ -42,6 +42,7 @@ class CaptureOptions:
     `guard_filter`: shown torch's guard entries, says which guards to keep.
     `free_as_locals`: paths find the contents of the function's free variables among the locals.
     `raises`: a graph break is an error, where the traced code does not say otherwise; the refusal is then `forbidden`.
+    `trace`: shown Dynamo's graph before anything is made of it.
     `backend`: gets Dynamo's graph and its example inputs, in place of precast's own lowering.
     """
 
@@ -51,6 +52,7 @@ class CaptureOptions:
     backend: Callable[..., Any] | None = None
     guard_filter: GuardFilter | None = None
     raises: bool = False
+    trace: Callable[[torch.fx.GraphModule], None] | None = None
 
 
 def capture(
@@ -188,6 +190,8 @@ class _Capture:
         return replace(guard, constant={**guard.constant, "offset": self.sources.value(guard.path).storage_offset()})
 
     def _backend(self, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> None:
+        if self.options.trace is not None:
+            self.options.trace(gm)
         if self.options.backend is not None:
             self.compiled = run_backend(self.options.backend, gm, example_inputs)
             return

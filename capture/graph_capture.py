@@ -33,6 +33,7 @@ class CapturedGraph:
     outputs: tuple[GraphOutput, ...]
     constants: tuple[TensorConstant, ...]
     identity: str
+    traced: torch.fx.GraphModule  # as torch traced it
 
 
 def capture_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompositions: Decompositions) -> CapturedGraph | None:
@@ -51,7 +52,7 @@ def capture_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decomposi
     inputs += [GraphInput((("constant", i),), True, None, "constant") for i in range(len(constants))]
     text = identity(graph)
     parts = [text, *(repr(item) for item in (*inputs, *found.outputs)), *(repr(c) for c in constants)]
-    return CapturedGraph(graph, tuple(inputs), found.outputs, constants, "\n".join(parts))
+    return CapturedGraph(graph, tuple(inputs), found.outputs, constants, "\n".join(parts), gm)
 
 
 def _input(number: int, value: Any, mutated: bool) -> GraphInput:

@@ -22,3 +22,4 @@ class CompiledGraph:
     workspace_bytes: int | str
     evidence: dict[str, Any] = field(default_factory=dict)
     timings: dict[str, float] = field(default_factory=dict)
+    python_calls: tuple[str, ...] = ()  # operators that the graph calls back into Python for

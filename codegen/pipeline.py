@@ -77,6 +77,7 @@ def compile_program(program: Program, target: str, options: Mapping[str, Any] | 
         workspace_bytes=_number(program.workspace_bytes),
         evidence=_evidence(target, kernels, chooser),
         timings={"render_s": rendered - began - chooser.spent_s, "measure_s": chooser.spent_s, "compiler_s": done - rendered},
+        python_calls=tuple(str(record["op"]) for record in host.externs),
     )
 
 

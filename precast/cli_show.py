@@ -9,14 +9,13 @@ from typing import Any
 
 import click
 
-from precast.artifact_store import Manifest, Predicate, RecordError, Store
+from precast.artifact_store import Manifest, RecordError, Store
 from precast.cli_output import Failure, Output, errors_to_json, finish, human_option, json_option, open_store, store_option
 from precast.units import human_age, human_size
 
 SOURCES = ("host_source", "kernel_source")
 SHORTEST_PREFIX = 4
 LISTED = 12
-_TAGGED = (Predicate.EQUALS, Predicate.BASE_EQUALS, Predicate.HAS_KEY, Predicate.LACKS_KEY)
 
 
 @click.command()
@@ -125,18 +124,10 @@ def print_guards(out: Output, manifest: Manifest) -> None:
 
 def guard_lines(manifest: Manifest) -> Iterator[tuple[str, str, str]]:
     """Guards in words, in the runtime's own (it alone knows how paths read)."""
-    from precast.runtime.paths import describe, describe_constant
+    from precast.runtime.guard_text import guard_columns
 
     for path, predicate, constant in manifest.guard_rows:
-        if predicate == Predicate.SAME_AS:
-            value = describe(constant)
-        elif predicate == Predicate.CLASSES:
-            value = ", ".join(describe(place) for place, _, _ in constant["classes"])
-        elif predicate in _TAGGED:
-            value = describe_constant(constant)
-        else:
-            value = "" if constant is None else _inline(constant)
-        yield describe(path), str(predicate), value
+        yield guard_columns(path, predicate, constant)
 
 
 def print_source(out: Output, store: Store, manifest: Manifest) -> None:

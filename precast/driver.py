@@ -13,6 +13,7 @@ from precast import __version__
 from precast.artifact_store import BlobSet, GraphRecord, Manifest, Versions
 from precast.backend_variant import backend_variant
 from precast.capture import CapturedFrame, CaptureOptions, CaptureRefused, capture
+from precast.compile_log import log_guards
 from precast.graph_build import GraphRequest, Stopwatch, build_graph, compiler_version
 from precast.lowering.decompositions import DECOMPOSITIONS
 from precast.runtime import break_errors
@@ -21,6 +22,7 @@ from precast.runtime.compatibility import LOWERING_VERSION, python_minor, torch_
 from precast.runtime.errors import InProcess, Refused
 from precast.runtime.options import key_options
 from precast.runtime.program import Program
+from precast.trace import Trace, trace_for
 
 log = logging.getLogger("precast.compile")
 
@@ -32,8 +34,11 @@ def compile_variant(program: Program, args: tuple[Any, ...], kwargs: Mapping[str
     Raises Refused where the call has to run eagerly.
     """
     watch = Stopwatch()
+    trace = trace_for(program.name, program.options)
     with watch.stage("capture"):
-        frame = _capture(program, args, kwargs)
+        frame = _capture(program, args, kwargs, trace)
+    trace.frame(frame)
+    log_guards(program.name, frame)
     if program.backend is not None:
         return backend_variant(program, program.backend, frame)
     if frame.needs_grad:
@@ -45,20 +50,20 @@ def compile_variant(program: Program, args: tuple[Any, ...], kwargs: Mapping[str
     if frame.code is None:
         raise Refused("; ".join(frame.uncacheable) or "its bytecode cannot be kept")
     if program.options["background_compile"] and frame.graph is not None:
-        return Deferred(frame.guards, lambda: _finish(program, frame, watch))
-    return _finish(program, frame, watch)
+        return Deferred(frame.guards, lambda: _finish(program, frame, watch, trace))
+    return _finish(program, frame, watch, trace)
 
 
-def _finish(program: Program, frame: CapturedFrame, watch: Stopwatch) -> str | InProcess:
+def _finish(program: Program, frame: CapturedFrame, watch: Stopwatch, trace: Trace) -> str | InProcess:
     """All that comes after the capture."""
     if frame.uncacheable:
         reason = "; ".join(frame.uncacheable)
-        manifest, blobs = _compile(program, frame, watch)
+        manifest, blobs = _compile(program, frame, watch, trace)
         return InProcess(manifest, blobs, reason)
-    return _store(program, frame, watch)
+    return _store(program, frame, watch, trace)
 
 
-def _capture(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CapturedFrame:
+def _capture(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: Trace) -> CapturedFrame:
     try:
         function, args, kwargs = program.traced(args, kwargs)
         options = CaptureOptions(
@@ -68,9 +73,11 @@ def _capture(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any])
             backend=program.backend.function if program.backend is not None else None,
             guard_filter=program.options["guard_filter_fn"],
             raises=_raises_at_breaks(program),
+            trace=trace.dynamo_graph,
         )
         return capture(function, args, dict(kwargs), name=program.name, options=options)
     except CaptureRefused as refused:
+        trace.refused(str(refused))
         where = f" (at {refused.where})" if refused.where else ""
         reason = f"{refused.reason}{where}"
         raise Refused(reason, refused.hint, refused.guards, refused.skipped, refused.unless, refused.forbidden) from refused
@@ -81,10 +88,10 @@ def _raises_at_breaks(program: Program) -> bool:
     return said
 
 
-def _store(program: Program, frame: CapturedFrame, watch: Stopwatch) -> str | InProcess:
+def _store(program: Program, frame: CapturedFrame, watch: Stopwatch, trace: Trace) -> str | InProcess:
     """One compile per artifact across threads, processes and machines that share the store."""
     if not program.options["store_results"]:
-        manifest, blobs = _compile(program, frame, watch)
+        manifest, blobs = _compile(program, frame, watch, trace)
         return InProcess(manifest, blobs, "store_results is off")
     store = program.store
     artifact_id = _manifest(program, frame, {}, BlobSet(), {}, watch).artifact_id
@@ -93,19 +100,19 @@ def _store(program: Program, frame: CapturedFrame, watch: Stopwatch) -> str | In
         if known is not None and store.complete(known):
             log.info("%s: artifact %s was compiled meanwhile by another process", program.name, artifact_id[:12])
             return artifact_id
-        manifest, blobs = _compile(program, frame, watch)
+        manifest, blobs = _compile(program, frame, watch, trace)
         if store.try_put(manifest, blobs) is None:
             return InProcess(manifest, blobs, "the store cannot be written")
     return artifact_id
 
 
-def _compile(program: Program, frame: CapturedFrame, watch: Stopwatch) -> tuple[Manifest, BlobSet]:
+def _compile(program: Program, frame: CapturedFrame, watch: Stopwatch, trace: Trace) -> tuple[Manifest, BlobSet]:
     blobs = BlobSet()
     graphs: dict[str, GraphRecord] = {}
     evidence: dict[str, Any] = {}
     if frame.graph is not None:
         bound = tuple(item.bound for item in frame.inputs)
-        request = GraphRequest(program.name, program.target, key_options(program.options), bound, program.store)
+        request = GraphRequest(program.name, program.target, key_options(program.options), bound, program.store, trace)
         graphs["forward"], evidence = build_graph(frame.graph, request, watch, blobs)
     manifest = _manifest(program, frame, graphs, blobs, evidence, watch)
     log.info("%s: compiled artifact %s (%s)", program.name, manifest.artifact_id[:12], watch)

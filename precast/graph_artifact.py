@@ -13,6 +13,7 @@ from precast.runtime.compatibility import LOWERING_VERSION, torch_minor
 from precast.runtime.errors import InProcess
 from precast.runtime.log import logger
 from precast.runtime.options import key_options
+from precast.trace import readable, trace_for
 
 
 def compile_graph(
@@ -23,6 +24,9 @@ def compile_graph(
     One compile per artifact across threads, processes and machines that share the store.
     """
     watch = Stopwatch()
+    trace = trace_for(name, options)
+    trace.dynamo_graph(captured.traced)
+    trace.write("aten_graph", "py", lambda: readable(captured.graph))
     kept = key_options(options)
 
     def manifest(graphs: Mapping[str, GraphRecord], blobs: BlobSet, evidence: Mapping[str, Any]) -> Manifest:
@@ -53,7 +57,7 @@ def compile_graph(
         if known is not None and store.complete(known):
             return known
         blobs = BlobSet()
-        request = GraphRequest(name, target, kept, tuple(item.bound for item in captured.inputs), store)
+        request = GraphRequest(name, target, kept, tuple(item.bound for item in captured.inputs), store, trace)
         record, evidence = build_graph(captured.graph, request, watch, blobs)
         made = manifest({"forward": record}, blobs, evidence)
         logger("compile").info("%s: compiled artifact %s (%s)", name, made.artifact_id[:12], watch)

@@ -14,6 +14,7 @@ from precast.artifact_store import BlobSet, GraphRecord, Store, StoreError
 from precast.codegen import CompiledGraph, compile_program
 from precast.codegen.choices import tuning_name
 from precast.codegen.toolchain import CompilerMissing, find_compiler
+from precast.compile_log import log_graph
 from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
 from precast.lowering.sizes import Unsupported
@@ -21,6 +22,7 @@ from precast.lowering.text import program_text
 from precast.runtime.errors import Refused
 from precast.runtime.log import logger
 from precast.runtime.targets import native_target
+from precast.trace import Trace
 
 
 class Stopwatch:
@@ -48,6 +50,7 @@ class GraphRequest:
     options: Mapping[str, Any]
     bound: tuple[bool, ...]
     store: Store
+    trace: Trace
 
 
 def compiler_version() -> str:
@@ -65,17 +68,21 @@ def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopw
         try:
             lowered = lower(graph, request.name, options)
         except Unsupported as error:
+            request.trace.refused(str(error))
             raise Refused(str(error)) from error
     given = zip(lowered.inputs, request.bound, strict=True)
     options["bound"] = [name for name, bound in given if bound and isinstance(name, str)]
     with watch.stage("schedule"):
         scheduled = schedule(lowered, request.target, options)
+    request.trace.scheduled(lowered, scheduled, options["bound"])
     name = tuning_name()
     options["tuning"] = (request.store.record("tuning", name) or {}).get("choices", {})
     with watch.stage("codegen"):
         compiled = compile_program(scheduled, _codegen_target(request.target), options)
     watch.seconds |= {f"codegen.{part.removesuffix('_s')}": round(seconds, 4) for part, seconds in compiled.timings.items()}
     _keep_tuning(request.store, name, compiled.evidence["choices"])
+    request.trace.compiled(compiled)
+    log_graph(request.name, lowered, scheduled, compiled, options["bound"])
     return _record(compiled, program_text(scheduled), blobs), compiled.evidence
 
 

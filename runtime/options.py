@@ -113,6 +113,28 @@ _TABLE = (
         changes_key=False,
         instead="use precast.compile: torch waits for its backend",
     ),
+    Option(
+        "trace.enabled",
+        bool,
+        False,
+        "Write one numbered file per stage of each compile (Dynamo's graph, bytecode, guards, ATen graph, IR before and after scheduling, "
+        "generated sources, choices) into a folder of its own.",
+        changes_key=False,
+    ),
+    Option(
+        "trace.graph_diagram",
+        bool,
+        False,
+        "As trace.enabled, with a drawing of the fused graph (SVG).",
+        changes_key=False,
+    ),
+    Option(
+        "trace.dir",
+        str,
+        "",
+        "Where these folders are made: by default what PRECAST_TRACE says, else ./precast_trace.",
+        changes_key=False,
+    ),
     Option("store_results", bool, True, "Put what is compiled into the store (False: keep it in this process).", changes_key=False),
 )
 OPTIONS = {option.name: option for option in _TABLE}

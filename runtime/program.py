@@ -241,6 +241,8 @@ class Program:
                 continue
             except PathError:
                 continue  # what the graph reads is not there, and the guard that would have said so was waived by a filter
+            if not variant.hits and variant.stored:
+                logger("store").info("hit: %s: artifact %s for %s", self.name, variant.artifact_id[:12], variant.target)
             self._count_hit(variant)
             return binding
         return None
@@ -355,7 +357,7 @@ class Program:
         if self.variants:
             failing = self._first_failures(local_values)
             self._failures.update(failing)
-            logger("recompiles").info("%s: recompiling; %s", self.name, "; ".join(failing) or "no variant fits")
+            self._log_recompile(failing)
         limit, accumulated = self.options["recompile_limit"], self.options["accumulated_recompile_limit"]
         which = self._compiles.reached(self._shared, limit, accumulated, self.options["isolate_recompiles"])
         if not which:
@@ -365,6 +367,13 @@ class Program:
             raise PrecastError(f"{self.name} {reached} fullgraph=True forbids running eagerly: raise the limit, or use dynamic=True")
         self._run_eagerly(f"{reached} Further calls that fit no variant run eagerly")
         return False
+
+    def _log_recompile(self, failing: Sequence[str]) -> None:
+        log, known = logger("recompiles"), len(self.variants)
+        limit = self.options["recompile_limit"]
+        log.info("%s: none of %d variants fits this call, so another is compiled (recompile_limit %d)", self.name, known, limit)
+        for text in failing:
+            log.info("%s:   %s", self.name, text)
 
     def _first_failures(self, local_values: Mapping[str, Any]) -> list[str]:
         from precast.runtime.explain import first_failure

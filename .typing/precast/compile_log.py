@@ -1,0 +1,1 @@
+../../precast/compile_log.py

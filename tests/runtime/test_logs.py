@@ -1,0 +1,125 @@
+"""PRECAST_LOGS: each topic says something useful, and says it in words."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import precast
+from precast.artifact_store import Store
+from precast.runtime import log
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(tmp_path)
+
+
+@pytest.fixture
+def logs(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[str], Callable[[], list[str]]]]:
+    """Turns topics on; the function that it returns gives the lines since."""
+    root = logging.getLogger("precast")
+    handlers, propagate, level = root.handlers[:], root.propagate, root.level
+
+    def on(setting: str) -> Callable[[], list[str]]:
+        root.handlers = []
+        log.configure(setting)
+        return lambda: capsys.readouterr().err.splitlines()
+
+    yield on
+    log.configure("")
+    root.handlers, root.propagate = handlers, propagate
+    root.setLevel(level)
+
+
+def has(lines: list[str], pattern: str) -> bool:
+    return any(re.search(pattern, line) for line in lines)
+
+
+def test_recompiles_name_the_guard_and_both_values(logs: Callable[[str], Callable[[], list[str]]], store: Store) -> None:
+    lines = logs("recompiles")
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = 1.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.scale
+
+    model = Net()
+    compiled = precast.compile(model, store=store, name="net", dynamic=False)
+    compiled(torch.ones(2))
+    assert lines() == [], "the first compile is none too many"
+    compiled(torch.ones(3))
+    model.scale = 2.0
+    compiled(torch.ones(3))
+    found = lines()
+    assert has(found, r"^\d\d:\d\d:\d\d precast.recompiles: net: none of 1 variants fits this call.*recompile_limit 8")
+    assert has(found, r"net:   x: expected a tensor float32\[2\].*found a tensor float32\[3\]")
+    assert has(found, r"net:   .*scale: expected 1.0, found 2.0")
+
+
+def test_each_topic_of_a_compile(logs: Callable[[str], Callable[[], list[str]]], store: Store) -> None:
+    lines = logs("guards,graph_breaks,kernels,fusion,perf_hints,store,compile")
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = torch.nn.functional.layer_norm(x, (8,)).relu() + x.sum(-1, keepdim=True)
+        print("a break")
+        return torch.linalg.inv(y @ y.T + torch.eye(len(x))).sin()
+
+    precast.compile(function, store=store, name="f", dynamic=False)(torch.randn(4, 8))
+    found = lines()
+    assert has(found, r"precast.guards: f: \d+ guards \(.*\d tensor")
+    assert has(found, r"precast.graph_breaks: .*function: the graph ends at .*test_logs.py:\d+: .*print")
+    assert has(found, r"precast.kernels: f:   0 kernel0 over .*; \d.*B; from .*layer_norm")
+    assert has(found, r"precast.fusion: f: \d+ kernels became 1") and has(found, r"fused into kernel0: native_layer_norm, sum")
+    assert has(found, r"precast.perf_hints: f.*linalg_inv_ex.* through Python")
+    assert has(found, r"precast.store: put: f: artifact [0-9a-f]{12}")
+    assert has(found, r"precast.compile: f: compiled artifact .*lower .* s, schedule .* s, codegen .* s")
+    precast.compile(function, store=store, name="f", dynamic=False)(torch.randn(4, 8))
+    warm = lines()
+    assert has(warm, r"precast.store: hit: f: artifact [0-9a-f]{12}") and not has(warm, "put:")
+
+
+def test_debug_shows_every_guard_and_every_loop(logs: Callable[[str], Callable[[], list[str]]], store: Store) -> None:
+    lines = logs("guards=debug,kernels=debug")
+    precast.compile(lambda x: x.sin() * 2, store=store, name="f")(torch.randn(4))
+    found = lines()
+    assert has(found, r"precast.guards: f:   x tensor ") and has(found, r"precast.kernels: f: .*sin\(")
+
+
+def test_hints_on_weights_and_layouts(logs: Callable[[str], Callable[[], list[str]]], store: Store) -> None:
+    lines = logs("perf_hints")
+    nn = torch.nn
+    model = nn.Sequential(nn.Conv2d(32, 32, 3, bias=False), nn.BatchNorm2d(32), nn.ReLU()).eval()
+    precast.compile(model, store=store, name="net")(torch.randn(2, 32, 64, 64))
+    found = lines()
+    assert has(found, r"computed from weights alone at each call; options=\{'freeze': True\}")
+    assert has(found, r"copies 1.0 MB .* into another layout")
+    precast.compile(model, store=store, name="net", options={"freeze": True})(torch.randn(2, 32, 64, 64))
+    assert not has(lines(), "weights alone")
+
+
+def test_unknown_topics_and_levels_are_named_and_help_lists_all(logs: Callable[[str], Callable[[], list[str]]]) -> None:
+    lines = logs("recompile,nonsense,guards=loud,help")
+    found = lines()
+    assert has(found, "unknown topic 'recompile'; did you mean 'recompiles'")
+    assert has(found, "unknown topic 'nonsense'; topics: guards, ")
+    assert has(found, "guards: the level 'loud' is not known")
+    for topic in log.TOPICS:
+        assert has(found, rf"^  {topic} +\S")
+
+
+def test_every_topic_has_somebody_who_speaks() -> None:
+    """A topic that nothing logs to would be an option that changes nothing."""
+    root = Path(__file__).parents[2]
+    folders = ("precast", "capture", "lowering", "codegen", "artifact_store", "runtime")
+    text = "\n".join(path.read_text("utf-8") for folder in folders for path in (root / folder).rglob("*.py"))
+    spoken = set(re.findall(r'(?:logger\("|getLogger\("precast\.)(\w+)"', text))
+    assert spoken == set(log.TOPICS)
