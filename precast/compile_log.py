@@ -1,4 +1,4 @@
-"""What PRECAST_LOGS=guards,kernels,fusion,perf_hints,dynamic says of one compile. Makes no text for topics that are off."""
+"""What PRECAST_LOGS=guards,kernels,fusion,perf_hints says of one compile. Makes no text for topics that are off."""
 
 from __future__ import annotations
 

@@ -14,7 +14,6 @@ TOPICS = {
     "guards": "each compile's guards by kind (every one at debug level), and which calls cannot be checked natively",
     "recompiles": "why a call that has variants compiles another: the first guard of each that failed, what it expected and what it found",
     "graph_breaks": "where a program falls into several graphs or stays plain Python, and why",
-    "dynamic": "which sizes became symbolic, and what pins a size",
     "kernels": "each step of a compiled graph: kernel or library call, loops, bytes, where it comes from (the loops at debug level)",
     "fusion": "what was fused into what, and why other pairs were not",
     "perf_hints": "what costs time and can be changed, with what to do",
