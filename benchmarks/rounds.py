@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -56,11 +57,12 @@ class Failed(RuntimeError):
     """A worker died; the message is the end of its stderr."""
 
 
-def _why(log: str) -> str:
-    """The error's own line in a worker's stderr (warnings of the interpreter's end may follow it); else the last line."""
+def _why(log: str, status: int) -> str:
+    """What ended a worker: the signal, or the error's own line in its stderr (warnings may follow it)."""
     lines = log.strip().splitlines()
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Exit|Interrupt)\b", line)]
-    return next(iter(reversed(errors or lines)), "")[:300]
+    ended = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
+    return f"{ended}: {errors[-1][:300]}" if errors else ended
 
 
 class Process:
@@ -84,9 +86,9 @@ class Process:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            self.process.wait()
+            status = self.process.wait()
             self.log.seek(0)
-            raise Failed(_why(self.log.read()) or f"worker ended with exit code {self.process.returncode}")
+            raise Failed(_why(self.log.read(), status))
         answer: dict[str, Any] = json.loads(line)
         return answer
 
