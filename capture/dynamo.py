@@ -31,7 +31,8 @@ from torch._guards import CompileContext, compile_context
 from precast.capture.code import graph_names
 from precast.capture.directives import tell_tracer
 from precast.capture.dynamo_gaps import guarded_gaps
-from precast.capture.frame import CaptureRefused
+from precast.capture.break_text import shorten, user_stack
+from precast.capture.frame import CaptureRefused, GraphBreak
 from precast.capture.installed import installed
 from precast.capture.operator_breaks import broken_at_operators
 from precast.capture.resume import resume_functions
@@ -66,7 +67,7 @@ class Traced:
     private_names: Mapping[str, tuple[Any, ...]]
     compared: Mapping[Any, int]  # sources of objects that the traced code asked `id()` of, and what it got
     consumed: tuple[Any, ...]  # sources of all objects that the traced code looked at, guarded or not
-    broken: bool  # whether it ends at a graph break
+    broke: GraphBreak | None  # why it ends before its function does
     resumed: Mapping[str, tuple[types.CodeType, dict[str, Any]]]  # private name -> code and globals of what continues after a break
 
 
@@ -114,9 +115,9 @@ def trace(
         output = out.tracer_output.output_graph
         assert output is not None
         names = _private_names(out.bytecode, namespace, output)
-        broken = bool(getattr(output.compile_subgraph_reason, "graph_break", False))
-        if broken:
-            _log_break(function, output.compile_subgraph_reason)
+        broke = _graph_break(output)
+        if broke is not None:
+            _log_break(function, output.compile_subgraph_reason, broke)
         resumed = resume_functions(output, namespace)
         if not graph_names(out.bytecode, names):
             graphs.clear()
@@ -124,16 +125,16 @@ def trace(
         random.setstate(drawn)
         for name in [n for n in namespace if n not in before]:
             del namespace[name]
-    return Traced(out.bytecode, output, graphs[-1] if graphs else None, tuple(functions), names, compared, tuple(consumed), broken, resumed)
+    return Traced(out.bytecode, output, graphs[-1] if graphs else None, tuple(functions), names, compared, tuple(consumed), broke, resumed)
 
 
-def _log_break(function: types.FunctionType, reason: Any) -> None:
+def _log_break(function: types.FunctionType, reason: Any, broke: GraphBreak) -> None:
     log = logger("graph_breaks")
     if log.isEnabledFor(logging.INFO):
         frame = reason.user_stack[-1] if reason.user_stack else None
         where = f"{frame.filename}:{frame.lineno}" if frame is not None else "an unknown place"
         why = str(reason.reason).strip().splitlines()
-        log.info("%s: the graph ends at %s: %s", function.__qualname__, where, _explain(reason.reason))
+        log.info("%s: the graph ends at %s: %s", function.__qualname__, where, broke.reason)
         for line in why[1:] if log.isEnabledFor(logging.DEBUG) else ():
             log.debug("%s:   %s", function.__qualname__, line)
 
@@ -174,8 +175,9 @@ def _compile(
     except exc.SkipFrame as error:
         raise CaptureRefused(f"there is nothing to compile: {_first_line(error)}", _where(error, function), skipped=True) from error
     except (exc.Unsupported, exc.UserError, exc.UncapturedHigherOrderOpError, exc.CondOpArgsMismatchError) as error:
-        hint = "it runs eagerly; rewrite that line, or mark the call with precast.disable"
-        refused = CaptureRefused(_explain(error), _where(error, function), hint, skipped=not one_graph)
+        what, hint = shorten(str(error) or type(error).__name__)
+        hint = hint or "rewrite that line, or mark the call with precast.disable"
+        refused = CaptureRefused(what, _where(error, function), hint, skipped=not one_graph)
         traced = getattr(error, "_torch_dynamo_tracer_output", None)
         refused.forbidden = not one_graph and (raises if traced is None else traced.error_on_graph_break)
         raise refused from error
@@ -190,12 +192,11 @@ def _compile(
         raise inner from error
 
 
-def _explain(error: Exception | str) -> str:
-    """Dynamo's message down to its first sentences: what, and why."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    head = lines[0] if lines else type(error).__name__
-    why = next((line.removeprefix("Explanation:").strip() for line in lines if line.startswith("Explanation:")), "")
-    return f"{head} ({why})" if why else head
+def _graph_break(output: OutputGraph) -> GraphBreak | None:
+    reason = output.compile_subgraph_reason
+    if reason is None or not reason.graph_break:
+        return None
+    return GraphBreak(*shorten(reason.reason), user_stack(reason.user_stack))
 
 
 def _first_line(error: Exception) -> str:

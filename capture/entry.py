@@ -135,7 +135,7 @@ class _Capture:
         record = None
         try:
             record = frame_record(
-                traced.bytecode, traced.private_names, self.function.__globals__, constants, traced.resumed, traced.broken
+                traced.bytecode, traced.private_names, self.function.__globals__, constants, traced.resumed, traced.broke is not None
             )
         except NotPortable as error:
             problems.append(str(error))
@@ -160,6 +160,7 @@ class _Capture:
             self._outputs(),
             self.needs_grad,
             waived=describe_waived(self.waived, self.sources),
+            broke=traced.broke,
             compiled=self.compiled,
         )
 

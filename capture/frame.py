@@ -11,7 +11,7 @@ import torch.fx
 from precast.artifact_store.guards import Guard, guard_hash
 from precast.artifact_store.records import CodeDigest, FrameRecord, GraphInput, GraphOutput
 
-__all__ = ["CaptureRefused", "CapturedFrame", "CodeDigest", "FrameRecord", "GraphInput", "GraphOutput"]
+__all__ = ["CaptureRefused", "CapturedFrame", "CodeDigest", "FrameRecord", "GraphBreak", "GraphInput", "GraphOutput"]
 
 
 class CaptureRefused(Exception):
@@ -37,6 +37,19 @@ class CaptureRefused(Exception):
 
 
 @dataclass(frozen=True)
+class GraphBreak:
+    """Where and why a frame ends before its function does. `stack`: the user's lines, outermost first."""
+
+    reason: str
+    hint: str
+    stack: tuple[str, ...]
+
+    def __str__(self) -> str:
+        where = f"{self.stack[-1]}: " if self.stack else ""
+        return f"{where}{self.reason}" + (f" ({self.hint})" if self.hint else "")
+
+
+@dataclass(frozen=True)
 class CapturedFrame:
     """One captured piece of Python.
 
@@ -55,6 +68,7 @@ class CapturedFrame:
     outputs: tuple[GraphOutput, ...]
     needs_grad: bool = False
     waived: tuple[str, ...] = field(default=())
+    broke: GraphBreak | None = None
     compiled: Callable[..., Any] | None = None  # what another backend made of Dynamo's graph; `graph` is None then
 
     @property

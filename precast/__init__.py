@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from precast.runtime.api import compile, compile_module, explain_miss, load, reset
+    from precast.runtime.api import compile, compile_module, explain, explain_miss, load, reset
     from precast.runtime.backends import list_backends, register_backend
     from precast.runtime.break_errors import error_on_graph_break
     from precast.runtime.directives import (
@@ -59,6 +59,7 @@ _HOMES = {
     "GraphBreakError": "errors",
     "RegionError": "errors",
     "error_on_graph_break": "break_errors",
+    "explain": "api",
     "explain_miss": "api",
     "load": "api",
     "reset": "api",
@@ -91,6 +92,7 @@ __all__ = [
     "describe_options",
     "disable",
     "error_on_graph_break",
+    "explain",
     "explain_miss",
     "is_compiling",
     "is_exporting",

@@ -52,7 +52,7 @@ def _record(frame: CapturedFrame) -> dict[str, Any]:
 
 def _tell_once(backend: Backend) -> None:
     with _lock:
-        new = backend.name not in _told
+        new = backend.name not in _told and not backend.quiet
         _told.add(backend.name)
     if new:
         warnings.warn(

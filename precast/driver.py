@@ -6,7 +6,7 @@ The runtime imports this module on the first miss and never before: capture -> l
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from precast import __version__
@@ -25,6 +25,8 @@ from precast.runtime.program import Program
 from precast.trace import Trace, trace_for
 
 log = logging.getLogger("precast.compile")
+observers: list[Callable[[Program, CapturedFrame | CaptureRefused], None]] = []
+"""Each is shown what came of every capture of this process (`precast.explain` looks on in this way)."""
 
 
 def compile_variant(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | InProcess | Deferred:
@@ -75,9 +77,12 @@ def _capture(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any],
             raises=_raises_at_breaks(program),
             trace=trace.dynamo_graph,
         )
-        return capture(function, args, dict(kwargs), name=program.name, options=options)
+        frame = capture(function, args, dict(kwargs), name=program.name, options=options)
+        _tell(program, frame)
+        return frame
     except CaptureRefused as refused:
         trace.refused(str(refused))
+        _tell(program, refused)
         where = f" (at {refused.where})" if refused.where else ""
         reason = f"{refused.reason}{where}"
         raise Refused(reason, refused.hint, refused.guards, refused.skipped, refused.unless, refused.forbidden) from refused
@@ -86,6 +91,11 @@ def _capture(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any],
 def _raises_at_breaks(program: Program) -> bool:
     said: bool = program.options["error_on_graph_break"] if break_errors.state.raises is None else break_errors.state.raises
     return said
+
+
+def _tell(program: Program, outcome: CapturedFrame | CaptureRefused) -> None:
+    for observer in tuple(observers):
+        observer(program, outcome)
 
 
 def _store(program: Program, frame: CapturedFrame, watch: Stopwatch, trace: Trace) -> str | InProcess:
@@ -147,6 +157,6 @@ def _manifest(
         graphs=graphs,
         blobs=blobs.sizes(),
         evidence=evidence,
-        provenance={"seconds": dict(watch.seconds)},
+        provenance={"seconds": dict(watch.seconds)} | ({"graph_break": str(frame.broke)} if frame.broke is not None else {}),
         precast_version=__version__,
     )

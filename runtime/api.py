@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,7 +18,8 @@ from precast.runtime.backends import make_backend
 from precast.runtime.directives import innermost
 from precast.runtime.entry import entry_of
 from precast.runtime.errors import OptionError, PrecastError
-from precast.runtime.explain import Explanation, explain
+from precast.runtime.explain import Explanation
+from precast.runtime.explain import explain as explain_why
 from precast.runtime.log import configure
 from precast.runtime.module import CompiledModule, wrap_module
 from precast.runtime.options import merge_options
@@ -165,7 +167,27 @@ def explain_miss(model: Any, *args: Any, **kwargs: Any) -> Explanation:
     except PrecastError:
         site = Site(model, Settings(merge_options(), open_store(None)))
     program, entry = site.program_for_call()
-    return explain(program, (*entry.prefix, *args), {**entry.keywords, **kwargs})
+    return explain_why(program, (*entry.prefix, *args), {**entry.keywords, **kwargs})
+
+
+_explainer = "precast.graph_report:explain_call"
+
+
+def explain(model: Any) -> Callable[..., Any]:
+    """`explain(f)(*args, **kwargs)`: run the call once and report its graphs, where and why it breaks, and each graph's ops and guards.
+
+    The report is a `GraphReport`, which prints. Nothing is stored, and what `f` does besides computing happens once.
+    """
+    try:
+        settings = site_of(model).settings.options
+    except PrecastError:
+        settings = merge_options()
+
+    def explained(*args: Any, **kwargs: Any) -> Any:
+        module, _, name = _explainer.partition(":")
+        return getattr(importlib.import_module(module), name)(model, settings, args, kwargs)
+
+    return explained
 
 
 def reset() -> None:
@@ -173,4 +195,4 @@ def reset() -> None:
     sites.reset()
 
 
-__all__ = ["compile", "compile_module", "entry_of", "explain_miss", "load", "open_store", "reset", "site_of", "stance"]
+__all__ = ["compile", "compile_module", "entry_of", "explain", "explain_miss", "load", "open_store", "reset", "site_of", "stance"]

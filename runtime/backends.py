@@ -26,6 +26,7 @@ class Backend:
     function: CompilerFunction
     mode: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    quiet: bool = False  # nobody expects what it makes to be stored
 
     @property
     def identity(self) -> str:

@@ -73,6 +73,9 @@ class Callees:
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function` as it runs inside the region."""
+        code = getattr(function, "__code__", None)
+        if isinstance(code, types.CodeType):
+            self._known[id(code)] = _Known(code, _PLAIN)
 
         @stance.enters_region
         def run(*args: Any, **kwargs: Any) -> Any:

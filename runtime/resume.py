@@ -61,7 +61,7 @@ class ResumeProgram(Program):
     def __init__(self, root: Program, record: ResumeRecord, code: types.CodeType, entry: Entry, shell: Shell | None) -> None:
         super().__init__(entry, root.options, root.store, root.name, root.require_hit, backend=root.backend)
         self.root = root
-        self.name = f"{root.name} ({record.name.removeprefix('torch_dynamo_')})"
+        self.name = f"{root.name} (resumed at line {record.name.rpartition('_at_')[2]})"
         self.code = code
         self.digest = record.digest
         module = f".{record.module}" if record.module else ""

@@ -1,0 +1,1 @@
+../../precast/graph_report.py

@@ -1,0 +1,41 @@
+"""Dynamo's words about a graph break, shortened to one sentence and one hint."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterable
+
+_NOISE = ("It may be possible to write Dynamo tracing rules", "If you believe this is", "This graph break may have been caused by")
+
+
+def shorten(text: str) -> tuple[str, str]:
+    """(what and why, a hint or "") of the text of an `Unsupported` error or of a graph break's reason."""
+    lines = [line.strip() for line in text.splitlines()]
+    while len(lines) > 1 and (not lines[0] or lines[0].startswith("Encountered graph break")):
+        lines.pop(0)
+    what = lines[0] if lines else ""
+    if what.startswith("generic_jump"):
+        return "the branch depends on the value of a tensor", "torch.where and torch.cond choose inside of a graph"
+    why = _field(lines, "Explanation:")
+    hints = [line.removeprefix("Hint:").strip() for line in lines if line.startswith("Hint:")]
+    hint = next((h for h in hints if not h.startswith(_NOISE)), "")
+    return f"{what} ({_sentence(why)})" if why and why != what else what, _sentence(hint)
+
+
+def _field(lines: list[str], name: str) -> str:
+    return next((line.removeprefix(name).strip() for line in lines if line.startswith(name)), "")
+
+
+def _sentence(text: str) -> str:
+    """The text without addresses and its last full stop, at most 300 characters."""
+    text = re.sub(r" at 0x[0-9a-f]+", "", text).rstrip(". ")
+    return text if len(text) <= 300 else text[:297] + "…"
+
+
+def user_stack(frames: Iterable[traceback.FrameSummary]) -> tuple[str, ...]:
+    """`file:line in function: source`, outermost first."""
+    return tuple(f"{f.filename}:{f.lineno} in {f.name}{f': {f.line}' if f.line else ''}" for f in frames)
+
+
+__all__ = ["shorten", "user_stack"]
