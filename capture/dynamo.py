@@ -28,10 +28,10 @@ from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._guards import CompileContext, compile_context
 
+from precast.capture.break_text import shorten, user_stack
 from precast.capture.code import graph_names
 from precast.capture.directives import tell_tracer
 from precast.capture.dynamo_gaps import guarded_gaps
-from precast.capture.break_text import shorten, user_stack
 from precast.capture.frame import CaptureRefused, GraphBreak
 from precast.capture.installed import installed
 from precast.capture.operator_breaks import broken_at_operators

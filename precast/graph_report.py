@@ -112,9 +112,8 @@ def explain_call(model: Any, options: Mapping[str, Any], args: tuple[Any, ...], 
     driver.observers.append(recorder.look)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            settings = Settings(
-                {**options, "fullgraph": False}, Store.open(folder), backend=Backend("explain", recorder.backend, quiet=True)
-            )
+            backend = Backend("explain", recorder.backend, quiet=True)
+            settings = Settings({**options, "fullgraph": False}, Store.open(folder), backend=backend)
             value = compile_with(model, settings)(*args, **kwargs)
     finally:
         driver.observers.remove(recorder.look)
