@@ -21,6 +21,7 @@ COMMANDS = {
     "doctor": ("precast.cli_doctor", "doctor"),
     "dir": ("precast.cli_store", "dir_"),
     "clean": ("precast.cli_store", "clean"),
+    "options": ("precast.cli_options", "options"),
     "demo": ("precast.cli_run", "demo"),
     "bench": ("precast.cli_run", "bench"),
 }

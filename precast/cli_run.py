@@ -32,14 +32,23 @@ def demo(store_path: Path | None, as_json: bool) -> None:
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@json_option
+@click.option(
+    "--json",
+    "figures",
+    is_flag=False,
+    flag_value="-",
+    metavar="[PATH]",
+    help="Write the figures as JSON into this file; without a file, or with -, to stdout.",
+)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@errors_to_json
-def bench(as_json: bool, arguments: tuple[str, ...]) -> None:
+def bench(figures: str | None, arguments: tuple[str, ...]) -> None:
     """Measure side by side with torch.compile, its freezing option, AOTInductor and eager.
 
     Takes the benchmark's own options, for instance --quick or --rows resnet50,bert. Needs a checkout of the source repository.
     """
+    as_json = figures == "-"
+    if figures is not None and not as_json:
+        arguments = ("--json", figures, *arguments)
     script = Path(precast.__file__).resolve().parent.parent / "benchmarks" / "run.py"
     if not script.is_file():
         raise Failure("the benchmarks are not part of the installed package: clone the source repository and run `make bench` there")
@@ -47,8 +56,8 @@ def bench(as_json: bool, arguments: tuple[str, ...]) -> None:
     if not as_json:
         finish(subprocess.run(command, check=False).returncode)
     with tempfile.TemporaryDirectory() as folder:
-        figures = Path(folder) / "figures.json"
-        done = subprocess.run([*command, "--json", str(figures)], stdout=sys.stderr.fileno(), check=False)
-        if figures.is_file():
-            click.echo(figures.read_text("utf-8"))
+        written = Path(folder) / "figures.json"
+        done = subprocess.run([*command, "--json", str(written)], stdout=sys.stderr.fileno(), check=False)
+        if written.is_file():
+            click.echo(written.read_text("utf-8"))
         finish(done.returncode)

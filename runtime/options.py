@@ -149,6 +149,30 @@ MODES: dict[str, dict[str, Any]] = {
 a call's overhead is a few microseconds already. For the same reason the two `max-autotune` modes are one."""
 
 
+MODE_NOTES = {
+    "default": "measures library choices within 0.4 s a graph, and reuses what was measured before",
+    "reduce-overhead": "as default: what it adds elsewhere are CUDA graphs, and a call's overhead on the CPU is microseconds",
+    "max-autotune": "measures every library choice anew, for as long as it takes",
+    "max-autotune-no-cudagraphs": "as max-autotune: there are no CUDA graphs on the CPU",
+}
+"""What each mode does, for people."""
+
+TORCHS = {
+    "freezing": "precast's is 'freeze'",
+    "fallback_random": "random numbers are always those of eager",
+    "shape_padding": "it pads for tensor cores; CPU libraries are chosen by measurement",
+    "max_autotune_gemm": "precast's is 'max_autotune'",
+    "max_autotune_pointwise": "precast's is 'max_autotune'",
+    "coordinate_descent_tuning": "precast's is 'max_autotune'",
+    "triton.cudagraphs": "there are no CUDA graphs on the CPU",
+    "triton.cudagraph_trees": "there are no CUDA graphs on the CPU",
+    "cpp_wrapper": "the host program is always native",
+    "fx_graph_cache": "the store is always on; see 'store_results'",
+    "trace.debug_dir": "precast's is 'trace.dir'",
+}
+"""Options of Inductor that precast does not have, and why."""
+
+
 def list_options() -> list[str]:
     """Names of all compile options."""
     return sorted(OPTIONS)
@@ -204,6 +228,8 @@ def graph_options(mode: str | None = None, options: Mapping[str, Any] | None = N
 
 
 def _known_option(name: str) -> Option:
+    if name in TORCHS:
+        raise OptionError(f"precast has no option {name!r}: {TORCHS[name]}")
     if name not in OPTIONS:
         raise OptionError(f"unknown option {name!r}{_closest(name, list(OPTIONS))}")
     return OPTIONS[name]

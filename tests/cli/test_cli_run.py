@@ -44,6 +44,12 @@ def test_bench_prints_json(checkout: Path) -> None:
     assert json.loads(done.stdout)["arguments"][0] == "--quick" and "ratio" in done.stderr
 
 
+def test_bench_writes_json_into_a_file(checkout: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    figures = tmp_path / "figures.json"
+    assert CliRunner().invoke(main, ["bench", "--quick", "--json", str(figures), "--rows", "bert"]).exit_code == 0
+    assert json.loads(figures.read_text()) and "ratio" in capfd.readouterr().out, "the table still goes to stdout"
+
+
 def test_bench_without_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precast, "__file__", str(tmp_path / "precast" / "__init__.py"))
     result = CliRunner().invoke(main, ["bench"])

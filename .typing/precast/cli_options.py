@@ -1,0 +1,1 @@
+../../precast/cli_options.py

@@ -1,0 +1,57 @@
+"""`precast options`: what can be set, what each setting does, and its default: options, modes and log topics."""
+
+from __future__ import annotations
+
+import click
+
+from precast.cli_output import Failure, Output, errors_to_json, json_option
+from precast.runtime.log import TOPICS
+from precast.runtime.options import MODE_NOTES, MODES, OPTIONS, Option
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@json_option
+@errors_to_json
+def options(names: tuple[str, ...], as_json: bool) -> None:
+    """List compile options, modes and the topics of PRECAST_LOGS; with NAME only those options.
+
+    Options go into precast.compile(options={...}), a mode into precast.compile(mode=...).
+    """
+    unknown = [name for name in names if name not in OPTIONS]
+    if unknown:
+        raise Failure(f"there is no option {unknown[0]!r}; `precast options` lists them")
+    out = Output(as_json)
+    shown = [OPTIONS[name] for name in (names or sorted(OPTIONS))]
+    modes = {} if names else {name: {"sets": MODES[name], "doc": MODE_NOTES[name]} for name in MODES}
+    topics = {} if names else dict(TOPICS)
+    out.data({"options": [_record(option) for option in shown], "modes": modes, "log_topics": topics})
+    for option in shown:
+        out.text(f"{option.name}  ({_type(option)}, default {option.default!r})")
+        out.text(f"    {option.doc}")
+        if option.instead:
+            out.text(f'    In torch.compile(backend="precast"): {option.instead}.')
+    if not names:
+        out.text("\nmodes")
+        for name, mode in modes.items():
+            sets = ", ".join(f"{key}={value!r}" for key, value in MODES[name].items())
+            out.text(f"{name}  ({sets or 'sets nothing'})\n    {mode['doc']}")
+        out.text("\ntopics of PRECAST_LOGS")
+        for name, what in topics.items():
+            out.text(f"{name}\n    {what}")
+
+
+def _type(option: Option) -> str:
+    return " | ".join(map(repr, option.choices)) if option.choices else option.type.__name__
+
+
+def _record(option: Option) -> dict[str, object]:
+    return {
+        "name": option.name,
+        "type": option.type.__name__,
+        "default": option.default,
+        "choices": list(option.choices),
+        "changes_key": option.changes_key,
+        "doc": option.doc,
+        "in_torch_compile": option.instead or "the same",
+    }

@@ -1,0 +1,184 @@
+"""Every option and every mode does what it says; options of other compilers are refused by name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import precast
+from precast import driver
+from precast.artifact_store import Store
+from precast.codegen import choices
+from precast.runtime.api import site_of
+from precast.runtime.log import TOPICS
+from precast.runtime.options import MODE_NOTES, MODES, OPTIONS, TORCHS, graph_options, merge_options
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(tmp_path)
+
+
+def linear() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(96, 96), torch.nn.GELU()).eval()
+
+
+def schedule_of(compiled: Any, store: Store) -> str:
+    """The scheduled program's text, as the store keeps it."""
+    (program,) = site_of(compiled).programs
+    (manifest,) = store.variants(program.key)
+    text = store.blob(manifest.graphs["forward"].blobs["schedule"])
+    assert text is not None
+    return text.decode()
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_epilogue_fusion(fused: bool, store: Store) -> None:
+    model, x = linear(), torch.randn(32, 96)
+    compiled = precast.compile(model, options={"epilogue_fusion": fused}, store=store, dynamic=False)
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+    text = schedule_of(compiled, store)
+    assert bool(re.search(r"gemm\(.*gelu", text)) == fused
+    assert ("kernel kernel0" in text) == (not fused)
+
+
+def test_max_autotune_measures_anew_and_longer(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    races: list[tuple[Any, ...]] = []
+    real = choices.race
+
+    def counted(calls: Any, *limits: Any) -> Any:
+        races.append(limits)
+        return real(calls, *limits)
+
+    monkeypatch.setattr(choices, "race", counted)
+    monkeypatch.setattr(choices, "_memory", {})
+    model, x = linear(), torch.randn(32, 96)
+    expected = model(x)
+    for mode in ("default", "default", "max-autotune", "max-autotune-no-cudagraphs"):
+        compiled = precast.compile(model, mode=mode, store=store, dynamic=False, name=f"net{len(races)}{mode}")
+        torch.testing.assert_close(compiled(x), expected, rtol=1e-4, atol=1e-5)
+    assert races[0] == () and set(races[1:]) == {choices.THOROUGH}
+    assert len(races) == 3, "the second default compile found the first one's record"
+
+
+def test_freeze_copies_weights_and_redoes_it_when_they_change(store: Store) -> None:
+    model, x = linear(), torch.randn(32, 96)
+    libraries = []
+    for freeze in (False, True):
+        compiled = precast.compile(model, options={"freeze": freeze}, store=store, dynamic=False)
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+        libraries.append(site_of(compiled).programs[0].variants[0]._library)
+    assert [bool(library.prepare) for library in libraries] == [False, True]
+    for _ in range(3):
+        with torch.no_grad():
+            model[0].weight.mul_(0.5)
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_store_results(kept: bool, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiles = []
+    real = driver.build_graph
+
+    def counted(*args: Any) -> Any:
+        compiles.append(1)
+        return real(*args)
+
+    monkeypatch.setattr(driver, "build_graph", counted)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.exp()
+
+    x = torch.randn(4)
+    for _ in range(2):  # a fresh program each, as in another process
+        compiled = precast.compile(function, options={"store_results": kept}, store=store)
+        torch.testing.assert_close(compiled(x), x.exp())
+    assert bool(store.programs()) == kept and len(compiles) == (1 if kept else 2)
+
+
+def test_target_decides_the_instructions(store: Store) -> None:
+    x = torch.randn(4)
+    compiled = precast.compile(lambda x: x.sin(), options={"target": "cpu:x86-64-v3"}, store=store)
+    torch.testing.assert_close(compiled(x), x.sin())
+    (manifest,) = store.variants(store.programs()[0])
+    assert manifest.target == "cpu:x86-64-v3"
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+def test_modes_are_sets_of_options(mode: str, store: Store) -> None:
+    given = precast.list_mode_options(mode)
+    assert given == precast.list_mode_options()[mode] and set(given) <= set(OPTIONS) and MODE_NOTES[mode]
+    assert merge_options(mode) == {**merge_options(), **given}
+    model, x = linear(), torch.randn(8, 96)
+    torch.testing.assert_close(precast.compile(model, mode=mode, store=store)(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_random_numbers_are_those_of_eager(store: Store) -> None:
+    """Why there is no fallback_random: nothing else than eager's generator is ever drawn from, in eager's order."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a = torch.rand(7) + x.sum()
+        b = torch.nn.functional.dropout(x, 0.5, training=True)
+        c = torch.randint(0, 9, (5,)).float().sin()
+        d = torch.bernoulli(torch.full((6,), 0.4)) * torch.randn(6)
+        return d, c, b.relu() + 1, a, torch.randperm(4)
+
+    compiled = precast.compile(function, store=store, fullgraph=True)
+    for seed in (1, 2):
+        x = torch.randn(40)
+        torch.manual_seed(seed)
+        expected = function(x)
+        after = torch.rand(1)
+        torch.manual_seed(seed)
+        for got, want in zip(compiled(x), expected, strict=True):
+            torch.testing.assert_close(got, want)
+        assert torch.equal(torch.rand(1), after), "the generator stands where eager leaves it"
+
+
+@pytest.mark.parametrize("name", list(TORCHS))
+def test_options_of_inductor_that_precast_lacks_say_why(name: str) -> None:
+    with pytest.raises(precast.OptionError, match=re.escape(TORCHS[name])):
+        precast.compile(lambda x: x, options={name: True})
+    assert name not in OPTIONS
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epilogue_fusio": True}, "did you mean 'epilogue_fusion'"),
+        ({"trace.graph": True}, "did you mean 'trace.graph_diagram'"),
+        ({"something": 1}, "known: accumulated_recompile_limit, "),
+        ({"max_autotune": 1}, "wants bool, got int"),
+        ({"dynamic": "maybe"}, "'maybe' is not one of 'auto', 'no', 'yes'"),
+    ],
+)
+def test_errors_name_what_is_near(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(precast.OptionError, match=message):
+        precast.compile(lambda x: x, options=options)
+
+
+def test_only_options_that_act_there_pass_torchs_door() -> None:
+    for option in OPTIONS.values():
+        value = option.default
+        if option.instead:
+            with pytest.raises(precast.OptionError, match="has no meaning in torch.compile"):
+                graph_options(None, {option.name: value})
+        elif option.default is not None:
+            assert graph_options(None, {option.name: value})[option.name] == value
+
+
+def test_the_table_in_the_docs_names_a_test_for_each() -> None:
+    """docs/controls.md: one row for each option, mode, log topic and backend, whose test exists."""
+    rows = re.findall(r"^\| `([^`]+)` \|.*\| `(tests/[^`]+)` \|$", (ROOT / "docs" / "controls.md").read_text("utf-8"), re.M)
+    missing = {*OPTIONS, *MODES, *TOPICS, "inductor", "eager", "aot_eager", "cudagraphs", "precast"} - {name for name, _ in rows}
+    assert not missing
+    for name, test in rows:
+        path, _, function = test.partition("::")
+        text = (ROOT / path).read_text("utf-8")
+        assert f"def {function}(" in text, f"{name}: {test} does not exist"
