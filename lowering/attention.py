@@ -25,6 +25,7 @@ from precast.lowering.ir import (
     Const,
     DType,
     Gemm,
+    Index,
     Kernel,
     Load,
     Op,
@@ -32,6 +33,7 @@ from precast.lowering.ir import (
     Program,
     Reduce,
     ReduceOp,
+    Size,
     Step,
     Store,
     Value,
@@ -109,7 +111,7 @@ class _Recogniser:
         first = found[1]
         plain = first.bias is None and first.activation == "none" and first.residual is None and len(first.a.size) == 3
         same = self.buffers[first.out].size == second.a.size and scores.load.index == kernel.stores[0].index
-        if not plain or not same or first.a.size[2] != second.b.size[2] or not all(isinstance(n, int) for n in second.a.size):
+        if not plain or not same or first.a.size[2] != second.b.size[2]:
             return None
         heads = self._heads(first.a, second.b)
         q = self._operand(first.a, heads, swap=False)
@@ -123,7 +125,7 @@ class _Recogniser:
         buffer = self.buffers[view.buffer]
         return view.size == buffer.size and view.stride == buffer.stride and view.offset == 0 and view.dtype is None
 
-    def _heads(self, *candidates: View) -> int:
+    def _heads(self, *candidates: View) -> Size:
         """How many heads one image of the batch has, as the copies before the products tell; all in one batch where they do not."""
         for view in candidates:
             copy = self.copies.get(view.buffer)
@@ -137,25 +139,26 @@ class _Recogniser:
             if where is None:
                 continue
             for atom in sorted(ix.substitute(copy.source.index, where, extents).atoms(ix.FloorDiv, ix.Modulo), key=str):
-                if atom.args[0] == dims[0] and atom.args[1].is_Integer and int(view.size[0]) % int(atom.args[1]) == 0:
-                    return int(atom.args[1])
-        return int(candidates[0].size[0])
+                heads = ix.plain(atom.args[1])
+                if atom.args[0] == dims[0] and ix.exact_quotient(view.size[0], heads) is not None:
+                    return heads
+        return candidates[0].size[0]
 
-    def _operand(self, view: View, heads: int, *, swap: bool) -> View:
+    def _operand(self, view: View, heads: Size, *, swap: bool) -> View:
         """[batch * heads, rows, depth] as [batch, heads, rows, depth], read through the copy that made it."""
         n, rows, depth = view.size
         s0, s1, s2 = view.stride
         if swap:
             rows, depth, s1, s2 = depth, rows, s2, s1
-        whole = View(view.buffer, (int(n) // heads, heads, rows, depth), (s0 * heads, s0, s1, s2), view.offset, view.dtype)
+        whole = View(view.buffer, (_images(n, heads), heads, rows, depth), (s0 * heads, s0, s1, s2), view.offset, view.dtype)
         copy = self.copies.get(view.buffer)
         return whole if copy is None else through(whole, copy)
 
-    def _result(self, second: Gemm, heads: int) -> tuple[str, int | None]:
+    def _result(self, second: Gemm, heads: Size) -> tuple[str, int | None]:
         """The buffer that the result goes to, laid out so that the copy after it is not needed where that can be; that copy's position."""
         old = self.buffers[second.out]
         n, rows, depth = old.size
-        size = (int(n) // heads, heads, rows, depth)
+        size = (_images(n, heads), heads, rows, depth)
         users = self.users.get(second.out, [])
         copy = None
         if len(users) == 1 and second.out not in self.outputs:
@@ -173,6 +176,12 @@ class _Recogniser:
                 return copy.target, users[0]
         self.buffers[second.out] = Buffer(second.out, old.dtype, size, (old.stride[0] * heads, *old.stride))
         return second.out, None
+
+
+def _images(count: Size, heads: Size) -> Size:
+    found = ix.exact_quotient(count, heads)
+    assert found is not None
+    return found
 
 
 def _without_unread_copies(program: Program) -> Program:
@@ -251,7 +260,9 @@ def _causal(term: Alu, load: Load, kernel: Kernel) -> tuple[bool, Value] | None:
         if holds(mask):
             return None
     sizes = [a.extent for a in kernel.axes]
-    if not all(isinstance(n, int) for n in sizes) or ix.numel(sizes) > 1 << 23:
+    if not all(isinstance(n, int) for n in sizes):
+        return (True, kept) if _hides_later_columns(mask, kernel.axes) else None
+    if ix.numel(sizes) > 1 << 23:
         return None
     values = _evaluated(mask, kernel.axes)
     if bool((values == 0).all()):
@@ -260,6 +271,26 @@ def _causal(term: Alu, load: Load, kernel: Kernel) -> tuple[bool, Value] | None:
     later = torch.arange(columns) > torch.arange(rows)[:, None]
     causal = rows <= columns and bool(torch.where(later, values == float("-inf"), values == 0).all())
     return (True, kept) if causal else None
+
+
+def _hides_later_columns(mask: Value, axes: tuple[Axis, ...]) -> bool:
+    """Whether the mask is 0 where the column (the last axis) is not beyond the row, else -inf, on a square of unknown size: by its form."""
+    if len(axes) < 2 or axes[-1].extent != axes[-2].extent or not isinstance(mask, Alu) or mask.op is not Op.WHERE:
+        return False
+    condition, a, b = mask.args
+    if not isinstance(a, Const) or not isinstance(b, Const) or {a.value, b.value} != {0.0, float("-inf")}:
+        return False
+    flipped = a.value != 0.0
+    while isinstance(condition, Alu) and condition.op is Op.NOT:
+        condition, flipped = condition.args[0], not flipped
+    if not isinstance(condition, Alu) or condition.op not in (Op.LE, Op.LT):
+        return False
+    left, right = condition.args
+    if not isinstance(left, Index) or not isinstance(right, Index):
+        return False
+    margin = right.expr - left.expr - (1 if condition.op is Op.LT else 0)  # the condition holds where this is >= 0
+    shown = -margin - 1 if flipped else margin
+    return bool(ix.expand(shown - (axes[-2].symbol - axes[-1].symbol)) == 0)
 
 
 def _evaluated(mask: Value, axes: tuple[Axis, ...]) -> torch.Tensor:

@@ -8,7 +8,7 @@ from functools import lru_cache
 import sympy
 
 from precast.lowering.effects import index_expr, reads, remembered, store_roots, writes
-from precast.lowering.ir import TRANSCENDENTAL, Alu, Axis, Kernel, Load, Op, Program, Reduce, Scan, Store, Value, operands, walk
+from precast.lowering.ir import TRANSCENDENTAL, Alu, Axis, Const, Kernel, Load, Op, Program, Reduce, Scan, Store, Value, operands, walk
 from precast.lowering.order import nbytes_hint
 from precast.lowering.sizes import hint
 from precast.lowering.substitution import Definition, strides_of
@@ -118,11 +118,17 @@ def points(axes: tuple[Axis, ...]) -> int:
 
 @lru_cache(1 << 12)
 def cost_of(value: Value) -> int:
-    """Arithmetic per evaluation: 1 for a simple operation, 3 for a division or root, 8 for a transcendental."""
+    """Arithmetic per evaluation: 1 for a simple operation, 3 for a division or root, 8 for a transcendental; tests of positions (masks)
+    and divisions by a number, which are products, cost little.
+    """
     total = 0
-    for v in walk(value):
-        if isinstance(v, Alu):
-            total += 8 if v.op in TRANSCENDENTAL else COSTS.get(v.op, 1)
+    of_data: set[Value] = set()
+    for v in walk(value):  # operands first
+        if isinstance(v, Load) or any(o in of_data for o in operands(v)):
+            of_data.add(v)
+        if isinstance(v, Alu) and v in of_data:
+            by_number = v.op is Op.DIV and isinstance(v.args[1], Const)
+            total += 8 if v.op in TRANSCENDENTAL else 1 if by_number else COSTS.get(v.op, 1)
     return total
 
 

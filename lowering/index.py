@@ -122,7 +122,7 @@ def affine(offset: Size, terms: tuple[tuple[Size, Any], ...]) -> Expr:
 
 
 def is_nonnegative(value: Size) -> bool:
-    """Whether the value is provably >= 0 (size symbols are at least 1)."""
+    """Whether the value is provably >= 0."""
     if isinstance(value, int):
         return value >= 0
     if value.is_Integer:
@@ -134,10 +134,18 @@ def is_nonnegative(value: Size) -> bool:
 def _provably_nonnegative(value: Expr) -> bool:
     if value.is_nonnegative:
         return True
-    # Size symbols are >= 1: shift each by one, then all-positive coefficients prove it.
-    free = value.free_symbols
-    shifted = expand(value.xreplace({s: s + 1 for s in free if not s.is_zero and s.is_positive}))
+    # each size as its least value plus something that is not negative: then coefficients that are not negative prove it
+    shifted = expand(value.xreplace({s: _excess(s) + _least(s) for s in value.free_symbols if s.is_nonnegative}))
     return bool(shifted.is_nonnegative)
+
+
+def _least(symbol: sympy.Symbol) -> int:
+    return max(getattr(symbol, "low", 0), 1 if symbol.is_positive else 0)
+
+
+@lru_cache(CACHE)
+def _excess(symbol: sympy.Symbol) -> sympy.Symbol:
+    return axis_symbol(f"{symbol.name}_beyond_{_least(symbol)}")
 
 
 def _terms(expr: Expr) -> tuple[list[tuple[int, Expr]], int]:
@@ -234,17 +242,41 @@ def _split(expr: Expr, divisor: Size) -> tuple[Expr, Expr]:
     return sympy.Add(*quotient), sympy.Add(*rest)
 
 
-def _common(expr: Expr, divisor: Size, extents: Extents) -> tuple[int, Expr, Expr] | None:
+def _common(expr: Expr, divisor: Size, extents: Extents) -> tuple[Size, Expr, Expr] | None:
     """`(g, outer, inner)` with `expr == g * outer + inner`, `g > 1` dividing the divisor and `0 <= inner < g`."""
-    if not isinstance(divisor, int):
-        return None
     terms, _ = _terms(expr)
-    candidates = sorted({gcd(abs(c), divisor) for c, _ in terms} - {1, divisor}, reverse=True)
+    if isinstance(divisor, int):
+        candidates: list[Size] = sorted({gcd(abs(c), divisor) for c, _ in terms} - {1, divisor}, reverse=True)
+    else:
+        candidates = _symbolic_factors(terms, divisor, frozenset(s for s, _ in extents))
     for g in candidates:
         outer, inner = _split(expr, g)
         if in_range(inner, g, extents):
             return g, outer, inner
     return None
+
+
+def _symbolic_factors(terms: list[tuple[int, Expr]], divisor: Expr, axes: frozenset[sympy.Symbol]) -> list[Size]:
+    """What multiplies the axes in the terms and divides the divisor, greatest first."""
+    found = {
+        plain(coefficient * sympy.Mul(*(f for f in sympy.Mul.make_args(atom) if not f.free_symbols & axes))) for coefficient, atom in terms
+    }
+    usable = [g for g in found if g != 1 and g != divisor and is_nonnegative(plain(g - 1)) and exact_quotient(divisor, g) is not None]
+    return sorted(usable, key=lambda g: (-evaluate(g, dict.fromkeys(getattr(g, "free_symbols", ()), 1009)), str(g)))
+
+
+def exact_quotient(a: Size, b: Size) -> Size | None:
+    """`a / b` where that is a number or a polynomial with whole coefficients, else None."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b if a % b == 0 else None
+    numerator, denominator = (sympy.sympify(a) / b).as_numer_denom()
+    return plain(expand(numerator)) if denominator == 1 else None
+
+
+def _divided(divisor: Size, factor: Size) -> Size:
+    found = exact_quotient(divisor, factor)
+    assert found is not None
+    return found
 
 
 def floordiv(expr: Expr, divisor: Size, extents: Extents) -> Expr:
@@ -257,10 +289,11 @@ def floordiv(expr: Expr, divisor: Size, extents: Extents) -> Expr:
     common = _common(rest, divisor, extents)
     if common is not None:
         g, outer, _ = common
-        return quotient + floordiv(outer, divisor // g, extents)
-    if isinstance(rest, Modulo) and isinstance(divisor, int) and rest.args[1].is_Integer and int(rest.args[1]) % divisor == 0:
-        # (e % (a*b)) // b == (e // b) % a
-        return quotient + modulo(floordiv(rest.args[0], divisor, extents), int(rest.args[1]) // divisor, extents)
+        return quotient + floordiv(outer, _divided(divisor, g), extents)
+    if isinstance(rest, Modulo):
+        over = exact_quotient(plain(rest.args[1]), divisor)
+        if over is not None:  # (e % (a*b)) // b == (e // b) % a
+            return quotient + modulo(floordiv(rest.args[0], divisor, extents), over, extents)
     inner = [a for a in sympy.Add.make_args(rest) if isinstance(a, FloorDiv)]
     if len(inner) == 1:
         # (a + b // m) // n == (m*a + b) // (m*n): one division is the normal form
@@ -284,8 +317,8 @@ def modulo(expr: Expr, divisor: Size, extents: Extents) -> Expr:
     common = _common(rest, divisor, extents)
     if common is not None:
         g, outer, inner = common
-        return g * modulo(outer, divisor // g, extents) + inner
-    if isinstance(rest, Modulo) and isinstance(divisor, int) and rest.args[1].is_Integer and int(rest.args[1]) % divisor == 0:
+        return expand_mul(g * modulo(outer, _divided(divisor, g), extents)) + inner
+    if isinstance(rest, Modulo) and exact_quotient(plain(rest.args[1]), divisor) is not None:
         return modulo(rest.args[0], divisor, extents)
     bound = bounds(rest, extents)
     if bound is not None and isinstance(divisor, int) and isinstance(bound[0], int) and isinstance(bound[1], int):

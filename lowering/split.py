@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-import sympy
-
 from precast.lowering import index as ix
 from precast.lowering.effects import index_expr, store_roots
-from precast.lowering.ir import Axis, Kernel, Program, Scan, axis_symbol, walk
+from precast.lowering.ir import Axis, Kernel, Program, Scan, Size, axis_symbol, walk
 from precast.lowering.substitution import Mapping_, Rewriter, shared_axis
 
 ROUNDS = 4
@@ -17,7 +15,7 @@ ROUNDS = 4
 
 
 def split_axes(program: Program) -> Program:
-    """Splits kernel axes (not bound ones) by the constants that divide them."""
+    """Splits kernel axes (not bound ones) by the sizes that divide them."""
     return replace(program, steps=tuple(_split(s) if isinstance(s, Kernel) else s for s in program.steps))
 
 
@@ -30,7 +28,7 @@ def _split(kernel: Kernel) -> Kernel:
     return kernel
 
 
-def _cuts(kernel: Kernel) -> Iterator[tuple[Axis, int]]:
+def _cuts(kernel: Kernel) -> Iterator[tuple[Axis, Size]]:
     """Axes with the size of their inner part: `axis // c` and `axis % c` for a c that divides the extent."""
     exprs = {s.index for s in kernel.stores}
     scanned = set()
@@ -40,17 +38,19 @@ def _cuts(kernel: Kernel) -> Iterator[tuple[Axis, int]]:
             exprs.add(expr)
         if isinstance(value, Scan):
             scanned.add(value.axis.symbol)
-    axes = {a.symbol: a for a in kernel.axes if isinstance(a.extent, int) and a.symbol not in scanned}
+    axes = {a.symbol: a for a in kernel.axes if a.symbol not in scanned}
     atoms = {atom for e in exprs for atom in e.atoms(ix.FloorDiv, ix.Modulo)}
     for atom in sorted(atoms, key=str):
         base, divisor = atom.args
-        if base in axes and divisor.is_Integer and axes[base].extent % int(divisor) == 0:
-            yield axes[base], int(divisor)
+        if base in axes and ix.exact_quotient(axes[base].extent, ix.plain(divisor)) is not None:
+            yield axes[base], ix.plain(divisor)
 
 
-def _apply(kernel: Kernel, axis: Axis, inner: int) -> Kernel:
+def _apply(kernel: Kernel, axis: Axis, inner: Size) -> Kernel:
+    outer = ix.exact_quotient(axis.extent, inner)
+    assert outer is not None
     high, low = axis_symbol(f"{axis.symbol}_high"), axis_symbol(f"{axis.symbol}_low")
-    parts = (Axis(high, ix.plain(sympy.Integer(axis.extent) / inner)), Axis(low, inner))
+    parts = (Axis(high, outer), Axis(low, inner))
     axes = tuple(part for a in kernel.axes for part in (parts if a is axis else (a,)))
     names = ix.symbols(len(axes))
     renamed = {a.symbol: s for a, s in zip(axes, names, strict=True)}

@@ -10,8 +10,9 @@ from torch import fx
 
 from precast.lowering import index as ix
 from precast.lowering.binding import FromSizes, FromTensor, bindings
+from precast.lowering.evaluate import int_of
 from precast.lowering.interpret import run
-from precast.lowering.ir import Buffer, Output, Program, View
+from precast.lowering.ir import Attention, Buffer, Output, Program, View
 from precast.lowering.lower import lower
 from precast.lowering.sizes import hint, is_unbacked, size_symbol, sizes
 from tests.ops.symbolic import program_of, trace_symbolic
@@ -72,6 +73,56 @@ def test_an_integer_input_that_a_guard_made_an_expression() -> None:
     for n in (4, 10):
         x = torch.randn(n)
         torch.testing.assert_close(run(program, [n, x])[0], fn(x))
+
+
+S, T = size_symbol("s0", 2, None, 5), size_symbol("s1", 1, None, 7)
+A, B, C = ix.symbols(3)
+
+
+def indices() -> list[ix.Expr]:
+    """Row-major places of [T*4, S, S] and [S, T, 3], and what reshapes make of them."""
+    flat, other = S**2 * A + S * B + C, 3 * T * A + 3 * B + C
+    found = []
+    for place, parts in ((flat, (S, S**2, 4 * S, 4 * S**2, 2, T)), (other, (3, 3 * T, T, 2 * T, 6 * T))):
+        found += [f(place, p) for p in parts for f in (ix.FloorDiv, ix.Modulo)]
+        found += [g(f(place, p), q) for p in parts for q in parts for f in (ix.FloorDiv, ix.Modulo) for g in (ix.FloorDiv, ix.Modulo)]
+    return found
+
+
+@pytest.mark.parametrize("expr", indices(), ids=str)
+def test_simplified_divisions_by_sizes_are_the_same_function(expr: ix.Expr) -> None:
+    extents = ((A, 4 * T), (B, S), (C, S)) if expr.has(S**2 * A) else ((A, S), (B, T), (C, 3))
+    simple = ix.simplify(expr, extents)
+    for s, t in ((2, 1), (5, 3), (4, 6)):
+        ends = [ix.evaluate(n, {S: s, T: t}) if not isinstance(n, int) else n for _, n in extents]
+        for i in range(ends[0]):
+            for j in range(ends[1]):
+                for k in range(ends[2]):
+                    values = {S: s, T: t, A: i, B: j, C: k}
+                    assert int_of(simple, values) == int_of(expr, values), (simple, values)
+
+
+def test_divisions_by_sizes_vanish() -> None:
+    extents = ((A, 4 * T), (B, S), (C, S))
+    flat = S**2 * A + S * B + C
+    assert ix.simplify(ix.FloorDiv(flat, 4 * S**2), extents) == ix.FloorDiv(A, 4)
+    assert ix.simplify(ix.FloorDiv(ix.Modulo(ix.Modulo(flat, 4 * S**2), S**2), S), extents) == B
+
+
+def test_attention_written_out_is_recognised() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        n, rows, width = x.shape
+        q, k, v = (t.view(n, rows, 4, 8).transpose(1, 2) for t in x.split(32, dim=2))
+        mask = torch.tril(torch.ones(rows, rows, dtype=torch.bool))
+        scores = (q @ k.transpose(-1, -2) / 8**0.5).masked_fill(~mask, float("-inf"))
+        return (scores.softmax(-1) @ v).transpose(1, 2).reshape(n, rows, 32) * 2
+
+    scheduled = program_of(fn, [torch.randn(2, 6, 96)], [[0, 1]], schedule=True)
+    (found,) = (s for s in scheduled.steps if isinstance(s, Attention))
+    assert found.causal and len(scheduled.steps) == 2
+    for n, rows in ((2, 6), (3, 17)):
+        x = torch.randn(n, rows, 96)
+        torch.testing.assert_close(run(scheduled, [x])[0], fn(x))
 
 
 def test_a_symbol_that_nothing_gives_is_an_error() -> None:
