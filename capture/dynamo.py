@@ -30,6 +30,7 @@ from torch._guards import CompileContext, compile_context
 
 from precast.capture.break_text import shorten, user_stack
 from precast.capture.code import graph_names
+from precast.capture.constant_calls import ConstantCall, recorded_constants
 from precast.capture.directives import tell_tracer
 from precast.capture.dynamo_gaps import guarded_gaps
 from precast.capture.frame import CaptureRefused, GraphBreak
@@ -69,6 +70,7 @@ class Traced:
     consumed: tuple[Any, ...]  # sources of all objects that the traced code looked at, guarded or not
     broke: GraphBreak | None  # why it ends before its function does
     resumed: Mapping[str, tuple[types.CodeType, dict[str, Any]]]  # private name -> code and globals of what continues after a break
+    constants: tuple[ConstantCall, ...]  # calls whose results the traced code takes as constant
 
 
 def trace(
@@ -94,6 +96,7 @@ def trace(
     functions: dict[types.FunctionType, None] = {}
     compared: dict[Any, int] = {}
     consumed: dict[Any, None] = {}
+    constants: list[ConstantCall] = []
 
     def call_backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
         graphs.append(tuple(n.meta["grapharg"] for n in gm.graph.nodes if n.op == "placeholder"))
@@ -107,6 +110,7 @@ def trace(
             _recorded_inlining(functions),
             _recorded_ids(compared),
             _recorded_reads(consumed),
+            recorded_constants(constants),
             guarded_gaps(),
             _per_call_arguments(is_bound),
             broken_at_operators(),
@@ -125,7 +129,8 @@ def trace(
         random.setstate(drawn)
         for name in [n for n in namespace if n not in before]:
             del namespace[name]
-    return Traced(out.bytecode, output, graphs[-1] if graphs else None, tuple(functions), names, compared, tuple(consumed), broke, resumed)
+    graphargs = graphs[-1] if graphs else None
+    return Traced(out.bytecode, output, graphargs, tuple(functions), names, compared, tuple(consumed), broke, resumed, tuple(constants))
 
 
 def _log_break(function: types.FunctionType, reason: Any, broke: GraphBreak) -> None:

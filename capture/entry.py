@@ -19,6 +19,7 @@ from precast.capture import aot, dynamo
 from precast.capture.backends import run_backend
 from precast.capture.class_guards import resolution_guards
 from precast.capture.code import digests, frame_record, integers
+from precast.capture.constant_calls import constant_digests
 from precast.capture.constants import lift_constants
 from precast.capture.decompositions import default_decompositions
 from precast.capture.frame import CapturedFrame, CaptureRefused
@@ -128,8 +129,9 @@ class _Capture:
         problems = [*translation.uncacheable, *unnoticed.uncacheable]
         codes = (*traced.output.traced_code, *self.operators.other_code())
         found, missing = digests((self.function, *traced.functions), codes, self.function.__code__)
-        found = (*found, *self.operators.digests())
-        problems += missing
+        assumed, unassumed = constant_digests(traced.constants)
+        found = (*found, *self.operators.digests(), *assumed)
+        problems += [*missing, *unassumed]
         graph, constants = (None, ()) if self.graph is None else lift_constants(self.graph.graph, len(inputs))
         inputs += [GraphInput((("constant", i),), True, None, "constant") for i in range(len(constants))]
         record = None

@@ -140,8 +140,12 @@ def identity(path: Path, value: Any) -> Guard:
 
 def same_object_guards(path: Path, value: Any) -> list[Guard]:
     """`identity`; a function is held to its module too, whose globals its code reads: a wrapper may bear its name, and stand there."""
-    guard = identity(path, value)
-    return [guard, *_namespace(path, value)] if isinstance(value, types.FunctionType) else [guard]
+    guards = [identity(path, value)]
+    if isinstance(value, types.FunctionType):
+        guards += _namespace(path, value)
+        if "_torchdynamo_disable" in value.__dict__:
+            guards.append(Guard(path, Predicate.HAS_ATTR, "_torchdynamo_disable"))
+    return guards
 
 
 def _namespace(path: Path, value: types.FunctionType) -> list[Guard]:

@@ -33,6 +33,8 @@ class OperatorUse:
         for module in graph_module.modules():
             if isinstance(module, torch.fx.GraphModule):
                 for node in module.graph.nodes:
+                    if isinstance(node.target, types.FunctionType) and _root(node.target.__module__) not in _VERSIONED:
+                        self.codes[node.target.__code__] = None  # `allow_in_graph`: Dynamo has not read it
                     for operand in (node.target, *node.args, *node.kwargs.values()):
                         self.operators |= dict.fromkeys(_operators_of(operand))
 
@@ -56,12 +58,16 @@ def _operators_of(operand: Any) -> Iterable[torch._ops.OpOverload]:
     return [operand] if isinstance(operand, torch._ops.OpOverload) and operand.namespace not in _OWN else []
 
 
+def _root(module: Any) -> str:
+    return str(module or "").partition(".")[0]
+
+
 @contextlib.contextmanager
 def watched(graph_module: torch.fx.GraphModule, use: OperatorUse) -> Iterator[None]:
-    """Notes into `use` the graph's operators and, where it has any, all user code that runs inside: fake implementations and the
-    bodies of composite operators run there without Dynamo's knowing."""
+    """Notes into `use` the graph's operators and, where it has any, all user code that runs inside: fake implementations, the bodies of
+    composite operators and functions marked by `allow_in_graph` run there without Dynamo's knowing."""
     use.add(graph_module)
-    if not use.operators:
+    if not use.operators and not use.codes:
         yield
         return
     before = sys.getprofile()
@@ -69,7 +75,7 @@ def watched(graph_module: torch.fx.GraphModule, use: OperatorUse) -> Iterator[No
     def note(frame: types.FrameType, event: str, _: Any) -> None:
         if event == "call" and frame.f_code not in use.codes and (caller := frame.f_back) is not None:
             called_by_torch = str(caller.f_globals.get("__name__", "")).startswith(_DISPATCHERS)
-            root = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+            root = _root(frame.f_globals.get("__name__"))
             if (called_by_torch or caller.f_code in use.codes) and root not in _VERSIONED and root not in sys.stdlib_module_names:
                 use.codes[frame.f_code] = None
 

@@ -68,6 +68,8 @@ def functions_within(value: Any, seen: set[int] | None = None) -> Iterator[types
         if id(item) in seen:
             continue
         seen.add(id(item))
+        if isinstance(item, types.FunctionType) and "_torchdynamo_disable" in item.__dict__:
+            continue  # since `disable`, what stands under this name is not traced into: code compiled before must not be found
         if isinstance(item, types.FunctionType):
             yield item
             stack += [c for cell in item.__closure__ or () if isinstance(c := _content(cell), _FUNCTION_LIKE)]

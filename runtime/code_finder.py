@@ -8,7 +8,9 @@ import sys
 import types
 from collections.abc import Mapping
 
+from precast.runtime import constant_results
 from precast.runtime.code_digest import digest, direct_code, find_code, forget_code
+from precast.runtime.constant_results import CONSTANT, changed_result
 from precast.runtime.operators import OPERATOR, operator_digest
 
 _LIBRARY = ("torch",)
@@ -22,6 +24,10 @@ def changed_code(digests: Mapping[str, str], entry: types.CodeType) -> str:
     """
     for name, wanted in digests.items():
         module, _, qualname = name.partition("#")[0].partition(":")
+        if module.startswith(CONSTANT):
+            if reason := changed_result(module.removeprefix(CONSTANT), qualname, wanted):
+                return reason
+            continue
         if module.startswith(OPERATOR):
             if reason := _changed_operator(module.removeprefix(OPERATOR), qualname, wanted):
                 return reason
@@ -68,4 +74,5 @@ def forget() -> None:
     """Look at all code again (it may have been reloaded)."""
     _direct_digests.cache_clear()
     _digests_of.cache_clear()
+    constant_results.forget()
     forget_code()

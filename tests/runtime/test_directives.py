@@ -407,3 +407,89 @@ def test_no_directive_imports_the_tracer(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, done.stderr[-3000:]
         assert done.stdout.strip() == expected
+
+
+# -- what a directive changes belongs to the key: one program, its surroundings edited, in fresh processes that may not compile
+
+EDITED = """
+import os, sys
+import torch
+import precast
+
+{disable}
+def helper(x):
+    return x.sin() * 2
+
+def below(x):
+    return x * {factor}
+
+@precast.allow_in_graph
+def opaque(x):
+    return below(x) + 1
+
+{constant}
+def setting(name):
+    return float(os.environ.get(name, "2.5"))
+
+def calls_helper(x):
+    return helper(x + 1) + 1
+
+def calls_opaque(x):
+    return opaque(x + 1) * 2
+
+def calls_setting(x):
+    return x * setting("SETTING")
+
+x = torch.randn(4)
+with torch.no_grad():
+    for program in (calls_helper, calls_opaque, calls_setting):
+        serve = precast.compile if sys.argv[2] == "cold" else precast.load
+        try:
+            torch.testing.assert_close(serve(program, store=sys.argv[1])(x), program(x))
+            print("hit", end=" ")
+        except precast.GuardMiss as miss:
+            print("miss", end=" ")
+            print(miss, file=sys.stderr)
+print("tracer" if "torch._dynamo" in sys.modules else "no-tracer")
+"""
+PLAIN = {"disable": "", "factor": 3, "constant": "@precast.assume_constant_result"}
+EDITS: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
+    "nothing": ({}, {}, "hit hit hit no-tracer"),
+    "a helper is disabled": ({"disable": "@precast.disable"}, {}, "miss hit hit no-tracer"),
+    "code below an allowed function": ({"factor": 4}, {}, "hit miss hit no-tracer"),
+    "another result": ({}, {"SETTING": "7.0"}, "hit hit miss no-tracer"),
+    "no assumption any more": ({"constant": ""}, {}, "hit hit miss no-tracer"),
+}
+
+
+def edited(folder: Path, kind: str, fields: dict[str, Any], environment: dict[str, str]) -> str:
+    (folder / "edited.py").write_text(EDITED.format(**{**PLAIN, **fields}))
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", "import edited", str(folder / "store"), kind],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def edits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("edits")
+    assert edited(folder, "cold", {}, {}) == "hit hit hit tracer"
+    return folder
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edited_directive_misses(name: str, edits: Path) -> None:
+    fields, environment, expected = EDITS[name]
+    assert edited(edits, "warm", fields, environment) == expected
+
+
+def test_a_directive_that_is_removed_misses(tmp_path: Path) -> None:
+    assert edited(tmp_path, "cold", {"disable": "@precast.disable"}, {}) == "hit hit hit tracer"
+    assert edited(tmp_path, "warm", {"disable": "@precast.disable"}, {}) == "hit hit hit no-tracer"
+    assert edited(tmp_path, "warm", {}, {}) == "miss hit hit no-tracer"
