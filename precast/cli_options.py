@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from precast.cli_output import Failure, Output, errors_to_json, json_option
-from precast.runtime.log import TOPICS
-from precast.runtime.options import MODE_NOTES, MODES, OPTIONS, Option
+
+if TYPE_CHECKING:
+    from precast.runtime.options import Option
 
 
 @click.command()
@@ -18,6 +21,9 @@ def options(names: tuple[str, ...], as_json: bool) -> None:
 
     Options go into precast.compile(options={...}), a mode into precast.compile(mode=...).
     """
+    from precast.runtime.log import TOPICS
+    from precast.runtime.options import MODE_NOTES, MODES, OPTIONS  # they know torch, and `precast --help` loads this file
+
     unknown = [name for name in names if name not in OPTIONS]
     if unknown:
         raise Failure(f"there is no option {unknown[0]!r}; `precast options` lists them")
