@@ -53,7 +53,11 @@ class Predicate(StrEnum):
     EMPTY = "empty"  # a hook dict with no entry
     ITERATOR = "iterator"  # ["range", start, stop, step] | ["tuple", remaining] | ["count", tagged start, tagged step]
     GLOBAL_STATE = "global_state"  # {"grad": bool, "autocast": …, …}: `runtime/global_state.py` makes it
-    SHAPE = "shape"  # integer expression over paths, for dynamic shapes: {"expr": "s0 < 8*s1", "symbols": {"s0": [path, "size", 0]}}
+    SHAPE = (
+        "shape"  # {"expr": expression (artifact_store/expressions.py), "paths": the objects that its leaves number}; stands at ("state",)
+    )
+    # a tensor without torch._dynamo marks but these: {"_dynamo_dynamic_indices": dims, …}; a marked tensor's dims are among them
+    MARKS = "marks"
 
 
 @dataclass(frozen=True)

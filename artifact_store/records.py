@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from precast.artifact_store.expressions import Expression
 from precast.artifact_store.guards import Path, freeze, thaw
 
 
@@ -26,7 +27,8 @@ class GraphInput(_Record):
 
     `bound` inputs are tensors that an `nn.Module` owns: the runtime fetches them by `path` once and again when the module changed.
     The others arrive by the call, at `position` of the graph callable's arguments. `constant` inputs are tensors that the record carries
-    (`path` is `(("constant", i),)`): they are bound for ever.
+    (`path` is `(("constant", i),)`): they are bound for ever. An int with `read` is neither passed nor bound: it is ("size" | "stride",
+    k, dim) or ("offset", k) of the graph's input `k`.
     """
 
     path: Path
@@ -35,6 +37,7 @@ class GraphInput(_Record):
     kind: Literal["tensor", "int", "float", "constant"] = "tensor"
     mutated: bool = False
     parameter: bool = False  # an nn.Parameter
+    read: tuple[Any, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -43,16 +46,17 @@ class GraphOutput(_Record):
 
     raw: output `index` of the compiled graph, as it is; input: the object of graph input `index`; view: a fresh view of graph input
     `index` (strided as given, `offset` in elements of `dtype` counted from that input's own first element); output_view: the same on
-    raw output `index`; int: the integer `value`, or, where `value` is None, raw output `index`; none: None.
+    raw output `index`; int: the number `value`, or, where `value` is None, raw output `index`; none: None. Sizes, strides, offsets and
+    values may be expressions over the graph's inputs and raw outputs (`artifact_store/expressions.py`).
     """
 
     kind: Literal["raw", "input", "view", "output_view", "int", "none"]
     index: int | None = None
-    size: tuple[int, ...] = ()
-    stride: tuple[int, ...] = ()
-    offset: int = 0
+    size: tuple[Expression, ...] = ()
+    stride: tuple[Expression, ...] = ()
+    offset: Expression = 0
     dtype: str | None = None  # set where the view reinterprets the base's elements: torch's name ("int32")
-    value: int | float | bool | None = None
+    value: Expression | bool | None = None
     detach: bool = False  # a view or input that must not carry the base's requires_grad
 
 

@@ -18,9 +18,12 @@ from torch._functorch._aot_autograd.schemas import MutationType, OutputType
 from torch._functorch.aot_autograd import create_aot_state, prepare_aot_module_simplified
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from precast.artifact_store.expressions import Expression
 from precast.artifact_store.records import GraphOutput
 from precast.capture.frame import CaptureRefused
 from precast.capture.higher_order import expand_higher_order
+from precast.capture.sources import NotPortable
+from precast.capture.symbols import SymbolTable
 
 Decompositions = Mapping[Any, Callable[..., Any]]
 
@@ -43,10 +46,6 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
 
     Must run inside the Dynamo backend callback: the live TracingContext holds the fake tensors. Raises CaptureRefused.
     """
-    if any(isinstance(a, (torch.SymInt, torch.SymFloat, torch.SymBool)) for a in example_inputs):
-        raise CaptureRefused(
-            "a size or number of this call is marked as dynamic", hint="remove torch._dynamo.mark_dynamic; shapes are static for now"
-        )
     _drop_idle_dropout(gm)
     with contextlib.ExitStack() as stack:
         prepared = _prepare(gm, example_inputs, dict(decompositions))
@@ -65,7 +64,7 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
         graph = captured.graph_module
         expand_higher_order(graph, fake_mode, decompositions)
         absolute = _from_whole_inputs([n for n in graph.graph.nodes if _storage_offset_given(n)])
-        outputs = _split_outputs(graph, state.fw_metadata)
+        outputs = _Outputs(graph).split(state.fw_metadata)
         graph.graph.eliminate_dead_code()
     graph.recompile()
     mutated = frozenset(i for i, info in enumerate(state.fw_metadata.input_info) if info.mutates_data)
@@ -146,24 +145,110 @@ def _from_whole_inputs(nodes: list[torch.fx.Node]) -> bool:
     return bool(nodes)
 
 
-def _split_outputs(graph: torch.fx.GraphModule, metadata: Any) -> tuple[GraphOutput, ...]:
-    """What the caller gets per position; leaves in the graph the raw outputs that it is made from."""
-    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
-    output_node = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
-    values = list(output_node.args[0])[: len(metadata.output_info)]
-    bases = _shared_storages([v for v, info in zip(values, metadata.output_info, strict=True) if not _is_input_alias(info)])
-    raw: list[torch.fx.Node] = []
-    outputs = []
-    for value, info in zip(values, metadata.output_info, strict=True):
-        if info.output_type is OutputType.is_input:
-            outputs.append(GraphOutput("input", info.base_idx))
-        elif info.output_type is OutputType.alias_of_input:
-            outputs.append(_input_view(value, placeholders[info.base_idx], info))
-        else:
-            outputs.append(_own_output(value, raw, bases, placeholders))
-    output_node.args = (tuple(raw),)
-    output_node.meta.pop("desc", None)
-    return tuple(outputs)
+class _Outputs:
+    """What the caller gets per position, and the raw outputs that it is made from."""
+
+    def __init__(self, graph: torch.fx.GraphModule) -> None:
+        self.graph = graph
+        self.placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+        self.symbols = SymbolTable([n.meta.get("val") for n in self.placeholders])
+        self.raw: list[torch.fx.Node] = []
+        self.bases: dict[int, torch.fx.Node] = {}
+
+    def split(self, metadata: Any) -> tuple[GraphOutput, ...]:
+        """One GraphOutput per position; leaves in the graph the raw outputs only."""
+        output_node = next(n for n in reversed(self.graph.graph.nodes) if n.op == "output")
+        values = list(output_node.args[0])[: len(metadata.output_info)]
+        self.bases = _shared_storages([v for v, info in zip(values, metadata.output_info, strict=True) if not _is_input_alias(info)])
+        outputs = []
+        for value, info in zip(values, metadata.output_info, strict=True):
+            if info.output_type is OutputType.is_input:
+                outputs.append(GraphOutput("input", info.base_idx))
+            elif info.output_type is OutputType.alias_of_input:
+                outputs.append(self._input_view(value, info))
+            else:
+                outputs.append(self._own(value))
+        output_node.args = (tuple(self.raw),)
+        output_node.meta.pop("desc", None)
+        return tuple(outputs)
+
+    def _own(self, value: Any) -> GraphOutput:
+        if value is None:
+            return GraphOutput("none")
+        if not isinstance(value, torch.fx.Node):
+            return GraphOutput("int", value=value)
+        if isinstance(value.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return self._number(value)
+        base = self.bases.get(_storage(value)) if _is_strided(value) else None
+        if base is not None and base is not value and _holds(_reach(value) <= _reach(base)):
+            window = self._window(value.meta["val"], base.meta["val"])
+            if base.op == "placeholder":
+                return GraphOutput("view", self.placeholders.index(base), *window)
+            return GraphOutput("output_view", self._raw_index(base), *window)
+        return GraphOutput("raw", self._raw_index(value))
+
+    def _number(self, node: torch.fx.Node) -> GraphOutput:
+        """From the inputs where it can be computed from them; else the graph gives it back."""
+        try:
+            return GraphOutput("int", value=self.symbols.expression(node.meta["val"]))
+        except NotPortable:
+            if not isinstance(node.meta["val"], torch.SymInt):
+                raise CaptureRefused("the graph gives back a number that depends on data and is no integer") from None
+            return GraphOutput("int", self._raw_index(node))
+
+    def _raw_index(self, node: torch.fx.Node) -> int:
+        if node not in self.raw:
+            self.raw.append(node)
+        return self.raw.index(node)
+
+    def _window(
+        self, view: torch.Tensor, base: torch.Tensor
+    ) -> tuple[tuple[Expression, ...], tuple[Expression, ...], Expression, str | None]:
+        """Size, stride, offset from the base's first element, and the dtype where it differs."""
+        start = view.storage_offset() * view.element_size() - base.storage_offset() * base.element_size()
+        if not _holds(start % view.element_size() == 0):
+            raise CaptureRefused("an output reinterprets an input's bytes at an unaligned offset")
+        dtype = None if view.dtype == base.dtype else str(view.dtype).removeprefix("torch.")
+        if view.is_conj() != base.is_conj() or view.is_neg() != base.is_neg():
+            raise CaptureRefused("an output is a lazily conjugated or negated view of an input", hint="call resolve_conj() on it")
+        size, stride = tuple(map(self._integer, view.shape)), tuple(map(self._integer, view.stride()))
+        return size, stride, self._integer(start // view.element_size()), dtype
+
+    def _integer(self, size: Any) -> Expression:
+        try:
+            return self.symbols.expression(size)
+        except NotPortable as error:
+            raise CaptureRefused("the size or place of an output depends on data", hint="return a copy (clone()) of that view") from error
+
+    def _input_view(self, value: torch.fx.Node, info: Any) -> GraphOutput:
+        base = self.placeholders[info.base_idx].meta["val"]
+        view = value.meta["val"]
+        stand_in = base
+        sequence = getattr(info.view_meta_sequence, "sequence", None)
+        if sequence and not any(meta.has_symbolic_inputs for meta in sequence):
+            # A mutated input's new value may be laid out otherwise than the input: the views are replayed on a stand-in for the input.
+            if not _is_symbolic(base):
+                stand_in = torch.empty(0, dtype=base.dtype, device="meta").set_(
+                    torch.empty(base.untyped_storage().nbytes(), dtype=torch.uint8, device="meta").untyped_storage(),
+                    base.storage_offset(),
+                    base.shape,
+                    base.stride(),
+                )
+            view = torch._C._functionalization.apply_view_meta_sequence(stand_in, sequence)
+        window = self._window(view, stand_in)
+        return GraphOutput("view", info.base_idx, *window, detach=base.requires_grad and not info.requires_grad)
+
+
+def _is_symbolic(value: torch.Tensor) -> bool:
+    return any(isinstance(n, torch.SymInt) for n in (*value.shape, *value.stride(), value.storage_offset()))
+
+
+def _holds(condition: Any) -> bool:
+    """A condition on sizes; one on symbols becomes a guard where it is not always so."""
+    try:
+        return bool(condition)
+    except GuardOnDataDependentSymNode as error:
+        raise CaptureRefused("the size or place of an output depends on data", hint="return a copy (clone()) of that view") from error
 
 
 def _is_input_alias(info: Any) -> bool:
@@ -202,64 +287,8 @@ def _storage(node: torch.fx.Node) -> int:
     return int(node.meta["val"].untyped_storage()._cdata)
 
 
-def _own_output(value: Any, raw: list[torch.fx.Node], bases: dict[int, torch.fx.Node], placeholders: list[torch.fx.Node]) -> GraphOutput:
-    if value is None:
-        return GraphOutput("none")
-    if not isinstance(value, torch.fx.Node):
-        return GraphOutput("int", value=value)
-    base = bases.get(_storage(value)) if _is_strided(value) else None
-    if base is not None and base is not value and _reach(value) <= _reach(base):
-        window = _window(value.meta["val"], base.meta["val"])
-        if base.op == "placeholder":
-            return GraphOutput("view", placeholders.index(base), *window)
-        return GraphOutput("output_view", _raw_index(base, raw), *window)
-    return GraphOutput("raw", _raw_index(value, raw))
-
-
-def _reach(node: torch.fx.Node) -> int:
+def _reach(node: torch.fx.Node) -> Any:
     """One past the last byte of the storage that the tensor shows. Parts made by unsafe_split reach past the first of them: own memory."""
     value = node.meta["val"]
     last = value.storage_offset() + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
-    return _integer((last + 1) * value.element_size()) if value.numel() else 0
-
-
-def _integer(size: Any) -> int:
-    try:
-        return int(size)
-    except GuardOnDataDependentSymNode as error:
-        raise CaptureRefused("the size or place of an output depends on data", hint="sizes and offsets must be known without it") from error
-
-
-def _raw_index(node: torch.fx.Node, raw: list[torch.fx.Node]) -> int:
-    if node not in raw:
-        raw.append(node)
-    return raw.index(node)
-
-
-def _window(view: torch.Tensor, base: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int, str | None]:
-    """Size, stride, offset from the base's first element, and the dtype where it differs."""
-    start = _integer(view.storage_offset() * view.element_size() - base.storage_offset() * base.element_size())
-    if start % view.element_size():
-        raise CaptureRefused("an output reinterprets an input's bytes at an unaligned offset")
-    dtype = None if view.dtype == base.dtype else str(view.dtype).removeprefix("torch.")
-    if view.is_conj() != base.is_conj() or view.is_neg() != base.is_neg():
-        raise CaptureRefused("an output is a lazily conjugated or negated view of an input", hint="call resolve_conj() on it")
-    return tuple(map(_integer, view.shape)), tuple(map(_integer, view.stride())), start // view.element_size(), dtype
-
-
-def _input_view(value: torch.fx.Node, placeholder: torch.fx.Node, info: Any) -> GraphOutput:
-    base = placeholder.meta["val"]
-    view = value.meta["val"]
-    sequence = getattr(info.view_meta_sequence, "sequence", None)
-    if sequence:
-        # A mutated input's new value may be laid out otherwise than the input: the views are replayed on a stand-in for the input.
-        stand_in = torch.empty(0, dtype=base.dtype, device="meta").set_(
-            torch.empty(base.untyped_storage().nbytes(), dtype=torch.uint8, device="meta").untyped_storage(),
-            base.storage_offset(),
-            base.shape,
-            base.stride(),
-        )
-        view = torch._C._functionalization.apply_view_meta_sequence(stand_in, sequence)
-    else:
-        stand_in = base
-    return GraphOutput("view", info.base_idx, *_window(view, stand_in), detach=base.requires_grad and not info.requires_grad)
+    return (last + 1) * value.element_size() if not _holds(value.numel() == 0) else 0

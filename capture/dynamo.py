@@ -11,7 +11,7 @@ import gc
 import logging
 import random
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -19,21 +19,25 @@ from unittest import mock
 import torch
 import torch.fx
 from torch._dynamo import config as dynamo_config
-from torch._dynamo import convert_frame, exc, pgo
+from torch._dynamo import convert_frame, exc
 from torch._dynamo.codegen import PyCodegen
 from torch._dynamo.output_graph import OutputGraph
+from torch._dynamo.source import TensorProperty, TensorPropertySource
 from torch._dynamo.symbolic_convert import InliningInstructionTranslator
 from torch._dynamo.utils import dynamo_timed, get_metrics_context
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._guards import CompileContext, compile_context
+from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
+from precast.artifact_store.guards import Path
 from precast.capture.break_text import shorten, user_stack
 from precast.capture.code import graph_names
 from precast.capture.constant_calls import ConstantCall, recorded_constants
 from precast.capture.directives import tell_tracer
+from precast.capture.dynamic import Dynamic, known_changes
 from precast.capture.dynamo_gaps import guarded_gaps
-from precast.capture.frame import CaptureRefused, GraphBreak
+from precast.capture.frame import CaptureRefused, GraphBreak, MarkViolated
 from precast.capture.installed import installed
 from precast.capture.operator_breaks import broken_at_operators
 from precast.capture.resume import resume_functions
@@ -43,12 +47,6 @@ from precast.runtime.log import logger
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Any]
 
 CONFIG: dict[str, Any] = {
-    "automatic_dynamic_shapes": False,
-    "automatic_dynamic_local_pgo": False,
-    "automatic_dynamic_remote_pgo": False,
-    "assume_static_by_default": True,
-    "specialize_int": True,
-    "specialize_float": True,
     "record_runtime_overhead": False,
     "error_on_recompile": False,
     "suppress_errors": False,
@@ -78,11 +76,14 @@ def trace(
     local_values: dict[str, Any],
     backend: Backend,
     is_bound: Callable[[Any], bool],
+    dynamic: Dynamic,
+    path_of: Callable[[Any, OutputGraph], Path | None],
     one_graph: bool = True,
     finished: Callable[[OutputGraph], None] | None = None,
     raises: bool = False,
 ) -> Traced:
     """Run Dynamo over one frame. `backend` gets the graph and its example inputs; `is_bound`: does this source stay out of the call?
+    `path_of`: the path of a source, while tracing goes on.
     `raises`: a graph break is an error, where the traced code does not say otherwise (`error_on_graph_break`).
     `finished` is shown the result while the frame's names and torch's state are still those of the trace.
 
@@ -103,6 +104,10 @@ def trace(
         backend(gm, example_inputs)
         return gm.forward
 
+    def find(name: str, tx: Any) -> Path | None:
+        source = next((s for s in reversed(consumed) if s.name == name), None)
+        return None if source is None else path_of(source, tx.output)
+
     drawn = random.getstate()
     try:
         with (
@@ -113,9 +118,10 @@ def trace(
             recorded_constants(constants),
             guarded_gaps(),
             _per_call_arguments(is_bound),
+            known_changes(dynamic, find),
             broken_at_operators(),
         ):
-            out = _compile(function, local_values, call_backend, one_graph, finished, raises)
+            out = _compile(function, local_values, call_backend, one_graph, dynamic, finished, raises)
         output = out.tracer_output.output_graph
         assert output is not None
         names = _private_names(out.bytecode, namespace, output)
@@ -149,14 +155,14 @@ def _compile(
     local_values: dict[str, Any],
     backend: Backend,
     one_graph: bool,
+    dynamic: Dynamic,
     finished: Callable[[OutputGraph], None] | None,
     raises: bool,
 ) -> Any:
-    pgo.reset_code_state()
     state = torch._dynamo.convert_frame.torch_function_mode_stack_state_mgr  # type: ignore[attr-defined]
     try:
         with (
-            dynamo_config.patch({k: v for k, v in CONFIG.items() if hasattr(dynamo_config, k)}),
+            dynamo_config.patch({k: v for k, v in {**CONFIG, **dynamic.config()}.items() if hasattr(dynamo_config, k)}),
             compile_context(CompileContext(convert_frame.get_compile_id({}))),
             get_metrics_context(),
             dynamo_timed("precast.capture"),
@@ -177,6 +183,8 @@ def _compile(
             if finished is not None:
                 finished(out.tracer_output.output_graph)
             return out
+    except ConstraintViolationError as error:
+        raise MarkViolated(str(error), _where(error, function)) from error
     except exc.SkipFrame as error:
         raise CaptureRefused(f"there is nothing to compile: {_first_line(error)}", _where(error, function), skipped=True) from error
     except (exc.Unsupported, exc.UserError, exc.UncapturedHigherOrderOpError, exc.CondOpArgsMismatchError) as error:
@@ -289,13 +297,28 @@ def _recorded_reads(consumed: dict[Any, None]) -> Iterator[None]:
         yield
 
 
+_PROPERTIES = {TensorProperty.SIZE: "size", TensorProperty.STRIDE: "stride", TensorProperty.STORAGE_OFFSET: "offset"}
+
+
+def read_off(argument: Any, every: Sequence[Any]) -> tuple[Any, ...] | None:
+    """Where a number among the graph's inputs is read, if it is a property of a tensor that is an input too (GraphInput.read)."""
+    source = argument.source
+    if not isinstance(source, TensorPropertySource):
+        return None
+    k = next((i for i, other in enumerate(every) if other.is_tensor and other.source == source.base), None)
+    if k is None:
+        return None
+    return (_PROPERTIES[source.prop], k) if source.idx is None else (_PROPERTIES[source.prop], k, source.idx)
+
+
 @contextlib.contextmanager
 def _per_call_arguments(is_bound: Callable[[Any], bool]) -> Iterator[None]:
     graphargs: Any = OutputGraph.graphargs
     original = PyCodegen.make_call_generated_code
 
     def make_call_generated_code(self: PyCodegen, fn_name: str) -> None:
-        kept = [a for a in graphargs.fget(self.tx.output) if not is_bound(a.source)]
+        every = graphargs.fget(self.tx.output)
+        kept = [a for a in every if not is_bound(a.source) and read_off(a, every) is None]
         with mock.patch.object(OutputGraph, "graphargs", property(lambda _: kept)):
             original(self, fn_name)
 

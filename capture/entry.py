@@ -22,6 +22,7 @@ from precast.capture.code import digests, frame_record, integers
 from precast.capture.constant_calls import constant_digests
 from precast.capture.constants import lift_constants
 from precast.capture.decompositions import default_decompositions
+from precast.capture.dynamic import Dynamic
 from precast.capture.frame import CapturedFrame, CaptureRefused
 from precast.capture.guard_filter import GuardFilter, describe_waived, of_memory, waived_guards
 from precast.capture.guard_forms import newest_forms
@@ -29,6 +30,7 @@ from precast.capture.guards import GuardContext, translate
 from precast.capture.implicit import aliasing_guards, apart, state_guard
 from precast.capture.operators import OperatorUse, watched
 from precast.capture.sources import NotPortable, SourceContext
+from precast.capture.symbols import shape_guards
 from precast.capture.unguarded import unguarded
 from precast.runtime.entry import LocalsOf, entry_of
 from precast.runtime.guard_eval import failure
@@ -45,6 +47,7 @@ class CaptureOptions:
     `raises`: a graph break is an error, where the traced code does not say otherwise; the refusal is then `forbidden`.
     `trace`: shown Dynamo's graph before anything is made of it.
     `backend`: gets Dynamo's graph and its example inputs, in place of precast's own lowering.
+    `dynamic`: which sizes and numbers are symbolic.
     """
 
     decompositions: Mapping[Any, Any] | None = None
@@ -54,6 +57,7 @@ class CaptureOptions:
     guard_filter: GuardFilter | None = None
     raises: bool = False
     trace: Callable[[torch.fx.GraphModule], None] | None = None
+    dynamic: Dynamic = Dynamic()
 
 
 def capture(
@@ -66,8 +70,9 @@ def capture(
 ) -> CapturedFrame:
     """Trace one call of `fn` without running it. Nothing of the process is changed.
 
-    `fn`: a function, bound method, closure, `functools.partial`, `nn.Module` or object with `__call__`. Sizes are specialised.
-    Raises CaptureRefused where the call is no single graph, TypeError where the arguments do not fit the signature.
+    `fn`: a function, bound method, closure, `functools.partial`, `nn.Module` or object with `__call__`. Sizes are specialised unless
+    `options.dynamic` says otherwise. Raises CaptureRefused where the call is no single graph, MarkViolated where a dimension that was
+    marked as dynamic is not, TypeError where the arguments do not fit the signature.
     """
     entry = entry_of(called(fn))
     locals_of = LocalsOf(entry.function)
@@ -111,7 +116,15 @@ class _Capture:
             )
         options = self.options
         traced = dynamo.trace(
-            self.function, dict(self.local_values), self._backend, self._is_bound, options.one_graph, self._ask_filter, options.raises
+            self.function,
+            dict(self.local_values),
+            self._backend,
+            self._is_bound,
+            options.dynamic,
+            self._path_while_tracing,
+            options.one_graph,
+            self._ask_filter,
+            options.raises,
         )
         self._note_aliases(traced.private_names, traced.functions)
         sizes = traced.output.input_source_to_sizes_strides
@@ -126,7 +139,8 @@ class _Capture:
         if traced.graphargs is None and not self.needs_grad:
             self.graph = self.compiled = None
         inputs = self._inputs(traced.graphargs or ())
-        problems = [*translation.uncacheable, *unnoticed.uncacheable]
+        shapes, unprintable = shape_guards(traced.output, self.sources)
+        problems = [*translation.uncacheable, *unnoticed.uncacheable, *unprintable]
         codes = (*traced.output.traced_code, *self.operators.other_code())
         found, missing = digests((self.function, *traced.functions), codes, self.function.__code__)
         assumed, unassumed = constant_digests(traced.constants)
@@ -143,6 +157,8 @@ class _Capture:
             problems.append(str(error))
         held = [*translation.guards, *unnoticed.guards]
         held += resolution_guards(held, traced.consumed, traced.output.traced_code, (self.function, *traced.functions), self.sources)
+        if not any(guard.create_fn_name() == "SHAPE_ENV" for guard in self.waived):
+            held += shapes
         if self.refused is not None:
             raise self._refusal(self.refused, [*held, state], problems, inputs)
         guards = [*held, *aliasing_guards(inputs, self.sources)]
@@ -238,6 +254,14 @@ class _Capture:
                     self.aliases[name] = (("global", module, first), *(("attr", part) for part in rest), ("attr", "__globals__"))
                     return
 
+    def _path_while_tracing(self, source: Any, output: Any) -> Path | None:
+        """The path of a source before all aliases are known; None where it has none that can be told yet."""
+        aliases = {name: (("module", module),) for name, module in output.import_sources.items()}
+        try:
+            return SourceContext(self.module, aliases, self.local_values, self.sources.free).path(source)
+        except (NotPortable, PathError):
+            return None
+
     def _is_bound(self, source: Any) -> bool:
         """Whether an nn.Module owns the tensor itself: such inputs are fetched by path when the module changes, not on each call."""
         try:
@@ -260,11 +284,19 @@ class _Capture:
                 inputs.append(GraphInput((("random", arg.source.random_call_index),), False, position))
                 position += 1
                 continue
+            read = dynamo.read_off(arg, graphargs)
+            if read is not None:
+                inputs.append(GraphInput(self.sources.path(arg.source), False, None, "int", read=read))
+                continue
             try:
                 path = self.sources.path(arg.source)
                 value = self.sources.value(path)
             except (NotPortable, PathError) as error:
                 raise CaptureRefused(f"graph input {i} cannot be found from the call's arguments: {error}") from None
+            if type(value) is int and not arg.is_tensor:
+                inputs.append(GraphInput(path, False, position, "int"))
+                position += 1
+                continue
             if not isinstance(value, torch.Tensor):
                 raise CaptureRefused(f"{describe(path)} is passed to the graph as a {type(value).__name__}")
             inputs.append(
@@ -274,4 +306,4 @@ class _Capture:
         return inputs
 
 
-__all__ = ["CaptureOptions", "Guard", "Predicate", "capture", "replace"]
+__all__ = ["CaptureOptions", "Dynamic", "Guard", "Predicate", "capture", "replace"]

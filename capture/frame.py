@@ -8,10 +8,10 @@ from typing import Any
 
 import torch.fx
 
-from precast.artifact_store.guards import Guard, guard_hash
+from precast.artifact_store.guards import Guard, Predicate, guard_hash
 from precast.artifact_store.records import CodeDigest, FrameRecord, GraphInput, GraphOutput
 
-__all__ = ["CaptureRefused", "CapturedFrame", "CodeDigest", "FrameRecord", "GraphBreak", "GraphInput", "GraphOutput"]
+__all__ = ["CaptureRefused", "CapturedFrame", "CodeDigest", "FrameRecord", "GraphBreak", "GraphInput", "GraphOutput", "MarkViolated"]
 
 
 class CaptureRefused(Exception):
@@ -34,6 +34,10 @@ class CaptureRefused(Exception):
         self.hint = hint
         self.skipped = skipped
         self.shared_memory = shared_memory
+
+
+class MarkViolated(CaptureRefused):
+    """The user's mark_dynamic (or dynamic_shapes) asks for what the code does not allow: an error, as in torch.compile."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,11 @@ class CapturedFrame:
     waived: tuple[str, ...] = field(default=())
     broke: GraphBreak | None = None
     compiled: Callable[..., Any] | None = None  # what another backend made of Dynamo's graph; `graph` is None then
+
+    @property
+    def symbolic(self) -> bool:
+        """Whether the frame serves more than one size or number."""
+        return any(guard.predicate is Predicate.SHAPE for guard in self.guards) or any(item.kind == "int" for item in self.inputs)
 
     @property
     def guard_hash(self) -> str:

@@ -6,7 +6,7 @@ Rules for what is left out, all stated here:
   FUNCTORCH_STACK_MATCH (a call under a functorch transform is refused): one
   GLOBAL_STATE guard of our own says more (`runtime/global_state.py`);
 * AUTOGRAD_SAVED_TENSORS_HOOKS: such hooks act on backward graphs only, and a frame that would record one is not compiled;
-* SHAPE_ENV: shapes are static; the sizes are in the TENSOR guards (a frame whose shape environment holds symbols is refused);
+* SHAPE_ENV: its parts become SHAPE guards of their own (`capture/symbols.py`); sizes that are not symbolic are in the TENSOR guards;
 * the length of a dict in a module's namespace whose keys are looked up one by one, and which key stands at which position of it:
   Dynamo adds a keys guard itself where the traced code counts or iterates them, and registries grow as a process lives.
 """
@@ -24,6 +24,7 @@ from precast.artifact_store.constants import Untaggable, object_name, tag, type_
 from precast.artifact_store.guards import Guard, Path, Predicate
 from precast.capture.sources import NotPortable, SourceContext
 from precast.runtime.code_digest import digest
+from precast.runtime.guard_rules import MARKS
 from precast.runtime.paths import PathError
 
 DROPPED = frozenset(
@@ -226,15 +227,21 @@ def _tensor(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
         if known is None and value.layout is torch.strided
         else tuple(_concrete(s) for s in (known or {}).get("stride") or ())
     )
-    return [Guard(path, Predicate.TENSOR, tensor_spec(value, size, stride)), Guard(path, Predicate.UNMARKED)]
+    return [Guard(path, Predicate.TENSOR, tensor_spec(value, size, stride)), _marks(path, value)]
+
+
+def _marks(path: Path, value: torch.Tensor) -> Guard:
+    """A tensor with other marks of dynamic dimensions than these has to be compiled anew; one without marks has not."""
+    marks = {name: tuple(sorted(getattr(value, name))) for name in sorted(MARKS) if hasattr(value, name)}
+    return Guard(path, Predicate.MARKS, marks) if marks else Guard(path, Predicate.UNMARKED)
 
 
 def _concrete(size: Any) -> int | None:
-    if size is None:
-        return None
+    """None for what is still symbolic at the end of tracing."""
     if isinstance(size, torch.SymInt):
-        return int(size) if size.node.is_constant() else None
-    return int(size)
+        found: int | None = size.node.maybe_as_int()
+        return found
+    return None if size is None else int(size)
 
 
 def tensor_spec(value: torch.Tensor, size: tuple[int | None, ...], stride: tuple[int | None, ...]) -> dict[str, Any]:

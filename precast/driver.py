@@ -12,14 +12,15 @@ from typing import Any
 from precast import __version__
 from precast.artifact_store import BlobSet, GraphRecord, Manifest, Versions
 from precast.backend_variant import backend_variant
-from precast.capture import CapturedFrame, CaptureOptions, CaptureRefused, capture
+from precast.capture import CapturedFrame, CaptureOptions, CaptureRefused, Dynamic, MarkViolated, capture
 from precast.compile_log import log_guards
+from precast.dynamic_capture import dynamic_of, symbolic_build, with_symbols_or_without
 from precast.graph_build import GraphRequest, Stopwatch, build_graph, compiler_version
 from precast.lowering.decompositions import DECOMPOSITIONS
 from precast.runtime import break_errors
 from precast.runtime.background import Deferred
 from precast.runtime.compatibility import LOWERING_VERSION, python_minor, torch_minor
-from precast.runtime.errors import InProcess, Refused
+from precast.runtime.errors import InProcess, MarkError, Refused
 from precast.runtime.options import key_options
 from precast.runtime.program import Program
 from precast.trace import Trace, trace_for
@@ -35,10 +36,15 @@ def compile_variant(program: Program, args: tuple[Any, ...], kwargs: Mapping[str
     `args` include `self`. A frame that cannot be stored comes back as `InProcess`, one to be finished in the background as `Deferred`.
     Raises Refused where the call has to run eagerly.
     """
+    dynamic = dynamic_of(program, program.locals_of(args, kwargs))
+    return with_symbols_or_without(program.name, dynamic, lambda chosen: _compile_with(program, args, kwargs, chosen))
+
+
+def _compile_with(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic: Dynamic) -> str | InProcess | Deferred:
     watch = Stopwatch()
     trace = trace_for(program.name, program.options)
     with watch.stage("capture"):
-        frame = _capture(program, args, kwargs, trace)
+        frame = _capture(program, args, kwargs, dynamic, trace)
     trace.frame(frame)
     log_guards(program.name, frame)
     if program.backend is not None:
@@ -65,7 +71,7 @@ def _finish(program: Program, frame: CapturedFrame, watch: Stopwatch, trace: Tra
     return _store(program, frame, watch, trace)
 
 
-def _capture(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: Trace) -> CapturedFrame:
+def _capture(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic: Dynamic, trace: Trace) -> CapturedFrame:
     try:
         function, args, kwargs = program.traced(args, kwargs)
         options = CaptureOptions(
@@ -76,10 +82,13 @@ def _capture(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any],
             guard_filter=program.options["guard_filter_fn"],
             raises=_raises_at_breaks(program),
             trace=trace.dynamo_graph,
+            dynamic=dynamic,
         )
         frame = capture(function, args, dict(kwargs), name=program.name, options=options)
         _tell(program, frame)
         return frame
+    except MarkViolated as violated:
+        raise MarkError(str(violated)) from violated
     except CaptureRefused as refused:
         trace.refused(str(refused))
         _tell(program, refused)
@@ -123,7 +132,8 @@ def _compile(program: Program, frame: CapturedFrame, watch: Stopwatch, trace: Tr
     if frame.graph is not None:
         bound = tuple(item.bound for item in frame.inputs)
         request = GraphRequest(program.name, program.target, key_options(program.options), bound, program.store, trace)
-        graphs["forward"], evidence = build_graph(frame.graph, request, watch, blobs)
+        graph = frame.graph
+        graphs["forward"], evidence = symbolic_build(lambda: build_graph(graph, request, watch, blobs), frame.symbolic)
     manifest = _manifest(program, frame, graphs, blobs, evidence, watch)
     log.info("%s: compiled artifact %s (%s)", program.name, manifest.artifact_id[:12], watch)
     return manifest, blobs

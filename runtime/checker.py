@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from precast.artifact_store import expressions
 from precast.artifact_store.constants import find_object, named, untag
 from precast.artifact_store.guards import Guard, Path, Predicate, Step
 from precast.runtime.class_digest import ClassCheck
@@ -122,6 +123,8 @@ class _Writer:
             case Predicate.CLASSES:
                 places = ", ".join(self.place(path) for path, _, _ in guard.constant["classes"])
                 self.refuse(f"not {self.name(ClassCheck(guard.constant))}([{places}])")
+            case Predicate.SHAPE:
+                self._shape(guard.constant)
             case Predicate.SAME_AS:
                 self.refuse(f"{self.place(guard.path)} is not {self.place(guard.constant)}")
             case _:
@@ -133,6 +136,13 @@ class _Writer:
 
     def refuse(self, condition: str) -> None:
         self.lines.append(f"if {condition}: return False")
+
+    def _shape(self, constant: dict[str, Any]) -> None:
+        places = [self.place(path) for path in constant["paths"]]
+        self.refuse(f"not ({expressions.source(constant['expr'], lambda leaf: expressions.show_leaf(leaf, places), self._function)})")
+
+    def _function(self, name: str) -> str:
+        return self.name(expressions.function_of(name))
 
     def _not_aliased(self, constant: dict[str, Any]) -> None:
         places = {key: [self.place(p) for p in constant[key]] for key in ("distinct", "mutated", "others")}
@@ -203,18 +213,25 @@ def _short_equals(constant: Any, place: str) -> str | None:
     return None
 
 
+def _numbers(place: str, wanted: tuple[int | None, ...]) -> list[str]:
+    """Conditions under which sizes or strides differ from those wanted; None is free."""
+    if None not in wanted:
+        return [f"{place} != {wanted!r}"]
+    return [f"len({place}) != {len(wanted)}", *(f"{place}[{i}] != {n}" for i, n in enumerate(wanted) if n is not None)]
+
+
 def _short_tensor(spec: dict[str, Any], place: str, name: Callable[[Any], str]) -> str | None:
     known = _short_identity(Predicate.TYPE, spec["type"], place, name)
-    if known is None or None in spec["size"] or None in spec["stride"] or spec["layout"] != "strided" or spec["conj"] or spec["neg"]:
+    if known is None or spec["layout"] != "strided" or spec["conj"] or spec["neg"]:
         return None
     parts = [
         known,
         f"{place}.dtype is not {name(getattr(torch, spec['dtype']))}",
         f"{place}.device.type != {spec['device']!r}",
         f"{place}.requires_grad is not {spec['requires_grad']}",
-        f"{place}.shape != {spec['size']!r}",
+        *_numbers(f"{place}.shape", spec["size"]),
         f"{place}.layout is not {name(torch.strided)}",
-        f"{place}.stride() != {spec['stride']!r}",
+        *_numbers(f"{place}.stride()", spec["stride"]),
         f"{place}.is_neg()",
     ]
     if spec["dtype"].startswith("complex"):

@@ -47,6 +47,10 @@ class RecompileForbidden(GuardMiss):
     """A call would have compiled while the stance is `fail_on_recompile`."""
 
 
+class MarkError(PrecastError):
+    """A dimension that was marked as dynamic is not: the code, or another mark, allows one size only (or fewer than the mark says)."""
+
+
 class LoadError(PrecastError):
     """An artifact of the store cannot be used here (damaged, foreign, a symbol is missing). Always turned into a logged miss."""
 

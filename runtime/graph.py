@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from precast.artifact_store.expressions import evaluate
 from precast.artifact_store.records import GraphInput, GraphOutput
 from precast.runtime import native as native_runtime
 from precast.runtime.externs import new_handle, take_handle
@@ -52,6 +53,19 @@ def raw_kinds(outputs: Sequence[GraphOutput], io: Any) -> str:
     return "".join(kinds.get(i, "t") for i in range(count))
 
 
+def graph_inputs(inputs: Sequence[GraphInput], bound: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    """One value per graph input, from the bound ones (in order) and the call's arguments; sizes are read off the tensors."""
+    left = iter(bound)
+    values = [
+        next(left) if item.bound or item.kind == "constant" else args[item.position] if item.position is not None else None
+        for item in inputs
+    ]
+    for i, item in enumerate(inputs):
+        if item.read is not None:
+            values[i] = evaluate(item.read, values)
+    return values
+
+
 def is_plain(outputs: Sequence[GraphOutput]) -> bool:
     """Whether the frame's outputs are exactly the raw ones, in order."""
     return all(output.kind == "raw" and output.index == i for i, output in enumerate(outputs))
@@ -78,11 +92,7 @@ class PythonGraphCall:
         self._prepared = Prepared(library, 0)
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
-        bound = iter(self.bound)
-        values = [
-            next(bound) if item.bound or item.kind == "constant" else args[item.position]  # type: ignore[index]
-            for item in self.spec.inputs
-        ]
+        values = graph_inputs(self.spec.inputs, self.bound, args)
         prepared = self._prepare(values) if self.library.prepare else self._prepared
         raw = run_library(self.library, self.spec, values, prepared.state)
         return raw if self.spec.finish is None else self.spec.finish(raw, values)
@@ -118,7 +128,7 @@ def graph_call(library: Library, spec: GraphSpec, bound: Sequence[torch.Tensor])
     if native is None:
         return PythonGraphCall(library, spec, bound)
     numbers = {position: -1 - i for i, position in enumerate(spec.bound_positions)}
-    sources = tuple(numbers[i] if i in numbers else item.position for i, item in enumerate(spec.inputs))
+    sources = tuple(numbers[i] if i in numbers else item.position if item.read is None else item.read for i, item in enumerate(spec.inputs))
     kinds = "".join({"int": "i", "float": "f"}.get(item.kind, "t") for item in spec.inputs)
     addresses = (library.run, library.prepare, library.release, library.table)
     call: Callable[..., Any] = native.GraphCall(*addresses, sources, kinds, spec.raw_kinds, tuple(bound), spec.finish, library)
@@ -127,21 +137,9 @@ def graph_call(library: Library, spec: GraphSpec, bound: Sequence[torch.Tensor])
 
 def bound_call(graph: Callable[..., Any], spec: GraphSpec, bound: Sequence[Any]) -> Callable[..., Any]:
     """`graph`, which takes every graph input, as a callable of the per-call inputs only."""
-    positions = spec.bound_positions
-    if not positions:
+    if not spec.bound_positions and all(item.read is None for item in spec.inputs):
         return lambda *args: tuple(graph(*args))
-    template: list[Any] = [None] * len(spec.inputs)
-    for position, value in zip(positions, bound, strict=True):
-        template[position] = value
-    given = [(i, item.position) for i, item in enumerate(spec.inputs) if item.position is not None and i not in set(positions)]
-
-    def call(*args: Any) -> tuple[Any, ...]:
-        values = template.copy()
-        for i, position in given:
-            values[i] = args[position]
-        return tuple(graph(*values))
-
-    return call
+    return lambda *args: tuple(graph(*graph_inputs(spec.inputs, bound, args)))
 
 
 def tensor_handles(tensors: Sequence[torch.Tensor]) -> list[int]:

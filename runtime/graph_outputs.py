@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from precast.artifact_store.expressions import evaluate
 from precast.artifact_store.records import GraphOutput
 
 
@@ -23,20 +24,22 @@ def _one(output: GraphOutput, raw: Sequence[Any], inputs: Sequence[Any]) -> Any:
         case "input":
             return inputs[index]
         case "view":
-            return _view(output, inputs[index])
+            return _view(output, inputs[index], inputs, raw)
         case "output_view":
-            return _view(output, raw[index])
+            return _view(output, raw[index], inputs, raw)
         case "int":
-            return raw[index] if output.value is None else output.value
+            return raw[index] if output.value is None else evaluate(output.value, inputs, raw)
         case "none":
             return None
 
 
-def _view(output: GraphOutput, base: torch.Tensor) -> torch.Tensor:
+def _view(output: GraphOutput, base: torch.Tensor, inputs: Sequence[Any], raw: Sequence[Any]) -> torch.Tensor:
+    size, stride = ([n if isinstance(n, int) else evaluate(n, inputs, raw) for n in numbers] for numbers in (output.size, output.stride))
+    offset = evaluate(output.offset, inputs, raw)
     if output.dtype is None:
-        view = base.as_strided(output.size, output.stride, base.storage_offset() + output.offset)
+        view = base.as_strided(size, stride, base.storage_offset() + offset)
     else:
         view = torch.empty(0, dtype=getattr(torch, output.dtype), device=base.device)
         start = base.storage_offset() * base.element_size() // view.element_size()
-        view.set_(base.untyped_storage(), start + output.offset, output.size, output.stride)
+        view.set_(base.untyped_storage(), start + offset, size, stride)
     return view.detach() if output.detach else view

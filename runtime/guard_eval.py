@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from precast.artifact_store.expressions import evaluate as evaluate_expression
+from precast.artifact_store.expressions import leaves, show_leaf, text
 from precast.artifact_store.guards import Guard, Predicate
 from precast.runtime.checker import Checker, compile_checker
 from precast.runtime.class_digest import failing_class
@@ -84,8 +86,20 @@ def _classes(guard: Guard, local_values: Values, cells: Values | None) -> Verdic
     return Verdict(False, f"the class {describe(paths[failing])} to define what it defined when it was traced", "other definitions")
 
 
+def _shape(guard: Guard, local_values: Values, cells: Values | None) -> Verdict:
+    expression, paths = guard.constant["expr"], guard.constant["paths"]
+    objects = [resolve(path, local_values, cells) for path in paths]
+    if evaluate_expression(expression, objects):
+        return Verdict(True)
+    names = [describe(path) for path in paths]
+    read = dict.fromkeys(leaves(expression))
+    found = ", ".join(f"{show_leaf(leaf, names)} = {evaluate_expression(leaf, objects)}" for leaf in read)
+    return Verdict(False, text(expression, names), found)
+
+
 _STATE_RULES: dict[Predicate, Callable[[Guard, Values, Values | None], Verdict]] = {
     Predicate.GLOBAL_STATE: _state,
     Predicate.NOT_ALIASED: _not_aliased,
     Predicate.CLASSES: _classes,
+    Predicate.SHAPE: _shape,
 }

@@ -131,6 +131,12 @@ def _unmarked(value: Any, _: Any) -> Ruled:
     return not marks, "a tensor without dynamic-shape marks", f"marks {', '.join(sorted(marks))}"
 
 
+def _marks(value: Any, allowed: dict[str, tuple[int, ...]]) -> Ruled:
+    found = {name: set(getattr(value, name)) for name in MARKS.intersection(getattr(value, "__dict__", ()))}
+    holds = all(dims <= set(allowed.get(name, ())) for name, dims in found.items())
+    return holds, f"no dynamic-shape marks beside {dict(allowed)}", f"marks {found}"
+
+
 def _keys(value: Any, constant: dict[str, Any]) -> Ruled:
     keys = tuple(tag(k) for k in (dict.keys(value) if isinstance(value, dict) else value.keys()))
     if not constant["ordered"]:
@@ -180,6 +186,7 @@ RULES: dict[Predicate, Callable[[Any, Any], Ruled]] = {
     Predicate.TENSOR: _tensor,
     Predicate.UNMARKED: _unmarked,
     Predicate.LENGTH: _length,
+    Predicate.MARKS: _marks,
     Predicate.KEYS: _keys,
     Predicate.HAS_KEY: lambda v, c: (_contains(v, c), f"the key {describe_constant(c)}", "no such key"),
     Predicate.LACKS_KEY: lambda v, c: (not _contains(v, c), f"no key {describe_constant(c)}", "that key"),

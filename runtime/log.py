@@ -16,6 +16,7 @@ TOPICS = {
     "graph_breaks": "where a program falls into several graphs or stays plain Python, and why",
     "kernels": "each step of a compiled graph: kernel or library call, loops, bytes, where it comes from (the loops at debug level)",
     "fusion": "what was fused into what, and why other pairs were not",
+    "dynamic": "which sizes and numbers of a compile are symbolic, and what pins the others",
     "perf_hints": "what costs time and can be changed, with what to do",
     "store": "hits, what is put, misses with their reason, damage, leases",
     "compile": "stages of each compile with their seconds",

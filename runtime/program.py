@@ -27,6 +27,7 @@ from precast.runtime.errors import (
     GuardMiss,
     InProcess,
     LoadError,
+    MarkError,
     PrecastError,
     RecompileForbidden,
     Refused,
@@ -392,8 +393,8 @@ class Program:
             outcome = _compile_callable()(self, args, kwargs)
         except Refused as refusal:
             return self._refused(refusal, local_values)
-        except (RegionError, DirectiveError, BackendError):
-            raise  # what the user chose (a backend, a filter) failed: as with torch.compile, that is for the user to see
+        except (RegionError, DirectiveError, BackendError, MarkError):
+            raise  # what the user chose (a backend, a filter, a mark) failed: as with torch.compile, that is for the user to see
         except Exception as error:
             if self.options["fullgraph"] or strict():
                 raise

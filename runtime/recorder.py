@@ -18,7 +18,8 @@ import torch
 import torch.utils._device
 
 from precast.artifact_store.constants import untag
-from precast.artifact_store.guards import Guard, Path, Predicate, Step
+from precast.artifact_store.expressions import leaves, postfix
+from precast.artifact_store.guards import Guard, Path, Predicate
 from precast.runtime.guard_eval import compile_checker
 from precast.runtime.objects import ABSENT, Opaque, instance_dict, lacks_on_class, read_attribute
 from precast.runtime.paths import describe
@@ -26,7 +27,7 @@ from precast.runtime.paths import describe
 _SCALARS = (int, float, str, bytes)
 _IMMUTABLE = (int, float, complex, str, bytes, bool, type(None), range, torch.dtype, torch.device, torch.layout, torch.memory_format)
 _MAX_PAIRS = 64
-_RELATIONS = (Predicate.SAME_AS, Predicate.NOT_ALIASED, Predicate.GLOBAL_STATE, Predicate.CLASSES)
+_RELATIONS = (Predicate.SAME_AS, Predicate.NOT_ALIASED, Predicate.GLOBAL_STATE, Predicate.CLASSES, Predicate.SHAPE)
 Cells = Callable[[], Mapping[str, Any]]
 
 
@@ -65,6 +66,7 @@ class Plan:
         self.names = tuple(names)
         self.function = function
         self.under: dict[Path, dict[Path, None]] = {}
+        self.free = _free_numbers(self.guards)
         self.at: dict[Path, list[int]] = {}
         for index, guard in enumerate(self.guards):
             self.at.setdefault(guard.path, []).append(index)
@@ -89,6 +91,14 @@ class Plan:
             self._checkers[indices] = compile_checker([self.guards[i] for i in indices])
         check, names = self._checkers[indices], self.names
         return lambda values: check(dict(zip(names, values, strict=True)), cells())
+
+
+def _free_numbers(guards: Sequence[Guard]) -> frozenset[Path]:
+    """Paths of plain numbers and strings of which only the type matters."""
+    kinds: dict[Path, set[Predicate]] = {}
+    for guard in guards:
+        kinds.setdefault(guard.path, set()).add(guard.predicate)
+    return frozenset(path for path, found in kinds.items() if Predicate.TYPE in found and found <= {Predicate.TYPE, Predicate.NOT_NONE})
 
 
 def record(native: Any, plan: Plan, local_values: Mapping[str, Any], cells: Cells, bound: Sequence[Any] = ()) -> Any:
@@ -161,7 +171,7 @@ class _Recording:
         self.slot(self.plan.function, "code")  # a function may be given another body
         roots = dict.fromkeys(path[:1] for path in (*self.plan.at, *self.plan.under))
         for root in sorted(roots, key=lambda path: path[0][0] != "local"):
-            self._enter(root, lambda root=root: self._root(root[0]))  # type: ignore[misc]
+            self._enter(root, lambda root=root: self._root(root))  # type: ignore[misc]
         for index, guard in enumerate(self.plan.guards):
             if guard.predicate in _RELATIONS:
                 self._attempt(index, lambda guard=guard: self._relation(guard))  # type: ignore[misc]
@@ -187,7 +197,7 @@ class _Recording:
                 if self.plan.guards[index].predicate not in _RELATIONS:
                     self._attempt(index, lambda index=index: self._guard(self.plan.guards[index], path, place))  # type: ignore[misc]  # noqa: B023
             for child in self.plan.under.get(path, ()):
-                stack.append((child, lambda child=child, place=place: self._step(place, child[-1])))  # type: ignore[misc]
+                stack.append((child, lambda child=child, place=place: self._step(place, child)))  # type: ignore[misc]
 
     def _attempt(self, index: int, action: Callable[[], None]) -> None:
         try:
@@ -204,10 +214,10 @@ class _Recording:
             self.opaque.update(self.plan.at.get(path, ()))
             stack.extend(self.plan.under.get(path, ()))
 
-    def _root(self, root: Step) -> Any:
-        match root:
+    def _root(self, path: Path) -> Any:
+        match path[0]:
             case ("local", name):
-                return self._live(self.table.local(self.plan.names.index(name)), self.local_values[name])
+                return self._live(self.table.local(self.plan.names.index(name)), self.local_values[name], path)
             case ("cell", name):
                 closure = self.plan.function.__closure__ or ()
                 cell = closure[self.plan.function.__code__.co_freevars.index(name)]
@@ -228,11 +238,11 @@ class _Recording:
                 return None
         raise Opaque
 
-    def _live(self, number: int, value: Any) -> Any:
+    def _live(self, number: int, value: Any, path: Path) -> Any:
         """A value of the call: what comes fresh each time is a Live; anything else has to be this very object."""
         kind = type(value)
         if kind in _SCALARS:
-            self.table.live(number, "equal", value)
+            self.table.live(number, *(("type", kind) if path in self.plan.free else ("equal", value)))
             return Live(number, value)
         if kind is tuple or kind is list:
             self.table.live(number, kind.__name__, len(value))
@@ -245,9 +255,10 @@ class _Recording:
         self.table.live(number, "pointer", value)
         return value
 
-    def _step(self, place: Any, step: Step) -> Any:
+    def _step(self, place: Any, path: Path) -> Any:
+        step = path[-1]
         if isinstance(place, Live):
-            return self._live_step(place, step)
+            return self._live_step(place, path)
         match step:
             case ("attr", name):
                 return self._present(read_attribute(place, name, self))
@@ -316,15 +327,15 @@ class _Recording:
             return tuple.__getitem__(place, key)
         raise Opaque
 
-    def _live_step(self, place: Live, step: Step) -> Any:
+    def _live_step(self, place: Live, path: Path) -> Any:
         value = place.value
-        match step:
+        match path[-1]:
             case ("item", tagged) if isinstance(value, dict):
                 key = untag(tagged)
-                return self._live(place.number + list(value).index(key), value[key])
+                return self._live(place.number + list(value).index(key), value[key], path)
             case ("item", tagged) if isinstance(value, (tuple, list)):
                 position = range(len(value))[untag(tagged)]
-                return self._live(self.table.item(place.number, position), value[position])
+                return self._live(self.table.item(place.number, position), value[position], path)
             case ("key", position) if isinstance(value, dict):
                 return list(value)[position]
             case ("type",):
@@ -439,6 +450,8 @@ class _Recording:
         elif guard.predicate is Predicate.CLASSES:
             for path, _, _ in guard.constant["classes"]:
                 self._class(self._place(path))
+        elif guard.predicate is Predicate.SHAPE:
+            self._shape(guard.constant)
         else:
             self._distinct(guard.constant)
 
@@ -452,7 +465,7 @@ class _Recording:
         """What `path` led to; walked now where no guard is on it."""
         if path not in self.places:
             parent = self._place(path[:-1]) if len(path) > 1 else None
-            self.places[path] = self._step(parent, path[-1]) if len(path) > 1 else self._root(path[0])
+            self.places[path] = self._step(parent, path) if len(path) > 1 else self._root(path)
         place = self.places[path]
         if place is Opaque:
             raise Opaque
@@ -471,6 +484,19 @@ class _Recording:
                 self.table.live(place.number, "different", other.number)
             for constant in fixed:
                 self.table.live(place.number, "other", constant)
+
+    def _shape(self, constant: Mapping[str, Any]) -> None:
+        """A relation between numbers of the call. What objects that live on add to it is as it was recorded of them."""
+        places = [self._place(path) for path in constant["paths"]]
+        read = {leaf[1] for leaf in leaves(constant["expr"])}
+        if all(isinstance(places[k], Live) for k in read):
+            try:
+                program = postfix(constant["expr"], lambda k: int(places[k].number))
+            except ValueError as error:
+                raise Opaque from error
+            self.table.shape(tuple(program))
+        elif any(isinstance(places[k], Live) for k in read):
+            raise Opaque
 
     def _state(self) -> None:
         """torch's state as cheap calls whose results have to stay what they are now."""

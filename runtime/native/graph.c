@@ -1,12 +1,15 @@
 /* The fast graph callable: bound tensors once, per-call tensors from the arguments, precast_run without the GIL, outputs wrapped. */
 #include "native.h"
 
+#include <limits.h>
+
 typedef int (*run_function)(void *const *, void *const *, void **, void *, char *, int64_t);
 typedef int (*prepare_function)(void *const *, void *const *, void **, char *, int64_t);
 typedef void (*release_function)(void *const *, void *);
 
 #define ERROR_CAPACITY 4096
 #define STACK_WORDS 512
+#define READ INT_MIN
 
 /* A prepared state (packed weights), shared by the calls that run with it; released with the last. */
 typedef struct {
@@ -19,6 +22,13 @@ typedef struct {
     uint32_t version;
 } Stamp;
 
+/* A number that is read off a tensor among the inputs: 's' size, 'd' stride, 'o' storage offset. */
+typedef struct {
+    Py_ssize_t input, from;
+    int64_t dim;
+    char what;
+} Read;
+
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
@@ -27,7 +37,9 @@ typedef struct {
     release_function release;
     void *const *table;
     Py_ssize_t inputs, outputs, arguments;
-    int *sources;      /* per input: >= 0 argument position, < 0 bound tensor -1 - i */
+    int *sources;      /* per input: >= 0 argument position, < 0 bound tensor -1 - i, READ */
+    Read *reads;
+    Py_ssize_t read_count;
     char *input_kinds; /* 't' tensor, 'i' integer, 'f' float */
     char *output_kinds;
     PyObject *bound;  /* tuple of tensors */
@@ -122,6 +134,26 @@ static int fill_word(GraphCall *self, Py_ssize_t i, PyObject *value, void **word
     }
 }
 
+static int fill_reads(GraphCall *self, void **words) {
+    for (Py_ssize_t i = 0; i < self->read_count; i++) {
+        Read *read = &self->reads[i];
+        void *handle = words[read->from];
+        int64_t dim = 0, number = 0, *list = NULL;
+        int failed = layout.dim(handle, &dim);
+        if (!failed && read->what == 'o') failed = layout.offset(handle, &number);
+        else if (!failed) {
+            failed = read->dim >= dim || (read->what == 's' ? layout.sizes : layout.strides)(handle, &list);
+            if (!failed) number = list[read->dim];
+        }
+        if (failed) {
+            PyErr_Format(PyExc_RuntimeError, "compiled graph input %zd cannot be read off input %zd", read->input, read->from);
+            return -1;
+        }
+        words[read->input] = (void *)(intptr_t)number;
+    }
+    return 0;
+}
+
 static PyObject *collect_outputs(GraphCall *self, void **outputs) {
     PyObject *raw = PyTuple_New(self->outputs);
     for (Py_ssize_t i = 0; i < self->outputs; i++) {
@@ -139,12 +171,18 @@ static PyObject *collect_outputs(GraphCall *self, void **outputs) {
     return raw;
 }
 
-static PyObject *finish_outputs(GraphCall *self, PyObject *raw, PyObject *const *args) {
+static PyObject *finish_outputs(GraphCall *self, PyObject *raw, PyObject *const *args, void **words) {
     PyObject *inputs = PyTuple_New(self->inputs);
     if (!inputs) return NULL;
     for (Py_ssize_t i = 0; i < self->inputs; i++) {
         int source = self->sources[i];
-        PyTuple_SET_ITEM(inputs, i, Py_NewRef(source >= 0 ? args[source] : PyTuple_GET_ITEM(self->bound, -1 - source)));
+        PyObject *value = source == READ ? PyLong_FromLongLong((long long)(intptr_t)words[i])
+                                         : Py_NewRef(source >= 0 ? args[source] : PyTuple_GET_ITEM(self->bound, -1 - source));
+        if (!value) {
+            Py_DECREF(inputs);
+            return NULL;
+        }
+        PyTuple_SET_ITEM(inputs, i, value);
     }
     PyObject *result = PyObject_CallFunctionObjArgs(self->finish, raw, inputs, NULL);
     Py_DECREF(inputs);
@@ -179,8 +217,10 @@ static PyObject *graph_call(PyObject *object, PyObject *const *args, size_t flag
     memset(outputs, 0, self->outputs * sizeof(void *));
     for (Py_ssize_t i = 0; i < self->inputs; i++) {
         int source = self->sources[i];
+        if (source == READ) continue;
         if (fill_word(self, i, source >= 0 ? args[source] : PyTuple_GET_ITEM(self->bound, -1 - source), &words[i]) < 0) goto done;
     }
+    if (self->read_count && fill_reads(self, words) < 0) goto done;
     if (self->prepare && !(state = state_current(self, words)) && self->prepare) goto done;
     int failed;
     Py_INCREF(object); /* the arguments and bound tensors are held by the caller and by this object */
@@ -192,7 +232,7 @@ static PyObject *graph_call(PyObject *object, PyObject *const *args, size_t flag
     } else {
         result = collect_outputs(self, outputs);
         if (result && self->finish) {
-            PyObject *finished = finish_outputs(self, result, args);
+            PyObject *finished = finish_outputs(self, result, args, words);
             Py_SETREF(result, finished);
         }
     }
@@ -201,6 +241,21 @@ static PyObject *graph_call(PyObject *object, PyObject *const *args, size_t flag
 done:
     if (words != stack) PyMem_Free(words);
     return result;
+}
+
+/* given: ("size" | "stride", input, dim) or ("offset", input) */
+static int add_read(GraphCall *self, Py_ssize_t input, PyObject *given, Py_ssize_t inputs) {
+    const char *what;
+    Py_ssize_t from;
+    long long dim = 0;
+    if (!PyArg_ParseTuple(given, "sn|L", &what, &from, &dim)) return -1;
+    if (from < 0 || from >= inputs || self->input_kinds[from] != 't' || dim < 0) {
+        PyErr_Format(PyExc_ValueError, "input %zd: there is no tensor at %zd to read a %s off", input, from, what);
+        return -1;
+    }
+    self->sources[input] = READ;
+    self->reads[self->read_count++] = (Read){input, from, dim, !strcmp(what, "size") ? 's' : !strcmp(what, "stride") ? 'd' : 'o'};
+    return 0;
 }
 
 /* GraphCall(run, prepare, release, table, sources, input_kinds, output_kinds, bound, finish, library) */
@@ -220,16 +275,25 @@ static PyObject *graph_new(PyTypeObject *type, PyObject *arguments, PyObject *ke
     self->vectorcall = graph_call;
     self->sources = PyMem_Calloc(inputs + 1, sizeof(int));
     self->stamps = PyMem_Calloc(count + 1, sizeof(Stamp));
+    self->reads = PyMem_Calloc(inputs + 1, sizeof(Read));
     self->input_kinds = PyMem_Malloc(inputs + 1);
     self->output_kinds = PyMem_Malloc(strlen(output_kinds) + 1);
-    if (!self->sources || !self->stamps || !self->input_kinds || !self->output_kinds) {
+    if (!self->sources || !self->stamps || !self->reads || !self->input_kinds || !self->output_kinds) {
         Py_DECREF(self);
         return PyErr_NoMemory();
     }
     strcpy(self->input_kinds, input_kinds);
     strcpy(self->output_kinds, output_kinds);
     for (Py_ssize_t i = 0; i < inputs; i++) {
-        int source = (int)PyLong_AsLong(PyTuple_GET_ITEM(sources, i));
+        PyObject *given = PyTuple_GET_ITEM(sources, i);
+        if (PyTuple_Check(given)) {
+            if (add_read(self, i, given, inputs) < 0) {
+                Py_DECREF(self);
+                return NULL;
+            }
+            continue;
+        }
+        int source = (int)PyLong_AsLong(given);
         if (source < -count || PyErr_Occurred()) {
             Py_DECREF(self);
             return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "input %zd: there is no bound tensor %d", i, -1 - source);
@@ -278,6 +342,7 @@ static void graph_dealloc(PyObject *object) {
     Py_XDECREF(self->library);
     PyMem_Free(self->sources);
     PyMem_Free(self->stamps);
+    PyMem_Free(self->reads);
     PyMem_Free(self->input_kinds);
     PyMem_Free(self->output_kinds);
     Py_TYPE(object)->tp_free(object);

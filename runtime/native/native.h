@@ -48,6 +48,11 @@ PyObject *dispatcher_force_eager(PyObject *module, PyObject *value);
 
 static inline int is_tensor(PyObject *object) { return layout.ready && PyObject_TypeCheck(object, layout.tensor_type); }
 
+/* Shape relations (shape.c). 1: the program's value is not zero; 0: it is, or it overflows, divides by zero or reads what is not there. */
+int shape_holds(const int64_t *program, Py_ssize_t count, PyObject *const *values);
+/* -1 with an exception set where a program is malformed or names a value from `values` on. */
+int shape_problem(const int64_t *program, Py_ssize_t count, int values);
+
 /* 1: what the table recorded is unchanged, so its guards hold; 0: something changed; -1: an exception is set. `locals` may hold NULLs. */
 int table_check(PyObject *table, PyObject *const *locals, Py_ssize_t count);
 

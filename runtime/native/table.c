@@ -59,7 +59,7 @@ typedef struct {
     PyObject *function, *expected;
 } Probe;
 
-enum { LOCAL, POINTER, OTHER, EQUAL, TUPLE, LIST, ITEM, DICT, TENSOR, DIFFERENT };
+enum { LOCAL, POINTER, OTHER, EQUAL, TUPLE, LIST, ITEM, DICT, TENSOR, DIFFERENT, TYPE, SHAPE };
 
 typedef struct {
     int kind;
@@ -237,7 +237,7 @@ static int live_holds(Table *self, PyObject *const *locals, Py_ssize_t count) {
     PyObject *values[MAX_VALUES];
     for (size_t i = 0; i < self->live_count; i++) {
         Live *op = &self->live[i];
-        PyObject *value = op->kind == LOCAL ? (op->count < count ? locals[op->count] : NULL) : values[op->source];
+        PyObject *value = op->kind == SHAPE ? Py_None : op->kind == LOCAL ? (op->count < count ? locals[op->count] : NULL) : values[op->source];
         int holds = value != NULL;
         if (holds) switch (op->kind) {
             case LOCAL: values[op->target] = value; break;
@@ -250,6 +250,8 @@ static int live_holds(Table *self, PyObject *const *locals, Py_ssize_t count) {
             case DICT: holds = dict_fits(op, value, values); break;
             case TENSOR: holds = tensor_fits(op, value); break;
             case DIFFERENT: holds = value != values[op->target]; break;
+            case TYPE: holds = (PyObject *)Py_TYPE(value) == op->object; break;
+            case SHAPE: holds = shape_holds(op->numbers, op->count, values); break;
             default: holds = 0;
             }
         if (holds != 1) return holds;
@@ -491,7 +493,7 @@ static PyObject *table_fields(PyObject *object, PyObject *arguments) {
     return number;
 }
 
-/* live(value, kind, operand): "pointer" or "other" (not this object), "equal", "tuple" or "list" of a length, "different" (another value) */
+/* live(value, kind, operand): "pointer" or "other" (not this object), "equal", "tuple" or "list" of a length, "different" (another value), "type" */
 static PyObject *table_live(PyObject *object, PyObject *arguments) {
     Table *self = (Table *)object;
     int source, kind;
@@ -499,7 +501,7 @@ static PyObject *table_live(PyObject *object, PyObject *arguments) {
     PyObject *operand;
     if (!PyArg_ParseTuple(arguments, "isO", &source, &name, &operand)) return NULL;
     static const struct { const char *name; int kind; } kinds[] = {
-        {"pointer", POINTER}, {"other", OTHER}, {"equal", EQUAL}, {"tuple", TUPLE}, {"list", LIST}, {"different", DIFFERENT}};
+        {"pointer", POINTER}, {"other", OTHER}, {"equal", EQUAL}, {"tuple", TUPLE}, {"list", LIST}, {"different", DIFFERENT}, {"type", TYPE}};
     kind = -1;
     for (size_t i = 0; i < sizeof(kinds) / sizeof(*kinds); i++)
         if (!strcmp(name, kinds[i].name)) kind = kinds[i].kind;
@@ -549,6 +551,24 @@ static PyObject *table_live_tensor(PyObject *object, PyObject *arguments) {
     op->object = (PyObject *)Py_TYPE(example);
     op->numbers = numbers;
     Py_RETURN_TRUE;
+}
+
+/* shape(program): a relation between numbers of the values, as runtime/native/shape.c evaluates it */
+static PyObject *table_shape(PyObject *object, PyObject *program) {
+    Table *self = (Table *)object;
+    if (!PyTuple_Check(program)) return PyErr_Format(PyExc_TypeError, "a tuple of integers is needed");
+    Py_ssize_t count = PyTuple_GET_SIZE(program);
+    int64_t *numbers = PyMem_Calloc(count + 1, sizeof(int64_t));
+    if (!numbers) return PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < count; i++) numbers[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(program, i));
+    Live *op = PyErr_Occurred() || shape_problem(numbers, count, self->values) < 0 ? NULL : push_live(self, SHAPE, 0);
+    if (!op) {
+        PyMem_Free(numbers);
+        return NULL;
+    }
+    op->numbers = numbers;
+    op->count = count;
+    Py_RETURN_NONE;
 }
 
 static PyObject *table_check_method(PyObject *object, PyObject *locals) {
@@ -614,6 +634,7 @@ static PyMethodDef table_methods[] = {
     {"fields", table_fields, METH_VARARGS, "The entries of a dict value."},
     {"live", table_live, METH_VARARGS, "Check a value."},
     {"live_tensor", table_live_tensor, METH_VARARGS, "Check a tensor value."},
+    {"shape", table_shape, METH_O, "Check a relation between sizes and numbers."},
     {"check", table_check_method, METH_O, "Whether everything recorded still holds."},
     {"sizes", table_sizes, METH_NOARGS, "How many entries of each kind."},
     {NULL, NULL, 0, NULL},

@@ -12,6 +12,7 @@ from precast.capture import CapturedFrame
 from precast.capture.entry import called
 from precast.runtime.entry import LocalsOf, entry_of
 from precast.runtime.frame_code import build
+from precast.runtime.graph import graph_inputs
 from precast.runtime.graph_outputs import graph_outputs
 from precast.runtime.paths import resolve
 
@@ -34,7 +35,7 @@ def rebuilt(frame: CapturedFrame, fn: Any, values: dict[str, Any], graph: Callab
     run = graph or frame.graph
 
     def graph_callable(*per_call: Any) -> Any:
-        inputs = [bound[i] if inp.bound else per_call[inp.position] for i, inp in enumerate(frame.inputs)]
+        inputs = graph_inputs(frame.inputs, list(bound.values()), per_call)
         return graph_outputs(frame.outputs, run(*inputs), inputs)
 
     entry = entry_of(called(fn))

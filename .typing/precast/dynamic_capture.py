@@ -1,0 +1,1 @@
+../../precast/dynamic_capture.py

@@ -1,0 +1,58 @@
+"""Which sizes and numbers the next capture of a program keeps symbolic, and what happens when symbols cannot be compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from precast.artifact_store.manifest import guard_rows
+from precast.capture import Dynamic
+from precast.runtime.errors import Refused
+from precast.runtime.log import logger
+from precast.runtime.program import Program, strict
+from precast.runtime.varied import Varied, varied
+
+T = TypeVar("T")
+
+
+class SymbolsRefused(Refused):
+    """What cannot be compiled with symbolic sizes can perhaps be with those of the call at hand."""
+
+
+def dynamic_of(program: Program, local_values: Mapping[str, Any]) -> Dynamic:
+    """By the program's options, and by what its variants (stored ones first of all) were made for."""
+    mode = program.options["dynamic"]
+    changed: Varied = {}
+    if mode == "auto":
+        stored = [manifest.guard_rows for manifest in program.store.variants(program.key)]
+        here = [guard_rows(variant.all_guards()) for variant in program.variants if not variant.stored]
+        changed = varied([*stored, *here], local_values, program.locals_of.cells())
+    return Dynamic(mode, changed)
+
+
+def with_symbols_or_without(name: str, dynamic: Dynamic, compile_with: Callable[[Dynamic], T]) -> T:
+    """`compile_with(dynamic)`; where symbols are refused, compiled again for the sizes of this call only, and said so."""
+    try:
+        return compile_with(dynamic)
+    except SymbolsRefused as refused:
+        say = logger("dynamic").warning if dynamic.mode == "yes" else logger("dynamic").info
+        say("%s is compiled for the sizes of this call only: %s", name, refused.reason)
+        return compile_with(replace(dynamic, mode="no", varied={}))
+
+
+def symbolic_build(build: Callable[[], T], symbolic: bool) -> T:
+    """`build()`, with what it refuses turned into SymbolsRefused where the graph is symbolic."""
+    if not symbolic:
+        return build()
+    try:
+        return build()
+    except Refused as refused:
+        raise SymbolsRefused(refused.reason, refused.hint) from refused
+    except Exception as error:
+        if strict():
+            raise
+        raise SymbolsRefused(f"compiling it with symbolic sizes failed ({type(error).__name__}: {error})") from error
+
+
+__all__ = ["SymbolsRefused", "dynamic_of", "symbolic_build", "with_symbols_or_without"]

@@ -1,0 +1,64 @@
+"""What changed between a call and the variants that are known: the sizes, strides and numbers that the next compile makes symbolic.
+
+The knowledge is in the variants' guards, hence in the store: a fresh process does not learn it again, and no program learns from another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from precast.artifact_store.guards import Path, Predicate
+from precast.artifact_store.manifest import GuardRow
+from precast.runtime.paths import PathError, resolve
+
+Varied = dict[Path, tuple[tuple[str, int], ...]]
+_INT = "builtins:int"
+
+
+def varied(variants: Iterable[Iterable[GuardRow]], local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> Varied:
+    """Path -> the ("size" | "stride", dim) of a tensor that differ from what some variant was made for, or are free in it; () for an int.
+
+    As in torch: where the number of dimensions differs all of them count, and strides only where all sizes are equal.
+    """
+    found: dict[Path, dict[tuple[str, int], None]] = {}
+    for rows in variants:
+        typed: set[Path] = set()
+        fixed: set[Path] = set()
+        for path, predicate, constant in rows:
+            if predicate == Predicate.TENSOR:
+                value = _at(path, local_values, cells)
+                if isinstance(value, torch.Tensor) and (differing := _differing(value, constant)):
+                    found.setdefault(path, {}).update(dict.fromkeys(differing))
+            elif predicate == Predicate.TYPE and constant == _INT:
+                typed.add(path)
+            elif predicate == Predicate.EQUALS and constant[0] == "int":
+                fixed.add(path)
+                if type(value := _at(path, local_values, cells)) is int and value != constant[1]:
+                    found.setdefault(path, {})
+        for path in typed - fixed:  # free in that variant
+            if type(_at(path, local_values, cells)) is int:
+                found.setdefault(path, {})
+    return {path: tuple(differing) for path, differing in found.items()}
+
+
+def _at(path: Path, local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> Any:
+    try:
+        return resolve(path, local_values, cells)
+    except PathError:
+        return None
+
+
+def _differing(value: torch.Tensor, spec: Mapping[str, Any]) -> list[tuple[str, int]]:
+    size = spec["size"]
+    if len(size) != value.dim():
+        return [("size", dim) for dim in range(value.dim())]
+    sizes = [("size", dim) for dim, wanted in enumerate(size) if wanted != value.size(dim)]
+    if sizes or value.layout is not torch.strided:
+        return sizes
+    return [("stride", dim) for dim, wanted in enumerate(spec["stride"]) if wanted != value.stride(dim)]
+
+
+__all__ = ["Varied", "varied"]

@@ -1,0 +1,249 @@
+"""Dynamic shapes through the whole of precast: how often it compiles, what one guard table serves, what a fresh process knows."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+
+import precast
+from precast.artifact_store import Store, expressions
+from precast.runtime import limits, native
+from precast.runtime.api import site_of
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_torch() -> Iterator[None]:
+    torch._dynamo.reset()
+    limits._all.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def compiles() -> int:
+    """Since the test began, of all programs."""
+    return sum(limits._all.values())
+
+
+def scale(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x * 2 + 1)
+
+
+def shift(x: torch.Tensor, n: int) -> torch.Tensor:
+    return x * n + x.size(0)
+
+
+def pair(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x @ y
+
+
+def rows(x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(x.size(0) * x.size(1), -1).sum(-1)
+
+
+Calls = list[tuple[Any, ...]]
+SEQUENCES: dict[str, tuple[Callable[..., Any], Callable[[], Calls]]] = {
+    "one length": (scale, lambda: [(torch.randn(n, 4),) for n in (3, 3, 3)]),
+    "many lengths": (scale, lambda: [(torch.randn(n, 4),) for n in (3, 4, 5, 9, 33)]),
+    "two dims, one after the other": (scale, lambda: [(torch.randn(*s),) for s in ((3, 4), (5, 4), (5, 6), (7, 8), (9, 9))]),
+    "down to one and none": (scale, lambda: [(torch.randn(n, 4),) for n in (5, 6, 7, 1, 1, 0, 8)]),
+    "from one": (scale, lambda: [(torch.randn(n, 4),) for n in (1, 2, 3, 1, 5)]),
+    "numbers": (shift, lambda: [(torch.randn(4, 4), n) for n in (3, 5, 7, 9)]),
+    "numbers down to one": (shift, lambda: [(torch.randn(4, 4), n) for n in (3, 5, 1, 0, 9)]),
+    "numbers and lengths": (shift, lambda: [(torch.randn(n, 4), n) for n in (3, 5, 7, 2)]),
+    "equal sizes": (pair, lambda: [(torch.randn(n, n), torch.randn(n, n)) for n in (3, 4, 5, 6)]),
+    "sizes that come apart": (pair, lambda: [(torch.randn(a, b), torch.randn(b, a)) for a, b in ((3, 3), (4, 4), (5, 6), (7, 9))]),
+    "another rank": (scale, lambda: [(torch.randn(3, 4),), (torch.randn(3, 4, 5),), (torch.randn(3, 4, 7),), (torch.randn(6, 8),)]),
+    "server": (rows, lambda: [(torch.randn(b, t, 4),) for b, t in ((2, 8), (2, 8), (3, 17), (8, 5), (4, 64), (2, 9))]),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True, False])
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_it_compiles_as_often_as_torch(store: Store, name: str, dynamic: bool | None) -> None:
+    function, make = SEQUENCES[name]
+    calls = make()
+    counter = CompileCounter()
+    theirs = torch.compile(function, backend=counter, dynamic=dynamic)
+    ours = precast.compile(function, store=store, dynamic=dynamic)
+    counts = []
+    for args in calls:
+        torch.testing.assert_close(ours(*args), function(*args))
+        theirs(*args)
+        counts.append((compiles(), counter.frame_count))
+    assert [a for a, _ in counts] == [b for _, b in counts]
+
+
+def test_one_table_serves_every_size(store: Store, native_store: Store) -> None:
+    compiled = precast.compile(shift, store=native_store, dynamic=True, name="one table")
+    compiled(torch.randn(5, 4), 9)
+    for _ in range(4):
+        compiled(torch.randn(5, 4), 9)
+    dispatcher = site_of(compiled).call
+    before = dispatcher.hits
+    for n in range(2, 66):
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(compiled(x, n + 1), shift(x, n + 1))
+    assert compiles() <= 1
+    assert dispatcher.hits - before == 64
+
+
+def test_the_native_runtime_computes_as_python_does(native_store: Store) -> None:
+    module = native.loaded()
+    assert module is not None
+    draw = random.Random(torch.randint(2**31, ()).item())
+    x, n = torch.empty_strided((3, 5), (7, 1)), 6
+    held = 0
+    for _ in range(600):
+        expression = _random_expression(draw, 3)
+        table = module.Table()
+        numbers = [table.local(0), table.local(1)]
+        table.shape(tuple(expressions.postfix(expression, numbers.__getitem__)))
+        try:
+            wanted = bool(expressions.evaluate(expression, [x, n]))
+        except ZeroDivisionError:
+            wanted = False
+        assert table.check((x, n)) == wanted, expression
+        held += wanted
+    assert 50 < held < 550
+
+
+def _random_expression(draw: random.Random, depth: int) -> Any:
+    if depth == 0 or draw.random() < 0.2:
+        return draw.choice([draw.randint(-3, 9), ("size", 0, 1), ("size", 0, 0), ("stride", 0, 0), ("offset", 0), ("int", 1)])
+    operator = draw.choice(expressions.OPERATORS)
+    if operator == "**":
+        return (operator, _random_expression(draw, 0), draw.randint(0, 3))
+    count = {"neg": 1, "not": 1, "abs": 1, "if": 3, "+": 3, "*": 3}.get(operator, 2)
+    return (operator, *(_random_expression(draw, depth - 1) for _ in range(count)))
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [((), "malformed"), ((16, 2, 0), "malformed"), ((1, 9, 0), "malformed"), ((0, 1), "malformed"), ((0, 1, 0) * 65, "malformed")],
+)
+def test_a_malformed_shape_program_is_refused(native_store: Store, program: tuple[int, ...], why: str) -> None:
+    table = native.loaded().Table()  # type: ignore[union-attr]
+    table.local(0)
+    with pytest.raises(ValueError, match=why):
+        table.shape(program)
+
+
+def test_numbers_beyond_64_bits_miss(native_store: Store) -> None:
+    table = native.loaded().Table()  # type: ignore[union-attr]
+    table.shape(tuple(expressions.postfix(("<", 0, ("int", 0)), [table.local(0)].__getitem__)))
+    assert table.check((3,)) and not table.check((-3,)) and not table.check((2**64,)) and not table.check((3.0,))
+    table.shape(tuple(expressions.postfix(("<", 0, ("*", ("int", 0), ("int", 0), ("int", 0))), [0].__getitem__)))
+    assert table.check((3,)) and not table.check((2**40,))
+
+
+def test_two_programs_do_not_learn_from_each_other(store: Store) -> None:
+    first, second = (precast.compile(scale, store=store, name=name) for name in ("first", "second"))
+    for n in (3, 5):
+        first(torch.randn(n, 4))
+    second(torch.randn(7, 4))
+    guards = site_of(second).programs[0].variants[0].guards
+    assert not any(guard.predicate == "shape" for guard in guards)
+
+
+def test_mutation_and_aliasing_at_every_size(store: Store) -> None:
+    def program(x: torch.Tensor) -> Any:
+        x.mul_(2)
+        y = x + 1
+        return x, x[1:], y, y.t(), x.size(0)
+
+    compiled = precast.compile(program, store=store, dynamic=True, fullgraph=True)
+    for n in (4, 5, 9, 30):
+        x = torch.randn(n, 3)
+        want_x = x.clone()
+        got, want = compiled(x), program(want_x)
+        torch.testing.assert_close(x, want_x)
+        assert got[0] is x and got[4] == n
+        assert got[1].untyped_storage()._cdata == x.untyped_storage()._cdata
+        assert got[3].untyped_storage()._cdata == got[2].untyped_storage()._cdata
+        for a, b in zip(got[:4], want[:4], strict=True):
+            torch.testing.assert_close(a, b)
+            assert a.stride() == b.stride()
+        rows = torch.randn(2 * n, 3)
+        torch.testing.assert_close(compiled(rows[::2])[2], program(rows[::2].clone() / 2)[2])
+    assert compiles() == 2, "contiguous, and every other row"
+
+
+PROGRAM = """
+import sys
+import torch
+import precast
+
+def step(x, n):
+    return torch.softmax(x * n, -1).sum(0)[1:], x.size(0) + n
+
+compiled = {compile}
+with torch.no_grad():
+    for n in {sizes}:
+        x = torch.randn(n, n + 2)
+        for _ in range(3):
+            got, want = compiled(x, n), step(x, n)
+            assert torch.allclose(got[0], want[0], rtol=1e-4, atol=1e-5) and got[1] == want[1]
+program = precast.runtime.api.site_of(compiled).programs[0]
+print(sum(precast.runtime.limits._all.values()), len(program.variants), any(m.startswith(("torch._dynamo", "sympy")) for m in sys.modules))
+"""
+
+
+def run(folder: Path, **fields: Any) -> str:
+    (folder / "dynamic_program.py").write_text(textwrap.dedent(PROGRAM.format(**fields)))
+    command = [sys.executable, "-c", "import dynamic_program"]
+    done = subprocess.run(command, cwd=folder, env=dict(os.environ), capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.strip()
+
+
+def test_a_fresh_process_does_not_relearn(tmp_path: Path) -> None:
+    compile = f"precast.compile(step, store={str(tmp_path / 'store')!r})"
+    assert run(tmp_path, compile=compile, sizes=(3,)) == "1 1 True"
+    assert run(tmp_path, compile=compile, sizes=(5, 6, 7)) == "1 2 True", "what the store knows makes the first compile symbolic"
+    assert run(tmp_path, compile=compile, sizes=(*range(8, 40), 3)) == "0 2 False"
+    load = f"precast.load(step, store={str(tmp_path / 'store')!r})"
+    assert run(tmp_path, compile=load, sizes=(50, 3)) == "0 2 False"
+
+
+def test_a_call_that_fits_no_guard_says_why(store: Store) -> None:
+    compiled = precast.compile(scale, store=store, dynamic=True)
+    compiled(torch.randn(5, 4))
+    text = str(precast.explain_miss(compiled, torch.randn(1, 4)))
+    assert "expected 2 <= x.size(0), found x.size(0) = 1" in text
+
+
+def test_symbols_that_cannot_be_compiled_fall_back_to_the_sizes_of_the_call(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    from precast import driver
+    from precast.runtime.errors import Refused
+
+    original = driver.build_graph
+
+    def build_graph(graph: Any, *rest: Any) -> Any:
+        if any(isinstance(s, torch.SymInt) for n in graph.graph.find_nodes(op="placeholder") for s in getattr(n.meta["val"], "shape", ())):
+            raise Refused("no symbols today")
+        return original(graph, *rest)
+
+    monkeypatch.setattr(driver, "build_graph", build_graph)
+    compiled = precast.compile(scale, store=store, fullgraph=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for n in (3, 4, 5):
+            x = torch.randn(n, 4)
+            torch.testing.assert_close(compiled(x), scale(x))
+    assert compiles() == 3
