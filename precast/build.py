@@ -19,6 +19,7 @@ from precast.runtime.entry import Entry
 from precast.runtime.options import merge_options
 from precast.runtime.program import Program
 from precast.runtime.site import Settings, Site
+from precast.runtime.skips import recall
 from precast.runtime.targets import rank, resolve
 
 log = logging.getLogger("precast.driver")
@@ -64,6 +65,8 @@ class Job:
             return self._outcome(number, target, "there already", found, begin)
         reason = self._precompile(signature, target)
         found = self.find(signature, target)
+        if found is None and self.skipped(target):
+            return self._outcome(number, target, "compiled", None, begin, self.skipped(target))
         if found is None:
             return self._outcome(number, target, "failed", None, begin, reason or self.explain(number, target))
         return self._outcome(number, target, "compiled", found, begin)
@@ -95,7 +98,13 @@ class Job:
         found = self.find(self.loaded.signatures[number - 1], target)
         if found is not None:
             return self._outcome(number, target, "hit", found, begin)
+        if self.skipped(target):
+            return self._outcome(number, target, "hit", None, begin, self.skipped(target))
         return self._outcome(number, target, "miss", None, begin, self.explain(number, target))
+
+    def skipped(self, target: str) -> str:
+        """Why the program is known to stay plain Python, with what it calls compiled; empty where it is not."""
+        return recall(self.store, self.program(target)[0].key, compiles=False)
 
     def explain(self, number: int, target: str) -> str:
         """Why the store does not serve the signature, guard by guard against the nearest variants."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,7 +11,9 @@ from typing import Any
 from precast.runtime.api import StoreLike, open_store
 from precast.runtime.errors import PrecastError
 from precast.runtime.options import merge_options
+from precast.runtime.program import Program
 from precast.runtime.site import Settings, Site
+from precast.runtime.targets import rank
 
 Signature = tuple[tuple[Any, ...], Mapping[str, Any]]
 Progress = Callable[[str], None]
@@ -18,7 +21,10 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class SignatureReport:
-    """`outcome`: "hit" (already stored), "compiled", or "eager" (with the reason). `seconds`: wall time."""
+    """`outcome`: "hit" (already stored), "compiled", "skipped" (stays plain Python, what it calls is compiled) or "eager", with the reason.
+
+    `seconds`: wall time.
+    """
 
     index: int
     target: str
@@ -40,7 +46,7 @@ class Report:
     @property
     def ok(self) -> bool:
         """Whether every signature is served by a stored artifact now."""
-        return all(item.outcome in ("hit", "compiled") for item in self.signatures)
+        return all(item.outcome in ("hit", "compiled", "skipped") for item in self.signatures)
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "ok": self.ok}
@@ -69,6 +75,7 @@ def precompile(
 ) -> Report:
     """Compile `model` for each `(args, kwargs)` of `signatures` and each target, without running it, into the store.
 
+    A program with graph breaks is run once per signature, on copies, where this machine can: what comes after a break depends on values.
     Grad mode and the other global state are those at the call: wrap it in `torch.no_grad()` to prepare inference. Raises OptionError for
     bad options, PrecastError where a signature is not `(args, kwargs)`. What cannot be compiled is in the report, not raised.
     """
@@ -86,10 +93,30 @@ def precompile(
                 progress(f"{program.name}: signature {index + 1} of {len(signatures)} for {target}")
             started = time.perf_counter()
             outcome, artifact_id, reason = program.prepare((*entry.prefix, *args), {**entry.keywords, **kwargs})
+            if outcome == "skipped" or _breaks(program, artifact_id):
+                reason = "; ".join(filter(None, (reason, _rehearse(model, site.settings, program, args, kwargs))))
             reports.append(SignatureReport(index, program.target, outcome, artifact_id, time.perf_counter() - started, reason))
     if program is None:
         raise PrecastError("precompile: give at least one signature and one target")
     return Report(program.name, program.key, str(opened.root), tuple(reports))
+
+
+def _breaks(program: Program, artifact_id: str) -> bool:
+    """Whether the artifact's frame ends at a graph break."""
+    manifest = program.store.get(artifact_id, program.key) if artifact_id else None
+    return manifest is not None and any(frame["code"].get("broken") for frame in manifest.frames)
+
+
+def _rehearse(model: Any, settings: Settings, program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Run a call on copies of the model and the arguments, so that what its graph breaks lead to is compiled; what there is to say."""
+    if rank(program.target) is None:
+        return f"only what comes before the first graph break: this machine cannot run {program.target}, and the rest depends on values"
+    own, own_args, own_kwargs = copy.deepcopy((model, args, dict(kwargs)))
+    try:
+        Site(own, settings).call(*own_args, **own_kwargs)
+    except Exception as error:  # noqa: BLE001 - the call's own error, on a signature that may not be meant to run
+        return f"running it up to its end failed, so what comes after is not compiled: {type(error).__name__}: {error}"
+    return ""
 
 
 def _checked(signature: Any, index: int) -> Signature:

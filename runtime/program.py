@@ -202,6 +202,8 @@ class Program:
         binding = self.find(local_values) if rank(self.target) is not None else None
         if binding is not None and binding.variant.stored and binding.variant.target == self.target:
             return "hit", binding.variant.artifact_id, ""
+        if self._skipped:
+            return "skipped", "", self._eager_reason
         with _compile_lock:
             compiled = self.on_compile() if self.on_compile is not None else None
             try:
@@ -209,7 +211,12 @@ class Program:
                 if isinstance(outcome, Deferred):
                     outcome = outcome.finish()  # whoever prepares waits
             except Refused as refusal:
-                return "eager", "", refusal.reason + (f" ({refusal.hint})" if refusal.hint else "")
+                text = refusal.reason + (f" ({refusal.hint})" if refusal.hint else "")
+                if refusal.skipped and not self.options["fullgraph"]:
+                    self._skip(text)
+                    self._keep_skip(text)
+                    return "skipped", "", self._eager_reason
+                return "eager", "", text
             finally:
                 if compiled is not None:
                     compiled()
