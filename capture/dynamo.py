@@ -180,7 +180,7 @@ def _compile(
                 restart_reasons=set(),
                 frame_state={},
             )
-            if finished is not None:
+            if finished is not None and out.tracer_output.output_graph is not None:
                 finished(out.tracer_output.output_graph)
             return out
     except ConstraintViolationError as error:
