@@ -114,6 +114,8 @@ def _candidate_names(value: Any) -> list[str]:
         if isinstance(owner, type):
             names.append(f"{type_name(owner)}.{getattr(value, '__name__', qualname)}")
         bare = getattr(value, "__name__", qualname)
+        if isinstance(module, str) and bare != qualname:  # functions of C++ modules carry their record's name in front
+            names.append(f"{module}:{bare}")
         names += [f"builtins:{qualname}", *(f"{place}:{bare}" for place in _TORCH_NAMESPACES)]
     op = _op_name(value)
     return names + ([op] if op else [])

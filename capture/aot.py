@@ -16,6 +16,8 @@ from torch._dynamo import compiled_autograd
 from torch._functorch._aot_autograd.graph_compile import aot_stage1_graph_capture
 from torch._functorch._aot_autograd.schemas import MutationType, OutputType
 from torch._functorch.aot_autograd import create_aot_state, prepare_aot_module_simplified
+from torch._higher_order_ops import effects
+from torch._subclasses.functional_tensor import PythonFunctionalizeAPI
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from precast.artifact_store.expressions import Expression
@@ -53,7 +55,7 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
         if own_tensors:
             raise CaptureRefused("the traced code registers tensors of its own inside the graph")
         stack.enter_context(compiled_autograd._disable())
-        stack.enter_context(_checks_as_calls())
+        stack.enter_context(_effects_as_calls(gm))
         state = create_aot_state(stack, call, fake_args, descriptions, config, fake_mode, shape_env)
         if state.needs_autograd:
             return None
@@ -83,17 +85,28 @@ def _drop_idle_dropout(gm: torch.fx.GraphModule) -> None:
 
 
 @contextlib.contextmanager
-def _checks_as_calls() -> Iterator[None]:
-    """Checks that only raise stay in the graph as plain calls. torch threads tokens through ops with effects, to keep their order; these
-    need none, since each reads what it checks.
+def _effects_as_calls(gm: torch.fx.GraphModule) -> Iterator[None]:
+    """Operators with effects stay in the graph as plain calls. torch threads tokens through them, to keep their order; precast keeps the
+    order of operators that are not ATen's by itself, and of ATen's there are only checks, which read what they check.
     """
-    check = torch.ops.aten._linalg_check_errors.default
-    holder: Any = torch._library.simple_registry.singleton.find(check._schema.name).effect
-    with (
-        mock.patch.object(holder, "_effect", None),
-        mock.patch.object(fx_node, "_side_effectful_functions", fx_node._side_effectful_functions | {check}),
-    ):
+    called = {n.target for m in gm.modules() if isinstance(m, torch.fx.GraphModule) for n in m.graph.nodes if n.op == "call_function"}
+    operators = [torch.ops.aten._linalg_check_errors.default, *(op for op in called if effects.has_effects(op))]
+    with contextlib.ExitStack() as stack:
+        for op in operators:
+            holder: Any = torch._library.simple_registry.singleton.find(effects._get_op_qualname(op)).effect
+            stack.enter_context(mock.patch.object(holder, "_effect", None))
+        everything = fx_node._side_effectful_functions | set(operators)
+        stack.enter_context(mock.patch.object(effects, "handle_effects", _plain_call))
+        stack.enter_context(mock.patch.object(fx_node, "_side_effectful_functions", everything))
         yield
+
+
+def _plain_call(allow_token_discovery: bool, tokens: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """In place of `handle_effects`, for higher-order operators that always ask for a token."""
+    context = PythonFunctionalizeAPI()
+    inner_args, inner_kwargs = context.unwrap_tensors(args), context.unwrap_tensors(kwargs)
+    with context.redispatch_to_next():
+        return context.wrap_tensors(op(*inner_args, **inner_kwargs))
 
 
 def _prepare(gm: torch.fx.GraphModule, inputs: list[Any], decompositions: dict[Any, Callable[..., Any]]) -> tuple[Any, ...]:

@@ -142,7 +142,8 @@ class _Capture:
         shapes, unprintable = shape_guards(traced.output, self.sources)
         problems = [*translation.uncacheable, *unnoticed.uncacheable, *unprintable]
         codes = (*traced.output.traced_code, *self.operators.other_code())
-        found, missing = digests((self.function, *traced.functions), codes, self.function.__code__)
+        checked = [code for _, code in {(g.path, str(g.constant)) for g in translation.guards if g.predicate is Predicate.CODE}]
+        found, missing = digests((self.function, *traced.functions), codes, self.function.__code__, checked)
         assumed, unassumed = constant_digests(traced.constants)
         found = (*found, *self.operators.digests(), *assumed)
         problems += [*missing, *unassumed]

@@ -1,23 +1,118 @@
-"""Higher-order operators in an ATen graph: which are expanded into plain ops, and how."""
+"""Higher-order operators in an ATen graph: which are expanded into plain ops, and how.
+
+What stays are loops and branches that depend on data (`KEPT`): their bodies are compiled as graphs of their own, which the runtime calls
+(precast/parts.py, runtime/control_flow.py).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.fx
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+from torch._higher_order_ops.flex_attention import sdpa_dense
+from torch._higher_order_ops.out_dtype import out_dtype_fallback
 
 from precast.capture import mutating_ops
+from precast.capture.frame import CaptureRefused
+from precast.capture.splice import splice
+
+hops = torch.ops.higher_order
+
+
+def _inlined(subgraph: torch.fx.GraphModule, identifier: Any, *operands: Any) -> Any:
+    return torch.fx.Interpreter(subgraph).run(*operands)
+
+
+def _dense_attention(query: Any, key: Any, value: Any, score_mod: Any, block_mask: tuple[Any, ...], *rest: Any) -> Any:
+    """The attention that torch defines as the meaning of flex_attention: all scores, modified and masked, then softmax."""
+    with TransformGetItemToIndex():
+        return sdpa_dense(query, key, value, score_mod, block_mask, *rest)
+
+
+EXPANSIONS: dict[Any, Callable[..., Any]] = {
+    hops.invoke_subgraph: _inlined,
+    hops.flex_attention: _dense_attention,
+    hops.out_dtype: out_dtype_fallback,
+}
+KEPT = ("cond", "while_loop", "scan", "map_impl", "print")
+_REASONS = {
+    "triton_kernel_wrapper_mutation": "a Triton kernel of the user's is launched, which needs a GPU",
+    "triton_kernel_wrapper_functional": "a Triton kernel of the user's is launched, which needs a GPU",
+}
 
 
 def expand_higher_order(module: torch.fx.GraphModule, fake_mode: Any, decompositions: Mapping[Any, Any]) -> None:
-    """Replaces in place the higher-order operators that are plain ops in another form. Those that are left are lowered or refused."""
+    """Replaces in place the higher-order operators that are plain ops in another form, in the bodies of the others too.
+
+    Raises CaptureRefused for those that precast has no form for.
+    """
     found = True
     while found:
         found = False
         for node in list(module.graph.nodes):
-            if node.op == "call_function" and node.target in (mutating_ops.V1, mutating_ops.V2):
+            if node.op != "call_function":
+                continue
+            if node.target in (mutating_ops.V1, mutating_ops.V2):
+                if not isinstance(node.args[0], torch._ops.OpOverload):
+                    raise CaptureRefused(f"the body of {node.args[0]} writes a tensor from outside of it")
                 mutating_ops.unwrap_mutation(module, node, fake_mode, decompositions)
                 found = True
+            elif node.target in EXPANSIONS:
+                splice(module, node, EXPANSIONS[node.target], fake_mode, decompositions)
+                found = True
+            elif isinstance(node.target, torch._ops.HigherOrderOperator) and node.target.name() not in KEPT:
+                name = node.target.name()
+                raise CaptureRefused(_REASONS.get(name, f"the higher-order operator {name} has no compiled form"))
+    _drop_unused(module)
+    for body in bodies(module):
+        expand_higher_order(body, fake_mode, decompositions)
+        _own_results(body)
     module.graph.lint()
+    module.recompile()
+
+
+def bodies(module: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:
+    """The graphs that the graph's nodes name, each once."""
+    names = dict.fromkeys(str(n.target) for n in module.graph.nodes if n.op == "get_attr")
+    found = [_attribute(module, name) for name in names]
+    return [body for body in found if isinstance(body, torch.fx.GraphModule)]
+
+
+def _attribute(module: torch.fx.GraphModule, name: str) -> Any:
+    value: Any = module
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _drop_unused(module: torch.fx.GraphModule) -> None:
+    for node in reversed(module.graph.nodes):
+        if node.op == "get_attr" and not node.users:
+            module.graph.erase_node(node)
+
+
+def _own_results(body: torch.fx.GraphModule) -> None:
+    """Every result of a body is a tensor of its own: callers of a branch or a loop take it for one."""
+    output = next(n for n in reversed(body.graph.nodes) if n.op == "output")
+    values = output.args[0] if isinstance(output.args[0], list | tuple) else (output.args[0],)
+    seen = {_storage(n) for n in body.graph.nodes if n.op in ("placeholder", "get_attr")}
+    results: list[Any] = []
+    with body.graph.inserting_before(output):
+        for value in values:
+            if isinstance(value, torch.fx.Node) and (storage := _storage(value)) is not None:
+                if storage in seen:
+                    val = value.meta["val"]
+                    value = body.graph.call_function(torch.ops.aten.clone.default, (value,))
+                    value.meta["val"] = val
+                seen.add(storage)
+            results.append(value)
+    output.args = (tuple(results),)
+    body.recompile()
+
+
+def _storage(node: torch.fx.Node) -> int | None:
+    value = node.meta.get("val")
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) and value.layout is torch.strided else None

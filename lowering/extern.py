@@ -31,8 +31,8 @@ def extern(b: Builder, node: fx.Node, lookup: Lookup) -> Any:
         if packet is None or op._overloadname not in packet.overloads():
             raise Unsupported(f"{op} at {node.name} returns a view that precast cannot express, and has no copying form")
         renamed = getattr(packet, op._overloadname)
-    args = tuple(_argument(b, a, lookup) for a in node.args)
-    kwargs = tuple((k, _argument(b, a, lookup)) for k, a in node.kwargs.items())
+    args = tuple(argument(b, a, lookup) for a in node.args)
+    kwargs = tuple((k, argument(b, a, lookup)) for k, a in node.kwargs.items())
     mutated = _written_arguments(node, schema)
     results, outs, binds = _results(b, node, schema, lookup, mutated, copies=renamed is not op)
     name = renamed._schema.name + (f".{renamed._overloadname}" if renamed._overloadname != "default" else "")
@@ -131,12 +131,13 @@ def _binds(b: Builder, out: int, size: tuple[Size, ...]) -> list[Bind]:
     return found
 
 
-def _argument(b: Builder, arg: Any, lookup: Lookup) -> Any:
+def argument(b: Builder, arg: Any, lookup: Lookup) -> Any:
+    """An operand or constant of a call as the IR writes it. Raises Unsupported."""
     match arg:
         case fx.Node():
             return _operand(b, arg, lookup(arg))
         case list() | tuple():
-            return tuple(_argument(b, a, lookup) for a in arg)
+            return tuple(argument(b, a, lookup) for a in arg)
         case torch.dtype():
             return ("dtype", str(arg).removeprefix("torch."))
         case torch.device():

@@ -20,6 +20,7 @@ from precast.lowering import index as ix
 from precast.lowering import tensor as tx
 from precast.lowering.binding import symbols_used
 from precast.lowering.builder import WITHOUT_ARITHMETIC, Builder, Check, Cost, dtype_of
+from precast.lowering.control_flow import control_flow, is_body, is_control_flow
 from precast.lowering.effects import symbols_in
 from precast.lowering.extern import extern, functional_form, is_view, written_nodes
 from precast.lowering.ir import ITEM, Bind, Constant, Extern, Load, Output, Program, Size, View, walk
@@ -95,6 +96,8 @@ class _Walk:
             match node.op:
                 case "placeholder":
                     self._placeholder(node)
+                case "get_attr" if is_body(self.module, node):
+                    continue
                 case "get_attr":
                     self.env[node] = self._constant(node)
                 case "call_function":
@@ -179,6 +182,9 @@ class _Walk:
         if node.target is operator.getitem:
             source, place = node.args
             self.env[node] = self._settle(node, self.env[source][place])  # type: ignore[index]
+            return
+        if is_control_flow(node.target):
+            self.env[node] = control_flow(self.b, node, self._in_memory)
             return
         if not isinstance(node.target, torch._ops.OpOverload):
             if not node.users and value is None:

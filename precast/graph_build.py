@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.fx
@@ -19,6 +19,7 @@ from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
 from precast.lowering.sizes import Unsupported
 from precast.lowering.text import program_text
+from precast.parts import build_parts
 from precast.runtime.errors import Refused
 from precast.runtime.log import logger
 from precast.runtime.targets import native_target
@@ -64,6 +65,12 @@ def compiler_version() -> str:
 def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopwatch, blobs: BlobSet) -> tuple[GraphRecord, dict[str, Any]]:
     """Lower, schedule and compile `graph`; its blobs go into `blobs`. The record and the evidence for the manifest. Raises Refused."""
     options: dict[str, Any] = dict(request.options)
+
+    def build_body(body: torch.fx.GraphModule, name: str) -> GraphRecord:
+        inputs = sum(1 for n in body.graph.nodes if n.op == "placeholder")
+        return build_graph(body, replace(request, name=f"{request.name}.{name}", bound=(False,) * inputs), watch, blobs)[0]
+
+    parts = build_parts(graph, build_body)
     with watch.stage("lower"):
         try:
             lowered = lower(graph, request.name, options)
@@ -83,7 +90,8 @@ def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopw
     _keep_tuning(request.store, name, compiled.evidence["choices"])
     request.trace.compiled(compiled)
     log_graph(request.name, lowered, scheduled, compiled, options["bound"])
-    return _record(compiled, program_text(scheduled), blobs), compiled.evidence
+    record = _record(compiled, program_text(scheduled), blobs)
+    return GraphRecord({**record.blobs, **parts}, record.io), compiled.evidence
 
 
 def _record(compiled: CompiledGraph, schedule_text: str, blobs: BlobSet) -> GraphRecord:

@@ -6,7 +6,7 @@ import ctypes
 import json
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,12 +50,13 @@ def take_handle(handle: int) -> torch.Tensor:
 class Externs:
     """The Python side of one library's `precast_call_python`. Ops are looked up on first use: an absent one fails its call only."""
 
-    def __init__(self, text: bytes, name: str) -> None:
+    def __init__(self, text: bytes, name: str, parts: Mapping[str, Any] | None = None) -> None:
         try:
             self._records: list[dict[str, Any]] = json.loads(text or b"[]")
         except ValueError as error:
             raise LoadError(f"{name}: its table of Python calls cannot be read ({error})") from error
         self._calls: dict[int, Call] = {}
+        self._parts: Mapping[str, Any] = {} if parts is None else parts  # filled further by who opens the libraries
         self._callback = _CALL(self._call)
         self.address = ctypes.cast(self._callback, ctypes.c_void_p).value
 
@@ -66,7 +67,7 @@ class Externs:
             values = [take_handle(tensors[i]) for i in range(n_tensors)]
             call = self._calls.get(number)
             if call is None:
-                call = self._calls[number] = _compile(self._records[number])
+                call = self._calls[number] = _compile(self._records[number], self._parts)
             with torch.no_grad():
                 results = call(values, ints)
             for i in range(n_outs):
@@ -96,9 +97,14 @@ def _leave_message(problem: Exception, error: int, capacity: int) -> None:
     ctypes.memmove(error, data, len(data))
 
 
-def _compile(record: dict[str, Any]) -> Call:
+def _compile(record: dict[str, Any], parts: Mapping[str, Any]) -> Call:
     """A record -> a function of the run-time tensors and integers."""
-    op = _find_op(record["op"])
+    if record["op"].startswith("precast::"):
+        from precast.runtime.control_flow import control_flow  # it runs libraries itself
+
+        op = control_flow(record["op"], parts)
+    else:
+        op = _find_op(record["op"])
     args = [_decoder(item) for item in record["args"]]
     kwargs = {name: _decoder(item) for name, item in record["kwargs"].items()}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from precast.runtime.errors import LoadError
@@ -60,7 +61,7 @@ class Library:
     resolved symbol table.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, parts: Mapping[str, Library] | None = None) -> None:
         try:
             self._handle = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
         except OSError as error:
@@ -68,7 +69,7 @@ class Library:
         abi = self._variable("precast_abi")
         if abi != ABI:
             raise LoadError(f"{path.name[:12]}… speaks library ABI {abi}, this precast {ABI}: it needs to be compiled again")
-        self._externs = Externs(self._text("precast_externs"), path.name[:12])
+        self._externs = Externs(self._text("precast_externs"), path.name[:12], parts)
         self._table = self._resolve(self._symbols(path), path)
         self.table = ctypes.addressof(self._table)
         self.run = self._address("precast_run")
@@ -130,12 +131,24 @@ class Library:
             _RELEASE(self.release)(self.table, state)
 
 
-def load_library(digest: str, path: Path) -> Library:
-    """The library with this digest, opened once per process. Raises LoadError."""
+def load_parts(digests: Mapping[str, str], find: Callable[[str], Path | None]) -> dict[str, Library]:
+    """The libraries of bodies among a graph's blobs (role -> digest), opened; each may call the others. Raises LoadError."""
+    parts: dict[str, Library] = {}
+    for role, digest in digests.items():
+        if role.startswith("part"):
+            path = find(digest)
+            if path is None:
+                raise LoadError(f"the library {digest[:12]}… of a branch or loop is missing or damaged")
+            parts[digest] = load_library(digest, path, parts)
+    return parts
+
+
+def load_library(digest: str, path: Path, parts: Mapping[str, Library] | None = None) -> Library:
+    """The library with this digest, opened once per process; `parts`: what it may call, by digest. Raises LoadError."""
     with _lock:
         library = _loaded.get(digest)
     if library is None:
-        library = Library(path)
+        library = Library(path, parts)
         with _lock:
             library = _loaded.setdefault(digest, library)
     return library

@@ -13,7 +13,7 @@ from precast.runtime.compatibility import why_unfit
 from precast.runtime.errors import LoadError
 from precast.runtime.graph import GraphSpec, graph_call, is_plain, raw_kinds
 from precast.runtime.graph_outputs import graph_outputs
-from precast.runtime.library import load_library
+from precast.runtime.library import load_library, load_parts
 from precast.runtime.log import logger
 from precast.runtime.source import BlobSource
 from precast.runtime.targets import rank
@@ -58,7 +58,7 @@ def open_graph(manifest: Manifest, source: BlobSource) -> GraphCallable:
         raise LoadError(f"artifact {short}: its library {graph.library[:12]}… is missing or damaged")
     finish = None if is_plain(outputs) else (lambda raw, given: graph_outputs(outputs, raw, given))
     spec = GraphSpec(inputs, raw_kinds(outputs, dict(graph.io)), finish)
-    call = graph_call(load_library(graph.library, path), spec, constants)
+    call = graph_call(load_library(graph.library, path, load_parts(graph.blobs, source.blob_path)), spec, constants)
 
     def run(*args: Any) -> tuple[Any, ...]:
         result: tuple[Any, ...] = call(*args)

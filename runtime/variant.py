@@ -19,7 +19,7 @@ from precast.runtime.first_check import LazyChecker
 from precast.runtime.frame_code import FrameCodeError, build
 from precast.runtime.graph import Finish, GraphSpec, bound_call, graph_call, is_plain, raw_kinds
 from precast.runtime.graph_outputs import graph_outputs
-from precast.runtime.library import Library, load_library
+from precast.runtime.library import Library, load_library, load_parts
 from precast.runtime.locks import Lock
 from precast.runtime.paths import resolve
 from precast.runtime.source import BlobSource
@@ -153,7 +153,7 @@ class Variant(_Planned):
             path = self._source.blob_path(graph.library)
             if path is None:
                 raise LoadError(f"artifact {self.artifact_id[:12]}: its library {graph.library[:12]}… is missing or damaged")
-            self._library = load_library(graph.library, path)
+            self._library = load_library(graph.library, path, load_parts(graph.blobs, self._source.blob_path))
         io = graph.io if graph is not None else {}
         finish = None if is_plain(outputs) else _finisher(outputs)
         self._spec = GraphSpec(inputs, raw_kinds(outputs, io), finish)

@@ -416,8 +416,10 @@ def round_decimals(b: Builder, x: Tensor, decimals: int) -> Result:
 
 
 @lowering("_to_copy", "clone", "contiguous", "lift_fresh_copy")
-def to_copy(b: Builder, x: Tensor, **ignored: object) -> Result:
-    """A conversion, or a copy: which reads its source where it lies until something needs it elsewhere."""
+def to_copy(b: Builder, x: Tensor | bool | int | float, **ignored: object) -> Result:
+    """A conversion, or a copy: which reads its source where it lies until something needs it elsewhere. vmap also converts numbers."""
+    if not isinstance(x, Tensor):
+        return b.lazy((), b.dtype, tx.constant(x, b.dtype))
     if x.dtype is b.dtype:
         return x
     jump = x.dtype.is_float and not b.dtype.is_float

@@ -1,0 +1,112 @@
+"""Higher-order operators: one graph, equal to eager, and from the store in a fresh process without the tracer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+import precast
+from precast.runtime.api import site_of
+
+FOLDER = Path(__file__).parent
+sys.path.insert(0, str(FOLDER))
+import higher_order_programs as programs  # noqa: E402
+
+REFUSED = ("torch._dynamo", "torch._inductor", "sympy", "triton", "precast.capture", "precast.lowering", "precast.codegen")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", programs.PROGRAMS)
+def test_one_graph_equal_to_eager_and_stored(name: str, store: Path) -> None:
+    compiled = precast.compile(programs.PROGRAMS[name], store=store, fullgraph=True)
+    programs.check(name, compiled)
+    (variant,) = site_of(compiled).programs[0].variants
+    assert variant.stored and len(variant.manifest.graphs) == 1
+
+
+def test_warm_without_the_tracer(store: Path) -> None:
+    code = f"""
+    import builtins, torch, precast
+    import higher_order_programs as programs
+    real = builtins.__import__
+    def guarded(name, globals=None, locals=None, fromlist=(), level=0):
+        importer = (globals or {{}}).get("__name__", "")
+        if importer.startswith("precast") and name.startswith({REFUSED!r}):
+            raise AssertionError(f"{{importer}} imports {{name}} on the warm path")
+        return real(name, globals, locals, fromlist, level)
+    builtins.__import__ = guarded
+    with torch.no_grad():
+        for name, program in programs.PROGRAMS.items():
+            programs.check(name, precast.compile(program, store={str(store)!r}, fullgraph=True))
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
+        cwd=FOLDER,
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@torch.no_grad()
+def test_prints_in_order(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    compiled = precast.compile(programs.printing, store=tmp_path, fullgraph=True)
+    x = torch.ones(2, 4)
+    programs.printing(x)
+    want = capfd.readouterr().out
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), x * 2 + 1)
+        assert capfd.readouterr().out.splitlines()[-2:] == want.splitlines()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["branch", "branch_with_captured", "loop_on_data", "mapped", "scanned", "regions"])
+def test_sizes_that_vary(name: str, tmp_path: Path) -> None:
+    program = programs.PROGRAMS[name]
+    compiled = precast.compile(program, store=tmp_path, dynamic=True)
+    for n in (3, 5, 8, 4):
+        torch.manual_seed(n)
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(compiled(x), program(x))
+    assert len(site_of(compiled).programs[0].variants) == 1
+
+
+@torch.no_grad()
+def test_an_error_in_a_branch_is_the_callers(tmp_path: Path) -> None:
+    def program(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda t, i: t[i], lambda t, i: t * 2, (x, index))
+
+    compiled = precast.compile(program, store=tmp_path, fullgraph=True)
+    index = torch.tensor([9, 0, 0])
+    torch.testing.assert_close(compiled(-torch.ones(3, 4), index), -torch.ones(3, 4) * 2)
+    with pytest.raises(IndexError):
+        compiled(torch.ones(3, 4), index)
+
+
+def test_a_body_that_is_gone_is_a_miss(tmp_path: Path) -> None:
+    """The library of a branch is a blob like any other: without it the artifact is not used."""
+    with torch.no_grad():
+        compiled = precast.compile(programs.branch, store=tmp_path)
+        compiled(torch.ones(3, 4))
+        manifest = site_of(compiled).programs[0].variants[0].manifest
+        parts = {role: digest for role, digest in manifest.graphs["forward"].blobs.items() if role.startswith("part")}
+        assert len(parts) == 2 and set(parts.values()) <= set(manifest.blobs)
+        for path in tmp_path.rglob(f"*{next(iter(parts.values()))[2:]}*"):
+            path.chmod(0o600)
+            path.unlink()
+        precast.reset()
+        with pytest.raises(precast.GuardMiss):
+            precast.load(programs.branch, store=tmp_path)(torch.ones(3, 4))
