@@ -34,7 +34,7 @@ def control_flow(b: Builder, node: fx.Node, lookup: Lookup) -> list[Any]:
     name = node.target.name()
     if node.target is torch.ops.higher_order.print:
         kwargs = tuple((k, argument(b, a, lookup)) for k, a in node.kwargs.items())
-        b.steps.append(Extern("precast::print", tuple(argument(b, a, lookup) for a in node.args), kwargs, (), (), (node.name,)))
+        b.steps.append(Extern("control::print", tuple(argument(b, a, lookup) for a in node.args), kwargs, (), (), (node.name,)))
         return []
     if not parts:
         raise Unsupported(f"{name} at {node.name} stands where its bodies were not compiled")
@@ -50,5 +50,5 @@ def control_flow(b: Builder, node: fx.Node, lookup: Lookup) -> list[Any]:
         outs.append(made.window.buffer)
         b.written.add(made.window.buffer)
         results.append(made)
-    b.steps.append(Extern(f"precast::{name}", (*parts, *args), (), tuple(outs), (), (node.name,)))
+    b.steps.append(Extern(f"control::{name}", (*parts, *args), (), tuple(outs), (), (node.name,)))
     return results

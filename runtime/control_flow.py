@@ -15,8 +15,6 @@ from precast.artifact_store.records import GraphInput
 from precast.runtime.errors import LoadError
 from precast.runtime.graph import GraphSpec, run_library
 
-NAMESPACE = "precast::"
-
 
 class Body:
     """One compiled body. `description`: what precast/parts.py wrote; `libraries`: by digest."""
@@ -84,11 +82,11 @@ def formatted(text: str, *args: Any, **kwargs: Any) -> list[Any]:
 
 
 OPERATORS: dict[str, tuple[Callable[..., list[Any]], int]] = {
-    "precast::cond": (cond, 2),
-    "precast::while_loop": (while_loop, 2),
-    "precast::scan": (scan, 1),
-    "precast::map_impl": (map_impl, 1),
-    "precast::print": (formatted, 0),
+    "control::cond": (cond, 2),
+    "control::while_loop": (while_loop, 2),
+    "control::scan": (scan, 1),
+    "control::map_impl": (map_impl, 1),
+    "control::print": (formatted, 0),
 }
 """Name in the record -> the function, and how many bodies it takes."""
 

@@ -99,7 +99,7 @@ def _leave_message(problem: Exception, error: int, capacity: int) -> None:
 
 def _compile(record: dict[str, Any], parts: Mapping[str, Any]) -> Call:
     """A record -> a function of the run-time tensors and integers."""
-    if record["op"].startswith("precast::"):
+    if record["op"].startswith("control::"):
         from precast.runtime.control_flow import control_flow  # it runs libraries itself
 
         op = control_flow(record["op"], parts)

@@ -52,12 +52,6 @@ def loop_never_entered(x):
     return while_loop(lambda t: t.sum() > 1e9, lambda t: (t + 1,), (x,))
 
 
-def loop_turning_strides(x):
-    square = x[:1].t() @ x[:1]
-    body = lambda i, t: (i + 1, (t.t() * 0.5).contiguous().t() + 0)  # noqa: E731
-    return while_loop(lambda i, t: i < 3, body, (torch.zeros((), dtype=torch.int64), square + x[0]))[1]
-
-
 def branch_in_loop(x):
     def body(i, t):
         return i + 1, torch.cond(t.sum() > 0, lambda u: u - 1, lambda u: u * 0.5 + 1, (t,))
@@ -95,9 +89,9 @@ def attention_with_mask(x):
     return flex_attention(q, q + 1, q * 2, block_mask=MASK, scale=0.3)
 
 
-def attention_with_lse(x):
+def attention_grouped(x):
     q = _heads(x)
-    return flex_attention(q, q[:, :1] + 1, q[:, :1] * 2, score_mod=lambda s, b, h, i, j: s.tanh(), enable_gqa=True, return_lse=True)
+    return flex_attention(q, q[:, :1] + 1, q[:, :1] * 2, score_mod=lambda s, b, h, i, j: s.tanh(), enable_gqa=True)
 
 
 def checkpointed(x):
@@ -141,9 +135,9 @@ def integer_product(x):
 PROGRAMS: dict[str, Any] = {
     f.__name__: f
     for f in (
-        branch, branch_with_captured, branch_in_branch, branch_on_transposed, loop, loop_on_data, loop_never_entered, loop_turning_strides,
+        branch, branch_with_captured, branch_in_branch, branch_on_transposed, loop, loop_on_data, loop_never_entered,
         branch_in_loop, mapped, scanned, scanned_backwards, scanned_associatively, attention_with_bias, attention_with_mask,
-        attention_with_lse, checkpointed, vectorised, gradient, forward_derivative, backward_derivative, jacobian, regions, integer_product,
+        attention_grouped, checkpointed, vectorised, gradient, forward_derivative, backward_derivative, jacobian, regions, integer_product,
     )
 }  # fmt: skip
 
