@@ -10,7 +10,7 @@ import sympy
 from precast.codegen.cpp_body import Body, Level, ScanState
 from precast.codegen.cpp_index import Interval, free_symbols, interval, subexpressions
 from precast.codegen.cpp_ops import render
-from precast.codegen.cpp_plan import TILE, Phase, Section, has_loop, plan
+from precast.codegen.cpp_plan import ROW_LIMIT, TILE, Phase, Section, has_loop, plan, rows_that_may_not_fit, without_rows
 from precast.codegen.cpp_reduce import Accumulator, update_lines
 from precast.codegen.cpp_types import COMPUTE, load, storage, store
 from precast.codegen.values import Facts, static_product, store_roots
@@ -132,6 +132,20 @@ class _Renderer:
     # one phase: outer loops, then its sections
 
     def _phase(self, phase: Phase, top: Level) -> float:
+        unsure = rows_that_may_not_fit(phase)
+        if not unsure:
+            return self._one_phase(phase, top)
+        top.add(f"if ({' && '.join(f'{self._extent(a)} <= {ROW_LIMIT}' for a in unsure)}) {{")
+        made, names = dict(self.body.made), dict(top.names)
+        estimate = self._one_phase(phase, top)
+        top.add("} else {")
+        self.body.made, top.names = dict(made), dict(names)
+        self._one_phase(without_rows(phase), top)
+        top.add("}")
+        self.body.made, top.names = made, names
+        return estimate
+
+    def _one_phase(self, phase: Phase, top: Level) -> float:
         body = self.body
         estimate = self._estimate(phase)
         chunk = self._chunk(phase, estimate)
@@ -278,7 +292,7 @@ class _Renderer:
             (axis,) = section.axes
             row = self.body.fresh("row")
             place = f"{row}[{self.body.variable(axis.symbol)}]"
-            parent.add(f"{COMPUTE[value.dtype]} {row}[{axis.extent}];")
+            parent.add(f"{COMPUTE[value.dtype]} {row}[{axis.extent if _static(axis.extent) else ROW_LIMIT}];")
             inner.add(f"{place} = {self.body.value(value)};")
             rows[id(value)] = place
         return rows

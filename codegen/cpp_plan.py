@@ -167,14 +167,16 @@ def _two_pass(reduce: Reduce) -> Value:
 
 
 def _keep_rows(sections: list[Section], facts: Facts) -> list[Section]:
-    """Marks what is worth a row buffer: transcendental work that two sections over the same single axis would both do."""
+    """Marks what is worth a row buffer: transcendental work that two sections over the same single axis would both do. Whether a row of
+    unknown length fits is seen at run time, see `rows_that_may_not_fit`.
+    """
     made = {id(r) for s in sections for r in s.reduces}
     costly = [_costly(s, made) for s in sections]
     result: list[Section] = []
     for number, section in enumerate(sections):
         kept: list[Value] = []
         points = static_product(a.extent for a in section.axes)
-        if len(section.axes) == 1 and points is not None and points <= ROW_LIMIT:
+        if len(section.axes) == 1 and (points is None or points <= ROW_LIMIT):
             later = {id(v) for n in range(number + 1, len(sections)) if sections[n].axes == section.axes for v in costly[n]}
             earlier = {id(v) for s in result for v in s.kept}
             kept = [v for v in costly[number] if id(v) in later and id(v) not in earlier and section.axes[0].symbol in facts.deps(v)]
@@ -182,6 +184,16 @@ def _keep_rows(sections: list[Section], facts: Facts) -> list[Section]:
             kept = [v for v in kept if id(v) not in inside]
         result.append(replace(section, kept=tuple(kept)))
     return result
+
+
+def rows_that_may_not_fit(phase: Phase) -> tuple[Axis, ...]:
+    """Axes of unknown extent along which the phase keeps rows: it is written twice, with the rows and (`without_rows`) without them."""
+    found = [s.axes[0] for s in phase.sections if s.kept]
+    return tuple(dict.fromkeys(a for a in found if not isinstance(a.extent, int | sympy.Integer)))
+
+
+def without_rows(phase: Phase) -> Phase:
+    return replace(phase, sections=tuple(replace(s, kept=()) for s in phase.sections))
 
 
 def _costly(section: Section, made: set[int]) -> list[Value]:

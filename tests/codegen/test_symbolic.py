@@ -47,7 +47,7 @@ CASES: dict[str, Case] = {
     "perceptron": Case(
         perceptron, lambda n: [r(n, 16), r(32, 16), r(32), r(8, 32), r(8)], [(5,), (2,), (17,), (300,)], [[0], [], [], [], []]
     ),
-    "softmax": Case(lambda x: (torch.softmax(x, -1), torch.log_softmax(x, 0)), lambda n, m: [r(n, m)], [(5, 7), (2, 3), (100, 1000)]),
+    "softmax": Case(lambda x: (torch.softmax(x, -1), torch.log_softmax(x, 0)), lambda n, m: [r(n, m)], [(5, 7), (2, 3), (100, 1000), (3, 9000)]),
     "layer norm": Case(lambda x, w, b: F.layer_norm(x, (16,), w, b), lambda n: [r(n, 3, 16), r(16), r(16)], [(5,), (2,), (70,)]),
     "norm over a symbolic width": Case(lambda x: F.layer_norm(x, x.shape[-1:]), lambda n, m: [r(n, m)], [(5, 7), (2, 3), (64, 300)]),
     "attention": Case(heads, lambda n, s: [r(n, s, 4, 8) for _ in "qkv"], [(2, 6), (3, 17), (2, 2), (5, 200)], [[0, 1]] * 3),
