@@ -278,7 +278,7 @@ class HostWriter:
         known = [int(n) for n in sizes if isinstance(n, int | sympy.Integer)]
         largest = max(known, default=0)
         if largest >= KEPT or len(known) < len(sizes):
-            self.add(f"keep_blocks({3 * largest});")
+            self.add("keep_blocks();")
 
     @property
     def prepares(self) -> bool:

@@ -36,18 +36,13 @@ static void huge_pages(void* memory, int64_t bytes) {
 }
 /* glibc hands freed blocks back to the kernel from a size on, and each call would meet fresh pages in the results of the libraries. That
    size follows the largest block that was freed; freeing one just below its limit of 32 MiB has the effect of any large tensor's end. The
-   block is never written. Further blocks then come from memory of which `bytes` have been asked to be huge pages. */
-static void __attribute__((unused)) keep_blocks(int64_t bytes) {
+   block is never written. (Huge pages for what follows would save little and raise the peak.) */
+static void __attribute__((unused)) keep_blocks() {
   static int done;
   if (__atomic_exchange_n(&done, 1, __ATOMIC_RELAXED)) return;
-  const int64_t most = (32 << 20) - (64 << 10);
-  for (int round = 0; round < 2; ++round) {
-    const int64_t size = round && bytes < most ? bytes : most;
-    void* block = malloc((__SIZE_TYPE__)size);
-    asm volatile("" : "+r"(block) : : "memory"); /* or the compiler would leave both calls out */
-    if (round) huge_pages(block, size);
-    free(block);
-  }
+  void* block = malloc((32 << 20) - (64 << 10));
+  asm volatile("" : "+r"(block) : : "memory"); /* or the compiler would leave both calls out */
+  free(block);
 }
 /* Copies `rows` rows of `width` bytes, `step` apart in `to`: the columns of one part of a product into the whole. */
 static void __attribute__((unused)) put_columns(char* to, int64_t step, const char* from, int64_t width, int64_t rows, int threads) {

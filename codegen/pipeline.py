@@ -18,12 +18,14 @@ from precast.codegen.cpp_math import MATH
 from precast.codegen.cpp_ops import prototypes
 from precast.codegen.cpp_types import PROLOGUE
 from precast.codegen.expand import LibraryCall, Pack, RunStep, expand, pack_weights
+from precast.codegen.host_library import writes_in_place
 from precast.codegen.host_program import HostWriter
 from precast.codegen.host_shims import torch_name
 from precast.codegen.toolchain import compile_shared, find_compiler, lanes_of, native_level
 from precast.codegen.winograd import winograd_source
 from precast.lowering.effects import lasting_inputs
-from precast.lowering.ir import Attention, Buffer, Kernel, Program, Size
+from precast.lowering.ir import Attention, Buffer, Extern, Kernel, Program, Size
+from precast.lowering.memory import plan_memory
 
 FAULT = r"""
 struct Error { int set; int dimension; int64_t index; int64_t size; };
@@ -56,6 +58,8 @@ def compile_program(program: Program, target: str, options: Mapping[str, Any] | 
     packs: list[Pack] = []
     if weights:
         steps, packs = pack_weights(steps, weights, buffers, lanes)
+    if program.workspace:
+        program = plan_memory(program, elsewhere=_library_owned(steps))
     prepare = expand(program, program.prepare, chooser, "prepare")
     kernels = _render([*steps, *prepare], buffers)
     functions, attention_source = _attention_functions(steps, buffers, target)
@@ -84,6 +88,16 @@ def compile_program(program: Program, target: str, options: Mapping[str, Any] | 
 def _weights(program: Program, options: Mapping[str, Any]) -> frozenset[str]:
     """Buffers whose contents last from call to call: `options["bound"]` names the inputs that are parameters (default: every input)."""
     return frozenset(lasting_inputs(program, options.get("bound")) | set(program.persistent))
+
+
+def _library_owned(steps: Sequence[RunStep]) -> set[str]:
+    """Buffers that lie in memory of a library's own: the workspace needs no room for them, now that the library is chosen."""
+    return {
+        name
+        for step in steps
+        if isinstance(step, Extern) or isinstance(step, LibraryCall) and not writes_in_place(step)
+        for name in (step.outs if isinstance(step, Extern) else (step.out,))
+    }
 
 
 def _render(steps: Sequence[RunStep], buffers: dict[str, Buffer]) -> dict[str, RenderedKernel]:

@@ -9,6 +9,7 @@ data-dependent size are not in the plan: the host program allocates them when th
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -59,12 +60,13 @@ def _unit(nbytes: sympy.Expr) -> tuple[int, sympy.Expr]:
     return int(factor), unit
 
 
-def plan_memory(program: Program, *, reuse: bool = True) -> Program:
+def plan_memory(program: Program, *, reuse: bool = True, elsewhere: Collection[str] = ()) -> Program:
     """The program with a workspace slot for each temporary. Inputs, outputs, persistent and opaque buffers and
-    operands of custom operators have none."""
+    operands of custom operators have none, nor have the buffers named in `elsewhere`, which libraries allocate."""
     live = lifetimes(program)
     by_name = {b.name: b for b in program.buffers}
     outside = {i for i in program.inputs if isinstance(i, str)} | set(program.persistent) | {c.buffer for c in program.constants}
+    outside |= set(elsewhere)
     outside |= {o.view.buffer for o in program.outputs if o.view is not None} | custom_operands(program.steps)
     blocks: dict[str, Block] = {}
     for position, step in enumerate(program.steps):
