@@ -73,6 +73,14 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
     return AotGraph(graph, outputs, mutated, absolute)
 
 
+def _refuse_lazy_views(inputs: list[Any]) -> None:
+    """Kernels read memory, which does not hold the values of a lazily conjugated or negated tensor."""
+    for i, value in enumerate(inputs):
+        if isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg()):
+            kind, call = ("conjugated", "resolve_conj()") if value.is_conj() else ("negated", "resolve_neg()")
+            raise CaptureRefused(f"graph input {i} is a lazily {kind} view", hint=f"call {call} on it first")
+
+
 def _drop_idle_dropout(gm: torch.fx.GraphModule) -> None:
     """Dropout that is off returns its very argument; torch's own decomposition would copy it."""
     for node in gm.graph.find_nodes(op="call_function", target=torch.nn.functional.dropout):
