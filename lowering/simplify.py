@@ -159,28 +159,21 @@ def _where(scope: _Scope, value: Alu) -> Value:
     return value
 
 
-def _and(scope: _Scope, value: Alu) -> Value:
-    a, b = value.args
-    if value.dtype is DType.BOOL:
-        if a is FALSE or b is FALSE:
-            return FALSE
-        if a is TRUE or a is b:
-            return b
-        if b is TRUE:
-            return a
-    return value
+def _lattice(neutral: Const, absorbing: Const) -> Callable[[_Scope, Alu], Value]:
+    """The rule of a logical operation of two booleans: `neutral` leaves the other as it is, `absorbing` decides."""
 
+    def rule(scope: _Scope, value: Alu) -> Value:
+        a, b = value.args
+        if value.dtype is DType.BOOL:
+            if a is absorbing or b is absorbing:
+                return absorbing
+            if a is neutral or a is b:
+                return b
+            if b is neutral:
+                return a
+        return value
 
-def _or(scope: _Scope, value: Alu) -> Value:
-    a, b = value.args
-    if value.dtype is DType.BOOL:
-        if a is TRUE or b is TRUE:
-            return TRUE
-        if a is FALSE or a is b:
-            return b
-        if b is FALSE:
-            return a
-    return value
+    return rule
 
 
 def _not(scope: _Scope, value: Alu) -> Value:
@@ -227,8 +220,8 @@ def _fold(value: Alu) -> Value:
 
 RULES: Mapping[Op, Callable[[_Scope, Alu], Value]] = {
     Op.WHERE: _where,
-    Op.AND: _and,
-    Op.OR: _or,
+    Op.AND: _lattice(TRUE, FALSE),
+    Op.OR: _lattice(FALSE, TRUE),
     Op.NOT: _not,
     Op.LT: _compare,
     Op.LE: _compare,

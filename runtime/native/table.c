@@ -442,13 +442,10 @@ static PyObject *new_values(Table *self, int count) {
     return PyLong_FromLong(first);
 }
 
-/* local(position) -> value number */
-static PyObject *table_local(PyObject *object, PyObject *argument) {
-    Table *self = (Table *)object;
-    Py_ssize_t position = PyLong_AsSsize_t(argument);
-    if (position < 0) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "a position is needed");
+/* The number of a new value: the one at `position` of the locals, or of the value `source`. */
+static PyObject *value_at(Table *self, int kind, int source, Py_ssize_t position) {
     PyObject *number = new_values(self, 1);
-    Live *op = number ? push_live(self, LOCAL, 0) : NULL;
+    Live *op = number ? push_live(self, kind, source) : NULL;
     if (!op) {
         Py_XDECREF(number);
         return NULL;
@@ -458,21 +455,19 @@ static PyObject *table_local(PyObject *object, PyObject *argument) {
     return number;
 }
 
+/* local(position) -> value number */
+static PyObject *table_local(PyObject *object, PyObject *argument) {
+    Py_ssize_t position = PyLong_AsSsize_t(argument);
+    if (position < 0) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "a position is needed");
+    return value_at((Table *)object, LOCAL, 0, position);
+}
+
 /* item(value, position) -> value number; the container's length has been checked before */
 static PyObject *table_item(PyObject *object, PyObject *arguments) {
-    Table *self = (Table *)object;
     int source;
     Py_ssize_t position;
     if (!PyArg_ParseTuple(arguments, "in", &source, &position)) return NULL;
-    PyObject *number = new_values(self, 1);
-    Live *op = number ? push_live(self, ITEM, source) : NULL;
-    if (!op) {
-        Py_XDECREF(number);
-        return NULL;
-    }
-    op->target = self->values - 1;
-    op->count = position;
-    return number;
+    return value_at((Table *)object, ITEM, source, position);
 }
 
 /* fields(value, keys) -> number of the first of len(keys) values: an exact dict with these keys in this order */

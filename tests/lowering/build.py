@@ -9,6 +9,7 @@ from typing import Any
 import sympy
 import torch
 
+from precast.lowering import index as ix
 from precast.lowering.evaluate import int_of
 from precast.lowering.interpret import TORCH_DTYPES, run
 from precast.lowering.ir import (
@@ -38,15 +39,6 @@ from precast.lowering.verify import verify
 F = DType.F32
 
 
-def strides(size: Sequence[Size]) -> tuple[Size, ...]:
-    found: list[Size] = []
-    step: Size = 1
-    for n in reversed(size):
-        found.append(step)
-        step = step * n
-    return tuple(reversed(found))
-
-
 def alu(op: Op, *args: Value, dtype: DType = F) -> Value:
     return Alu(op, args, dtype)
 
@@ -64,7 +56,7 @@ class Build:
         self.inputs: list[str | sympy.Symbol] = []
 
     def buffer(self, name: str, size: Sequence[Size], dtype: DType = F, stride: Sequence[Size] | None = None) -> str:
-        self.buffers[name] = Buffer(name, dtype, tuple(size), tuple(stride or strides(size)))
+        self.buffers[name] = Buffer(name, dtype, tuple(size), tuple(stride or ix.contiguous_strides(tuple(size))))
         return name
 
     def input(self, name: str, *size: Size, dtype: DType = F, stride: Sequence[Size] | None = None) -> str:

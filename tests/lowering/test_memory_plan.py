@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import sympy
 
+from precast.lowering import index as ix
 from precast.lowering.evaluate import int_of
 from precast.lowering.ir import Op, Program
 from precast.lowering.lifetimes import lifetimes
 from precast.lowering.memory import ALIGNMENT, nbytes_of, plan_memory
 from precast.lowering.order import order_steps
 from precast.lowering.verify import verify
-from tests.lowering.build import Build, alu, checked_schedule, random_inputs, strides
+from tests.lowering.build import Build, alu, checked_schedule, random_inputs
 
 
 def gemm_chain(length: int) -> Build:
@@ -100,4 +101,4 @@ def test_symbolic_sizes_share_equal_slots_only() -> None:
     offsets = {x.buffer: x.offset for x in program.workspace}
     assert offsets["g0"] == offsets["g2"] and offsets["g0"] != offsets["g1"]
     assert int_of(program.workspace_bytes, {s: 5}) >= 2 * 5 * 8 * 4 + 5 * 16 * 4
-    assert random_inputs(program, s0=3)[0].shape == (3, 8) and strides((s, 8)) == (8, 1)
+    assert random_inputs(program, s0=3)[0].shape == (3, 8) and ix.contiguous_strides((s, 8)) == (8, 1)

@@ -84,6 +84,7 @@ def run(
         check=False,
     )
     assert done.returncode == expect, done.stderr[-3000:]
+    print(done.stderr[-3000:])  # pytest shows it where what comes back is not what was expected
     return done.stdout.strip() if expect == 0 else done.stderr
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import traceback
 import warnings
 from pathlib import Path
 
@@ -103,6 +104,8 @@ def _in_child(action: object) -> int:
             with torch.no_grad():
                 action()  # type: ignore[operator]
             status = 0
+        except BaseException:  # noqa: BLE001 - shown here: the child does not return to pytest
+            os.write(2, traceback.format_exc().encode())
         finally:
             os._exit(status)
     end = time.monotonic() + 60
