@@ -104,11 +104,15 @@ def trampoline(code: types.CodeType, call: Callable[..., Any]) -> types.CodeType
     `**kwargs` as a dict.
     """
     names = parameters(code)
+    own = [name for name in code.co_cellvars if name not in names]
     source = (
         f"def outer({', '.join(code.co_freevars)}):\n"
         f"    def trampoline({declaration(code)}):\n"
         f"        return 'call'({_cells(code)}, {', '.join(names)})\n"
-        "    return trampoline\n"
+        # The hook copies a frame's last places by their count: the replacement has as many cells of its own as the code.
+        + "".join(f"        {name} = None\n" for name in own)
+        + (f"        lambda: ({', '.join(code.co_cellvars)},)\n" if code.co_cellvars else "")
+        + "    return trampoline\n"
     )
     namespace: dict[str, Any] = {}
     with warnings.catch_warnings():

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+OPTIONS = {"recompile_limit": 64}
+"""Globals change at each call of most programs: the limit is not what is tested."""
 Compile = Callable[[Any], Callable[..., Any]]
 Call = tuple[Any, ...]
 
@@ -28,7 +30,11 @@ def calls(seed: int) -> list[Call]:
         return torch.randn(rows, 4, generator=generator), torch.randn(4, generator=generator), n, flag, items, options
 
     first = one(3, 2, True, [0.5, 2.0], {"gain": 1.5})
-    others = (one(3, 1, False, [3.0, -1.0, 0.25], {}), one(5, 2, True, [0.5, 2.0], {"gain": 1.5}), one(3, 0, True, [1.0], {"gain": 2.0, "z": 1.0}))
+    others = (
+        one(3, 1, False, [3.0, -1.0, 0.25], {}),
+        one(5, 2, True, [0.5, 2.0], {"gain": 1.5}),
+        one(3, 0, True, [1.0], {"gain": 2.0, "z": 1.0}),
+    )
     return [first, first, first, *others, first]
 
 
@@ -66,7 +72,9 @@ def run(module: types.ModuleType, function: Callable[..., Any], given: list[Call
             except Exception as error:  # noqa: BLE001 - whatever the program raises is part of what it does
                 found.results.append(("raised", type(error).__name__, str(error)))
             found.arguments.append(args)
-            found.states.append(copy.deepcopy((module.SCALE, module.LOG, module.STATE, vars(module.BOX), module.functools_like.__kwdefaults__)))
+            found.states.append(
+                copy.deepcopy((module.SCALE, module.LOG, module.STATE, vars(module.BOX), module.functools_like.__kwdefaults__))
+            )
     found.printed = printed.getvalue()
     found.told = [str(w.message) for w in caught]
     return found
@@ -78,7 +86,11 @@ def difference(want: Any, got: Any, where: str = "") -> str:
         return f"{where}: {type(want).__name__} {want!r:.80} against {type(got).__name__} {got!r:.80}"
     if isinstance(want, torch.Tensor):
         same = want.shape == got.shape and want.dtype == got.dtype and want.stride() == got.stride()
-        return "" if same and torch.allclose(want, got, rtol=1e-4, atol=1e-4, equal_nan=True) else f"{where}: {want!r:.120} against {got!r:.120}"
+        return (
+            ""
+            if same and torch.allclose(want, got, rtol=1e-4, atol=1e-4, equal_nan=True)
+            else f"{where}: {want!r:.120} against {got!r:.120}"
+        )
     if isinstance(want, dict):
         if list(want) != list(got):
             return f"{where}: keys {list(want)} against {list(got)}"
@@ -88,7 +100,11 @@ def difference(want: Any, got: Any, where: str = "") -> str:
             return f"{where}: length {len(want)} against {len(got)}"
         return next((d for i, pair in enumerate(zip(want, got, strict=True)) if (d := difference(*pair, f"{where}[{i}]"))), "")
     if isinstance(want, float):
-        return "" if math.isclose(want, got, rel_tol=1e-4, abs_tol=1e-4) or (math.isnan(want) and math.isnan(got)) else f"{where}: {want} against {got}"
+        return (
+            ""
+            if math.isclose(want, got, rel_tol=1e-4, abs_tol=1e-4) or (math.isnan(want) and math.isnan(got))
+            else f"{where}: {want} against {got}"
+        )
     return "" if want == got else f"{where}: {want!r:.80} against {got!r:.80}"
 
 

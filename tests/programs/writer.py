@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-HEAD = '''
+HEAD = """
 import math
 import torch
 
@@ -60,7 +60,7 @@ def make_adder(k):
     def add(t):
         return t + k
     return add
-'''
+"""
 SIGNATURE = "def program(x, y, n, flag, items, options):"
 """x: float tensor (r, 4), y: float tensor (4,), n: int, flag: bool, items: list of floats, options: dict of str to float."""
 
@@ -158,7 +158,12 @@ class Writer:
         self._lines = [SIGNATURE, "    global SCALE", "    k = 1.0", "    a, b, c = x * 2, x + y, x - 1"]
         for _ in range(2 + self._pick(6)):
             self._statement(1, in_loop=False)
-        self._line(1, ("return a, b, k", "return {'a': a, 'b': [b, c], 'k': k}", "return a + b", "return a, x, BOX.count, tuple(items)")[self._pick(4)])
+        self._line(
+            1,
+            ("return a, b, k", "return {'a': a, 'b': [b, c], 'k': k}", "return a + b", "return a, x, BOX.count, tuple(items)")[
+                self._pick(4)
+            ],
+        )
         return HEAD + FUNCTOOLS_LIKE + "\n\n" + "\n".join(self._lines) + "\n"
 
     def _pick(self, count: int) -> int:
@@ -199,7 +204,9 @@ class Writer:
             self._statement(depth + 1, in_loop or loop)
         if head == "try:":
             self._line(depth + 1, RAISES[self._pick(len(RAISES))])
-            self._line(depth, ("except (ValueError, LookupError, ZeroDivisionError) as error:", "except Exception as error:")[self._pick(2)])
+            self._line(
+                depth, ("except (ValueError, LookupError, ZeroDivisionError) as error:", "except Exception as error:")[self._pick(2)]
+            )
             self._line(depth + 1, "LOG.append(type(error).__name__)")
             if self._pick(2):
                 self._line(depth, "finally:")
@@ -211,9 +218,9 @@ class Writer:
             self._statement(depth + 1, in_loop)
 
 
-FUNCTOOLS_LIKE = '''
+FUNCTOOLS_LIKE = """
 
 def functools_like(t, *, memo={}):
     memo["n"] = memo.get("n", 0) + 1
     return t * memo["n"]
-'''
+"""
