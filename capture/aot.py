@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -67,18 +67,11 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
         expand_higher_order(graph, fake_mode, decompositions)
         absolute = _from_whole_inputs([n for n in graph.graph.nodes if _storage_offset_given(n)])
         outputs = _Outputs(graph).split(state.fw_metadata)
+        _resolve_lazy_inputs(graph, absolute, {i for i, info in enumerate(state.fw_metadata.input_info) if info.mutates_data})
         graph.graph.eliminate_dead_code()
     graph.recompile()
     mutated = frozenset(i for i, info in enumerate(state.fw_metadata.input_info) if info.mutates_data)
     return AotGraph(graph, outputs, mutated, absolute)
-
-
-def _refuse_lazy_views(inputs: list[Any]) -> None:
-    """Kernels read memory, which does not hold the values of a lazily conjugated or negated tensor."""
-    for i, value in enumerate(inputs):
-        if isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg()):
-            kind, call = ("conjugated", "resolve_conj()") if value.is_conj() else ("negated", "resolve_neg()")
-            raise CaptureRefused(f"graph input {i} is a lazily {kind} view", hint=f"call {call} on it first")
 
 
 def _drop_idle_dropout(gm: torch.fx.GraphModule) -> None:
@@ -140,6 +133,27 @@ def _refuse_unsupported(state: Any, captured: Any, inputs: int) -> None:
     placeholders = sum(1 for n in captured.graph_module.graph.nodes if n.op == "placeholder")
     if placeholders != inputs:
         raise CaptureRefused("two inputs share memory and the traced code writes one of them", shared_memory=True)
+
+
+def _resolve_lazy_inputs(graph: torch.fx.GraphModule, absolute: bool, mutated: Collection[int]) -> None:
+    """The values of lazily conjugated and negated inputs, computed first: kernels read memory, which holds others."""
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    for i, node in enumerate(placeholders):
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor) or not (value.is_conj() or value.is_neg()):
+            continue
+        if absolute or i in mutated:
+            raise CaptureRefused(
+                f"graph input {i} is a lazily conjugated or negated view, and is written", hint="call resolve_conj() on it"
+            )
+        # A library call copies the values of a complex tensor. A kernel reads a real one as it lies in memory: with the other sign.
+        resolve = torch.ops.aten.clone.default if value.is_complex() else torch.ops.aten.neg.default
+        users = [user for user in node.users if user.op != "output"]
+        with graph.graph.inserting_after(placeholders[-1]):
+            made = graph.graph.call_function(resolve, (node,))
+        made.meta["val"] = resolve(value)
+        for user in users:
+            user.replace_input_with(node, made)
 
 
 _ABSOLUTE = ("aten::as_strided", "aten::as_strided_copy", "aten::as_strided_scatter")

@@ -19,7 +19,6 @@ import precast
 from precast.artifact_store import Store
 from precast.artifact_store.guards import Predicate
 from precast.capture import capture
-from precast.runtime.api import site_of
 
 X = torch.arange(6.0).reshape(2, 3) - 2
 scale = 2.0
@@ -279,12 +278,8 @@ def test_a_class_that_is_instantiated_is_held_to_its_constructor(monkeypatch: py
 
 
 def test_lazily_conjugated_and_negated_arguments(together: Callable[[Callable[..., Any]], Together]) -> None:
-    """Their memory does not hold their values: such calls run eagerly, and only they."""
-    program = together(lambda x: (x.t() * 2 + x[0, 0], x.clone(), torch.cat([x, x]), x.sum()))
+    """Their memory does not hold their values."""
+    program = together(lambda x: (x.t() * 2 + x[0, 0], x.clone(), torch.cat([x, x]), x.sum(), x, x[0]))
     numbers = torch.randn(2, 3, dtype=torch.complex64)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for x in (numbers, numbers.conj(), numbers.conj().imag, numbers.conj().imag.clone(), torch._neg_view(numbers), numbers):
-            program.check(x)
-    (compiled,) = site_of(program.compiled).programs
-    assert sum(variant.stored for variant in compiled.variants) == 2
+    for x in (numbers, numbers.conj(), numbers.conj().imag, numbers.conj().imag.clone(), torch._neg_view(numbers), numbers):
+        program.check(x)
