@@ -19,6 +19,7 @@ from precast.runtime import background, code_digest, region, skips, stance
 from precast.runtime.backends import Backend
 from precast.runtime.background import Deferred
 from precast.runtime.compatibility import why_not
+from precast.runtime.differing import Differing
 from precast.runtime.entry import Entry, LocalsOf
 from precast.runtime.errors import (
     BackendError,
@@ -119,6 +120,7 @@ class Program:
         self._known: dict[str, str] = {}  # artifact id -> "" when loaded, else why it is of no use here
         self._scanned: int | None = None  # when the program's folder in the store had last changed when it was looked through
         self._compiles = Compiles()
+        self._differing = Differing()
         self._missed = False
         self._eager_reason = ""
         self._skipped = False
@@ -239,9 +241,13 @@ class Program:
     def _first_fit(
         self, variants: Iterable[Variant | EagerVariant], local_values: Mapping[str, Any], cells: Mapping[str, Any]
     ) -> Binding | None:
-        for variant in tuple(variants):
+        tried = tuple(variants)
+        for variant in tried:
             try:
-                if not variant.check(local_values, cells):
+                if stance.state.stance.skip_guards:
+                    if not self._differing.check(variant, tried, local_values, cells):
+                        continue
+                elif not variant.check(local_values, cells):
                     continue
                 binding = variant.bind(local_values, cells)
             except LoadError as error:

@@ -262,3 +262,26 @@ def test_precast_disable_in_the_environment(tmp_path: Path) -> None:
     )
     assert done.stdout.strip() == "force_eager []"
     assert not list(tmp_path.rglob("*.msgpack"))
+
+
+def test_skip_guard_eval_looks_only_at_what_tells_variants_apart(store: Store, counter: Counter) -> None:
+    def scaled(x: torch.Tensor, scale: float, name: str) -> torch.Tensor:
+        return x * scale if name else x
+
+    def seen(set_stance: Any, compiled: Any, counted: Any) -> list[Any]:
+        x, found = torch.ones(3), []
+        with set_stance("default"):
+            compiled(x, 2.0, "a"), compiled(x, 3.0, "a")
+        with set_stance("default", skip_guard_eval_unsafe=True):
+            for args in ((x, 2.0, "a"), (x, 3.0, "a"), (x, 3.0, "b"), (x, 2.0, "c"), (x, 3.0, "b")):
+                found.append((float(compiled(*args)[0]), counted.frame_count))
+        found.append((float(compiled(x, 2.0, "b")[0]), counted.frame_count))
+        return found
+
+    theirs = CompileCounter()
+    expected = seen(torch.compiler.set_stance, torch.compile(scaled, backend=theirs, dynamic=False), theirs)
+    assert expected == [(2.0, 2), (3.0, 2), (3.0, 2), (2.0, 2), (3.0, 2), (2.0, 3)]
+    f = precast.compile(scaled, store=store, dynamic=False)
+    assert seen(precast.set_stance, f, counter) == expected
+    with precast.set_stance("fail_on_recompile", skip_guard_eval_unsafe=True), pytest.raises(precast.RecompileForbidden):
+        f(torch.ones(4), 2.0, "a")  # another size is noticed: generated code reads as many elements as it was made for
