@@ -19,8 +19,9 @@ _told: set[int] = set()  # stand-ins that the tracer knows
 
 def tell_tracer() -> None:
     """Make the tracer respect every directive given so far. Raises ValueError for a second substitute of one function, as torch does."""
+    allow: Any = torch._dynamo.allow_in_graph
     while notes.allowed:
-        torch._dynamo.allow_in_graph(notes.allowed.pop())
+        allow(notes.allowed.pop())
     _substitutes(notes)
     if not _told_of_breaks:
         _told_of_breaks.append(torch._dynamo.decorators.substitute_in_graph(error_on_graph_break)(_as_torchs_own(_BREAK_ERRORS)))

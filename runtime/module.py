@@ -90,7 +90,8 @@ def mixed_class(mixin: type, cls: type, slots: tuple[str, ...]) -> type:
 
 def share_state(cls: type, module: torch.nn.Module, slots: Mapping[str, Any]) -> Any:
     """An instance of `cls` (see `mixed_class`) that shares the `__dict__` of `module`."""
-    wrapper = cls.__new__(cls)
+    make: Any = cls
+    wrapper = make.__new__(make)
     object.__setattr__(wrapper, "__dict__", module.__dict__)
     for name, value in slots.items():
         object.__setattr__(wrapper, name, value)

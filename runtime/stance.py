@@ -68,12 +68,12 @@ _PRIVATE = "__precast_"
 
 def leaves_region(function: Callable[..., Any]) -> None:
     """What is called below `function` (a wrapper of `precast.disable`) is in no compiled region."""
-    _outside.add(id(function.__code__))  # type: ignore[attr-defined]
+    _outside.add(id(function.__code__))
 
 
 def enters_region(function: F) -> F:
     """`function` runs a program's original code in place of its compiled form: what it calls is in a compiled region all the same."""
-    _inside.add(id(function.__code__))  # type: ignore[attr-defined]
+    _inside.add(id(function.__code__))
     return function
 
 
