@@ -104,7 +104,7 @@ def _effects_as_calls(gm: torch.fx.GraphModule) -> Iterator[None]:
 
 def _plain_call(allow_token_discovery: bool, tokens: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """In place of `handle_effects`, for higher-order operators that always ask for a token."""
-    context = PythonFunctionalizeAPI()
+    context: Any = PythonFunctionalizeAPI()
     inner_args, inner_kwargs = context.unwrap_tensors(args), context.unwrap_tensors(kwargs)
     with context.redispatch_to_next():
         return context.wrap_tensors(op(*inner_args, **inner_kwargs))

@@ -63,8 +63,7 @@ def expand_higher_order(module: torch.fx.GraphModule, fake_mode: Any, decomposit
             elif node.target in EXPANSIONS:
                 splice(module, node, EXPANSIONS[node.target], fake_mode, decompositions)
                 found = True
-            elif isinstance(node.target, torch._ops.HigherOrderOperator) and node.target.name() not in KEPT:
-                name = node.target.name()
+            elif isinstance(node.target, torch._ops.HigherOrderOperator) and (name := node.target._name) not in KEPT:
                 raise CaptureRefused(_REASONS.get(name, f"the higher-order operator {name} has no compiled form"))
     _drop_unused(module)
     for body in bodies(module):

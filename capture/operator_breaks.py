@@ -18,7 +18,8 @@ _TORCH = ("aten", "prim", "prims", "higher_order", "profiler", "inductor", "quan
 def _reason(value: Any) -> tuple[str, str]:
     """Why no graph can hold a call of this, and what to do about it; empty where one can."""
     if isinstance(value, torch._ops.OpOverloadPacket):
-        return next((found for name in value.overloads() if (found := _reason(getattr(value, name)))[0]), ("", ""))
+        overloads = (getattr(value, name) for name in value._overload_names)
+        return next((found for overload in overloads if (found := _reason(overload))[0]), ("", ""))
     if not isinstance(value, torch._ops.OpOverload) or value.namespace in _TORCH:
         return "", ""
     name = value._schema.name

@@ -54,7 +54,7 @@ class OperatorUse:
 
 def _operators_of(operand: Any) -> Iterable[torch._ops.OpOverload]:
     if isinstance(operand, torch._ops.OpOverloadPacket):
-        return [op for name in operand.overloads() for op in _operators_of(getattr(operand, name))]
+        return [op for name in operand._overload_names for op in _operators_of(getattr(operand, name))]
     return [operand] if isinstance(operand, torch._ops.OpOverload) and operand.namespace not in _OWN else []
 
 

@@ -7,16 +7,17 @@ from typing import Any
 import torch
 from torch import fx
 
-from precast.lowering.builder import Builder, Unsupported, dtype_of, sizes
+from precast.lowering.builder import Builder, dtype_of
 from precast.lowering.extern import Lookup, argument
 from precast.lowering.ir import Extern
+from precast.lowering.sizes import Unsupported, sizes
 
 NAMES = ("cond", "while_loop", "scan", "map_impl", "print")
 
 
 def is_control_flow(target: object) -> bool:
     """Whether this is a higher-order operator that this file lowers."""
-    return isinstance(target, torch._ops.HigherOrderOperator) and target.name() in NAMES
+    return isinstance(target, torch._ops.HigherOrderOperator) and target._name in NAMES
 
 
 def is_body(module: fx.GraphModule, node: fx.Node) -> bool:
@@ -31,7 +32,7 @@ def control_flow(b: Builder, node: fx.Node, lookup: Lookup) -> list[Any]:
     """Appends the call: descriptions of the bodies first, then the operands. Its results are new buffers."""
     parts = node.meta.get("parts")
     assert isinstance(node.target, torch._ops.HigherOrderOperator)
-    name = node.target.name()
+    name = node.target._name
     if node.target is torch.ops.higher_order.print:
         kwargs = tuple((k, argument(b, a, lookup)) for k, a in node.kwargs.items())
         b.steps.append(Extern("control::print", tuple(argument(b, a, lookup) for a in node.args), kwargs, (), (), (node.name,)))

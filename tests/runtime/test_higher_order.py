@@ -81,6 +81,7 @@ def test_sizes_that_vary(name: str, tmp_path: Path) -> None:
         torch.manual_seed(n)
         x = torch.randn(n, 4)
         torch.testing.assert_close(compiled(x), program(x))
+    assert len(site_of(compiled).programs[0].variants) == 1
 
 
 @torch.no_grad()
