@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         DirectiveError,
         GraphBreakError,
         GuardMiss,
+        MarkError,
         OptionError,
         PrecastError,
         RecompileForbidden,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         skip_guard_on_globals_unsafe,
         skip_guard_on_inbuilt_nn_modules_unsafe,
     )
+    from precast.runtime.marks import mark_dynamic, mark_static, mark_unbacked, maybe_mark_dynamic
     from precast.runtime.options import describe_options, list_mode_options, list_options
     from precast.runtime.precompile import precompile
     from precast.runtime.regional import compile_repeated_blocks
@@ -64,6 +66,11 @@ _HOMES = {
     "load": "api",
     "reset": "api",
     "GuardMiss": "errors",
+    "MarkError": "errors",
+    "mark_dynamic": "marks",
+    "mark_static": "marks",
+    "mark_unbacked": "marks",
+    "maybe_mark_dynamic": "marks",
     "OptionError": "errors",
     "PrecastError": "errors",
     "RecompileForbidden": "errors",
@@ -79,6 +86,7 @@ __all__ = [
     "DirectiveError",
     "GraphBreakError",
     "GuardMiss",
+    "MarkError",
     "OptionError",
     "PrecastError",
     "RecompileForbidden",
@@ -101,6 +109,10 @@ __all__ = [
     "list_mode_options",
     "list_options",
     "load",
+    "mark_dynamic",
+    "mark_static",
+    "mark_unbacked",
+    "maybe_mark_dynamic",
     "precompile",
     "register_backend",
     "reset",

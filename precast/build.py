@@ -85,6 +85,7 @@ class Job:
                     options=dict(spec.options) if spec.options is not None else None,
                     store=self.store,
                     name=spec.label,
+                    dynamic_shapes=spec.dynamic_shapes,
                 )
             except Exception as error:  # one program that fails must not stop the others; the report names it
                 log.info("%s", spec.name, exc_info=True)

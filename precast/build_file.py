@@ -13,7 +13,7 @@ from typing import Any
 
 Signature = tuple[tuple[Any, ...], dict[str, Any]]
 _TOP = {"program", "store", "targets", "path"}
-_PROGRAM = {"factory", "arguments", "name", "mode", "options", "targets"}
+_PROGRAM = {"factory", "arguments", "name", "mode", "options", "targets", "dynamic_shapes"}
 
 
 class BuildFileError(Exception):
@@ -35,6 +35,7 @@ class ProgramSpec:
     mode: str | None = None
     options: Mapping[str, Any] | None = None
     targets: tuple[str, ...] = ("cpu:native",)
+    dynamic_shapes: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -135,10 +136,13 @@ def _program(table: Mapping[str, Any], where: str, default_targets: tuple[str, .
     arguments, options = table.get("arguments", {}), table.get("options")
     if not isinstance(arguments, dict) or not isinstance(options, (dict, type(None))):
         raise BuildFileError(f"{where}: `arguments` and `options` are tables, for instance options = {{ freeze = true }}")
+    shapes = table.get("dynamic_shapes")
+    if not isinstance(shapes, (dict, type(None))):
+        raise BuildFileError(f'{where}: `dynamic_shapes` is a table, for instance dynamic_shapes = {{ x = {{ 0 = "batch" }} }}')
     label = _text(table, "name", where)
     name = label or factory.partition(":")[2]
     targets = _texts(table, "targets", where) or default_targets
-    return ProgramSpec(factory, name, f"{where} ({name})", label, arguments, _text(table, "mode", where), options, targets)
+    return ProgramSpec(factory, name, f"{where} ({name})", label, arguments, _text(table, "mode", where), options, targets, shapes)
 
 
 def _known(table: Mapping[str, Any], known: set[str], where: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 from precast.runtime.api import StoreLike, open_store
 from precast.runtime.errors import PrecastError
+from precast.runtime.marks import marked
 from precast.runtime.options import merge_options
 from precast.runtime.program import Program
 from precast.runtime.site import Settings, Site
@@ -76,11 +78,11 @@ def precompile(
     """Compile `model` for each `(args, kwargs)` of `signatures` and each target, without running it, into the store.
 
     A program with graph breaks is run once per signature, on copies, where this machine can: what comes after a break depends on values.
-    Grad mode and the other global state are those at the call: wrap it in `torch.no_grad()` to prepare inference. Raises OptionError for
-    bad options, PrecastError where a signature is not `(args, kwargs)`. What cannot be compiled is in the report, not raised.
+    Grad mode and the other global state are those at the call: wrap it in `torch.no_grad()` to prepare inference. `dynamic_shapes`: which
+    dimensions are symbolic, for every signature, in torch.export's form (`runtime/marks.py`). Raises OptionError for bad options and
+    shapes, PrecastError where a signature is not `(args, kwargs)`, MarkError where a dimension that was marked as dynamic allows one size
+    only. What cannot be compiled is in the report, not raised.
     """
-    if dynamic_shapes is not None:
-        raise PrecastError("precompile: dynamic_shapes is not supported yet; give one signature per shape")
     opened = open_store(store)
     reports: list[SignatureReport] = []
     program = None
@@ -92,9 +94,13 @@ def precompile(
             if progress is not None:
                 progress(f"{program.name}: signature {index + 1} of {len(signatures)} for {target}")
             started = time.perf_counter()
-            outcome, artifact_id, reason = program.prepare((*entry.prefix, *args), {**entry.keywords, **kwargs})
-            if outcome == "skipped" or _breaks(program, artifact_id):
-                reason = "; ".join(filter(None, (reason, _rehearse(model, site.settings, program, args, kwargs))))
+            whole, keywords = (*entry.prefix, *args), {**entry.keywords, **kwargs}
+            with contextlib.ExitStack() as stack:
+                if dynamic_shapes is not None:
+                    stack.enter_context(marked(program.locals_of(whole, keywords), args, dynamic_shapes))
+                outcome, artifact_id, reason = program.prepare(whole, keywords)
+                if outcome == "skipped" or _breaks(program, artifact_id):
+                    reason = "; ".join(filter(None, (reason, _rehearse(model, site.settings, program, args, kwargs))))
             reports.append(SignatureReport(index, program.target, outcome, artifact_id, time.perf_counter() - started, reason))
     if program is None:
         raise PrecastError("precompile: give at least one signature and one target")

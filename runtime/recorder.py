@@ -361,7 +361,7 @@ class _Recording:
                 self._constant(place, guard.predicate)
             case Predicate.TENSOR:
                 self._tensor(place)
-            case Predicate.UNMARKED:
+            case Predicate.UNMARKED | Predicate.MARKS:
                 self.slot(place, "dict")
                 if place.__dict__:
                     self.whole(place.__dict__)
@@ -422,7 +422,7 @@ class _Recording:
                 self._live_tensor(place, guard.constant)
             elif specs and guard.predicate is Predicate.LACKS_ATTR and lacks_on_class(type(value), guard.constant, self):
                 return  # and the tensor check admits no attributes of the tensor's own
-            elif not specs or guard.predicate not in (Predicate.TYPE, Predicate.UNMARKED, Predicate.NOT_NONE):
+            elif not specs or guard.predicate not in (Predicate.TYPE, Predicate.UNMARKED, Predicate.MARKS, Predicate.NOT_NONE):
                 raise Opaque
             return
         if type(value) in _SCALARS:

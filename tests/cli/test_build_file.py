@@ -49,7 +49,7 @@ def test_an_import_path_is_a_build_of_one() -> None:
         ({"program": [{}]}, 'program 1: needs factory = "pkg.mod:function"'),
         ({"program": [{"factory": "nocolon"}]}, 'program 1: needs factory = "pkg.mod:function"'),
         ({"program": [{"factory": "a:b", "taget": ["x"]}]}, "program 1: unknown key 'taget'; did you mean 'targets'?"),
-        ({"program": [{"factory": "a:b"}, {"factory": "c:d", "zzz": 1}]}, "program 2: unknown key 'zzz'; known: arguments, factory"),
+        ({"program": [{"factory": "a:b"}, {"factory": "c:d", "zzz": 1}]}, "program 2: unknown key 'zzz'; known: arguments, dynamic_shapes, factory"),
         ({"program": [{"factory": "a:b", "targets": "cpu:native"}]}, "program 1: targets must be a list of texts, not str 'cpu:native'"),
         ({"program": [{"factory": "a:b", "options": ["freeze"]}]}, "program 1: `arguments` and `options` are tables"),
         ({"program": [{"factory": "a:b", "mode": 3}]}, "program 1: mode must be a text, not int 3"),
@@ -94,3 +94,10 @@ def test_the_file_in_the_documentation_is_right() -> None:
     block = text.split("```toml\n")[1].split("```")[0].replace("options = { freeze = true }", "")
     (program,) = parse(tomllib.loads(block), "docs", Path("/x")).programs
     assert (program.factory, program.arguments, program.label) == ("service.models:encoder", {"batch": 8}, "encoder")
+
+
+def test_dynamic_shapes_reach_the_program(tmp_path: Path) -> None:
+    content = {"program": [{"factory": "a:b", "dynamic_shapes": {"x": {"0": "rows"}}}]}
+    assert parse(content, "f.toml", tmp_path).programs[0].dynamic_shapes == {"x": {"0": "rows"}}
+    with pytest.raises(BuildFileError, match="`dynamic_shapes` is a table"):
+        parse({"program": [{"factory": "a:b", "dynamic_shapes": "x"}]}, "f.toml", tmp_path)
