@@ -49,7 +49,7 @@ def test_an_import_path_is_a_build_of_one() -> None:
         ({"program": [{}]}, 'program 1: needs factory = "pkg.mod:function"'),
         ({"program": [{"factory": "nocolon"}]}, 'program 1: needs factory = "pkg.mod:function"'),
         ({"program": [{"factory": "a:b", "taget": ["x"]}]}, "program 1: unknown key 'taget'; did you mean 'targets'?"),
-        ({"program": [{"factory": "a:b"}, {"factory": "c:d", "zzz": 1}]}, "program 2: unknown key 'zzz'; known: arguments, dynamic_shapes, factory"),
+        ({"program": [{"factory": "a:b"}, {"factory": "c:d", "zzz": 1}]}, "program 2: unknown key 'zzz'; known: arguments, dynamic"),
         ({"program": [{"factory": "a:b", "targets": "cpu:native"}]}, "program 1: targets must be a list of texts, not str 'cpu:native'"),
         ({"program": [{"factory": "a:b", "options": ["freeze"]}]}, "program 1: `arguments` and `options` are tables"),
         ({"program": [{"factory": "a:b", "mode": 3}]}, "program 1: mode must be a text, not int 3"),
