@@ -13,7 +13,7 @@ from precast.runtime.targets import rank
 if TYPE_CHECKING:
     from precast.runtime.program import Program
 
-LOWERING_VERSION = "1"
+LOWERING_VERSION = "2"
 """Goes up when lowering, codegen or the runtime change what a stored artifact means; part of every artifact's key."""
 
 
