@@ -1,4 +1,4 @@
-"""What PRECAST_LOGS=guards,kernels,fusion,perf_hints says of one compile. Makes no text for topics that are off."""
+"""What PRECAST_LOGS=guards,dynamic,kernels,fusion,perf_hints says of one compile. Makes no text for topics that are off."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import sympy
 
+from precast.artifact_store.guards import Predicate
 from precast.capture import CapturedFrame
 from precast.codegen import CompiledGraph
 from precast.lowering.effects import reads, writes
@@ -17,6 +18,7 @@ from precast.lowering.order import nbytes_hint
 from precast.lowering.text import step_text
 from precast.runtime.guard_text import counted, guard_columns
 from precast.runtime.log import logger
+from precast.runtime.paths import describe
 from precast.units import human_size
 
 COPY_WORTH_A_HINT = 1_000_000
@@ -36,6 +38,22 @@ def log_guards(name: str, frame: CapturedFrame) -> None:
     if log.isEnabledFor(logging.DEBUG):
         for guard in frame.guards:
             log.debug("%s:   %s", name, " ".join(guard_columns(guard.path, guard.predicate, guard.constant)).rstrip())
+
+
+def log_dynamic(name: str, frame: CapturedFrame) -> None:
+    """Which sizes and numbers of the frame are symbolic, and where that holds."""
+    log = logger("dynamic")
+    if frame.graph is None or not log.isEnabledFor(logging.INFO):
+        return
+    symbols = []
+    for item in frame.inputs:
+        if item.kind in ("int", "float"):
+            read = item.read
+            symbols.append(describe(item.path) if read is None else f"{read[0]} {read[2]} of {describe(frame.inputs[read[1]].path)}")
+    log.info("%s: symbolic: %s", name, ", ".join(symbols) or "nothing, every size and number is that of the call")
+    for guard in frame.guards:
+        if guard.predicate is Predicate.SHAPE:
+            log.info("%s:   where %s", name, guard_columns(guard.path, guard.predicate, guard.constant)[2])
 
 
 def log_graph(name: str, lowered: Program, scheduled: Program, compiled: CompiledGraph, weights: Collection[str]) -> None:

@@ -13,7 +13,7 @@ from precast import __version__
 from precast.artifact_store import BlobSet, GraphRecord, Manifest, Versions
 from precast.backend_variant import backend_variant
 from precast.capture import CapturedFrame, CaptureOptions, CaptureRefused, Dynamic, MarkViolated, capture
-from precast.compile_log import log_guards
+from precast.compile_log import log_dynamic, log_guards
 from precast.dynamic_capture import dynamic_of, symbolic_build, with_symbols_or_without
 from precast.graph_build import GraphRequest, Stopwatch, build_graph, compiler_version
 from precast.lowering.decompositions import DECOMPOSITIONS
@@ -47,6 +47,7 @@ def _compile_with(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, 
         frame = _capture(program, args, kwargs, dynamic, trace)
     trace.frame(frame)
     log_guards(program.name, frame)
+    log_dynamic(program.name, frame)
     if program.backend is not None:
         return backend_variant(program, program.backend, frame)
     if frame.needs_grad:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from precast.artifact_store.expressions import text
 from precast.artifact_store.guards import Path, Predicate
 from precast.runtime.paths import describe, describe_constant
 
@@ -18,6 +19,8 @@ def guard_columns(path: Path, predicate: str, constant: Any) -> tuple[str, str, 
         value = describe(constant)
     elif predicate == Predicate.CLASSES:
         value = ", ".join(describe(place) for place, _, _ in constant["classes"])
+    elif predicate == Predicate.SHAPE:
+        value = text(constant["expr"], [describe(place) for place in constant["paths"]])
     elif predicate in _TAGGED:
         value = describe_constant(constant)
     else:

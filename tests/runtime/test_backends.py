@@ -90,6 +90,22 @@ def test_mode_and_options_go_to_the_backend_and_limits_stay(store: Store) -> Non
     assert site_of(compiled).programs[0].options["recompile_limit"] == 3
 
 
+@pytest.mark.parametrize(("dynamic", "times"), [(True, 1), (None, 2)])
+def test_dynamic_shapes(dynamic: bool | None, times: int, store: Store) -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        graphs.append(gm)
+        return gm.forward
+
+    weight = torch.randn(7)
+    compiled = precast.compile(lambda x: (x * x.shape[0] + weight)[1:], backend=backend, store=store, dynamic=dynamic)
+    for rows in (3, 4, 5, 9, 3):
+        x = torch.randn(rows, 7)
+        torch.testing.assert_close(compiled(x), (x * rows + weight)[1:])
+    assert len(graphs) == times
+
+
 def test_two_backends_of_one_function_do_not_share_variants(store: Store) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return x.sin()

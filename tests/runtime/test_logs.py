@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 import precast
 from precast.artifact_store import Store
+from precast.cli import main
 from precast.runtime import log
 
 
@@ -104,6 +106,40 @@ def test_hints_on_weights_and_layouts(logs: Callable[[str], Callable[[], list[st
     assert has(found, r"copies 1.0 MB .* into another layout")
     precast.compile(model, store=store, name="net", options={"freeze": True})(torch.randn(2, 32, 64, 64))
     assert not has(lines(), "weights alone")
+
+
+def test_what_stays_in_this_process(logs: Callable[[str], Callable[[], list[str]]], store: Store) -> None:
+    lines = logs("runtime")
+    precast.compile(lambda x: x + 1, store=store, name="f", options={"store_results": False})(torch.ones(2))
+    assert has(lines(), "precast.runtime: f: kept in this process only: store_results is off")
+
+
+def test_sizes_that_vary(logs: Callable[[str], Callable[[], list[str]]], store: Store) -> None:
+    lines = logs("dynamic")
+    compiled = precast.compile(lambda x: x.sin() * 2, store=store, name="f")
+    for rows in (3, 4, 5):
+        compiled(torch.randn(rows, 2))
+    found = lines()
+    assert has(found, "precast.dynamic: f: symbolic: nothing") and has(found, "precast.dynamic: f: symbolic: size 0 of x$")
+    assert has(found, r"precast.dynamic: f:   where 2 <= x\.size\(0\)$")
+
+
+def test_a_build_that_fails_shows_where(
+    logs: Callable[[str], Callable[[], list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = "import torch\n\ndef make():\n    return torch.relu, [((torch.ones(2),), {})]\n"
+    (tmp_path / "some_program.py").write_text(program)
+    (tmp_path / "build.toml").write_text('path = ["."]\n[[program]]\nfactory = "some_program:make"\n')
+
+    def broken(*args: object, **kwargs: object) -> None:
+        raise OSError("the disk is on fire")
+
+    monkeypatch.setattr(precast, "precompile", broken)
+    lines = logs("driver")
+    result = CliRunner().invoke(main, ["build", str(tmp_path / "build.toml"), "--store", str(tmp_path / "store")])
+    assert result.exit_code == 1, result.output
+    found = lines()
+    assert has(found, "precast.driver: make") and has(found, "Traceback") and has(found, "OSError: the disk is on fire")
 
 
 def test_unknown_topics_and_levels_are_named_and_help_lists_all(logs: Callable[[str], Callable[[], list[str]]]) -> None:

@@ -175,16 +175,34 @@ def test_gradients_run_as_traced_with_one_warning(store: Store, monkeypatch: pyt
     assert len(store.programs()) == 1
 
 
-def test_sizes_that_torch_makes_dynamic_are_right(store: Store) -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return torch.softmax(x * x.shape[0], dim=-1)
+@pytest.mark.parametrize(("dynamic", "times"), [(True, 1), (None, 2), (False, 4)])
+def test_dynamic_shapes_are_as_torch_traces_them(dynamic: bool | None, times: int, store: Store, compiles: list[str]) -> None:
+    def function(x: torch.Tensor, n: int) -> tuple[Any, ...]:
+        return torch.softmax(x * x.shape[0] + n, dim=-1), x[1:], x.t(), x.shape[0] * 2
 
-    compiled = torch.compile(function, backend=through(store))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for rows in (3, 4, 5, 9, 1):
+    for _ in range(2):  # the second time, as in another process: all of it is in the store
+        torch._dynamo.reset()
+        compiled = torch.compile(function, backend=through(store), dynamic=dynamic)
+        for rows in (3, 4, 5, 9):
             x = torch.randn(rows, 7)
-            torch.testing.assert_close(compiled(x), function(x))
+            for got, want in zip(compiled(x, rows), function(x, rows), strict=True):
+                torch.testing.assert_close(got, want)
+                assert isinstance(got, int) or got.stride() == want.stride()
+        assert len(compiles) == len(store.programs()) == times
+
+
+def test_branches_inside_the_graph(store: Store, compiles: list[str]) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x.sin() + 1, lambda x: x.cos() * 2, (x,))
+
+    def other(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x.sin() + 1, lambda x: x.cos() * 3, (x,))
+
+    for called in (function, other):
+        compiled = torch.compile(called, backend=through(store))
+        for x in (torch.ones(5), -torch.ones(5)):
+            torch.testing.assert_close(compiled(x), called(x))
+    assert len(compiles) == len(store.programs()) == 2, "what is in the branches is in the key"
 
 
 def test_a_damaged_library_is_compiled_again_or_runs_as_traced(store: Store, compiles: list[str]) -> None:
