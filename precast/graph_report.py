@@ -14,6 +14,7 @@ from precast.artifact_store import Store
 from precast.capture import CapturedFrame, CaptureRefused, GraphBreak
 from precast.runtime.api import compile_with
 from precast.runtime.backends import Backend
+from precast.runtime.callees import forget_store
 from precast.runtime.paths import describe
 from precast.runtime.program import Program
 from precast.runtime.site import Settings
@@ -113,8 +114,11 @@ def explain_call(model: Any, options: Mapping[str, Any], args: tuple[Any, ...], 
     try:
         with tempfile.TemporaryDirectory() as folder:
             backend = Backend("explain", recorder.backend, quiet=True)
-            settings = Settings({**options, "fullgraph": False}, Store.open(folder), backend=backend)
-            value = compile_with(model, settings)(*args, **kwargs)
+            store = Store.open(folder)
+            try:
+                value = compile_with(model, Settings({**options, "fullgraph": False}, store, backend=backend))(*args, **kwargs)
+            finally:
+                forget_store(store)
     finally:
         driver.observers.remove(recorder.look)
     return GraphReport(tuple(recorder.frames), value)

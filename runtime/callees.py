@@ -18,8 +18,10 @@ from typing import Any
 
 import torch
 
+from precast.artifact_store import Store
 from precast.artifact_store.records import FrameRecord
 from precast.runtime import region, skips, stance
+from precast.runtime.backends import Backend
 from precast.runtime.code_digest import digest
 from precast.runtime.dispatch import make_dispatcher
 from precast.runtime.entry import Entry
@@ -42,6 +44,8 @@ _GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GEN
 _STDLIB = tuple(os.path.realpath(sysconfig.get_path(kind)) + os.sep for kind in ("stdlib", "platstdlib"))
 _SITE = tuple(os.path.realpath(sysconfig.get_path(kind)) + os.sep for kind in ("purelib", "platlib"))
 _PLAIN = region.Answer()
+Settings = tuple[dict[str, Any], Store, bool, Backend | None]
+"""Options, store, whether a miss raises, backend."""
 _DISABLING = ("nonrecursive_disable_wrapper", "disabled_itself")
 """Wrappers, torch's and ours, of functions that are not compiled themselves, while what they call is."""
 
@@ -53,60 +57,80 @@ class _Known:
     code: types.CodeType
     answer: region.Answer | None
     tries: int = 0
+    settled: bool = False
 
 
 class Callees:
-    """The programs of what one root program calls, and the region in which its calls are looked at."""
+    """The region in which one root program's calls are looked at."""
 
     def __init__(self, root: Program) -> None:
-        self.root = root
-        self.programs: list[CalleeProgram] = []
-        self._known: dict[int, _Known] = {}
-        self._lock = Lock()
+        self.group = _group_of(root)
         self._attention = ATTENTIVE_CALLS
-        self._replaced = False
-        self._found: list[tuple[types.CodeType, types.CodeType, bool]] = []  # to be kept when the region ends
         root.around = self.around
-        root.parts.append(lambda: self.programs)
+        root.parts.append(lambda: self.group.programs)
         root.on_build.append(self.attend)
         root.on_reset.append(self.reset)
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function` as it runs inside the region."""
+        group = self.group
         code = getattr(function, "__code__", None)
         if isinstance(code, types.CodeType):
-            self._known[id(code)] = _Known(code, _PLAIN)
+            group.leave_alone(code)
 
         @stance.enters_region
         def run(*args: Any, **kwargs: Any) -> Any:
             if self._attention:
                 self._attention -= 1
-                return self._attentively(function, args, kwargs)
-            if not self._replaced:
+                try:
+                    return region.run(group.asked, group, function, args, kwargs)
+                finally:
+                    group.settle(self.attend)
+            if not group.programs:
                 return function(*args, **kwargs)
-            return region.run(region.LOOK_UP, self, function, args, kwargs)
+            return region.run(region.LOOK_UP, group, function, args, kwargs)
 
         return run
-
-    def _attentively(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        try:
-            return region.run(self._ask, self, function, args, kwargs)
-        finally:
-            with self._lock:
-                found, self._found = self._found, []
-            for code, replacement, alone in found:
-                region.keep(code, replacement, self, alone)
 
     def attend(self) -> None:
         """Look at calls again for a while: code that has just been loaded may call functions not met before."""
         self._attention = max(self._attention, ATTENTIVE_CALLS - 1)
 
     def reset(self) -> None:
+        self.group.reset()
+        self._attention = ATTENTIVE_CALLS
+
+
+class Group:
+    """The functions that programs with the same settings call between their graphs: one program each, whoever calls."""
+
+    def __init__(self, root: Program) -> None:
+        self.settings = (root.options, root.store, root.require_hit, root.backend)
+        self.programs: list[CalleeProgram] = []
+        self.asked: Any = self._ask  # one object: the hook tells its callers apart by it
+        self._known: dict[int, _Known] = {}
+        self._found: list[tuple[types.CodeType, types.CodeType, bool]] = []  # to be kept when a region ends
+        self._lock = Lock()
+
+    def leave_alone(self, code: types.CodeType) -> None:
+        """Never replace calls of this code."""
+        self._known[id(code)] = _Known(code, _PLAIN, settled=True)
+
+    def settle(self, attend: Callable[[], None]) -> None:
+        """Keep what the region that ends has found; `attend` is told when code of it is loaded."""
+        with self._lock:
+            found, self._found = self._found, []
+            for program in self.programs:
+                if attend not in program.on_build:
+                    program.on_build.append(attend)
+        for code, replacement, alone in found:
+            region.keep(code, replacement, self, alone)
+
+    def reset(self) -> None:
         for program in self.programs:
             program.reset()
-        self._attention = ATTENTIVE_CALLS
-        for known in self._known.values():
-            if known.answer is _PLAIN:
+        for known in tuple(self._known.values()):
+            if known.answer is _PLAIN and not known.settled:
                 known.answer, known.tries = None, 0
 
     def _ask(self, frame: Any, entry: Any, state: Any) -> region.Answer:
@@ -122,7 +146,7 @@ class Callees:
                 try:
                     known.answer = self._decide(frame, known)
                 except Exception:  # noqa: BLE001 - see above; the function then runs as it is
-                    logger("runtime").error("%s: looking at %s failed", self.root.name, frame.f_code.co_qualname, exc_info=True)
+                    logger("runtime").error("looking at %s failed", frame.f_code.co_qualname, exc_info=True)
                     known.answer = _PLAIN
         return known.answer or _PLAIN
 
@@ -131,33 +155,53 @@ class Callees:
         code, namespace = frame.f_code, frame.f_globals
         if not eligible(code, namespace):
             return _PLAIN
-        program = CalleeProgram(self.root, code, namespace)
-        if not self.root.store.variants(program.key):
-            if skips.recall(self.root.store, program.key, compiles=not self.root.require_hit) or self.root.require_hit:
+        program = CalleeProgram(self.settings, code, namespace)
+        if not program.store.variants(program.key):
+            if skips.recall(program.store, program.key, compiles=not program.require_hit) or program.require_hit:
                 return _PLAIN
             if not (names_torch(code, namespace) or holds_tensor(tuple(frame.f_locals.values()))):
                 known.tries += 1
                 return _PLAIN if known.tries >= TRIES else None
-        self._known[id(program.code)] = _Known(program.code, _PLAIN)  # what it runs where it is not compiled
-        program.on_build.append(self.attend)
+        self._known[id(program.code)] = _Known(program.code, _PLAIN, settled=True)  # what it runs where it is not compiled
         self.programs.append(program)
-        self._replaced = True
-        logger("graph_breaks").info("%s: %s, which it calls, is a program of its own", self.root.name, program.name)
+        logger("graph_breaks").info("%s, called between graphs, is a program of its own", program.name)
         replacement, alone = region.trampoline(code, program.receiver()), not region.has_entries(code)
         self._found.append((code, replacement, alone))
         return region.Answer(replacement, self) if alone else _PLAIN
 
 
+_groups: dict[Any, Group] = {}
+_groups_lock = Lock()
+
+
+def _group_of(root: Program) -> Group:
+    """The group of all programs with the settings of `root`."""
+    key = (id(root.store), repr(sorted(root.options.items(), key=repr)), root.require_hit, root.backend.identity if root.backend else "")
+    with _groups_lock:
+        if key not in _groups:
+            _groups[key] = Group(root)
+        return _groups[key]
+
+
+def forget_store(store: Store) -> None:
+    """Let go of what programs of this store call, and of the store."""
+    with _groups_lock:
+        gone = [key for key, group in _groups.items() if group.settings[1] is store]
+        for key in gone:
+            region.forget(_groups.pop(key))
+
+
 class CalleeProgram(Program):
     """A function met between graphs. It runs a copy of the code: a plain run of it is no call of the function that the hook replaces."""
 
-    def __init__(self, root: Program, code: types.CodeType, namespace: dict[str, Any]) -> None:
+    def __init__(self, settings: Settings, code: types.CodeType, namespace: dict[str, Any]) -> None:
+        options, store, require_hit, backend = settings
         self.shell = Shell(code.replace(), namespace, code.co_name)
-        super().__init__(Entry(self.shell.function(self.shell.code)), root.options, root.store, None, root.require_hit, (), root.backend)
+        super().__init__(Entry(self.shell.function(self.shell.code)), options, store, None, require_hit, (), backend)
         self.code = self.shell.code
         self.digest = digest(self.code)
-        backend = root.backend.identity if root.backend is not None else ""
-        self.key = program_key(f"{self.entry.name}()", self.digest, self.options, None, backend)
+        identity = backend.identity if backend is not None else ""
+        self.key = program_key(f"{self.entry.name}()", self.digest, self.options, None, identity)
         Resumes(self)
 
     def receiver(self) -> Callable[..., Any]:
@@ -226,4 +270,4 @@ def holds_tensor(values: Any) -> bool:
     return False
 
 
-__all__ = ["CalleeProgram", "Callees", "eligible", "holds_tensor", "names_torch"]
+__all__ = ["CalleeProgram", "Callees", "eligible", "forget_store", "holds_tensor", "names_torch"]

@@ -69,11 +69,33 @@ def has_entries(code: types.CodeType) -> bool:
     return bool(eval_frame._debug_get_cache_entry_list(code))
 
 
+_kept: dict[int, tuple[types.CodeType, list[tuple[object, types.CodeType]]]] = {}
+
+
 def keep(code: types.CodeType, replacement: types.CodeType, owner: object, alone: bool) -> None:
     """Run `replacement` wherever `code` is called in a region of `owner`. `alone`: nobody else has compiled this code."""
+    others = _kept.setdefault(id(code), (code, []))[1]
     if alone:
         eval_frame.reset_code(code)  # drops what an Answer has left there
+        for known in others:
+            _load(code, *known)
+    others.append((owner, replacement))
+    _load(code, owner, replacement)
+
+
+def _load(code: types.CodeType, owner: object, replacement: types.CodeType) -> None:
     eval_frame._load_precompile_entry(code, _InRegion(owner), replacement)  # type: ignore[arg-type]
+
+
+def forget(owner: object) -> None:
+    """Take away what was kept for `owner`."""
+    for code, entries in tuple(_kept.values()):
+        left = [entry for entry in entries if entry[0] is not owner]
+        if len(left) < len(entries):
+            entries[:] = left
+            eval_frame._reset_precompile_entries(code)
+            for entry in left:
+                _load(code, *entry)
 
 
 def run(mode: Any, owner: object, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -160,4 +182,4 @@ def passing(code: types.CodeType) -> str:
     return ", ".join(parts)
 
 
-__all__ = ["LOOK_UP", "Answer", "has_entries", "keep", "passing", "paused", "run", "trampoline"]
+__all__ = ["LOOK_UP", "Answer", "forget", "has_entries", "keep", "passing", "paused", "run", "trampoline"]

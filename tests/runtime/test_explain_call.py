@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._C._dynamo import eval_frame
 
 import precast
 
@@ -49,6 +50,7 @@ def test_what_is_not_compiled_itself() -> None:
     report = precast.explain(precast.compile(loop))(torch.randn(3))
     assert [frame.name.rpartition(".")[2] for frame in report.frames if frame.refused] == ["loop"]
     assert len(report.graphs) == 1, "the function that it calls"
+    assert not eval_frame._debug_get_precompile_entries(told.__code__), "nothing stays behind"
 
 
 def test_one_graph() -> None:

@@ -180,3 +180,18 @@ def test_reset(tmp_path: Path) -> None:
         precast.reset()
     torch.testing.assert_close(compiled(x), calls_scale(x))
     assert names(compiled) == ["calls_scale", "scale"]
+
+
+def test_programs_with_the_same_settings_share_what_they_call(tmp_path: Path) -> None:
+    def other(x: torch.Tensor) -> torch.Tensor:
+        y = scale(x, x + 1, by=0.5, other=x)
+        mark()
+        return scale(y * 2, y, by=0.5, other=y)
+
+    first, second = (precast.compile(f, store=tmp_path) for f in (calls_scale, other))
+    for _ in range(5):
+        x = torch.randn(7)
+        torch.testing.assert_close(first(x), calls_scale(x))
+        torch.testing.assert_close(second(x), other(x))
+    assert site_of(first).all_programs[1] is site_of(second).all_programs[-1]
+    assert len(eval_frame._debug_get_precompile_entries(scale.__code__)) > 0
