@@ -27,7 +27,7 @@ def dynamic_of(program: Program, local_values: Mapping[str, Any]) -> Dynamic:
     if mode == "auto":
         stored = [manifest.guard_rows for manifest in program.store.variants(program.key)]
         here = [guard_rows(variant.all_guards()) for variant in program.variants if not variant.stored]
-        changed = varied([*stored, *here], local_values, program.locals_of.cells())
+        changed = varied([*stored, *here, program.first_call], local_values, program.locals_of.cells())
     return Dynamic(mode, changed)
 
 

@@ -77,7 +77,7 @@ def compile(
             name=name,
         )
     other, ours = make_backend(backend, mode, options, dynamic)
-    fixed = {"fullgraph": fullgraph or None, "dynamic": _dynamic(dynamic)}
+    fixed: dict[str, Any] = {"fullgraph": fullgraph or None, "dynamic": _dynamic(dynamic)}
     fixed |= {"recompile_limit": recompile_limit, "isolate_recompiles": isolate_recompiles or None}
     merged = merge_options(mode if other is None else None, ours, **fixed)
     if disable:

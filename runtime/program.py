@@ -14,6 +14,7 @@ from typing import Any
 
 from precast.artifact_store import Manifest, Store
 from precast.artifact_store.guards import Guard
+from precast.artifact_store.manifest import GuardRow
 from precast.artifact_store.records import FrameRecord
 from precast.runtime import background, code_digest, region, skips, stance
 from precast.runtime.backends import Backend
@@ -43,6 +44,7 @@ from precast.runtime.paths import PathError
 from precast.runtime.source import MemoryBlobs
 from precast.runtime.targets import rank, resolve
 from precast.runtime.variant import Binding, EagerVariant, Variant
+from precast.runtime.varied import example
 
 Compile = Callable[["Program", tuple[Any, ...], Mapping[str, Any]], "str | InProcess | Deferred"]
 _compiler: str | Compile = "precast.driver:compile_variant"
@@ -122,6 +124,7 @@ class Program:
         self._compiles = Compiles()
         self._differing = Differing()
         self._missed = False
+        self.first_call: tuple[GuardRow, ...] = ()  # that a stance left uncompiled, to learn from it what varies
         self._eager_reason = ""
         self._skipped = False
         self._failures: Counter[str] = Counter()
@@ -331,7 +334,7 @@ class Program:
             return None
         if self.require_hit or position == "fail_on_recompile":
             self._raise_miss(args, kwargs)
-        if position in stance.FIRST_CALL_EAGER and self._first_miss():
+        if position in stance.FIRST_CALL_EAGER and self._first_miss(local_values):
             return None
         if self.options["background_compile"] and not self._compiler_is_free():
             return None  # it is not waited for: this call runs eagerly, and the next one looks again
@@ -350,9 +353,11 @@ class Program:
             _compile_lock.__exit__()
         return free
 
-    def _first_miss(self) -> bool:
-        """Whether no call has missed before; noted for the stances that compile from the second one on."""
+    def _first_miss(self, local_values: Mapping[str, Any]) -> bool:
+        """Whether no call has missed before; noted for the stances that compile from the second one on, with the call's sizes."""
         first, self._missed = not self._missed, True
+        if first:
+            self.first_call = example(local_values)
         return first
 
     def _raise_miss(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -557,6 +562,7 @@ class Program:
             self._warned.clear()
             self._compiles.reset(self._shared)
             self._missed = False
+            self.first_call = ()
             self._eager_reason = ""
             self._skipped = False
         for forget in self.on_reset:

@@ -44,6 +44,18 @@ def varied(variants: Iterable[Iterable[GuardRow]], local_values: Mapping[str, An
     return {path: tuple(differing) for path, differing in found.items()}
 
 
+def example(local_values: Mapping[str, Any]) -> tuple[GuardRow, ...]:
+    """A call that was not compiled, as rows to compare the next one with: sizes of the tensors among its arguments, and whole numbers."""
+    rows: list[GuardRow] = []
+    for name, value in local_values.items():
+        if isinstance(value, torch.Tensor):
+            stride = value.stride() if value.layout is torch.strided else ()
+            rows.append(((("local", name),), str(Predicate.TENSOR), {"size": tuple(value.shape), "stride": stride}))
+        elif type(value) is int:
+            rows.append(((("local", name),), str(Predicate.EQUALS), ("int", value)))
+    return tuple(rows)
+
+
 def _at(path: Path, local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> Any:
     try:
         return resolve(path, local_values, cells)
@@ -61,4 +73,4 @@ def _differing(value: torch.Tensor, spec: Mapping[str, Any]) -> list[tuple[str, 
     return [("stride", dim) for dim, wanted in enumerate(spec["stride"]) if wanted != value.stride(dim)]
 
 
-__all__ = ["Varied", "varied"]
+__all__ = ["Varied", "example", "varied"]

@@ -86,6 +86,15 @@ def test_compiles_call_by_call(name: str, sizes: str, store: Store, counter: Cou
     assert found == expected
 
 
+def test_the_first_call_teaches_what_varies(store: Store, counter: Counter) -> None:
+    """Under eager_then_compile, two calls of different sizes cost one compile, which serves all sizes; as with torch.compile."""
+    theirs = CompileCounter()
+    sizes = (3, 5, 7, 9, 3)
+    expected = run(torch.compiler.set_stance, torch.compile(body, backend=theirs), theirs, sizes, "eager_then_compile")
+    assert expected == [0, 1, 1, 1, 1]
+    assert run(precast.set_stance, precast.compile(body, store=store), counter, sizes, "eager_then_compile") == expected
+
+
 def test_cached_code_is_used_or_not(store: Store, counter: Counter) -> None:
     f = precast.compile(body, store=store, dynamic=False)
     x, y = torch.randn(4), torch.randn(6)
