@@ -10,9 +10,10 @@ from typing import Any
 import precast
 
 
-def compiled(fn: Callable[..., Any], store: str | Path, name: str | None = None) -> Callable[..., Any]:
+def compiled(fn: Callable[..., Any], store: str | Path, name: str | None = None, dynamic: bool | None = None) -> Callable[..., Any]:
     """`fn` as one compiled graph. A call raises `precast.PrecastError` where precast refuses it or warns that it runs eagerly."""
-    function = precast.compile(fn, store=str(store), fullgraph=True, name=name, options={"accumulated_recompile_limit": 1 << 30})
+    options = {"accumulated_recompile_limit": 1 << 30}
+    function = precast.compile(fn, store=str(store), fullgraph=True, name=name, dynamic=dynamic, options=options)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with warnings.catch_warnings(record=True) as caught:

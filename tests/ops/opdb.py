@@ -22,6 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PASS_LIST = Path(__file__).resolve().parent / "opdb_pass_list.txt"
+BACKEND_NAMES = ("lowered", "scheduled", "precast", "inductor", "precast-dynamic", "inductor-dynamic")
 Results = dict[str, dict[str, dict[str, Any]]]
 """Backend to operator to verdict."""
 
@@ -150,7 +151,7 @@ def compare_with_list(verdicts: dict[str, dict[str, Any]]) -> Iterable[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--backend", action="append", choices=["lowered", "scheduled", "precast", "inductor"])
+    parser.add_argument("--backend", action="append", choices=BACKEND_NAMES)
     parser.add_argument("--samples", type=int, default=3)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--workers", type=int, default=2)

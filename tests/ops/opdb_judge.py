@@ -10,7 +10,7 @@ import copy
 import tempfile
 import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -71,28 +71,35 @@ def _store() -> str:
     return tempfile.mkdtemp(prefix="opdb-store-")
 
 
-def precast(fn: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def precast(fn: Function, args: tuple[Any, ...], kwargs: dict[str, Any], *, dynamic: bool | None = None) -> Any:
     from precast import PrecastError
     from tests.ops.compiled import compiled
 
     try:
-        return compiled(fn, _store(), fn.__name__)(*args, **kwargs)
+        return compiled(fn, _store(), fn.__name__, dynamic)(*args, **kwargs)
     except PrecastError as error:
         if "does not compile" in str(error) or "did not compile" in str(error):
             raise
         raise Refused(str(error)) from error
 
 
-def inductor(fn: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def inductor(fn: Function, args: tuple[Any, ...], kwargs: dict[str, Any], *, dynamic: bool = False) -> Any:
     torch._dynamo.reset()
-    compiled = torch.compile(fn, fullgraph=True, dynamic=False)
+    compiled = torch.compile(fn, fullgraph=True, dynamic=dynamic)
     try:
         return compiled(*args, **kwargs)
     except (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError) as error:
         raise Refused(str(error)) from error
 
 
-BACKENDS: dict[str, Backend] = {"lowered": lowered, "scheduled": scheduled, "precast": precast, "inductor": inductor}
+BACKENDS: dict[str, Backend] = {
+    "lowered": lowered,
+    "scheduled": scheduled,
+    "precast": precast,
+    "inductor": inductor,
+    "precast-dynamic": partial(precast, dynamic=True),
+    "inductor-dynamic": partial(inductor, dynamic=True),
+}
 
 
 def judge(name: str, backend: str, samples: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from tests.ops.opdb_judge import difference, judge, operators
 
 STRIDE = 11
 SAMPLE = [name for name in pass_list() if name in operators()][::STRIDE]
+DYNAMIC = [name for name in pass_list() if name in operators()][3::39]
 DATA_DEPENDENT = ["nonzero", "masked_select", "unique", "item", "allclose", "combinations"]
 """Operators that are no single graph: the size or the very result depends on data."""
 
@@ -28,6 +29,13 @@ def test_first_sample_scheduled(name: str) -> None:
 @pytest.mark.parametrize("name", SAMPLE)
 def test_compiled(name: str) -> None:
     found = judge(name, "precast", 1)
+    assert found["verdict"] == "pass", found["reason"]
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_compiled_with_dynamic_shapes(name: str) -> None:
+    """Two samples, usually of different shapes, through one program with symbolic sizes."""
+    found = judge(name, "precast-dynamic", 2)
     assert found["verdict"] == "pass", found["reason"]
 
 
