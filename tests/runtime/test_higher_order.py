@@ -13,6 +13,7 @@ import torch
 
 import precast
 from precast.runtime.api import site_of
+from precast.torch_backend import precast as torch_backend
 
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER))
@@ -110,3 +111,20 @@ def test_a_body_that_is_gone_is_a_miss(tmp_path: Path) -> None:
         precast.reset()
         with pytest.raises(precast.GuardMiss):
             precast.load(programs.branch, store=tmp_path)(torch.ones(3, 4))
+
+
+@torch.no_grad()
+def test_through_torch_compile_bodies_are_part_of_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two graphs that differ in a branch only are two artifacts at torch's own door too."""
+    monkeypatch.setenv("PRECAST_STORE", str(tmp_path))
+
+    def first(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda t: t.sin(), lambda t: t.cos(), (x,))
+
+    def second(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda t: t.sin() + 1, lambda t: t.cos(), (x,))
+
+    for program in (first, second, first):
+        compiled = torch.compile(program, backend=torch_backend)
+        for x in (torch.rand(3), -torch.rand(3)):
+            torch.testing.assert_close(compiled(x), program(x))
