@@ -30,7 +30,7 @@ from precast.capture.guards import GuardContext, translate
 from precast.capture.implicit import aliasing_guards, apart, state_guard
 from precast.capture.operators import OperatorUse, watched
 from precast.capture.sources import NotPortable, SourceContext
-from precast.capture.symbols import shape_guards
+from precast.capture.symbols import explained, shape_guards
 from precast.capture.unguarded import unguarded
 from precast.runtime.entry import LocalsOf, entry_of
 from precast.runtime.guard_eval import failure
@@ -180,6 +180,7 @@ class _Capture:
             self.needs_grad,
             waived=describe_waived(self.waived, self.sources),
             broke=traced.broke,
+            symbols=explained(traced.output, self.sources),
             compiled=self.compiled,
         )
 

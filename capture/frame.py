@@ -73,6 +73,7 @@ class CapturedFrame:
     needs_grad: bool = False
     waived: tuple[str, ...] = field(default=())
     broke: GraphBreak | None = None
+    symbols: tuple[str, ...] = ()  # for people: what is symbolic, and what fixed the rest
     compiled: Callable[..., Any] | None = None  # what another backend made of Dynamo's graph; `graph` is None then
 
     @property

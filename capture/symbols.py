@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,10 +13,11 @@ from torch._dynamo.source import TensorProperty, TensorPropertySource
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 from torch.utils._sympy.printers import PythonPrinter
 
-from precast.artifact_store.expressions import Expression, leaves
+from precast.artifact_store.expressions import Expression, leaves, show_leaf
 from precast.artifact_store.guards import Guard, Path, Predicate
 from precast.capture.frame import MarkViolated
 from precast.capture.sources import NotPortable, SourceContext
+from precast.runtime.paths import describe
 
 Leaf = tuple[Any, ...]
 
@@ -181,4 +183,41 @@ def _readable(printed: str, names: Mapping[str, Any]) -> str:
     return printed
 
 
-__all__ = ["SymbolTable", "parse", "shape_guards"]
+def explained(output: Any, sources: SourceContext) -> tuple[str, ...]:
+    """For people: each size and number that was symbolic when tracing began, whether it still is, and which line fixed it."""
+    shape_env = output.shape_env
+    stacks = getattr(shape_env, "specialization_stacks", {})
+    lines = []
+    for symbol, found in shape_env.var_to_sources.items():
+        name = _name(found[0], sources)
+        fixed = shape_env.replacements.get(symbol)
+        if fixed is None or not fixed.is_number:
+            known = shape_env.var_to_range.get(symbol)
+            equal = f", equal to {_equal(fixed, shape_env, sources)}" if fixed is not None else ""
+            lines.append(f"{name} is symbolic{equal}" + (f", in [{known.lower}, {known.upper}]" if known is not None else ""))
+        else:
+            stack = next((stacks[source] for source in found if stacks.get(source)), None)
+            where = f" by {os.path.basename(stack[-1].filename)}:{stack[-1].lineno}: {stack[-1].line}" if stack else ""
+            lines.append(f"{name} is fixed at {fixed}{where}")
+    return tuple(sorted(lines))
+
+
+def _equal(expression: Any, shape_env: Any, sources: SourceContext) -> str:
+    names = {
+        symbol: _name(shape_env.var_to_sources[symbol][0], sources)
+        for symbol in expression.free_symbols
+        if symbol in shape_env.var_to_sources
+    }
+    return str(expression.xreplace({symbol: sympy.Symbol(name) for symbol, name in names.items()}))
+
+
+def _name(source: Any, sources: SourceContext) -> str:
+    paths: dict[Path, int] = {}
+    try:
+        leaf = _source_leaf(source, sources, paths)
+    except NotPortable:
+        return str(source.name)
+    return show_leaf(leaf, [describe(path) for path in paths])
+
+
+__all__ = ["SymbolTable", "explained", "parse", "shape_guards"]

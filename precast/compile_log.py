@@ -49,11 +49,17 @@ def log_dynamic(name: str, frame: CapturedFrame) -> None:
     for item in frame.inputs:
         if item.kind in ("int", "float"):
             read = item.read
-            symbols.append(describe(item.path) if read is None else f"{read[0]} {read[2]} of {describe(frame.inputs[read[1]].path)}")
+            symbols.append(
+                describe(item.path)
+                if read is None
+                else f"{' '.join(map(str, (read[0], *read[2:])))} of {describe(frame.inputs[read[1]].path)}"
+            )
     log.info("%s: symbolic: %s", name, ", ".join(symbols) or "nothing, every size and number is that of the call")
     for guard in frame.guards:
         if guard.predicate is Predicate.SHAPE:
             log.info("%s:   where %s", name, guard_columns(guard.path, guard.predicate, guard.constant)[2])
+    for line in frame.symbols:
+        log.info("%s:   %s", name, line)
 
 
 def log_graph(name: str, lowered: Program, scheduled: Program, compiled: CompiledGraph, weights: Collection[str]) -> None:

@@ -135,6 +135,8 @@ def _compile(program: Program, frame: CapturedFrame, watch: Stopwatch, trace: Tr
         request = GraphRequest(program.name, program.target, key_options(program.options), bound, program.store, trace)
         graph = frame.graph
         graphs["forward"], evidence = symbolic_build(lambda: build_graph(graph, request, watch, blobs), frame.symbolic)
+    if frame.symbols:
+        evidence = {**evidence, "dynamic": list(frame.symbols)}
     manifest = _manifest(program, frame, graphs, blobs, evidence, watch)
     log.info("%s: compiled artifact %s (%s)", program.name, manifest.artifact_id[:12], watch)
     return manifest, blobs

@@ -247,3 +247,31 @@ def test_symbols_that_cannot_be_compiled_fall_back_to_the_sizes_of_the_call(stor
             x = torch.randn(n, 4)
             torch.testing.assert_close(compiled(x), scale(x))
     assert compiles() == 3
+
+
+def pinned(x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(5, -1) if x.size(0) == 5 else x * x.size(1)
+
+
+def test_what_is_symbolic_and_what_fixed_the_rest_is_told(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "precast.dynamic"):
+        precast.compile(pinned, store=store, dynamic=True)(torch.randn(5, 4))
+    (manifest,) = store.variants(store.programs()[0])
+    told = manifest.evidence["dynamic"]
+    assert any(line.startswith("x.size(1) is symbolic") for line in told)
+    (fixed,) = [line for line in told if line.startswith("x.size(0) is fixed at 5")]
+    assert "test_dynamic.py" in fixed and "if x.size(0) == 5" in fixed
+    assert all(any(line in record.getMessage() for record in caplog.records) for line in told)
+
+
+def test_sizes_that_depend_on_data(store: Store) -> None:
+    def positive(x: torch.Tensor) -> Any:
+        return torch.masked_select(x, x > 0) * 2, x.nonzero().size(0)
+
+    compiled = precast.compile(positive, store=store, fullgraph=True)
+    for _ in range(3):
+        x = torch.randn(40)
+        got, want = compiled(x), positive(x)
+        torch.testing.assert_close(got[0], want[0])
+        assert got[1] == want[1]
+    assert compiles() == 1
