@@ -48,12 +48,9 @@ def log_dynamic(name: str, frame: CapturedFrame) -> None:
     symbols = []
     for item in frame.inputs:
         if item.kind in ("int", "float"):
-            read = item.read
-            symbols.append(
-                describe(item.path)
-                if read is None
-                else f"{' '.join(map(str, (read[0], *read[2:])))} of {describe(frame.inputs[read[1]].path)}"
-            )
+            what, k, *dim = item.read or ("", 0)
+            place = describe(frame.inputs[k].path)
+            symbols.append(" ".join(map(str, (what, *dim, "of", place))) if item.read is not None else describe(item.path))
     log.info("%s: symbolic: %s", name, ", ".join(symbols) or "nothing, every size and number is that of the call")
     for guard in frame.guards:
         if guard.predicate is Predicate.SHAPE:
