@@ -88,7 +88,9 @@ def _shadows(functions: tuple[types.FunctionType, ...]) -> list[Guard]:
     wanted: dict[str, set[str]] = {}
     for function in functions:
         module = function.__globals__.get("__name__")
-        if not isinstance(module, str) or is_versioned(module) or getattr(sys.modules.get(module), "__dict__", None) is not function.__globals__:
+        if not isinstance(module, str) or is_versioned(module):
+            continue
+        if getattr(sys.modules.get(module), "__dict__", None) is not function.__globals__:
             continue
         stack = [function.__code__]
         while stack:
