@@ -107,7 +107,7 @@ def show_leaf(leaf: tuple[Any, ...], names: Sequence[str]) -> str:
     """`x.size(0)`, `n`."""
     match leaf:
         case ("int", k):
-            return names[k]
+            return str(names[k])
         case ("raw", k):
             return f"output {k}"
         case ("offset", k):

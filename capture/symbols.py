@@ -78,14 +78,19 @@ def _convert(node: ast.expr, leaf: Callable[[str], Leaf]) -> Expression:
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             return ("not", _convert(operand, leaf))
         case ast.Compare(left=left, ops=ops, comparators=comparators):
-            values = [_convert(v, leaf) for v in (left, *comparators)]
-            relations = [(_BINARY[type(op)], a, b) for op, a, b in zip(ops, values, values[1:], strict=False)]
+            compared = [_convert(v, leaf) for v in (left, *comparators)]
+            relations = [(_BINARY[type(op)], a, b) for op, a, b in zip(ops, compared, compared[1:], strict=False)]
             return relations[0] if len(relations) == 1 else ("and", *relations)
         case ast.IfExp(test=test, body=body, orelse=orelse):
             return ("if", _convert(test, leaf), _convert(body, leaf), _convert(orelse, leaf))
-        case ast.Call(func=function, args=args) if (name := _CALLS.get(ast.unparse(function))) is not None:
-            return (name, *(_convert(a, leaf) for a in args))
+        case ast.Call(func=function, args=args) if (called := _CALLS.get(ast.unparse(function))) is not None:
+            return (called, *(_convert(a, leaf) for a in args))
     raise NotPortable(f"the shape expression {ast.unparse(node)} has no portable form")
+
+
+def _print(expression: Any) -> str:
+    printer: Any = PythonPrinter
+    return str(printer().doprint(expression))
 
 
 class SymbolTable:
@@ -111,7 +116,7 @@ class SymbolTable:
         """A size, stride or other number of the graph. Raises NotPortable where it cannot be computed from the inputs (data decides)."""
         if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             known = number.node.maybe_as_int() if isinstance(number, torch.SymInt) else None
-            return known if known is not None else parse(PythonPrinter().doprint(number.node.expr), self._leaf)
+            return known if known is not None else parse(_print(number.node.expr), self._leaf)
         plain: Expression = number
         return plain
 
@@ -208,7 +213,12 @@ def _equal(expression: Any, shape_env: Any, sources: SourceContext) -> str:
         for symbol in expression.free_symbols
         if symbol in shape_env.var_to_sources
     }
-    return str(expression.xreplace({symbol: sympy.Symbol(name) for symbol, name in names.items()}))
+    return str(expression.xreplace({symbol: _symbol(name) for symbol, name in names.items()}))
+
+
+def _symbol(name: str) -> Any:
+    make: Any = sympy.Symbol
+    return make(name)
 
 
 def _name(source: Any, sources: SourceContext) -> str:

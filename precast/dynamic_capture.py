@@ -28,7 +28,7 @@ def dynamic_of(program: Program, local_values: Mapping[str, Any]) -> Dynamic:
         stored = [manifest.guard_rows for manifest in program.store.variants(program.key)]
         here = [guard_rows(variant.all_guards()) for variant in program.variants if not variant.stored]
         changed = varied([*stored, *here, program.first_call], local_values, program.locals_of.cells())
-    return Dynamic(mode, changed)
+    return Dynamic(mode, changed, program.options["capture_scalar_outputs"], program.options["capture_dynamic_output_shape_ops"])
 
 
 def with_symbols_or_without(name: str, dynamic: Dynamic, compile_with: Callable[[Dynamic], T]) -> T:

@@ -135,6 +135,21 @@ _TABLE = (
         "Where these folders are made: by default what PRECAST_TRACE says, else ./precast_trace.",
         changes_key=False,
     ),
+    Option(
+        "capture_scalar_outputs",
+        bool,
+        False,
+        "Numbers taken out of tensors (`.item()`) stay in the graph, as they do under fullgraph=True; otherwise the graph ends there.",
+        instead="torch._dynamo.config.capture_scalar_outputs",
+    ),
+    Option(
+        "capture_dynamic_output_shape_ops",
+        bool,
+        False,
+        "Operators whose output sizes depend on data (`nonzero`, `x[mask]`) stay in the graph, as they do under fullgraph=True; otherwise "
+        "the graph ends there.",
+        instead="torch._dynamo.config.capture_dynamic_output_shape_ops",
+    ),
     Option("store_results", bool, True, "Put what is compiled into the store (False: keep it in this process).", changes_key=False),
 )
 OPTIONS = {option.name: option for option in _TABLE}

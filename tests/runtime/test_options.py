@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -183,3 +184,26 @@ def test_the_table_in_the_docs_names_a_test_for_each() -> None:
         path, _, function = test.partition("::")
         text = (ROOT / path).read_text("utf-8")
         assert f"def {function}(" in text, f"{name}: {test} does not exist"
+
+
+def _itemed(x: torch.Tensor) -> torch.Tensor:
+    return x * x.sum().item() + 1
+
+
+def _masked(x: torch.Tensor) -> torch.Tensor:
+    return x[x > 0] * 2
+
+
+@pytest.mark.parametrize(
+    ("option", "function"), [("capture_scalar_outputs", _itemed), ("capture_dynamic_output_shape_ops", _masked)], ids=lambda v: str(v)
+)
+@torch.no_grad()
+def test_what_depends_on_data_stays_in_the_graph(option: str, function: Callable[..., Any], tmp_path: Path) -> None:
+    x = torch.randn(8)
+    for asked in (True, False):
+        store = Store.open(tmp_path / str(asked))
+        compiled = precast.compile(function, store=store, options={option: asked})
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), function(x))
+        report = precast.explain(compiled)(x)
+        assert bool(report.graphs) and (not report.breaks) == asked
