@@ -177,6 +177,8 @@ class IndexPrinter:
     def _division(self, expr: sympy.Basic, names: Mapping[sympy.Symbol, str]) -> str:
         left, right = expr.args
         a, b = self.print(left, names), self.print(right, names)
+        if isinstance(right, sympy.Mul | sympy.Pow):
+            b = f"({b})"  # a product behind `/` or `%` would be taken apart
         low = interval(left, self.ranges)
         plain = low is not None and low[0] >= 0 or bool(left.is_nonnegative)
         if is_floordiv(expr):

@@ -207,7 +207,20 @@ def roll(b: Builder, x: Tensor, shifts: Sequence[Size], dims: Sequence[int] = ()
     if not dims:
         flat = tx.reshape(x, (x.numel,))
         return tx.reshape(_roll(flat, [(shifts[0], 0)]), x.size)
-    return _roll(x, list(zip(shifts, dims, strict=True)))
+    moves = list(zip(shifts, dims, strict=True))
+    if len(moves) == 1 and not isinstance(x.size[dims[0] % x.rank], int):
+        return _joined_roll(b, b.settle(x), *moves[0])
+    return _roll(x, moves)
+
+
+def _joined_roll(b: Builder, x: Tensor, shift: Size, dim: int) -> Result:
+    """The two parts one behind the other: no division at each point by a size that is known only at run time."""
+    n = x.size[dim % x.rank]
+    start = ix.plain(ix.modulo(ix.expand(sympy.sympify(-shift)), n, ()))
+    rest, out, dim = ix.plain(n - start), b.output(), dim % x.rank
+    b.store(tx.narrow(out, dim, 0, rest), tx.narrow(x, dim, start, rest))
+    b.store(tx.narrow(out, dim, rest, start), tx.narrow(x, dim, 0, start))
+    return out
 
 
 def _roll(x: Tensor, moves: list[tuple[Size, int]]) -> Tensor:

@@ -47,9 +47,15 @@ CASES: dict[str, Case] = {
     "perceptron": Case(
         perceptron, lambda n: [r(n, 16), r(32, 16), r(32), r(8, 32), r(8)], [(5,), (2,), (17,), (300,)], [[0], [], [], [], []]
     ),
-    "softmax": Case(lambda x: (torch.softmax(x, -1), torch.log_softmax(x, 0)), lambda n, m: [r(n, m)], [(5, 7), (2, 3), (100, 1000), (3, 9000)]),
+    "softmax": Case(
+        lambda x: (torch.softmax(x, -1), torch.log_softmax(x, 0)), lambda n, m: [r(n, m)], [(5, 7), (2, 3), (100, 1000), (3, 9000)]
+    ),
     "layer norm": Case(lambda x, w, b: F.layer_norm(x, (16,), w, b), lambda n: [r(n, 3, 16), r(16), r(16)], [(5,), (2,), (70,)]),
     "norm over a symbolic width": Case(lambda x: F.layer_norm(x, x.shape[-1:]), lambda n, m: [r(n, m)], [(5, 7), (2, 3), (64, 300)]),
+    "roll": Case(lambda x: (x.roll(2), x.roll((1, -1), (0, 2)), x.roll(3, 1)), lambda a, b, c: [r(a, b, c)], [(3, 4, 5), (4, 7, 9)]),
+    "reshaped": Case(
+        lambda x: (x.transpose(1, 2).reshape(x.shape[0], -1) + 1, x.repeat(2, 3, 1)), lambda a, b, c: [r(a, b, c)], [(3, 4, 5), (4, 7, 9)]
+    ),
     "attention": Case(heads, lambda n, s: [r(n, s, 4, 8) for _ in "qkv"], [(2, 6), (3, 17), (2, 2), (5, 200)], [[0, 1]] * 3),
     "attention written out": Case(
         written_out_attention, lambda n, s: [r(n, s, 32), r(96, 32), r(96)], [(2, 6), (3, 17), (2, 130)], [[0, 1], [], []]
