@@ -10,7 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.ops.symbolic import Dims, agree, runs
+from precast.codegen import compile_program
+from precast.lowering.lower import lower
+from precast.lowering.pipeline import schedule
+from tests.codegen.loader import Loaded
+from tests.ops.symbolic import Dims, agree, runs, trace_symbolic
 
 r = torch.randn
 Make = Callable[..., list[torch.Tensor]]
@@ -43,6 +47,15 @@ def heads(q: Any, k: Any, v: Any) -> Any:
     return found.transpose(1, 2).reshape(n, rows, number * depth)
 
 
+def convolutions(x: Any, w: Any, gamma: Any, beta: Any, mean: Any, var: Any, last: Any) -> Any:
+    y = F.relu(F.batch_norm(F.conv2d(x, w, None, 1, 1), mean, var, gamma, beta))
+    return F.adaptive_avg_pool2d(F.conv2d(y, last) + x, 1).flatten(1)
+
+
+def convolution_inputs(n: int, side: int) -> list[torch.Tensor]:
+    return [r(n, 8, side, side), r(8, 8, 3, 3) * 0.1, r(8), r(8), r(8), r(8).abs() + 0.5, r(8, 8, 1, 1) * 0.1]
+
+
 CASES: dict[str, Case] = {
     "perceptron": Case(
         perceptron, lambda n: [r(n, 16), r(32, 16), r(32), r(8, 32), r(8)], [(5,), (2,), (17,), (300,)], [[0], [], [], [], []]
@@ -56,6 +69,7 @@ CASES: dict[str, Case] = {
     "reshaped": Case(
         lambda x: (x.transpose(1, 2).reshape(x.shape[0], -1) + 1, x.repeat(2, 3, 1)), lambda a, b, c: [r(a, b, c)], [(3, 4, 5), (4, 7, 9)]
     ),
+    "convolutions": Case(convolutions, convolution_inputs, [(4, 14), (3, 17), (2, 30)], [[0, 2, 3], *[[]] * 6]),
     "attention": Case(heads, lambda n, s: [r(n, s, 4, 8) for _ in "qkv"], [(2, 6), (3, 17), (2, 2), (5, 200)], [[0, 1]] * 3),
     "attention written out": Case(
         written_out_attention, lambda n, s: [r(n, s, 32), r(96, 32), r(96)], [(2, 6), (3, 17), (2, 130)], [[0, 1], [], []]
@@ -76,3 +90,17 @@ def test_one_library_for_many_sizes(name: str) -> None:
             except Exception as error:
                 error.add_note(f"{name} at {size}, {backend}")
                 raise
+
+
+def test_prepared_weights_serve_every_number_of_rows() -> None:
+    """`freeze` packs weights whose products have a symbolic number of rows."""
+    inputs = [r(6, 64), r(128, 64), r(128), r(32, 128), r(32)]
+    options = {"freeze": True, "bound": ("in1", "in2", "in3", "in4")}
+    graph = trace_symbolic(perceptron, inputs, [[0], [], [], [], []])
+    program = schedule(lower(graph, "frozen"), "cpu:native", options, check=True)
+    library = compile_program(program, "cpu:native", {**options, "measure": False})
+    assert b"precast_prepare" in library.library
+    loaded = Loaded(library.library, 1)
+    for n in (6, 50, 300):
+        given = [r(n, 64), *inputs[1:]]
+        agree(perceptron(*given), loaded(*given), 1e-3)
