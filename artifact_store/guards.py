@@ -94,10 +94,13 @@ def canonical(value: Any) -> str:
 def freeze(value: Any) -> Any:
     """Lists (as msgpack gives them) to tuples, deeply; dicts stay dicts."""
     if isinstance(value, (list, tuple)):
-        return tuple(freeze(v) for v in value)
+        return tuple([v if type(v) in _LEAVES else freeze(v) for v in value])  # thousands at each warm start
     if isinstance(value, dict):
         return {k: freeze(v) for k, v in value.items()}
     return value
+
+
+_LEAVES = frozenset((str, int, bool, float, type(None)))
 
 
 def thaw(value: Any) -> Any:

@@ -18,9 +18,8 @@ from precast.dynamic_capture import dynamic_of, symbolic_build, with_symbols_or_
 from precast.graph_build import GraphRequest, Stopwatch, build_graph, compiler_version
 from precast.lowering.decompositions import DECOMPOSITIONS
 from precast.runtime import break_errors
-from precast.runtime.background import Deferred
 from precast.runtime.compatibility import LOWERING_VERSION, python_minor, torch_minor
-from precast.runtime.errors import InProcess, MarkError, Refused
+from precast.runtime.errors import Deferred, InProcess, MarkError, Refused
 from precast.runtime.options import key_options
 from precast.runtime.program import Program
 from precast.trace import Trace, trace_for

@@ -6,7 +6,7 @@ import functools
 import importlib
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,12 +18,13 @@ from precast.runtime.backends import make_backend
 from precast.runtime.directives import innermost
 from precast.runtime.entry import entry_of
 from precast.runtime.errors import OptionError, PrecastError
-from precast.runtime.explain import Explanation
-from precast.runtime.explain import explain as explain_why
 from precast.runtime.log import configure
 from precast.runtime.module import CompiledModule, wrap_module
 from precast.runtime.options import merge_options
 from precast.runtime.site import Settings, Site
+
+if TYPE_CHECKING:
+    from precast.runtime.explain import Explanation
 
 StoreLike = Store | str | os.PathLike[str] | None
 _SITE = "_precast_site"
@@ -167,6 +168,8 @@ def explain_miss(model: Any, *args: Any, **kwargs: Any) -> Explanation:
     except PrecastError:
         site = Site(model, Settings(merge_options(), open_store(None)))
     program, entry = site.program_for_call()
+    from precast.runtime.explain import explain as explain_why  # asked for seldom
+
     return explain_why(program, (*entry.prefix, *args), {**entry.keywords, **kwargs})
 
 

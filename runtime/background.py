@@ -9,19 +9,10 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from precast.artifact_store.guards import Guard
-from precast.runtime.errors import InProcess
-
-
-@dataclass(frozen=True)
-class Deferred:
-    """What the compile callable returns when the rest may be done later: the captured frame's guards, and the rest, which may raise."""
-
-    guards: Sequence[Guard]
-    finish: Callable[[], str | InProcess]
+from precast.runtime.errors import Deferred
 
 
 @dataclass(frozen=True)

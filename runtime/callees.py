@@ -7,10 +7,10 @@ process runs what was compiled and leaves the rest alone.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import sys
-import sysconfig
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -41,8 +41,6 @@ _NO_CODE_OF = tuple(
     "xarray".split()
 )
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
-_STDLIB = tuple(os.path.realpath(sysconfig.get_path(kind)) + os.sep for kind in ("stdlib", "platstdlib"))
-_SITE = tuple(os.path.realpath(sysconfig.get_path(kind)) + os.sep for kind in ("purelib", "platlib"))
 _PLAIN = region.Answer()
 Settings = tuple[dict[str, Any], Store, bool, Backend | None]
 """Options, store, whether a miss raises, backend."""
@@ -238,7 +236,14 @@ def eligible(code: types.CodeType, namespace: Mapping[str, Any]) -> bool:
     if package in ("torch", "precast", *_NO_CODE_OF) or (package in sys.stdlib_module_names and package != "__main__"):
         return False
     path = os.path.realpath(code.co_filename)
-    return not path.startswith(_STDLIB) or path.startswith(_SITE)
+    return not path.startswith(_folders("stdlib", "platstdlib")) or path.startswith(_folders("purelib", "platlib"))
+
+
+@functools.cache
+def _folders(*kinds: str) -> tuple[str, ...]:
+    import sysconfig  # reads Python's whole configuration: not for a warm hit, which looks at no function
+
+    return tuple(os.path.realpath(sysconfig.get_path(kind)) + os.sep for kind in kinds)
 
 
 def names_torch(code: types.CodeType, namespace: Mapping[str, Any]) -> bool:

@@ -95,3 +95,11 @@ class InProcess:
     blobs: Mapping[str, bytes]
     reason: str = ""
     graph: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """What the compile callable returns when the rest may be done later: the captured frame's guards, and the rest, which may raise."""
+
+    guards: Sequence[Guard]
+    finish: Callable[[], str | InProcess]

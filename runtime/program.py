@@ -16,14 +16,14 @@ from precast.artifact_store import Manifest, Store
 from precast.artifact_store.guards import Guard
 from precast.artifact_store.manifest import GuardRow
 from precast.artifact_store.records import FrameRecord
-from precast.runtime import background, code_digest, region, skips, stance
+from precast.runtime import code_digest, region, skips, stance
 from precast.runtime.backends import Backend
-from precast.runtime.background import Deferred
 from precast.runtime.compatibility import why_not
 from precast.runtime.differing import Differing
 from precast.runtime.entry import Entry, LocalsOf
 from precast.runtime.errors import (
     BackendError,
+    Deferred,
     DirectiveError,
     GraphBreakError,
     GuardMiss,
@@ -463,6 +463,8 @@ class Program:
 
         with self._lock:
             self.variants.insert(0, pending)
+        from precast.runtime import background  # not on the warm path
+
         background.submit(background.Job(run, abandon))
         return pending
 

@@ -106,6 +106,28 @@ def test_warm_without_tracer(cold: tuple[Path, Path]) -> None:
     assert out == "light stored Dispatcher"
 
 
+COLD_ONLY = (
+    "precast.runtime.background",
+    "precast.runtime.control_flow",
+    "precast.runtime.explain",
+    "precast.runtime.guard_text",
+    "precast.runtime.precompile",
+    "precast.runtime.regional",
+    "precast.driver",
+    "precast.graph_build",
+    "precast.trace",
+    "precast.diagram",
+    "precast.cli",
+)
+"""What a warm hit has no use for: each module is milliseconds of a server's first answer."""
+
+
+def test_warm_imports_only_what_a_hit_needs(cold: tuple[Path, Path]) -> None:
+    folder, store = cold
+    before = f"sys.modules.update(dict.fromkeys({COLD_ONLY!r}))  # None: importing it raises"
+    assert run(folder, store, before=before) == "light stored Dispatcher"
+
+
 def test_warm_without_any_compiler_and_with_other_weights(cold: tuple[Path, Path]) -> None:
     folder, store = cold
     out = run(folder, store, environment={"PATH": "/nowhere", "CC": ""}, compile=LOAD.format(store=str(store)), seed=5)
