@@ -8,11 +8,10 @@ from typing import Any
 from precast.artifact_store.guards import Guard, Predicate
 from precast.artifact_store.manifest import GuardRow
 from precast.runtime.checker import Checker, compile_checker
-from precast.runtime.class_digest import ClassCheck
 from precast.runtime.global_state import global_state
 from precast.runtime.guard_eval import evaluate
 from precast.runtime.guard_rules import RULES
-from precast.runtime.paths import resolve, start, walk
+from precast.runtime.paths import start, walk
 
 INTERPRETED_CALLS = 3
 """How many checks are interpreted before the checker is compiled: a warm start with the native runtime needs two."""
@@ -35,7 +34,6 @@ class LazyChecker:
         self._deep: Sequence[GuardRow] = ()
         self._calls = 0
         self._compiled: Checker | None = None
-        self._classes: dict[int, ClassCheck] = {}  # by id of the guard's constant, which the rows keep
 
     def __call__(self, local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> bool:
         if self._compiled is not None:
@@ -44,14 +42,14 @@ class LazyChecker:
         if shallow is None:
             shallow = self._arrange()
         try:
-            if not _interpret(shallow, local_values, cells, self._classes):
+            if not _interpret(shallow, local_values, cells):
                 return False
             if self._calls >= INTERPRETED_CALLS:
                 rows = (*shallow, *self._deep)
                 self._compiled = compile_checker([Guard(path, Predicate(name), constant) for path, name, constant in rows])
                 return self._compiled(local_values, cells)
             self._calls += 1
-            return _interpret(self._deep, local_values, cells, self._classes)
+            return _interpret(self._deep, local_values, cells)
         except Exception:  # noqa: BLE001 - a guard looks at the user's objects, whose methods may raise anything: then it does not hold
             return False
 
@@ -67,25 +65,13 @@ class LazyChecker:
         return shallow
 
 
-def _interpret(
-    rows: Sequence[GuardRow], local_values: Mapping[str, Any], cells: Mapping[str, Any], class_checks: dict[int, ClassCheck]
-) -> bool:
-    """Walk the paths in the order given; what a path has in common with the one before it is not walked again.
-
-    `class_checks`: those made by earlier calls; a second check of unchanged classes digests nothing.
-    """
+def _interpret(rows: Sequence[GuardRow], local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> bool:
+    """Walk the paths in the order given; what a path has in common with the one before it is not walked again."""
     before: Sequence[Any] = ()
     places: list[Any] = []
     for path, predicate, constant in rows:
         if predicate == "global_state":
             if global_state() != constant:
-                return False
-            continue
-        if predicate == "classes":
-            check = class_checks.get(id(constant))
-            if check is None:
-                check = class_checks[id(constant)] = ClassCheck(constant)
-            if not check([resolve(class_path, local_values, cells) for class_path, _, _ in constant["classes"]]):
                 return False
             continue
         if predicate in _RELATIONS:
