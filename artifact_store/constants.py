@@ -93,7 +93,7 @@ def same_object(a: Any, b: Any) -> bool:
     if isinstance(a, types.MethodType) and isinstance(b, types.MethodType):
         return a.__func__ is b.__func__ and a.__self__ is b.__self__
     if isinstance(a, torch._ops.OpOverload) and isinstance(b, torch._ops.OpOverload):
-        return a.name() == b.name() and str(a._schema) == str(b._schema)
+        return (a._schema.name, str(a._schema)) == (b._schema.name, str(b._schema))
     return a is b
 
 

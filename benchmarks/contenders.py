@@ -61,6 +61,7 @@ def _precast_freeze(model: torch.nn.Module, inputs: dict[str, torch.Tensor], cac
 
 
 _TRACER = ("torch._dynamo", "torch._inductor", "torch._inductor.compile_fx")
+_RUNTIME = ("precast", "precast.runtime.api")  # what the first `precast.compile` would import
 CONTENDERS = {
     c.name: c
     for c in (
@@ -68,8 +69,8 @@ CONTENDERS = {
         Contender("inductor", "torch.compile", _inductor, _TRACER),
         Contender("freezing", "torch.compile freezing", _inductor_freezing, _TRACER),
         Contender("aoti", "AOTInductor", _aoti, (*_TRACER, "torch._inductor.package")),
-        Contender("precast", "precast", _precast, ("precast",), ours=True),
-        Contender("precast_freeze", "precast freeze", _precast_freeze, ("precast",), ours=True),
+        Contender("precast", "precast", _precast, _RUNTIME, ours=True),
+        Contender("precast_freeze", "precast freeze", _precast_freeze, _RUNTIME, ours=True),
     )
 }
 

@@ -94,7 +94,8 @@ def _capture(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any],
         _tell(program, refused)
         where = f" (at {refused.where})" if refused.where else ""
         reason = f"{refused.reason}{where}"
-        raise Refused(reason, refused.hint, refused.guards, refused.skipped, refused.unless, refused.forbidden) from refused
+        guards = None if program.options["fullgraph"] else refused.guards  # fullgraph: an error, for calls of that kind too
+        raise Refused(reason, refused.hint, guards, refused.skipped, refused.unless, refused.forbidden) from refused
 
 
 def _raises_at_breaks(program: Program) -> bool:

@@ -81,6 +81,18 @@ def test_only_calls_of_that_kind_run_eagerly(name: str, refused_first: bool, sto
     assert len(variants) == 1 and variants[0].hits >= 2
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_with_fullgraph_such_calls_raise_and_others_are_compiled(name: str, store: Store) -> None:
+    function, refused, fine = CASES[name]
+    compiled = precast.compile(function, store=store, fullgraph=True)
+    for make in (refused, fine, refused, fine):
+        if make is fine:
+            agrees(compiled, function, make)
+        else:
+            with pytest.raises(precast.PrecastError, match="fullgraph=True was asked for"):
+                compiled(*make())
+
+
 def test_other_shapes_of_the_refused_kind(store: Store) -> None:
     compiled = precast.compile(adds, store=store, dynamic=False)
     with warnings.catch_warnings():
