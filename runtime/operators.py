@@ -48,7 +48,7 @@ def traced_functions(op: torch._ops.OpOverload) -> dict[str, Callable[..., Any]]
     """The Python functions that run while a graph with this operator is traced, by what they are for."""
     found: dict[str, Callable[..., Any]] = {}
     definition = custom_ops.OPDEFS.get(op._schema.name)
-    entry = simple_registry.singleton.get(op._schema.name)
+    entry = _registered(op)
     if definition is not None:
         if definition._abstract_fn is not None:
             found["fake"] = definition._abstract_fn
@@ -57,6 +57,11 @@ def traced_functions(op: torch._ops.OpOverload) -> dict[str, Callable[..., Any]]
     elif entry is not None and entry.fake_impl.kernel is not None:
         found["fake"] = entry.fake_impl.kernel.func
     return found
+
+
+def _registered(op: torch._ops.OpOverload) -> simple_registry.SimpleOperatorEntry | None:
+    """What `torch.library` knows about the operator; `find` would add an entry, and torch 2.11's registry has no `get`."""
+    return simple_registry.singleton._data.get(op._schema.name)
 
 
 def operator_home(op: torch._ops.OpOverload) -> str:
@@ -71,7 +76,7 @@ def operator_digest(name: str) -> str:
     op = find_operator(name)
     if op is None:
         return ""
-    entry = simple_registry.singleton.get(op._schema.name)
+    entry = _registered(op)
     effect = "" if entry is None else str(entry.effect.effect)
     parts = [str(op._schema), ",".join(sorted(map(str, op.tags))), effect]
     for role, function in sorted(traced_functions(op).items()):
