@@ -141,10 +141,11 @@ def digests(
     found = {CodeDigest("", entry.co_qualname, digest(entry))}
     problems: list[str] = []
     modules = sorted({f.__module__ for f in functions if isinstance(f.__module__, str)})
+    homes = _homes(functions)
     for code in dict.fromkeys([*codes, *by_code]):
         if code is entry or _covered_by_version(code):
             continue
-        record = _locate(code, by_code.get(code), modules)
+        record = _locate(code, by_code.get(code), homes.get(code), modules)
         if record is None and held[digest(code)] > 0:
             held[digest(code)] -= 1
             continue
@@ -162,10 +163,29 @@ def _covered_by_version(code: types.CodeType) -> bool:
     return path.startswith(_STDLIB) and not path.startswith(_SITE)
 
 
-def _locate(code: types.CodeType, function: types.FunctionType | None, modules: list[str]) -> CodeDigest | None:
-    """Where a fresh process finds this code: by its function's name, its file's module, or (generated methods) a traced module's class."""
+def _homes(functions: Iterable[types.FunctionType]) -> dict[types.CodeType, str]:
+    """The module of each function's code and of the code nested in it.
+
+    Of code that is the same in two files (equal, whatever the file) the tracer hands out the one that it saw first in this process.
+    """
+    found: dict[types.CodeType, str] = {}
+    for function in functions:
+        codes = [function.__code__] if isinstance(function.__module__, str) else []
+        while codes:
+            code = codes.pop()
+            found.setdefault(code, function.__module__)
+            codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    return found
+
+
+def _locate(code: types.CodeType, function: types.FunctionType | None, home: str | None, modules: list[str]) -> CodeDigest | None:
+    """Where a fresh process finds this code: by its function's name, in the module `home` of the function around it, in its file's module,
+    or (generated methods) in a traced module's class.
+    """
     wanted = digest(code)
     candidates = [] if function is None else [(function.__module__, function.__qualname__), (function.__module__, code.co_qualname)]
+    if home is not None:
+        candidates.append((home, code.co_qualname))
     module = _module_of_file().get(code.co_filename)
     if module is not None:
         candidates.append((module, code.co_qualname))

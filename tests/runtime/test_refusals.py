@@ -75,7 +75,7 @@ def test_only_calls_of_that_kind_run_eagerly(name: str, refused_first: bool, sto
         warnings.simplefilter("always")
         for make in [*order, refused, refused, fine, fine, refused, fine, fine, fine, refused]:
             agrees(compiled, function, make)
-    texts = [str(w.message) for w in caught if "precast" in str(w.message)]
+    texts = [str(w.message) for w in caught if str(w.message).startswith("precast: ")]
     assert len(texts) == 1 and "runs eagerly" in texts[0] and "test_refusals.py" in texts[0], texts
     variants = [v for v in site_of(compiled).programs[0].variants if isinstance(v, Variant)]
     assert len(variants) == 1 and variants[0].hits >= 2
