@@ -113,7 +113,7 @@ class Builder:
         self.steps: list[Step] = []
         self.constants: list[tuple[str, torch.Tensor]] = []
         self.origin = ""
-        self.written: set[str] = set()  # buffers of types without arithmetic that exist already
+        self.written: set[str] = set()  # buffers that exist already
         self.value: Any = None
         self.reads = 1  # how often the node's result is read
         self.is_result = False  # whether the caller sees it
@@ -245,7 +245,7 @@ class Builder:
         self.steps.append(Extern("aten::copy_", (target, source.window), (), (), (target.buffer,), (self.origin,)))
 
     def _allocate(self, name: str) -> None:
-        """Makes a buffer that no kernel will write exist."""
+        """Makes a buffer that no step has written so far exist."""
         if name in self.written:
             return
         self.written.add(name)
@@ -259,6 +259,7 @@ class Builder:
         if any(a.extent == 0 for a in axes):
             return
         self._kernels += 1
+        self.written.update(s.buffer for s in stores)
         self.steps.append(Kernel(f"k{self._kernels - 1}", axes, stores, (self.origin,) if self.origin else ()))
 
     def realise(self, t: Tensor, stride: Sequence[Size] | None = None) -> Tensor:

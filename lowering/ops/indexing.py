@@ -287,7 +287,7 @@ def _index_store(b: Builder, x: Tensor, dim: int, found: Tensor, source: Tensor,
 @lowering("select_scatter")
 def select_scatter(b: Builder, x: Tensor, source: Tensor, dim: int, place: Size) -> Result:
     dim %= x.rank
-    place = ix.plain(place + x.size[dim]) if not ix.is_nonnegative(place) else place
+    place = views.place_of(b, place, x.size[dim], dim)
     hit = v.eq(position(dim, x.size), Index(sympy.sympify(place)))
     spread = tx.unsqueeze(source, dim)
     return v.lazy(b, v.where(hit, v.value_of(spread, b.dtype), x.body()))

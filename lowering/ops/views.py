@@ -100,11 +100,16 @@ def from_front(position: Size, extent: Size) -> Size:
 @lowering(*copies("select", "int"), view=True)
 def select(b: Builder, x: Tensor, dim: int, position: Size) -> Result:
     dim %= x.rank
+    return tx.select(x, dim, place_of(b, position, x.size[dim], dim))
+
+
+def place_of(b: Builder, position: Size, extent: Size, dim: int) -> Size:
+    """A position that may be negative, counted from the front; one that depends on data is checked at run time."""
     if isinstance(position, int):
-        return tx.select(x, dim, ix.plain(position + x.size[dim]) if position < 0 else position)
+        return ix.plain(position + extent) if position < 0 else position
     if is_unbacked(position):
-        b.require_position(position, x.size[dim], dim)
-    return tx.select(x, dim, position if ix.is_nonnegative(position) else from_front(position, x.size[dim]))
+        b.require_position(position, extent, dim)
+    return position if ix.is_nonnegative(position) else from_front(position, extent)
 
 
 @lowering(*copies("squeeze", "default", "dim", "dims"), view=True)

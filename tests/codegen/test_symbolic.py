@@ -57,6 +57,8 @@ def convolution_inputs(n: int, side: int) -> list[torch.Tensor]:
 
 
 CASES: dict[str, Case] = {
+    "roll by nothing": Case(lambda x: torch.roll(x, 0, 0), lambda *n: [r(*n)], [(4, 5), (7, 3)]),
+    "nothing joined": Case(lambda x: torch.cat([x * 2, x[:0]]), lambda *n: [r(*n)], [(4, 5), (7, 3)]),
     "perceptron": Case(
         perceptron, lambda n: [r(n, 16), r(32, 16), r(32), r(8, 32), r(8)], [(5,), (2,), (17,), (300,)], [[0], [], [], [], []]
     ),

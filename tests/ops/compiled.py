@@ -12,7 +12,7 @@ import precast
 
 def compiled(fn: Callable[..., Any], store: str | Path, name: str | None = None, dynamic: bool | None = None) -> Callable[..., Any]:
     """`fn` as one compiled graph. A call raises `precast.PrecastError` where precast refuses it or warns that it runs eagerly."""
-    options = {"accumulated_recompile_limit": 1 << 30}
+    options = {"accumulated_recompile_limit": 1 << 30, "isolate_recompiles": True}
     function = precast.compile(fn, store=str(store), fullgraph=True, name=name, dynamic=dynamic, options=options)
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -275,3 +275,18 @@ def test_sizes_that_depend_on_data(store: Store) -> None:
         torch.testing.assert_close(got[0], want[0])
         assert got[1] == want[1]
     assert compiles() == 1
+
+
+def test_positions_from_either_end(store: Store) -> None:
+    """One variant serves positions that count from the front and from the back, where torch's guards allow both."""
+    functions = {
+        "select": lambda x, row, place: torch.select(x, 1, place) * row,
+        "select_scatter": lambda x, row, place: torch.select_scatter(x, row, 1, place),
+        "slice": lambda x, row, place: x[:, place:] * 2,
+    }
+    with torch.no_grad():
+        for name, function in functions.items():
+            compiled = precast.compile(function, store=store, dynamic=True, name=name, isolate_recompiles=True)
+            for place in (2, 3, -1, -2, 0, 4):
+                x, row = torch.randn(5, 6), torch.randn(5)
+                assert torch.equal(compiled(x, row, place), function(x, row, place)), (name, place)
