@@ -14,7 +14,7 @@ from precast.artifact_store import BlobSet, GraphRecord, Manifest, Versions
 from precast.backend_variant import backend_variant
 from precast.capture import CapturedFrame, CaptureOptions, CaptureRefused, Dynamic, MarkViolated, capture
 from precast.compile_log import log_dynamic, log_guards
-from precast.dynamic_capture import dynamic_of, symbolic_build, with_symbols_or_without
+from precast.dynamic_capture import SymbolsRefused, due_to_symbols, dynamic_of, symbolic_build, with_symbols_or_without
 from precast.graph_build import GraphRequest, Stopwatch, build_graph, compiler_version
 from precast.lowering.decompositions import DECOMPOSITIONS
 from precast.runtime import break_errors
@@ -90,6 +90,8 @@ def _capture(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any],
     except MarkViolated as violated:
         raise MarkError(str(violated)) from violated
     except CaptureRefused as refused:
+        if due_to_symbols(refused.reason, dynamic):
+            raise SymbolsRefused(refused.reason, refused.hint) from refused
         trace.refused(str(refused))
         _tell(program, refused)
         where = f" (at {refused.where})" if refused.where else ""

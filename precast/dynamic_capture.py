@@ -41,6 +41,11 @@ def with_symbols_or_without(name: str, dynamic: Dynamic, compile_with: Callable[
         return compile_with(replace(dynamic, mode="no", varied={}))
 
 
+def due_to_symbols(reason: str, dynamic: Dynamic) -> bool:
+    """Whether a refused capture may do with plain sizes and numbers: code that the tracer takes to raise, as `"%d" % n` does for a symbol."""
+    return reason.startswith("Observed exception") and (dynamic.mode == "yes" or bool(dynamic.varied))
+
+
 def symbolic_build(build: Callable[[], T], symbolic: bool) -> T:
     """`build()`, with what it refuses turned into SymbolsRefused where the graph is symbolic."""
     if not symbolic:
@@ -55,4 +60,4 @@ def symbolic_build(build: Callable[[], T], symbolic: bool) -> T:
         raise SymbolsRefused(f"compiling it with symbolic sizes failed ({type(error).__name__}: {error})") from error
 
 
-__all__ = ["SymbolsRefused", "dynamic_of", "symbolic_build", "with_symbols_or_without"]
+__all__ = ["SymbolsRefused", "due_to_symbols", "dynamic_of", "symbolic_build", "with_symbols_or_without"]

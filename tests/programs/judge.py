@@ -97,7 +97,7 @@ def difference(want: Any, got: Any, where: str = "") -> str:
         return next((d for k in want if (d := difference(want[k], got[k], f"{where}[{k!r}]"))), "")
     if isinstance(want, (list, tuple)):
         if len(want) != len(got):
-            return f"{where}: length {len(want)} against {len(got)}"
+            return f"{where}: length {len(want)} against {len(got)}: {want!r:.200} against {got!r:.1500}"
         return next((d for i, pair in enumerate(zip(want, got, strict=True)) if (d := difference(*pair, f"{where}[{i}]"))), "")
     if isinstance(want, float):
         return (

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import precast
 from precast.artifact_store import Store
 from tests.programs.judge import OPTIONS, compare
-from tests.programs.writer import Writer
+from tests.programs.writer import SIGNATURE, Writer
 
 WORKER = Path(__file__).parent / "worker.py"
 COUNT = int(os.environ.get("PRECAST_RANDOM_PROGRAMS", "6"))
@@ -76,3 +76,12 @@ def test_from_the_store_without_the_tracer(folder: Path) -> None:
     assert done.returncode == 0 and len(reports) == len(list(folder.glob("*.json"))), done.stderr[-3000:]
     bad = [report for report in reports if report["difference"] or report["attempts"]]
     assert not bad, bad[:3]
+
+
+def test_programs_with_equal_code_in_several_modules(tmp_path: Path) -> None:
+    """Every module here holds the same helpers; `"%d" % n` with another n is compiled, and stored, for that n."""
+    body = "    a = make_adder(n * 0.5)(x)\n    BOX.note = 'n%d' % n\n    return a + y, BOX.note\n"
+    source = Writer([]).write().partition("def program")[0] + f"{SIGNATURE}\n{body}"
+    for seed, text in enumerate((source, source, source.replace("a + y", "a * y"))):
+        check(text, tmp_path, None, seed)
+    test_from_the_store_without_the_tracer(tmp_path)
