@@ -14,6 +14,8 @@ from precast.runtime.program import Program, strict
 from precast.runtime.varied import Varied, varied
 
 T = TypeVar("T")
+_RAISES = ("Observed exception", "BUILD_STRING type error")
+"""Begin the tracer's words for code that seems to raise: formatting a symbol, with `%` and in an f-string."""
 
 
 class SymbolsRefused(Refused):
@@ -42,8 +44,8 @@ def with_symbols_or_without(name: str, dynamic: Dynamic, compile_with: Callable[
 
 
 def due_to_symbols(reason: str, dynamic: Dynamic) -> bool:
-    """Whether a refused capture may do with plain sizes and numbers: code that the tracer takes to raise, as `"%d" % n` does for a symbol."""
-    return reason.startswith("Observed exception") and (dynamic.mode == "yes" or bool(dynamic.varied))
+    """Whether a refused capture may do with plain sizes and numbers: of code that seems to raise, as `"%d" % n` does for a symbol."""
+    return reason.startswith(_RAISES) and (dynamic.mode == "yes" or bool(dynamic.varied))
 
 
 def symbolic_build(build: Callable[[], T], symbolic: bool) -> T:

@@ -79,8 +79,8 @@ def test_from_the_store_without_the_tracer(folder: Path) -> None:
 
 
 def test_programs_with_equal_code_in_several_modules(tmp_path: Path) -> None:
-    """Every module here holds the same helpers; `"%d" % n` with another n is compiled, and stored, for that n."""
-    body = "    a = make_adder(n * 0.5)(x)\n    BOX.note = 'n%d' % n\n    return a + y, BOX.note\n"
+    """Every module here holds the same helpers; `"%d" % n` and `f"{n}"` with another n are compiled, and stored, for that n."""
+    body = "    a = make_adder(n * 0.5)(x)\n    BOX.note = 'n%d' % n + f'{n}'\n    return a + y, BOX.note\n"
     source = Writer([]).write().partition("def program")[0] + f"{SIGNATURE}\n{body}"
     for seed, text in enumerate((source, source, source.replace("a + y", "a * y"))):
         check(text, tmp_path, None, seed)
