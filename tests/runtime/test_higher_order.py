@@ -37,6 +37,9 @@ def test_one_graph_equal_to_eager_and_stored(name: str, store: Path) -> None:
 
 
 def test_warm_without_the_tracer(store: Path) -> None:
+    with torch.no_grad():
+        for name, program in programs.PROGRAMS.items():  # nothing new, unless the tests above ran in other processes
+            programs.check(name, precast.compile(program, store=store, fullgraph=True))
     code = f"""
     import builtins, torch, precast
     import higher_order_programs as programs
