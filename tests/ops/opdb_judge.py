@@ -20,8 +20,8 @@ Function = Callable[..., Any]
 Backend = Callable[[Function, tuple[Any, ...], dict[str, Any]], Any]
 
 
-UNTRACEABLE = ("stft", "tensor_split", "to_sparse")
-"""Operators that the bare tracer of `trace.py` does not make functional or cannot fake; Dynamo's graphs of them are judged by "precast"."""
+UNTRACEABLE = ("item", "stft", "tensor_split", "to_sparse")
+"""Operators that the bare tracer of `trace.py` cannot follow (not functional, no fake, a number as result): "precast" judges Dynamo's graphs."""
 
 RANDOM = ("empty", "empty_permuted", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "resize_", "resize_as_")
 """Operators whose results hold whatever memory held: only shape and dtype are compared, as with random ones."""
