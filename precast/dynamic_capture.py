@@ -14,8 +14,8 @@ from precast.runtime.program import Program, strict
 from precast.runtime.varied import Varied, varied
 
 T = TypeVar("T")
-_RAISES = ("Observed exception", "BUILD_STRING type error")
-"""Begin the tracer's words for code that seems to raise: formatting a symbol, with `%` and in an f-string."""
+_RAISES = ("Observed exception", "BUILD_STRING type error", "TypeError when making fake tensor call")
+"""Begin the tracer's words for code that seems to raise: formatting a symbol with `%` and in an f-string, an operator that takes none."""
 
 
 class SymbolsRefused(Refused):

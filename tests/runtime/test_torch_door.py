@@ -215,8 +215,9 @@ def test_a_damaged_library_is_compiled_again_or_runs_as_traced(store: Store, com
     (manifest,) = store.variants(key)
     library = store.blob_path(manifest.graphs["forward"].library)
     assert library is not None
-    library.chmod(0o600)
-    library.write_bytes(library.read_bytes()[:-1] + b"?")
+    damaged = library.read_bytes()[:-1] + b"?"
+    library.unlink()  # this process has the file mapped: writing into it would take its relocated pages away
+    library.write_bytes(damaged)
     torch._dynamo.reset()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
