@@ -21,7 +21,7 @@ Backend = Callable[[Function, tuple[Any, ...], dict[str, Any]], Any]
 
 
 UNTRACEABLE = ("item", "stft", "tensor_split", "to_sparse")
-"""Operators that the bare tracer of `trace.py` cannot follow (not functional, no fake, a number as result): "precast" judges Dynamo's graphs."""
+"""Operators that the bare tracer of `trace.py` cannot follow (not functional, no fake, a number as result): Dynamo's graphs are judged."""
 
 RANDOM = ("empty", "empty_permuted", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "resize_", "resize_as_")
 """Operators whose results hold whatever memory held: only shape and dtype are compared, as with random ones."""
