@@ -29,12 +29,16 @@ x, ws = torch.randn(rows, 64), [torch.randn(64, 1024) for _ in range(3)]
 want = x.double() @ sum(w.double().sum(1) for w in ws)
 for _ in range(3):
     (found,) = loaded(x, *ws)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(10):
-    (found,) = loaded(x, *ws)
-faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        (found,) = loaded(x, *ws)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 10
+
+least = min(faults() for _ in range(4))  # whatever else the process does meanwhile meets pages, too
+(found,) = loaded(x, *ws)
 torch.testing.assert_close(found.double(), want, rtol=1e-4, atol=1e-2)
-print(faults / 10)
+print(least)
 """
 
 
