@@ -1,0 +1,185 @@
+"""Host time of a call and of a kernel on a GPU: precast, torch.compile's default and its C++ wrapper, a bare CUDA graph replay.
+
+Per kernel: chains of small reductions that cannot be fused, of two lengths; the slope of host time over the number of kernels that the
+profiler counted (each contender's own), and what is left per call. Per call: GPT-2 with its 149 inputs (12 layers, narrow) in
+reduce-overhead, against replaying a CUDA graph that was captured from the same compiled program and asks nothing.
+Host time is that of calls that return while the device is kept busy by a sleeping kernel, fewer launches than its queue holds at a time.
+
+    python benchmarks/gpu_overhead.py [--rounds 15] [--no-cpp-wrapper] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from contenders import environment
+from gpu_contenders import first_answer
+from gpu_measure import profile
+from report import table
+
+Call = Callable[..., Any]
+LENGTHS = (8, 64)
+QUEUE = 700
+"""Launches in flight at most: the device's queue holds about a thousand, and a launch into a full one waits."""
+CALL_LIMIT_US, KERNEL_LIMIT_US = 10.0, 3.5
+
+
+def chain(length: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Reductions over rows and columns in turn, each of which needs all of the one before: as many kernels as steps, or more."""
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        for step in range(length):
+            x = x - x.amax(step % 2, keepdim=True)
+        return x
+
+    return run
+
+
+def contenders(cache: str, cpp_wrapper: bool) -> dict[str, Callable[[Callable[..., Any] | torch.nn.Module], Call]]:
+    """What turns a program into the measured callable, without CUDA graphs."""
+    import precast
+
+    found: dict[str, Callable[[Any], Call]] = {
+        "precast": lambda f: precast.compile(f, store=cache),
+        "inductor": lambda f: torch.compile(f),
+    }
+    if cpp_wrapper:
+        found["inductor cpp_wrapper"] = lambda f: torch.compile(f, options={"cpp_wrapper": True})
+    return found
+
+
+def host_us(calls: dict[str, Call], kernels: dict[str, float], rounds: int) -> dict[str, list[float]]:
+    """Microseconds of host time per call, one figure a round, the contenders taking turns."""
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            count = max(3, min(50, int(QUEUE / max(kernels[name], 1))))
+            call()
+            torch.cuda.synchronize()
+            torch.cuda._sleep(20_000_000)  # about 10 ms: the device is behind while the host is timed
+            start = time.perf_counter()
+            for _ in range(count):
+                call()
+            found[name].append((time.perf_counter() - start) / count * 1e6)
+            torch.cuda.synchronize()
+    return found
+
+
+def _agrees(call: Call, x: torch.Tensor, want: torch.Tensor) -> None:
+    torch.testing.assert_close(call(x), want)
+
+
+def per_kernel(compilers: dict[str, Callable[[Any], Call]], rounds: int) -> dict[str, dict[str, float]]:
+    """Slope and intercept of host time over the number of kernels."""
+    x = torch.randn(64, 64, device="cuda")
+    times: dict[int, dict[str, list[float]]] = {}
+    counts: dict[int, dict[str, float]] = {}
+    for length in LENGTHS:
+        program, calls = chain(length), {}
+        want = program(x)
+        for name, compiler in compilers.items():
+            calls[name] = partial(first_answer(partial(compiler, program), partial(_agrees, x=x, want=want)), x)
+            calls[name]()
+        counts[length] = {name: profile(lambda call=call: call(), {})["kernels"] for name, call in calls.items()}
+        times[length] = host_us(calls, counts[length], rounds)
+    found = {}
+    for name in compilers:
+        (few, few_us), (many, many_us) = ((counts[n][name], statistics.median(times[n][name])) for n in LENGTHS)
+        slope = (many_us - few_us) / max(many - few, 1)
+        found[name] = {"kernels": many, "us": many_us, "slope": slope, "fixed": few_us - slope * few}
+    return found
+
+
+def gpt2() -> tuple[torch.nn.Module, torch.Tensor]:
+    """GPT-2 with all of its 12 layers and 148 parameters, narrow, and one short input."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(use_cache=False, n_embd=48, vocab_size=1000)).eval().cuda().requires_grad_(False)
+    return model, torch.ones(1, 8, dtype=torch.int64, device="cuda")
+
+
+def captured(call: Call) -> Call:
+    """The bare replay of what `call` launches: no guards, no inputs, no outputs."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = call()
+    replay: Call = lambda: (graph.replay(), kept)[0]  # noqa: E731 - keeps the captured output's memory alive
+    return replay
+
+
+def per_call(cache: str, rounds: int) -> dict[str, dict[str, float]]:
+    """Host time per call of GPT-2 in both sides' modes, and of bare replays of the very same kernels."""
+    import precast
+
+    model, ids = gpt2()
+    calls: dict[str, Call] = {}
+    for title, compiled in (
+        ("precast default", precast.compile(model, store=cache)),
+        ("precast reduce-overhead", precast.compile(model, store=cache, mode="reduce-overhead")),
+        ("torch.compile default", torch.compile(model)),
+        ("torch.compile reduce-overhead", torch.compile(model, mode="reduce-overhead")),
+    ):
+        call = calls[title] = first_answer(partial(partial, compiled, input_ids=ids), lambda call: call())
+        for _ in range(4):
+            call()
+    for title in ("precast default", "torch.compile default"):
+        calls[f"bare replay of {title}"] = captured(calls[title])
+    kernels = {name: profile(lambda call=call: call(), {})["kernels"] for name, call in calls.items()}
+    in_graph = {name: 1.0 if "replay" in name or "reduce" in name else count for name, count in kernels.items()}
+    times = host_us(calls, in_graph, rounds)
+    return {name: {"kernels": kernels[name], "us": statistics.median(t), "least": min(t)} for name, t in times.items()}
+
+
+def report(kernel: dict[str, dict[str, float]], call: dict[str, dict[str, float]]) -> str:
+    """Both tables and whether the limits are met."""
+    lines = ["### Host time per kernel, chains without fusion", ""]
+    body = [[n, f"{f['kernels']:.0f}", f"{f['us']:.1f}", f"{f['slope']:.2f}", f"{f['fixed']:.1f}"] for n, f in kernel.items()]
+    lines += [table(["", "kernels", "us per call", "us per kernel", "us besides"], body), ""]
+    ours = kernel["precast"]["slope"]
+    lines.append(f"- {'met' if ours <= KERNEL_LIMIT_US else 'NOT met'}: {ours:.2f} us per kernel, limit {KERNEL_LIMIT_US}")
+    lines += ["", "### Host time per call, GPT-2 with 149 inputs", ""]
+    body = [[n, f"{f['kernels']:.0f}", f"{f['us']:.1f}", f"{f['least']:.1f}"] for n, f in call.items()]
+    lines += [table(["", "kernels", "us per call", "least"], body), ""]
+    over = call["precast reduce-overhead"]["us"] - call["bare replay of precast default"]["us"]
+    lines.append(f"- {'met' if over <= CALL_LIMIT_US else 'NOT met'}: {over:.1f} us over the bare replay, limit {CALL_LIMIT_US:.0f}")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--no-cpp-wrapper", action="store_true", help="leave out torch's C++ wrapper, which compiles for 40 s")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        os.environ.update(environment(Path(folder)))
+        call = per_call(folder, args.rounds)
+        torch._dynamo.reset()
+        kernel = per_kernel(contenders(folder, not args.no_cpp_wrapper), args.rounds)
+    print(report(kernel, call))
+    if args.json:
+        args.json.write_text(json.dumps({"kernel": kernel, "call": call}))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
