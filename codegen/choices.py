@@ -54,8 +54,10 @@ MARGIN = 0.95
 """What the time of another candidate must be below, as a part of the default's, to win: less is noise."""
 
 
-def tuning_name() -> str:
-    """Name of the record that keeps measured choices: this kind of CPU and this number of threads."""
+def tuning_name(target: str = "cpu:native") -> str:
+    """Name of the record that keeps measured choices: of this kind of CPU and this number of threads, or of a GPU's architecture."""
+    if target.startswith("cuda:"):
+        return target.replace(":", "-")
     return re.sub(r"[^A-Za-z0-9_.+-]+", "-", f"{cpu_model()} threads {torch.get_num_threads()}")[:128]
 
 

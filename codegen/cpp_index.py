@@ -162,6 +162,8 @@ class IndexPrinter:
             return args[0]
         if name == "TruncToFloat":
             return f"__builtin_trunc({args[0]})"
+        if name == "Abs":
+            return f"__builtin_fabs({args[0]})"
         if name in LIBM:
             return f"__builtin_{name}({args[0]})"
         raise TypeError(f"the number {expr} holds {name}, which has no C++ form")

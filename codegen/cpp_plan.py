@@ -356,7 +356,7 @@ def _vector_last(axes: tuple[Axis, ...], section: Section, facts: Facts) -> tupl
 def _pointwise(axes: tuple[Axis, ...], stores: list[Store], facts: Facts) -> Phase:
     scanned = [n.axis for n in walk(*(v for s in stores for v in store_roots(s))) if isinstance(n, Scan)]
     if scanned:
-        return _scan_phase(axes, scanned[0], stores)
+        return _scan_phase(axes, scanned[0], stores, facts)
     section = Section(axes, stores=tuple(stores))
     ordered = _vector_last(axes, section, facts)
     across = _crossing(ordered, stores)
@@ -384,11 +384,16 @@ def _long(axis: Axis) -> bool:
     return not isinstance(axis.extent, int | sympy.Integer) or int(axis.extent) >= 16
 
 
-def _scan_phase(axes: tuple[Axis, ...], axis: Axis, stores: list[Store]) -> Phase:
-    """Running reductions: the scanned axis innermost, or above a tile of lanes where memory runs along another axis."""
-    indices = [load.index for load in _loads([v for s in stores for v in store_roots(s)])] + [s.index for s in stores]
+def _scan_phase(axes: tuple[Axis, ...], axis: Axis, stores: list[Store], facts: Facts) -> Phase:
+    """Running reductions: the scanned axis innermost, or above a tile of lanes where memory runs along another axis.
+
+    A scan that is the same in every lane has its place outside of the lanes' loop, where an accumulator per lane has no meaning.
+    """
+    roots = [v for s in stores for v in store_roots(s)]
+    indices = [load.index for load in _loads(roots)] + [s.index for s in stores]
     outer = tuple(a for a in axes if a is not axis)
-    lane = max(outer, key=lambda a: _score(a, indices), default=None)
+    scans = [facts.deps(node) for node in walk(*roots) if isinstance(node, Scan)]
+    lane = max((a for a in outer if all(a.symbol in deps for deps in scans)), key=lambda a: _score(a, indices), default=None)
     if lane is not None and _score(lane, indices) > _score(axis, indices):
         outer = (*(a for a in outer if a is not lane), lane)
     else:

@@ -15,10 +15,14 @@ from precast.codegen.winograd import Shape, winograd_candidates, winograd_shape
 from precast.lowering.ir import Attention, Buffer, Conv, Extern, Gemm, Kernel, Program, Size, Step, View
 from precast.lowering.sizes import hint
 
-How = Literal["onednn", "aten", "flash", "generated", "linear", "parts", "winograd"]
+How = Literal[
+    "onednn", "aten", "flash", "generated", "linear", "parts", "winograd", "activation", "product", "split", "cudnn", "efficient"
+]  # fmt: skip
 """`linear`: a 1x1 convolution over channels-last data as one oneDNN product, which reads the ordinary weight without reordering it.
 `parts`: a product with a very large result, column block by column block into memory of ours (see `PART`).
-`winograd`: a 3x3 convolution by our own code (`codegen/winograd.py`)."""
+`winograd`: a 3x3 convolution by our own code (`codegen/winograd.py`).
+On CUDA (`codegen/cuda_candidates.py`) `activation`: a product with cuBLASLt's epilogue; `product`: a 1x1 convolution as a product;
+`split`: a product in two calls; `flash`, `cudnn`, `efficient`: torch's attention kernels."""
 
 TINY = 8_192
 """Multiplications up to which a generated loop beats any library call (a call costs about 1.5 us)."""
@@ -227,6 +231,11 @@ def _attention(step: Attention, buffers: Mapping[str, Buffer]) -> RunStep:
     square = step.q.size[-1] == step.v.size[-1]
     if unit and masked and square and step.q.size[1] == step.k.size[1] and buffers[step.out].dtype.value in ("f32", "bf16", "f16", "f64"):
         return LibraryCall(step, "flash")
+    return attention_call(step)
+
+
+def attention_call(step: Attention) -> Extern:
+    """Attention as torch's own operator, which picks its backend when it runs."""
     grouped = step.q.size[1] != step.k.size[1]
     kwargs: tuple[tuple[str, object], ...] = (
         ("attn_mask", step.mask),

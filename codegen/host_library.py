@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Protocol
 
+from precast.codegen.aten_library import aten_convolution, aten_gemm, optional, show, show_convolution
 from precast.codegen.choices import POST_OPS
 from precast.codegen.cpp_attention import attention_symbols
 from precast.codegen.expand import LibraryCall, Pack, gemm_parts
@@ -47,37 +48,17 @@ def emit_library(writer: Writer, call: LibraryCall, label: str) -> None:
         case Gemm() as step if call.how == "parts":
             _gemm_in_parts(writer, step, call.packed, label)
         case Gemm() as step:
-            _aten_gemm(writer, step, label)
+            aten_gemm(writer, step, label, "cpu")
         case Conv() as step if call.how == "winograd":
             _winograd(writer, step, call.packed, label)
+        case Conv() as step if call.how == "aten":
+            aten_convolution(writer, step, label, "cpu")
         case Conv() as step:
-            _conv(writer, step, call, label)
+            _onednn_conv(writer, step, call, label)
         case Attention() as step if call.how == "generated":
             _own_attention(writer, step)
         case Attention() as step:
             _attention(writer, step, label)
-
-
-def _optional(writer: Writer, view: View | None, label: str) -> str:
-    """`AtenTensorHandle*` of an optional tensor."""
-    return "0" if view is None else f"&{writer.view_handle(view, label)}"
-
-
-def _address(handle: str) -> str:
-    return f"(void**)&{handle}"
-
-
-def _aten_gemm(writer: Writer, step: Gemm, label: str) -> None:
-    out = writer.buffers[step.out]
-    handle = writer.view_handle(View(step.out, out.size, out.stride), label)
-    a, b = writer.view_handle(step.a, label), writer.view_handle(step.b, label)
-    batched = len(step.a.size) == 3
-    if step.bias is None:
-        writer.call("aoti_torch_cpu_bmm_out" if batched else "aoti_torch_cpu_mm_out", f"{handle}, {a}, {b}", label)
-    else:
-        bias = writer.view_handle(step.bias, label)
-        writer.call("aoti_torch_cpu_baddbmm_out" if batched else "aoti_torch_cpu_addmm_out", f"{handle}, {bias}, {a}, {b}, 1.0, 1.0", label)
-    writer.python.append(f"    {step.out} = mm({_show(step.a)}, {_show(step.b)})" + (f" + {_show(step.bias)}" if step.bias else ""))
 
 
 def _packed(number: int) -> str:
@@ -125,16 +106,16 @@ def _onednn_gemm(writer: Writer, step: Gemm, packed: int | None, label: str) -> 
     a = writer.view_handle(step.a, label)
     weight = weight_view(step)
     w = writer.view_handle(weight, label) if packed is None else _packed(packed)
-    bias = "0" if step.bias is None else _address(writer.view_handle(step.bias, label))
+    bias = optional(writer, step.bias, label)
     target = writer.new_owned()
     if step.residual is not None:
         other = writer.view_handle(step.residual, label)
         writer.call("aoti_torch_cpu__linear_pointwise_binary", f'{a}, {other}, {w}, {bias}, "add", &{target}', label)
-        writer.python.append(f"    {step.out} = linear({_show(step.a)}, {_show(weight)}, {_show(step.bias)}) + {_show(step.residual)}")
+        writer.python.append(f"    {step.out} = linear({show(step.a)}, {show(weight)}, {show(step.bias)}) + {show(step.residual)}")
     else:
         name, scalars, count, algorithm = _post_op(writer, step)
         writer.call("aoti_torch_cpu__linear_pointwise", f"{a}, {w}, {bias}, {name}, {scalars}, {count}, {algorithm}, &{target}", label)
-        writer.python.append(f"    {step.out} = {step.activation}(linear({_show(step.a)}, {_show(weight)}, {_show(step.bias)}))")
+        writer.python.append(f"    {step.out} = {step.activation}(linear({show(step.a)}, {show(weight)}, {show(step.bias)}))")
     out = writer.buffers[step.out]
     if len(out.size) != len(step.a.size):  # a convolution's product: the same memory in the convolution's shape
         rows, target = target, writer.new_owned()
@@ -149,7 +130,7 @@ def _gemm_in_parts(writer: Writer, step: Gemm, packed: int | None, label: str) -
     name, scalars, count, algorithm = _post_op(writer, step)
     for number, (start, part) in enumerate(gemm_parts(step)):
         w = writer.view_handle(weight_view(part), label) if packed is None else _packed(packed + number)
-        bias = "0" if part.bias is None else _address(writer.view_handle(part.bias, label))
+        bias = optional(writer, part.bias, label)
         target = writer.new_owned()
         writer.call("aoti_torch_cpu__linear_pointwise", f"{a}, {w}, {bias}, {name}, {scalars}, {count}, {algorithm}, &{target}", label)
         itemsize = out.dtype.itemsize
@@ -159,7 +140,7 @@ def _gemm_in_parts(writer: Writer, step: Gemm, packed: int | None, label: str) -
         place = f"(char*){writer.pointer(step.out)} + {start * itemsize}"
         writer.add(f"put_columns({place}, {step_bytes}, (const char*)data, {width}, {writer.size(out.size[0])}, threads); }}")
         writer.add(f"{release}({target}); {target} = 0;")
-    writer.python.append(f"    {step.out} = {step.activation}(linear({_show(step.a)}, {_show(weight_view(step))}, {_show(step.bias)}))")
+    writer.python.append(f"    {step.out} = {step.activation}(linear({show(step.a)}, {show(weight_view(step))}, {show(step.bias)}))")
 
 
 def _post_op(writer: Writer, step: Gemm | Conv) -> tuple[str, str, int, str]:
@@ -174,38 +155,28 @@ def _post_op(writer: Writer, step: Gemm | Conv) -> tuple[str, str, int, str]:
     return json.dumps(name), f"ps{number}" if values else "0", len(values), f"&pa{number}"
 
 
-def _conv(writer: Writer, step: Conv, chosen: LibraryCall, label: str) -> None:
-    onednn = chosen.how == "onednn"
+def _onednn_conv(writer: Writer, step: Conv, chosen: LibraryCall, label: str) -> None:
     x = writer.view_handle(step.x, label)
     w = writer.view_handle(step.weight, label) if chosen.packed is None else _packed(chosen.packed)
-    bias = "0" if step.bias is None else _address(writer.view_handle(step.bias, label))
+    bias = optional(writer, step.bias, label)
     spatial = len(step.stride)
     padding, stride, dilation = (writer.ints(v) for v in (step.padding, step.stride, step.dilation))
     target = writer.new_owned()
-    if not onednn:
-        output_padding = writer.ints(step.output_padding or (0,) * spatial)
-        rest = f"{int(step.transposed)}, {output_padding}, {spatial}, {step.groups}, &{target}"
-        arguments = f"{x}, {w}, {bias}, {stride}, {spatial}, {padding}, {spatial}, {dilation}, {spatial}, {rest}"
-        writer.call("aoti_torch_cpu_convolution", arguments, label)
+    shape = f"{padding}, {spatial}, {stride}, {spatial}, {dilation}, {spatial}, {step.groups}"
+    name, scalars, count, algorithm = _post_op(writer, step)
+    if step.residual is None:
+        writer.call(
+            "aoti_torch_cpu_mkldnn__convolution_pointwise",
+            f"{x}, {w}, {bias}, {shape}, {name}, {scalars}, {count}, {algorithm}, &{target}",
+            label,
+        )
     else:
-        shape = f"{padding}, {spatial}, {stride}, {spatial}, {dilation}, {spatial}, {step.groups}"
-        name, scalars, count, algorithm = _post_op(writer, step)
-        if step.residual is None:
-            writer.call(
-                "aoti_torch_cpu_mkldnn__convolution_pointwise",
-                f"{x}, {w}, {bias}, {shape}, {name}, {scalars}, {count}, {algorithm}, &{target}",
-                label,
-            )
-        else:
-            other, number = writer.view_handle(step.residual, label), len(writer.python)
-            writer.add(f"const char* pu{number} = {name};")
-            unary = f"&pu{number}" if step.activation != "none" else "0"
-            arguments = f'{x}, {other}, {w}, {bias}, {shape}, "add", 0, {unary}, 0, 0, 0, &{target}'
-            writer.call("aoti_torch_cpu_mkldnn__convolution_pointwise_binary", arguments, label)
-    writer.python.append(
-        f"    {step.out} = {step.activation}(conv({_show(step.x)}, {_show(step.weight)}, {_show(step.bias)}, "
-        f"stride={step.stride}, padding={step.padding}))"
-    )
+        other, number = writer.view_handle(step.residual, label), len(writer.python)
+        writer.add(f"const char* pu{number} = {name};")
+        unary = f"&pu{number}" if step.activation != "none" else "0"
+        arguments = f'{x}, {other}, {w}, {bias}, {shape}, "add", 0, {unary}, 0, 0, 0, &{target}'
+        writer.call("aoti_torch_cpu_mkldnn__convolution_pointwise_binary", arguments, label)
+    show_convolution(writer, step)
     writer.settle(step.out, target, label)
 
 
@@ -242,8 +213,8 @@ def _winograd(writer: Writer, step: Conv, packed: int | None, label: str) -> Non
     )
     writer.add('say(error, capacity, "out of memory: a convolution\'s transformed inputs could not be allocated"); return 1; } }')
     writer.python.append(
-        f"    {step.out} = {step.activation}(winograd({_show(step.x)}, {_show(step.weight)}, {_show(step.bias)}, padding={step.padding})"
-        + (f" + {_show(step.residual)})" if step.residual is not None else ")")
+        f"    {step.out} = {step.activation}(winograd({show(step.x)}, {show(step.weight)}, {show(step.bias)}, padding={step.padding})"
+        + (f" + {show(step.residual)})" if step.residual is not None else ")")
     )
 
 
@@ -252,28 +223,22 @@ def _own_attention(writer: Writer, step: Attention) -> None:
     sizes = "".join(f"{writer.size(s)}, " for s in attention_symbols(step, writer.buffers[step.out]))
     writer.add(f"{writer.functions[id(step)]}({places}, (float*){writer.pointer(step.out)}, {sizes}threads);")
     writer.python.append(
-        f"    {step.out} = attention({_show(step.q)}, {_show(step.k)}, {_show(step.v)}, mask={_show(step.mask)}, causal={step.causal})"
+        f"    {step.out} = attention({show(step.q)}, {show(step.k)}, {show(step.v)}, mask={show(step.mask)}, causal={step.causal})"
     )
 
 
 def _attention(writer: Writer, step: Attention, label: str) -> None:
     q, k, v = (writer.view_handle(view, label) for view in (step.q, step.k, step.v))
-    mask = "0" if step.mask is None else _address(writer.view_handle(step.mask, label))
+    mask = optional(writer, step.mask, label)
     number = len(writer.python)
     writer.add(f"double sc{number} = {float(step.scale)!r};")
     target, statistics = writer.new_owned(), writer.new_owned()
     arguments = f"{q}, {k}, {v}, 0.0, {int(step.causal)}, {mask}, &sc{number}, &{target}, &{statistics}"
     writer.call("aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu", arguments, label)
     writer.python.append(
-        f"    {step.out} = attention({_show(step.q)}, {_show(step.k)}, {_show(step.v)}, mask={_show(step.mask)}, causal={step.causal})"
+        f"    {step.out} = attention({show(step.q)}, {show(step.k)}, {show(step.v)}, mask={show(step.mask)}, causal={step.causal})"
     )
     writer.settle(step.out, target, label)
-
-
-def _show(view: View | None) -> str:
-    if view is None:
-        return "None"
-    return f"{view.buffer}{list(view.size)}" if view.offset == 0 else f"{view.buffer}[{view.offset}:]{list(view.size)}"
 
 
 __all__ = ["emit_library", "emit_pack", "weight_view", "writes_in_place"]

@@ -3,71 +3,32 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import sympy
 
 from precast.codegen.cpp_index import IndexPrinter
-from precast.codegen.cpp_kernel import RenderedKernel
-from precast.codegen.cpp_types import storage
-from precast.codegen.expand import LibraryCall, Pack, RunStep, views_of
-from precast.codegen.host_dispatch import dispatch, encodable
-from precast.codegen.host_extern import encode_call
-from precast.codegen.host_library import emit_library, emit_pack, weight_view, writes_in_place
+from precast.codegen.expand import LibraryCall, Pack, RunStep
+from precast.codegen.host_calls import emit_extern
+from precast.codegen.host_library import weight_view
 from precast.codegen.host_shims import SymbolTable, dtype_code
-from precast.codegen.host_sizes import emit_bindings, emit_check, emit_item, emit_let, emit_sizes_of_results
-from precast.codegen.host_templates import HOST_PROLOGUE, NEEDS_STATE, PREPARE, RUN, STATE
-from precast.codegen.values import store_roots
-from precast.lowering.effects import is_custom
-from precast.lowering.ir import CHECK, ITEM, LET, POSITION, RANGE, Buffer, Constant, Extern, Kernel, Load, Program, Size, View, walk
-from precast.lowering.memory import nbytes_of
+from precast.codegen.host_sizes import emit_bindings
+from precast.codegen.host_steps import step_reads, step_writes
+from precast.codegen.host_templates import MESSAGES, NEEDS_STATE, STATE
+from precast.lowering.ir import Buffer, Extern, Kernel, Program, Size, View
 from precast.lowering.reals import is_real
 
-HUGE = 4 << 20
-"""Bytes from which a fresh output asks for huge pages."""
-KEPT = 128 << 10
-"""Bytes of a library's result from which glibc would map it afresh at each call (its initial threshold)."""
 
+class HostWriter(ABC):
+    """Writes the entry points. What differs between devices are the abstract methods (`cpu_host.py`, `cuda_host.py`).
 
-def step_reads(step: RunStep) -> list[str]:
-    """Buffers that a step reads."""
-    match step:
-        case Kernel(stores=stores):
-            roots = [v for s in stores for v in store_roots(s)]
-            return [n.buffer for n in walk(*roots) if isinstance(n, Load)] + [s.buffer for s in stores if s.mode != "set"]
-        case Extern():
-            return [v.buffer for v in _views((step.args, tuple(v for _, v in step.kwargs)))]
-        case LibraryCall():
-            return [v.buffer for v in views_of(step)]
+    Buffer `b` has a data pointer `d_b`; owned tensor handles live in `own[]`, which frees them on each way out.
+    """
 
-
-def step_writes(step: RunStep) -> list[str]:
-    """Buffers that a step writes."""
-    match step:
-        case Kernel(stores=stores):
-            return list(dict.fromkeys(s.buffer for s in stores))
-        case Extern(outs=outs, mutates=mutates):
-            return [*outs, *mutates]
-        case _:
-            return [step.out]
-
-
-def _views(arg: object) -> list[View]:
-    if isinstance(arg, View):
-        return [arg]
-    if isinstance(arg, tuple | list):
-        return [v for a in arg for v in _views(a)]
-    return []
-
-
-class HostWriter:
-    """Writes `precast_run`. Buffer `b` has a data pointer `d_b`; owned tensor handles live in `own[]`, which frees them on each way out."""
-
-    def __init__(self, program: Program, steps: Sequence[RunStep], kernels: dict[str, RenderedKernel], functions: dict[int, str]) -> None:
-        self.functions = functions
+    def __init__(self, program: Program, steps: Sequence[RunStep]) -> None:
         self.program = program
         self.steps = steps
-        self.kernels = kernels
         self.buffers = {b.name: b for b in program.buffers}
         self.number = {b.name: i for i, b in enumerate(program.buffers)}
         self.table = SymbolTable()
@@ -85,6 +46,8 @@ class HostWriter:
         self.last_use = self._last_uses()
         self.given = {c.buffer for c in program.constants} | {i for i in program.inputs if isinstance(i, str)} | set(program.persistent)
         self.output_buffers = {o.view.buffer for o in program.outputs if o.view is not None}
+        self.lent: dict[str, int] = {}  # buffer -> the output whose tensor, where the caller gives one, becomes the buffer's
+        self.taken: list[int] = []  # those outputs, as far as steps have come
 
     def add(self, line: str) -> None:
         self.lines.append("  " + line)
@@ -131,7 +94,7 @@ class HostWriter:
 
     def call(self, shim: str, arguments: str, step: str) -> None:
         """A shim call whose failure ends the run with a message that names the step."""
-        self.add(f"if (__builtin_expect({self.table.use(shim)}({arguments}), 0)) return fail(table, error, capacity, {json.dumps(step)});")
+        self.add(f"if (__builtin_expect({self.table.use(shim)}({arguments}), 0)) return {self.failure(step)};")
 
     def _last_uses(self) -> dict[str, int]:
         last: dict[str, int] = {}
@@ -139,6 +102,72 @@ class HostWriter:
             for name in (*step_reads(step), *step_writes(step)):
                 last[name] = number
         return last
+
+    # what each device has its own way for
+
+    @abstractmethod
+    def lies_on(self, buffer: str) -> str:
+        """C++ text of the device type and index of a buffer's memory: "0, 0"."""
+
+    @abstractmethod
+    def literals(self) -> None:
+        """Puts the literals of the user's code into the library, and those that are results into memory of their own."""
+
+    @abstractmethod
+    def point_at_literals(self) -> None:
+        """Points at the literals where they can be read."""
+
+    def bound(self, name: str) -> None:
+        """Called for each input once its pointer and the call's sizes are known."""
+        return None
+
+    @abstractmethod
+    def workspace(self) -> None:
+        """The memory of this call, and where in it the temporaries lie."""
+
+    @abstractmethod
+    def launch(self, step: Kernel) -> None:
+        """Runs a kernel."""
+
+    @abstractmethod
+    def library(self, call: LibraryCall, label: str) -> None:
+        """A library call with its implementation already chosen."""
+
+    @abstractmethod
+    def in_place(self, call: LibraryCall) -> bool:
+        """Whether the call writes memory that the host program supplies; others return a tensor of their own."""
+
+    @abstractmethod
+    def element(self, view: View) -> str:
+        """C++ expression of the first element of `view`, as it is stored; may write lines before."""
+
+    @abstractmethod
+    def pack(self, number: int, pack: Pack) -> None:
+        """Makes packed weight `number`, in `precast_prepare`."""
+
+    def failure(self, step: str) -> str:
+        """C++ expression that leaves the message of a failed shim call and is not 0."""
+        return f"fail(table, error, capacity, {json.dumps(step)})"
+
+    def misfit(self) -> str:
+        """Name of the C++ function that tells whether a library's result has to be copied into the planned layout."""
+        return "differs"
+
+    @abstractmethod
+    def sibling(self, steps: Sequence[RunStep]) -> HostWriter:
+        """A writer of the same kind, for the steps of `precast_prepare`."""
+
+    @abstractmethod
+    def helpers(self) -> str:
+        """C++ that the entry points rely on."""
+
+    @abstractmethod
+    def run_function(self, state: str, pointers: str, body: str) -> str:
+        """`precast_run` around its body."""
+
+    @abstractmethod
+    def prepare_functions(self, nbytes: int, pointers: str, body: str) -> str:
+        """`precast_prepare`, whose state has `nbytes` of memory, and `precast_release`."""
 
     # handles
 
@@ -148,16 +177,15 @@ class HostWriter:
         same = view.size == buffer.size and view.stride == buffer.stride and view.offset == 0 and view.dtype in (None, buffer.dtype)
         if same and view.buffer in self.handle:
             return self.handle[view.buffer]
-        target = self.new_owned()
+        place = f"(char*){self.pointer(view.buffer)} + ({self.size(view.offset)}) * (int64_t){max(buffer.dtype.itemsize, 1)}"
         typed = buffer if view.dtype is None else Buffer(buffer.name, view.dtype, view.size, view.stride)
-        width = max(buffer.dtype.itemsize, 1)
-        place = f"(char*){self.pointer(view.buffer)} + ({self.size(view.offset)}) * (int64_t){width}"
-        sizes, strides = self.ints(view.size), self.ints(view.stride)
-        self.call(
-            "aoti_torch_create_tensor_from_blob",
-            f"{place}, {len(view.size)}, {sizes}, {strides}, 0, {dtype_code(typed)}, 0, 0, &{target}",
-            step,
-        )
+        return self.tensor_at(place, view, dtype_code(typed), step)
+
+    def tensor_at(self, place: str, view: View, dtype: int, step: str) -> str:
+        """Handle of a tensor over the memory at `place`, with the view's sizes and strides; it lives as long as the call."""
+        target, sizes, strides = self.new_owned(), self.ints(view.size), self.ints(view.stride)
+        arguments = f"{place}, {len(view.size)}, {sizes}, {strides}, 0, {dtype}, {self.lies_on(view.buffer)}, &{target}"
+        self.call("aoti_torch_create_tensor_from_blob", arguments, step)
         return target
 
     def tensor_handle(self, view: View, step: str) -> str:
@@ -173,23 +201,25 @@ class HostWriter:
     def reinterpret(self, base: str, view: View, target: str, step: str) -> None:
         """Writes the call that makes `target` a view on the storage of the tensor `base`, counted from its own first element."""
         sizes, strides = self.ints(view.size), self.ints(view.stride)
-        self.add("{ int64_t start = 0;")
-        self.call("aoti_torch_get_storage_offset", f"{base}, &start", step)
-        place = f"start + ({self.size(view.offset)})"
-        self.call("aoti_torch__reinterpret_tensor", f"{base}, {len(view.size)}, {sizes}, {strides}, {place}, {target}", step)
-        self.add("}")
+        arguments = f"{base}, {len(view.size)}, {sizes}, {strides}, {self.size(view.offset)}, {target}"
+        self.call("aoti_torch__reinterpret_tensor", arguments, step)
 
     def allocate(self, name: str, step: str) -> None:
         """A fresh tensor for buffer `name`."""
         buffer, target = self.buffers[name], self.new_owned()
         sizes, strides = self.ints(buffer.size), self.ints(buffer.stride)
-        self.call("aoti_torch_empty_strided", f"{len(buffer.size)}, {sizes}, {strides}, {dtype_code(buffer)}, 0, 0, &{target}", step)
+        position = self.lent.pop(name, None)
+        if position is not None:
+            self._take(position, buffer, sizes, strides, target, step)
+        self.empty(buffer, sizes, strides, self.lies_on(name), target, step)
+        if position is not None:
+            self.add("}")
         self.adopt(name, target, step)
-        nbytes = nbytes_of(buffer)
-        if not isinstance(nbytes, int | sympy.Integer):
-            self.add(f"if (({self.size(nbytes)}) >= {HUGE}) huge_pages({self.pointer(name)}, {self.size(nbytes)});")
-        elif nbytes >= HUGE:
-            self.add(f"huge_pages({self.pointer(name)}, {nbytes});")
+
+    def empty(self, buffer: Buffer, sizes: str, strides: str, place: str, target: str, step: str) -> None:
+        """Makes `target` a fresh tensor like `buffer`, whose arrays of sizes and strides are given."""
+        arguments = f"{len(buffer.size)}, {sizes}, {strides}, {dtype_code(buffer)}, {place}, &{target}"
+        self.call("aoti_torch_empty_strided", arguments, step)
 
     def adopt(self, name: str, handle: str, step: str) -> None:
         """Makes `handle` the tensor of buffer `name`."""
@@ -204,26 +234,26 @@ class HostWriter:
     # the program
 
     def write(self) -> None:
-        self._inputs()
-        self._constants()
-        self._persistent()
-        self._workspace()
-        self._keep_blocks()
-        self._run_steps("step")
-        self._outputs()
+        """`precast_run`, into `lines`."""
+        self.inputs()
+        self.literals()
+        self.persistent()
+        self.workspace()
+        self.run_steps("step")
+        self.outputs()
 
-    def _run_steps(self, word: str) -> None:
+    def run_steps(self, word: str) -> None:
         for number, step in enumerate(self.steps):
             label = self._label(f"{word} {number}", step)
             self.add(f"// {label}")
             self._prepare_outputs(step, label)
             match step:
                 case Kernel():
-                    self._launch(step)
+                    self.launch(step)
                 case Extern():
-                    self._extern(step, label)
+                    emit_extern(self, step, label)
                 case LibraryCall():
-                    self._library(step, label)
+                    self.library(step, label)
             for name in dict.fromkeys((*step_reads(step), *step_writes(step))):
                 if self.last_use[name] == number and name not in self.output_buffers and name not in self.given:
                     self.release(name)
@@ -239,30 +269,30 @@ class HostWriter:
         shapes = ", ".join(repr(self.buffers[n]) for n in dict.fromkeys(step_writes(step)) if n in self.buffers)
         return f"{position}: {what} -> {shapes}"
 
-    def _inputs(self) -> None:
+    def inputs(self) -> None:
         for position, item in enumerate(self.program.inputs):
             if isinstance(item, str):
                 self.handle[item] = f"inputs[{position}]"
                 self.call("aoti_torch_get_data_ptr", f"inputs[{position}], (void**)&{self.pointer(item)}", f"input {position}")
         self.python.append(f"def {self.program.name or 'run'}({', '.join(str(i) for i in self.program.inputs)}):")
         emit_bindings(self)
+        for item in self.program.inputs:
+            if isinstance(item, str):
+                self.bound(item)
 
-    def _constants(self) -> None:
-        """Literals of the user's code lie in the library's read-only data."""
-        for constant in self.program.constants:
-            number = self.number[constant.buffer]
-            padded = constant.data + b"\0" * (-len(constant.data) % 8 or (8 if not constant.data else 0))
-            words = ", ".join(f"0x{int.from_bytes(padded[i : i + 8], 'little'):x}u" for i in range(0, len(padded), 8))
-            self.statics.append(f"alignas(64) static const uint64_t literal{number}[] = {{{words}}};")
-            self._point_at_literal(constant)
-            if constant.buffer in self.output_buffers:
-                self.allocate(constant.buffer, f"literal {constant.buffer}")
-                self.add(f"__builtin_memcpy({self.pointer(constant.buffer)}, literal{number}, {len(constant.data)});")
+    @property
+    def prepares(self) -> bool:
+        """Whether the library keeps a prepared state."""
+        return bool(self.packs or self.program.persistent)
 
-    def _point_at_literal(self, constant: Constant) -> None:
-        self.add(f"{self.pointer(constant.buffer)} = (void*)literal{self.number[constant.buffer]};")
+    def point_at_slots(self) -> None:
+        """Temporaries at their places in the workspace, whose memory begins at `base`."""
+        self.python.append(f"    workspace = empty({self.program.workspace_bytes}, uint8)")
+        for slot in self.program.workspace:
+            if slot.buffer not in self.output_buffers:
+                self.add(f"{self.pointer(slot.buffer)} = base + {self.size(slot.offset)};")
 
-    def _persistent(self) -> None:
+    def persistent(self) -> None:
         """Buffers that `precast_prepare` filled, in the prepared state's block."""
         if not self.prepares:
             return
@@ -271,129 +301,14 @@ class HostWriter:
             self.add(f"{self.pointer(name)} = prepared->memory + {offset};")
             offset += _padded_bytes(self.buffers[name])
 
-    def _keep_blocks(self) -> None:
-        """Memory that libraries allocate for their results stays mapped between calls, where it is large."""
-        own = [s.out for s in self.steps if isinstance(s, LibraryCall) and not writes_in_place(s)]
-        sizes = [nbytes_of(self.buffers[name]) for name in own]
-        known = [int(n) for n in sizes if isinstance(n, int | sympy.Integer)]
-        largest = max(known, default=0)
-        if largest >= KEPT or len(known) < len(sizes):
-            self.add("keep_blocks();")
-
-    @property
-    def prepares(self) -> bool:
-        """Whether the library keeps a prepared state."""
-        return bool(self.packs or self.program.persistent)
-
-    def prepare_source(self, steps: Sequence[RunStep], shared: HostWriter) -> str:
-        """`precast_prepare` and `precast_release`; empty where there is nothing to prepare (the runtime then never asks)."""
-        if not self.prepares:
-            return ""
-        self.table, self.statics, self.arrays, self.externs = shared.table, shared.statics, shared.arrays, shared.externs
-        needed = {n for s in steps for n in step_reads(s)} | {weight_view(p.step).buffer for p in self.packs}
-        for position, item in enumerate(self.program.inputs):
-            if isinstance(item, str) and item in needed:
-                self.handle[item] = f"inputs[{position}]"
-                self.call("aoti_torch_get_data_ptr", f"inputs[{position}], (void**)&{self.pointer(item)}", f"input {position}")
-        for constant in self.program.constants:
-            self._point_at_literal(constant)
-        self._persistent()
-        self._run_steps("prepare step")
-        for number, pack in enumerate(self.packs):
-            emit_pack(self, number, pack, f"packed weight {number}")
-        pointers = "".join(f"  void* d{i} = 0;\n" for i in range(len(self.number)))
-        total = sum(_padded_bytes(self.buffers[n]) for n in self.program.persistent)
-        return PREPARE.format(
-            owned=max(self.owned, 1),
-            packs=max(len(self.packs), 1),
-            bytes=max(total, 64),
-            pointers=pointers,
-            body="\n".join(self.lines),
-            threads="torch_get_num_threads",
-        )
-
-    def _workspace(self) -> None:
-        if not self.slots:
-            return
-        self.add(f"char* const base = workspace.get({self.size(self.program.workspace_bytes)});")
-        self.add('if (!base) { say(error, capacity, "out of memory: the workspace could not be allocated"); return 1; }')
-        self.python.append(f"    workspace = empty({self.program.workspace_bytes}, uint8)")
-        for slot in self.program.workspace:
-            if slot.buffer not in self.output_buffers:
-                self.add(f"{self.pointer(slot.buffer)} = base + {self.size(slot.offset)};")
-
     def _prepare_outputs(self, step: RunStep, label: str) -> None:
         """Memory for what a step writes: kernels and `out=` calls need it before, other calls bring theirs."""
-        if isinstance(step, Extern) or isinstance(step, LibraryCall) and not writes_in_place(step):
+        if isinstance(step, Extern) or isinstance(step, LibraryCall) and not self.in_place(step):
             return
         for name in step_writes(step):
             fixed = name in self.slots and name not in self.output_buffers
             if name not in self.handle and not fixed and name not in self.given:
                 self.allocate(name, label)
-
-    def _launch(self, step: Kernel) -> None:
-        kernel = self.kernels[step.name]
-        from_buffers = [
-            f"({'' if b in step_writes(step) else 'const '}{storage(self.buffers[b].dtype)}*){self.pointer(b)}" for b in kernel.arguments
-        ]
-        sizes = [self.size(s) for s in kernel.symbols]
-        threads = "threads"
-        self.add(f"{kernel.name}({', '.join([*from_buffers, *sizes, threads, '&fault'])});")
-        if kernel.checks:
-            self.add("if (__builtin_expect(fault.set, 0)) return say_index(fault, error, capacity);")
-        self.python.append(f"    {step.name}({', '.join(kernel.arguments)})")
-
-    def _extern(self, step: Extern, label: str) -> None:
-        if step.op == ITEM:
-            emit_item(self, step)
-            return
-        if step.op == LET:
-            emit_let(self, step)
-            return
-        if step.op in (CHECK, RANGE, POSITION):
-            emit_check(self, step)
-            return
-        if not encodable(step):
-            self._dispatched(step, label)
-            return
-        record, tensors, integers = encode_call(step, self.buffers)
-        number = len(self.externs)
-        self.externs.append(record)
-        self.add("{")
-        handles = [self.tensor_handle(v, label) if is_custom(step.op) else self.view_handle(v, label) for v in tensors]
-        self.add(f"void* in[{max(len(handles), 1)}];")
-        for position, handle in enumerate(handles):
-            self.call("aoti_torch_new_tensor_handle", f"{handle}, &in[{position}]", label)
-        values = ", ".join(self.scalar(i) for i in integers) or "0"
-        self.add(f"const int64_t numbers[] = {{{values}}};")
-        self.add(f"void* out[{max(len(step.outs), 1)}] = {{0}};")
-        shim = self.table.use("precast_call_python")
-        self.add(f"if ({shim}({number}, in, {len(handles)}, numbers, {len(integers)}, out, {len(step.outs)}, error, capacity)) return 1;")
-        targets = []
-        for position, name in enumerate(step.outs):
-            if name:  # "": the op gives None here
-                target = self.new_owned()
-                self.add(f"{target} = out[{position}];")
-                targets.append((name, target))
-        self.add("}")
-        emit_sizes_of_results(self, step, dict(targets), label)
-        for name, target in targets:
-            self.settle(name, target, label)
-        results = f"{', '.join(name or '_' for name in step.outs)} = " if step.outs else ""
-        self.python.append(f"    {results}{step.op}({', '.join(v.buffer for v in tensors)})")
-
-    def _dispatched(self, step: Extern, label: str) -> None:
-        self.add("{")
-        targets = []
-        for name, result in zip(step.outs, dispatch(self, step, label), strict=True):
-            target = self.new_owned()
-            self.add(f"{target} = {result};")
-            targets.append((name, target))
-        self.add("}")
-        emit_sizes_of_results(self, step, dict(targets), label)
-        for name, target in targets:
-            self.settle(name, target, label)
-        self.python.append(f"    {', '.join(step.outs)} = {step.op}({', '.join(v.buffer for v in _views(step.args))})")
 
     def settle(self, name: str, target: str, label: str) -> None:
         """Adopts a library result; one whose strides are not the planned ones is copied into those."""
@@ -402,9 +317,9 @@ class HostWriter:
         if buffer.size:
             fresh = self.new_owned()
             sizes, strides = self.ints(buffer.size), self.ints(buffer.stride)
-            self.add(f"if (differs(table, {target}, {len(buffer.size)}, {sizes}, {strides})) {{")
+            self.add(f"if ({self.misfit()}(table, {target}, {len(buffer.size)}, {sizes}, {strides})) {{")
             self.table.use("aoti_torch_get_strides")
-            self.call("aoti_torch_empty_strided", f"{len(buffer.size)}, {sizes}, {strides}, {dtype_code(buffer)}, 0, 0, &{fresh}", label)
+            self.empty(buffer, sizes, strides, self.lies_on(name), fresh, label)
             self.call("aoti_torch_copy_", f"{fresh}, {target}, 0", label)
             self.add(f"{self.table.use('aoti_torch_delete_tensor_object')}({target}); {target} = {fresh}; {fresh} = 0;")
             self.add("}")
@@ -412,11 +327,7 @@ class HostWriter:
             raise TypeError(f"{label}: buffer {name} of an opaque dtype has a workspace slot")
         self.adopt(name, target, label)
 
-    def _library(self, call: LibraryCall, label: str) -> None:
-        """A library call with its implementation already chosen."""
-        emit_library(self, call, label)
-
-    def _outputs(self) -> None:
+    def outputs(self) -> None:
         uses: dict[str, int] = {}
         for position, output in enumerate(self.program.outputs):
             if output.view is None:
@@ -427,43 +338,56 @@ class HostWriter:
             self._output(position, output.view)
         self.python.append(f"    return {', '.join('None' if o.view is None else o.view.buffer for o in self.program.outputs)}")
 
+    def lendable(self) -> dict[str, int]:
+        """Of each buffer with an output in it, the first position of one."""
+        found: dict[str, int] = {}
+        for position, output in enumerate(self.program.outputs):
+            view = output.view
+            if view is not None and view.buffer not in self.given and view.dtype in (None, self.buffers[view.buffer].dtype):
+                found.setdefault(view.buffer, position)
+        return found
+
+    def _take(self, position: int, buffer: Buffer, sizes: str, strides: str, target: str, step: str) -> None:
+        """Opens the alternatives of a lent output: its storage becomes the buffer's, or (for the caller to write) there is none."""
+        self.taken.append(position)
+        free = self.table.use("aoti_torch_delete_tensor_object")
+        self.add(f"if (outputs[{position}]) {{ int64_t start = 0;")
+        self.call("aoti_torch_get_storage_offset", f"outputs[{position}], &start", step)
+        arguments = f"outputs[{position}], {len(buffer.size)}, {sizes}, {strides}, -start, &{target}"
+        self.call("aoti_torch__reinterpret_tensor", arguments, step)
+        self.add(f"{free}(outputs[{position}]); outputs[{position}] = 0;")
+        self.add("} else {")
+
+    def _whole(self, view: View) -> bool:
+        buffer = self.buffers[view.buffer]
+        return view.size == buffer.size and view.stride == buffer.stride and view.offset == 0 and view.dtype in (None, buffer.dtype)
+
     def _output(self, position: int, view: View) -> None:
         """A fresh handle on the buffer's tensor, or on a view of its storage."""
-        buffer = self.buffers[view.buffer]
         label = f"output {position}"
         handle = self.handle.get(view.buffer)
         if handle is None:  # an empty tensor, which no step needs to write
             self.allocate(view.buffer, label)
             handle = self.handle[view.buffer]
-        same = view.size == buffer.size and view.stride == buffer.stride and view.offset == 0 and view.dtype in (None, buffer.dtype)
+        same = self._whole(view)
         loose = view.buffer in self.settled and any(n == 1 or not isinstance(n, int | sympy.Integer) for n in view.size)
         if same and not loose:  # a library leaves the strides of dimensions of one element as it likes
             self.call("aoti_torch_new_tensor_handle", f"{handle}, &outputs[{position}]", label)
             return
         self.reinterpret(handle, view, f"&outputs[{position}]", label)
 
+    # the translation unit
+
     def source(self, packs: Sequence[Pack] = (), prepare: Sequence[RunStep] = ()) -> str:
         """The host half of the translation unit (kernels come before it); `prepare` are the expanded steps of the prepare function."""
         self.packs = packs
         self.write()
-        second = HostWriter(self.program, prepare, self.kernels, self.functions)
-        second.packs = packs
-        prepared = second.prepare_source(prepare, self)
-        self.table.use("aoti_torch_delete_tensor_object")
-        self.table.use("?torch_exception_get_what_without_backtrace")
-        self.table.use("aoti_torch_get_strides")
-        threads = self.table.use("torch_get_num_threads")
-        pointers = "".join(f"  void* d{i} = 0;\n" for i in range(len(self.number)))
-        body = "\n".join(self.lines)
+        prepared = self._prepare_source(prepare) if self.prepares else ""
+        for shim in ("aoti_torch_delete_tensor_object", "?torch_exception_get_what_without_backtrace", "aoti_torch_get_strides"):
+            self.table.use(shim)
+        helpers = self.helpers()
         state = NEEDS_STATE if self.prepares else "  (void)state;\n"
-        run = RUN.format(
-            state=state,
-            owned=max(self.owned, 1),
-            outputs=len(self.program.outputs),
-            threads=threads,
-            pointers=pointers,
-            body=body,
-        )
+        run = self.run_function(state, self._pointers(), "\n".join(self.lines))
         externs = json.dumps(json.dumps(self.externs, separators=(",", ":")))
         tail = f'extern "C" const char precast_externs[] = {externs};\nextern "C" const int64_t precast_abi = 1;\n'
         return "\n".join(
@@ -472,13 +396,46 @@ class HostWriter:
                 self.table.definitions(),
                 tail,
                 "#pragma GCC visibility pop",
-                HOST_PROLOGUE,
+                MESSAGES,
+                helpers,
                 *self.statics,
                 STATE.format(packs=max(len(packs), 1)) if self.prepares else "",
                 run,
                 prepared,
             ]
         )
+
+    def _pointers(self) -> str:
+        return "".join(f"  void* d{i} = 0;\n" for i in range(len(self.number)))
+
+    def _prepare_source(self, prepare: Sequence[RunStep]) -> str:
+        """`precast_prepare` and `precast_release`; without them the runtime never asks for a state."""
+        second = self.sibling(prepare)
+        second.packs, second.table, second.statics, second.arrays = self.packs, self.table, self.statics, self.arrays
+        second.externs = self.externs
+        second.write_prepare()
+        total = sum(_padded_bytes(self.buffers[n]) for n in self.program.persistent)
+        return second.prepare_functions(max(total, 64), self._pointers(), "\n".join(second.lines))
+
+    def write_prepare(self) -> None:
+        """`precast_prepare`, into `lines`."""
+        needed = {n for s in self.steps for n in step_reads(s)} | {weight_view(p.step).buffer for p in self.packs}
+        for position, item in enumerate(self.program.inputs):
+            if isinstance(item, str) and item in needed:
+                self.handle[item] = f"inputs[{position}]"
+                self.call("aoti_torch_get_data_ptr", f"inputs[{position}], (void**)&{self.pointer(item)}", f"input {position}")
+                self.bound(item)
+        self.point_at_literals()
+        self.persistent()
+        self.run_steps("prepare step")
+        for number, pack in enumerate(self.packs):
+            self.pack(number, pack)
+
+
+def literal_words(data: bytes) -> str:
+    """Bytes as C++ 64-bit numbers, at least one."""
+    padded = data + b"\0" * (-len(data) % 8 or (8 if not data else 0))
+    return ", ".join(f"0x{int.from_bytes(padded[i : i + 8], 'little'):x}u" for i in range(0, len(padded), 8))
 
 
 def _padded_bytes(buffer: Buffer) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from precast.lowering.ir import Buffer, DType
 
 _SIZES = "const int64_t*, int64_t"
@@ -91,15 +93,16 @@ def dtype_code(buffer: Buffer) -> int:
 
 
 class SymbolTable:
-    """Numbers the shims that a host program uses, in order of first use."""
+    """Numbers the shims that a host program uses, in order of first use; `prototypes` are those that it may."""
 
-    def __init__(self) -> None:
+    def __init__(self, prototypes: Mapping[str, str] = SHIMS) -> None:
+        self.prototypes = prototypes
         self.names: list[str] = []
 
     def use(self, name: str) -> str:
         """Registers `name` and returns the identifier under which generated code calls it."""
-        key = name if name in SHIMS else f"?{name}"
-        if key not in SHIMS:
+        key = name if name in self.prototypes else f"?{name}"
+        if key not in self.prototypes:
             raise KeyError(f"no prototype for shim {name}")
         if key not in self.names:
             self.names.append(key)
@@ -107,6 +110,6 @@ class SymbolTable:
 
     def definitions(self) -> str:
         """Macros that map each used name to its table slot (`table` is in scope in every entry point)."""
-        lines = [f"#define {name.removeprefix('?')} (({SHIMS[name]})table[{number}])" for number, name in enumerate(self.names)]
+        lines = [f"#define {name.removeprefix('?')} (({self.prototypes[name]})table[{number}])" for number, name in enumerate(self.names)]
         quoted = "".join(f'"{n}", ' for n in self.names)
         return "\n".join([*lines, f'extern "C" const char* const precast_symbols[] = {{{quoted}0}};'])

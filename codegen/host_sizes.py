@@ -8,9 +8,9 @@ from typing import Protocol
 
 import sympy
 
-from precast.codegen.cpp_types import load, storage
+from precast.codegen.cpp_types import load
 from precast.lowering.binding import FromInteger, FromSizes, FromTensor, bindings
-from precast.lowering.ir import CHECK, POSITION, Buffer, Extern, Program, Size
+from precast.lowering.ir import CHECK, POSITION, Buffer, Extern, Program, Size, View
 from precast.lowering.reals import is_real
 from precast.lowering.sizes import is_unbacked, range_message
 
@@ -25,7 +25,7 @@ class Writer(Protocol):
 
     def add(self, line: str) -> None: ...
     def call(self, shim: str, arguments: str, step: str) -> None: ...
-    def pointer(self, buffer: str) -> str: ...
+    def element(self, view: View) -> str: ...
     def size(self, size: Size) -> str: ...
     def truth(self, condition: sympy.Basic) -> str: ...
 
@@ -68,8 +68,7 @@ def emit_item(writer: Writer, step: Extern) -> None:
     """Reads one element into a number."""
     (view,), (bind,) = step.args, step.binds
     dtype = view.dtype or writer.buffers[view.buffer].dtype
-    place = f"((const {storage(dtype)}*){writer.pointer(view.buffer)})[{writer.size(view.offset)}]"
-    writer.add(f"{writer.names[bind.symbol]} = {load(dtype, place)};")
+    writer.add(f"{writer.names[bind.symbol]} = {load(dtype, writer.element(view))};")
     writer.python.append(f"    {bind.symbol} = {view.buffer}.item()")
 
 

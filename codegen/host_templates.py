@@ -1,6 +1,11 @@
-"""The fixed C++ of a host program: error messages, the cached workspace, the frames of its entry points."""
+"""The fixed C++ of host programs: error messages on every device; the cached workspace and the frames of the entry points on the CPU."""
 
-HOST_PROLOGUE = r"""
+ERROR = """
+struct Error { int set; int dimension; int64_t index; int64_t size; };
+"""
+"""What a kernel or a check says of an index out of range."""
+
+MESSAGES = r"""
 #define EXPORT extern "C" __attribute__((visibility("default")))
 extern "C" { void* aligned_alloc(__SIZE_TYPE__, __SIZE_TYPE__); void* malloc(__SIZE_TYPE__); void free(void*);
              int snprintf(char*, __SIZE_TYPE__, const char*, ...);
@@ -28,6 +33,10 @@ static bool differs(void* const* table, void* tensor, int64_t rank, const int64_
   for (int64_t i = 0; i < rank; ++i) if (sizes[i] > 1 && have[i] != strides[i]) return true;
   return false;
 }
+"""
+"""Messages of failed calls, on every device."""
+
+MEMORY = r"""
 /* Asks for huge pages before the first write: a large fresh block otherwise costs a page fault every 4 KiB. The kernel may refuse. */
 static void huge_pages(void* memory, int64_t bytes) {
   const __UINTPTR_TYPE__ huge = 2 << 20, from = ((__UINTPTR_TYPE__)memory + huge - 1) & ~(huge - 1);

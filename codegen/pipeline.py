@@ -7,28 +7,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import sympy
-
 from precast.codegen.choices import Chooser
-from precast.codegen.compiled import CompiledGraph
+from precast.codegen.compiled import CompiledGraph, input_records, output_records, plain_size
 from precast.codegen.cpp_attention import attention_source as attention_text
 from precast.codegen.cpp_index import INDEX_HELPERS
 from precast.codegen.cpp_kernel import RenderedKernel, render_kernel
 from precast.codegen.cpp_math import MATH
 from precast.codegen.cpp_ops import prototypes
 from precast.codegen.cpp_types import PROLOGUE
+from precast.codegen.cpu_host import CpuHostWriter
+from precast.codegen.cuda_pipeline import compile_cuda
 from precast.codegen.expand import LibraryCall, Pack, RunStep, expand, pack_weights
 from precast.codegen.host_library import writes_in_place
-from precast.codegen.host_program import HostWriter
-from precast.codegen.host_shims import torch_name
+from precast.codegen.host_templates import ERROR
 from precast.codegen.toolchain import compile_shared, find_compiler, lanes_of, native_level
 from precast.codegen.winograd import winograd_source
 from precast.lowering.effects import lasting_inputs
-from precast.lowering.ir import Attention, Buffer, Extern, Kernel, Program, Size
+from precast.lowering.ir import Attention, Buffer, Extern, Kernel, Program
 from precast.lowering.memory import plan_memory
 
 FAULT = r"""
-struct Error { int set; int dimension; int64_t index; int64_t size; };
 static void __attribute__((noinline, cold)) bad_index(Error* e, int64_t index, int64_t size, int dimension) {
   if (!__atomic_exchange_n(&e->set, 1, __ATOMIC_RELAXED)) { e->index = index; e->size = size; e->dimension = dimension; }
 }
@@ -43,11 +41,13 @@ template <class T> INLINE T combine_max(T a, T b) { return a != a ? a : (b != b 
 
 
 def compile_program(program: Program, target: str, options: Mapping[str, Any] | None = None) -> CompiledGraph:
-    """Compiles a scheduled program for `target` ("cpu:x86-64-v3", "cpu:native", …).
+    """Compiles a scheduled program for `target` ("cpu:x86-64-v3", "cpu:native", "cuda:sm_90", …).
 
     Raises `TypeError` for values that have no C++ form, `CompilerMissing` and `CompileFailed` from the toolchain.
     """
     options = options or {}
+    if target.startswith("cuda:"):
+        return compile_cuda(program, target, options)
     began = time.perf_counter()
     buffers = {b.name: b for b in program.buffers}
     measure = bool(options.get("measure", True)) and target == "cpu:native"
@@ -66,19 +66,19 @@ def compile_program(program: Program, target: str, options: Mapping[str, Any] | 
     kernel_source = "".join({k.name: k.source for k in kernels.values()}.values()) + attention_source
     if any(isinstance(s, LibraryCall) and s.how == "winograd" for s in steps):
         kernel_source += winograd_source(lanes)
-    host = HostWriter(program, steps, kernels, functions)
+    host = CpuHostWriter(program, steps, kernels, functions)
     host_source = host.source(packs, prepare)
     rendered = time.perf_counter()
-    unit = "\n".join([PROLOGUE, prototypes(), MATH, INDEX_HELPERS, FAULT, kernel_source, host_source])
+    unit = "\n".join([PROLOGUE, prototypes(), MATH, INDEX_HELPERS, ERROR, FAULT, kernel_source, host_source])
     library = compile_shared(unit, target)
     done = time.perf_counter()
     return CompiledGraph(
         library=library,
         kernel_source=kernel_source,
         host_source="\n".join(host.python) + "\n",
-        inputs=tuple(_input(program, i) for i in program.inputs),
-        outputs=tuple(_output(program, n) for n in range(len(program.outputs))),
-        workspace_bytes=_number(program.workspace_bytes),
+        inputs=input_records(program),
+        outputs=output_records(program),
+        workspace_bytes=plain_size(program.workspace_bytes),
         evidence=_evidence(target, kernels, chooser),
         timings={"render_s": rendered - began - chooser.spent_s, "measure_s": chooser.spent_s, "compiler_s": done - rendered},
         python_calls=tuple(str(record["op"]) for record in host.externs),
@@ -130,33 +130,4 @@ def _evidence(target: str, kernels: dict[str, RenderedKernel], chooser: Chooser)
         "target_level": level,
         "choices": dict(sorted(chooser.used.items())),
         "kernel_serial_ns": {k.name: round(k.serial_ns) for k in kernels.values()},
-    }
-
-
-def _number(size: Size) -> int | str:
-    return int(size) if isinstance(size, int | sympy.Integer) else str(size)
-
-
-def _input(program: Program, item: str | sympy.Symbol) -> dict[str, Any]:
-    if not isinstance(item, str):
-        return {"kind": "int", "symbol": item.name}
-    buffer = program.buffer(item)
-    return {
-        "kind": "tensor",
-        "dtype": torch_name(buffer),
-        "size": [_number(s) for s in buffer.size],
-        "stride": [_number(s) for s in buffer.stride],
-    }
-
-
-def _output(program: Program, number: int) -> dict[str, Any]:
-    output = program.outputs[number]
-    if output.view is None:
-        return {"kind": "none"} if output.scalar is None else {"kind": "int", "value": _number(output.scalar)}
-    buffer = program.buffer(output.view.buffer)
-    return {
-        "kind": "tensor",
-        "dtype": torch_name(buffer),
-        "size": [_number(s) for s in output.view.size],
-        "stride": [_number(s) for s in output.view.stride],
     }

@@ -17,6 +17,8 @@ FLAGS = (
 """No fast-math of any kind: beside changing results it would set flush-to-zero for the whole process on load."""
 
 LIBRARIES = ("-lmvec", "-lm")
+HOST_FLAGS = tuple(flag for flag in FLAGS if flag != "-fopenmp")
+"""For the host program of a GPU graph: it computes nothing and runs on any CPU."""
 
 TARGETS = {"x86-64-v2": "-march=x86-64-v2", "x86-64-v3": "-march=x86-64-v3", "x86-64-v4": "-march=x86-64-v4", "native": "-march=native"}
 
@@ -104,7 +106,9 @@ def compile_shared(source: str, target: str) -> bytes:
     compiler = find_compiler()
     with tempfile.TemporaryDirectory(prefix="precast-") as folder:
         (Path(folder) / "graph.cpp").write_text(source)
-        command = [compiler.path, *FLAGS, *march(target), "graph.cpp", "-o", "graph.so", *LIBRARIES]
+        flags = HOST_FLAGS if target.startswith("cuda:") else (*FLAGS, *march(target))
+        libraries = () if target.startswith("cuda:") else LIBRARIES
+        command = [compiler.path, *flags, "graph.cpp", "-o", "graph.so", *libraries]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         if done.returncode != 0:
             errors = [line for line in done.stderr.splitlines() if "error" in line or "undefined" in line][:8]

@@ -9,9 +9,12 @@ from __future__ import annotations
 import linecache
 import struct
 import tempfile
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from precast.codegen.triton_render import TritonKernel
@@ -19,54 +22,97 @@ from precast.codegen.triton_render import TritonKernel
 PTX_VERSION = 80
 """What drivers from 12.0 on can read; Triton's own assembler would stamp a newer one."""
 
+PTX = "ptx_80"
+"""The fall-back architecture: PTX text for sm_80, which the driver of any later device compiles when it loads it."""
+
+_LOCK = threading.Lock()
+_PARSING = threading.Lock()
+
 
 @dataclass(frozen=True)
 class Cubin:
-    """One compiled kernel with what a launch has to know.
+    """One compiled kernel with what a launch has to know. `image` is an ELF file, or zero-terminated PTX text for "ptx_80".
 
-    A launch of `block` threads passes each of `arguments` in its natural C type, then two hidden pointers (`global_scratch`,
+    A launch of `block` threads passes the kernel's arguments in their natural C types, then two hidden pointers (`global_scratch`,
     `profile_scratch`), null where their sizes are 0. More than 48 KiB of `shared` memory needs the function's attribute set first.
     """
 
-    name: str
+    entry: str
     arch: str
     image: bytes
     metadata: dict[str, Any] = field(compare=False)
 
 
+def compile_images(kernels: Sequence[TritonKernel], arch: str, workers: int = 1) -> list[Cubin]:
+    """The image of each kernel, in order; kernels of equal source, argument types and launch share one object.
+
+    `arch` is "sm_80", "sm_90", "sm_100" … or "ptx_80"; another form raises `ValueError`. `workers` threads compile: Triton's passes and
+    its assembler, four fifths of the time, run without the interpreter's lock. Raises Triton's own error for a source that it refuses.
+    """
+    _target(arch)
+    distinct = {_identity(kernel): kernel for kernel in kernels}
+    with _LOCK, _clean_settings(), ThreadPoolExecutor(max(1, min(workers, len(distinct)))) as pool:
+        compiled = dict(zip(distinct, pool.map(lambda kernel: _compile(kernel, arch), distinct.values()), strict=True))
+    return [compiled[_identity(kernel)] for kernel in kernels]
+
+
 def compile_cubin(kernel: TritonKernel, arch: str) -> Cubin:
-    """`arch` is "sm_80", "sm_90", "sm_100" …; another form raises `ValueError`, a source that Triton refuses Triton's own error."""
+    """`compile_images` for one kernel."""
+    return compile_images([kernel], arch)[0]
+
+
+def _identity(kernel: TritonKernel) -> tuple[object, ...]:
+    return kernel.source, tuple((a.type, a.aligned) for a in kernel.arguments), kernel.tiling.num_warps, kernel.tiling.num_stages
+
+
+def _compile(kernel: TritonKernel, arch: str) -> Cubin:
     import triton
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
 
-    capability = _capability(arch)
+    capability, form = _target(arch)
     signature = {a.name: a.type for a in kernel.arguments}
     attributes = {(n,): [["tt.divisibility", 16]] for n, a in enumerate(kernel.arguments) if a.aligned}
-    options = {
+    options: dict[str, object] = {
         "num_warps": kernel.tiling.num_warps,
         "num_stages": kernel.tiling.num_stages,
         "enable_fp_fusion": False,  # the IR does not contract
-        "ptx_version": PTX_VERSION if capability < 100 else None,
     }
-    with _clean_settings():
-        function = load(kernel)
-        source = ASTSource(function, signature=signature, attrs=attributes)
-        given = {key: value for key, value in options.items() if value is not None}
-        run: Callable[..., Any] = triton.compile
-        compiled = run(source, target=GPUTarget("cuda", capability, 32), options=given)
-    image = compiled.asm["cubin"]
-    assert isinstance(image, bytes)
-    return Cubin(kernel.name, arch, image, _metadata(compiled.metadata, kernel))
+    if capability < 100:
+        options["ptx_version"] = PTX_VERSION
+    if kernel.checks:  # assertions; without checks of integer overflow, which may be meant
+        options |= {"debug": True, "sanitize_overflow": False}
+    source = _source_class()(load(kernel), signature=signature, attrs=attributes)
+    run: Callable[..., Any] = triton.compile
+    compiled = run(source, target=GPUTarget("cuda", capability, 32), options=options)
+    image = compiled.asm[form]
+    data = image if isinstance(image, bytes) else image.encode() + b"\0"
+    return Cubin(kernel.entry, arch, data, _metadata(compiled.metadata))
+
+
+@cache
+def _source_class() -> Any:
+    """`ASTSource`, one at a time where Python's parser is used: its state is shared by threads in Python 3.11."""
+    from triton.compiler import ASTSource
+
+    class Source(ASTSource):
+        def hash(self) -> Any:
+            with _PARSING:
+                return super().hash()  # type: ignore[no-untyped-call]
+
+        def make_ir(self, *args: Any, **kwargs: Any) -> Any:
+            with _PARSING:
+                return super().make_ir(*args, **kwargs)
+
+    return Source
 
 
 def load(kernel: TritonKernel) -> Any:
     """The jit function that the kernel's source defines. There is no file: `linecache` holds the text for Triton, which reads it back."""
-    file = f"<precast {kernel.name}>"
-    namespace: dict[str, Any] = {"__name__": f"precast_{kernel.name}"}
+    file = f"<precast {kernel.entry}>"
+    namespace: dict[str, Any] = {"__name__": f"precast_{kernel.entry}"}
     linecache.cache[file] = (len(kernel.source), None, kernel.source.splitlines(keepends=True), file)
     exec(compile(kernel.source, file, "exec"), namespace)
-    return namespace[kernel.name]
+    return namespace[kernel.entry]
 
 
 def architecture(image: bytes) -> str:
@@ -79,14 +125,17 @@ def architecture(image: bytes) -> str:
     return f"sm_{number}"
 
 
-def _capability(arch: str) -> int:
+def _target(arch: str) -> tuple[int, str]:
+    """The capability to compile for and which of Triton's results is wanted."""
+    if arch == PTX:
+        return 80, "ptx"
     digits = arch.removeprefix("sm_")
     if not arch.startswith("sm_") or not digits.isdecimal():
-        raise ValueError(f"architecture {arch!r}: expected sm_80, sm_90, …")
-    return int(digits)
+        raise ValueError(f"architecture {arch!r}: expected sm_80, sm_90, … or {PTX}")
+    return int(digits), "cubin"
 
 
-def _metadata(metadata: Any, kernel: TritonKernel) -> dict[str, Any]:
+def _metadata(metadata: Any) -> dict[str, Any]:
     wanted = (
         "shared",
         "num_warps",
@@ -101,8 +150,6 @@ def _metadata(metadata: Any, kernel: TritonKernel) -> dict[str, Any]:
     found["launch_cooperative_grid"] = bool(metadata.launch_cooperative_grid)
     found["entry"] = metadata.name
     found["block"] = 32 * metadata.num_warps
-    found["grid"] = str(kernel.grid)
-    found["arguments"] = [[a.name, a.kind, a.type, a.buffer, a.aligned] for a in kernel.arguments]
     return found
 
 

@@ -19,7 +19,7 @@ def write_index(expr: sympy.Expr | int, name: Name) -> str:
 
 
 def _write(expr: Any, name: Name, level: int) -> str:
-    """`level`: 0 stands alone, 1 an operand of `+`, 2 of `*` and tighter."""
+    """`level`: 0 stands alone, 1 an operand of `+`, 2 of `*`, 3 of what binds tighter."""
     if isinstance(expr, sympy.Symbol):
         return name(expr)
     if expr.is_Integer:
@@ -28,15 +28,17 @@ def _write(expr: Any, name: Name, level: int) -> str:
         text = " + ".join(_write(a, name, 1) for a in _ordered(expr))
         return f"({text})" if level > 1 else text
     if expr.is_Mul:
-        return " * ".join(_write(a, name, 2) for a in _ordered(expr))
+        text = " * ".join(_write(a, name, 2) for a in _ordered(expr))
+        return f"({text})" if level > 2 else text
     if expr.is_Pow and expr.args[1].is_Integer and 0 < int(expr.args[1]) <= 8:
-        return " * ".join([_write(expr.args[0], name, 2)] * int(expr.args[1]))
+        text = " * ".join([_write(expr.args[0], name, 2)] * int(expr.args[1]))
+        return f"({text})" if level > 2 else text
     args = [_write(a, name, 3) for a in expr.args]
     match type(expr).__name__:
         case "FloorDiv":
-            return f"({args[0]} // {args[1]})" if is_nonnegative(expr.args[0]) else f"floordiv_int({args[0]}, {args[1]})"
+            return f"({args[0]} // {args[1]})" if is_nonnegative(expr.args[0]) else f"floor_quotient({args[0]}, {args[1]})"
         case "Modulo" | "Mod":
-            return f"({args[0]} % {args[1]})" if is_nonnegative(expr.args[0]) else f"mod_int({args[0]}, {args[1]})"
+            return f"({args[0]} % {args[1]})" if is_nonnegative(expr.args[0]) else f"floor_rest({args[0]}, {args[1]})"
         case "Max" | "Min" as function:
             text = args[0]
             for other in args[1:]:

@@ -49,6 +49,11 @@ class Row:
     real: str | None
     integer: str | None = None
     boolean: str | None = None
+    rough: str | None = None
+    """On f32, where the result ends in a half type: about 1e-6 off, a third of the instructions."""
+    beside: str | None = None
+    """The same where the result is added to a number near 1, so that its error counts beside that; of a quotient, where the divisor is
+    such a sum of a number and an exponential."""
 
 
 def _device(name: str) -> Row:
@@ -66,15 +71,15 @@ def _compare(sign: str) -> Row:
 ROWS: dict[Op, Row] = {
     Op.NEG: Row("-{a}", "-{a}"),
     Op.ABS: Row("tl.abs({a})", "tl.abs({a})", "{a}"),
-    Op.EXP: Row("tl.exp({a})"),
-    Op.EXP2: Row("tl.exp2({a})"),
+    Op.EXP: Row("libdevice.exp({a})", rough="tl.exp({a})", beside="power_of_two({a} * 1.4426950408889634)"),
+    Op.EXP2: Row("libdevice.exp2({a})", rough="tl.exp2({a})"),
     Op.EXPM1: _device("expm1"),
-    Op.LOG: Row("tl.log({a})"),
-    Op.LOG2: Row("tl.log2({a})"),
+    Op.LOG: Row("libdevice.log({a})"),
+    Op.LOG2: Row("libdevice.log2({a})"),
     Op.LOG10: _device("log10"),
     Op.LOG1P: _device("log1p"),
-    Op.SQRT: Row("root({a})"),
-    Op.RSQRT: Row("tl.rsqrt({a})"),
+    Op.SQRT: Row("root({a})", rough="tl.sqrt({a})"),
+    Op.RSQRT: Row("inverse_root({a})", rough="tl.rsqrt({a})"),
     Op.SIN: _device("sin"),
     Op.COS: _device("cos"),
     Op.TAN: _device("tan"),
@@ -83,11 +88,11 @@ ROWS: dict[Op, Row] = {
     Op.ATAN: _device("atan"),
     Op.SINH: _device("sinh"),
     Op.COSH: _device("cosh"),
-    Op.TANH: _device("tanh"),
+    Op.TANH: Row("libdevice.tanh({a})", rough="tanh_by_exp({a})", beside="tanh_beside({a})"),
     Op.ASINH: _device("asinh"),
     Op.ACOSH: _device("acosh"),
     Op.ATANH: _device("atanh"),
-    Op.ERF: _device("erf"),
+    Op.ERF: Row("libdevice.erf({a})", rough="erf_by_exp({a})", beside="erf_beside({a})"),
     Op.ERFC: _device("erfc"),
     Op.LGAMMA: _device("lgamma"),
     Op.FLOOR: Row("tl.floor({a})", "{a}", "{a}"),
@@ -101,12 +106,12 @@ ROWS: dict[Op, Row] = {
     Op.ADD: Row("{a} + {b}", "{a} + {b}", "{a} | {b}"),
     Op.SUB: Row("{a} - {b}", "{a} - {b}", "{a} ^ {b}"),
     Op.MUL: Row("{a} * {b}", "{a} * {b}", "{a} & {b}"),
-    Op.DIV: Row("divide({a}, {b})"),
+    Op.DIV: Row("divide({a}, {b})", rough="{a} / {b}", beside="{a} * reciprocal({b})"),
     Op.FLOORDIV: Row("floordiv_float({a}, {b})", "floordiv_int({a}, {b})"),
     Op.TRUNCDIV: Row("libdevice.trunc(divide({a}, {b}))", "truncdiv_int({a}, {b})"),
     Op.MOD: Row("mod_float({a}, {b})", "mod_int({a}, {b})"),
     Op.REM: Row("libdevice.fmod({a}, {b})", "rem_int({a}, {b})"),
-    Op.POW: _device2("pow"),
+    Op.POW: Row("libdevice.pow({a}, {b})", "pow_int({a}, {b})"),
     Op.MIN: Row("minimum({a}, {b})", "tl.minimum({a}, {b})", "{a} & {b}"),
     Op.MAX: Row("maximum({a}, {b})", "tl.maximum({a}, {b})", "{a} | {b}"),
     Op.ATAN2: _device2("atan2"),
@@ -141,19 +146,90 @@ def root(a):
         return tl.sqrt_rn(a)
     return tl.sqrt(a)
 """,
+    "inverse_root": """
+def inverse_root(a):
+    # the instruction flushes denormal operands, and knows about 20 bits of a double
+    if a.dtype == tl.float64:
+        return libdevice.rsqrt(a)
+    tiny = tl.abs(a) < 1.1754943508222875e-38
+    return tl.rsqrt(tl.where(tiny, a * 16777216.0, a)) * tl.where(tiny, 4096.0, 1.0)
+""",
     "signbit": """
 def signbit(a):
     if a.dtype == tl.float64:
         return a.to(tl.int64, bitcast=True) < 0
     return a.to(tl.int32, bitcast=True) < 0
 """,
+    "reciprocal": """
+def reciprocal(a):
+    # of at least 1; beyond 2^126 it is 0
+    return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [a], dtype=tl.float32, is_pure=True, pack=1)
+""",
+    "power_of_two": """
+def power_of_two(a):
+    # below 2^-126 it is 0
+    return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [a], dtype=tl.float32, is_pure=True, pack=1)
+""",
+    "tanh_beside": """
+def tanh_beside(a):
+    return tl.fma(reciprocal(1.0 + power_of_two(a * 2.8853900817779268)), -2.0, 1.0)
+""",
+    "tanh_by_exp": """
+def tanh_by_exp(a):
+    # near 0 the series, since the difference from 1 loses digits there
+    square = a * a
+    small = a - a * square * (0.33333333 - 0.13333333 * square)
+    return tl.where(tl.abs(a) < 0.06, small, tanh_beside(a))
+""",
+    "erf_beside": """
+def erf_beside(a):
+    # Abramowitz and Stegun 7.1.26, 1.5e-7 off
+    size = tl.abs(a)
+    t = reciprocal(tl.fma(size, 0.3275911, 1.0))
+    sum = tl.fma(t, tl.fma(t, tl.fma(t, tl.fma(t, 1.061405429, -1.453152027), 1.421413741), -0.284496736), 0.254829592)
+    found = tl.fma(sum * t, -power_of_two(a * a * -1.4426950408889634), 1.0)
+    return tl.where(a < 0, -found, found)
+""",
+    "erf_by_exp": """
+def erf_by_exp(a):
+    # near 0 the series, since the difference from 1 loses digits there
+    square = a * a
+    near = a * (1.1283791671 - square * (0.3761263890 - 0.1128379167 * square))
+    return tl.where(tl.abs(a) < 0.1, near, erf_beside(a))
+""",
+    "pow_int": """
+def pow_int(a, b):
+    # wraps; a negative exponent gives 0 but for 1 and -1
+    odd = (b & 1) != 0
+    one = a * 0 + 1
+    inverse = tl.where(a == 1, one, tl.where(a == -1, tl.where(odd, -one, one), a * 0))
+    result = tl.where(b < 0, inverse, one)
+    left = tl.where(b < 0, b * 0, b)
+    while tl.max(left.reshape([left.numel]), 0) > 0:
+        result = tl.where((left & 1) != 0, result * a, result)
+        a = a * a
+        left = left >> 1
+    return result
+""",
     "minimum": """
 def minimum(a, b):
+    if a.dtype == tl.float32:
+        return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
     return tl.where((a < b) | (a != a), a, b)
 """,
     "maximum": """
 def maximum(a, b):
+    if a.dtype == tl.float32:
+        return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
     return tl.where((a > b) | (a != a), a, b)
+""",
+    "nan_last": """
+def nan_last(a):
+    return tl.where(a != a, float("nan"), a)
+""",
+    "nan_first": """
+def nan_first(a):
+    return tl.where(a != a, -float("nan"), a)
 """,
     "truncdiv_int": """
 def truncdiv_int(a, b):
@@ -168,6 +244,15 @@ def floordiv_int(a, b):
     # Triton's `//` truncates as C does
     quotient = truncdiv_int(a, b)
     return tl.where((rem_int(a, b) != 0) & ((a < 0) != (b < 0)), quotient - 1, quotient)
+""",
+    "floor_quotient": """
+def floor_quotient(a, b):
+    # of index arithmetic, scalars too: b is positive
+    return a // b - tl.where(a % b < 0, 1, 0)
+""",
+    "floor_rest": """
+def floor_rest(a, b):
+    return a % b + tl.where(a % b < 0, 1, 0) * b
 """,
     "mod_int": """
 def mod_int(a, b):
@@ -220,11 +305,27 @@ def combine_and(a, b):
 """,
     "combine_min": """
 def combine_min(a, b):
+    if a.dtype == tl.float32:
+        return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
     return tl.where((a < b) | (a != a), a, b)
 """,
     "combine_max": """
 def combine_max(a, b):
+    if a.dtype == tl.float32:
+        return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
     return tl.where((a > b) | (a != a), a, b)
+""",
+    "last_argmin": """
+def last_argmin(a, i, b, j):
+    # of running extremes: NaN wins, the highest index among equals
+    last = (b < a) | ((b != b) & (a == a)) | (((a == b) | ((a != a) & (b != b))) & (j > i))
+    return tl.where(last, b, a), tl.where(last, j, i)
+""",
+    "last_argmax": """
+def last_argmax(a, i, b, j):
+    # of running extremes: NaN wins, the highest index among equals
+    last = (b > a) | ((b != b) & (a == a)) | (((a == b) | ((a != a) & (b != b))) & (j > i))
+    return tl.where(last, b, a), tl.where(last, j, i)
 """,
     "combine_argmin": """
 def combine_argmin(a, i, b, j):
@@ -240,6 +341,25 @@ def combine_argmax(a, i, b, j):
 """,
 }
 
+NOW = {"add": "now + value", "mul": "now * value", "min": "combine_min(now, value)", "max": "combine_max(now, value)"}
+HELPERS |= {
+    f"swap_{mode}": f"""
+def swap_{mode}(base, place, value, keep, bits: tl.constexpr):
+    # reads, combines, and writes back unless another lane wrote between; a lane that is done writes what it read
+    places = (base + tl.where(keep, place, 0)).to(tl.pointer_type(bits))
+    kind: tl.constexpr = base.dtype.element_ty
+    while tl.max(keep.to(tl.int32).reshape([keep.numel]), 0) > 0:
+        old = tl.load(places, keep, other=0, volatile=True)
+        now = old.to(kind, bitcast=True).to(value.dtype)
+        new = ({form}).to(kind).to(bits, bitcast=True)
+        keep = keep & (tl.atomic_cas(places, old, tl.where(keep, new, old), sem="relaxed") != old)
+"""
+    for mode, form in NOW.items()
+}
+BITS = {DType.F64: DType.I64, DType.F32: DType.I32, DType.BF16: DType.I16, DType.F16: DType.I16}
+BITS |= {DType.I64: DType.I64, DType.I32: DType.I32, DType.I16: DType.I16}
+"""The integer type through which an element is compared and swapped; hardware does it for 16 bits and wider."""
+
 COMBINE: dict[ReduceOp, str] = {
     ReduceOp.SUM: "combine_add",
     ReduceOp.PROD: "combine_mul",
@@ -250,13 +370,18 @@ COMBINE: dict[ReduceOp, str] = {
     ReduceOp.ARGMIN: "combine_argmin",
     ReduceOp.ARGMAX: "combine_argmax",
 }
+RUNNING = {**COMBINE, ReduceOp.ARGMIN: "last_argmin", ReduceOp.ARGMAX: "last_argmax"}
+"""The same for scans."""
+
 LIMITS = {DType.I64: 63, DType.I32: 31, DType.I16: 15, DType.I8: 7}
 
 
-def write(op: Op, operands: DType, names: tuple[str, ...]) -> str:
-    """The expression for `op` on operands of that type; raises `Unsupported` where the table has none."""
+def write(op: Op, operands: DType, names: tuple[str, ...], rough: bool = False, beside: bool = False) -> str:
+    """The expression for `op` on operands of that type; raises `Unsupported` where the table has none. `rough`, `beside`: see `Row`."""
     row = ROWS.get(op)
     form = None if row is None else row.real if operands.is_float else row.boolean if operands is DType.BOOL else row.integer
+    if row is not None and row.rough is not None and rough and operands is DType.F32:
+        form = row.beside if beside and row.beside is not None else row.rough
     if form is None:
         raise Unsupported(f"{op.value} on {operands.value} has no Triton form")
     a, b, c = (*names, "", "", "")[:3]
@@ -300,7 +425,7 @@ def identity(op: ReduceOp, dtype: DType) -> str:
             return literal(-(1 << LIMITS[dtype]) if low else (1 << LIMITS[dtype]) - 1, dtype)
 
 
-_WORD = re.compile(r"\b[a-z_0-9]+(?=\()|\bcombine_[a-z]+")
+_WORD = re.compile(r"\b[a-z_0-9]+(?=\()|\b(?:combine|last)_[a-z]+")
 
 
 def needed_helpers(body: str) -> tuple[str, ...]:

@@ -1,64 +1,86 @@
 """From a scheduled `Kernel` to Triton source: deterministic text that stands alone, and the data that a launch needs.
 
-The same IR that becomes C++ for the CPU is rendered here for GPUs. Pointwise kernels, reductions, gathers and masks are; scans, nested
-reductions and some atomics are refused by name (`Unsupported`).
+The same IR that becomes C++ for the CPU is rendered here for GPUs, tiling apart. What has no Triton form is refused by name
+(`Unsupported`). Sources name their arguments by position and themselves by their own digest, so that equal computations on different
+buffers have equal sources and are compiled once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import sympy
 
 from precast.codegen.triton_body import Body
-from precast.codegen.triton_ops import HELPERS, POINTERS, needed_helpers
-from precast.codegen.triton_tiling import Part, Tiling, choose, split, static
+from precast.codegen.triton_choose import choose, choose_together, together, two_dimensional
+from precast.codegen.triton_module import module
+from precast.codegen.triton_ops import POINTERS
+from precast.codegen.triton_tiling import Part, Tiling, split
 from precast.codegen.triton_values import unroll
-from precast.codegen.values import Facts, store_roots
-from precast.lowering.index import FloorDiv, plain
-from precast.lowering.ir import Buffer, Kernel, Program, Reduce, Size, walk
+from precast.codegen.values import Facts
+from precast.lowering.index import plain
+from precast.lowering.ir import Buffer, Kernel, Program, Size
+from precast.lowering.reals import is_real
 
 INT32_REACH = 1 << 31
+ENTRY = "ENTRY"
+"""Stands for the kernel's name until its digest is known."""
 
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument of the launch. `type` is Triton's signature; a pointer that is `aligned` must be a multiple of 16 at run time."""
+    """One argument of the launch. `type` is Triton's signature; a pointer that is `aligned` must be a multiple of 16 at run time.
+
+    A "buffer" is passed its element 0's address, a "size" the value of `symbol` (a C int32_t, int64_t or double, as `type` says).
+    """
 
     name: str
-    kind: Literal["buffer", "error", "size"]
+    kind: Literal["buffer", "size"]
     type: str
     buffer: str = ""
+    symbol: sympy.Symbol | None = None
     aligned: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class TritonKernel:
-    """One launch: `source` defines the function `name`; `grid` programs of it compute the part.
+    """One launch: `source` defines the function `entry`; `grid` programs of it compute the part of the kernel `name`.
 
-    An "error" argument points to one i32, set to 1 when an index was out of range.
+    Sizes that are known at run time only: index arithmetic is in 32 bits as long as `reach` (elements, an expression) is below 2^31;
+    else `wide` is to be launched, which is the same in 64 bits. Where `reach` is None, there is nothing to be asked.
+    With `checks`, an index out of range ends in a device-side assertion, as eager's does.
     """
 
     name: str
+    entry: str
     source: str
     arguments: tuple[Argument, ...]
     grid: Size
     tiling: Tiling
+    checks: bool = False
+    reach: Size | None = None
+    wide: TritonKernel | None = None
 
 
-def render(kernel: Kernel, buffers: Iterable[Buffer], tiling: Tiling | None = None) -> tuple[TritonKernel, ...]:
-    """The launches that compute `kernel`, in any order. Without a `tiling` one is chosen for each.
+def render(kernel: Kernel, buffers: Iterable[Buffer], tiling: Tiling | Sequence[Tiling | None] | None = None) -> tuple[TritonKernel, ...]:
+    """The launches that compute `kernel`, in order. `tiling`: of all launches, or one for each; where it is None one is chosen.
 
     Raises `Unsupported` with the reason where the kernel has no Triton form.
     """
     known = {b.name: b for b in buffers}
     facts = Facts()
-    kernel = unroll(kernel, (tiling or Tiling(1)).unroll, facts)
-    parts = split(kernel, facts)
+    given = [tiling] if isinstance(tiling, Tiling) else list(tiling or ())
+    first = next((t for t in given if t is not None), None)
+    kernel = unroll(kernel, (first or Tiling(1)).unroll, facts)
+    parts = [two_dimensional(part, known) for part in split(kernel, facts)]
+    if len(parts) > 1 and together(parts):
+        return (_render(kernel.name, parts, known, choose_together(parts, first)),)
+    wanted = [first] * len(parts) if isinstance(tiling, Tiling) else given or [None] * len(parts)
     names = [kernel.name] if len(parts) == 1 else [f"{kernel.name}_{n}" for n in range(len(parts))]
-    return tuple(_render(name, part, known, tiling) for name, part in zip(names, parts, strict=True))
+    return tuple(_render(name, [part], known, [t or choose(part, known)]) for name, part, t in zip(names, parts, wanted, strict=True))
 
 
 def render_program(program: Program, tiling: Tiling | None = None) -> dict[str, tuple[TritonKernel, ...]]:
@@ -66,47 +88,46 @@ def render_program(program: Program, tiling: Tiling | None = None) -> dict[str, 
     return {s.name: render(s, program.buffers, tiling) for s in program.steps if isinstance(s, Kernel)}
 
 
-def _render(name: str, part: Part, known: Mapping[str, Buffer], tiling: Tiling | None) -> TritonKernel:
-    count: Size = plain(sympy.Mul(*(sympy.sympify(a.extent) for a in part.x)))
-    if tiling is None:
-        tiling = choose(count, _inner_extents(part))
-    wide = _reaches_far(part, known, count)
-    body = Body(part, dict(known), tiling, "tl.int64" if wide else "tl.int32")
-    lines = body.write()
-    arguments = [Argument(f"{b}_ptr", "buffer", POINTERS[known[b].dtype], b, aligned=True) for b in body.buffers]
-    if body.checks:
-        arguments.append(Argument("error_ptr", "error", "*i32", aligned=True))
-    arguments += [Argument(s, "size", "i64") for s in body.sizes]
-    grid = plain(FloorDiv(sympy.sympify(count) + tiling.xblock - 1, sympy.Integer(tiling.xblock)))
-    return TritonKernel(name, _module(name, arguments, lines), tuple(arguments), grid, tiling)
+def _render(name: str, parts: Sequence[Part], known: Mapping[str, Buffer], tilings: Sequence[Tiling]) -> TritonKernel:
+    """One launch of these parts, in the width of index arithmetic that their buffers need; in both where sizes will tell."""
+
+    def written(index_type: str) -> list[Body]:
+        bodies = [Body(part, dict(known), tiling, index_type) for part, tiling in zip(parts, tilings, strict=True)]
+        for body in bodies:
+            body.write()
+        return bodies
+
+    narrow = written("tl.int32")
+    counts = [sympy.Mul(*(sympy.sympify(a.extent) for a in part.x)) for part in parts]
+    reach = _reach([known[b] for body in narrow for b in body.buffers], counts)
+    if reach.is_Integer:
+        return _kernel(name, narrow if reach < INT32_REACH else written("tl.int64"), known)
+    return _kernel(name, narrow, known, plain(reach), _kernel(name, written("tl.int64"), known))
 
 
-def _inner_extents(part: Part) -> list[Size]:
-    """How many points each reduction has, and each store beside its outer axes."""
-    roots = [root for s in part.stores for root in store_roots(s)]
-    groups = [[a.extent for a in r.axes] for r in walk(*roots) if isinstance(r, Reduce)]
-    groups += [[a.extent for a in s.axes or () if a not in part.x] for s in part.stores]
-    return [plain(sympy.Mul(*(sympy.sympify(e) for e in extents))) for extents in groups if extents]
+def _kernel(
+    name: str, bodies: Sequence[Body], known: Mapping[str, Buffer], reach: Size | None = None, wide: TritonKernel | None = None
+) -> TritonKernel:
+    pointers = {b: n for n, b in enumerate(dict.fromkeys(b for body in bodies for b in body.buffers))}
+    sizes = {s: n for n, s in enumerate(dict.fromkeys(s for body in bodies for s in body.sizes))}
+    integer = bodies[0].index_type.replace("tl.int", "i")
+    arguments = [Argument(f"ptr{n}", "buffer", POINTERS[known[b].dtype], b, aligned=True) for b, n in pointers.items()]
+    arguments += [Argument(f"size{n}", "size", "fp64" if is_real(s) else integer, symbol=s) for s, n in sizes.items()]
+    draft = module(ENTRY, [a.name for a in arguments], bodies, pointers, sizes)
+    entry = f"{bodies[0].what}_{hashlib.sha256(draft.encode()).hexdigest()[:12]}"
+    source = draft.replace(ENTRY, entry)
+    grid = plain(sympy.Add(*(sympy.sympify(body.grid) for body in bodies)))
+    checks = any(body.checks for body in bodies)
+    return TritonKernel(name, entry, source, tuple(arguments), grid, bodies[0].tiling, checks, reach, wide)
 
 
-def _reaches_far(part: Part, known: Mapping[str, Buffer], count: Size) -> bool:
-    """Whether an index may pass 2^31: then all index arithmetic is in 64 bits."""
-    spans = [static((count,))]
-    for buffer in known.values():
-        reach = [(n - 1) * s for n, s in zip(buffer.size, buffer.stride, strict=True)]
-        spans.append(sum(int(r) for r in reach) + 1 if static(buffer.size) is not None and static(buffer.stride) is not None else None)
-    return any(s is None or s >= INT32_REACH for s in spans)
-
-
-def _module(name: str, arguments: list[Argument], lines: list[str]) -> str:
-    text = "\n".join(lines)
-    helpers = needed_helpers(text)
-    used = text + "".join(HELPERS[h] for h in helpers)
-    imports = "import triton\nimport triton.language as tl\n"
-    if "libdevice." in used:
-        imports += "from triton.language.extra import libdevice\n"
-    functions = [f"@triton.jit{HELPERS[h]}" for h in helpers]
-    parameters = ", ".join(a.name for a in arguments)
-    body = "".join(f"    {line}\n" for line in lines)
-    functions.append(f"@triton.jit\ndef {name}({parameters}):\n{body}")
-    return imports + "\n\n" + "\n\n".join(functions)
+def _reach(buffers: Iterable[Buffer], counts: Iterable[sympy.Expr]) -> Any:
+    """An upper bound of all indices: a number, or an expression over sizes."""
+    spans = [sympy.sympify(count) for count in counts]
+    for buffer in buffers:
+        terms = [(sympy.sympify(n) - 1) * sympy.sympify(s) for n, s in zip(buffer.size, buffer.stride, strict=True)]
+        spans.append(sympy.Add(*terms, 1))
+    fixed = [s for s in spans if s.is_Integer]
+    rest = sorted({s for s in spans if not s.is_Integer}, key=str)
+    largest: Any = sympy.Max
+    return largest(*([max(fixed)] if fixed else []), *rest)

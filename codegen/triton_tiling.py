@@ -13,7 +13,7 @@ import sympy
 
 from precast.codegen.triton_ops import Unsupported
 from precast.codegen.values import Facts, store_roots
-from precast.lowering.ir import Axis, Kernel, Load, Reduce, Size, Store, walk
+from precast.lowering.ir import Axis, Kernel, Load, Reduce, Scan, Size, Store, walk
 
 Extents = tuple[Size, ...]
 
@@ -31,6 +31,8 @@ class Tiling:
     num_stages: int = 1
     unroll: int = 16
     """Reductions of at most this many points are written out."""
+    hints: bool = True
+    """Loads tell the cache what is read again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +41,8 @@ class Part:
 
     x: tuple[Axis, ...]
     stores: tuple[Store, ...]
+    grid: bool = False
+    """Nothing is reduced: the tile is cut into blocks of `rblock` lanes, each a program's."""
 
 
 def power_of_two(value: int) -> int:
@@ -71,13 +75,22 @@ def split(kernel: Kernel, facts: Facts) -> tuple[Part, ...]:
         axes = store.axes or ()
         home = next((x for x in groups if x and set(x) < set(axes)), axes)
         groups.setdefault(home, []).append(store)
-    parts = tuple(Part(x, tuple(stores)) for x, stores in groups.items())
-    for part in parts:
-        read = loaded(part.stores)
-        clash = {s.buffer for other in parts if other is not part for s in other.stores} & read
-        if clash:
-            raise Unsupported(f"{kernel.name}: one part overwrites {sorted(clash)}, which another reads")
-    return parts
+    return _ordered(kernel, [Part(x, tuple(stores)) for x, stores in groups.items()])
+
+
+def _ordered(kernel: Kernel, parts: list[Part]) -> tuple[Part, ...]:
+    """The parts so that each reads before another overwrites."""
+    order: list[Part] = []
+    while parts:
+        for part in parts:
+            others = [s for other in parts if other is not part for s in other.stores]
+            if not {s.buffer for s in part.stores} & loaded(others):
+                break
+        else:
+            raise Unsupported(f"{kernel.name}: its parts overwrite what the others read")
+        parts.remove(part)
+        order.append(part)
+    return tuple(order)
 
 
 def loaded(stores: Iterable[Store]) -> set[str]:
@@ -86,24 +99,15 @@ def loaded(stores: Iterable[Store]) -> set[str]:
 
 
 def _outer(store: Store, kernel: Kernel, facts: Facts) -> tuple[Axis, ...] | None:
-    """The kernel axes that the store's reductions depend on; None where it has none."""
-    reductions = [v for v in walk(*store_roots(store)) if isinstance(v, Reduce)]
-    if not reductions:
+    """The kernel axes that the store's reductions depend on, or that its scans do not run along; None where it has neither."""
+    values = list(walk(*store_roots(store)))
+    reductions = [v for v in values if isinstance(v, Reduce)]
+    scanned = {v.axis for v in values if isinstance(v, Scan)}
+    if not reductions and not scanned:
         return None
     symbols = frozenset().union(*(facts.deps(r) for r in reductions))
+    if len(scanned) > 1 or any(a.symbol in symbols for a in scanned):
+        raise Unsupported(f"{kernel.name}: a scan whose axis another scan or a reduction inside it depends on")
+    if scanned:
+        return tuple(a for a in store.axes or () if a not in scanned)
     return tuple(a for a in kernel.axes if a.symbol in symbols)
-
-
-def choose(x: Size, inner: Iterable[Size]) -> Tiling:
-    """A tiling for `x` outer points and inner extents, without having measured: about 8 elements a thread, one row or more a program."""
-    widest = max((static((extent,)) or 1 << 20 for extent in inner), default=1)
-    rows = static((x,)) or 1 << 20
-    if widest == 1:
-        xblock = min(1024, power_of_two(rows))
-        return Tiling(xblock, num_warps=4 if xblock >= 512 else 1)
-    lanes = power_of_two(widest)
-    xblock = max(1, min(power_of_two(rows), 1024 // min(lanes, 1024)))
-    persistent = 4096
-    width = lanes if lanes <= persistent else 2048
-    warps = max(1, min(16, xblock * width // 256))
-    return Tiling(xblock, persistent=persistent, rblock=2048, num_warps=power_of_two(warps))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import product
 from math import prod
@@ -11,7 +12,26 @@ import sympy
 
 from precast.codegen.triton_ops import Unsupported
 from precast.codegen.values import Facts, rebuild, rebuild_store, store_roots, substitute
-from precast.lowering.ir import Alu, Axis, Cast, Const, DType, Kernel, Op, Reduce, ReduceOp, Store, Value, axis_symbol, operands, walk
+from precast.lowering.ir import (
+    COMPARISONS,
+    Alu,
+    Axis,
+    Buffer,
+    Cast,
+    Const,
+    DType,
+    Kernel,
+    Load,
+    Op,
+    Reduce,
+    ReduceOp,
+    Scan,
+    Store,
+    Value,
+    axis_symbol,
+    operands,
+    walk,
+)
 
 FOLD: dict[ReduceOp, Op] = {
     ReduceOp.SUM: Op.ADD,
@@ -21,6 +41,9 @@ FOLD: dict[ReduceOp, Op] = {
     ReduceOp.ANY: Op.OR,
     ReduceOp.ALL: Op.AND,
 }
+
+STEPPING = COMPARISONS | {Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.MOD, Op.REM, Op.FLOORDIV, Op.TRUNCDIV}
+"""Ops whose result jumps: a small error of an operand may be a large one of theirs."""
 
 
 def unroll(kernel: Kernel, limit: int, facts: Facts) -> Kernel:
@@ -74,6 +97,44 @@ def kind(value: Value) -> DType:
     return value.dtype.compute
 
 
+def rough_values(stores: Iterable[Store], known: Mapping[str, Buffer]) -> set[Value]:
+    """The values that end in half types and nowhere else: errors far below a half's last place do not matter in them."""
+    roots = [root for s in stores for root in store_roots(s)]
+    exact = {r for s in stores for r in store_roots(s)[1:]}
+    exact |= {s.value for s in stores if known[s.buffer].dtype.compute is known[s.buffer].dtype or s.mode != "set"}
+    order = list(walk(*roots))
+    for value in reversed(order):
+        if (
+            isinstance(value, Load)
+            or (isinstance(value, Alu) and value.op in STEPPING)
+            or (isinstance(value, Cast) and not value.dtype.is_float)
+        ):
+            exact.update(operands(value))
+        elif value in exact and not (isinstance(value, Cast) and value.dtype.compute is not value.dtype):
+            exact.update(operands(value))
+    return {v for v in order if v not in exact}
+
+
+def beside_one(stores: Iterable[Store]) -> set[Value]:
+    """The values that are used in sums with a constant of at least a half, and nowhere else; and quotients by such sums."""
+    found: set[Value] = set()
+    other = {root for s in stores for root in store_roots(s)}
+    for value in walk(*other):
+        sum_of = value.args if isinstance(value, Alu) and value.op in (Op.ADD, Op.SUB) else ()
+        near = any(isinstance(a, Const) and abs(a.value) >= 0.5 for a in sum_of)
+        (found if near else other).update(operands(value))
+    found -= other
+    return found | {v for v in walk(*other) if isinstance(v, Alu) and v.op is Op.DIV and _exceeds_half(v.args[1])}
+
+
+def _exceeds_half(value: Value) -> bool:
+    """Whether the value is a number of at least a half plus an exponential."""
+    if not isinstance(value, Alu) or value.op is not Op.ADD:
+        return False
+    number = any(isinstance(a, Const) and a.value >= 0.5 for a in value.args)
+    return number and any(isinstance(a, Alu) and a.op is Op.EXP for a in value.args)
+
+
 def in_tiles(store: Store, outer: tuple[Axis, ...], tile: dict[tuple[object, ...], tuple[Axis, ...]], facts: Facts) -> Store:
     """The store with the axes of its reductions, and its own axes that are not outer, named as the tile of their extents (made on demand).
 
@@ -94,7 +155,7 @@ def in_tiles(store: Store, outer: tuple[Axis, ...], tile: dict[tuple[object, ...
         kept += [value, rebuilt]
         if isinstance(rebuilt, Reduce):
             own = {a.symbol for a in rebuilt.axes}
-            if any(isinstance(v, Reduce) and facts.deps(v) & own for v in walk(rebuilt.value)):
+            if any(isinstance(v, Reduce | Scan) and facts.deps(v) & own for v in walk(rebuilt.value)):
                 raise Unsupported("a reduction inside a reduction depends on the outer one's point")
             rebuilt = Reduce(rebuilt.op, renamed(rebuilt.value, rebuilt.axes), axes_for(rebuilt.axes), rebuilt.dtype)
         new[id(value)] = rebuilt
@@ -102,8 +163,9 @@ def in_tiles(store: Store, outer: tuple[Axis, ...], tile: dict[tuple[object, ...
     inner = tuple(a for a in store.axes or () if a not in outer)
     if not inner:
         return store
-    mapping = {a.symbol: b.symbol for a, b in zip(inner, axes_for(inner), strict=True)}
-    roots = {id(root): substitute(root, mapping, facts) for root in store_roots(store)}
+    swapped = dict(zip(inner, axes_for(inner), strict=True))
+    mapping = {a.symbol: b.symbol for a, b in swapped.items()}
+    roots = {id(root): substitute(root, mapping, facts, swapped) for root in store_roots(store)}
     moved = rebuild_store(store, roots)
     kept_outer = tuple(a for a in store.axes or () if a in outer)
     index: Any = store.index

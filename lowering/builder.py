@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
@@ -121,6 +121,7 @@ class Builder:
         self.used_results: frozenset[int] | None = None  # which of several results are read
         self.known: set[sympy.Symbol] = set()  # data-dependent symbols that a step has bound
         self.checks: list[Check] = []  # waiting for their symbols
+        self.on_gpu = False  # whether the graph's tensors are on one; what is on the CPU there is marked so
         self._realised: dict[Tensor, Tensor] = {}
         self._kernels = 0
         self._gathers = 0
@@ -151,7 +152,14 @@ class Builder:
     def buffer_like(self, value: torch.Tensor, name: str = "") -> str:
         """A new buffer laid out as a fake tensor is."""
         torch_name = str(value.dtype).removeprefix("torch.")
-        return self.buffer(sizes(value.shape), dtype_of(value.dtype), sizes(value.stride()), torch_name, name)
+        made = self.buffer(sizes(value.shape), dtype_of(value.dtype), sizes(value.stride()), torch_name, name)
+        self.mark_place(made, value)
+        return made
+
+    def mark_place(self, name: str, value: torch.Tensor) -> None:
+        """Notes that buffer `name` lies in the host's memory, where the fake tensor does and the graph is for a GPU."""
+        if self.on_gpu and value.device.type == "cpu":
+            self.named[name] = replace(self.named[name], on_cpu=True)
 
     @property
     def dtype(self) -> DType:
@@ -252,7 +260,8 @@ class Builder:
         made = self.named[name]
         arguments = (tuple(_scalar(n) for n in made.size), tuple(_scalar(n) for n in made.stride))
         kind = TORCH_NAMES.get(made.dtype, made.torch_dtype)
-        self.steps.append(Extern("aten::empty_strided", arguments, (("dtype", ("dtype", kind)),), (name,), (), (self.origin,)))
+        options: tuple[tuple[str, object], ...] = (("dtype", ("dtype", kind)), *((("device", ("device", "cuda")),) if self.on_gpu else ()))
+        self.steps.append(Extern("aten::empty_strided", arguments, options, (name,), (), (self.origin,)))
 
     def kernel(self, axes: tuple[Axis, ...], *stores: Store) -> None:
         """Appends a kernel, unless it covers no point."""

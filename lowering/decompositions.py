@@ -39,12 +39,15 @@ EXTRA = (
 )
 """Not in torch's core set, but made of ops that have rules."""
 
+WHOLE = (torch.ops.aten.bernoulli.default, torch.ops.aten.bernoulli.p)
+"""Torch's rules for these draw other numbers than the operators do."""
+
 
 def _decompositions() -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
     table = dict(core_aten_decompositions())
     packets = [getattr(torch.ops.aten, n) for n in EXTRA if hasattr(torch.ops.aten, n)]
     table |= get_decompositions(packets)
-    return {op: rule for op, rule in table.items() if op not in LOWERINGS}
+    return {op: rule for op, rule in table.items() if op not in LOWERINGS and op not in WHOLE}
 
 
 DECOMPOSITIONS: dict[torch._ops.OperatorBase, Callable[..., Any]] = _decompositions()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import fields, replace
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import sympy
+import torch
 
 from precast.lowering.ir import (
     CHECK,
@@ -201,6 +202,20 @@ def index_expr(value: Value) -> Any:
 def is_custom(op: str) -> bool:
     """Whether an extern's op is not torch's own: what it does with its arguments beyond its schema is not known."""
     return not op.startswith(("aten::", "prims::", "precast::"))
+
+
+@lru_cache(None)
+def may_draw(op: str) -> bool:
+    """Whether an extern's op may draw random numbers."""
+    namespace, _, rest = op.partition("::")
+    if not rest or namespace == "precast":
+        return False
+    name, _, overload = rest.partition(".")
+    try:
+        found = getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
+    except AttributeError:
+        return True  # a branch or a loop, whose body may
+    return torch.Tag.nondeterministic_seeded in found.tags
 
 
 def custom_operands(steps: Iterable[Step]) -> set[str]:

@@ -6,6 +6,7 @@ residual; a convolution also a residual followed by relu: those are the combinat
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from precast.lowering import index as ix
@@ -27,8 +28,16 @@ class Epilogue:
     residual: View | None
 
 
-def attach_epilogues(program: Program) -> Program:
-    """Each library step takes over the one pointwise kernel that alone uses its result, when the library can do the same."""
+Supported = Callable[[Library, Epilogue], bool]
+"""Whether the libraries of a target have an epilogue on top of what the step does already."""
+
+
+def attach_epilogues(program: Program, supported: Supported | None = None) -> Program:
+    """Each library step takes over the one pointwise kernel that alone uses its result, when the library can do the same.
+
+    `supported` tells what the target's libraries can do; default: those of the CPU.
+    """
+    supported = supported or cpu_supported
     users, writers, outputs, inputs = _usage(program)
     by_name = {b.name: b for b in program.buffers}
     steps: list[Step | None] = list(program.steps)
@@ -36,7 +45,7 @@ def attach_epilogues(program: Program) -> Program:
         current: Library | None = step if isinstance(step, Gemm | Conv) else None
         at = position
         while current is not None:
-            taken = _take(current, steps, users, writers, outputs, inputs, by_name, at)
+            taken = _take(current, steps, users, writers, outputs, inputs, by_name, at, supported)
             if taken is None:
                 break
             current, kernel_at = taken
@@ -67,6 +76,7 @@ def _take(
     inputs: set[str],
     by_name: dict[str, Buffer],
     at: int,
+    supported: Supported,
 ) -> tuple[Library, int] | None:
     """The step with the kernel's work in it, and the kernel's position."""
     if step.out in outputs or len(users.get(step.out, ())) != 1 or (isinstance(step, Gemm) and len(step.a.size) != 2):
@@ -75,10 +85,11 @@ def _take(
     kernel = steps[position]
     if not isinstance(kernel, Kernel):
         return None
-    whole = _whole_kernel(step, kernel, writers, inputs, by_name)
+    whole = _whole_kernel(step, kernel, writers, inputs, by_name, supported)
     if whole is not None:
         return whole, position
-    early = _early_relu(step, kernel)
+    relu = Epilogue(None, ("relu", ()), None)
+    early = _early_relu(step, kernel) if supported(step, relu) else None
     if early is None:
         return None
     steps[position] = early
@@ -91,6 +102,7 @@ def _whole_kernel(
     writers: dict[str, list[int]],
     inputs: set[str],
     by_name: dict[str, Buffer],
+    supported: Supported,
 ) -> Library | None:
     """The step that does all that the kernel did."""
     if len(kernel.stores) != 1:
@@ -102,7 +114,7 @@ def _whole_kernel(
     if len(writers[store.buffer]) > 1 or store.buffer in inputs or target.dtype is not result.dtype:
         return None
     found = _match(step, kernel, store, result, by_name)
-    if found is None:
+    if found is None or not supported(step, found):
         return None
     by_name[store.buffer] = replace(result, name=store.buffer)
     origins = tuple(dict.fromkeys((*step.origins, *kernel.origins)))
@@ -147,17 +159,14 @@ def _match(step: Library, kernel: Kernel, store: Store, result: Buffer, by_name:
     if load.index != store.index or load.gathers or load.mask is not None or not _covers(kernel, result):
         return None
     parser = _Parser(step, kernel, load, result, by_name)
-    found = parser.parse(store.value)
-    if found is None or not _supported(step, found):
-        return None
-    return found
+    return parser.parse(store.value)
 
 
 def _covers(kernel: Kernel, buffer: Buffer) -> bool:
     return same(ix.numel(a.extent for a in kernel.axes), ix.numel(buffer.size))
 
 
-def _supported(step: Library, found: Epilogue) -> bool:
+def cpu_supported(step: Library, found: Epilogue) -> bool:
     """Whether the library has this combination on top of what the step does already."""
     activation, residual = found.activation[0], found.residual
     if found.bias is not None and (step.bias is not None or step.residual is not None or step.activation != "none"):

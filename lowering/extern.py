@@ -104,6 +104,7 @@ def _results(
         binds.extend(_binds(b, len(outs), size))
         made = b.whole(b.buffer(size, dtype_of(value.dtype), stride, str(value.dtype).removeprefix("torch.")))
         assert made.window is not None
+        b.mark_place(made.window.buffer, value)
         outs.append(made.window.buffer)
         b.written.add(made.window.buffer)
         return made

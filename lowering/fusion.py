@@ -29,6 +29,8 @@ MAX_BUFFERS = 40
 MAX_RECOMPUTE = 6
 """Operations per element that may be computed again, in units of a simple operation."""
 MAX_MEMBERS = 128
+MAX_SMALL = 1 << 22
+"""Points of a kernel on a GPU up to which its launch counts."""
 MAX_REPEATS = 16
 """The same for values that several passes over one row need (a row is not kept between passes): one exponential more, but not two."""
 
@@ -56,10 +58,10 @@ def fuse(program: Program) -> Program:
     return _fuse(program, pointwise_only=False)
 
 
-def fuse_siblings(program: Program) -> Program:
-    """Neighbours over the same axes that read the same buffers."""
+def fuse_siblings(program: Program, launches: bool = False) -> Program:
+    """Neighbours over the same axes that read the same buffers. `launches`: any of the same small space, as each kernel costs a launch."""
     facts, state = _start(program)
-    _horizontal(state, facts)
+    _horizontal(state, facts, launches)
     return emit(program, facts, state.groups, state.owner, tuple(state.notes), again=True)
 
 
@@ -214,7 +216,7 @@ def hint_points(site: Site) -> int:
 RULES: tuple[Rule, ...] = (_rule_recompute, _rule_repeats, _rule_nesting)
 
 
-def _horizontal(state: Fusion, facts: KernelFacts) -> None:
+def _horizontal(state: Fusion, facts: KernelFacts, launches: bool) -> None:
     """Kernels over the same axes that read a common buffer at the same place and do not depend on one another."""
     by_space: dict[tuple[object, ...], list[int]] = {}
     for position in sorted(state.groups):
@@ -224,17 +226,18 @@ def _horizontal(state: Fusion, facts: KernelFacts) -> None:
     for positions in by_space.values():
         chosen: list[int] = []
         for position in positions:
-            partner = next((c for c in reversed(chosen[-4:]) if _side_by_side(state, facts, c, position)), None)
+            partner = next((c for c in reversed(chosen[-4:]) if _side_by_side(state, facts, c, position, launches)), None)
             if partner is None:
                 chosen.append(position)
 
 
-def _side_by_side(state: Fusion, facts: KernelFacts, first: int, second: int) -> bool:
+def _side_by_side(state: Fusion, facts: KernelFacts, first: int, second: int, launches: bool) -> bool:
     a, b = state.groups[first], state.groups[second]
-    shared = any(2 * facts.sizes[n] >= a.points for n in a.loads & b.loads)
+    shared = any(2 * facts.sizes[n] >= a.points for n in a.loads & b.loads) or (launches and a.points <= MAX_SMALL)
     if not shared or len(a.loads | b.loads) + len(a.stores | b.stores) > MAX_BUFFERS // 2:
         return False
-    if a.overwrites or b.overwrites or {state.owner[g] for g in state.after[first]} & {second}:
+    apart = launches and not (a.overwrites & (b.loads | b.stores) or b.overwrites & (a.loads | a.stores))
+    if (not apart and (a.overwrites or b.overwrites)) or {state.owner[g] for g in state.after[first]} & {second}:
         return False
     if _path_between(state, first, second) or _path_between(state, second, first):
         return False

@@ -7,6 +7,7 @@ innermost, and it would be computed again for every pixel.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import sympy
@@ -26,22 +27,27 @@ def hoist_invariants(program: Program) -> Program:
     """Splits such values out of each kernel, once per distinct value of the program."""
     steps: list[Step] = []
     buffers = list(program.buffers)
+    names = {b.name for b in buffers}
     for step in program.steps:
         if isinstance(step, Kernel):
-            before, step, fresh = _hoist(step)
+            before, step, fresh = _hoist(step, names)
             steps.extend(before)
             buffers.extend(fresh)
+            names.update(b.name for b in fresh)
         steps.append(step)
     return replace(program, steps=tuple(steps), buffers=tuple(buffers))
 
 
-def _hoist(kernel: Kernel) -> tuple[list[Kernel], Kernel, list[Buffer]]:
+def _hoist(kernel: Kernel, taken: set[str]) -> tuple[list[Kernel], Kernel, list[Buffer]]:
+    """`taken`: names of the program's buffers. Several kernels may write pieces of one buffer: its name does not tell them apart."""
     wanted = _invariants(kernel)
+    target = kernel.stores[0].buffer
+    prefix = next(p for k in itertools.count() if f"{(p := f'{target}_{k}' if k else target)}_part0" not in taken)
     before: list[Kernel] = []
     buffers: list[Buffer] = []
     loads: dict[Value, Load] = {}
     for number, (value, axes) in enumerate(wanted.items()):
-        name = f"{kernel.stores[0].buffer}_part{number}"
+        name = f"{prefix}_part{number}"
         size = tuple(a.extent for a in axes)
         stride = ix.contiguous_strides(size)
         buffers.append(Buffer(name, value.dtype.compute, size, stride))
@@ -49,8 +55,8 @@ def _hoist(kernel: Kernel) -> tuple[list[Kernel], Kernel, list[Buffer]]:
         own = tuple(shared_axis(s, n) for s, n in zip(symbols, size, strict=True))
         rewriter = Rewriter(own, {})
         moved = rewriter.rewrite(value, rewriter.env(tuple((a.symbol, s) for a, s in zip(axes, symbols, strict=True))))
-        target = ix.affine(0, tuple(zip(stride, symbols, strict=True)))
-        before.append(Kernel(f"{kernel.name}_part{number}", own, (Store(name, target, moved),), kernel.origins))
+        place = ix.affine(0, tuple(zip(stride, symbols, strict=True)))
+        before.append(Kernel(f"{kernel.name}_part{number}", own, (Store(name, place, moved),), kernel.origins))
         index = ix.affine(0, tuple((s, a.symbol) for s, a in zip(stride, axes, strict=True)))
         loads[value] = Load(name, index, value.dtype.compute)
     if not loads:

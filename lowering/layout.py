@@ -7,6 +7,7 @@ A buffer stays as it is when some access to it cannot be traced to coordinates, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import sympy
@@ -23,11 +24,13 @@ from precast.lowering.transform import map_kernel
 Access = tuple[str, sympy.Expr, Value | None]
 
 
-def channels_last(program: Program) -> Program:
-    """The program with channels-last temporaries around its two-dimensional convolutions."""
+def channels_last(program: Program, as_it_is: Callable[[Conv], bool] = lambda conv: False) -> Program:
+    """The program with channels-last temporaries around its two-dimensional convolutions. Those of which `as_it_is` holds read the
+    program's inputs in any layout.
+    """
     if not any(_is_image(s) for s in program.steps):
         return program
-    return _Layout(_copied_inputs(program)).run()
+    return _Layout(_copied_inputs(program, as_it_is)).run()
 
 
 def _is_image(step: Step) -> bool:
@@ -40,7 +43,7 @@ def _strides(size: tuple[Size, ...]) -> tuple[Size, ...]:
     return (inner[0], inner[3], inner[1], inner[2])
 
 
-def _copied_inputs(program: Program) -> Program:
+def _copied_inputs(program: Program, as_it_is: Callable[[Conv], bool]) -> Program:
     """Inputs of convolutions that are not channels-last already get a copy that is."""
     inputs = {i for i in program.inputs if isinstance(i, str)}
     by_name = {b.name: b for b in program.buffers}
@@ -49,7 +52,8 @@ def _copied_inputs(program: Program) -> Program:
     buffers = list(program.buffers)
     overwritten = {w for s in program.steps for w in writes(s)}
     for step in program.steps:
-        if isinstance(step, Conv) and _is_image(step) and step.x.buffer in inputs - overwritten and step.x.size[1] != 1:
+        images = isinstance(step, Conv) and _is_image(step) and step.x.size[1] != 1
+        if images and isinstance(step, Conv) and step.x.buffer in inputs - overwritten and not as_it_is(step):
             source = by_name[step.x.buffer]
             whole = step.x.size == source.size and step.x.stride == source.stride and step.x.offset == 0
             if whole and source.stride == ix.contiguous_strides(source.size):
@@ -109,7 +113,7 @@ class _Layout:
         if not isinstance(step, Kernel):
             # an extern call writes its result with eager's strides: those of its channels-last input are not known here
             return bad if isinstance(step, Conv) and _is_image(step) else bad | ({*writes(step), *reads(step)} & names)
-        extents = self._extents(step)
+        extents = extents_in(step)
         for name, index, mask in _accesses(step):
             if name in names and self._moved(name, index, mask, extents) is None:
                 bad.add(name)
@@ -130,7 +134,7 @@ class _Layout:
             return step
         if not isinstance(step, Kernel):
             return map_views(step, lambda v: replace(v, stride=_strides(v.size)) if v.buffer in self.chosen else v)
-        extents = self._extents(step)
+        extents = extents_in(step)
 
         def rule(value: Value) -> Value:
             if isinstance(value, Load) and value.buffer in self.chosen:
@@ -147,16 +151,7 @@ class _Layout:
             assert index is not None
             return replace(s, index=index)
 
-        return _reordered(map_kernel(step, rule, store))
-
-    def _extents(self, kernel: Kernel) -> ix.Extents:
-        found = {a.symbol: a.extent for a in kernel.axes}
-        for value in walk(*(r for s in kernel.stores for r in store_roots(s))):
-            if isinstance(value, Reduce):
-                found |= {a.symbol: a.extent for a in value.axes}
-            elif isinstance(value, Load):
-                found |= {g.symbol: g.size for g in value.gathers}
-        return tuple(found.items())
+        return in_memory_order(map_kernel(step, rule, store))
 
     def _moved(self, name: str, index: sympy.Expr, mask: Value | None, extents: ix.Extents) -> sympy.Expr | None:
         """The element's place in the channels-last layout."""
@@ -167,6 +162,17 @@ class _Layout:
             return None
         moved: sympy.Expr = ix.affine(0, tuple(zip(_strides(buffer.size), (where[d] for d in dims), strict=True)))
         return moved
+
+
+def extents_in(kernel: Kernel) -> ix.Extents:
+    """The range of every symbol that an index of the kernel may hold."""
+    found = {a.symbol: a.extent for a in kernel.axes}
+    for value in walk(*(r for s in kernel.stores for r in store_roots(s))):
+        if isinstance(value, Reduce):
+            found |= {a.symbol: a.extent for a in value.axes}
+        elif isinstance(value, Load):
+            found |= {g.symbol: g.size for g in value.gathers}
+    return tuple(found.items())
 
 
 def dimensions(buffer: Buffer, index: sympy.Expr, mask: Value | None, extents: ix.Extents) -> dict[sympy.Symbol, sympy.Expr] | None:
@@ -247,7 +253,7 @@ def _accesses(kernel: Kernel) -> list[Access]:
     return found
 
 
-def _reordered(kernel: Kernel) -> Kernel:
+def in_memory_order(kernel: Kernel) -> Kernel:
     """The kernel with its axes in the memory order of its largest store."""
     main = max(kernel.stores, key=lambda s: points(kernel.axes if s.axes is None else s.axes))
     found = ix.coefficients(main.index, tuple(a.symbol for a in kernel.axes))

@@ -7,6 +7,7 @@ user, everything else is stored, and the scheduler decides what becomes of the s
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from precast.lowering.control_flow import control_flow, is_body, is_control_flow
 from precast.lowering.effects import symbols_in
 from precast.lowering.extern import extern, functional_form, is_view, written_nodes
 from precast.lowering.ir import ITEM, Bind, Constant, Extern, Load, Output, Program, Size, View, walk
+from precast.lowering.reals import is_real
 from precast.lowering.registry import LOWERINGS, VIEWS
 from precast.lowering.sizes import MAX_BOUND, Unsupported, is_unbacked, number_of, size_symbol, sizes
 from precast.lowering.tensor import Tensor
@@ -38,21 +40,28 @@ STATIC_CHECKS = (
 """Assertions about sizes and types: guards hold them, or checks where the sizes depend on data."""
 
 
-def lower(graph: fx.GraphModule, name: str, options: object = None) -> Program:
+COLLIDING = frozenset("index_put _unsafe_index_put scatter scatter_add scatter_reduce index_add index_copy index_reduce".split())
+"""Operators that may write one element more than once: in any order here, in eager's under `torch.use_deterministic_algorithms`."""
+
+
+def lower(graph: fx.GraphModule, name: str, options: Mapping[str, Any] | None = None) -> Program:
     """The graph (functional ATen ops, fake tensors in `node.meta["val"]`) as a program that computes the same.
 
+    `options["deterministic"]`: on a GPU, operators whose writes may collide stay torch's own.
     Raises `Unsupported` where the graph holds what no ATen call can do for it (data-dependent sizes, higher-order ops).
     """
     with _disable_current_modes():  # a backend runs while torch still fakes tensors; the graph's own constants are real
-        return _Walk(graph, name).run()
+        return _Walk(graph, name, bool((options or {}).get("deterministic"))).run()
 
 
 class _Walk:
-    def __init__(self, graph: fx.GraphModule, name: str) -> None:
+    def __init__(self, graph: fx.GraphModule, name: str, deterministic: bool = False) -> None:
         self.module, self.name = graph, name
         self.nodes = list(graph.graph.nodes)
         self.env: dict[fx.Node, Any] = {}
         self.b = Builder()
+        self.b.on_gpu = any(t.device.type == "cuda" for node in self.nodes for t in _tensors(node))
+        self.deterministic = deterministic and self.b.on_gpu
         self.inputs: list[str | sympy.Symbol] = []
         self.outputs: tuple[Output, ...] = ()
         self.derived: dict[sympy.Symbol, Size] = {}
@@ -232,10 +241,10 @@ class _Walk:
         """The rule's result, or None where there is no rule or it declines. For an op in place: what it will write."""
         target: Any = functional_form(node.target) if written_nodes(node) else node.target
         rule = LOWERINGS.get(target)
-        if rule is None:
+        if rule is None or (self.deterministic and target._schema.name.removeprefix("aten::") in COLLIDING):
             return None
         odd = node.target not in VIEWS and self._is_odd(node, value)
-        if odd:
+        if odd or self._crosses(node, value):
             return None
         args = [self._argument(a) for a in node.args]
         kwargs = {k: self._argument(a) for k, a in node.kwargs.items() if k not in ("layout", "pin_memory", "device")}
@@ -243,7 +252,12 @@ class _Walk:
         self.b.reads, self.b.is_result = self.reads[node], node in self.owned
         self.b.feeds_library = any(u.target not in LOWERINGS and u.target is not operator.getitem for u in node.users)
         self.b.used_results = _used_results(node)
-        found = rule(self.b, *args, **kwargs)
+        try:
+            found = rule(self.b, *args, **kwargs)
+        except TypeError:
+            if any(map(is_real, (*args, *kwargs.values()))):
+                return None  # the rule asks for the value of a number that comes with each call; the library's call takes it as it is
+            raise
         for t in found if isinstance(found, list | tuple) else (found,):
             if isinstance(t, Tensor) and t.window is None and t.dtype in WITHOUT_ARITHMETIC:
                 return None
@@ -256,6 +270,15 @@ class _Walk:
         return any(dtype_of(t.dtype) in WITHOUT_ARITHMETIC or t.layout is not torch.strided for t in flat) or any(
             isinstance(a, complex) for a in node.args
         )
+
+    def _crosses(self, node: fx.Node, value: Any) -> bool:
+        """Whether a copy goes to or from the host's memory: a library call. Kernels read the host's numbers where they are."""
+        if node.target is not aten._to_copy.default or not isinstance(value, torch.Tensor):
+            return False
+        source = node.args[0].meta["val"] if isinstance(node.args[0], fx.Node) else None
+        if not isinstance(source, torch.Tensor) or source.device.type == value.device.type:
+            return False
+        return value.device.type == "cpu" or source.dim() > 0
 
     def _argument(self, arg: Any) -> Any:
         if isinstance(arg, fx.Node):
@@ -405,6 +428,11 @@ def _reads(t: Tensor) -> set[str]:
 def _scalar(value: Any) -> Any:
     """A number of the graph: itself, or a symbolic one's expression."""
     return number_of(value) if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) else value
+
+
+def _tensors(node: fx.Node) -> list[torch.Tensor]:
+    value = node.meta.get("val")
+    return [v for v in (value if isinstance(value, list | tuple) else (value,)) if isinstance(v, torch.Tensor)]
 
 
 def _raw_bytes(t: torch.Tensor) -> bytes:

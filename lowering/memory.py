@@ -25,6 +25,8 @@ from precast.lowering.symbolic import expand
 
 ALIGNMENT = 64
 """Bytes: one cache line, and the widest vector register."""
+DEVICE_ALIGNMENT = 512
+"""Bytes on a GPU: what torch's allocator gives, and what its libraries' fastest kernels ask for."""
 
 
 @dataclass
@@ -37,7 +39,7 @@ class Block:
     last: int
 
 
-def nbytes_of(buffer: Buffer) -> Size:
+def nbytes_of(buffer: Buffer, alignment: int = ALIGNMENT) -> Size:
     """Bytes from the buffer's first to its last element, rounded up to the alignment."""
     if any(s == 0 for s in buffer.size):
         return 0
@@ -46,12 +48,12 @@ def nbytes_of(buffer: Buffer) -> Size:
         span = span + (n - 1) * s
     nbytes = span * buffer.dtype.itemsize
     if isinstance(nbytes, int):
-        return -(-nbytes // ALIGNMENT) * ALIGNMENT
+        return -(-nbytes // alignment) * alignment
     nbytes = expand(nbytes)
     if nbytes.is_Integer:
-        return -(-int(cast(Any, nbytes)) // ALIGNMENT) * ALIGNMENT
+        return -(-int(cast(Any, nbytes)) // alignment) * alignment
     factor, _ = _unit(nbytes)
-    return nbytes if factor % ALIGNMENT == 0 else expand(ALIGNMENT * FloorDiv(nbytes + ALIGNMENT - 1, sympy.Integer(ALIGNMENT)))
+    return nbytes if factor % alignment == 0 else expand(alignment * FloorDiv(nbytes + alignment - 1, sympy.Integer(alignment)))
 
 
 def _unit(nbytes: sympy.Expr) -> tuple[int, sympy.Expr]:
@@ -60,7 +62,7 @@ def _unit(nbytes: sympy.Expr) -> tuple[int, sympy.Expr]:
     return int(factor), unit
 
 
-def plan_memory(program: Program, *, reuse: bool = True, elsewhere: Collection[str] = ()) -> Program:
+def plan_memory(program: Program, *, reuse: bool = True, elsewhere: Collection[str] = (), alignment: int = ALIGNMENT) -> Program:
     """The program with a workspace slot for each temporary. Inputs, outputs, persistent and opaque buffers and
     operands of custom operators have none, nor have the buffers named in `elsewhere`, which libraries allocate."""
     live = lifetimes(program)
@@ -73,7 +75,7 @@ def plan_memory(program: Program, *, reuse: bool = True, elsewhere: Collection[s
         for name in writes(step):
             if name in outside or name in blocks or live[name][0] != position or not by_name[name].dtype.itemsize:
                 continue
-            nbytes = nbytes_of(by_name[name])
+            nbytes = nbytes_of(by_name[name], alignment)
             if is_unbacked(nbytes):
                 continue  # the workspace is made before its size is known: the host program allocates it when it is
             dying = _reusable(program, position, name, nbytes, live, blocks) if reuse and isinstance(step, Kernel) else None
@@ -109,6 +111,8 @@ def _reusable(
     step = program.steps[position]
     assert isinstance(step, Kernel)
     for candidate in reads(step):
+        if candidate in writes(step):
+            continue
         block = blocks.get(candidate)
         if block is None or block.buffers[-1] != candidate or live[candidate][1] != position or block.nbytes != nbytes:
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import replace
 
-from precast.lowering.effects import is_custom, reads, remembered, step_symbols, symbols_bound, symbols_in, writes
+from precast.lowering.effects import is_custom, may_draw, reads, remembered, step_symbols, symbols_bound, symbols_in, writes
 from precast.lowering.ir import Buffer, Extern, Program, Step
 from precast.lowering.sizes import hint, is_unbacked
 
@@ -20,10 +20,10 @@ def nbytes_hint(buffer: Buffer) -> int:
 
 def dependencies(program: Program) -> list[set[int]]:
     """For each step the earlier steps that must stay before it: producers of what it reads, and readers and writers of what it
-    overwrites. Operators that are not torch's own keep their order: they may have effects that their schemas do not tell. Data-dependent
-    sizes count as written by the step that binds (or checks) them.
+    overwrites. Operators that are not torch's own keep their order: they may have effects that their schemas do not tell; so do those that
+    draw random numbers. Data-dependent sizes count as written by the step that binds (or checks) them.
     """
-    last_custom: int | None = None
+    last: dict[str, int] = {}
     last_write: dict[object, int] = {}
     readers: dict[object, list[int]] = {}
     before: list[set[int]] = []
@@ -42,12 +42,19 @@ def dependencies(program: Program) -> list[set[int]]:
         for name in written:
             last_write[name] = position
             readers[name] = []
-        if isinstance(step, Extern) and is_custom(step.op):
-            needed |= set() if last_custom is None else {last_custom}
-            last_custom = position
+        for kind in _ordered_kinds(step):
+            needed |= {last[kind]} if kind in last else set()
+            last[kind] = position
         needed.discard(position)
         before.append(needed)
     return before
+
+
+def _ordered_kinds(step: Step) -> tuple[str, ...]:
+    """Kinds of operators of which each comes after the one before."""
+    if not isinstance(step, Extern):
+        return ()
+    return (("custom",) if is_custom(step.op) else ()) + (("random",) if may_draw(step.op) else ())
 
 
 def _unbacked_in(sizes: object) -> tuple[object, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -15,10 +16,21 @@ from precast.lowering.copies import forward_copies
 from precast.lowering.dedupe import dedupe
 from precast.lowering.epilogues import attach_epilogues
 from precast.lowering.fusion import fuse, fuse_pointwise, fuse_siblings
+from precast.lowering.gpu_batches import gpu_batches
+from precast.lowering.gpu_conv import conv_biases, weights_channels_last
+from precast.lowering.gpu_epilogues import attach_gpu_epilogues
+from precast.lowering.gpu_heads import heads_of_a_row_together
+from precast.lowering.gpu_joins import share_joins
+from precast.lowering.gpu_odd import roomy_rows
+from precast.lowering.gpu_order import small_kernels_first
+from precast.lowering.gpu_patches import is_patch, patches_as_products
+from precast.lowering.gpu_reductions import gpu_reductions
+from precast.lowering.gpu_stem import space_to_depth
+from precast.lowering.in_place import write_in_place
 from precast.lowering.invariants import hoist_invariants
 from precast.lowering.ir import Kernel, Program, Step
 from precast.lowering.layout import channels_last
-from precast.lowering.memory import plan_memory
+from precast.lowering.memory import DEVICE_ALIGNMENT, plan_memory
 from precast.lowering.merge_gemms import merge_gemms
 from precast.lowering.order import order_steps
 from precast.lowering.simplify import simplify
@@ -32,10 +44,13 @@ def passes(target: str, options: Mapping[str, Any]) -> list[tuple[str, Pass]]:
     """The passes in order, by name. `target` as in `cpu:x86-64-v3`; `options["freeze"]` allows copies of weights, which are
     the inputs that `options["bound"]` names (default: every input); `options["epilogue_fusion"]` is on unless it is False.
     """
+    if target.startswith("cuda"):
+        return gpu_passes(options)
     freeze, bound = bool(options.get("freeze")), options.get("bound")
     epilogues = options.get("epilogue_fusion", True)
     return [
         ("simplify", simplify),
+        ("write in place", write_in_place),
         ("fold constants", fold_constants),
         ("fuse pointwise", fuse_pointwise),
         ("dedupe", dedupe),
@@ -43,7 +58,7 @@ def passes(target: str, options: Mapping[str, Any]) -> list[tuple[str, Pass]]:
         ("merge products", merge_gemms(freeze, bound)),
         ("forward copies", forward_copies),
         ("epilogues", attach_epilogues if epilogues else unchanged),
-        ("channels last", channels_last if target.startswith("cpu") else unchanged),
+        ("channels last", channels_last),
         ("fuse", fuse),
         ("split axes", split_axes),
         ("recognise attention", recognise_attention),
@@ -53,6 +68,43 @@ def passes(target: str, options: Mapping[str, Any]) -> list[tuple[str, Pass]]:
         ("order", order_steps),
         ("name kernels", name_kernels),
         ("plan memory", plan_memory),
+    ]
+
+
+def gpu_passes(options: Mapping[str, Any]) -> list[tuple[str, Pass]]:
+    """The same for a GPU: convolutions in channels-last, and the epilogues of its libraries."""
+    freeze, bound = bool(options.get("freeze")), options.get("bound")
+    epilogues = options.get("epilogue_fusion", True)
+    return [
+        ("simplify", simplify),
+        ("write in place", write_in_place),
+        ("fold constants", fold_constants),
+        ("stem", space_to_depth),
+        ("fuse pointwise", fuse_pointwise),
+        ("dedupe", dedupe),
+        ("fold batch norm", fold_batch_norm(freeze, bound, gpu=True)),
+        ("merge products", merge_gemms(freeze, bound)),
+        ("forward copies", forward_copies),
+        ("epilogues", attach_gpu_epilogues if epilogues else unchanged),
+        ("roomy rows", roomy_rows),
+        ("convolution biases", conv_biases),
+        ("weights channels last", weights_channels_last(freeze, bound)),
+        ("channels last", partial(channels_last, as_it_is=is_patch)),
+        ("patches as products", patches_as_products),
+        ("joins share", share_joins),
+        ("fuse", fuse),
+        ("split axes", split_axes),
+        ("recognise attention", recognise_attention),
+        ("heads of a row together", heads_of_a_row_together),
+        ("fuse siblings", partial(fuse_siblings, launches=True)),
+        ("hoist invariants", hoist_invariants),
+        ("gpu reductions", gpu_reductions),
+        ("collapse axes", collapse_axes),
+        ("order", order_steps),
+        ("small kernels first", small_kernels_first),
+        ("gpu batches", gpu_batches),
+        ("name kernels", name_kernels),
+        ("plan memory", partial(plan_memory, alignment=DEVICE_ALIGNMENT)),
     ]
 
 

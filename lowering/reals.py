@@ -52,6 +52,7 @@ OPERATIONS: dict[str, Op] = {
     "FloatPow": Op.POW,
     "Pow": Op.POW,
     "TruncToFloat": Op.TRUNC,
+    "Abs": Op.ABS,
     "sqrt": Op.SQRT,
     "exp": Op.EXP,
     "log": Op.LOG,

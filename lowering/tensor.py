@@ -95,7 +95,7 @@ def cast(value: Value, dtype: DType) -> Value:
 
 def rounded(value: Value, dtype: DType) -> Value:
     """The value as eager's storage type holds it: for steps that jump (comparisons, rounding, casts to integers)."""
-    if dtype.compute is dtype or isinstance(value, Load | Const) or (isinstance(value, Cast) and value.dtype is dtype):
+    if dtype.compute is dtype or isinstance(value, Const) or (isinstance(value, Load | Cast) and value.dtype is dtype):
         return value
     return Cast(value, dtype)
 

@@ -71,8 +71,9 @@ def _adaptive(b: Builder, dim: int, extent: int, number: int) -> Window:
     end = ix.floordiv(ix.expand((place + 1) * extent + out - 1), out, extents)
     longest = max(-(-(o + 1) * extent // out) - o * extent // out for o in range(out))
     axis = Axis(ix.reduction_symbol(number), longest)
-    inside = v.lt(Index(start + axis.symbol), Index(end))
-    return Window(axis, start + axis.symbol, inside, alu(Op.SUB, Index(end), Index(start)))
+    place = start + (axis.symbol if longest != 1 else 0)
+    inside = v.lt(Index(place), Index(end)) if longest != 1 else None
+    return Window(axis, place, inside, alu(Op.SUB, Index(end), Index(start)))
 
 
 def pool(b: Builder, x: Tensor, windows: Sequence[Window], op: ReduceOp, out: Tensor, divisor: Value | None = None) -> Tensor:

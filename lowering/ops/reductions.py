@@ -12,6 +12,7 @@ from precast.lowering.ir import DType, Op, ReduceOp, Size, Value
 from precast.lowering.ops import values as v
 from precast.lowering.ops.creation import empty_sizes
 from precast.lowering.registry import Result, lowering
+from precast.lowering.sizes import Unsupported
 from precast.lowering.tensor import Tensor, alu
 
 Dims = Sequence[int] | int | None
@@ -59,8 +60,15 @@ def amin(b: Builder, x: Tensor, dims: Dims = None, keepdim: bool = False) -> Res
     return extreme(b, ReduceOp.MIN, x, dims_of(x, dims), keepdim)
 
 
-lowering("max")(lambda b, x: extreme(b, ReduceOp.MAX, x, range(x.rank), False))
-lowering("min")(lambda b, x: extreme(b, ReduceOp.MIN, x, range(x.rank), False))
+lowering("max")(lambda b, x: extreme(b, ReduceOp.MAX, x, _of_something(x, range(x.rank)), False))
+lowering("min")(lambda b, x: extreme(b, ReduceOp.MIN, x, _of_something(x, range(x.rank)), False))
+
+
+def _of_something(x: Tensor, dims: Sequence[int]) -> Sequence[int]:
+    """`dims`. Raises Unsupported where eager raises and tracing does not: nothing has no largest element."""
+    if any(x.size[d] == 0 for d in dims):
+        raise Unsupported("an extreme over a dimension without elements, which eager PyTorch does not compute")
+    return dims
 
 
 def extreme(b: Builder, op: ReduceOp, x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
@@ -78,7 +86,7 @@ def aminmax(b: Builder, x: Tensor, *, dim: int | None = None, keepdim: bool = Fa
 
 def _with_index(b: Builder, x: Tensor, dim: int, keepdim: bool, op: ReduceOp, arg: ReduceOp) -> Result:
     x = b.settle(x)
-    dims = dims_of(x, dim)
+    dims = _of_something(x, dims_of(x, dim))
     return extreme(b, op, x, dims, keepdim), b.reduce(arg, _comparable(b, x), dims, DType.I64, keepdim)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import sympy
 import torch
@@ -68,7 +69,9 @@ def number(value: Number, dtype: DType) -> Value:
 
 def scalar_in(value: Number, dtype: DType) -> Value:
     """A number as a 0-d tensor of `dtype` would hold it: half types round it."""
-    if isinstance(value, sympy.Expr) or dtype.compute is dtype:
+    if isinstance(value, sympy.Expr):
+        return tx.rounded(number(value, dtype), dtype)
+    if dtype.compute is dtype:
         return number(value, dtype)
     return constant(torch.tensor(value, dtype=_TORCH[dtype]).item(), dtype)
 
@@ -85,8 +88,9 @@ def exact(operand: Operand, dtype: DType) -> Value:
     return scalar_in(operand, dtype)
 
 
-def const(like: Value, value: bool | int | float) -> Const:
-    return constant(value, like.dtype.compute)
+def const(like: Value, value: Any) -> Value:
+    """A number, symbolic ones too, in the arithmetic type of `like`."""
+    return number(value, like.dtype.compute)
 
 
 def is_const(value: Value, number: float) -> bool:

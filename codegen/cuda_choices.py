@@ -1,0 +1,158 @@
+"""Which way a step of a GPU program runs: from records of measurements on such a device, else the default. Nothing here needs a GPU.
+
+A `Problem` is one such question with all of its answers. While `precast tune` or `max-autotune` runs on a device, a `Measure` answers
+what no record does; the records are data, kept in the store by architecture, and builds on machines without a GPU use them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from precast.codegen.choices import Candidates, Record
+from precast.codegen.triton_ops import Unsupported
+from precast.codegen.triton_render import TritonKernel, render
+from precast.codegen.triton_tiling import Tiling
+from precast.lowering.ir import Buffer, Kernel
+from precast.lowering.sizes import hint
+
+Variants = Mapping[str, TritonKernel]
+"""The same computation in several tilings, by the tiling's name."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One question. `key` is the same on every machine; either `calls` makes the candidates (library calls), or `kernels` are they."""
+
+    key: str
+    default: str
+    calls: Candidates | None = None
+    kernels: Variants = field(default_factory=dict)
+    buffers: tuple[Buffer, ...] = ()
+
+
+Measure = Callable[[Problem], Record | None]
+"""Answers a problem by measuring; None where it does not (no time left, or the question is only noted)."""
+
+CANONICAL = Tiling(8, persistent=8, rblock=8, num_warps=1)
+"""What a kernel is rendered with to be recognised: its record stays found when the choice without a record changes."""
+
+
+@dataclass
+class CudaChooser:
+    """Answers from `tuning` records by key, then from `measure`; `used` gathers what was answered from a measurement."""
+
+    tuning: Mapping[str, Record] = field(default_factory=dict)
+    measure: Measure | None = None
+    used: dict[str, Record] = field(default_factory=dict)
+
+    def pick(self, key: str, candidates: Candidates, default: str, names: Collection[str] | None = None) -> str:
+        """The name of the library call to take. `names`: which are known; a record that names another is of no use."""
+
+        def calls() -> dict[str, Callable[[], object]]:
+            return {name: call for name, call in candidates().items() if names is None or name in names}
+
+        record = self._record(Problem(key, default, calls=calls), lambda winner: names is None or winner in names)
+        return default if record is None else str(record["winner"])
+
+    def tilings(self, kernel: Kernel, buffers: Sequence[Buffer]) -> tuple[Tiling | None, ...]:
+        """One tiling for each launch of the kernel, None where the default is taken; () where all are. Raises `Unsupported`."""
+        if not self.tuning and self.measure is None:
+            return ()
+        found: list[Tiling | None] = []
+        plains, defaults = render(kernel, buffers, CANONICAL), render(kernel, buffers)
+        if len(plains) != len(defaults):
+            return ()  # how many launches there are depends on the tiling: nothing to compare
+        for number, (plain, chosen) in enumerate(zip(plains, defaults, strict=True)):
+            key = kernel_key(plain)
+            record = self.tuning.get(key)
+            if (record is None or tiling_of(str(record["winner"])) is None) and self.measure is not None:
+                variants = _rendered(kernel, buffers, number, chosen)
+                used = tuple(b for b in buffers if b.name in {a.buffer for a in chosen.arguments})
+                record = self.measure(Problem(key, tiling_name(chosen.tiling), kernels=variants, buffers=used))
+            tiling = None if record is None else tiling_of(str(record["winner"]))
+            if record is not None and tiling is not None:
+                self.used[key] = record
+            found.append(tiling)
+        return tuple(found)
+
+    def _record(self, problem: Problem, valid: Callable[[str], bool]) -> Record | None:
+        record = self.used.get(problem.key) or self.tuning.get(problem.key)
+        if (record is None or not valid(str(record["winner"]))) and self.measure is not None:
+            record = self.measure(problem)
+        if record is None or not valid(str(record["winner"])):
+            return None
+        self.used[problem.key] = record
+        return record
+
+
+def chooser_of(options: Mapping[str, Any]) -> CudaChooser:
+    """The chooser that a build was given, or one over its records alone."""
+    given = options.get("chooser")
+    return given if isinstance(given, CudaChooser) else CudaChooser(options.get("tuning", {}))
+
+
+def kernel_key(plain: TritonKernel) -> str:
+    """The key of a launch: its computation with all strides (the digest in its name), its types, and over how many points."""
+    types = ",".join(a.type.removeprefix("*") for a in plain.arguments)
+    sizes = " ".join(f"{a.name}={hint(a.symbol)}" for a in plain.arguments if a.symbol is not None)
+    return f"kernel {plain.entry} {types} programs {hint(plain.grid)}{f' {sizes}' if sizes else ''}"
+
+
+def tiling_name(tiling: Tiling) -> str:
+    """A tiling as a record holds it: "xblock=4 persistent=4096 …"."""
+    return " ".join(f"{f.name}={int(getattr(tiling, f.name))}" for f in dataclasses.fields(tiling))
+
+
+def tiling_of(name: str) -> Tiling | None:
+    """The tiling of such a name; None where it is of a version that knew other fields."""
+    words = dict(word.partition("=")[::2] for word in name.split())
+    kinds = {f.name: f.type for f in dataclasses.fields(Tiling)}
+    if set(words) != set(kinds) or not all(value.isdecimal() for value in words.values()):
+        return None
+    values: dict[str, Any] = {n: bool(int(v)) if kinds[n] == "bool" else int(v) for n, v in words.items()}
+    return Tiling(**values)
+
+
+def _rendered(kernel: Kernel, buffers: Sequence[Buffer], number: int, chosen: TritonKernel) -> dict[str, TritonKernel]:
+    """The launch of that number in every candidate tiling that it can be rendered in, each distinct source once, the default first."""
+    found = {tiling_name(chosen.tiling): chosen}
+    seen = {_identity(chosen)}
+    for tiling in candidates(chosen.tiling):
+        try:
+            variant = render(kernel, buffers, tiling)[number]
+        except Unsupported:
+            continue
+        if _identity(variant) not in seen:
+            seen.add(_identity(variant))
+            found[tiling_name(tiling)] = variant
+    return found
+
+
+def _identity(kernel: TritonKernel) -> tuple[object, ...]:
+    return kernel.source, kernel.tiling.num_warps, kernel.tiling.num_stages
+
+
+WHOLE_ROW = 1 << 14
+"""Lanes of the longest row that one program is tried to hold at once."""
+MOST_ROWS, MOST_WARPS = 4096, 16
+
+
+def candidates(default: Tiling) -> list[Tiling]:
+    """Some twenty tilings around the default: other numbers of rows and warps; whole rows and loops, one row a program."""
+    found: list[Tiling] = []
+    for rows in (1, 2, 4, 1 / 2, 1 / 4):
+        for warps in (1, 2, 1 / 2):
+            found.append(dataclasses.replace(default, xblock=int(default.xblock * rows), num_warps=int(default.num_warps * warps)))
+    for lanes in (2, 1 / 2):
+        for rows in (1, 2, 1 / 2):
+            found.append(dataclasses.replace(default, rblock=int(default.rblock * lanes), xblock=int(default.xblock * rows)))
+    for warps in (4, 8, 16):
+        found.append(dataclasses.replace(default, xblock=1, persistent=WHOLE_ROW, num_warps=warps))
+    for rblock in (1024, 4096):
+        for warps in (8, 16):
+            found.append(dataclasses.replace(default, xblock=1, persistent=1, rblock=rblock, num_warps=warps))
+    possible = (t for t in found if 1 <= t.xblock <= MOST_ROWS and 1 <= t.num_warps <= MOST_WARPS)
+    return [t for t in dict.fromkeys(possible) if t != default]

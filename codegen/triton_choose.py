@@ -1,0 +1,194 @@
+"""How a part is laid out over programs and lanes: a cost heuristic over its memory accesses, in place of measurements.
+
+The figures behind it are from an H200 (132 multiprocessors): 8 to 16 elements for each thread; rows of reductions by as few warps as
+give 16 elements a thread; reductions across rows in tiles whose lines are one or two sectors of memory wide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import sympy
+
+from precast.codegen.triton_tiling import Part, Tiling, loaded, power_of_two, static
+from precast.codegen.values import store_roots
+from precast.lowering import index as ix
+from precast.lowering.ir import Axis, Buffer, Load, Reduce, Scan, Size, Value, walk
+from precast.lowering.sizes import hint
+
+PROCESSORS = 132
+ELEMENTS = 256
+"""Elements of a row for each warp."""
+LINE = 16
+"""Fewer neighbours than these are not worth a dimension of their own."""
+PERSISTENT = 16384
+"""Lanes of the longest row that stays in registers."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """One load or store: elements between neighbours along each axis symbol (missing: 0), how many points differ, bytes of each."""
+
+    strides: Mapping[sympy.Symbol, Size]
+    points: int
+    itemsize: int
+
+
+def accesses(part: Part, known: Mapping[str, Buffer]) -> list[Access]:
+    """The loads and stores whose indices are affine; gathered positions count as constants."""
+    extents = {a.symbol: hint(a.extent) for a in _axes(part)}
+    found: list[Access] = []
+    seen: set[tuple[str, sympy.Expr]] = set()
+    for buffer, index in _indices(part):
+        if (buffer, index) in seen:
+            continue
+        seen.add((buffer, index))
+        symbols = tuple(s for s in extents if s in index.free_symbols)
+        affine = ix.coefficients(index, symbols)
+        if affine is None:
+            continue
+        points = 1
+        for s in symbols:
+            points *= extents[s]
+        found.append(Access(dict(zip(symbols, affine[1], strict=True)), points, known[buffer].dtype.itemsize))
+    return found
+
+
+def _axes(part: Part) -> dict[Axis, None]:
+    found = dict.fromkeys(part.x)
+    for store in part.stores:
+        found |= dict.fromkeys(store.axes or ())
+    return found | dict.fromkeys(a for v in _values(part) if isinstance(v, Reduce) for a in v.axes)
+
+
+def _values(part: Part) -> Iterator[Value]:
+    return walk(*(root for s in part.stores for root in store_roots(s)))
+
+
+def _indices(part: Part) -> Iterator[tuple[str, sympy.Expr]]:
+    for store in part.stores:
+        yield store.buffer, sympy.sympify(store.index)
+    for value in _values(part):
+        if isinstance(value, Load):
+            yield value.buffer, sympy.sympify(value.index)
+
+
+def two_dimensional(part: Part, known: Mapping[str, Buffer]) -> Part:
+    """A pointwise part whose operands are consecutive along different axes gets a tile along each; any other is returned as it is."""
+    if len(part.x) < 2 or any(isinstance(v, Reduce | Scan) for v in _values(part)) or any(s.axes != part.x for s in part.stores):
+        return part
+    total = 1
+    for axis in part.x:
+        total *= hint(axis.extent)
+    votes: dict[sympy.Symbol, int] = {}
+    for access in accesses(part, known):
+        fast = [a for a in part.x if access.strides.get(a.symbol) == 1 and hint(a.extent) > 1]
+        if fast and 4 * access.points >= total and hint(fast[-1].extent) >= LINE:
+            votes[fast[-1].symbol] = votes.get(fast[-1].symbol, 0) + access.points * access.itemsize
+    if len(votes) < 2:
+        return part
+    first, second = sorted(votes, key=lambda s: -votes[s])[:2]
+    if part.x[-1].symbol in (first, second):  # the innermost axis is the main store's
+        first, second = part.x[-1].symbol, second if part.x[-1].symbol is first else first
+    tile = next(a for a in part.x if a.symbol is first)
+    line = next(a for a in part.x if a.symbol is second)
+    rest = tuple(a for a in part.x if a is not tile and a is not line)
+    return replace(part, x=(*rest, line), grid=True)
+
+
+def choose(part: Part, known: Mapping[str, Buffer]) -> Tiling:
+    """The tiling of a part, without having measured."""
+    rows = _count(part.x)
+    if part.grid:
+        return _square(part)
+    inner = [_count(v.axes) for v in _values(part) if isinstance(v, Reduce)]
+    inner += [hint(v.axis.extent) for v in _values(part) if isinstance(v, Scan)]
+    inner += [_count(tuple(a for a in s.axes or () if a not in part.x)) for s in part.stores]
+    widest = max(inner, default=1)
+    if widest == 1:
+        full = [a for a in accesses(part, known) if a.points == rows]
+        return _flat(rows, 512 if len(full) <= 2 else 256)
+    if any(isinstance(v, Reduce | Scan) for v in _values(part)) and _across(part, known):
+        return _columns(rows, widest, part, known)
+    return _rows(rows, widest, all(static((a.extent,)) is not None for a in _axes(part) if a not in part.x))
+
+
+def together(parts: Sequence[Part]) -> bool:
+    """Whether one launch may do all the parts, each in programs of its own: pointwise ones of which none reads what another writes."""
+    for part in parts:
+        others = [s for other in parts if other is not part for s in other.stores]
+        if any(isinstance(v, Reduce | Scan) for v in _values(part)) or {s.buffer for s in part.stores} & loaded(others):
+            return False
+    return True
+
+
+def choose_together(parts: Sequence[Part], flat: Tiling | None = None) -> list[Tiling]:
+    """Tilings for parts of one launch, which share its number of warps; `flat` is given for those of one dimension."""
+    if flat is None:
+        flat = _flat(sum(_count((*part.x, *(a for a in part.stores[0].axes or () if a not in part.x))) for part in parts))
+    side = min(flat.xblock, 64 if flat.num_warps >= 4 else 32)
+    return [replace(flat, xblock=side, rblock=side) if part.grid else flat for part in parts]
+
+
+def _count(axes: tuple[Axis, ...]) -> int:
+    total = 1
+    for axis in axes:
+        total *= hint(axis.extent)
+    return total
+
+
+def _flat(points: int, elements: int = 256) -> Tiling:
+    """Pointwise: `elements` for each warp; smaller blocks where there would be too few to go round."""
+    xblock = 4 * elements
+    while xblock > 128 and points < 2 * PROCESSORS * xblock:
+        xblock //= 2
+    xblock = min(xblock, power_of_two(points))
+    return Tiling(xblock, num_warps=max(1, xblock // elements))
+
+
+def _square(part: Part) -> Tiling:
+    """Tiles of 64 by 64, so that both sides are read and written in whole lines."""
+    (tile,) = {a: None for s in part.stores for a in s.axes or () if a not in part.x}
+    side = min(64, power_of_two(hint(tile.extent)))
+    other = min(4096 // side, power_of_two(hint(part.x[-1].extent)))
+    return Tiling(other, rblock=side, num_warps=max(1, min(8, other * side // 512)))
+
+
+def _rows(rows: int, width: int, known: bool) -> Tiling:
+    """Rows that lie along memory: in registers where they fit; in a loop, too, where their width is `known` at run time only."""
+    lanes = power_of_two(width)
+    if lanes > PERSISTENT or not known:
+        rblock = min(4096, max(256, lanes))
+        return Tiling(1, persistent=PERSISTENT, rblock=rblock, num_warps=rblock // 256)
+    xblock = max(1, min(power_of_two(rows), 1024 // lanes))
+    while xblock > 1 and rows < PROCESSORS * xblock:
+        xblock //= 2
+    most = 8 if rows >= 8 * PROCESSORS else 32 if lanes > 8192 else 16
+    warps = 1 << max(0, round(math.log2(max(width * xblock / ELEMENTS, 1))))
+    return Tiling(xblock, persistent=PERSISTENT, rblock=4096, num_warps=max(min(warps, most), lanes * xblock // 4096))
+
+
+def _across(part: Part, known: Mapping[str, Buffer]) -> bool:
+    """Whether neighbours in memory lie along the outer axes: reductions of columns."""
+    own = {a.symbol for a in part.x}
+    along = across = 0
+    for access in accesses(part, known):
+        fast = [s for s, n in access.strides.items() if n == 1]
+        if fast:
+            size = access.points * access.itemsize
+            along, across = (along, across + size) if fast[-1] in own else (along + size, across)
+    return across > along
+
+
+def _columns(rows: int, width: int, part: Part, known: Mapping[str, Buffer]) -> Tiling:
+    """Columns: 64 bytes of neighbours, fewer where programs would be few, and many rows of them at a time."""
+    itemsize = min((known[b].dtype.itemsize for b, _ in _indices(part)), default=4)
+    xblock = max(1, min(64 // itemsize, power_of_two(rows)))
+    while xblock * itemsize > 32 and rows < PROCESSORS * xblock // 2:
+        xblock //= 2
+    lanes = power_of_two(width)
+    rblock = max(1, min(lanes, 4096 // xblock))
+    warps = max(1, min(16, xblock * rblock // 128))
+    return Tiling(xblock, persistent=rblock, rblock=rblock, num_warps=warps)
