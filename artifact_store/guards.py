@@ -36,6 +36,9 @@ class Predicate(StrEnum):
     SAME_AS = "same_as"  # obj is the object at another path
     # {"distinct": paths of pairwise different objects, "mutated": paths whose memory overlaps no other of "mutated" or "others"}
     NOT_ALIASED = "not_aliased"
+    # {"paths": tensors that are on one and the same GPU, "index": its index where the code names it, else None}; stands at ("state",)
+    SAME_DEVICE = "same_device"
+    RUNS_ON = "runs_on"  # a tensor on a GPU that runs the target: asked by machines with GPUs of several kinds only, never stored
     # {"type", "dtype", "device", "layout", "requires_grad", "size", "stride", "conj", "neg", "offset"}; a size or stride of None is free
     TENSOR = "tensor"
     UNMARKED = "unmarked"  # a tensor without torch._dynamo.mark_dynamic and kindred marks

@@ -3,7 +3,8 @@
 format                                          layout version, one line of text
 objects/ab/abcd…                                blobs by SHA-256, read-only
 programs/<program key>/<artifact id>.msgpack    manifests, written last
-tuning/<name>.msgpack  native/<name>.msgpack    small named records (measured choices; the native dispatcher per Python)
+tuning/<name>.msgpack  native/<name>.msgpack    small named records (measured choices; the native dispatcher per Python; what a GPU's
+  skips/<name>.msgpack  ptx/<name>.msgpack       driver made of PTX)
 index/  leases/  quarantine/                    local only, never copied to another tier
 """
 
@@ -14,7 +15,7 @@ import re
 LAYOUT_VERSION = 1
 FORMAT_FILE = "format"
 MANIFEST_SUFFIX = ".msgpack"
-RECORD_KINDS = ("tuning", "native", "skips")
+RECORD_KINDS = ("tuning", "native", "skips", "ptx")
 LOCAL_FOLDERS = ("index", "leases", "quarantine")
 SHARED_FOLDERS = ("objects", "programs", *RECORD_KINDS)
 CACHEDIR_TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a precast store: compiled artifacts that can be rebuilt.\n"

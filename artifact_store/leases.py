@@ -71,9 +71,10 @@ def _take_or_wait(path: Path, token: str, timeout: float, expiry: float) -> Leas
         try:
             if _create(path, token):
                 return Lease(path, True, waited)
-            now = (path.stat().st_mtime_ns, str(_holder(path).get("token")))
-        except FileNotFoundError:
-            continue  # released between the two calls
+            try:
+                now = (path.stat().st_mtime_ns, str(_holder(path).get("token")))
+            except FileNotFoundError:
+                continue  # released between the two calls
         except OSError as error:
             log.info("lease %s: %s; compiling without it", path.name, error.strerror or error)
             return Lease(path, False, waited)
@@ -93,12 +94,10 @@ def _create(path: Path, token: str) -> bool:
     """Make the lease file, or False when somebody holds it."""
     holder = pack({"token": token, "pid": os.getpid(), "place": _place(), "started": _started(os.getpid())})
     try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         return False
-    except FileNotFoundError:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return _create(path, token)
     try:
         os.write(descriptor, holder)
     finally:

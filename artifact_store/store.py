@@ -34,7 +34,7 @@ def default_root(path: str | os.PathLike[str] | None = None) -> Path:
     if chosen.startswith("file://"):
         chosen = chosen.removeprefix("file://")
     if "://" in chosen:
-        raise StoreError(f"store {chosen!r}: this version opens local folders and file:// only; fetch a remote store with `precast pull`")
+        raise StoreError(f"store {chosen!r}: this version opens local folders and file:// only; copy a remote store into a folder first")
     return Path(os.path.abspath(os.path.expanduser(chosen)))
 
 

@@ -22,8 +22,11 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from precast.artifact_store.expressions import Expression
 from precast.artifact_store.records import GraphOutput
+from precast.capture.attention import name_attention, whole_attention
+from precast.capture.floats import float_positions, floats_as_numbers
 from precast.capture.frame import CaptureRefused
 from precast.capture.higher_order import expand_higher_order
+from precast.capture.one_device import on_one_device
 from precast.capture.sources import NotPortable
 from precast.capture.symbols import SymbolTable
 
@@ -49,6 +52,7 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
     Must run inside the Dynamo backend callback: the live TracingContext holds the fake tensors. Raises CaptureRefused.
     """
     _drop_idle_dropout(gm)
+    floats = float_positions(gm)
     with contextlib.ExitStack() as stack:
         prepared = _prepare(gm, example_inputs, dict(decompositions))
         call, own_tensors, fake_args, descriptions, config, fake_mode, shape_env, activations = prepared
@@ -56,6 +60,7 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
             raise CaptureRefused("the traced code registers tensors of its own inside the graph")
         stack.enter_context(compiled_autograd._disable())
         stack.enter_context(_effects_as_calls(gm))
+        stack.enter_context(whole_attention(gm))
         state = create_aot_state(stack, call, fake_args, descriptions, config, fake_mode, shape_env)
         if state.needs_autograd:
             return None
@@ -64,13 +69,16 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
         captured = aot_stage1_graph_capture(state, call)
         _refuse_unsupported(state, captured, len(example_inputs))
         graph = captured.graph_module
+        name_attention(graph)
         expand_higher_order(graph, fake_mode, decompositions)
+        floats_as_numbers(graph, floats, shape_env)
         absolute = _from_whole_inputs([n for n in graph.graph.nodes if _storage_offset_given(n)])
         outputs = _Outputs(graph).split(state.fw_metadata)
         _resolve_lazy_inputs(graph, absolute, {i for i, info in enumerate(state.fw_metadata.input_info) if info.mutates_data})
         graph.graph.eliminate_dead_code()
+        mutated = frozenset(i for i, info in enumerate(state.fw_metadata.input_info) if info.mutates_data)
+        on_one_device(graph, fake_mode, mutated)
     graph.recompile()
-    mutated = frozenset(i for i, info in enumerate(state.fw_metadata.input_info) if info.mutates_data)
     return AotGraph(graph, outputs, mutated, absolute)
 
 

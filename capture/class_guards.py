@@ -17,6 +17,7 @@ from precast.artifact_store.guards import Guard, Path, Predicate
 from precast.capture.sources import NotPortable, SourceContext
 from precast.runtime.class_digest import Known, can_change, class_digest, is_versioned, looked_up
 from precast.runtime.paths import PathError
+from precast.runtime.standins import class_of
 
 
 def resolution_guards(
@@ -61,7 +62,7 @@ def _names(code: types.CodeType) -> Iterator[str]:
 def _classes(guards: Iterable[Guard], consumed: Iterable[Any], sources: SourceContext) -> Iterator[tuple[type, Path, bool]]:
     """Classes whose attributes the traced code may have looked up, where they are found, and whether it may have made instances."""
     for path in dict.fromkeys(g.path for g in guards if g.predicate in (Predicate.TYPE, Predicate.TENSOR, Predicate.BASE_EQUALS)):
-        cls = type(sources.value(path))
+        cls = class_of(sources.value(path))
         if can_change(cls):
             yield cls, (*path, ("type",)), False
     for source in consumed:

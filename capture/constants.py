@@ -27,7 +27,7 @@ def lift_constants(graph: torch.fx.GraphModule, inputs: int) -> tuple[torch.fx.G
             new.meta["val"] = node.meta.get("val", value)
             last.append(new)
             placeholders[str(node.target)] = new
-            constants.append(_constant(value))
+            constants.append(_constant(value, new.meta["val"].device.type))
         node.replace_all_uses_with(new)
         graph.graph.erase_node(node)
     assert len(last) == inputs + len(constants)
@@ -42,12 +42,13 @@ def _after(graph: torch.fx.GraphModule, placeholders: list[torch.fx.Node]) -> Ab
     return graph.graph.inserting_before(next(iter(graph.graph.nodes)))
 
 
-def _constant(value: torch.Tensor) -> TensorConstant:
+def _constant(value: torch.Tensor, device: str) -> TensorConstant:
+    """`device`: where the graph takes it."""
     if isinstance(value, torch._subclasses.FakeTensor) or value.layout is not torch.strided:
         raise CaptureRefused("the traced code holds a tensor constant whose elements are not known")
     dense = value.detach().cpu().contiguous()
     data = dense.reshape(-1).view(torch.uint8).numpy().tobytes() if dense.numel() else b""
-    return TensorConstant(str(value.dtype).removeprefix("torch."), tuple(value.shape), data, value.device.type)
+    return TensorConstant(str(value.dtype).removeprefix("torch."), tuple(value.shape), data, device)
 
 
 __all__ = ["lift_constants"]

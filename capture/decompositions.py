@@ -16,7 +16,7 @@ KEPT = (
     "max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d upsample_nearest1d upsample_nearest2d upsample_nearest3d "
     "upsample_bilinear2d upsample_bicubic2d upsample_linear1d upsample_trilinear3d addcmul addcdiv lerp where cumsum cumprod var "
     "var_mean std std_mean linalg_vector_norm split split_with_sizes stack roll flip sort topk nll_loss_forward grid_sampler_2d "
-    "index_add index_copy _cdist_forward triu tril eye masked_fill arange full_like native_dropout rsub t select_scatter "
+    "index_add index_copy _cdist_forward triu tril eye masked_fill arange full_like native_dropout bernoulli rsub t select_scatter "
     "slice_scatter diagonal_scatter"
 ).split()
 

@@ -22,12 +22,13 @@ from precast.artifact_store.guards import Path
 class Dynamic:
     """`mode`: "yes" everything is symbolic, "no" nothing, "auto" what `varied` and marks say.
 
-    `varied`: path -> ("size" | "stride", dim) of a tensor that are symbolic, or () for a number. `scalar_outputs`, `output_shapes`:
-    capture `.item()` and operators whose output sizes depend on data also where graph breaks are allowed.
+    `varied`: path -> ("size" | "stride", dim) of a tensor that are symbolic, or () for a number. `floats`: whether a float may be, too.
+    `scalar_outputs`, `output_shapes`: capture `.item()` and operators with data-dependent sizes also where graph breaks are allowed.
     """
 
     mode: str = "no"
     varied: Mapping[Path, tuple[tuple[str, int], ...]] = field(default_factory=dict)
+    floats: bool = False
     scalar_outputs: bool = False
     output_shapes: bool = False
 
@@ -45,7 +46,7 @@ class Dynamic:
             "automatic_dynamic_local_pgo": False,
             "automatic_dynamic_remote_pgo": False,
             "specialize_int": not self.numbers,
-            "specialize_float": True,
+            "specialize_float": not self.floats,
             "capture_scalar_outputs": self.scalar_outputs,
             "capture_dynamic_output_shape_ops": self.output_shapes,
         }

@@ -12,7 +12,7 @@ import logging
 import random
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -37,8 +37,10 @@ from precast.capture.constant_calls import ConstantCall, recorded_constants
 from precast.capture.directives import tell_tracer
 from precast.capture.dynamic import Dynamic, known_changes
 from precast.capture.dynamo_gaps import guarded_gaps
+from precast.capture.floats import is_float
 from precast.capture.frame import CaptureRefused, GraphBreak, MarkViolated
 from precast.capture.installed import installed
+from precast.capture.integers import larger_are_constants
 from precast.capture.operator_breaks import broken_at_operators
 from precast.capture.resume import resume_functions
 from precast.runtime.errors import RegionError
@@ -52,6 +54,8 @@ CONFIG: dict[str, Any] = {
     "suppress_errors": False,
 }
 _FORBIDDEN = "forbidden callable"
+_RAISES = ("Observed exception", "TypeError when making fake tensor call")
+"""Begin the tracer's words for code that seems to raise."""
 """What Dynamo says of a call that must not happen in traced code, such as `set_stance`."""
 
 
@@ -119,6 +123,7 @@ def trace(
             guarded_gaps(),
             _per_call_arguments(is_bound),
             known_changes(dynamic, find),
+            larger_are_constants(),
             broken_at_operators(),
         ):
             out = _compile(function, local_values, call_backend, one_graph, dynamic, finished, raises)
@@ -193,6 +198,12 @@ def _compile(
         refused = CaptureRefused(what, _where(error, function), hint, skipped=not one_graph)
         traced = getattr(error, "_torch_dynamo_tracer_output", None)
         refused.forbidden = not one_graph and (raises if traced is None else traced.error_on_graph_break)
+        refused.raises = what.startswith(_RAISES)
+        raise refused from error
+    except exc.TorchRuntimeError as error:  # an operator does not take these sizes, or not in torch's simulation of it
+        what, _ = shorten(str(error))
+        refused = CaptureRefused(what, _where(error, function))
+        refused.raises = True
         raise refused from error
     except AssertionError as error:
         if _FORBIDDEN in str(error):
@@ -318,12 +329,16 @@ def _per_call_arguments(is_bound: Callable[[Any], bool]) -> Iterator[None]:
 
     def make_call_generated_code(self: PyCodegen, fn_name: str) -> None:
         every = graphargs.fget(self.tx.output)
-        kept = [a for a in every if not is_bound(a.source) and read_off(a, every) is None]
+        kept = [_as_it_is(a) for a in every if not is_bound(a.source) and read_off(a, every) is None]
         with mock.patch.object(OutputGraph, "graphargs", property(lambda _: kept)):
             original(self, fn_name)
 
     with mock.patch.object(PyCodegen, "make_call_generated_code", make_call_generated_code):
         yield
+
+
+def _as_it_is(argument: Any) -> Any:
+    return replace(argument, pass_arg_as_tensor=False) if is_float(argument) else argument
 
 
 def alias_paths(output: OutputGraph, namespace: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:

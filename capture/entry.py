@@ -23,11 +23,13 @@ from precast.capture.constant_calls import constant_digests
 from precast.capture.constants import lift_constants
 from precast.capture.decompositions import default_decompositions
 from precast.capture.dynamic import Dynamic
+from precast.capture.floats import finite, is_float
 from precast.capture.frame import CapturedFrame, CaptureRefused
 from precast.capture.guard_filter import GuardFilter, describe_waived, of_memory, waived_guards
 from precast.capture.guard_forms import newest_forms
 from precast.capture.guards import GuardContext, translate
-from precast.capture.implicit import aliasing_guards, apart, state_guard
+from precast.capture.implicit import aliasing_guards, apart, device_guards, state_guard
+from precast.capture.integers import within_64_bits
 from precast.capture.operators import OperatorUse, watched
 from precast.capture.sources import NotPortable, SourceContext
 from precast.capture.symbols import explained, shape_guards
@@ -162,7 +164,8 @@ class _Capture:
             held += shapes
         if self.refused is not None:
             raise self._refusal(self.refused, [*held, state], problems, inputs)
-        guards = [*held, *aliasing_guards(inputs, self.sources)]
+        numbers = [*finite(inputs), *within_64_bits(inputs)]
+        guards = [*held, *numbers, *aliasing_guards(inputs, self.sources), *device_guards(inputs, self.sources, record)]
         if not any(guard.create_fn_name() == "GLOBAL_STATE" for guard in self.waived):
             guards.append(state)
         if self.graph is not None and self.graph.absolute:
@@ -272,6 +275,7 @@ class _Capture:
                 len(path) > 1
                 and path[-1][0] in ("param", "buffer", "attr", "raw")
                 and isinstance(self.sources.value(path[:-1]), torch.nn.Module)
+                and isinstance(self.sources.value(path), torch.Tensor)  # numbers that vary travel with each call
             )
         except (NotPortable, LookupError):
             return False
@@ -297,6 +301,10 @@ class _Capture:
                 raise CaptureRefused(f"graph input {i} cannot be found from the call's arguments: {error}") from None
             if type(value) is int and not arg.is_tensor:
                 inputs.append(GraphInput(path, False, position, "int"))
+                position += 1
+                continue
+            if type(value) is float and is_float(arg):
+                inputs.append(GraphInput(path, False, position, "float"))
                 position += 1
                 continue
             if not isinstance(value, torch.Tensor):

@@ -19,11 +19,14 @@ class CaptureRefused(Exception):
 
     `reason`: what stopped it; `where`: the user's `file:line` or ""; `hint`: what to do about it, or "".
     `skipped`: the frame as such runs as plain Python, which is no fault: what it calls may still be compiled.
-    `shared_memory`: it is because inputs of this call share memory. `guards`: where known, what calls of this kind have in common, and
-    `unless`: guards of which such a call fails one; other calls may be captured.
+    `symbols`: plain sizes and numbers in place of symbolic ones may do. `raises`: the code seems to raise an exception for this very call.
+    `shared_memory`: it is because inputs of this call share memory. `guards`: where known, what calls of this kind have in
+    common, and `unless`: guards of which such a call fails one; other calls may be captured.
     """
 
     forbidden = False  # a graph break that `error_on_graph_break` forbids
+    raises = False
+    symbols = False
     guards: tuple[Guard, ...] | None = None
     unless: tuple[Guard, ...] = ()
 

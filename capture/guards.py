@@ -26,6 +26,7 @@ from precast.capture.sources import NotPortable, SourceContext
 from precast.runtime.code_digest import digest
 from precast.runtime.guard_rules import MARKS
 from precast.runtime.paths import PathError
+from precast.runtime.standins import class_of
 
 DROPPED = frozenset(
     "GRAD_MODE DETERMINISTIC_ALGORITHMS GLOBAL_STATE TORCH_FUNCTION_STATE DEFAULT_DEVICE FSDP_TRAINING_STATE DUAL_LEVEL "
@@ -87,7 +88,7 @@ def _same_pattern(paths: list[Path], context: GuardContext) -> list[Guard]:
     first: dict[int, Path] = {}
     for path in sorted(set(paths), key=repr):
         value = context.sources.value(path)
-        guards.append(Guard(path, Predicate.TYPE, type_name(type(value))))
+        guards.append(Guard(path, Predicate.TYPE, type_name(class_of(value))))
         known = first.setdefault(id(value), path)
         if known is not path:
             guards.append(Guard(path, Predicate.SAME_AS, known))
@@ -247,7 +248,7 @@ def _concrete(size: Any) -> int | None:
 def tensor_spec(value: torch.Tensor, size: tuple[int | None, ...], stride: tuple[int | None, ...]) -> dict[str, Any]:
     """What a TENSOR guard compares. The device's index is left out: `cuda:0` and `cuda:5` share an artifact."""
     return {
-        "type": type_name(type(value)),
+        "type": type_name(class_of(value)),
         "dtype": str(value.dtype).removeprefix("torch."),
         "device": value.device.type,
         "layout": str(value.layout).removeprefix("torch."),
@@ -279,7 +280,7 @@ def _weak(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
 
 
 _RULES: dict[str, Callable[[Path, Any, GuardContext], list[Guard]]] = {
-    "TYPE_MATCH": _value_rule(lambda v: (Predicate.TYPE, type_name(type(v)))),
+    "TYPE_MATCH": _value_rule(lambda v: (Predicate.TYPE, type_name(class_of(v)))),
     "CONSTANT_MATCH": _value_rule(_constant),
     "EQUALS_MATCH": _value_rule(_constant),
     "BOOL_MATCH": _value_rule(_constant),

@@ -38,10 +38,7 @@ EXPANSIONS: dict[Any, Callable[..., Any]] = {
     hops.out_dtype: out_dtype_fallback,
 }
 KEPT = ("cond", "while_loop", "scan", "map_impl", "print")
-_REASONS = {
-    "triton_kernel_wrapper_mutation": "a Triton kernel of the user's is launched, which needs a GPU",
-    "triton_kernel_wrapper_functional": "a Triton kernel of the user's is launched, which needs a GPU",
-}
+_TRITON = ("triton_kernel_wrapper_mutation", "triton_kernel_wrapper_functional")
 
 
 def expand_higher_order(module: torch.fx.GraphModule, fake_mode: Any, decompositions: Mapping[Any, Any]) -> None:
@@ -64,7 +61,9 @@ def expand_higher_order(module: torch.fx.GraphModule, fake_mode: Any, decomposit
                 splice(module, node, EXPANSIONS[node.target], fake_mode, decompositions)
                 found = True
             elif isinstance(node.target, torch._ops.HigherOrderOperator) and (name := node.target._name) not in KEPT:
-                raise CaptureRefused(_REASONS.get(name, f"the higher-order operator {name} has no compiled form"))
+                if name in _TRITON:
+                    raise CaptureRefused("a Triton kernel of the user's is launched", hint="launch it in a torch.library.custom_op")
+                raise CaptureRefused(f"the higher-order operator {name} has no compiled form")
     _drop_unused(module)
     for body in bodies(module):
         expand_higher_order(body, fake_mode, decompositions)

@@ -1,11 +1,12 @@
-"""Guards that Dynamo leaves implicit or checks elsewhere: torch's global state, and that inputs do not alias."""
+"""Guards that Dynamo leaves implicit or checks elsewhere: torch's global state, that inputs do not alias, that they are on one GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from precast.artifact_store.guards import Guard, Predicate
-from precast.artifact_store.records import GraphInput
+from precast.artifact_store.records import FrameRecord, GraphInput
 from precast.capture.sources import SourceContext
 from precast.runtime.global_state import global_state
 
@@ -27,6 +28,25 @@ def aliasing_guards(inputs: Sequence[GraphInput], sources: SourceContext) -> lis
     if len(distinct) < 2 and not mutated:
         return []
     return [Guard((("state",),), Predicate.NOT_ALIASED, {"distinct": distinct, "mutated": mutated, "others": others})]
+
+
+def device_guards(inputs: Sequence[GraphInput], sources: SourceContext, record: FrameRecord | None) -> list[Guard]:
+    """The graph's inputs on GPUs are on one and the same: TENSOR guards leave the index open. The rewritten bytecode may name it."""
+    tensors = [i.path for i in inputs if i.kind == "tensor" and i.path[0][0] != "random"]
+    paths = tuple(sorted((path for path in tensors if sources.value(path).device.type == "cuda"), key=repr))
+    named = set(_indices(record.constants if record is not None else ()))
+    if not paths or (len(paths) == 1 and not named):
+        return []
+    return [Guard((("state",),), Predicate.SAME_DEVICE, {"paths": paths, "index": min(named, default=None)})]
+
+
+def _indices(tagged: Any) -> Iterator[int]:
+    """Indices of the GPUs among tagged constants."""
+    if isinstance(tagged, tuple):
+        if len(tagged) == 3 and tagged[:2] == ("device", "cuda") and tagged[2] is not None:
+            yield tagged[2]
+        for item in tagged:
+            yield from _indices(item)
 
 
 def apart(inputs: Sequence[GraphInput]) -> tuple[Guard, ...]:

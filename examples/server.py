@@ -30,7 +30,11 @@ class Service:
         self.encode = precast.load(sentences.make_encoder(), store=store, require="hit")
 
     def answer(self, texts: list[str]) -> list[list[float]]:
-        """Embeddings of one or eight sentences. Raises precast.GuardMiss, with the reason, for a batch that was not built."""
+        """An embedding per sentence. Raises precast.GuardMiss, with the reason, where no stored artifact fits.
+
+        Built for 1 and 8 sentences: the sizes differ, so the second artifact serves every batch from 2 on. With `batches = [1]` in
+        build.toml, or `options = { dynamic = "no" }` there and here, other batches miss.
+        """
         tokens = self.tokenizer(texts, padding="max_length", truncation=True, max_length=sentences.LENGTH, return_tensors="pt")
         with torch.no_grad():
             result: list[list[float]] = self.encode(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]).tolist()
@@ -38,14 +42,16 @@ class Service:
 
 
 def handler(service: Service) -> type[BaseHTTPRequestHandler]:
-    """The HTTP side: POST {"sentences": [...]}; 200 with embeddings, 422 with the explanation of a miss."""
+    """The HTTP side: POST {"sentences": [...]}; 200 with embeddings, 400 for another body, 422 with the explanation of a miss."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            texts = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["sentences"]
             body: dict[str, Any]
             try:
+                texts = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["sentences"]
                 status, body = 200, {"embeddings": service.answer(texts)}
+            except (KeyError, TypeError, ValueError) as error:
+                status, body = 400, {"error": f'send {{"sentences": ["…"]}}: {type(error).__name__}: {error}'}
             except precast.GuardMiss as miss:
                 status, body = 422, {"error": str(miss)}
             data = json.dumps(body).encode()

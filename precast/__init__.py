@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from precast.runtime.directives import (
         allow_in_graph,
         assume_constant_result,
+        cudagraph_mark_step_begin,
         disable,
         is_compiling,
         is_exporting,
@@ -49,6 +50,7 @@ _HOMES = {
     "compile": "api",
     "compile_module": "api",
     "compile_repeated_blocks": "regional",
+    "cudagraph_mark_step_begin": "directives",
     "disable": "directives",
     "is_compiling": "directives",
     "is_exporting": "directives",
@@ -97,6 +99,7 @@ __all__ = [
     "compile",
     "compile_module",
     "compile_repeated_blocks",
+    "cudagraph_mark_step_begin",
     "describe_options",
     "disable",
     "error_on_graph_break",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +13,16 @@ import torch
 
 import precast
 from precast.artifact_store import Manifest, Store
-from precast.build_file import Loaded, Signature
-from precast.runtime.compatibility import why_not
+from precast.build_file import Loaded
 from precast.runtime.entry import Entry
+from precast.runtime.errors import OptionError
+from precast.runtime.marks import marked
 from precast.runtime.options import merge_options
+from precast.runtime.precompile import Traced, traced_for
 from precast.runtime.program import Program
 from precast.runtime.site import Settings, Site
 from precast.runtime.skips import recall
-from precast.runtime.targets import rank, resolve
+from precast.runtime.targets import is_cuda, rank, resolve, runs, serves
 
 log = logging.getLogger("precast.driver")
 
@@ -49,37 +51,51 @@ class Job:
         self.loaded = loaded
         self.store = store
         self.name = loaded.spec.name
+        self._tracings: dict[bool, Traced] = {}
 
     def program(self, target: str) -> tuple[Program, Entry]:
         """The program, and its entry, as `precast.compile` would make it. Raises OptionError for a wrong mode or option."""
         spec = self.loaded.spec
         options = merge_options(spec.mode, spec.options, target=target)
-        return Site(self.loaded.callable, Settings(options, self.store, spec.label)).program_for_call()
+        return Site(self._traced(target).model, Settings(options, self.store, spec.label)).program_for_call()
 
     def build(self, number: int, target: str) -> Outcome:
         """Compile the signature unless the store serves it already."""
         begin = time.perf_counter()
-        signature = self.loaded.signatures[number - 1]
-        found = self.find(signature, target)
+        self._check_shapes(number, target)
+        found = self.find(number, target)
         if found is not None:
             return self._outcome(number, target, "there already", found, begin)
-        reason = self._precompile(signature, target)
-        found = self.find(signature, target)
+        reason = self._precompile(number, target)
+        found = self.find(number, target)
         if found is None and self.skipped(target):
             return self._outcome(number, target, "compiled", None, begin, self.skipped(target))
         if found is None:
             return self._outcome(number, target, "failed", None, begin, reason or self.explain(number, target))
         return self._outcome(number, target, "compiled", found, begin)
 
-    def _precompile(self, signature: Signature, target: str) -> str:
+    def _check_shapes(self, number: int, target: str) -> None:
+        """Raises OptionError where `dynamic_shapes` does not fit the arguments, also when nothing needs to be compiled."""
+        shapes = self.loaded.spec.dynamic_shapes
+        if shapes is None:
+            return
+        program, entry = self.program(target)
+        signature = self.loaded.signatures[number - 1]
+        try:
+            with marked(program.locals_of(*_whole(entry, signature)), signature[0], shapes):
+                pass
+        except IndexError as error:
+            raise OptionError(f"dynamic_shapes: {error}") from error
+
+    def _precompile(self, number: int, target: str) -> str:
         """Compile into the store; returns what there is to say where that did not work."""
         spec = self.loaded.spec
         with warnings.catch_warnings(record=True) as caught, torch.no_grad():
             warnings.simplefilter("always")
             try:
                 report = precast.precompile(
-                    self.loaded.callable,
-                    signatures=[signature],
+                    self._traced(target).model,
+                    signatures=[self._traced(target).calls[number - 1]],
                     targets=[target],
                     mode=spec.mode,
                     options=dict(spec.options) if spec.options is not None else None,
@@ -96,9 +112,10 @@ class Job:
     def check(self, number: int, target: str) -> Outcome:
         """Whether the store serves the signature. Compiles and runs nothing."""
         begin = time.perf_counter()
-        found = self.find(self.loaded.signatures[number - 1], target)
+        found = self.find(number, target, runs)
         if found is not None:
-            return self._outcome(number, target, "hit", found, begin)
+            exact = serves(resolve(target), found.target)
+            return self._outcome(number, target, "hit", found, begin, "" if exact else f"by its fall-back for {found.target}")
         if self.skipped(target):
             return self._outcome(number, target, "hit", None, begin, self.skipped(target))
         return self._outcome(number, target, "miss", None, begin, self.explain(number, target))
@@ -112,9 +129,9 @@ class Job:
         from precast.runtime.explain import explain
 
         program, entry = self.program(target)
-        args, kwargs = _whole(entry, self.loaded.signatures[number - 1])
+        args, kwargs = _whole(entry, self._traced(target).calls[number - 1])
         with torch.no_grad():
-            text = str(explain(program, args, kwargs))
+            text = str(explain(program, args, kwargs, elsewhere=rank(program.target) is None))
         damaged = [m.artifact_id[:12] for m in self._for(program.key, resolve(target)) if not self.store.complete(m)]
         if damaged:
             text += f"\nblobs of {', '.join(damaged)} are missing or damaged: build again, or `precast verify --repair`"
@@ -122,31 +139,32 @@ class Job:
             text += f"\nnothing is stored for {target}: `precast build … --target {target}`"
         return text
 
-    def find(self, signature: Signature, target: str) -> Manifest | None:
-        """The stored artifact for exactly this target whose guards hold for the call, as the runtime would find it on such a machine."""
-        from precast.runtime.explain import first_failure
+    def find(self, number: int, target: str, fits: Callable[[str, str], bool] = serves) -> Manifest | None:
+        """The stored artifact for this target whose guards hold for the call, as the runtime would find it on such a machine.
 
+        `fits(target, found)`: whether an artifact for `found` counts.
+        """
         program, entry = self.program(target)
-        args, kwargs = _whole(entry, signature)
-        exact = resolve(target)
-        runs_here = rank(exact) is not None
+        args, kwargs = _whole(entry, self._traced(target).calls[number - 1])
         with torch.no_grad():
-            local_values, cells = program.locals_of(args, kwargs), program.locals_of.cells()
-            for manifest in self._for(program.key, exact):
-                if runs_here and why_not(manifest, program):
-                    continue
-                if not first_failure(manifest.guards, local_values, cells) and self.store.complete(manifest):
-                    return manifest
-        return None
+            artifact_id = program.stored(program.locals_of(args, kwargs), fits)
+        return self.store.get(artifact_id, program.key) if artifact_id else None
+
+    def _traced(self, target: str) -> Traced:
+        """The program and its signatures as they are traced for the target. Raises PrecastError."""
+        elsewhere = is_cuda(resolve(target))
+        if elsewhere not in self._tracings:
+            self._tracings[elsewhere] = traced_for(target, self.loaded.callable, self.loaded.signatures)
+        return self._tracings[elsewhere]
 
     def _for(self, key: str, target: str) -> Iterable[Manifest]:
-        return (manifest for manifest in self.store.variants(key) if manifest.target == target)
+        return (manifest for manifest in self.store.variants(key) if serves(target, manifest.target))
 
     def _outcome(self, number: int, target: str, status: str, manifest: Manifest | None, begin: float, reason: str = "") -> Outcome:
         artifact = manifest.artifact_id if manifest is not None else None
         return Outcome(self.name, number, target, status, artifact, round(time.perf_counter() - begin, 3), reason)
 
 
-def _whole(entry: Entry, signature: Signature) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _whole(entry: Entry, signature: tuple[tuple[Any, ...], Mapping[str, Any]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of the entry's function: with `self`, and a partial's own."""
     return (*entry.prefix, *signature[0]), {**entry.keywords, **signature[1]}

@@ -123,6 +123,10 @@ def _loaded(spec: ProgramSpec, made: Any) -> Loaded:
                 f"{spec.where}: signature {number} of factory {spec.factory} is not (args, kwargs) but {_short(signature)}"
             )
         signatures.append((tuple(signature[0]), dict(signature[1])))
+    if hasattr(made[0], "_precast_call") or hasattr(made[0], "_precast_site"):
+        raise BuildFileError(
+            f"{spec.where}: factory {spec.factory} returned a compiled program; return the callable, and give its name, mode, options here"
+        )
     if not signatures:
         raise BuildFileError(f"{spec.where}: factory {spec.factory} returned no signatures; there is nothing to compile")
     return Loaded(spec, made[0], tuple(signatures))
@@ -136,6 +140,8 @@ def _program(table: Mapping[str, Any], where: str, default_targets: tuple[str, .
     arguments, options = table.get("arguments", {}), table.get("options")
     if not isinstance(arguments, dict) or not isinstance(options, (dict, type(None))):
         raise BuildFileError(f"{where}: `arguments` and `options` are tables, for instance options = {{ freeze = true }}")
+    if options is not None and "mode" in table:
+        raise BuildFileError(f"{where}: `mode` and `options` exclude one another: a mode is a set of options (see `precast options`)")
     shapes = table.get("dynamic_shapes")
     if not isinstance(shapes, (dict, type(None))):
         raise BuildFileError(f'{where}: `dynamic_shapes` is a table, for instance dynamic_shapes = {{ x = {{ 0 = "batch" }} }}')

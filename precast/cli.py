@@ -22,6 +22,7 @@ COMMANDS = {
     "dir": ("precast.cli_store", "dir_"),
     "clean": ("precast.cli_store", "clean"),
     "options": ("precast.cli_options", "options"),
+    "tune": ("precast.cli_tune", "tune"),
     "demo": ("precast.cli_run", "demo"),
     "bench": ("precast.cli_run", "bench"),
 }

@@ -37,7 +37,11 @@ def _source(command: Any) -> Any:
 @click.command()
 @_source
 @click.option(
-    "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Programs compiled at a time, each in its own process."
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Programs compiled at a time, for one target each, in processes of their own.",
 )
 @store_option
 @json_option
@@ -47,10 +51,10 @@ def build(
 ) -> None:
     """Compile every signature of every program for every target; what the store has already is left as it is."""
     out = Output(as_json)
-    plan = _plan(source, targets, mode, only)
+    plan = plan_of(source, targets, mode, only)
     store = open_store(store_path or plan.store, readonly=False)
-    if jobs > 1 and len(plan.programs) > 1:
-        outcomes = _in_processes(out, plan, store, source, targets, mode, jobs)
+    if jobs > 1 and sum(len(program.targets) for program in plan.programs) > 1:
+        outcomes = _in_processes(out, plan, store, source, mode, jobs)
     else:
         outcomes = _run(out, plan, store, "compiling", lambda job, number, target: job.build(number, target))
     _report(out, outcomes, store)
@@ -68,7 +72,7 @@ def build(
 def check(source: str, targets: tuple[str, ...], mode: str | None, only: tuple[str, ...], store_path: str | None, as_json: bool) -> None:
     """Prove that every signature would hit. Compiles nothing; exit code 1 and an explanation where one would miss."""
     out = Output(as_json)
-    plan = _plan(source, targets, mode, only)
+    plan = plan_of(source, targets, mode, only)
     store = open_store(store_path or plan.store)
     outcomes = _run(out, plan, store, "checking", lambda job, number, target: job.check(number, target))
     _report(out, outcomes, store)
@@ -93,7 +97,7 @@ def explain(source: str, targets: tuple[str, ...], mode: str | None, only: tuple
         explain_artifact(source, store_path, as_json)
         return
     out = Output(as_json)
-    plan = _plan(source, targets, mode, only)
+    plan = plan_of(source, targets, mode, only)
     store = open_store(store_path or plan.store)
     outcomes = _run(out, plan, store, "explaining", lambda job, number, target: job.check(number, target))
     out.data([asdict(outcome) for outcome in outcomes])
@@ -104,7 +108,7 @@ def explain(source: str, targets: tuple[str, ...], mode: str | None, only: tuple
     finish(0 if all(outcome.good for outcome in outcomes) else ANSWER_NO)
 
 
-def _plan(source: str, targets: Sequence[str], mode: str | None, only: Sequence[str]) -> BuildFile:
+def plan_of(source: str, targets: Sequence[str], mode: str | None, only: Sequence[str]) -> BuildFile:
     """The build file with the command line's choices over it. A wrong file is wrong usage: exit code 2."""
     try:
         plan = read(source)
@@ -153,29 +157,30 @@ def _load(program: ProgramSpec, plan: BuildFile) -> Any:
         raise Failure(f"{program.where}: factory {program.factory} failed: {type(error).__name__}: {error}") from error
 
 
-def _in_processes(
-    out: Output, plan: BuildFile, store: Store, source: str, targets: Sequence[str], mode: str | None, jobs: int
-) -> list[Outcome]:
-    """Each program by a `precast build --only NAME` of its own, `jobs` at a time."""
+def _in_processes(out: Output, plan: BuildFile, store: Store, source: str, mode: str | None, jobs: int) -> list[Outcome]:
+    """Each program for each target by a `precast build --only NAME --target TARGET` of its own, `jobs` at a time."""
     from precast.build import Outcome
 
-    def one(program: ProgramSpec) -> list[Outcome]:
+    units = [(program, target) for program in plan.programs for target in program.targets]
+
+    def one(unit: tuple[ProgramSpec, str]) -> list[Outcome]:
+        program, target = unit
         command = [sys.executable, "-m", "precast.cli", "build", source, "--json", "--only", program.name, "--store", str(store.root)]
-        command += [word for target in targets for word in ("--target", target)] + (["--mode", mode] if mode else [])
+        command += ["--target", target] + (["--mode", mode] if mode else [])
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         try:
             answer = json.loads(done.stdout)
             return [Outcome(**fields) for fields in answer["programs"]]
         except (ValueError, KeyError, TypeError):
             reason = done.stderr.strip().splitlines()[-1:] or [f"the process ended with status {done.returncode}"]
-            return [Outcome(program.name, 0, ", ".join(program.targets), "failed", None, 0.0, reason[0])]
+            return [Outcome(program.name, 0, target, "failed", None, 0.0, reason[0])]
 
     outcomes: list[Outcome] = []
-    with _progress(out, len(plan.programs)) as progress, ThreadPoolExecutor(jobs) as pool:
-        progress.say(f"compiling {len(plan.programs)} programs in {jobs} processes")
-        for program, found in zip(plan.programs, pool.map(one, plan.programs), strict=True):
+    with _progress(out, len(units)) as progress, ThreadPoolExecutor(jobs) as pool:
+        progress.say(f"compiling {len(plan.programs)} programs, {len(units)} times in all, in {jobs} processes")
+        for (program, target), found in zip(units, pool.map(one, units), strict=True):
             outcomes += found
-            progress.say(f"{program.name}: done")
+            progress.say(f"{program.name}: done for {target}")
             progress.advance(1, True)
     return outcomes
 

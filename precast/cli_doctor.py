@@ -37,7 +37,7 @@ class Finding:
 def doctor(store_path: str | None, as_json: bool) -> None:
     """Check Python, torch, the compiler, the CPU and the store. Exit code 1 when something keeps precast from working."""
     out = Output(as_json)
-    findings = [finding for examine in (_python, _torch, _triton, _compiler, _cpu) for finding in examine()]
+    findings = [finding for examine in (_python, _torch, _gpus, _triton, _compiler, _cpu) for finding in examine()]
     findings += _store(store_path)
     out.data(findings)
     colours = {GOOD: "green", WARN: "yellow", BAD: "red"}
@@ -69,8 +69,15 @@ def _torch() -> Iterator[Finding]:
     backends = (("MKL", torch.backends.mkl), ("oneDNN", torch.backends.mkldnn))
     libraries = [name for name, backend in backends if backend.is_available()]
     yield Finding("torch", GOOD if libraries else WARN, f"CPU libraries: {', '.join(libraries) or 'none; matrix products will be slow'}")
-    cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    yield Finding("cuda", GOOD, f"{cuda} devices" if cuda else "no device here (CPU targets only)")
+
+
+def _gpus() -> Iterator[Finding]:
+    from precast.gpu_findings import findings
+
+    try:
+        yield from (Finding("gpu", GOOD if good else WARN, detail) for good, detail in findings())
+    except ImportError as error:
+        yield Finding("gpu", WARN, f"nothing is known of GPUs: {error}")
 
 
 def _triton() -> Iterator[Finding]:

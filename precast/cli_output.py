@@ -122,9 +122,18 @@ def errors_to_json(command: Callable[P, R]) -> Callable[P, R]:
 def open_store(path: str | None, readonly: bool = True) -> Store:
     """The store for a command. Raises Failure with the reason where it cannot be used."""
     try:
-        return Store.open(path, readonly=readonly, strict=True)
+        store = Store.open(path, readonly=readonly, strict=True)
     except StoreError as error:
         raise Failure(str(error)) from error
+    if readonly and not store.root.exists():
+        _tell_missing(store.root)
+    return store
+
+
+@functools.cache
+def _tell_missing(root: Path) -> None:
+    """Once, although a command may open its store twice."""
+    click.echo(f"There is no store at {root}; the first build makes one", err=True)
 
 
 def finish(code: int) -> NoReturn:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import click
 
 from precast.artifact_store import Manifest, RecordError, Store
+from precast.artifact_store.plain_text import counted, inline
 from precast.cli_output import Failure, Output, errors_to_json, finish, human_option, json_option, open_store, store_option
+from precast.images import images
 from precast.units import human_age, human_size
 
 SOURCES = ("host_source", "kernel_source")
@@ -92,20 +94,20 @@ def overview(store: Store, manifest: Manifest) -> Iterator[str]:
     python = f", bytecode of Python {versions.python}" if versions.python else ""
     yield f"versions   torch {versions.torch}, lowering {versions.lowering}{python}, compiler {versions.compiler or 'unknown'}"
     yield f"made       {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(created))} ({human_age(created)})"
-    yield f"options    {_inline(manifest.options) or 'defaults'}"
-    kinds = Counter(str(predicate) for _, predicate, _ in manifest.guard_rows)
-    counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-    yield f"guards     {len(manifest.guard_rows)} ({counted}), hash {manifest.guard_hash[:12]}"
+    yield f"options    {inline(manifest.options) or 'defaults'}"
+    kinds = counted(predicate for _, predicate, _ in manifest.guard_rows)
+    yield f"guards     {len(manifest.guard_rows)} ({kinds}), hash {manifest.guard_hash[:12]}"
     yield f"inlined    {len(manifest.digests)} functions whose change would miss"
     for waived in manifest.waived:
         yield f"waived     {waived}"
     yield f"frames     {len(manifest.frames)}: {', '.join(str(frame.get('name', '?')) for frame in manifest.frames)}"
     for name, graph in manifest.graphs.items():
         yield f"graph      {name}"
+        facts = {image.role: str(image) for image in images(store, manifest, graph)}
         for role, blob in graph.blobs.items():
             size = manifest.blobs.get(blob, 0)
             missing = "" if store.path(f"objects/{blob[:2]}/{blob}").exists() else "  MISSING"
-            yield f"  {role:<14} {blob[:12]}  {human_size(size)}{missing}"
+            yield f"  {role:<14} {blob[:12]}  {facts.get(role) or human_size(size)}{missing}"
         yield from _tree(graph.io, 1)
     for title, record in (("evidence", manifest.evidence), ("provenance", {"precast": manifest.precast_version, **manifest.provenance})):
         yield title
@@ -162,21 +164,12 @@ def _record(store: Store, manifest: Manifest) -> dict[str, Any]:
         "frames": manifest.frames,
         "graphs": {name: {"blobs": graph.blobs, "io": graph.io} for name, graph in manifest.graphs.items()},
         "blobs": manifest.blobs,
+        "images": {name: [asdict(image) for image in images(store, manifest, graph)] for name, graph in manifest.graphs.items()},
         "sources": sources,
         "precast": manifest.precast_version,
         "evidence": manifest.evidence,
         "provenance": manifest.provenance,
     }
-
-
-def _inline(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key}={_inline(item)}" for key, item in value.items())
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(_inline(item) for item in value)}]"
-    if isinstance(value, bytes):
-        return f"{len(value)} bytes"
-    return str(value)
 
 
 def _tree(value: Mapping[str, Any], depth: int) -> Iterator[str]:
@@ -188,10 +181,10 @@ def _tree(value: Mapping[str, Any], depth: int) -> Iterator[str]:
             yield from _tree(item, depth + 1)
         elif isinstance(item, (list, tuple)) and item and isinstance(item[0], Mapping):
             yield f"{indent}{key:<14} {len(item)}"
-            yield from (f"{indent}  {_inline(part)}" for part in item[:LISTED])
+            yield from (f"{indent}  {inline(part)}" for part in item[:LISTED])
             if len(item) > LISTED:
                 yield f"{indent}  … and {len(item) - LISTED} more"
         elif isinstance(item, (list, tuple)) and len(item) > 6:
-            yield f"{indent}{key:<14} {_inline(item[:3])[:-1]}, … {len(item)} in all]"
+            yield f"{indent}{key:<14} {inline(item[:3])[:-1]}, … {len(item)} in all]"
         else:
-            yield f"{indent}{key:<14} {_inline(item)}"
+            yield f"{indent}{key:<14} {inline(item)}"

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -44,11 +45,12 @@ _duration = partial(_parsed, parse_duration)
 
 @click.command()
 @click.option("--program", "program", metavar="TEXT", help="Only programs whose key or name contains this.")
+@click.option("--images", "with_images", is_flag=True, help="List the kernel images of artifacts for GPUs instead.")
 @store_option
 @human_option
 @json_option
 @errors_to_json
-def ls(program: str | None, store_path: str | None, human: bool, as_json: bool) -> None:
+def ls(program: str | None, with_images: bool, store_path: str | None, human: bool, as_json: bool) -> None:
     """List the artifacts: id, program, target, size, guards, hits, last use, made."""
     from precast.artifact_store.index import open_index
 
@@ -59,6 +61,9 @@ def ls(program: str | None, store_path: str | None, human: bool, as_json: bool) 
     if program:
         entries = [entry for entry in entries if program in entry.program_key or program in entry.program_name]
     entries.sort(key=lambda entry: (entry.program_name, entry.program_key, entry.artifact_id))
+    if with_images:
+        _list_images(out, store, entries)
+        return
     out.data([_as_data(entry) for entry in entries])
     raw = [
         (e.artifact_id, e.program_name, e.program_key, e.target, e.size, e.guards, e.hits, int(e.last_use), int(e.created)) for e in entries
@@ -80,6 +85,26 @@ def ls(program: str | None, store_path: str | None, human: bool, as_json: bool) 
         out.table(("ID", "PROGRAM", "TARGET", "SIZE", "GUARDS", "HITS", "LAST USE", "MADE"), raw if not out.human else [], readable)
     else:
         out.note(f"No artifacts{f' matching {program!r}' if program else ''} in {store.root}")
+
+
+def _list_images(out: Output, store: Store, entries: list[Entry]) -> None:
+    from precast.images import of_artifact
+
+    found = [
+        (entry.artifact_id, image)
+        for entry in entries
+        if entry.target.startswith("cuda:") and (manifest := store.get(entry.artifact_id, entry.program_key)) is not None
+        for image in of_artifact(store, manifest)
+    ]
+    out.data([{"artifact": artifact, **asdict(image)} for artifact, image in found])
+    raw = [(artifact, i.role, i.kind, i.entry, i.size, i.registers or "", i.shared or 0) for artifact, i in found]
+    readable = [
+        (artifact[:12], i.kind, i.entry, human_size(i.size), str(i.registers or "-"), human_size(i.shared or 0)) for artifact, i in found
+    ]
+    if found:
+        out.table(("ARTIFACT", "IMAGE", "KERNEL", "SIZE", "REGISTERS", "SHARED"), raw if not out.human else [], readable)
+    else:
+        out.note(f"No kernel images in {store.root}")
 
 
 @click.command()

@@ -10,13 +10,14 @@ from typing import Any
 import sympy
 
 from precast.artifact_store.guards import Predicate
+from precast.artifact_store.plain_text import counted
 from precast.capture import CapturedFrame
 from precast.codegen import CompiledGraph
 from precast.lowering.effects import reads, writes
 from precast.lowering.ir import Extern, Kernel, Program
 from precast.lowering.order import nbytes_hint
 from precast.lowering.text import step_text
-from precast.runtime.guard_text import counted, guard_columns
+from precast.runtime.guard_text import guard_columns
 from precast.runtime.log import logger
 from precast.runtime.paths import describe
 from precast.units import human_size

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from precast import __version__
@@ -22,6 +23,7 @@ from precast.runtime.compatibility import LOWERING_VERSION, python_minor, torch_
 from precast.runtime.errors import Deferred, InProcess, MarkError, Refused
 from precast.runtime.options import key_options
 from precast.runtime.program import Program
+from precast.target_choice import target_of
 from precast.trace import Trace, trace_for
 
 log = logging.getLogger("precast.compile")
@@ -57,18 +59,37 @@ def _compile_with(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, 
         )
     if frame.code is None:
         raise Refused("; ".join(frame.uncacheable) or "its bytecode cannot be kept")
+    job = _Job(program, frame, _target(program, frame), watch, trace)
     if program.options["background_compile"] and frame.graph is not None:
-        return Deferred(frame.guards, lambda: _finish(program, frame, watch, trace))
-    return _finish(program, frame, watch, trace)
+        return Deferred(frame.guards, lambda: _finish(job))
+    return _finish(job)
 
 
-def _finish(program: Program, frame: CapturedFrame, watch: Stopwatch, trace: Trace) -> str | InProcess:
+@dataclass(frozen=True)
+class _Job:
+    """A captured frame on its way into the store."""
+
+    program: Program
+    frame: CapturedFrame
+    target: str
+    watch: Stopwatch
+    trace: Trace
+
+
+def _target(program: Program, frame: CapturedFrame) -> str:
+    """What the frame's graph is compiled for; a refusal holds for calls of this kind."""
+    try:
+        return target_of(frame.graph, program.target)
+    except Refused as refused:
+        raise Refused(refused.reason, refused.hint, frame.guards) from refused
+
+
+def _finish(job: _Job) -> str | InProcess:
     """All that comes after the capture."""
-    if frame.uncacheable:
-        reason = "; ".join(frame.uncacheable)
-        manifest, blobs = _compile(program, frame, watch, trace)
-        return InProcess(manifest, blobs, reason)
-    return _store(program, frame, watch, trace)
+    if job.frame.uncacheable:
+        manifest, blobs = _compile(job)
+        return InProcess(manifest, blobs, "; ".join(job.frame.uncacheable))
+    return _store(job)
 
 
 def _capture(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic: Dynamic, trace: Trace) -> CapturedFrame:
@@ -90,14 +111,14 @@ def _capture(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any],
     except MarkViolated as violated:
         raise MarkError(str(violated)) from violated
     except CaptureRefused as refused:
-        if due_to_symbols(refused.reason, dynamic):
+        if due_to_symbols(refused, dynamic):
             raise SymbolsRefused(refused.reason, refused.hint) from refused
         trace.refused(str(refused))
         _tell(program, refused)
         where = f" (at {refused.where})" if refused.where else ""
         reason = f"{refused.reason}{where}"
         guards = None if program.options["fullgraph"] else refused.guards  # fullgraph: an error, for calls of that kind too
-        raise Refused(reason, refused.hint, guards, refused.skipped, refused.unless, refused.forbidden) from refused
+        raise Refused(reason, refused.hint, guards, refused.skipped, refused.unless, refused.forbidden, refused.raises) from refused
 
 
 def _raises_at_breaks(program: Program) -> bool:
@@ -110,48 +131,44 @@ def _tell(program: Program, outcome: CapturedFrame | CaptureRefused) -> None:
         observer(program, outcome)
 
 
-def _store(program: Program, frame: CapturedFrame, watch: Stopwatch, trace: Trace) -> str | InProcess:
+def _store(job: _Job) -> str | InProcess:
     """One compile per artifact across threads, processes and machines that share the store."""
+    program = job.program
     if not program.options["store_results"]:
-        manifest, blobs = _compile(program, frame, watch, trace)
+        manifest, blobs = _compile(job)
         return InProcess(manifest, blobs, "store_results is off")
     store = program.store
-    artifact_id = _manifest(program, frame, {}, BlobSet(), {}, watch).artifact_id
-    with watch.stage("wait"), store.lease(artifact_id):
+    artifact_id = _manifest(job, {}, BlobSet(), {}).artifact_id
+    with job.watch.stage("wait"), store.lease(artifact_id):
         known = store.get(artifact_id, program.key)
         if known is not None and store.complete(known):
             log.info("%s: artifact %s was compiled meanwhile by another process", program.name, artifact_id[:12])
             return artifact_id
-        manifest, blobs = _compile(program, frame, watch, trace)
+        manifest, blobs = _compile(job)
         if store.try_put(manifest, blobs) is None:
             return InProcess(manifest, blobs, "the store cannot be written")
     return artifact_id
 
 
-def _compile(program: Program, frame: CapturedFrame, watch: Stopwatch, trace: Trace) -> tuple[Manifest, BlobSet]:
+def _compile(job: _Job) -> tuple[Manifest, BlobSet]:
+    program, frame = job.program, job.frame
     blobs = BlobSet()
     graphs: dict[str, GraphRecord] = {}
     evidence: dict[str, Any] = {}
     if frame.graph is not None:
         bound = tuple(item.bound for item in frame.inputs)
-        request = GraphRequest(program.name, program.target, key_options(program.options), bound, program.store, trace)
+        request = GraphRequest(program.name, job.target, key_options(program.options), bound, program.store, job.trace)
         graph = frame.graph
-        graphs["forward"], evidence = symbolic_build(lambda: build_graph(graph, request, watch, blobs), frame.symbolic)
+        graphs["forward"], evidence = symbolic_build(lambda: build_graph(graph, request, job.watch, blobs), frame.symbolic)
     if frame.symbols:
         evidence = {**evidence, "dynamic": list(frame.symbols)}
-    manifest = _manifest(program, frame, graphs, blobs, evidence, watch)
-    log.info("%s: compiled artifact %s (%s)", program.name, manifest.artifact_id[:12], watch)
+    manifest = _manifest(job, graphs, blobs, evidence)
+    log.info("%s: compiled artifact %s (%s)", program.name, manifest.artifact_id[:12], job.watch)
     return manifest, blobs
 
 
-def _manifest(
-    program: Program,
-    frame: CapturedFrame,
-    graphs: Mapping[str, GraphRecord],
-    blobs: BlobSet,
-    evidence: Mapping[str, Any],
-    watch: Stopwatch,
-) -> Manifest:
+def _manifest(job: _Job, graphs: Mapping[str, GraphRecord], blobs: BlobSet, evidence: Mapping[str, Any]) -> Manifest:
+    program, frame = job.program, job.frame
     assert frame.code is not None
     record = {
         "name": frame.name,
@@ -162,8 +179,8 @@ def _manifest(
     return Manifest.make(
         program_key=program.key,
         program_name=program.name,
-        target=program.target,
-        versions=Versions(lowering=LOWERING_VERSION, torch=torch_minor(), python=python_minor(), compiler=compiler_version()),
+        target=job.target,
+        versions=Versions(LOWERING_VERSION, torch=torch_minor(), python=python_minor(), compiler=compiler_version(job.target)),
         options=key_options(program.options),
         guards=frame.guards,
         frames=[record],
@@ -172,6 +189,6 @@ def _manifest(
         graphs=graphs,
         blobs=blobs.sizes(),
         evidence=evidence,
-        provenance={"seconds": dict(watch.seconds)} | ({"graph_break": str(frame.broke)} if frame.broke is not None else {}),
+        provenance={"seconds": dict(job.watch.seconds)} | ({"graph_break": str(frame.broke)} if frame.broke is not None else {}),
         precast_version=__version__,
     )

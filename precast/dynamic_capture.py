@@ -7,15 +7,17 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from precast.artifact_store.manifest import guard_rows
-from precast.capture import Dynamic
+from precast.capture import CaptureRefused, Dynamic
 from precast.runtime.errors import Refused
 from precast.runtime.log import logger
+from precast.runtime.paths import resolve
 from precast.runtime.program import Program, strict
+from precast.runtime.targets import concerns
 from precast.runtime.varied import Varied, varied
 
 T = TypeVar("T")
-_RAISES = ("Observed exception", "BUILD_STRING type error", "TypeError when making fake tensor call")
-"""Begin the tracer's words for code that seems to raise: formatting a symbol with `%` and in an f-string, an operator that takes none."""
+_FORMATS = "BUILD_STRING type error"
+"""Begins the tracer's words for an f-string with a symbol in it."""
 
 
 class SymbolsRefused(Refused):
@@ -26,26 +28,36 @@ def dynamic_of(program: Program, local_values: Mapping[str, Any]) -> Dynamic:
     """By the program's options, and by what its variants (stored ones first of all) were made for."""
     mode = program.options["dynamic"]
     changed: Varied = {}
-    if mode == "auto":
-        stored = [manifest.guard_rows for manifest in program.store.variants(program.key)]
+    floats = False
+    if mode != "no":
+        stored = [m.guard_rows for m in program.store.variants(program.key) if concerns(program.target, m.target)]
         here = [guard_rows(variant.all_guards()) for variant in program.variants if not variant.stored]
-        changed = varied([*stored, *here, program.first_call], local_values, program.locals_of.cells())
-    return Dynamic(mode, changed, program.options["capture_scalar_outputs"], program.options["capture_dynamic_output_shape_ops"])
+        cells = program.locals_of.cells()
+        changed = varied([*stored, *here, program.first_call], local_values, cells)
+        # other backends get torch's own form of a symbolic float, a tensor, which is none of the call's objects
+        floats = program.backend is None and any(type(resolve(p, local_values, cells)) is float for p, dims in changed.items() if not dims)
+    if mode == "yes":
+        changed = {}
+    scalars, shapes = program.options["capture_scalar_outputs"], program.options["capture_dynamic_output_shape_ops"]
+    return Dynamic(mode, changed, floats, scalars, shapes)
 
 
 def with_symbols_or_without(name: str, dynamic: Dynamic, compile_with: Callable[[Dynamic], T]) -> T:
-    """`compile_with(dynamic)`; where symbols are refused, compiled again for the sizes of this call only, and said so."""
+    """`compile_with(dynamic)`; where symbols are refused, compiled again without symbolic floats, then for this call only, and said so."""
     try:
         return compile_with(dynamic)
     except SymbolsRefused as refused:
         say = logger("dynamic").warning if dynamic.mode == "yes" else logger("dynamic").info
+        if dynamic.floats:
+            say("%s is compiled for the floats of this call only: %s", name, refused.reason)
+            return with_symbols_or_without(name, replace(dynamic, floats=False), compile_with)
         say("%s is compiled for the sizes of this call only: %s", name, refused.reason)
         return compile_with(replace(dynamic, mode="no", varied={}))
 
 
-def due_to_symbols(reason: str, dynamic: Dynamic) -> bool:
+def due_to_symbols(refused: CaptureRefused, dynamic: Dynamic) -> bool:
     """Whether a refused capture may do with plain sizes and numbers: of code that seems to raise, as `"%d" % n` does for a symbol."""
-    return reason.startswith(_RAISES) and (dynamic.mode == "yes" or bool(dynamic.varied))
+    return (refused.symbols or refused.raises or refused.reason.startswith(_FORMATS)) and (dynamic.mode == "yes" or bool(dynamic.varied))
 
 
 def symbolic_build(build: Callable[[], T], symbolic: bool) -> T:
@@ -56,7 +68,7 @@ def symbolic_build(build: Callable[[], T], symbolic: bool) -> T:
         return build()
     except Refused as refused:
         raise SymbolsRefused(refused.reason, refused.hint) from refused
-    except Exception as error:
+    except Exception as error:  # lowering and codegen meet symbols nobody tried; plain sizes may still do, and the reason is logged
         if strict():
             raise
         raise SymbolsRefused(f"compiling it with symbolic sizes failed ({type(error).__name__}: {error})") from error

@@ -13,13 +13,16 @@ from precast.runtime.compatibility import LOWERING_VERSION, torch_minor
 from precast.runtime.errors import InProcess
 from precast.runtime.log import logger
 from precast.runtime.options import key_options
+from precast.target_choice import target_of
 from precast.trace import readable, trace_for
 
 
 def compile_graph(
-    name: str, key: str, captured: CapturedGraph, options: Mapping[str, Any], target: str, store: Store
+    name: str, key: str, captured: CapturedGraph, options: Mapping[str, Any], requested: str, store: Store
 ) -> Manifest | InProcess:
     """Compile the graph and put it into `store` under the program key `key`. Raises Refused where it has to run eagerly.
+
+    `requested`: the resolved option `target`; the graph's own follows from its tensors.
 
     One compile per artifact across threads, processes and machines that share the store.
     """
@@ -28,6 +31,7 @@ def compile_graph(
     trace.dynamo_graph(captured.traced)
     trace.write("aten_graph", "py", lambda: readable(captured.graph))
     kept = key_options(options)
+    target = target_of(captured.graph, requested)
 
     def manifest(graphs: Mapping[str, GraphRecord], blobs: BlobSet, evidence: Mapping[str, Any]) -> Manifest:
         frame = {
@@ -40,7 +44,7 @@ def compile_graph(
             program_key=key,
             program_name=name,
             target=target,
-            versions=Versions(lowering=LOWERING_VERSION, torch=torch_minor(), python=None, compiler=compiler_version()),
+            versions=Versions(lowering=LOWERING_VERSION, torch=torch_minor(), python=None, compiler=compiler_version(target)),
             options=kept,
             guards=(),
             frames=[frame],

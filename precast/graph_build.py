@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 import torch.fx
 
 from precast.artifact_store import BlobSet, GraphRecord, Store, StoreError
 from precast.codegen import CompiledGraph, compile_program
 from precast.codegen.choices import tuning_name
 from precast.codegen.toolchain import CompilerMissing, find_compiler
+from precast.codegen.triton_ops import Unsupported as NoTritonForm
 from precast.compile_log import log_graph
+from precast.lowering.ir import Program
 from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
 from precast.lowering.sizes import Unsupported
 from precast.lowering.text import program_text
 from precast.parts import build_parts
 from precast.runtime.errors import Refused
+from precast.runtime.library import IMAGE
 from precast.runtime.log import logger
-from precast.runtime.targets import native_target
+from precast.runtime.targets import is_cuda, native_target
 from precast.trace import Trace
+
+observers: list[Callable[[Program, str, Mapping[str, Any]], None]] = []
+"""Each is shown every scheduled program of this process before it is compiled, with its target and options (`precast tune` looks on)."""
 
 
 class Stopwatch:
@@ -54,12 +62,15 @@ class GraphRequest:
     trace: Trace
 
 
-def compiler_version() -> str:
-    """The compiler's name and version, part of every artifact's key. Raises Refused where there is none."""
+def compiler_version(target: str) -> str:
+    """The names and versions of the compilers for `target`, part of every artifact's key. Raises Refused where there is none."""
     try:
-        return find_compiler().version
+        host = find_compiler().version
+        return f"{host}, triton {importlib.metadata.version('triton')}" if is_cuda(target) else host
     except CompilerMissing as error:
         raise Refused(str(error)) from error
+    except importlib.metadata.PackageNotFoundError as error:
+        raise Refused(f"Triton is not installed, which compiles for {target}", "pip install triton") from error
 
 
 def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopwatch, blobs: BlobSet) -> tuple[GraphRecord, dict[str, Any]]:
@@ -73,7 +84,8 @@ def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopw
     parts = build_parts(graph, build_body)
     with watch.stage("lower"):
         try:
-            lowered = lower(graph, request.name, options)
+            deterministic = torch.are_deterministic_algorithms_enabled()  # guarded: other calls get another variant
+            lowered = lower(graph, request.name, {**options, "deterministic": deterministic})
         except Unsupported as error:
             request.trace.refused(str(error))
             raise Refused(str(error)) from error
@@ -82,12 +94,21 @@ def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopw
     with watch.stage("schedule"):
         scheduled = schedule(lowered, request.target, options)
     request.trace.scheduled(lowered, scheduled, options["bound"])
-    name = tuning_name()
-    options["tuning"] = (request.store.record("tuning", name) or {}).get("choices", {})
+    options["tuning"] = known_choices(request.store, request.target)
+    for observe in tuple(observers):
+        observe(scheduled, request.target, options)
     with watch.stage("codegen"):
-        compiled = compile_program(scheduled, _codegen_target(request.target), options)
+        try:
+            compiled = compile_program(scheduled, _codegen_target(request.target), options)
+        except (Unsupported, NoTritonForm) as error:
+            request.trace.refused(str(error))
+            raise Refused(str(error)) from error
     watch.seconds |= {f"codegen.{part.removesuffix('_s')}": round(seconds, 4) for part, seconds in compiled.timings.items()}
-    _keep_tuning(request.store, name, compiled.evidence["choices"])
+    if not request.store.readonly:
+        try:
+            keep_choices(request.store, request.target, compiled.evidence["choices"])
+        except StoreError as error:
+            logger("compile").info("measured choices were not kept: %s", error)
     request.trace.compiled(compiled)
     log_graph(request.name, lowered, scheduled, compiled, options["bound"])
     record = _record(compiled, program_text(scheduled), blobs)
@@ -101,6 +122,7 @@ def _record(compiled: CompiledGraph, schedule_text: str, blobs: BlobSet) -> Grap
             "kernel_source": blobs.add(compiled.kernel_source),
             "host_source": blobs.add(compiled.host_source),
             "schedule": blobs.add(schedule_text),
+            **{f"{IMAGE}{number}": blobs.add(image.data) for number, image in enumerate(compiled.images)},
         },
         io={
             "inputs": list(compiled.inputs),
@@ -115,14 +137,17 @@ def _codegen_target(target: str) -> str:
     return "cpu:native" if target == native_target() else target
 
 
-def _keep_tuning(store: Store, name: str, found: Mapping[str, Any]) -> None:
-    """Adds measured choices to the store's record. Of two processes that write at once one may lose: it measures again some day."""
-    if store.readonly:
-        return
-    known = dict((store.record("tuning", name) or {}).get("choices", {}))
-    if all(known.get(key) == found[key] for key in found):
-        return
-    try:
-        store.put_record("tuning", name, {"choices": dict(sorted({**known, **found}.items()))})
-    except StoreError as error:
-        logger("compile").info("measured choices were not kept: %s", error)
+def known_choices(store: Store, target: str) -> dict[str, Any]:
+    """The measured choices that the store keeps for `target`: of this kind of CPU, or of the GPU's architecture."""
+    choices: dict[str, Any] = (store.record("tuning", tuning_name(target)) or {}).get("choices", {})
+    return choices
+
+
+def keep_choices(store: Store, target: str, found: Mapping[str, Any]) -> None:
+    """Adds measured choices to the store's record. Of two processes that write at once one may lose: it measures again some day.
+
+    Raises StoreError where the store cannot be written.
+    """
+    known = known_choices(store, target)
+    if any(known.get(key) != found[key] for key in found):
+        store.put_record("tuning", tuning_name(target), {"choices": dict(sorted({**known, **found}.items()))})

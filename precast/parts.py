@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,9 +11,8 @@ import torch.fx
 
 from precast.artifact_store import GraphRecord
 from precast.runtime.errors import Refused
+from precast.runtime.library import IMAGE, PART
 
-PART = "part"
-"""Begins the role of a body's library among the blobs of a graph's record."""
 Build = Callable[[torch.fx.GraphModule, str], GraphRecord]
 
 
@@ -22,7 +21,7 @@ def build_parts(graph: torch.fx.GraphModule, build: Build) -> dict[str, str]:
 
     Returns the libraries' digests by role, those of bodies inside of bodies too. Raises Refused.
     """
-    libraries: dict[str, None] = {}
+    libraries: dict[str, list[str]] = {}
     known: dict[str, str] = {}
     for node in graph.graph.nodes:
         named = [a for a in node.args if isinstance(a, torch.fx.Node) and a.op == "get_attr"]
@@ -33,10 +32,25 @@ def build_parts(graph: torch.fx.GraphModule, build: Build) -> dict[str, str]:
             if name not in known:
                 body = _attribute(graph, name)
                 record = build(body, name)
-                libraries |= dict.fromkeys(digest for role, digest in record.blobs.items() if role == "library" or role.startswith(PART))
+                libraries |= _libraries(record.blobs)
                 known[name] = describe_part(body, record)
         node.meta["parts"] = tuple(known[name] for name in names)
-    return {f"{PART}{number}": digest for number, digest in enumerate(libraries)}
+    roles: dict[str, str] = {}
+    for number, (library, images) in enumerate(libraries.items()):
+        roles[f"{PART}{number}"] = library
+        roles |= {f"{PART}{number}.{IMAGE}{k}": digest for k, digest in enumerate(images)}
+    return roles
+
+
+def _libraries(blobs: Mapping[str, str]) -> dict[str, list[str]]:
+    """Every library among a graph's blobs, with the images that it launches, in order."""
+    found: dict[str, list[str]] = {}
+    for role, digest in blobs.items():
+        if role == "library" or role.startswith(PART) and role.removeprefix(PART).isdecimal():
+            begin = IMAGE if role == "library" else f"{role}.{IMAGE}"
+            images = {int(r.removeprefix(begin)): d for r, d in blobs.items() if r.startswith(begin)}
+            found[digest] = [images[k] for k in sorted(images)]
+    return found
 
 
 def describe_part(body: torch.fx.GraphModule, record: GraphRecord) -> str:
@@ -53,10 +67,10 @@ def _layout(node: torch.fx.Node) -> Any:
         return "int"
     if value.is_contiguous():
         return None
-    try:
-        return [int(s) for s in value.stride()]
-    except Exception as error:
-        raise Refused("a branch or loop takes a tensor whose strides depend on a size that varies") from error
+    strides = [s.node.maybe_as_int() if isinstance(s, torch.SymInt) else s for s in value.stride()]
+    if None in strides:  # int() would take the stride of this call for that of all calls
+        raise Refused("a branch or loop takes a tensor whose strides depend on a size that varies")
+    return strides
 
 
 def _attribute(graph: torch.fx.GraphModule, name: str) -> Any:

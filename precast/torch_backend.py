@@ -24,11 +24,12 @@ from precast.runtime import stance
 from precast.runtime.api import StoreLike, open_store
 from precast.runtime.errors import InProcess, LoadError, Refused
 from precast.runtime.log import logger
-from precast.runtime.options import graph_options, key_options
+from precast.runtime.options import CudaGraphOptions, graph_options, key_options
 from precast.runtime.program import strict
 from precast.runtime.source import MemoryBlobs
 from precast.runtime.stored_graph import GraphCallable, find_graph, open_graph, prepare_native
 from precast.runtime.targets import resolve
+from precast.runtime.tensor_constants import gpu_of
 
 _lock = threading.Lock()
 _warned: set[str] = set()
@@ -93,7 +94,9 @@ def _eager(name: str, reason: str, original: Callable[..., Any]) -> Callable[...
 def _load_or_compile(name: str, captured: CapturedGraph, options: Mapping[str, Any], where: StoreLike) -> GraphCallable:
     store = open_store(where)
     key = f"graph-{hashlib.sha256(repr((captured.identity, sorted(key_options(options).items()))).encode()).hexdigest()[:24]}"
-    found = find_graph(store, key, name)
+    cuda_graphs = CudaGraphOptions.of(options)
+    device = gpu_of(node.meta.get("val") for node in captured.graph.graph.find_nodes(op="placeholder"))
+    found = find_graph(store, key, name, cuda_graphs, device)
     if found is not None:
         logger("store").info("%s: hit: graph %s", name, key)
         return found
@@ -107,7 +110,7 @@ def _load_or_compile(name: str, captured: CapturedGraph, options: Mapping[str, A
     try:
         if isinstance(outcome, InProcess):
             logger("runtime").info("%s: kept in this process only: %s", name, outcome.reason)
-            return open_graph(outcome.manifest, MemoryBlobs(outcome.blobs))
-        return open_graph(outcome, store)
+            return open_graph(outcome.manifest, MemoryBlobs(outcome.blobs), cuda_graphs)
+        return open_graph(outcome, store, cuda_graphs)
     except LoadError as error:
         raise Refused(f"what was compiled for it cannot be loaded: {error}") from error

@@ -13,7 +13,7 @@ from precast.artifact_store.constants import find_object, named, untag
 from precast.artifact_store.guards import Guard, Path, Predicate, Step
 from precast.runtime.class_digest import ClassCheck
 from precast.runtime.global_state import global_state
-from precast.runtime.guard_rules import MARKS, RULES, aliased
+from precast.runtime.guard_rules import MARKS, RULES, aliased, strays
 from precast.runtime.paths import start, walk
 
 Checker = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
@@ -23,6 +23,7 @@ _ORDER = {
     Predicate.EQUALS: 1,
     Predicate.TENSOR: 2,
     Predicate.LENGTH: 3,
+    Predicate.SAME_DEVICE: 9,
     Predicate.NOT_ALIASED: 9,
     Predicate.CLASSES: 10,
     Predicate.CODE: 8,
@@ -63,6 +64,7 @@ class _Writer:
             "rules": {p.value: r for p, r in RULES.items()},
             "global_state": global_state,
             "aliased": aliased,
+            "strays": strays,
             "MARKS": MARKS,
             "Tensor": torch.Tensor,
         }
@@ -120,6 +122,9 @@ class _Writer:
                 self.refuse(f"global_state() != {self.name(guard.constant)}")
             case Predicate.NOT_ALIASED:
                 self._not_aliased(guard.constant)
+            case Predicate.SAME_DEVICE:
+                places = ", ".join(map(self.place, guard.constant["paths"]))
+                self.refuse(f"strays([{places}], {guard.constant['index']}) >= 0")
             case Predicate.CLASSES:
                 places = ", ".join(self.place(path) for path, _, _ in guard.constant["classes"])
                 self.refuse(f"not {self.name(ClassCheck(guard.constant))}([{places}])")

@@ -10,8 +10,8 @@ import functools
 import hashlib
 import sys
 import types
-from collections.abc import Iterable, Mapping, Sequence
-from operator import is_
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import is_, itemgetter
 from typing import Any
 
 from precast.artifact_store.constants import type_name
@@ -67,14 +67,30 @@ def class_digest(cls: type, names: frozenset[str], constructs: bool, known: Know
 
 
 def _resolutions(base: type, names: frozenset[str], constructs: bool) -> list[str]:
-    library = is_versioned(base.__module__)
     owner = type_name(base)
-    lines = [] if library else [owner]
-    for name in sorted(filter(names.__contains__, base.__dict__)):
+    lines = [] if is_versioned(base.__module__) else [owner]
+    return lines + [f"{owner} {name} {_describe(value)}" for name, value in sorted(_entries(base, names, constructs), key=itemgetter(0))]
+
+
+def _entries(base: type, names: frozenset[str], constructs: bool) -> Iterator[tuple[str, Any]]:
+    """What `base` itself defines of `names`, without what its library's version says."""
+    library = is_versioned(base.__module__)
+    for name in filter(names.__contains__, base.__dict__):
         value = base.__dict__[name]
         if (constructs or name not in CONSTRUCTORS) and not (library and _belongs(name, value)):
-            lines.append(f"{owner} {name} {_describe(value)}")
-    return lines
+            yield name, value
+
+
+def functions_described(constant: Mapping[str, Any], classes: Sequence[Any]) -> dict[types.FunctionType, None]:
+    """The functions whose code a CLASSES guard is about: another code in the same function changes no namespace and no class's version."""
+    names = looked_up(constant["names"])
+    found: dict[types.FunctionType, None] = {}
+    for (_, constructs, _), cls in zip(constant["classes"], classes, strict=True):
+        for base in cls.__mro__:
+            if not base.__flags__ & _IMMUTABLE:
+                for _, value in _entries(base, names, constructs):
+                    found.update(dict.fromkeys(functions_within(value)))
+    return found
 
 
 def is_versioned(module: Any) -> bool:
@@ -112,12 +128,13 @@ def failing_class(constant: Mapping[str, Any], classes: Sequence[Any]) -> int:
 
 
 class ClassCheck:
-    """A CLASSES guard that is checked often: while no namespace has changed, what held holds."""
+    """A CLASSES guard that is checked often: while no namespace and no function's code has changed, what held holds."""
 
     def __init__(self, constant: Mapping[str, Any]) -> None:
         self._constant = constant
         self._mros: tuple[tuple[type, ...], ...] = ()
         self._seen: list[tuple[type, tuple[Any, ...], tuple[Any, ...]]] = []
+        self._codes: tuple[tuple[types.FunctionType, types.CodeType], ...] = ()
 
     def __call__(self, classes: Sequence[Any]) -> bool:
         """Whether the guard holds for these classes, in the guard's order."""
@@ -126,9 +143,10 @@ class ClassCheck:
         bases = dict.fromkeys(base for cls in classes if isinstance(cls, type) for base in cls.__mro__ if not base.__flags__ & _IMMUTABLE)
         seen = [(base, tuple(base.__dict__), tuple(base.__dict__.values())) for base in bases]
         mros = tuple(cls.__mro__ for cls in classes if isinstance(cls, type))
+        codes = tuple((f, f.__code__) for f in functions_described(self._constant, classes)) if len(mros) == len(classes) else ()
         if failing_class(self._constant, classes) >= 0:
             return False
-        self._mros, self._seen = mros, seen
+        self._mros, self._seen, self._codes = mros, seen, codes
         return True
 
     def _unchanged(self, classes: Sequence[Any]) -> bool:
@@ -140,4 +158,4 @@ class ClassCheck:
             namespace = base.__dict__
             if len(namespace) != len(values) or tuple(namespace) != keys or not all(map(is_, namespace.values(), values)):
                 return False
-        return True
+        return all(function.__code__ is code for function, code in self._codes)

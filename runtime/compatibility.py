@@ -7,13 +7,13 @@ import sys
 from typing import TYPE_CHECKING
 
 from precast.artifact_store import Manifest
+from precast.runtime import targets
 from precast.runtime.code_finder import changed_code
-from precast.runtime.targets import rank
 
 if TYPE_CHECKING:
     from precast.runtime.program import Program
 
-LOWERING_VERSION = "2"
+LOWERING_VERSION = "3"
 """Goes up when lowering, codegen or the runtime change what a stored artifact means; part of every artifact's key."""
 
 
@@ -31,16 +31,17 @@ def python_minor() -> str:
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def why_not(manifest: Manifest, program: Program) -> str:
-    """Why `manifest` cannot serve `program` on this machine, or an empty string."""
-    return why_unfit(manifest) or changed_code(manifest.digests, program.code)
+def why_not(manifest: Manifest, program: Program, elsewhere: bool = False) -> str:
+    """Why `manifest` cannot serve `program` on this machine, or an empty string. `elsewhere`: on one of its own target, else like this."""
+    return why_unfit(manifest, elsewhere) or changed_code(manifest.digests, program.code)
 
 
-def why_unfit(manifest: Manifest) -> str:
-    """Why `manifest` cannot run on this machine, with these versions, or an empty string."""
+def why_unfit(manifest: Manifest, elsewhere: bool = False) -> str:
+    """Why `manifest` cannot run on this machine, with these versions, or an empty string. `elsewhere`: whatever its target."""
     versions = manifest.versions
-    if rank(manifest.target) is None:
-        return f"it was compiled for {manifest.target}, which this machine does not run"
+    unfit = "" if elsewhere else targets.why_unfit(manifest.target)
+    if unfit:
+        return f"it was compiled for {manifest.target}, and {unfit}"
     if versions.torch != torch_minor():
         return f"it was compiled for torch {versions.torch}, and this is torch {torch_minor()}"
     if versions.python is not None and versions.python != python_minor():

@@ -115,6 +115,15 @@ def _passing(fn: Callable[..., Any]) -> Any:
     return disabled_itself
 
 
+def cudagraph_mark_step_begin() -> None:
+    """Begin another step, as torch's does for what Inductor captured. precast's own CUDA graphs need no mark: an output that the caller
+    still has is never written again, with or without one.
+    """
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")  # there is something to mark where Inductor has captured something
+    if trees is not None:
+        trees.mark_step_begin()
+
+
 def _leave_to_python(function: Any) -> None:
     """Tells torch's frame evaluation not to look at this code: it may be called inside a torch.compile region."""
     native = torch._C._dynamo.eval_frame

@@ -30,6 +30,11 @@ class Entry:
             return f"{cls.__module__}:{cls.__qualname__}" + ("" if self.function.__name__ == "forward" else f".{self.function.__name__}")
         return f"{self.function.__module__}:{self.function.__qualname__}"
 
+    @property
+    def defaults(self) -> tuple[Any, Any]:
+        """`__defaults__` and `__kwdefaults__` as they are now: either may be reassigned."""
+        return self.function.__defaults__, self.function.__kwdefaults__
+
 
 def entry_of(target: Any) -> Entry:
     """The entry of a function, bound method, partial, `nn.Module` or callable object. Raises PrecastError for what has no Python code."""

@@ -62,7 +62,7 @@ class Refused(Exception):
     backward graph: the same program under `no_grad` still compiles) and fail one of `unless`, where there are any; without, for every call
     of the program. `skipped`: the function itself
     stays plain Python, as with torch.compile, which is worth no warning: what it calls may be compiled. `forbidden`: a graph break that
-    `error_on_graph_break` forbids.
+    `error_on_graph_break` forbids. `raises`: the code seems to raise an exception; where it does, nothing is known of other calls.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class Refused(Exception):
         skipped: bool = False,
         unless: Sequence[Guard] = (),
         forbidden: bool = False,
+        raises: bool = False,
     ) -> None:
         super().__init__(reason)
         self.reason = reason
@@ -80,6 +81,7 @@ class Refused(Exception):
         self.guards = tuple(guards) if guards is not None else ()
         self.unless = tuple(unless)
         self.forbidden = forbidden
+        self.raises = raises
         self.permanent = guards is None
         self.skipped = skipped
 

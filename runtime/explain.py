@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from precast.artifact_store import Manifest
 from precast.artifact_store.guards import Guard
 from precast.runtime.compatibility import why_not
 from precast.runtime.guard_eval import failure
 from precast.runtime.options import OPTIONS, key_options
 from precast.runtime.program import Program, program_key
+from precast.runtime.targets import runs
 
 SHOWN = 8
 
@@ -93,8 +95,10 @@ class Explanation:
         }
 
 
-def explain(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Explanation:
+def explain(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], elsewhere: bool = False) -> Explanation:
     """Check every variant of `program`, stored or in this process, against a call. Runs and compiles nothing.
+
+    `elsewhere`: it is asked for machines that the variants' targets mean, of the versions here.
 
     Raises TypeError when the arguments do not fit the function's signature.
     """
@@ -105,13 +109,21 @@ def explain(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
         seen.add(manifest.artifact_id)
         guards = (*manifest.guards, *program.extra_guards)
         failures = tuple(text for guard in guards if (text := failure(guard, local_values, cells)))
-        reports.append(VariantReport(manifest.artifact_id, manifest.target, len(guards), failures, why_not(manifest, program)))
+        reports.append(
+            VariantReport(manifest.artifact_id, manifest.target, len(guards), failures, _why_unusable(manifest, program, elsewhere))
+        )
     for variant in program.variants:
         if variant.artifact_id and variant.artifact_id not in seen:
             failures = tuple(text for guard in variant.guards if (text := failure(guard, local_values, cells)))
             reports.append(VariantReport(variant.artifact_id, "this process only", len(variant.guards), failures))
     reports.sort(key=lambda report: (bool(report.unusable), len(report.failures)))
     return Explanation(program.name, program.key, str(program.store.root), tuple(reports), "" if reports else _nothing_stored(program))
+
+
+def _why_unusable(manifest: Manifest, program: Program, elsewhere: bool) -> str:
+    if elsewhere and not runs(program.target, manifest.target):
+        return f"it was compiled for {manifest.target}, which a machine for {program.target} does not run"
+    return why_not(manifest, program, elsewhere)
 
 
 def _nothing_stored(program: Program) -> str:

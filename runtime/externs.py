@@ -60,6 +60,11 @@ class Externs:
         self._callback = _CALL(self._call)
         self.address = ctypes.cast(self._callback, ctypes.c_void_p).value
 
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """The operators that may be called."""
+        return tuple(record["op"] for record in self._records)
+
     def _call(
         self, number: int, tensors: Any, n_tensors: int, ints: Any, n_ints: int, outs: Any, n_outs: int, error: int, capacity: int
     ) -> int:
@@ -104,7 +109,7 @@ def _compile(record: dict[str, Any], parts: Mapping[str, Any]) -> Call:
 
         op = control_flow(record["op"], parts)
     else:
-        op = _find_op(record["op"])
+        op = find_op(record["op"])
     args = [_decoder(item) for item in record["args"]]
     kwargs = {name: _decoder(item) for name, item in record["kwargs"].items()}
 
@@ -121,7 +126,8 @@ def _compile(record: dict[str, Any], parts: Mapping[str, Any]) -> Call:
     return call
 
 
-def _find_op(name: str) -> Any:
+def find_op(name: str) -> Any:
+    """The operator overload "namespace::name.overload". Raises RuntimeError where nothing has registered it."""
     namespace, _, rest = name.partition("::")
     packet, _, overload = rest.partition(".")
     try:

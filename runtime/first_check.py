@@ -16,7 +16,7 @@ from precast.runtime.paths import start, walk
 INTERPRETED_CALLS = 3
 """How many checks are interpreted before the checker is compiled: a warm start with the native runtime needs two."""
 _PLAIN = {"int": int, "bool": bool, "str": str}
-_RELATIONS = ("same_as", "not_aliased", "classes", "shape")
+_RELATIONS = ("same_as", "not_aliased", "same_device", "classes", "shape")
 _SHALLOW = 2
 Rows = Callable[[], Iterable[GuardRow]]
 

@@ -92,14 +92,18 @@ class PythonGraphCall:
         self._prepared = Prepared(library, 0)
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
+        return self.into((), *args)
+
+    def into(self, homes: Sequence[torch.Tensor | None], *args: Any) -> tuple[Any, ...]:
+        """The same, with raw outputs written into the tensors that are given, where the library lends itself to it (`Library.lent`)."""
         values = graph_inputs(self.spec.inputs, self.bound, args)
         prepared = self._prepare(values) if self.library.prepare else self._prepared
-        raw = run_library(self.library, self.spec, values, prepared.state)
+        raw = run_library(self.library, self.spec, values, prepared.state, homes)
         return raw if self.spec.finish is None else self.spec.finish(raw, values)
 
     def _prepare(self, values: Sequence[Any]) -> Prepared:
         """The prepared weights, made anew when a bound tensor's storage or version changed."""
-        stamp = tuple((id(t), t.untyped_storage()._cdata, 0 if t.is_inference() else t._version) for t in self.bound)
+        stamp = weights_stamp(self.bound)
         with self._lock:
             if stamp != self._stamp:
                 inputs, handles = input_words(self.spec, values)
@@ -109,6 +113,11 @@ class PythonGraphCall:
                     delete_handles(handles)
                 self._stamp = stamp
             return self._prepared
+
+
+def weights_stamp(bound: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    """Another one whenever a bound tensor's storage or version is another one."""
+    return tuple((id(t), t.untyped_storage()._cdata, 0 if t.is_inference() else t._version) for t in bound)
 
 
 class Prepared:
@@ -169,16 +178,24 @@ def input_words(spec: GraphSpec, values: Sequence[Any]) -> tuple[ctypes.Array[ct
     return (ctypes.c_void_p * (len(words) + 1))(*words, None), handles
 
 
-def run_library(library: Library, spec: GraphSpec, values: Sequence[Any], state: int) -> tuple[Any, ...]:
-    """Run the graph on `values` (one per graph input) and wrap its raw outputs. Raises RuntimeError or IndexError as the graph says."""
+def run_library(
+    library: Library, spec: GraphSpec, values: Sequence[Any], state: int, homes: Sequence[torch.Tensor | None] = ()
+) -> tuple[Any, ...]:
+    """Run the graph on `values` (one per graph input) and wrap its raw outputs; `homes`: memory for those that `library.lent` names.
+
+    Raises RuntimeError or IndexError as the graph says.
+    """
     inputs, handles = input_words(spec, values)
     outputs = (ctypes.c_void_p * (len(spec.raw_kinds) + 1))()
+    for i, home in enumerate(homes):
+        outputs[i] = None if home is None else new_handle(home)
     error = ctypes.create_string_buffer(ERROR_CAPACITY)
     try:
         failed = library.call_run(library.table, ctypes.addressof(inputs), ctypes.addressof(outputs), state, error, ERROR_CAPACITY)
     finally:
         delete_handles(handles)
     if failed:
+        delete_handles([outputs[i] or 0 for i, kind in enumerate(spec.raw_kinds) if kind == "t" and outputs[i]])
         raise_run_error(error.value.decode(errors="replace"))
     return tuple(
         take_handle(outputs[i] or 0) if kind == "t" else ctypes.c_int64(outputs[i] or 0).value for i, kind in enumerate(spec.raw_kinds)

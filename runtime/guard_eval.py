@@ -12,7 +12,7 @@ from precast.artifact_store.guards import Guard, Predicate
 from precast.runtime.checker import Checker, compile_checker
 from precast.runtime.class_digest import failing_class
 from precast.runtime.global_state import global_state
-from precast.runtime.guard_rules import RULES, aliased
+from precast.runtime.guard_rules import RULES, aliased, strays
 from precast.runtime.paths import PathError, describe, resolve
 
 __all__ = ["Checker", "Verdict", "compile_checker", "evaluate", "failure", "first_failing"]
@@ -78,6 +78,16 @@ def _not_aliased(guard: Guard, local_values: Values, cells: Values | None) -> Ve
     return Verdict(False, f"{describe(first)} and {describe(second)} to be different tensors that share no memory", "that they do")
 
 
+def _same_device(guard: Guard, local_values: Values, cells: Values | None) -> Verdict:
+    paths, index = guard.constant["paths"], guard.constant["index"]
+    tensors = [resolve(path, local_values, cells) for path in paths]
+    stray = strays(tensors, index)
+    if stray < 0:
+        return Verdict(True)
+    wanted = f"on {tensors[0].device}, as {describe(paths[0])}" if index is None else f"on cuda:{index}, which the code names"
+    return Verdict(False, f"{describe(paths[stray])} to be {wanted}", f"it on {tensors[stray].device}")
+
+
 def _classes(guard: Guard, local_values: Values, cells: Values | None) -> Verdict:
     paths = [path for path, _, _ in guard.constant["classes"]]
     failing = failing_class(guard.constant, [resolve(path, local_values, cells) for path in paths])
@@ -100,6 +110,7 @@ def _shape(guard: Guard, local_values: Values, cells: Values | None) -> Verdict:
 _STATE_RULES: dict[Predicate, Callable[[Guard, Values, Values | None], Verdict]] = {
     Predicate.GLOBAL_STATE: _state,
     Predicate.NOT_ALIASED: _not_aliased,
+    Predicate.SAME_DEVICE: _same_device,
     Predicate.CLASSES: _classes,
     Predicate.SHAPE: _shape,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from precast.artifact_store.constants import Untaggable, equals, find_object, na
 from precast.artifact_store.guards import Path, Predicate
 from precast.runtime.code_digest import digest
 from precast.runtime.paths import describe_constant
+from precast.runtime.standins import address, class_of
+from precast.runtime.targets import fits
 
 MARKS = frozenset(
     (
@@ -37,8 +39,9 @@ def _show(value: Any) -> str:
 
 
 def _type(value: Any, name: str) -> Ruled:
-    found = type_name(type(value))
-    if found == name and not _stands(type(value), name):
+    cls = class_of(value)
+    found = type_name(cls)
+    if found == name and not _stands(cls, name):
         return False, f"type {name}", "another class of that name"
     return found == name, f"type {name}", f"type {found}"
 
@@ -83,7 +86,7 @@ def _tensor(value: Any, spec: dict[str, Any]) -> Ruled:
 def _spec_of(value: torch.Tensor) -> dict[str, Any]:
     strided = value.layout is torch.strided
     return {
-        "type": type_name(type(value)),
+        "type": type_name(class_of(value)),
         "dtype": str(value.dtype).removeprefix("torch."),
         "device": value.device.type,
         "layout": str(value.layout).removeprefix("torch."),
@@ -178,12 +181,18 @@ def _iterator(value: Any, constant: Any) -> Ruled:
     return found == constant, f"an iterator {constant}", f"{type_name(type(value))} {found}"
 
 
+def _runs_on(value: torch.Tensor, target: str) -> Ruled:
+    capability = torch.cuda.get_device_capability(value.device)
+    return fits(target, capability), f"a GPU that runs {target}", f"{value.device}, of compute capability {capability[0]}.{capability[1]}"
+
+
 RULES: dict[Predicate, Callable[[Any, Any], Ruled]] = {
     Predicate.TYPE: _type,
     Predicate.EQUALS: _equals,
     Predicate.BASE_EQUALS: _base_equals,
     Predicate.IS: _is,
     Predicate.TENSOR: _tensor,
+    Predicate.RUNS_ON: _runs_on,
     Predicate.UNMARKED: _unmarked,
     Predicate.LENGTH: _length,
     Predicate.MARKS: _marks,
@@ -198,6 +207,13 @@ RULES: dict[Predicate, Callable[[Any, Any], Ruled]] = {
     Predicate.EMPTY: lambda v, c: (len(v) == 0, "no hooks", f"{len(v)} of them"),
     Predicate.ITERATOR: _iterator,
 }
+
+
+def strays(tensors: Sequence[torch.Tensor], index: int | None) -> int:
+    """Position of the first tensor on another device than the first one, or than that of `index`; -1 where there is none."""
+    found = [tensor.device.index for tensor in tensors]
+    wanted = found[0] if index is None else index
+    return next((i for i, other in enumerate(found) if other != wanted), -1)
 
 
 def aliased(
@@ -228,10 +244,21 @@ def aliased(
     return None
 
 
+def joined(spans: Iterable[tuple[int, int]]) -> tuple[int, ...]:
+    """The bytes in any of the spans, as sorted disjoint ranges: start, end, start, end, …"""
+    found: list[int] = []
+    for start, end in sorted(s for s in spans if s[0] != s[1]):
+        if found and start <= found[-1]:
+            found[-1] = max(found[-1], end)
+        else:
+            found += (start, end)
+    return tuple(found)
+
+
 def span(value: torch.Tensor) -> tuple[int, int]:
     """First byte and one past the last byte that the tensor can reach; equal for an empty one."""
     if value.numel() == 0:
         return (0, 0)
-    start = value.data_ptr()
+    start = address(value)
     reach = sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
     return start, start + (reach + 1) * value.element_size()

@@ -21,9 +21,11 @@ class Compiles:
 
     own: int = 0
 
-    def count(self, shared: Shared, stored: bool, isolated: bool) -> None:
-        """Note one compile, or an attempt at it."""
+    def count(self, shared: Shared, stored: bool, isolated: bool, in_vain: bool = False) -> None:
+        """Note one compile, or an attempt at it. `in_vain`: for a call that raises anyway, which counts for the accumulated limit only."""
         _all[shared] += 1
+        if in_vain:
+            return
         if stored and not isolated:
             _stored[shared] += 1
         else:

@@ -9,6 +9,7 @@ import difflib
 import logging
 import os
 import sys
+import warnings
 
 TOPICS = {
     "guards": "each compile's guards by kind (every one at debug level), and which calls cannot be checked natively",
@@ -16,6 +17,7 @@ TOPICS = {
     "graph_breaks": "where a program falls into several graphs or stays plain Python, and why",
     "kernels": "each step of a compiled graph: kernel or library call, loops, bytes, where it comes from (the loops at debug level)",
     "fusion": "what was fused into what, and why other pairs were not",
+    "cudagraphs": "what is captured, for which inputs; why a graph or a call runs without a CUDA graph",
     "dynamic": "which sizes and numbers of a compile are symbolic, and what pins the others",
     "perf_hints": "what costs time and can be changed, with what to do",
     "store": "hits, what is put, misses with their reason, damage, leases",
@@ -32,6 +34,14 @@ def logger(topic: str) -> logging.Logger:
     """The logger of `topic`, set up from the environment on first use."""
     configure()
     return logging.getLogger(f"precast.{topic}")
+
+
+def warn(message: str) -> None:
+    """A UserWarning that shows the caller's own line: the nearest one outside of precast and torch."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("precast", "torch"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
 
 
 def help_text() -> str:

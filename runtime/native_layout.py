@@ -73,7 +73,18 @@ def configure(native: Any) -> None:
     native.configure(torch._C.TensorBase, steal, *offsets, resolve_symbol(_WRAP) or 0, *(shims[name] for name in _SHIMS))
 
 
-_SHIMS = ("delete_tensor_object", "get_dtype", "get_device_type", "get_dim", "get_storage_offset", "get_sizes", "get_strides")
+_SHIMS = (
+    "delete_tensor_object",
+    "new_tensor_handle",
+    "get_dtype",
+    "get_device_type",
+    "get_device_index",
+    "get_dim",
+    "get_storage_offset",
+    "get_sizes",
+    "get_strides",
+    "get_data_ptr",
+)
 
 
 def _samples() -> list[torch.Tensor]:
@@ -118,8 +129,8 @@ def _storage(probe: _Probe) -> int:
     return _one(found or set(), "the storage pointer")
 
 
-def _autograd(probe: _Probe) -> tuple[int, int]:
-    """Offsets of the pointer to AutogradMeta, and of its requires_grad byte."""
+def _autograd(probe: _Probe) -> tuple[int, int, int]:
+    """Offsets of the pointer to AutogradMeta, and in it of its requires_grad byte and of the pointer to a grad_fn."""
     pointers: set[int] = set()
     flags: set[int] | None = None
     for _ in range(3):
@@ -137,7 +148,26 @@ def _autograd(probe: _Probe) -> tuple[int, int]:
             states.append(probe.native.read_bytes(meta, size))
         places = {i for i in range(size) if [state[i] for state in states] == [1, 0, 1, 0]}
         flags = places if flags is None else flags & places
-    return _one(pointers, "the autograd metadata"), _one(flags or set(), "requires_grad")
+    pointer = _one(pointers, "the autograd metadata")
+    return pointer, _one(flags or set(), "requires_grad"), _grad_fn(probe, pointer)
+
+
+def _grad_fn(probe: _Probe, pointer: int) -> int:
+    """What an in-place operation with a tensor that requires grad changes in the AutogradMeta of one that did not.
+
+    torch 2.11 keeps a shared pointer there: the pointer, then that of its counts.
+    """
+    found: set[int] | None = None
+    for _ in range(3):
+        tensor, other = torch.zeros(7).requires_grad_(True).requires_grad_(False), torch.zeros(7, requires_grad=True)
+        meta = probe.words(tensor)[pointer // 8]
+        before = probe.block(meta)
+        with torch.enable_grad():
+            tensor.add_(other)
+        changed = {i * 8 for i, (a, b) in enumerate(zip(before, probe.block(meta), strict=True)) if a == 0 and b > _LIKELY_POINTER}
+        found = changed if found is None else found & changed
+    first = min(found or {0})
+    return _one((found or set()) - {first + 8}, "the grad_fn")
 
 
 def _key_set(probe: _Probe) -> int:

@@ -64,7 +64,27 @@ _TABLE = (
         "Measure every library call that has more than one implementation, for as long as it takes and whatever was measured before. "
         "False: within 0.4 s a graph, and records of earlier measurements are reused.",
     ),
-    Option("target", str, "cpu:native", "What to compile for: cpu:native, cpu:x86-64-v3, cpu:x86-64-v4."),
+    Option(
+        "target",
+        str,
+        "cpu:native",
+        "What to compile for: cpu:native or native (this machine: its CPU, or the GPU that a graph's tensors are on), cpu:x86-64-v3, "
+        "cpu:x86-64-v4, cuda:sm_80, cuda:sm_90, …, cuda:ptx_80. A graph with a tensor on a GPU is for the GPU, whatever this says.",
+    ),
+    Option(
+        "triton.cudagraphs",
+        bool,
+        False,
+        "On a GPU: each compiled graph is captured as a CUDA graph and replayed (docs/cuda-graphs.md). On the CPU it changes nothing.",
+        changes_key=False,
+    ),
+    Option(
+        "triton.cudagraph_skip_dynamic_graphs",
+        bool,
+        False,
+        "No CUDA graph where sizes are symbolic, which would take one for each distinct size.",
+        changes_key=False,
+    ),
     Option(
         "recompile_limit",
         int,
@@ -156,31 +176,30 @@ OPTIONS = {option.name: option for option in _TABLE}
 
 MODES: dict[str, dict[str, Any]] = {
     "default": {},
-    "reduce-overhead": {},
-    "max-autotune": {"max_autotune": True},
+    "reduce-overhead": {"triton.cudagraphs": True},
+    "max-autotune": {"max_autotune": True, "triton.cudagraphs": True},
     "max-autotune-no-cudagraphs": {"max_autotune": True},
 }
-"""Mode name -> the options that it sets. `reduce-overhead` is the default on the CPU: what it adds are CUDA graphs, and
-a call's overhead is a few microseconds already. For the same reason the two `max-autotune` modes are one."""
+"""Mode name -> the options that it sets. On the CPU `reduce-overhead` does what `default` does, and the two `max-autotune` modes are one:
+CUDA graphs are what they differ in. They are no part of an artifact: one serves the modes that differ in them only."""
 
 
 MODE_NOTES = {
     "default": "measures library choices within 0.4 s a graph, and reuses what was measured before",
-    "reduce-overhead": "as default: what it adds elsewhere are CUDA graphs, and a call's overhead on the CPU is microseconds",
-    "max-autotune": "measures every library choice anew, for as long as it takes",
-    "max-autotune-no-cudagraphs": "as max-autotune: there are no CUDA graphs on the CPU",
+    "reduce-overhead": "as default, and on a GPU replays CUDA graphs; on the CPU a call's overhead is microseconds anyway",
+    "max-autotune": "measures every library choice anew, for as long as it takes, and on a GPU replays CUDA graphs",
+    "max-autotune-no-cudagraphs": "measures every library choice anew, for as long as it takes",
 }
 """What each mode does, for people."""
 
 TORCHS = {
     "freezing": "precast's is 'freeze'",
     "fallback_random": "random numbers are always those of eager",
-    "shape_padding": "it pads for tensor cores; CPU libraries are chosen by measurement",
+    "shape_padding": "products of odd sizes are padded on a GPU where that pays, without being asked; the CPU needs none",
     "max_autotune_gemm": "precast's is 'max_autotune'",
     "max_autotune_pointwise": "precast's is 'max_autotune'",
     "coordinate_descent_tuning": "precast's is 'max_autotune'",
-    "triton.cudagraphs": "there are no CUDA graphs on the CPU",
-    "triton.cudagraph_trees": "there are no CUDA graphs on the CPU",
+    "triton.cudagraph_trees": "CUDA graphs are single ones that share memory: outputs may be kept, so there is no tree of what is alive",
     "cpp_wrapper": "the host program is always native",
     "fx_graph_cache": "the store is always on; see 'store_results'",
     "trace.debug_dir": "precast's is 'trace.dir'",
@@ -268,6 +287,18 @@ def key_options(options: Mapping[str, Any]) -> dict[str, Any]:
     elif not isinstance(kept["guard_filter_fn"], str):  # a stored artifact's options hold the content already
         kept["guard_filter_fn"] = guard_filters.content(kept["guard_filter_fn"])
     return kept
+
+
+@dataclass(frozen=True)
+class CudaGraphOptions:
+    """What the user wants of CUDA graphs. `skip_dynamic`: none where sizes are symbolic."""
+
+    skip_dynamic: bool = False
+
+    @staticmethod
+    def of(options: Mapping[str, Any]) -> CudaGraphOptions | None:
+        """From a program's options; None where CUDA graphs are not wanted."""
+        return CudaGraphOptions(options["triton.cudagraph_skip_dynamic_graphs"]) if options["triton.cudagraphs"] else None
 
 
 def _checked_filter(value: Any) -> Any:

@@ -14,6 +14,7 @@ import torch
 
 from precast.artifact_store.constants import tag, untag
 from precast.artifact_store.guards import Path, Step
+from precast.runtime.standins import class_of
 
 
 class PathError(LookupError):
@@ -93,7 +94,7 @@ _STEPS: dict[str, Callable[..., Any]] = {
     "submodule": lambda place, name: place.__dict__["_modules"][name],
     "param": lambda place, name: place.__dict__["_parameters"][name],
     "buffer": lambda place, name: place.__dict__["_buffers"][name],
-    "type": type,
+    "type": class_of,
     "closure": lambda place, i: place.__closure__[i].cell_contents,
     "default": lambda place, i: place.__defaults__[i],
     "kwdefault": lambda place, name: place.__kwdefaults__[name],

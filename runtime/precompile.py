@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from precast.runtime.api import StoreLike, open_store
-from precast.runtime.errors import PrecastError
+from precast.runtime.api import StoreLike, open_store, site_of
+from precast.runtime.errors import OptionError, PrecastError
 from precast.runtime.marks import marked
 from precast.runtime.options import merge_options
 from precast.runtime.program import Program
 from precast.runtime.site import Settings, Site
-from precast.runtime.targets import rank
+from precast.runtime.targets import is_cuda, rank, resolve
 
 Signature = tuple[tuple[Any, ...], Mapping[str, Any]]
 Progress = Callable[[str], None]
+_STAND_INS = "precast.device_free"  # imported where it is wanted: it knows the tracer
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def precompile(
     signatures: Sequence[Signature],
     *,
     dynamic_shapes: Any = None,
-    targets: Sequence[str] = ("cpu:native",),
+    targets: Sequence[str] | None = None,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     store: StoreLike = None,
@@ -77,34 +80,59 @@ def precompile(
 ) -> Report:
     """Compile `model` for each `(args, kwargs)` of `signatures` and each target, without running it, into the store.
 
+    `model`: a callable, with the `mode`, `options`, `store` and `name` that it will be compiled with; or what `compile` or `load` made of
+    one, which brings its own for those that are not given. `targets`: the compiled program's own, else cpu:native.
     A program with graph breaks is run once per signature, on copies, where this machine can: what comes after a break depends on values.
     Grad mode and the other global state are those at the call: wrap it in `torch.no_grad()` to prepare inference. `dynamic_shapes`: which
     dimensions are symbolic, for every signature, in torch.export's form (`runtime/marks.py`). Raises OptionError for bad options and
     shapes, PrecastError where a signature is not `(args, kwargs)`, MarkError where a dimension that was marked as dynamic allows one size
     only. What cannot be compiled is in the report, not raised.
+    For a GPU target the tensors need not be on a GPU: a copy is traced whose tensors stand for ones on it (`capture/standins.py`).
     """
-    opened = open_store(store)
+    model, made = _uncompiled(model)
+    opened = made.store if made is not None and store is None else open_store(store)
+    own = made if made is not None and mode is None and options is None else None
+    label = made.label if made is not None and name is None else name
     reports: list[SignatureReport] = []
     program = None
-    for target in targets:
-        site = Site(model, Settings(merge_options(mode, options, target=target), opened, name))
-        for index, signature in enumerate(signatures):
-            args, kwargs = _checked(signature, index)
+    calls = [_checked(signature, index) for index, signature in enumerate(signatures)]
+    for target in targets or ((own.options["target"] if own is not None else None) or "cpu:native",):
+        traced = traced_for(target, model, calls)
+        merged = {**own.options, "target": target} if own is not None else merge_options(mode, options, target=target)
+        site = Site(traced.model, Settings(merged, opened, label))
+        for index, (args, kwargs) in enumerate(traced.calls):
             program, entry = site.program_for_call()
             if progress is not None:
                 progress(f"{program.name}: signature {index + 1} of {len(signatures)} for {target}")
             started = time.perf_counter()
             whole, keywords = (*entry.prefix, *args), {**entry.keywords, **kwargs}
             with contextlib.ExitStack() as stack:
+                stack.enter_context(traced.environment())
                 if dynamic_shapes is not None:
                     stack.enter_context(marked(program.locals_of(whole, keywords), args, dynamic_shapes))
-                outcome, artifact_id, reason = program.prepare(whole, keywords)
+                outcome, artifact_id, reason = program.prepare(whole, keywords, traced.here)
                 if outcome == "skipped" or _breaks(program, artifact_id):
-                    reason = "; ".join(filter(None, (reason, _rehearse(model, site.settings, program, args, kwargs))))
-            reports.append(SignatureReport(index, program.target, outcome, artifact_id, time.perf_counter() - started, reason))
+                    reason = "; ".join(filter(None, (reason, _rehearse(traced, site.settings, program, args, kwargs))))
+            found = program.store.get(artifact_id, program.key) if artifact_id else None
+            made_for = found.target if found is not None else program.target
+            reports.append(SignatureReport(index, made_for, outcome, artifact_id, time.perf_counter() - started, reason))
     if program is None:
         raise PrecastError("precompile: give at least one signature and one target")
     return Report(program.name, program.key, str(opened.root), tuple(reports))
+
+
+def _uncompiled(model: Any) -> tuple[Any, Settings | None]:
+    """The callable behind what `compile` or `load` made, with its settings; anything else as it is, with None.
+
+    Raises OptionError for a program of another backend, of which nothing can be stored.
+    """
+    try:
+        site = site_of(model)
+    except PrecastError:
+        return model, None
+    if site.settings.backend is not None:
+        raise OptionError(f"precompile: what the backend {site.settings.backend.name!r} compiles is not stored; use the backend 'precast'")
+    return site.target, site.settings
 
 
 def _breaks(program: Program, artifact_id: str) -> bool:
@@ -113,11 +141,35 @@ def _breaks(program: Program, artifact_id: str) -> bool:
     return manifest is not None and any(frame["code"].get("broken") for frame in manifest.frames)
 
 
-def _rehearse(model: Any, settings: Settings, program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+@dataclass(frozen=True)
+class Traced:
+    """The program and its calls as they are traced for a target. `here`: they are the user's own, on a device of this machine; else
+    stand-ins, which are traced in `environment`.
+    """
+
+    model: Any
+    calls: Sequence[Signature]
+    here: bool = True
+    environment: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+
+
+def traced_for(target: str, model: Any, calls: Sequence[Signature]) -> Traced:
+    """Stand-ins where `target` is a GPU and the program's tensors are on none. Raises PrecastError where it cannot be stood for."""
+    if not is_cuda(resolve(target)):
+        return Traced(model, calls)
+    made = importlib.import_module(_STAND_INS).stand_ins(model, calls)
+    return Traced(model, calls) if made is None else Traced(made[0], made[1], False, made[2])
+
+
+def _rehearse(traced: Traced, settings: Settings, program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """Run a call on copies of the model and the arguments, so that what its graph breaks lead to is compiled; what there is to say."""
+    if not traced.here:
+        return (
+            f"only what comes before the first graph break: its tensors are not on a device for {program.target}, and the rest needs values"
+        )
     if rank(program.target) is None:
         return f"only what comes before the first graph break: this machine cannot run {program.target}, and the rest depends on values"
-    own, own_args, own_kwargs = copy.deepcopy((model, args, dict(kwargs)))
+    own, own_args, own_kwargs = copy.deepcopy((traced.model, args, dict(kwargs)))
     try:
         Site(own, settings).call(*own_args, **own_kwargs)
     except Exception as error:  # noqa: BLE001 - the call's own error, on a signature that may not be meant to run

@@ -7,7 +7,6 @@ import importlib
 import os
 import re
 import types
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from precast.artifact_store import Manifest, Store
 from precast.artifact_store.guards import Guard
 from precast.artifact_store.manifest import GuardRow
 from precast.artifact_store.records import FrameRecord
-from precast.runtime import code_digest, region, skips, stance
+from precast.runtime import code_digest, devices, region, skips, stance
 from precast.runtime.backends import Backend
 from precast.runtime.compatibility import why_not
 from precast.runtime.differing import Differing
@@ -38,12 +37,12 @@ from precast.runtime.errors import (
 from precast.runtime.frame_code import Resume, build
 from precast.runtime.limits import Compiles, Shared
 from precast.runtime.locks import Lock
-from precast.runtime.log import logger
-from precast.runtime.options import key_options
+from precast.runtime.log import logger, warn
+from precast.runtime.options import CudaGraphOptions, key_options
 from precast.runtime.paths import PathError
 from precast.runtime.source import MemoryBlobs
-from precast.runtime.targets import rank, resolve
-from precast.runtime.variant import Binding, EagerVariant, Variant
+from precast.runtime.targets import PTX, is_cuda, rank, resolve, serves, why_unfit
+from precast.runtime.variant import Binding, EagerVariant, Variant, takes_numbers
 from precast.runtime.varied import example
 
 Compile = Callable[["Program", tuple[Any, ...], Mapping[str, Any]], "str | InProcess | Deferred"]
@@ -107,6 +106,7 @@ class Program:
         self.backend = backend
         self.code = self.function.__code__
         self.digest = code_digest.digest(self.code)
+        self._cuda_graphs = CudaGraphOptions.of(options)
         self.key = program_key(entry.name, self.digest, options, label, backend.identity if backend is not None else "")
         self.locals_of = LocalsOf(self.function)
         self.variants: list[Variant | EagerVariant] = []
@@ -198,15 +198,16 @@ class Program:
         """The original function; where it is not compiled itself, what it calls is."""
         return self.around(self.function) if self._skipped and self.around is not None else self.function
 
-    def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, str, str]:
+    def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], here: bool = True) -> tuple[str, str, str]:
         """Make sure that a stored artifact serves this call, without running it: (outcome, artifact id, reason), see SignatureReport.
 
-        A target that this machine cannot run is compiled for all the same; such an artifact is only stored.
+        A target that this machine cannot run is compiled for all the same; such an artifact is only stored. `here`: the call's tensors are
+        on a device of this machine, and no stand-ins.
         """
         local_values = self.locals_of(args, kwargs)
-        binding = self.find(local_values) if rank(self.target) is not None else None
-        if binding is not None and binding.variant.stored and binding.variant.target == self.target:
-            return "hit", binding.variant.artifact_id, ""
+        known = self._known_here(local_values) if here and rank(self.target) is not None else self.stored(local_values)
+        if known:
+            return "hit", known, ""
         if self._skipped:
             return "skipped", "", self._eager_reason
         with _compile_lock:
@@ -217,7 +218,7 @@ class Program:
                     outcome = outcome.finish()  # whoever prepares waits
             except Refused as refusal:
                 text = refusal.reason + (f" ({refusal.hint})" if refusal.hint else "")
-                if refusal.skipped and not self.options["fullgraph"]:
+                if refusal.skipped and not refusal.raises and not self.options["fullgraph"]:
                     self._skip(text)
                     self._keep_skip(text)
                     return "skipped", "", self._eager_reason
@@ -228,6 +229,26 @@ class Program:
         if isinstance(outcome, InProcess):
             return "eager", "", f"cannot be stored: {outcome.reason}"
         return "compiled", outcome, ""
+
+    def _known_here(self, local_values: Mapping[str, Any]) -> str:
+        binding = self.find(local_values)
+        stored = binding is not None and binding.variant.stored and serves(self.target, binding.variant.target)
+        return binding.variant.artifact_id if binding is not None and stored else ""
+
+    def stored(self, local_values: Mapping[str, Any], fits: Callable[[str, str], bool] = serves) -> str:
+        """The id of the stored artifact that serves the call on a machine of the program's target, found without loading it; else empty.
+
+        `fits(target, found)`: whether an artifact for `found` counts.
+        """
+        from precast.runtime.explain import first_failure
+
+        cells = self.locals_of.cells()
+        for manifest in sorted(self.store.variants(self.key), key=lambda m: (m.target != self.target, m.target == PTX, takes_numbers(m))):
+            if not fits(self.target, manifest.target) or why_not(manifest, self, elsewhere=True):
+                continue
+            if not first_failure((*manifest.guards, *self.extra_guards), local_values, cells) and self.store.complete(manifest):
+                return manifest.artifact_id
+        return ""
 
     def find(self, local_values: Mapping[str, Any]) -> Binding | None:
         """The binding of the first variant whose guards hold; looks into the store when none that is loaded does."""
@@ -271,8 +292,13 @@ class Program:
         if self.variants and self.variants[0] is not variant:
             with self._lock:
                 if variant in self.variants:
-                    self.variants.remove(variant)
-                    self.variants.insert(0, variant)
+                    self._put_first(variant)
+
+    def _put_first(self, variant: Variant | EagerVariant) -> None:
+        """Try it before the others; a symbolic one behind those made for one size, which are faster where they fit."""
+        others = [other for other in self.variants if other is not variant]
+        position = sum(not other.symbolic for other in others) if variant.symbolic else 0
+        self.variants = [*others[:position], variant, *others[position:]]
 
     # -- loading
 
@@ -292,11 +318,14 @@ class Program:
                 self._known[manifest.artifact_id] = reason
                 if reason:
                     logger("runtime").info("%s: %s is of no use here: %s", self.name, manifest.artifact_id[:12], reason)
+                    if is_cuda(manifest.target) and devices.unknown():
+                        del self._known[manifest.artifact_id]  # asked again once CUDA has been started
+                        self._scanned = None
                     continue
                 variant = self._open(manifest, self.store, stored=True)
                 if variant is not None:
                     usable.append((rank(manifest.target) or 0, variant))
-            found = [variant for _, variant in sorted(usable, key=lambda pair: pair[0])]
+            found = [variant for _, variant in sorted(usable, key=lambda pair: (pair[0], pair[1].symbolic))]
             self.variants.extend(found)
             return found
 
@@ -311,7 +340,7 @@ class Program:
 
     def _open(self, manifest: Manifest, source: Any, stored: bool, graph: Callable[..., Any] | None = None) -> Variant | None:
         try:
-            return Variant(manifest, source, self.entry, self.extra_guards, stored, self.build_frame, graph)
+            return Variant(manifest, source, self.entry, self.extra_guards, stored, self.build_frame, graph, self._cuda_graphs)
         except (LoadError, ValueError, TypeError, KeyError) as error:
             self._known[manifest.artifact_id] = str(error)
             logger("runtime").warning("miss: %s: artifact %s cannot be used: %s", self.name, manifest.artifact_id[:12], error)
@@ -384,6 +413,8 @@ class Program:
         reached = f"reached {which}; the guard that kept failing: {self._worst_guard()}."
         if self.options["fullgraph"]:
             raise PrecastError(f"{self.name} {reached} fullgraph=True forbids running eagerly: raise the limit, or use dynamic=True")
+        if not limit:
+            reached = "compiles nothing (recompile_limit 0), and no stored artifact fits this call: precast.explain_miss says why."
         self._run_eagerly(f"{reached} Further calls that fit no variant run eagerly")
         return False
 
@@ -407,9 +438,13 @@ class Program:
     def _compile(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], local_values: Mapping[str, Any]) -> Binding | None:
         compiled = self.on_compile() if self.on_compile is not None else None
         outcome: str | InProcess | Deferred = ""
+        in_vain = False
         try:
             outcome = _compile_callable()(self, args, kwargs)
         except Refused as refusal:
+            if refusal.raises and not refusal.forbidden and not self.options["fullgraph"]:
+                in_vain = not self.is_part  # a part may raise as a matter of course: that has to end
+                return self._try_it(refusal, local_values)
             return self._refused(refusal, local_values)
         except (RegionError, DirectiveError, BackendError, MarkError):
             raise  # what the user chose (a backend, a filter, a mark) failed: as with torch.compile, that is for the user to see
@@ -421,7 +456,7 @@ class Program:
         finally:
             if compiled is not None and not isinstance(outcome, Deferred):
                 compiled()
-            self._compiles.count(self._shared, isinstance(outcome, str) and outcome != "", self.options["isolate_recompiles"])
+            self._compiles.count(self._shared, isinstance(outcome, str) and outcome != "", self.options["isolate_recompiles"], in_vain)
         if isinstance(outcome, Deferred):
             return self._defer(outcome, compiled).bind(local_values, self.locals_of.cells())
         try:
@@ -489,6 +524,7 @@ class Program:
                 logger("runtime").info("%s: kept in this process only: %s", self.name, outcome.reason or "it cannot be stored")
                 if self.is_part:
                     self._keep_skip(f"it cannot be stored: {outcome.reason}", graph=bool(outcome.manifest.graphs))
+                self._refuse_unfit(outcome.manifest)
                 variant = self._open(outcome.manifest, MemoryBlobs(outcome.blobs), stored=False, graph=outcome.graph)
                 artifact_id = outcome.manifest.artifact_id
             else:
@@ -496,12 +532,21 @@ class Program:
                 manifest = self.store.get(outcome, self.key)
                 if manifest is None:
                     raise LoadError(f"the artifact {outcome[:12]} cannot be read back from {self.store!r}")
+                self._refuse_unfit(manifest)
                 variant = self._open(manifest, self.store, stored=True)
             if variant is None:
                 raise LoadError(self._known[artifact_id])
             self._known[variant.artifact_id] = ""
-            self.variants = [variant, *(other for other in self.variants if other.artifact_id != variant.artifact_id)]
+            self.variants = [other for other in self.variants if other.artifact_id != variant.artifact_id]
+            self._put_first(variant)
             return variant
+
+    @staticmethod
+    def _refuse_unfit(manifest: Manifest) -> None:
+        """What was compiled for another machine is stored, and not run here."""
+        unfit = why_unfit(manifest.target) if manifest.graphs else ""
+        if unfit:
+            raise LoadError(f"its target is {manifest.target}, and {unfit}")
 
     def _unloadable(self, error: LoadError) -> None:
         """What was just compiled cannot be loaded: compiling it again would make the same, so it is not tried again in this process."""
@@ -514,6 +559,18 @@ class Program:
 
         failing = first_failure(variant.guards, local_values, cells)
         self._warn("unstable", f"a guard does not hold right after compiling ({failing}): it changes by itself; this call runs eagerly")
+
+    def _try_it(self, refusal: Refused, local_values: Mapping[str, Any]) -> Binding:
+        """Run this call eagerly. If it raises, the call was at fault; if not, the refusal stands."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            result = self.function(*args, **kwargs)
+            if not refusal.skipped and strict():
+                raise refusal
+            self._refused(refusal, local_values)
+            return result
+
+        return Binding(EagerVariant(self.entry, (), pending=True), run, None, (), self.entry.defaults)
 
     def _refused(self, refusal: Refused, local_values: Mapping[str, Any]) -> Binding | None:
         text = f"{refusal.reason}{f' ({refusal.hint})' if refusal.hint else ''}"
@@ -550,7 +607,7 @@ class Program:
     def _warn(self, kind: str, message: str) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
-            warnings.warn(f"precast: {self.name} {message}", stacklevel=2)
+            warn(f"precast: {self.name} {message}")
 
     # -- forgetting
 

@@ -20,14 +20,26 @@ import torch.utils._device
 from precast.artifact_store.constants import untag
 from precast.artifact_store.expressions import leaves, postfix
 from precast.artifact_store.guards import Guard, Path, Predicate
+from precast.runtime.class_digest import functions_described
 from precast.runtime.guard_eval import compile_checker
+from precast.runtime.guard_rules import joined, span
 from precast.runtime.objects import ABSENT, Opaque, instance_dict, lacks_on_class, read_attribute
 from precast.runtime.paths import describe
 
 _SCALARS = (int, float, str, bytes)
 _IMMUTABLE = (int, float, complex, str, bytes, bool, type(None), range, torch.dtype, torch.device, torch.layout, torch.memory_format)
 _MAX_PAIRS = 64
-_RELATIONS = (Predicate.SAME_AS, Predicate.NOT_ALIASED, Predicate.GLOBAL_STATE, Predicate.CLASSES, Predicate.SHAPE)
+_MAX_OTHERS = 4096
+_RELATIONS = (
+    Predicate.SAME_AS,
+    Predicate.NOT_ALIASED,
+    Predicate.SAME_DEVICE,
+    Predicate.GLOBAL_STATE,
+    Predicate.CLASSES,
+    Predicate.SHAPE,
+)
+_IN_SPEC = (Predicate.TYPE, Predicate.UNMARKED, Predicate.MARKS, Predicate.NOT_NONE, Predicate.RUNS_ON)
+"""Guards on a call's tensor that ask for no more than its TENSOR guard has checked: class, device, no attributes of its own."""
 Cells = Callable[[], Mapping[str, Any]]
 
 
@@ -168,7 +180,8 @@ class _Recording:
 
     def run(self) -> set[int]:
         """Fill the table; the indices of the guards that Python has to check at each call."""
-        self.slot(self.plan.function, "code")  # a function may be given another body
+        for part in ("code", "defaults", "kwdefaults"):  # a function may be given others
+            self.slot(self.plan.function, part)
         roots = dict.fromkeys(path[:1] for path in (*self.plan.at, *self.plan.under))
         for root in sorted(roots, key=lambda path: path[0][0] != "local"):
             self._enter(root, lambda root=root: self._root(root))  # type: ignore[misc]
@@ -359,7 +372,7 @@ class _Recording:
                 return  # its identity is recorded
             case Predicate.EQUALS | Predicate.BASE_EQUALS:
                 self._constant(place, guard.predicate)
-            case Predicate.TENSOR:
+            case Predicate.TENSOR | Predicate.RUNS_ON:
                 self._tensor(place)
             case Predicate.UNMARKED | Predicate.MARKS:
                 self.slot(place, "dict")
@@ -422,7 +435,7 @@ class _Recording:
                 self._live_tensor(place, guard.constant)
             elif specs and guard.predicate is Predicate.LACKS_ATTR and lacks_on_class(type(value), guard.constant, self):
                 return  # and the tensor check admits no attributes of the tensor's own
-            elif not specs or guard.predicate not in (Predicate.TYPE, Predicate.UNMARKED, Predicate.MARKS, Predicate.NOT_NONE):
+            elif not specs or guard.predicate not in _IN_SPEC:
                 raise Opaque
             return
         if type(value) in _SCALARS:
@@ -447,19 +460,33 @@ class _Recording:
             pair = (self._place(guard.path), self._place(guard.constant))
             if any(isinstance(place, Live) for place in pair):
                 raise Opaque
+        elif guard.predicate is Predicate.SAME_DEVICE:
+            for path in guard.constant["paths"]:
+                self._device(path, self._place(path))
         elif guard.predicate is Predicate.CLASSES:
-            for path, _, _ in guard.constant["classes"]:
-                self._class(self._place(path))
+            self._resolved(guard.constant)
         elif guard.predicate is Predicate.SHAPE:
             self._shape(guard.constant)
         else:
             self._distinct(guard.constant)
 
-    def _class(self, cls: Any) -> None:
-        """A class's version covers what it and its bases define."""
-        if not isinstance(cls, type):
+    def _device(self, path: Path, place: Any) -> None:
+        """A tensor's device is among what its TENSOR guard has recorded."""
+        if isinstance(place, Live):
+            if not any(self.plan.guards[i].predicate is Predicate.TENSOR and i not in self.opaque for i in self.plan.at.get(path, ())):
+                raise Opaque
+        else:
+            self._tensor(place)
+
+    def _resolved(self, constant: Mapping[str, Any]) -> None:
+        """A class's version covers what it and its bases define, but not the code in a function that stays the same object."""
+        classes = [self._place(path) for path, _, _ in constant["classes"]]
+        if not all(isinstance(cls, type) for cls in classes):
             raise Opaque
-        self.cls(cls)
+        for cls in classes:
+            self.cls(cls)
+        for function in functions_described(constant, classes):
+            self.slot(function, "code")
 
     def _place(self, path: Path) -> Any:
         """What `path` led to; walked now where no guard is on it."""
@@ -473,11 +500,11 @@ class _Recording:
 
     def _distinct(self, paths: Mapping[str, Any]) -> None:
         if paths["mutated"]:
-            raise Opaque
+            self._apart(paths)
         places = [self._place(path) for path in paths["distinct"]]
         fresh = [place for place in places if isinstance(place, Live)]
         fixed = [place for place in places if not isinstance(place, Live)]
-        if len(fresh) * (len(fresh) + len(fixed)) > _MAX_PAIRS:
+        if len(fresh) ** 2 > _MAX_PAIRS or len(fresh) * len(fixed) > _MAX_OTHERS:
             raise Opaque
         for i, place in enumerate(fresh):
             for other in fresh[:i]:
@@ -485,10 +512,34 @@ class _Recording:
             for constant in fixed:
                 self.table.live(place.number, "other", constant)
 
+    def _apart(self, paths: Mapping[str, Any]) -> None:
+        """What the graph writes shares no memory with other inputs. Among tensors that live on that is so while they lie where they do."""
+        written = [self._place(path) for path in paths["mutated"]]
+        read = [self._place(path) for path in paths["others"]]
+        if not all(isinstance(place.value if isinstance(place, Live) else place, torch.Tensor) for place in (*written, *read)):
+            raise Opaque
+        ranges = []
+        for places in (written, [*written, *read]):
+            fixed = [place for place in places if not isinstance(place, Live)]
+            for tensor in fixed:
+                self._tensor(tensor)
+                self._once("data", tensor)
+            ranges.append(joined(span(tensor) for tensor in fixed))
+        fresh = [(place, i < len(written)) for i, place in enumerate((*written, *read)) if isinstance(place, Live)]
+        if len(fresh) ** 2 > _MAX_PAIRS:
+            raise Opaque
+        for i, (place, writes) in enumerate(fresh):
+            self.table.apart(place.number, (place.value.element_size(), *ranges[writes]))
+            for other, also_writes in fresh[:i]:
+                if writes or also_writes:
+                    self.table.apart(place.number, (place.value.element_size(), other.value.element_size()), other.number)
+
     def _shape(self, constant: Mapping[str, Any]) -> None:
         """A relation between numbers of the call. What objects that live on add to it is as it was recorded of them."""
         places = [self._place(path) for path in constant["paths"]]
         read = {leaf[1] for leaf in leaves(constant["expr"])}
+        if any(isinstance(places[k], Live) and type(places[k].value) is float for k in read):
+            raise Opaque  # the native runtime computes with integers only
         if all(isinstance(places[k], Live) for k in read):
             try:
                 program = postfix(constant["expr"], lambda k: int(places[k].number))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
 
 from precast.artifact_store import Manifest, Store
 from precast.artifact_store.errors import RecordError
@@ -13,27 +15,33 @@ from precast.runtime.compatibility import why_unfit
 from precast.runtime.errors import LoadError
 from precast.runtime.graph import GraphSpec, graph_call, is_plain, raw_kinds
 from precast.runtime.graph_outputs import graph_outputs
-from precast.runtime.library import load_library, load_parts
+from precast.runtime.library import graph_library
 from precast.runtime.log import logger
+from precast.runtime.options import CudaGraphOptions
 from precast.runtime.source import BlobSource
-from precast.runtime.targets import rank
-from precast.runtime.variant import tensor_constant
+from precast.runtime.targets import fits, is_cuda, rank
+from precast.runtime.tensor_constants import Constants, gpu_of
 
 GraphCallable = Callable[..., tuple[Any, ...]]
 
 
-def find_graph(store: Store, program_key: str, name: str) -> GraphCallable | None:
-    """The best stored artifact of the graph that this machine can run, opened; None where there is none. Every refusal is logged."""
+def find_graph(
+    store: Store, program_key: str, name: str, cuda_graphs: CudaGraphOptions | None = None, device: torch.device | None = None
+) -> GraphCallable | None:
+    """The best stored artifact of the graph that this machine can run, opened; None where there is none. Every refusal is logged.
+
+    `device`: the GPU that its inputs are on.
+    """
     usable: list[tuple[int, Manifest]] = []
     for manifest in store.variants(program_key):
-        reason = why_unfit(manifest)
+        reason = why_unfit(manifest) or _why_not_there(manifest.target, device)
         if reason:
             logger("runtime").info("%s: %s is of no use here: %s", name, manifest.artifact_id[:12], reason)
         else:
             usable.append((rank(manifest.target) or 0, manifest))
     for _, manifest in sorted(usable, key=lambda pair: pair[0]):
         try:
-            call = open_graph(manifest, store)
+            call = open_graph(manifest, store, cuda_graphs)
         except LoadError as error:
             logger("runtime").warning("miss: %s: artifact %s cannot be used: %s", name, manifest.artifact_id[:12], error)
             continue
@@ -42,25 +50,48 @@ def find_graph(store: Store, program_key: str, name: str) -> GraphCallable | Non
     return None
 
 
-def open_graph(manifest: Manifest, source: BlobSource) -> GraphCallable:
-    """The callable of a graph's artifact: takes the graph's inputs in order, returns its outputs. Raises LoadError."""
+def _why_not_there(target: str, device: torch.device | None) -> str:
+    """Why an artifact for `target` does not run on this very device, though the machine may have another that runs it."""
+    if device is None or not is_cuda(target) or fits(target, torch.cuda.get_device_capability(device)):
+        return ""
+    return f"{device} does not run {target}"
+
+
+def open_graph(manifest: Manifest, source: BlobSource, cuda_graphs: CudaGraphOptions | None = None) -> GraphCallable:
+    """The callable of a graph's artifact: takes the graph's inputs in order, returns its outputs. Raises LoadError.
+
+    `cuda_graphs`: replay CUDA graphs where the artifact is for a GPU.
+    """
     short = manifest.artifact_id[:12]
     try:
         (frame,) = manifest.frames
         inputs = tuple(GraphInput.from_data(item) for item in frame["inputs"])
         outputs = tuple(GraphOutput.from_data(item) for item in frame["outputs"])
-        constants = tuple(tensor_constant(TensorConstant.from_data(item)) for item in frame["constants"])
+        constants = Constants(TensorConstant.from_data(item) for item in frame["constants"])
         graph = manifest.graphs["forward"]
     except (KeyError, TypeError, ValueError, RecordError) as error:
         raise LoadError(f"artifact {short}: its graph record cannot be read ({error})") from error
-    path = source.blob_path(graph.library)
-    if path is None:
-        raise LoadError(f"artifact {short}: its library {graph.library[:12]}… is missing or damaged")
+    try:
+        library = graph_library(graph.blobs, source)
+    except LoadError as error:
+        raise LoadError(f"artifact {short}: {error}") from error
     finish = None if is_plain(outputs) else (lambda raw, given: graph_outputs(outputs, raw, given))
     spec = GraphSpec(inputs, raw_kinds(outputs, dict(graph.io)), finish)
-    call = graph_call(load_library(graph.library, path, load_parts(graph.blobs, source.blob_path)), spec, constants)
+
+    def made(tensors: Sequence[torch.Tensor]) -> Callable[..., Any]:
+        if cuda_graphs is None or not manifest.target.startswith("cuda:"):
+            return graph_call(library, spec, tensors)
+        from precast.runtime.cuda_call import cuda_graph_call  # most graphs never need it
+
+        return cuda_graph_call(manifest.program_name, library, spec, tuple(tensors), cuda_graphs)
+
+    calls: dict[torch.device | None, Callable[..., Any]] = {}
 
     def run(*args: Any) -> tuple[Any, ...]:
+        device = gpu_of(args) if constants.placed else None
+        call = calls.get(device)
+        if call is None:
+            call = calls.setdefault(device, made(constants.on(device)))
         result: tuple[Any, ...] = call(*args)
         return result
 

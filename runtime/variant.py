@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -10,19 +11,23 @@ import torch
 
 from precast.artifact_store import Manifest
 from precast.artifact_store.errors import RecordError
-from precast.artifact_store.guards import Guard, Path
+from precast.artifact_store.guards import Guard, Path, Predicate
 from precast.artifact_store.manifest import GuardRow, guard_rows
-from precast.artifact_store.records import FrameRecord, GraphInput, GraphOutput, TensorConstant
+from precast.artifact_store.records import FrameRecord, GraphInput, GraphOutput
+from precast.runtime.devices import capabilities
 from precast.runtime.entry import Entry
 from precast.runtime.errors import LoadError
 from precast.runtime.first_check import LazyChecker
 from precast.runtime.frame_code import FrameCodeError, build
 from precast.runtime.graph import Finish, GraphSpec, bound_call, graph_call, is_plain, raw_kinds
 from precast.runtime.graph_outputs import graph_outputs
-from precast.runtime.library import Library, load_library, load_parts
+from precast.runtime.library import Library, graph_library
 from precast.runtime.locks import Lock
+from precast.runtime.options import CudaGraphOptions
 from precast.runtime.paths import resolve
 from precast.runtime.source import BlobSource
+from precast.runtime.targets import is_cuda
+from precast.runtime.tensor_constants import Constants, gpu_of
 
 BINDINGS_LIMIT = 8
 BuildFrame = Callable[[FrameRecord, Callable[..., Any]], Callable[..., Any]]
@@ -32,13 +37,21 @@ BuildFrame = Callable[[FrameRecord, Callable[..., Any]], Callable[..., Any]]
 class Binding:
     """A variant's frame function with the parameters and buffers of particular objects: what a dispatcher calls on a hit."""
 
-    __slots__ = ("bound", "frame", "graph", "variant")
+    __slots__ = ("bound", "defaults", "frame", "graph", "variant")
 
-    def __init__(self, variant: Variant | EagerVariant, frame: Callable[..., Any], graph: Any, bound: tuple[Any, ...]) -> None:
+    def __init__(
+        self, variant: Variant | EagerVariant, frame: Callable[..., Any], graph: Any, bound: tuple[Any, ...], defaults: tuple[Any, Any]
+    ) -> None:
         self.variant = variant
         self.frame = frame
         self.graph = graph
         self.bound = bound
+        self.defaults = defaults  # of the frame, `__defaults__` and `__kwdefaults__`
+
+    def fits(self, bound: tuple[Any, ...], defaults: tuple[Any, Any]) -> bool:
+        """Whether it is made for these very objects."""
+        mine, others = (*self.defaults, *self.bound), (*defaults, *bound)
+        return len(mine) == len(others) and all(map(operator.is_, mine, others))
 
 
 class _Planned:
@@ -46,6 +59,7 @@ class _Planned:
 
     entry: Entry
     pending = False
+    symbolic = False  # it serves more than one size or number
     tabled = True  # whether its guards say all, so that a table of them can stand for it
     _plan: Any = None
 
@@ -83,24 +97,34 @@ class Variant(_Planned):
         stored: bool = True,
         build_frame: BuildFrame | None = None,
         graph: Callable[..., Any] | None = None,
+        cuda_graphs: CudaGraphOptions | None = None,
     ) -> None:
         self.stored = stored
         self._graph = graph
+        self._cuda_graphs = cuda_graphs if manifest.target.startswith("cuda:") else None
         self.manifest = manifest
         self.artifact_id = manifest.artifact_id
         self.target = manifest.target
         self.entry = entry
         self.check = LazyChecker(self._rows)
-        self._extra_guards = tuple(extra_guards)
+        self._extra_guards = (*extra_guards, *self._device_guards())
         self._source = source
         self._build_frame: BuildFrame = build_frame or (lambda record, graph: build(record, entry.function, graph))
         self._lock = Lock()
         self._spec: GraphSpec | None = None
         self._library: Library | None = None
         self._record: FrameRecord | None = None
-        self._constants: tuple[Any, ...] = ()
+        self._constants = Constants(())
         self._bindings: list[Binding] = []
         self.hits = 0
+
+    def _device_guards(self) -> tuple[Guard, ...]:
+        """That the device of the call's tensors runs the target, where this machine has GPUs of several kinds."""
+        if not is_cuda(self.target) or len(capabilities()) < 2:
+            return ()
+        rows = self.manifest.guard_rows
+        found = next((path for path, name, constant in rows if name == Predicate.TENSOR and constant["device"] == "cuda"), None)
+        return () if found is None else (Guard(found, Predicate.RUNS_ON, self.target),)
 
     @cached_property
     def guards(self) -> tuple[Guard, ...]:
@@ -109,6 +133,11 @@ class Variant(_Planned):
 
     def all_guards(self) -> tuple[Guard, ...]:
         return self.guards
+
+    @cached_property
+    def symbolic(self) -> bool:  # type: ignore[override]
+        """Whether its graph takes sizes or numbers as they come."""
+        return takes_numbers(self.manifest)
 
     def _rows(self) -> tuple[GuardRow, ...]:
         """All guards as rows, decoded when they are first looked at. Raises LoadError."""
@@ -143,45 +172,52 @@ class Variant(_Planned):
         frame = self.manifest.frames[0]
         try:
             self._record = FrameRecord.from_data(frame["code"])
-            self._constants = tuple(tensor_constant(item) for item in self._record.tensors)
+            self._constants = Constants(self._record.tensors)
             inputs = tuple(GraphInput.from_data(item) for item in frame["inputs"])
             outputs = tuple(GraphOutput.from_data(item) for item in frame["outputs"])
         except (KeyError, TypeError, ValueError) as error:
             raise LoadError(f"artifact {self.artifact_id[:12]}: its frame record cannot be read ({error})") from error
         graph = self.manifest.graphs.get("forward")
         if graph is not None:
-            path = self._source.blob_path(graph.library)
-            if path is None:
-                raise LoadError(f"artifact {self.artifact_id[:12]}: its library {graph.library[:12]}… is missing or damaged")
-            self._library = load_library(graph.library, path, load_parts(graph.blobs, self._source.blob_path))
+            try:
+                self._library = graph_library(graph.blobs, self._source)
+            except LoadError as error:
+                raise LoadError(f"artifact {self.artifact_id[:12]}: {error}") from error
         io = graph.io if graph is not None else {}
         finish = None if is_plain(outputs) else _finisher(outputs)
         self._spec = GraphSpec(inputs, raw_kinds(outputs, io), finish)
 
     def bind(self, local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> Binding:
-        """The binding for the objects of this call: an existing one where the bound tensors are the same objects, else a new one."""
+        """The binding for the objects of this call: an existing one where tensors and defaults are the same, else a new one."""
         self.load()
         assert self._spec is not None and self._record is not None
-        bound = tuple(self._fetch(item, local_values, cells) for item in self._spec.inputs if item.bound or item.kind == "constant")
+        constants = self._constants.on(self._device(local_values, cells) if self._constants.placed else None)
+        kept = [item for item in self._spec.inputs if item.bound or item.kind == "constant"]
+        bound = tuple(constants[i.path[0][1]] if i.kind == "constant" else resolve(i.path, local_values, cells) for i in kept)
+        defaults = self.entry.defaults
         with self._lock:
             for binding in self._bindings:
-                if len(binding.bound) == len(bound) and all(a is b for a, b in zip(binding.bound, bound, strict=True)):
+                if binding.fits(bound, defaults):
                     return binding
-            binding = self._new_binding(bound)
+            binding = self._new_binding(bound, defaults)
             self._bindings.append(binding)
             del self._bindings[:-BINDINGS_LIMIT]
         return binding
 
-    def _fetch(self, item: GraphInput, local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> Any:
-        assert self._record is not None
-        if item.kind == "constant":
-            return self._constants[item.path[0][1]]
-        return resolve(item.path, local_values, cells)
+    def _device(self, local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> torch.device | None:
+        """The GPU that the graph's inputs are on."""
+        assert self._spec is not None
+        paths = (item.path for item in self._spec.inputs if item.kind == "tensor" and item.path[0][0] != "random")
+        return gpu_of(resolve(path, local_values, cells) for path in paths)
 
-    def _new_binding(self, bound: tuple[Any, ...]) -> Binding:
+    def _new_binding(self, bound: tuple[Any, ...], defaults: tuple[Any, Any]) -> Binding:
         assert self._spec is not None and self._record is not None
         graph = no_graph
-        if self._library is not None:
+        if self._library is not None and self._cuda_graphs is not None:
+            from precast.runtime.cuda_call import cuda_graph_call  # most programs never need it
+
+            graph = cuda_graph_call(self.manifest.program_name, self._library, self._spec, bound, self._cuda_graphs)
+        elif self._library is not None:
             graph = graph_call(self._library, self._spec, bound)
         elif self._graph is not None:
             graph = bound_call(self._graph, self._spec, bound)
@@ -189,7 +225,7 @@ class Variant(_Planned):
             frame = self._build_frame(self._record, graph)
         except FrameCodeError as error:
             raise LoadError(f"artifact {self.artifact_id[:12]}: {error}") from error
-        return Binding(self, frame, graph, bound)
+        return Binding(self, frame, graph, bound, defaults)
 
 
 class EagerVariant(_Planned):
@@ -210,7 +246,7 @@ class EagerVariant(_Planned):
         self._holds = LazyChecker(lambda: guard_rows(self.guards))
         self._excluded = LazyChecker(lambda: guard_rows(unless)) if unless else None
         self.hits = 0
-        self._binding = Binding(self, entry.function, None, ())
+        self._binding = Binding(self, entry.function, None, (), entry.defaults)
 
     def check(self, local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> bool:
         """Whether this is such a call."""
@@ -233,9 +269,7 @@ def no_graph(*args: Any) -> tuple[Any, ...]:
     return ()
 
 
-def tensor_constant(constant: TensorConstant) -> torch.Tensor:
-    """The tensor that a record carries."""
-    dtype = getattr(torch, constant.dtype)
-    if not constant.data:
-        return torch.empty(constant.size, dtype=dtype, device=constant.device)
-    return torch.frombuffer(bytearray(constant.data), dtype=dtype).reshape(constant.size).to(constant.device)
+def takes_numbers(manifest: Manifest) -> bool:
+    """Whether the graphs of an artifact take sizes or numbers as they come."""
+    inputs: list[Any] = [item for frame in manifest.frames for item in frame.get("inputs", ())]
+    return any(item.get("kind") in ("int", "float") for item in inputs)

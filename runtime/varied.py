@@ -10,49 +10,51 @@ from typing import Any
 
 import torch
 
+from precast.artifact_store.constants import tag, untag
 from precast.artifact_store.guards import Path, Predicate
 from precast.artifact_store.manifest import GuardRow
 from precast.runtime.paths import PathError, resolve
 
 Varied = dict[Path, tuple[tuple[str, int], ...]]
-_INT = "builtins:int"
+_NUMBERS = {"builtins:int": int, "builtins:float": float}
 
 
 def varied(variants: Iterable[Iterable[GuardRow]], local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> Varied:
-    """Path -> the ("size" | "stride", dim) of a tensor that differ from what some variant was made for, or are free in it; () for an int.
+    """Path -> the ("size" | "stride", dim) of a tensor that differ from what some variant was made for, or are free in it; () for a number.
 
     As in torch: where the number of dimensions differs all of them count, and strides only where all sizes are equal.
     """
     found: dict[Path, dict[tuple[str, int], None]] = {}
     for rows in variants:
-        typed: set[Path] = set()
+        typed: dict[Path, type] = {}
         fixed: set[Path] = set()
         for path, predicate, constant in rows:
             if predicate == Predicate.TENSOR:
                 value = _at(path, local_values, cells)
                 if isinstance(value, torch.Tensor) and (differing := _differing(value, constant)):
                     found.setdefault(path, {}).update(dict.fromkeys(differing))
-            elif predicate == Predicate.TYPE and constant == _INT:
-                typed.add(path)
-            elif predicate == Predicate.EQUALS and constant[0] == "int":
+            elif predicate == Predicate.TYPE and constant in _NUMBERS:
+                typed[path] = _NUMBERS[constant]
+            elif predicate == Predicate.EQUALS and constant[0] in ("int", "float"):
                 fixed.add(path)
-                if type(value := _at(path, local_values, cells)) is int and value != constant[1]:
+                value, wanted = _at(path, local_values, cells), untag(constant)
+                if type(value) is type(wanted) and value != wanted:
                     found.setdefault(path, {})
-        for path in typed - fixed:  # free in that variant
-            if type(_at(path, local_values, cells)) is int:
+        for path, kind in typed.items():
+            if path not in fixed and type(_at(path, local_values, cells)) is kind:  # free in that variant
                 found.setdefault(path, {})
     return {path: tuple(differing) for path, differing in found.items()}
 
 
 def example(local_values: Mapping[str, Any]) -> tuple[GuardRow, ...]:
-    """A call that was not compiled, as rows to compare the next one with: sizes of the tensors among its arguments, and whole numbers."""
+    """A call that was not compiled, as rows to compare the next one with: sizes of the tensors among its arguments, and numbers."""
     rows: list[GuardRow] = []
     for name, value in local_values.items():
         if isinstance(value, torch.Tensor):
             stride = value.stride() if value.layout is torch.strided else ()
             rows.append(((("local", name),), str(Predicate.TENSOR), {"size": tuple(value.shape), "stride": stride}))
-        elif type(value) is int:
-            rows.append(((("local", name),), str(Predicate.EQUALS), ("int", value)))
+        elif type(value) in (int, float):
+            rows.append(((("local", name),), str(Predicate.EQUALS), tag(value)))
     return tuple(rows)
 
 

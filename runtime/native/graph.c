@@ -1,53 +1,11 @@
 /* The fast graph callable: bound tensors once, per-call tensors from the arguments, precast_run without the GIL, outputs wrapped. */
-#include "native.h"
+#include "graph.h"
 
 #include <limits.h>
-
-typedef int (*run_function)(void *const *, void *const *, void **, void *, char *, int64_t);
-typedef int (*prepare_function)(void *const *, void *const *, void **, char *, int64_t);
-typedef void (*release_function)(void *const *, void *);
 
 #define ERROR_CAPACITY 4096
 #define STACK_WORDS 512
 #define READ INT_MIN
-
-/* A prepared state (packed weights), shared by the calls that run with it; released with the last. */
-typedef struct {
-    void *value;
-    int64_t users;
-} State;
-
-typedef struct {
-    void *impl, *storage;
-    uint32_t version;
-} Stamp;
-
-/* A number that is read off a tensor among the inputs: 's' size, 'd' stride, 'o' storage offset. */
-typedef struct {
-    Py_ssize_t input, from;
-    int64_t dim;
-    char what;
-} Read;
-
-typedef struct {
-    PyObject_HEAD
-    vectorcallfunc vectorcall;
-    run_function run;
-    prepare_function prepare;
-    release_function release;
-    void *const *table;
-    Py_ssize_t inputs, outputs, arguments;
-    int *sources;      /* per input: >= 0 argument position, < 0 bound tensor -1 - i, READ */
-    Read *reads;
-    Py_ssize_t read_count;
-    char *input_kinds; /* 't' tensor, 'i' integer, 'f' float */
-    char *output_kinds;
-    PyObject *bound;  /* tuple of tensors */
-    PyObject *finish; /* (raw, inputs) -> outputs, or NULL */
-    PyObject *library;
-    State *state;
-    Stamp *stamps; /* of the bound tensors when `state` was made */
-} GraphCall;
 
 static Stamp stamp_of(PyObject *tensor) {
     char *impl = IMPL(tensor);
@@ -96,7 +54,7 @@ static State *state_current(GraphCall *self, void **words) {
     return self->state;
 }
 
-static PyObject *wrap_output(void *handle) {
+PyObject *wrap_output(void *handle) {
     if (layout.wrap) {
         PyObject *tensor = layout.wrap(handle);
         layout.delete_handle(handle);
@@ -110,7 +68,7 @@ static PyObject *wrap_output(void *handle) {
     return tensor;
 }
 
-static int fill_word(GraphCall *self, Py_ssize_t i, PyObject *value, void **word) {
+int graph_word(GraphCall *self, Py_ssize_t i, PyObject *value, void **word) {
     switch (self->input_kinds[i]) {
     case 't':
         if (!is_tensor(value)) {
@@ -154,6 +112,19 @@ static int fill_reads(GraphCall *self, void **words) {
     return 0;
 }
 
+int graph_words(GraphCall *self, PyObject *const *args, Py_ssize_t count, void **words) {
+    if (count < self->arguments) {
+        PyErr_Format(PyExc_TypeError, "a compiled graph wants %zd arguments, got %zd", self->arguments, count);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < self->inputs; i++) {
+        int source = self->sources[i];
+        if (source == READ) continue;
+        if (graph_word(self, i, source >= 0 ? args[source] : PyTuple_GET_ITEM(self->bound, -1 - source), &words[i]) < 0) return -1;
+    }
+    return self->read_count ? fill_reads(self, words) : 0;
+}
+
 static PyObject *collect_outputs(GraphCall *self, void **outputs) {
     PyObject *raw = PyTuple_New(self->outputs);
     for (Py_ssize_t i = 0; i < self->outputs; i++) {
@@ -171,7 +142,7 @@ static PyObject *collect_outputs(GraphCall *self, void **outputs) {
     return raw;
 }
 
-static PyObject *finish_outputs(GraphCall *self, PyObject *raw, PyObject *const *args, void **words) {
+PyObject *graph_finish(GraphCall *self, PyObject *finish, PyObject *raw, PyObject *const *args, void **words) {
     PyObject *inputs = PyTuple_New(self->inputs);
     if (!inputs) return NULL;
     for (Py_ssize_t i = 0; i < self->inputs; i++) {
@@ -184,7 +155,7 @@ static PyObject *finish_outputs(GraphCall *self, PyObject *raw, PyObject *const 
         }
         PyTuple_SET_ITEM(inputs, i, value);
     }
-    PyObject *result = PyObject_CallFunctionObjArgs(self->finish, raw, inputs, NULL);
+    PyObject *result = PyObject_CallFunctionObjArgs(finish, raw, inputs, NULL);
     Py_DECREF(inputs);
     return result;
 }
@@ -200,11 +171,29 @@ static void raise_run_error(const char *error) {
     Py_XDECREF(module);
 }
 
-static PyObject *graph_call(PyObject *object, PyObject *const *args, size_t flags, PyObject *names) {
+/* New handles of the tensors in `homes`, for the library to write into. */
+static int lend(GraphCall *self, PyObject *homes, void **outputs) {
+    if (!PyTuple_Check(homes) || PyTuple_GET_SIZE(homes) != self->outputs) {
+        PyErr_Format(PyExc_TypeError, "one tensor or None for each of %zd outputs is needed", self->outputs);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < self->outputs; i++) {
+        PyObject *home = PyTuple_GET_ITEM(homes, i);
+        if (is_tensor(home) && layout.new_handle(HANDLE(home), &outputs[i])) {
+            PyErr_Format(PyExc_RuntimeError, "output %zd cannot be lent", i);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static void drop_outputs(GraphCall *self, void **outputs) {
+    for (Py_ssize_t i = 0; i < self->outputs; i++)
+        if (self->output_kinds[i] == 't' && outputs[i]) layout.delete_handle(outputs[i]);
+}
+
+static PyObject *run_graph(PyObject *object, PyObject *homes, PyObject *const *args, Py_ssize_t count) {
     GraphCall *self = (GraphCall *)object;
-    Py_ssize_t count = PyVectorcall_NARGS(flags);
-    if (names && PyTuple_GET_SIZE(names)) return PyErr_Format(PyExc_TypeError, "a compiled graph takes no keyword arguments");
-    if (count < self->arguments) return PyErr_Format(PyExc_TypeError, "a compiled graph wants %zd arguments, got %zd", self->arguments, count);
     void *stack[STACK_WORDS];
     Py_ssize_t needed = self->inputs + self->outputs;
     void **words = needed <= STACK_WORDS ? stack : PyMem_Malloc(needed * sizeof(void *));
@@ -215,24 +204,25 @@ static PyObject *graph_call(PyObject *object, PyObject *const *args, size_t flag
     char error[ERROR_CAPACITY];
     error[0] = 0;
     memset(outputs, 0, self->outputs * sizeof(void *));
-    for (Py_ssize_t i = 0; i < self->inputs; i++) {
-        int source = self->sources[i];
-        if (source == READ) continue;
-        if (fill_word(self, i, source >= 0 ? args[source] : PyTuple_GET_ITEM(self->bound, -1 - source), &words[i]) < 0) goto done;
-    }
-    if (self->read_count && fill_reads(self, words) < 0) goto done;
+    if (graph_words(self, args, count, words) < 0) goto done;
     if (self->prepare && !(state = state_current(self, words)) && self->prepare) goto done;
+    if (homes && lend(self, homes, outputs) < 0) {
+        drop_outputs(self, outputs);
+        state_drop(self, state);
+        goto done;
+    }
     int failed;
     Py_INCREF(object); /* the arguments and bound tensors are held by the caller and by this object */
     Py_BEGIN_ALLOW_THREADS
     failed = self->run(self->table, words, outputs, state ? state->value : NULL, error, ERROR_CAPACITY);
     Py_END_ALLOW_THREADS
     if (failed) {
+        drop_outputs(self, outputs);
         raise_run_error(error);
     } else {
         result = collect_outputs(self, outputs);
         if (result && self->finish) {
-            PyObject *finished = finish_outputs(self, result, args, words);
+            PyObject *finished = graph_finish(self, self->finish, result, args, words);
             Py_SETREF(result, finished);
         }
     }
@@ -242,6 +232,22 @@ done:
     if (words != stack) PyMem_Free(words);
     return result;
 }
+
+static PyObject *graph_call(PyObject *object, PyObject *const *args, size_t flags, PyObject *names) {
+    if (names && PyTuple_GET_SIZE(names)) return PyErr_Format(PyExc_TypeError, "a compiled graph takes no keyword arguments");
+    return run_graph(object, NULL, args, PyVectorcall_NARGS(flags));
+}
+
+/* into(homes, *arguments): the same, writing outputs into tensors of the caller's */
+static PyObject *graph_into(PyObject *object, PyObject *const *args, Py_ssize_t count) {
+    if (count < 1) return PyErr_Format(PyExc_TypeError, "into(homes, *arguments)");
+    return run_graph(object, args[0], args + 1, count - 1);
+}
+
+static PyMethodDef methods[] = {
+    {"into", (PyCFunction)(void (*)(void))graph_into, METH_FASTCALL, "Run, writing outputs into the tensors of a tuple (None: into new ones)."},
+    {NULL, NULL, 0, NULL},
+};
 
 /* given: ("size" | "stride", input, dim) or ("offset", input) */
 static int add_read(GraphCall *self, Py_ssize_t input, PyObject *given, Py_ssize_t inputs) {
@@ -359,4 +365,5 @@ PyTypeObject GraphCall_Type = {
     .tp_dealloc = graph_dealloc,
     .tp_call = PyVectorcall_Call,
     .tp_vectorcall_offset = offsetof(GraphCall, vectorcall),
+    .tp_methods = methods,
 };

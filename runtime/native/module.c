@@ -1,5 +1,5 @@
 /* precast._native: module, and the raw reads that probing needs. */
-#include "native.h"
+#include "replay.h"
 
 #ifdef __GLIBC__
 #include <malloc.h>
@@ -30,21 +30,24 @@ static PyObject *allocation_size(PyObject *module, PyObject *argument) {
 static PyObject *configure(PyObject *module, PyObject *arguments) {
     Layout found = {0};
     PyObject *type, *steal;
-    unsigned long long wrap, delete_handle, dtype, device_type, dim, offset, sizes, strides;
-    if (!PyArg_ParseTuple(arguments, "O!OnnnnnnnnKKKKKKKK", &PyType_Type, &type, &steal, &found.tensor_in_object, &found.refcount, &found.storage,
-                          &found.autograd_meta, &found.requires_grad, &found.key_set, &found.version_pointer, &found.version_value, &wrap,
-                          &delete_handle, &dtype, &device_type, &dim, &offset, &sizes, &strides))
+    unsigned long long wrap, delete_handle, new_handle, dtype, device_type, device_index, dim, offset, sizes, strides, data;
+    if (!PyArg_ParseTuple(arguments, "O!OnnnnnnnnnKKKKKKKKKKK", &PyType_Type, &type, &steal, &found.tensor_in_object, &found.refcount, &found.storage,
+                          &found.autograd_meta, &found.requires_grad, &found.grad_fn, &found.key_set, &found.version_pointer, &found.version_value, &wrap,
+                          &delete_handle, &new_handle, &dtype, &device_type, &device_index, &dim, &offset, &sizes, &strides, &data))
         return NULL;
     found.tensor_type = (PyTypeObject *)Py_NewRef(type);
     found.steal = Py_NewRef(steal);
     found.wrap = (wrap_function)(uintptr_t)wrap;
     found.delete_handle = (shim_delete)(uintptr_t)delete_handle;
+    found.new_handle = (shim_new)(uintptr_t)new_handle;
     found.dtype = (shim_i32)(uintptr_t)dtype;
     found.device_type = (shim_i32)(uintptr_t)device_type;
+    found.device_index = (shim_i32)(uintptr_t)device_index;
     found.dim = (shim_i64)(uintptr_t)dim;
     found.offset = (shim_i64)(uintptr_t)offset;
     found.sizes = (shim_i64s)(uintptr_t)sizes;
     found.strides = (shim_i64s)(uintptr_t)strides;
+    found.data = (shim_pointer)(uintptr_t)data;
     found.ready = 1;
     layout = found;
     Py_RETURN_NONE;
@@ -72,7 +75,8 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", "preca
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject *module = PyModule_Create(&definition);
     if (!module) return NULL;
-    if (PyModule_AddType(module, &GraphCall_Type) < 0 || PyModule_AddType(module, &Table_Type) < 0 || PyModule_AddType(module, &Dispatcher_Type) < 0) {
+    if (PyModule_AddType(module, &GraphCall_Type) < 0 || PyModule_AddType(module, &Table_Type) < 0 || PyModule_AddType(module, &Dispatcher_Type) < 0 ||
+        PyModule_AddType(module, &ReplayOrder_Type) < 0 || PyModule_AddType(module, &Replays_Type) < 0) {
         Py_DECREF(module);
         return NULL;
     }

@@ -10,6 +10,8 @@
 #include <string.h>
 
 typedef int32_t (*shim_delete)(void *handle);
+typedef int32_t (*shim_pointer)(void *handle, void **value);
+typedef int32_t (*shim_new)(void *handle, void **result);
 typedef int32_t (*shim_i32)(void *handle, int32_t *value);
 typedef int32_t (*shim_i64)(void *handle, int64_t *value);
 typedef int32_t (*shim_i64s)(void *handle, int64_t **values);
@@ -24,15 +26,18 @@ typedef struct {
     Py_ssize_t storage;          /* in TensorImpl: pointer */
     Py_ssize_t autograd_meta;    /* in TensorImpl: pointer */
     Py_ssize_t requires_grad;    /* in AutogradMeta: one byte */
+    Py_ssize_t grad_fn;          /* in AutogradMeta: pointer; a tensor with one requires grad, whatever that byte says */
     Py_ssize_t key_set;          /* in TensorImpl: one word */
     Py_ssize_t version_pointer;  /* in TensorImpl: pointer to the version counter */
     Py_ssize_t version_value;    /* in the version counter: 32 bits */
     wrap_function wrap;          /* NULL: `steal` is used */
     PyObject *steal;             /* torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr */
     shim_delete delete_handle;
-    shim_i32 dtype, device_type;
+    shim_new new_handle; /* another handle of a tensor */
+    shim_i32 dtype, device_type, device_index;
     shim_i64 dim, offset;
     shim_i64s sizes, strides;
+    shim_pointer data;
 } Layout;
 
 extern Layout layout;
@@ -46,7 +51,17 @@ PyObject *dispatcher_force_eager(PyObject *module, PyObject *value);
 #define HANDLE(object) ((void *)((char *)(object) + layout.tensor_in_object))
 #define IMPL(object) (*(char **)HANDLE(object))
 
+/* Of a tensor with this AutogradMeta (or NULL). */
+static inline int meta_requires_grad(const char *meta) {
+    return meta && (meta[layout.requires_grad] == 1 || *(void *const *)(meta + layout.grad_fn));
+}
+
 static inline int is_tensor(PyObject *object) { return layout.ready && PyObject_TypeCheck(object, layout.tensor_type); }
+
+/* Memory (apart.c): whether a tensor, whose elements have `numbers[0]` bytes, reaches into none of `count` sorted disjoint ranges that
+ * follow; whether two tensors, of elements of numbers[0] and numbers[1] bytes, share no memory. */
+int apart_from_ranges(PyObject *tensor, const int64_t *numbers, Py_ssize_t count);
+int apart_from_other(PyObject *tensor, PyObject *other, const int64_t *numbers);
 
 /* Shape relations (shape.c). 1: the program's value is not zero; 0: it is, or it overflows, divides by zero or reads what is not there. */
 int shape_holds(const int64_t *program, Py_ssize_t count, PyObject *const *values);

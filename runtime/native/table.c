@@ -52,14 +52,20 @@ typedef struct {
     char *impl;
     size_t first; /* in `bytes` */
     uint32_t size;
-    char *meta; /* AutogradMeta or NULL: the pointer is among the bytes; requires_grad in it must be 1 */
+    char *meta; /* AutogradMeta or NULL: the pointer is among the bytes */
+    int requires_grad;
 } Tensor;
+
+typedef struct {
+    PyObject *tensor;
+    void *data;
+} Data;
 
 typedef struct {
     PyObject *function, *expected;
 } Probe;
 
-enum { LOCAL, POINTER, OTHER, EQUAL, TUPLE, LIST, ITEM, DICT, TENSOR, DIFFERENT, TYPE, SHAPE };
+enum { LOCAL, POINTER, OTHER, EQUAL, TUPLE, LIST, ITEM, DICT, TENSOR, DIFFERENT, TYPE, SHAPE, APART, APART_OTHER };
 
 typedef struct {
     int kind;
@@ -85,6 +91,7 @@ typedef struct {
     ARRAY(PyObject *, pointers);
     ARRAY(Tensor, tensors);
     ARRAY(char, bytes);
+    ARRAY(Data, data);
     ARRAY(Probe, probes);
     PyObject *refs;    /* list: what the pointers above point to */
     PyObject *checker; /* callable(locals tuple) -> bool for guards that only Python can evaluate, or NULL */
@@ -171,36 +178,38 @@ static int words_unchanged(Table *self) {
         const char *then = self->bytes + entry->first;
         size_t after = layout.refcount + 8;
         if (memcmp(impl, then, layout.refcount) || memcmp(impl + after, then + after, entry->size - after)) return 0;
-        if (entry->meta && entry->meta[layout.requires_grad] != 1) return 0;
+        if (meta_requires_grad(entry->meta) != entry->requires_grad) return 0;
+    }
+    for (size_t i = 0; i < self->data_count; i++) { /* of tensors above */
+        void *data = NULL;
+        if (layout.data(HANDLE(self->data[i].tensor), &data) || data != self->data[i].data) return 0;
     }
     return 1;
 }
 
-static int tensor_requires_grad(PyObject *tensor, char *impl) {
-    char *meta = *(char **)(impl + layout.autograd_meta);
-    if (!meta) return 0;
-    if (meta[layout.requires_grad] == 1) return 1;
-    PyObject *value = PyObject_GetAttrString(tensor, "requires_grad"); /* it may have a grad_fn */
-    if (!value) return -1;
-    int result = value == Py_True;
-    Py_DECREF(value);
-    return result;
+/* -1 for the CPU, whose tensors name no index or 0. */
+static int device_index(void *handle, int32_t type, int32_t *index) {
+    *index = -1;
+    return type == 0 ? 0 : layout.device_index(handle, index);
 }
 
-/* numbers: dtype, device type, requires_grad, key set, storage offset, dim, sizes…, strides… */
+#define FIXED 7 /* numbers in front of the sizes */
+
+/* numbers: dtype, device type, device index, requires_grad, key set, storage offset, dim, sizes…, strides… */
 static int tensor_fits(Live *op, PyObject *tensor) {
     if ((PyObject *)Py_TYPE(tensor) != op->object) return 0;
     const int64_t *want = op->numbers;
     char *impl = IMPL(tensor);
     void *handle = HANDLE(tensor);
-    if (*(int64_t *)(impl + layout.key_set) != want[3]) return 0;
+    if (*(int64_t *)(impl + layout.key_set) != want[4]) return 0;
     int32_t small;
     int64_t number, *list;
     if (layout.dtype(handle, &small) || small != want[0]) return 0;
     if (layout.device_type(handle, &small) || small != want[1]) return 0;
-    if (want[4] != FREE && (layout.offset(handle, &number) || number != want[4])) return 0;
-    if (layout.dim(handle, &number) || number != want[5]) return 0;
-    const int64_t *sizes = want + 6, *strides = want + 6 + number;
+    if (device_index(handle, small, &small) || small != want[2]) return 0;
+    if (want[5] != FREE && (layout.offset(handle, &number) || number != want[5])) return 0;
+    if (layout.dim(handle, &number) || number != want[6]) return 0;
+    const int64_t *sizes = want + FIXED, *strides = want + FIXED + number;
     if (number && layout.sizes(handle, &list)) return 0;
     for (int64_t i = 0; i < number; i++)
         if (sizes[i] != FREE && sizes[i] != list[i]) return 0;
@@ -209,7 +218,7 @@ static int tensor_fits(Live *op, PyObject *tensor) {
         if (strides[i] != FREE && strides[i] != list[i]) return 0;
     PyObject **attributes = _PyObject_GetDictPtr(tensor); /* marks of dynamic dimensions live there */
     if (attributes && *attributes && PyDict_GET_SIZE(*attributes)) return 0;
-    return tensor_requires_grad(tensor, impl) == want[2];
+    return meta_requires_grad(*(char **)(impl + layout.autograd_meta)) == want[3];
 }
 
 static int dict_fits(Live *op, PyObject *dict, PyObject **values) {
@@ -251,6 +260,8 @@ static int live_holds(Table *self, PyObject *const *locals, Py_ssize_t count) {
             case TENSOR: holds = tensor_fits(op, value); break;
             case DIFFERENT: holds = value != values[op->target]; break;
             case TYPE: holds = (PyObject *)Py_TYPE(value) == op->object; break;
+            case APART: holds = apart_from_ranges(value, op->numbers, op->count); break;
+            case APART_OTHER: holds = apart_from_other(value, values[op->target], op->numbers); break;
             case SHAPE: holds = shape_holds(op->numbers, op->count, values); break;
             default: holds = 0;
             }
@@ -398,14 +409,13 @@ static PyObject *table_tensor(PyObject *object, PyObject *tensor) {
 #endif
     if (size < (size_t)layout.refcount + 8 || size > TENSOR_MAX) Py_RETURN_FALSE;
     char *impl = IMPL(tensor), *meta = *(char **)(impl + layout.autograd_meta);
-    if (meta && meta[layout.requires_grad] != 1) Py_RETURN_FALSE; /* it may get a grad_fn, which is not seen here */
     if (hold(self, tensor) < 0) return NULL;
     size_t first = self->bytes_count;
     if (!PUSH_MANY(self, bytes, size)) return NULL;
     memcpy(self->bytes + first, impl, size);
     Tensor *entry = PUSH(self, tensors);
     if (!entry) return NULL;
-    *entry = (Tensor){tensor, impl, first, (uint32_t)size, meta};
+    *entry = (Tensor){tensor, impl, first, (uint32_t)size, meta, meta_requires_grad(meta)};
     Py_RETURN_TRUE;
 }
 
@@ -521,7 +531,7 @@ static PyObject *table_live_tensor(PyObject *object, PyObject *arguments) {
     if (!PyArg_ParseTuple(arguments, "iOpOO!O!", &source, &example, &grad, &offset, &PyTuple_Type, &sizes, &PyTuple_Type, &strides)) return NULL;
     if (!is_tensor(example) || layout.key_set < 0 || layout.autograd_meta < 0) Py_RETURN_FALSE;
     Py_ssize_t dim = PyTuple_GET_SIZE(sizes);
-    int64_t *numbers = PyMem_Calloc(6 + 2 * dim, sizeof(int64_t));
+    int64_t *numbers = PyMem_Calloc(FIXED + 2 * dim, sizeof(int64_t));
     if (!numbers) return PyErr_NoMemory();
     int32_t small;
     void *handle = HANDLE(example);
@@ -529,14 +539,16 @@ static PyObject *table_live_tensor(PyObject *object, PyObject *arguments) {
     numbers[0] = small;
     layout.device_type(handle, &small);
     numbers[1] = small;
-    numbers[2] = grad;
-    numbers[3] = *(int64_t *)(IMPL(example) + layout.key_set);
-    numbers[4] = offset == Py_None ? FREE : PyLong_AsLongLong(offset);
-    numbers[5] = dim;
+    device_index(handle, small, &small);
+    numbers[2] = small;
+    numbers[3] = grad;
+    numbers[4] = *(int64_t *)(IMPL(example) + layout.key_set);
+    numbers[5] = offset == Py_None ? FREE : PyLong_AsLongLong(offset);
+    numbers[6] = dim;
     for (Py_ssize_t i = 0; i < dim; i++) {
         PyObject *size = PyTuple_GET_ITEM(sizes, i), *stride = PyTuple_GET_ITEM(strides, i);
-        numbers[6 + i] = size == Py_None ? FREE : PyLong_AsLongLong(size);
-        numbers[6 + dim + i] = stride == Py_None ? FREE : PyLong_AsLongLong(stride);
+        numbers[FIXED + i] = size == Py_None ? FREE : PyLong_AsLongLong(size);
+        numbers[FIXED + dim + i] = stride == Py_None ? FREE : PyLong_AsLongLong(stride);
     }
     Live *op = PyErr_Occurred() || hold(self, (PyObject *)Py_TYPE(example)) < 0 ? NULL : push_live(self, TENSOR, source);
     if (!op) {
@@ -563,6 +575,40 @@ static PyObject *table_shape(PyObject *object, PyObject *program) {
     }
     op->numbers = numbers;
     op->count = count;
+    Py_RETURN_NONE;
+}
+
+/* data(tensor): where its memory is */
+static PyObject *table_data(PyObject *object, PyObject *tensor) {
+    Table *self = (Table *)object;
+    void *data = NULL;
+    if (!is_tensor(tensor) || layout.data(HANDLE(tensor), &data)) Py_RETURN_FALSE;
+    if (hold(self, tensor) < 0) return NULL;
+    Data *entry = PUSH(self, data);
+    if (!entry) return NULL;
+    *entry = (Data){tensor, data};
+    Py_RETURN_TRUE;
+}
+
+/* apart(value, numbers): reaches into none of the ranges; apart(value, numbers, other): shares no memory with the value `other` */
+static PyObject *table_apart(PyObject *object, PyObject *arguments) {
+    Table *self = (Table *)object;
+    int source, other = -1;
+    PyObject *given;
+    if (!PyArg_ParseTuple(arguments, "iO!|i", &source, &PyTuple_Type, &given, &other)) return NULL;
+    Py_ssize_t count = PyTuple_GET_SIZE(given);
+    if (other >= 0 ? count != 2 || other >= self->values : count % 2 != 1) return PyErr_Format(PyExc_ValueError, "malformed ranges");
+    int64_t *numbers = PyMem_Calloc(count, sizeof(int64_t));
+    if (!numbers) return PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < count; i++) numbers[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(given, i));
+    Live *op = PyErr_Occurred() ? NULL : push_live(self, other >= 0 ? APART_OTHER : APART, source);
+    if (!op) {
+        PyMem_Free(numbers);
+        return NULL;
+    }
+    op->numbers = numbers;
+    op->count = count / 2;
+    op->target = other;
     Py_RETURN_NONE;
 }
 
@@ -595,7 +641,7 @@ static int table_clear(PyObject *object) {
     Table *self = (Table *)object;
     for (size_t i = 0; i < self->live_count; i++) PyMem_Free(self->live[i].numbers);
     self->live_count = self->slots_count = self->dicts_count = self->used_count = self->types_count = self->items_count = self->tensors_count = 0;
-    self->probes_count = 0;
+    self->probes_count = self->data_count = 0;
     Live *op = PUSH(self, live); /* a cleared table holds for no call */
     if (op) *op = (Live){.kind = LOCAL, .count = PY_SSIZE_T_MAX};
     PyErr_Clear();
@@ -610,7 +656,8 @@ static void table_dealloc(PyObject *object) {
     for (size_t i = 0; i < self->live_count; i++) PyMem_Free(self->live[i].numbers);
     Py_XDECREF(self->refs);
     Py_XDECREF(self->checker);
-    void *arrays[] = {self->live, self->slots, self->dicts, self->keys, self->used, self->types, self->items, self->pointers, self->tensors, self->bytes, self->probes};
+    void *arrays[] = {self->live, self->slots, self->dicts, self->keys, self->used, self->types, self->items, self->pointers, self->tensors, self->bytes, self->data,
+                      self->probes};
     for (size_t i = 0; i < sizeof(arrays) / sizeof(*arrays); i++) PyMem_Free(arrays[i]);
     Py_TYPE(object)->tp_free(object);
 }
@@ -629,6 +676,8 @@ static PyMethodDef table_methods[] = {
     {"fields", table_fields, METH_VARARGS, "The entries of a dict value."},
     {"live", table_live, METH_VARARGS, "Check a value."},
     {"live_tensor", table_live_tensor, METH_VARARGS, "Check a tensor value."},
+    {"data", table_data, METH_O, "Depend on where a tensor's memory is."},
+    {"apart", table_apart, METH_VARARGS, "Check that a tensor of the call shares no memory with others."},
     {"shape", table_shape, METH_O, "Check a relation between sizes and numbers."},
     {"check", table_check_method, METH_O, "Whether everything recorded still holds."},
     {"sizes", table_sizes, METH_NOARGS, "How many entries of each kind."},

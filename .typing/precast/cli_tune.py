@@ -1,0 +1,1 @@
+../../precast/cli_tune.py

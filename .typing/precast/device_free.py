@@ -1,0 +1,1 @@
+../../precast/device_free.py

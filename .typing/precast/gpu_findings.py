@@ -1,0 +1,1 @@
+../../precast/gpu_findings.py

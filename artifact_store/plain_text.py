@@ -1,0 +1,23 @@
+"""Plain data as a line for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def counted(predicates: Iterable[str]) -> str:
+    """How many of each kind, most frequent first: "12 tensor, 3 equals"."""
+    return ", ".join(f"{count} {kind}" for kind, count in Counter(map(str, predicates)).most_common())
+
+
+def inline(value: Any) -> str:
+    """Plain data on one line."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={inline(item)}" for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(inline(item) for item in value)}]"
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes"
+    return str(value)

@@ -1,0 +1,81 @@
+"""Attention on a GPU stays one call: which kernel computes it is for the compiler to choose, not for whatever torch traced it.
+
+Traced as it is, `scaled_dot_product_attention` becomes the kernel that torch would take on the device at hand, and plain products and a
+softmax where there is no device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.fx
+
+_NAME = "scaled_dot_product_attention"
+_ATEN = torch.ops.aten.scaled_dot_product_attention.default
+_functional = torch.nn.functional.scaled_dot_product_attention
+_library: Any = torch.library.Library("precast", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define(str(_ATEN._schema).replace(f"aten::{_NAME}", _NAME))
+_WHOLE = torch.ops.precast.scaled_dot_product_attention.default
+
+
+@torch.library.register_fake(f"precast::{_NAME}", lib=_library)  # type: ignore[untyped-decorator]
+def _fake(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Laid out as the fused kernels do it: [B, H, S, D] in memory for [B, S, H, D]."""
+    batch, heads, rows, _ = query.shape
+    return query.new_empty((batch, rows, heads, value.shape[-1])).transpose(1, 2)
+
+
+def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *args: Any, **kwargs: Any) -> Any:
+    """What is called in the place of torch's function while a graph is traced."""
+    tensors = [t for t in (query, key, value, attn_mask) if isinstance(t, torch.Tensor)]
+    recorded = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    plain = query.dim() == 4 and dropout_p == 0.0 and not any(t.is_nested for t in tensors)
+    if plain and not recorded and query.device.type == "cuda":
+        return _WHOLE(query, key, value, attn_mask, dropout_p, *args, **kwargs)
+    return _functional(query, key, value, attn_mask, dropout_p, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def whole_attention(gm: torch.fx.GraphModule) -> Iterator[None]:
+    """While `gm`, Dynamo's graph, is traced further, its attention on a GPU is one call, that in functions of torch too."""
+    modules = [module for module in gm.modules() if isinstance(module, torch.fx.GraphModule)]
+    _retarget(modules, _functional, _attention)
+    try:
+        with mock.patch.object(torch.nn.functional, _NAME, _attention):
+            yield
+    finally:
+        _retarget(modules, _attention, _functional)
+
+
+def _retarget(modules: list[torch.fx.GraphModule], old: Callable[..., Any], new: Callable[..., Any]) -> None:
+    for module in modules:
+        nodes = module.graph.find_nodes(op="call_function", target=old)
+        for node in nodes:
+            node.target = new
+        if nodes:
+            module.recompile()
+
+
+def name_attention(graph: torch.fx.GraphModule) -> None:
+    """Gives the calls that stayed whole their name in ATen."""
+    for module in graph.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.find_nodes(op="call_function", target=_WHOLE):
+                node.target = _ATEN
+
+
+__all__ = ["name_attention", "whole_attention"]

@@ -1,0 +1,25 @@
+"""A program for a GPU that is not here: what the runtime asks for when it prepares one, by name and only then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from precast.capture import standins
+from precast.capture.frame import CaptureRefused
+from precast.runtime.errors import PrecastError
+
+Environment = Callable[[], AbstractContextManager[None]]
+
+
+def stand_ins(model: Any, calls: Sequence[standins.Signature]) -> tuple[Any, Sequence[standins.Signature], Environment] | None:
+    """Copies of the program and its calls, and what they are traced in; None where their tensors are on a GPU. Raises PrecastError."""
+    try:
+        made = standins.stand_ins(model, calls)
+    except CaptureRefused as refused:
+        raise PrecastError(str(refused)) from refused
+    return None if made is None else (*made, standins.without_device)
+
+
+__all__ = ["stand_ins"]
