@@ -1,6 +1,7 @@
 # Each target does its own set-up: on a bare machine `make demo` or `make test` is all that is needed.
 #   make demo        a real model: eager, cold, warm in a fresh process
 #   make test        the tests that CI runs            make test-full   also the slow ones (minutes to hours)
+#   make test-gpu    the tests that need a CUDA device, all of torch's op_db on it, and compute-sanitizer over a sample: 10 minutes
 #   make test-fresh  random tests with fresh inputs and more programs: for a nightly run (a failure prints the seed that repeats it)
 #   make check       ruff, mypy, import arrows         make bench       side by side with torch.compile and AOTInductor
 #   PYTHON=…         the Python to build .venv with (3.11 to 3.13)      ARGS=…  passed on
@@ -9,11 +10,11 @@ SHELL := /bin/bash
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: help demo test test-full test-fresh check format bench setup setup-dev clean
+.PHONY: help demo test test-full test-fresh test-gpu check format bench setup setup-dev clean
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '2,6s/^# *//p' Makefile
+	@sed -n '2,7s/^# *//p' Makefile
 
 setup:
 	@.ci/setup test
@@ -29,6 +30,9 @@ test: setup
 test-fresh: setup
 	@unset PRECAST_TEST_SEED; export PRECAST_RANDOM_PROGRAMS=$${PRECAST_RANDOM_PROGRAMS:-60} PRECAST_RANDOM_GRAPHS=$${PRECAST_RANDOM_GRAPHS:-400}; \
 	  $(RUN) -m pytest -m "not slow" tests/programs tests/ops tests/lowering $(ARGS)
+
+test-gpu: setup
+	@$(RUN) -m tests.gpu.run_all --rivals --sanitize $(ARGS)
 
 test-full: setup
 	@$(RUN) -m pytest $(ARGS)

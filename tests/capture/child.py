@@ -77,7 +77,7 @@ def run(path: str, name: str) -> None:
     from precast.runtime.graph_outputs import graph_outputs
     from precast.runtime.guard_eval import compile_checker, failure
     from precast.runtime.paths import resolve
-    from precast.runtime.variant import tensor_constant
+    from precast.runtime.tensor_constants import Constants
 
     data = msgpack.unpackb(Path(path).read_bytes(), strict_map_key=False)
     record = FrameRecord.from_data(data["code"])
@@ -91,7 +91,7 @@ def run(path: str, name: str) -> None:
     assert not changed_code(digests, entry.function.__code__), changed_code(digests, entry.function.__code__)
     namespace: dict[str, Any] = {"torch": torch, "device": torch.device, "inf": float("inf"), "nan": float("nan"), "NoneType": type(None)}
     exec(data["graph"], namespace)
-    constants = [tensor_constant(t) for t in record.tensors]
+    constants = Constants(record.tensors).on()
     bound = {
         n: constants[i.path[0][1]] if i.kind == "constant" else resolve(i.path, values, cells) for n, i in enumerate(inputs) if i.bound
     }

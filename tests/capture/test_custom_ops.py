@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import custom_operators
@@ -14,27 +10,9 @@ import torch
 
 import precast
 from precast.runtime.api import site_of
+from tests.children import REFUSE, child
 
 FOLDER = Path(__file__).parent
-REFUSED = ("torch._dynamo", "torch._inductor", "sympy", "triton", "precast.capture", "precast.lowering", "precast.codegen")
-
-
-def child(folder: Path, code: str, *, expect: int = 0) -> str:
-    """Runs `code` in a fresh process that refuses the tracer to precast's own frames."""
-    head = f"""
-import builtins, sys
-real = builtins.__import__
-def guarded(name, globals=None, locals=None, fromlist=(), level=0):
-    importer = (globals or {{}}).get("__name__", "")
-    if importer.startswith("precast") and name.startswith({REFUSED!r}):
-        raise AssertionError(f"{{importer}} imports {{name}} on the warm path")
-    return real(name, globals, locals, fromlist, level)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", head + textwrap.dedent(code)], cwd=folder, env=dict(os.environ), capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == expect, done.stdout + done.stderr
-    return done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +33,14 @@ def test_eager_agrees_and_it_is_stored(name: str, store: Path) -> None:
 def test_warm_without_the_tracer(store: Path) -> None:
     child(
         FOLDER,
-        f"""
-        import custom_operators, precast, torch
-        builtins.__import__ = guarded
-        with torch.no_grad():
-            for name, program in custom_operators.PROGRAMS.items():
-                custom_operators.check(name, precast.load(program, store={str(store)!r}))
-        """,
+        REFUSE
+        + f"""
+import custom_operators, precast, torch
+builtins.__import__ = guarded
+with torch.no_grad():
+    for name, program in custom_operators.PROGRAMS.items():
+        custom_operators.check(name, precast.load(program, store={str(store)!r}))
+""",
     )
 
 
@@ -158,13 +137,14 @@ def test_edits_of_the_body_take_effect_and_edits_of_the_interface_miss(tmp_path:
     sources = [EDITED.format(**{**PLAIN, **edit}) for edit, _ in EDITS]
     said = child(
         tmp_path,
-        f"""
-        import edited, precast, torch
-        builtins.__import__ = guarded
-        for source in {sources!r}:
-            exec(compile(source, "edited.py", "exec"), edited.__dict__)
-            edited.main("store", precast.load)
-        """,
+        REFUSE
+        + f"""
+import edited, precast, torch
+builtins.__import__ = guarded
+for source in {sources!r}:
+    exec(compile(source, "edited.py", "exec"), edited.__dict__)
+    edited.main("store", precast.load)
+""",
     ).splitlines()
     found = [line for line in said if line.startswith(("answer", "MISS"))]
     assert len(found) == len(EDITS)
@@ -190,3 +170,14 @@ def test_an_operator_that_is_not_registered_is_named(tmp_path: Path) -> None:
         expect=1,
     )
     assert "precast_test_absent::twice" in said and "GuardMiss" in said, said
+
+
+@torch.no_grad()
+def test_a_part_of_an_input_that_is_itself_a_part(tmp_path: Path) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return custom_operators.scale(x[1:], 2.0)
+
+    compiled = precast.compile(program, store=tmp_path, dynamic=False)
+    whole = torch.arange(20.0)
+    for x in (whole[:10], whole[4:14], whole[4:14].clone()):
+        torch.testing.assert_close(compiled(x), x[1:] * 2)

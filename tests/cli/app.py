@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+import precast
+
 Calls = list[tuple[tuple[Any, ...], dict[str, Any]]]
 
 
@@ -27,8 +29,8 @@ def net(batch: int = 2) -> tuple[torch.nn.Module, Calls]:
     return Net().eval(), [((torch.randn(batch, 8),), {}), ((torch.randn(batch + 3, 8),), {"scale": 2.0})]
 
 
-def net_with_another_shape() -> tuple[torch.nn.Module, Calls]:
-    return Net().eval(), [((torch.randn(77, 8),), {})]
+def net_of_another_kind() -> tuple[torch.nn.Module, Calls]:
+    return Net().eval(), [((torch.randn(77, 8).double(),), {})]
 
 
 def sine() -> tuple[Callable[..., Any], Calls]:
@@ -44,6 +46,10 @@ def raises() -> None:
 
 def returns_three() -> int:
     return 3
+
+
+def compiled() -> tuple[Callable[..., Any], Calls]:
+    return precast.compile(torch.sin), [((torch.ones(2),), {})]
 
 
 def no_signatures() -> tuple[Callable[..., Any], Calls]:

@@ -53,6 +53,7 @@ def test_an_import_path_is_a_build_of_one() -> None:
         ({"program": [{"factory": "a:b", "targets": "cpu:native"}]}, "program 1: targets must be a list of texts, not str 'cpu:native'"),
         ({"program": [{"factory": "a:b", "options": ["freeze"]}]}, "program 1: `arguments` and `options` are tables"),
         ({"program": [{"factory": "a:b", "mode": 3}]}, "program 1: mode must be a text, not int 3"),
+        ({"program": [{"factory": "a:b", "mode": "default", "options": {}}]}, "program 1: `mode` and `options` exclude one another"),
         ({"program": [{"factory": "a:b"}, {"factory": "c:b"}]}, "two programs are called 'b'"),
         ({"program": [{"factory": "a:b"}], "store": ["x"]}, "store must be a text"),
     ],
@@ -77,6 +78,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ("no_such_module_at_all:x", "cannot import no_such_module_at_all"),
         ("tests.cli.app:nett", "has no function 'nett'; did you mean 'net'?"),
         ("tests.cli.app:returns_three", "must return (callable, [(args, kwargs), …]), and returned int 3"),
+        ("tests.cli.app:compiled", "returned a compiled program; return the callable, and give"),
         ("tests.cli.app:no_signatures", "returned no signatures"),
         ("tests.cli.app:not_a_signature", "signature 1 of factory tests.cli.app:not_a_signature is not (args, kwargs)"),
     ],
@@ -91,7 +93,7 @@ def test_the_file_in_the_documentation_is_right() -> None:
     import tomllib
 
     text = (Path(__file__).parents[2] / "docs" / "build-file.md").read_text("utf-8")
-    block = text.split("```toml\n")[1].split("```")[0].replace("options = { freeze = true }", "")
+    block = text.split("```toml\n")[1].split("```")[0]
     (program,) = parse(tomllib.loads(block), "docs", Path("/x")).programs
     assert (program.factory, program.arguments, program.label) == ("service.models:encoder", {"batch": 8}, "encoder")
 

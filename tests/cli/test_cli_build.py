@@ -73,10 +73,10 @@ def test_check_says_yes_without_a_compiler(built: tuple[Path, Any]) -> None:
 def test_check_says_no_and_why(built: tuple[Path, Any]) -> None:
     folder, _ = built
     before = sorted((folder / "store" / "programs").rglob("*.msgpack"))
-    done = run(folder, "check", "tests.cli.app:net_with_another_shape", "--store", "store", code=1)
+    done = run(folder, "check", "tests.cli.app:net_of_another_kind", "--store", "store", code=1)
     assert "77" in done.stdout and "0 of 1 signatures hit" in done.stderr
     assert "guards do not hold" in done.stdout
-    explained = run(folder, "explain", "tests.cli.app:net_with_another_shape", "--store", "store", code=1)
+    explained = run(folder, "explain", "tests.cli.app:net_of_another_kind", "--store", "store", code=1)
     assert "miss" in explained.stdout and "77" in explained.stdout
     assert sorted((folder / "store" / "programs").rglob("*.msgpack")) == before
 
@@ -107,7 +107,7 @@ def test_an_artifact_whose_blobs_are_lost_is_no_hit_and_is_built_again(built: tu
         (["build", "b.toml", "--only", "zzz"], 2, "no program is called 'zzz'; it has net, sine"),
         (["build", "b.toml", "--mode", "zippy"], 2, "unknown mode 'zippy'"),
         (["build", "b.toml", "--store", "/dev/null"], 1, "a file is in the way"),
-        (["build", "tests.cli.app:sine", "--target", "abacus:9"], 1, "abacus:9"),
+        (["build", "tests.cli.app:sine", "--target", "abacus:9"], 2, "unknown target 'abacus:9'"),
     ],
 )
 def test_what_goes_wrong_is_told(
@@ -117,3 +117,9 @@ def test_what_goes_wrong_is_told(
     done = CliRunner().invoke(main, [*words, "--json"])
     assert done.exit_code == code, done.output
     assert message in done.output and "Traceback" not in done.output
+
+
+def test_dynamic_shapes_that_do_not_fit_are_told_also_when_all_is_there(built: tuple[Path, Any]) -> None:
+    for shapes, words in (('{ y = { 0 = "n" } }', "no argument 'y'"), ('{ x = { 7 = "n" } }', "dimension 7")):
+        (built[0] / "shapes.toml").write_text(FILE.replace('name = "sine"', f'name = "sine"\ndynamic_shapes = {shapes}'))
+        assert words in run(built[0], "build", "shapes.toml", "--only", "sine", code=2).stderr

@@ -17,7 +17,7 @@ def test_it_lists_everything() -> None:
         assert f"\n{name}" in f"\n{text}"
     data = json.loads(CliRunner().invoke(main, ["options", "--json"]).stdout)
     assert {option["name"] for option in data["options"]} == set(OPTIONS)
-    assert data["modes"]["max-autotune"]["sets"] == {"max_autotune": True} and set(data["log_topics"]) == set(TOPICS)
+    assert data["modes"]["max-autotune"]["sets"] == dict(MODES["max-autotune"]) and set(data["log_topics"]) == set(TOPICS)
 
 
 def test_one_option() -> None:

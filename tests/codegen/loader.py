@@ -6,6 +6,7 @@ import ctypes
 import json
 import struct
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ class Loaded:
                     case "dtype" | "layout" | "memory_format":
                         return getattr(torch, value.removeprefix("torch."))
                     case "device":
-                        return torch.device(value)
+                        return self.place(value)
                     case _:
                         return value
 
@@ -98,19 +99,25 @@ class Loaded:
             ctypes.memmove(error, text, len(text))
             return 1
 
+    def place(self, device: str) -> torch.device:
+        """The device that an argument of an extern call names."""
+        return torch.device(device)
+
     def forget(self) -> None:
         """Drops the prepared weights, as the runtime does when a parameter changed."""
         if self.state.value:
             self.dll.precast_release(self.table, self.state)
         self.state = ctypes.c_void_p(None)
 
-    def __call__(self, *inputs: torch.Tensor | int, extra: int = 0) -> list[torch.Tensor]:
-        """The tensor outputs; `extra` is the number of outputs of other kinds behind them."""
+    def __call__(self, *inputs: torch.Tensor | int, extra: int = 0, homes: Mapping[int, torch.Tensor] | None = None) -> list[torch.Tensor]:
+        """The tensor outputs; `extra` is the number of outputs of other kinds behind them, `homes` memory for some outputs."""
         n_outputs = self.n_outputs + extra
         handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors([t for t in inputs if isinstance(t, torch.Tensor)])
         pointers = iter(_capsule_pointer(h) for h in handles)
         words = (ctypes.c_void_p * max(len(inputs), 1))(*[next(pointers) if isinstance(t, torch.Tensor) else t for t in inputs])
         outputs = (ctypes.c_void_p * max(n_outputs, 1))()
+        for i, home in (homes or {}).items():
+            outputs[i] = _capsule_pointer(torch._C._aoti.unsafe_alloc_void_ptr_from_tensor(home))
         error = ctypes.create_string_buffer(4096)
         code = 0
         if hasattr(self.dll, "precast_prepare") and not self.state.value:

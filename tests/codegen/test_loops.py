@@ -170,6 +170,18 @@ def test_softmax_and_norms_along_each_axis() -> None:
         torch.testing.assert_close(got, expected.float(), rtol=1e-4, atol=1e-4)
 
 
+def test_scan_that_is_the_same_in_every_lane() -> None:
+    """Memory runs along the axis of the lanes, but the scanned value does not vary with it: `ones.cumsum(1)`, positions in a picture."""
+    axes = [axis(f"i{d}", n) for d, n in enumerate((2, 8, 24))]
+    out, row = buffer("o", (2, 8, 24)), buffer("r", (8,))
+    steps = [
+        map_kernel("k", out, axes, Scan(ReduceOp.SUM, load(row, axes[1:2]), axes[1], F32)),
+    ]
+    x = torch.randn(8)
+    (got,) = build([row], [out], steps)(x)
+    torch.testing.assert_close(got, x.cumsum(0)[None, :, None].expand(2, 8, 24))
+
+
 def test_scans() -> None:
     inputs, outputs, steps, data, want = [], [], [], [], []
     for shape in ((4, 5, 60), (3, 130, 70)):

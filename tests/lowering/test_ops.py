@@ -17,6 +17,7 @@ from precast.lowering.interpret import run
 from precast.lowering.ir import Attention, Conv, Extern, Gemm, Kernel, Program, Reduce, Step, walk
 from precast.lowering.lower import lower
 from precast.lowering.registry import LOWERINGS
+from precast.lowering.sizes import Unsupported
 from precast.lowering.verify import verify
 
 Fn = Callable[..., Any]
@@ -246,3 +247,11 @@ def test_lowering_is_fast() -> None:
     start = time.process_time()
     lower(graph, "deep")
     assert time.process_time() - start < 1.0
+
+
+@pytest.mark.parametrize("fn", [torch.max, torch.min, lambda x: x.max(0), lambda x: x.min(0)[0]])
+def test_nothing_has_no_largest_element(fn: Fn) -> None:
+    """Eager raises, tracing does not."""
+    with pytest.raises(Unsupported, match="without elements"):
+        program_of(fn, torch.empty(0, 5))
+    agrees(lambda x: x.max(1)[0], torch.empty(0, 5))

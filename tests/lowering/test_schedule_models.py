@@ -27,7 +27,13 @@ from precast.lowering.verify import verify
 GOLDEN = Path(__file__).parent / "golden"
 
 
-def scheduled(module: nn.Module, *inputs: torch.Tensor, options: dict[str, Any] | None = None, tolerance: float = 2e-4) -> Program:
+def scheduled(
+    module: nn.Module,
+    *inputs: torch.Tensor,
+    options: dict[str, Any] | None = None,
+    tolerance: float = 2e-4,
+    target: str = "cpu:native",
+) -> Program:
     """The module's schedule; after every pass the program computes what eager does, in poisoned memory."""
     module.eval()
     named = dict(module.named_parameters()) | dict(module.named_buffers())
@@ -46,7 +52,7 @@ def scheduled(module: nn.Module, *inputs: torch.Tensor, options: dict[str, Any] 
         (found,) = run(after, arguments)
         torch.testing.assert_close(found, wanted, atol=tolerance, rtol=tolerance, msg=lambda m: f"after {name}: {m}")
 
-    return schedule(program, "cpu:native", options, check=True, trace=same)
+    return schedule(program, target, options, check=True, trace=same)
 
 
 def count(program: Program) -> dict[str, int]:
@@ -273,3 +279,20 @@ def test_golden_text(name: str, make: Callable[[], nn.Module], x: torch.Tensor) 
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     assert text == path.read_text()
+
+
+class Pieces(nn.Module):
+    """Two per-channel scalings whose results are pieces of one channels-last tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.rand(32)), nn.Parameter(torch.rand(32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, b = (w[None, :, None, None] for w in (self.a.sigmoid().sqrt(), self.b.exp().sqrt()))
+        return torch.cat([x[:, :32] * a, x[:, 32:] * b], 1)
+
+
+def test_invariants_of_pieces_of_one_buffer_have_names_of_their_own() -> None:
+    program = scheduled(Pieces(), torch.randn(2, 64, 16, 16).to(memory_format=torch.channels_last))
+    assert len([b for b in program.buffers if "_part" in b.name]) == 2

@@ -126,7 +126,7 @@ class SelectiveScan(torch.nn.Module):
         step = torch.nn.functional.softplus(step)
         decay = torch.exp(-torch.exp(self.log_decay) * step.unsqueeze(-1))
         drive = (step * value).unsqueeze(-1) * b.unsqueeze(-2)
-        hidden = torch.zeros(batch, width, self.state, dtype=x.dtype)
+        hidden = torch.zeros(batch, width, self.state, dtype=x.dtype, device=x.device)
         steps = []
         for t in range(time):
             hidden = hidden * decay[:, t] + drive[:, t]

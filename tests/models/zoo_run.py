@@ -1,13 +1,18 @@
-"""Architectures of zoo_hf.py through precast and torch.compile: `python tests/models/zoo_run.py [NAME...]` prints a table."""
+"""Architectures of zoo_hf.py (`--library timm`: zoo_timm.py) through precast and torch.compile: `python tests/models/zoo_run.py [NAME...]`
+prints a table. Exit status 1: a wrong result, or one that precast does not reach and torch.compile does."""
 
 from __future__ import annotations
 
+import argparse
+import multiprocessing
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +20,10 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.models.zoo_hf import ARCHITECTURES, build
+from tests.models import zoo_hf, zoo_timm
+
+LIBRARIES = {"transformers": (zoo_hf.ARCHITECTURES, zoo_hf.build), "timm": (tuple(zoo_timm.FAMILIES), zoo_timm.build)}
+BACKENDS = ("precast", "inductor")
 
 
 @dataclass(frozen=True)
@@ -30,11 +38,12 @@ class Judged:
     seconds: float
 
 
-def judge(name: str, backend: str, folder: Path) -> Judged:
+def judge(name: str, backend: str, folder: Path, library: str = "transformers", device: str = "cpu") -> Judged:
     """Build, run eagerly and compiled ("precast" or "inductor"), compare."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    model, kwargs = build(name)
+    model, kwargs = LIBRARIES[library][1](name)
+    model, kwargs = model.to(device), {k: v.to(device) for k, v in kwargs.items()}
     start = time.perf_counter()
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
@@ -91,12 +100,55 @@ def table(rows: Iterable[Sequence[Judged]]) -> Iterator[str]:
     yield ", ".join(f"{backend}: {count} agree" for backend, count in passed.items())
 
 
-def main(names: Sequence[str]) -> None:
-    for name in names or ARCHITECTURES:
-        with tempfile.TemporaryDirectory() as folder:
-            row = judge(name, "precast", Path(folder)), judge(name, "inductor", Path(folder))
-        print(next(iter(table([row]))), flush=True)
+def _row(name: str, backends: Sequence[str], library: str, device: str) -> list[Judged]:
+    torch.backends.cudnn.allow_tf32 = False  # for a difference to be one
+    with tempfile.TemporaryDirectory() as folder:
+        return [judge(name, backend, Path(folder), library, device) for backend in backends]
+
+
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def rows_of(names: Sequence[str], row: Any, jobs: int) -> Iterator[list[Judged]]:
+    """In the order of `names`; more than one job: each a process, with one thread."""
+    if jobs == 1:
+        yield from map(row, names)
+        return
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _one_thread) as pool:
+        yield from pool.map(row, names)
+
+
+def failures(rows: Iterable[Sequence[Judged]]) -> list[str]:
+    """Names where precast is wrong, or has no result where torch.compile agrees, or where it needs more graphs than torch.compile."""
+    failed = []
+    for ours, *theirs in rows:
+        reached = [found for found in theirs if not found.difference]
+        if ours.wrong or ours.difference and (reached or not theirs) or any(ours.graphs > found.graphs for found in reached):
+            failed.append(ours.name)
+    return failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="ARCHITECTURE", help="default: all")
+    parser.add_argument("--library", choices=LIBRARIES, default="transformers")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int, default=1, help="architectures at a time (default: 1)")
+    parser.add_argument("--alone", action="store_true", help="without torch.compile")
+    options = parser.parse_args()
+    known = LIBRARIES[options.library][0]
+    if unknown := [name for name in options.names if name not in known]:
+        parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(known)}")
+    rows = []
+    row = partial(_row, backends=BACKENDS[:1] if options.alone else BACKENDS, library=options.library, device=options.device)
+    for judged in rows_of(options.names or known, row, options.jobs):
+        rows.append(judged)
+        print(next(iter(table([judged]))), flush=True)
+    failed = failures(rows)
+    print([*table(rows)][-1], "| not as it should be:", ", ".join(failed) or "none")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import select
 import subprocess
@@ -22,7 +23,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PASS_LIST = Path(__file__).resolve().parent / "opdb_pass_list.txt"
-BACKEND_NAMES = ("lowered", "scheduled", "precast", "inductor", "precast-dynamic", "inductor-dynamic")
+ON_GPU = ("precast-cuda", "inductor-cuda", "precast-cuda-bf16", "inductor-cuda-bf16")
+BACKEND_NAMES = ("lowered", "scheduled", "precast", "inductor", "precast-dynamic", "inductor-dynamic", *ON_GPU)
 Results = dict[str, dict[str, dict[str, Any]]]
 """Backend to operator to verdict."""
 
@@ -48,6 +50,8 @@ class Worker:
         if line:
             result = json.loads(line)
             assert isinstance(result, dict)
+            if result.pop("broken", False):
+                self.close()  # the process's device is lost to it: the next operator gets a new one
             return result
         verdict = "crash" if ready else "timeout"
         self.close()
@@ -65,9 +69,16 @@ class Worker:
 
 
 def run(
-    backends: Sequence[str], names: Sequence[str], samples: int, *, out: Path | None, workers: int = 2, timeout: float = 90.0
+    backends: Sequence[str],
+    names: Sequence[str],
+    samples: int,
+    *,
+    out: Path | None,
+    workers: int = 2,
+    timeout: float = 90.0,
+    until: float = math.inf,
 ) -> Results:
-    """Judges every name on every backend; `out` keeps the results and is resumed from."""
+    """Judges every name on every backend; `out` keeps the results and is resumed from. Nothing is begun after `until` (time.monotonic)."""
     results: Results = json.loads(out.read_text()) if out is not None and out.exists() else {}
     for backend in backends:
         done = results.setdefault(backend, {})
@@ -79,7 +90,7 @@ def run(
 
         def serve(backend: str = backend, queue: Queue[str] = queue, done: dict[str, dict[str, Any]] = done) -> None:
             worker = Worker(backend, samples)
-            while True:
+            while time.monotonic() < until:
                 try:
                     name = queue.get_nowait()
                 except Empty:
@@ -109,12 +120,12 @@ def _write(path: Path, results: Results) -> None:
 
 def serve(backend: str, samples: int) -> None:
     """A worker's life: a name a line in, a verdict a line out."""
-    from tests.ops.opdb_judge import judge
+    from tests.ops.opdb_judge import device_lost, judge
 
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what operators print is not an answer
     for line in sys.stdin:
-        answers.write(json.dumps(judge(line.strip(), backend, samples)) + "\n")
+        answers.write(json.dumps({**judge(line.strip(), backend, samples), "broken": device_lost(backend)}) + "\n")
         answers.flush()
 
 
@@ -129,6 +140,11 @@ def summary(results: Results) -> list[str]:
             if v["verdict"] not in ("pass", "no sample"):
                 lines.append(f"  {backend} {v['verdict']} {name}: {v['reason'].splitlines()[0][:160] if v['reason'] else ''}")
     return lines
+
+
+def behind(ours: dict[str, dict[str, Any]], theirs: dict[str, dict[str, Any]]) -> list[str]:
+    """What passes on their side and not on ours, of what both were judged on."""
+    return [f"{name}: {ours[name]['verdict']}" for name in passing(theirs) if name in ours and ours[name]["verdict"] != "pass"]
 
 
 def pass_list() -> list[str]:

@@ -1,4 +1,4 @@
-"""Judges one operator of torch's op_db on one backend: its first samples in float32 on the CPU against eager.
+"""Judges one operator of torch's op_db on one backend: its first samples, in the backend's dtype and on its device, against eager.
 
 Verdicts, from best to worst: "pass"; "refused" (the backend says that it cannot and why, and the call would run eagerly); "error" (it
 raised what eager does not); "wrong" (another value, shape or dtype); and, from the parent, "timeout" and "crash".
@@ -92,6 +92,12 @@ def inductor(fn: Function, args: tuple[Any, ...], kwargs: dict[str, Any], *, dyn
         raise Refused(str(error)) from error
 
 
+Where = tuple[str, torch.dtype]
+"""Device and dtype of the samples."""
+CPU: Where = ("cpu", torch.float32)
+DEVICES: dict[str, Where] = {"cuda": ("cuda", torch.float32), "cuda-bf16": ("cuda", torch.bfloat16)}
+
+
 BACKENDS: dict[str, Backend] = {
     "lowered": lowered,
     "scheduled": scheduled,
@@ -99,7 +105,25 @@ BACKENDS: dict[str, Backend] = {
     "inductor": inductor,
     "precast-dynamic": partial(precast, dynamic=True),
     "inductor-dynamic": partial(inductor, dynamic=True),
+    **{f"precast-{device}": precast for device in DEVICES},
+    **{f"inductor-{device}": inductor for device in DEVICES},
 }
+
+
+def where(backend: str) -> Where:
+    """Device and dtype that a backend is judged on."""
+    return DEVICES.get(backend.partition("-")[2], CPU)
+
+
+def device_lost(backend: str) -> bool:
+    """Whether this process's GPU context has ended with an error (a device-side assertion, a wild pointer), as it then stays."""
+    if where(backend)[0] == "cpu":
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def judge(name: str, backend: str, samples: int) -> dict[str, Any]:
@@ -111,7 +135,7 @@ def judge(name: str, backend: str, samples: int) -> dict[str, Any]:
     worst, reason, judged, strides = "pass", "", 0, 0
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        for number, sample in enumerate(_samples(op, samples)):
+        for number, sample in enumerate(_samples(op, samples, where(backend))):
             verdict, why, same_strides = _one(op, sample, run)
             if verdict == "eager refuses":
                 continue
@@ -122,10 +146,13 @@ def judge(name: str, backend: str, samples: int) -> dict[str, Any]:
     return {"verdict": worst if judged else "no sample", "reason": reason[:700], "samples": judged, "other_strides": strides}
 
 
-def _samples(op: Any, count: int) -> list[Any]:
+def _samples(op: Any, count: int, where: Where) -> list[Any]:
+    device, dtype = where
+    if device != "cpu" and dtype not in op.dtypesIfCUDA:
+        return []
     torch.manual_seed(0)
     found = []
-    for sample in op.sample_inputs("cpu", torch.float32, requires_grad=False):
+    for sample in op.sample_inputs(device, dtype, requires_grad=False):
         found.append(sample)
         if len(found) == count:
             break
@@ -161,11 +188,15 @@ def _one(op: Any, sample: Any, run: Backend) -> tuple[str, str, bool]:
     return ("wrong", why, True) if why else ("pass", "", _same_strides(want, got))
 
 
+TOLERANCES = {torch.float32: (1e-4, 1e-5, 1e-6), torch.bfloat16: (1.6e-2, 1e-2, 1e-2)}
+"""Of each dtype: relative and absolute distance from eager, and how much farther than eager a result may be from float64."""
+
+
 def _precise(call: Function, inputs: Callable[[], Any]) -> Any:
     """The result in float64, None where there is none."""
 
     def widen(value: Any) -> Any:
-        return value.double() if isinstance(value, torch.Tensor) and value.dtype == torch.float32 else value
+        return value.double() if isinstance(value, torch.Tensor) and value.dtype in TOLERANCES else value
 
     args, kwargs = tree_map(widen, inputs())
     try:
@@ -175,7 +206,7 @@ def _precise(call: Function, inputs: Callable[[], Any]) -> Any:
 
 
 def difference(want: Any, got: Any, precise: Any, *, values: bool = True) -> str:
-    """What differs, "" where nothing does. Values may be twice as far from float64 as eager, or within 1e-4 relative, 1e-5 absolute."""
+    """What differs, "" where nothing does. Values may be twice as far from float64 as eager, or within `TOLERANCES`."""
     wants, gots = tree_flatten(want)[0], tree_flatten(got)[0]
     if len(wants) != len(gots):
         return f"{len(gots)} results for {len(wants)}"
@@ -191,10 +222,11 @@ def difference(want: Any, got: Any, precise: Any, *, values: bool = True) -> str
             return f"result {position} is {there}, eager's {w.dtype} {list(w.shape)}"
         if not values or w.layout != torch.strided or w.is_quantized:
             continue
-        if torch.allclose(_wide(w), _wide(g), rtol=1e-4, atol=1e-5, equal_nan=True):
+        relative, absolute, slack = TOLERANCES.get(w.dtype, TOLERANCES[torch.float32])
+        if torch.allclose(_wide(w), _wide(g), rtol=relative, atol=absolute, equal_nan=True):
             continue
         r = references[position] if len(references) == len(wants) and isinstance(references[position], torch.Tensor) else None
-        if r is not None and r.shape == w.shape and _error(g, r) <= 2 * _error(w, r) + 1e-6:
+        if r is not None and r.shape == w.shape and _error(g, r) <= 2 * _error(w, r) + slack:
             continue
         return f"result {position} of shape {list(w.shape)} is off by {_error(g, w):.3g}"
     return ""

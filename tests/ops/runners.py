@@ -33,17 +33,19 @@ def scheduled(row: Row, inputs: tuple[Any, ...]) -> Any:
     return _run_program(row, inputs, scheduled=True)
 
 
-def program_of(fn: Callable[..., Any], inputs: tuple[Any, ...], *, schedule: bool) -> tuple[Any, Callable[[list[Any]], Any]]:
+def program_of(
+    fn: Callable[..., Any], inputs: tuple[Any, ...], *, schedule: bool, target: str = "cpu:x86-64-v3", symbolic: bool = False
+) -> tuple[Any, Callable[[list[Any]], Any]]:
     """The lowered (and, where asked, scheduled) program, verified; and what rebuilds fn's result from the program's outputs."""
     from precast.lowering.lower import lower
     from precast.lowering.pipeline import schedule as run_schedule
     from precast.lowering.verify import verify
 
-    graph, rebuild = trace(fn, inputs)
+    graph, rebuild = trace(fn, inputs, symbolic=symbolic)
     program = lower(graph, "row")
     verify(program)
     if schedule:
-        program = run_schedule(program, "cpu:x86-64-v3")
+        program = run_schedule(program, target)
         verify(program)
     return program, rebuild
 

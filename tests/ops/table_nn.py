@@ -34,6 +34,7 @@ def _pooling(table: Table) -> None:
         ("adaptive1", lambda x: F.adaptive_avg_pool2d(x, 1)),
         ("adaptive", lambda x: F.adaptive_avg_pool2d(x, (3, 4))),
         ("adaptive_max", lambda x: F.adaptive_max_pool2d(x, (3, 4))),
+        ("adaptive_up", lambda x: (F.adaptive_avg_pool2d(x[..., :1, :2], (7, 4)), F.adaptive_max_pool2d(x[..., :2, :1], (4, 7)))),
     ]
     for number, (name, fn) in enumerate(pools):
         table.add(f"pool2d/{name}", fn, image, (F32, (BF16, F64)[number % 2]), ulps=64)
@@ -214,11 +215,17 @@ def _other_libraries(table: Table) -> None:
         ulps=16,
     )
     table.add(
-        "cholesky", lambda x: torch.linalg.cholesky(x @ x.mT + torch.eye(4) * 3) * 2, _x(2, 4, 4), (F32,), tags="extern", factor=8, ulps=64
+        "cholesky",
+        lambda x: torch.linalg.cholesky(x @ x.mT + torch.eye(4, device=x.device) * 3) * 2,
+        _x(2, 4, 4),
+        (F32,),
+        tags="extern",
+        factor=8,
+        ulps=64,
     )
     table.add(
         "solve",
-        lambda a, b: torch.linalg.solve(a + torch.eye(4) * 5, b),
+        lambda a, b: torch.linalg.solve(a + torch.eye(4, device=a.device) * 5, b),
         lambda s: (s.t(4, 4), s.t(4, 2)),
         (F32,),
         tags="extern",
@@ -227,7 +234,7 @@ def _other_libraries(table: Table) -> None:
     )
     table.add(
         "inverse_det",
-        lambda a: (torch.linalg.inv(a + torch.eye(4) * 5), torch.linalg.det(a)),
+        lambda a: (torch.linalg.inv(a + torch.eye(4, device=a.device) * 5), torch.linalg.det(a)),
         _x(4, 4),
         (F32,),
         tags="extern",
@@ -253,7 +260,7 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
 def attention_by_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Causal attention of [B, H, S, D] from its parts."""
     scores = q @ k.mT / q.shape[-1] ** 0.5
-    mask = torch.ones(q.shape[-2], k.shape[-2], dtype=BOOL).tril()
+    mask = torch.ones(q.shape[-2], k.shape[-2], dtype=BOOL, device=q.device).tril()
     return F.softmax(scores.masked_fill(~mask, float("-inf")), -1) @ v
 
 
@@ -318,7 +325,12 @@ def _chains(table: Table) -> None:
     table.add("sdpa", F.scaled_dot_product_attention, qkv, (F32, BF16), factor=8, ulps=64)
     table.add("sdpa/causal", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), qkv, (F32,), factor=8, ulps=64)
     table.add(
-        "sdpa/mask", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, torch.ones(6, 6).tril().bool()), qkv, (F32,), factor=8, ulps=64
+        "sdpa/mask",
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, torch.ones(6, 6, device=q.device).tril().bool()),
+        qkv,
+        (F32,),
+        factor=8,
+        ulps=64,
     )
     table.add("sdpa/float_mask", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, (q @ k.mT) * 0.1), qkv, (F32,), factor=8, ulps=64)
     table.add(
@@ -364,7 +376,9 @@ def _chains(table: Table) -> None:
     )
     table.add(
         "chain/relative_bias",
-        lambda x, w: x + w[(torch.arange(6)[None] - torch.arange(6)[:, None]).clamp(-3, 3) + 3].permute(2, 0, 1),
+        lambda x, w: (
+            x + w[(torch.arange(6, device=w.device)[None] - torch.arange(6, device=w.device)[:, None]).clamp(-3, 3) + 3].permute(2, 0, 1)
+        ),
         lambda s: (s.t(2, 3, 6, 6), s.t(7, 3)),
         (F32,),
         tags="triton",

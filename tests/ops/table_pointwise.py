@@ -318,7 +318,7 @@ def _ternary(table: Table) -> None:
     table.add("inplace", lambda x: x.add_(1).mul_(2), _one("c"), (F32, I64), tags="mutates")
     table.add("inplace/view", lambda x: (x[1:].mul_(3), x.sum())[1], _one("c"), (F32,), tags="mutates")
     table.add("inplace/two", lambda x, y: x.copy_(y) + y.relu_(), lambda s: (s.t(4, 5), s.t(5)), (F32,), tags="mutates")
-    table.add("inplace/transposed", lambda x: x.t().add_(torch.arange(5.0)), _one("c"), (F32,), tags="mutates")
+    table.add("inplace/transposed", lambda x: x.t().add_(torch.arange(5.0, device=x.device)), _one("c"), (F32,), tags="mutates")
 
 
 def add_rows(table: Table) -> None:

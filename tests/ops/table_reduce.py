@@ -213,7 +213,7 @@ def _scans(table: Table) -> None:
     table.add("cummax/ties", lambda x: torch.cummax(x, 1), lambda s: (s.ints(4, 30, low=0, high=4).to(s.dtype),), (F32, I64))
     table.add("logcumsumexp", lambda x: torch.logcumsumexp(x, 1), _x(4, 9), (F32,), ulps=32)
     table.add("cumsum/flipped", lambda x: x.flip(1).cumsum(1).flip(1), _x(3, 7), (F32,))
-    table.add("cumsum/of_chain", lambda x: (x.exp() * 0.5).cumsum(-1) / torch.arange(1, 10), _x(4, 9), (F32,))
+    table.add("cumsum/of_chain", lambda x: (x.exp() * 0.5).cumsum(-1) / torch.arange(1, 10, device=x.device), _x(4, 9), (F32,))
     # one result in all beside one per row, in one kernel that also stores every element
     both = lambda x: (y := (x - x.mean()).tanh(), y.sum(1), y.sum(0))  # noqa: E731
     table.add("mean_all_and_rows", both, _x(200, 70), (F32,), factor=8)

@@ -80,7 +80,7 @@ def _joins(table: Table) -> None:
     table.add("cat/1_of_chain", lambda x, y: torch.cat([x.exp(), y * 2, x - y], 1) * 3, same, (F32, F16), tags="triton")
     table.add("cat/promote", lambda x, y: torch.cat([x, y.long()]), two, (F32,))
     table.add("cat/empty_part", lambda x, y: torch.cat([x, y[:0], y]), two, (F32,))
-    table.add("cat/legacy_empty", lambda x: torch.cat([x, torch.empty(0)], 1), _x(3, 4), (F32,))
+    table.add("cat/legacy_empty", lambda x: torch.cat([x, torch.empty(0, device=x.device)], 1), _x(3, 4), (F32,))
     table.add(
         "cat/channels_last", lambda x, y: torch.cat([x, y], 1), lambda s: (s.channels_last(2, 3, 4, 4), s.channels_last(2, 5, 4, 4)), (F32,)
     )
@@ -121,21 +121,25 @@ def _joins(table: Table) -> None:
 
 def _creation(table: Table) -> None:
     table.add(
-        "arange", lambda x: (torch.arange(7), torch.arange(1, 9, 2, dtype=F32), x + torch.arange(5)), _x(3, 5), (F32, I64), tags="triton"
+        "arange",
+        lambda x: (torch.arange(7), torch.arange(1, 9, 2, dtype=F32), x + torch.arange(5, device=x.device)),
+        _x(3, 5),
+        (F32, I64),
+        tags="triton",
     )
-    table.add("linspace", lambda x: x + torch.linspace(0, 1, 5), _x(3, 5), (F32,))
+    table.add("linspace", lambda x: x + torch.linspace(0, 1, 5, device=x.device), _x(3, 5), (F32,))
     table.add(
         "full",
         lambda x: (torch.full((2, 3), 1.5), torch.full_like(x, 2), torch.ones_like(x), x.new_zeros(2, 2), torch.zeros(3, dtype=BOOL)),
         _x(3, 5),
         (F32, I64, BF16),
     )
-    table.add("eye", lambda x: (torch.eye(3, 5), x @ torch.eye(5)), _x(3, 5), (F32,), reference="eager")
+    table.add("eye", lambda x: (torch.eye(3, 5), x @ torch.eye(5, device=x.device)), _x(3, 5), (F32,), reference="eager")
     table.add("one_hot", lambda i: F.one_hot(i, 7), lambda s: (s.ints(3, 4, low=0, high=7),), (I64,))
     table.add("scalar_tensor", lambda x: x + torch.tensor(2.5), _x(3, 5), (F32, I64, BF16))
     table.add(
         "causal_mask",
-        lambda x: x.masked_fill(torch.arange(6)[None, :] > torch.arange(6)[:, None], -1e9),
+        lambda x: x.masked_fill(torch.arange(6, device=x.device)[None, :] > torch.arange(6, device=x.device)[:, None], -1e9),
         _x(2, 6, 6),
         (F32,),
         tags="triton",

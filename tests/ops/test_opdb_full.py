@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,22 +17,23 @@ from tests.ops.opdb_judge import operators
 SAMPLES = 2
 
 
+def verdicts(ours: str, theirs: str, folder: Path) -> dict[str, Any]:
+    """Of our backend on every operator: nothing wrong, and no fewer passes than theirs."""
+    out = Path(os.environ.get("PRECAST_OPDB_OUT", folder / "opdb.json"))
+    results = run([ours, theirs], list(operators()), SAMPLES, out=out)
+    print("\n".join(summary(results)))
+    assert not [name for name, v in results[ours].items() if v["verdict"] == "wrong"]
+    assert len(passing(results[ours])) >= len(passing(results[theirs]))
+    return results[ours]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(4 * 3600)
 def test_all_operators_pass_as_stated_and_no_fewer_than_inductors(tmp_path: Path) -> None:
-    out = Path(os.environ.get("PRECAST_OPDB_OUT", tmp_path / "opdb.json"))
-    results = run(["precast", "inductor"], list(operators()), SAMPLES, out=out)
-    print("\n".join(summary(results)))
-    assert not list(compare_with_list(results["precast"]))
-    assert not [name for name, v in results["precast"].items() if v["verdict"] == "wrong"]
-    assert len(passing(results["precast"])) >= len(passing(results["inductor"]))
+    assert not list(compare_with_list(verdicts("precast", "inductor", tmp_path)))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(6 * 3600)
 def test_no_fewer_than_inductors_with_dynamic_shapes(tmp_path: Path) -> None:
-    out = Path(os.environ.get("PRECAST_OPDB_OUT", tmp_path / "opdb.json"))
-    results = run(["precast-dynamic", "inductor-dynamic"], list(operators()), SAMPLES, out=out)
-    print("\n".join(summary(results)))
-    assert not [name for name, v in results["precast-dynamic"].items() if v["verdict"] == "wrong"]
-    assert len(passing(results["precast-dynamic"])) >= len(passing(results["inductor-dynamic"]))
+    verdicts("precast-dynamic", "inductor-dynamic", tmp_path)

@@ -13,8 +13,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 
-def trace(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> tuple[GraphModule, Callable[[list[Any]], Any]]:
-    """The ATen graph of `fn` over the tensors in `inputs`, other leaves being constants; and what rebuilds fn's result."""
+def trace(fn: Callable[..., Any], inputs: tuple[Any, ...], *, symbolic: bool = False) -> tuple[GraphModule, Callable[[list[Any]], Any]]:
+    """The ATen graph of `fn` over the tensors in `inputs`, other leaves being constants; and what rebuilds fn's result.
+    `symbolic`: sizes are symbols, guarded where the trace asks."""
     from precast.lowering.decompositions import DECOMPOSITIONS
 
     leaves, spec = tree_flatten(inputs)
@@ -32,7 +33,7 @@ def trace(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> tuple[GraphModule,
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tensors = [leaves[i] for i in positions]
-        graph = make_fx(functionalize(flat), tracing_mode="fake", decomposition_table=DECOMPOSITIONS)(*tensors)
+        graph = make_fx(functionalize(flat), tracing_mode="symbolic" if symbolic else "fake", decomposition_table=DECOMPOSITIONS)(*tensors)
 
     def rebuild(results: list[Any]) -> Any:
         produced = iter(results)

@@ -476,7 +476,7 @@ def an_exception_out_of_a_break() -> Callable[..., Any]:
     return an_exception_out_of_a_break
 
 
-@case(vectors(), graphs=4)  # torch.compile makes the numbers dynamic at the second call
+@case(vectors())
 def sorted_with_a_key() -> Callable[..., Any]:
     def sorted_with_a_key(x: torch.Tensor) -> torch.Tensor:
         y = x.sin()

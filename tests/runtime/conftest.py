@@ -9,17 +9,31 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
 
 from precast.artifact_store import Store
 from precast.runtime import native, program
 
 sys.path.insert(0, str(Path(__file__).parent))
+from standin import Counting
 
 
 @pytest.fixture(autouse=True)
 def _inference() -> Iterator[None]:
     with torch.no_grad():
         yield
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """An empty store."""
+    return Store.open(tmp_path)
+
+
+@pytest.fixture
+def fresh_tracer() -> None:
+    """torch.compile starts from nothing, too."""
+    torch._dynamo.reset()
 
 
 @pytest.fixture(scope="session")
@@ -37,3 +51,11 @@ def set_compiler() -> Iterator[Callable[[Callable[..., Any]], None]]:
     before = program._compiler
     yield program.set_compiler
     program.set_compiler(before)
+
+
+@pytest.fixture
+def counter(set_compiler: Callable[[Any], None]) -> Counting:
+    """Counts what the real compile callable is asked for."""
+    counted = Counting(program._compile_callable())
+    set_compiler(counted)
+    return counted

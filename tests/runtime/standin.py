@@ -36,7 +36,7 @@ int precast_run(void* const* t, void* const* in, void** out, void* state, char* 
     ((get_i64)t[1])(in[0], &n); ((get_i64)t[1])(in[1], &wn);
     ((get_i64s)t[3])(in[0], &sizes); ((get_i64s)t[4])(in[0], &strides); ((get_i64)t[5])(in[0], &dim);
     if (wn != n && wn != 1) { snprintf(error, capacity, "I: index 7 is out of range"); return 1; }
-    ((empty)t[2])(dim, sizes, strides, 6, 0, 0, &out[0]);
+    if (!%(lent)d || !out[0]) ((empty)t[2])(dim, sizes, strides, 6, 0, 0, &out[0]);
     ((get_ptr)t[0])(out[0], (void**)&y);
     for (int64_t i = 0; i < n; i++) y[i] = x[i] * (state ? *(float*)state : w[wn == 1 ? 0 : i]) + %(add)s;
     return 0;
@@ -58,11 +58,12 @@ void precast_release(void* const* t, void* state) { free(state); released_count+
 
 
 @functools.cache
-def library(add: float = 0.0, abi: int = 1, extra: str = "", body: str = "", more: str = "") -> bytes:
-    """A shared object computing `x * w + add` (float32; w of the same numel, or one element)."""
+def library(add: float = 0.0, abi: int = 1, extra: str = "", body: str = "", more: str = "", lent: bool = False) -> bytes:
+    """A shared object computing `x * w + add` (float32; w of the same numel, or one element). `lent`: into memory that it is given."""
+    more += "extern const int32_t precast_lent[] = {0, -1};" if lent else ""
     with tempfile.TemporaryDirectory() as folder:
         source, out = Path(folder, "a.cpp"), Path(folder, "a.so")
-        source.write_text(SOURCE % {"add": f"{add}f", "abi": abi, "extra": extra, "body": body, "more": more})
+        source.write_text(SOURCE % {"add": f"{add}f", "abi": abi, "extra": extra, "body": body, "more": more, "lent": lent})
         subprocess.run(["g++", "-O1", "-shared", "-fPIC", "-w", "-o", str(out), str(source)], check=True)
         return out.read_bytes()
 
@@ -115,12 +116,12 @@ def in_process(manifest: Manifest, blobs: BlobSet) -> InProcess:
 
 
 class Counting:
-    """A compile callable that counts, and otherwise does what `inner` does."""
+    """A compile callable that counts as torch's CompileCounter does, and otherwise does what `inner` does."""
 
     def __init__(self, inner: Callable[..., Any]) -> None:
         self.inner = inner
-        self.calls = 0
+        self.frame_count = 0
 
     def __call__(self, compiled: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        self.calls += 1
+        self.frame_count += 1
         return self.inner(compiled, args, kwargs)

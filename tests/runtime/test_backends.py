@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,11 +30,6 @@ class Net(torch.nn.Module):
     def forward(self, x: torch.Tensor, scale: float = 2.0) -> dict[str, torch.Tensor]:
         self.calls += 1
         return {"y": torch.relu(self.linear(x)) * scale, "same": x}
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["eager", "aot_eager", "inductor", "cudagraphs"])

@@ -6,7 +6,6 @@ import os
 import threading
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,11 +43,6 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     yield gate
     gate.opened.set()
     assert background.wait(60)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(tmp_path)
 
 
 def eager_calls() -> tuple[Any, list[int]]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from test_tables import spec
 
+import precast
 from precast.artifact_store import Guard, Predicate, Store
 from precast.runtime import native
+from precast.runtime.api import site_of
 from precast.runtime.entry import LocalsOf, parameters
 from precast.runtime.recorder import Plan, record
 
@@ -101,9 +104,55 @@ def test_overlap_of_a_mutated_argument_is_checked_at_each_call(native_store: Sto
         Guard((("state",),), Predicate.NOT_ALIASED, {"distinct": (A, B), "mutated": (A,), "others": (B,)}),
     ]
     table, holds = table_for(guards, two, (torch.zeros(2, 3), torch.zeros(2, 3)), {})
-    assert table.sizes()["python"]
-    base = torch.zeros(9)
-    assert holds(torch.zeros(2, 3), torch.zeros(2, 3)) and not holds(base[:6].view(2, 3), base[3:].view(2, 3))
+    assert not table.sizes()["python"]
+    base = torch.zeros(12)
+    assert holds(torch.zeros(2, 3), torch.zeros(2, 3)) and holds(base[6:].view(2, 3), base[:6].view(2, 3))
+    assert not holds(base[:6].view(2, 3), base[5:11].view(2, 3)) and not holds(base[5:11].view(2, 3), base[:6].view(2, 3))
+
+
+class Caches(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        memory = torch.zeros(40)
+        self.register_buffer("written", memory[:6].view(2, 3))
+        self.register_buffer("also", memory[12:18].view(2, 3))
+        self.register_buffer("read", memory[24:30].view(2, 3))
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        """`b` is written."""
+
+
+def _moved(caches: Caches) -> None:
+    storage = caches.written.untyped_storage()
+    keep = torch.zeros(4096)  # so that what follows it lies elsewhere
+    storage.resize_(40 * 4 * 4096)
+    del keep
+
+
+@pytest.mark.parametrize("move", [lambda m: setattr(m.written, "data", torch.zeros(2, 3)), _moved], ids=["data", "storage"])
+def test_overlap_with_what_lives_on(native_store: Store, move: Callable[[Caches], None]) -> None:
+    """Caches that a module owns and tensors that come with the call, written or not."""
+    model = Caches()
+    memory = torch.as_strided(model.written, (40,), (1,), 0)
+    owner = ("local", "self")
+    written, also, read = ((owner, ("buffer", name)) for name in ("written", "also", "read"))
+    every = (A, B, written, also, read)
+    guards = [Guard(path, Predicate.TENSOR, spec(X)) for path in every]
+    guards.append(Guard((("state",),), Predicate.NOT_ALIASED, {"distinct": every, "mutated": (B, written, also), "others": (A, read)}))
+    table, holds = table_for(guards, Caches.forward, (model, torch.zeros(2, 3), torch.zeros(2, 3)), {})
+    assert not table.sizes()["python"]
+
+    def at(start: int) -> torch.Tensor:
+        return memory[start : start + 6].view(2, 3)
+
+    fresh = torch.zeros(2, 3)
+    cases = [(6, 1, 1), (1, 0, 0), (7, 0, 0), (17, 0, 0), (18, 1, 1), (24, 1, 0), (29, 1, 0), (30, 1, 1), (11, 0, 0)]
+    for start, reading, writing in cases:
+        assert holds(model, at(start), fresh) == bool(reading), f"read at {start}"
+        assert holds(model, fresh, at(start)) == bool(writing), f"written at {start}"
+    assert not holds(model, at(30), at(33)) and not holds(model, model.read, at(24))
+    move(model)
+    assert not holds(model, fresh, torch.zeros(2, 3)), "what was said of the old place says nothing of the new one"
 
 
 class Computed:
@@ -153,3 +202,18 @@ def test_dynamic_sizes(native_store: Store) -> None:
     free = {**spec(X), "size": (None, 3), "stride": (3, 1)}
     _, holds = table_for([Guard(A, Predicate.TENSOR, free)], two, (X, Y), {})
     assert holds(torch.zeros(7, 3), Y) and not holds(torch.zeros(7, 4), Y)
+
+
+def test_inputs_that_overlap_once_leave_later_calls_compiled(store: Store) -> None:
+    def write(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * y
+
+    compiled = precast.compile(write, store=store.path)
+    for start, variants in ((2, 0), (4, 1), (2, 1)):
+        base, wanted = torch.arange(12.0), torch.arange(12.0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            got = compiled(base[:4], base[start : start + 4])
+        assert torch.equal(got, write(wanted[:4], wanted[start : start + 4])) and torch.equal(base, wanted)
+        assert sum(v.stored for v in site_of(compiled).programs[0].variants) == variants

@@ -7,6 +7,7 @@ import operator
 import os
 import subprocess
 import sys
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,11 +32,6 @@ def _fresh_tracer() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="precast: .* runs eagerly")
         yield
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(tmp_path)
 
 
 def inner(x: torch.Tensor) -> torch.Tensor:
@@ -280,6 +276,17 @@ class Net(torch.nn.Module):
 
 
 @torch.no_grad()
+def test_mark_step_begin_tells_inductors_graphs_and_loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    monkeypatch.delitem(sys.modules, "torch._inductor.cudagraph_trees", raising=False)
+    precast.cudagraph_mark_step_begin()
+    assert "torch._inductor.cudagraph_trees" not in sys.modules
+    stand_in = types.SimpleNamespace(mark_step_begin=lambda: told.append(1))
+    monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", stand_in)  # type: ignore[arg-type]
+    precast.cudagraph_mark_step_begin()
+    assert told == [1]
+
+
 def test_compile_module_in_place(store: Store) -> None:
     net, x = Net().eval(), torch.randn(2, 4)
     expected = net(x)

@@ -22,11 +22,6 @@ from precast.runtime import limits, native
 from precast.runtime.api import site_of
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(tmp_path)
-
-
 @pytest.fixture(autouse=True)
 def _fresh_torch() -> Iterator[None]:
     torch._dynamo.reset()
@@ -87,6 +82,17 @@ def test_it_compiles_as_often_as_torch(store: Store, name: str, dynamic: bool | 
         theirs(*args)
         counts.append((compiles(), counter.frame_count))
     assert [a for a, _ in counts] == [b for _, b in counts]
+
+
+def test_what_was_made_for_one_size_goes_before_what_serves_all(store: Store) -> None:
+    first = precast.compile(scale, store=store)
+    for n in (8, 9):
+        first(torch.randn(n, 4))
+    again = precast.compile(scale, store=store)
+    torch.testing.assert_close(again(torch.ones(8, 4)), scale(torch.ones(8, 4)))
+    for compiled in (first, again):
+        assert [variant.symbolic for variant in site_of(compiled).programs[0].variants] == [False, True]
+    assert [variant.hits for variant in site_of(again).programs[0].variants] == [1, 0]
 
 
 def test_one_table_serves_every_size(store: Store, native_store: Store) -> None:
@@ -290,3 +296,20 @@ def test_positions_from_either_end(store: Store) -> None:
             for place in (2, 3, -1, -2, 0, 4):
                 x, row = torch.randn(5, 6), torch.randn(5)
                 assert torch.equal(compiled(x, row, place), function(x, row, place)), (name, place)
+
+
+def remainder(x: torch.Tensor, n: int) -> torch.Tensor:
+    return x * (n % 7)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("large", [2**63, -(2**63), 2**64 + 5])
+def test_integers_beyond_64_bits_are_constants(store: Store, large: int, dynamic: bool | None) -> None:
+    """Before the number is symbolic, and where it is: the graph takes 64 bits."""
+    x = torch.ones(3)
+    for calls, expected in (((large, large + 1, 3, 4), (1, 2, 3, 4)), ((3, 4, large, 5, large, 2**63 - 1), (1, 2, 3, 3, 3, 3))):
+        limits._all.clear()
+        compiled = precast.compile(remainder, dynamic=dynamic, store=f"{store.root}-{len(calls)}")
+        for n, most in zip(calls, expected, strict=True):
+            assert torch.equal(compiled(x, n), remainder(x, n)), n
+            assert compiles() <= most, (n, compiles())

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +12,9 @@ import torch._dynamo
 
 import precast
 from precast.artifact_store import Store
+from tests.children import cold_then_warm
 
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    with torch.no_grad():
-        yield
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(tmp_path)
+pytestmark = pytest.mark.usefixtures("fresh_tracer")
 
 
 def breaks(x: torch.Tensor) -> torch.Tensor:
@@ -165,10 +154,5 @@ print("warm" if "torch._dynamo" not in sys.modules else "cold")
 
 
 def test_warm_without_the_tracer(tmp_path: Path) -> None:
-    (tmp_path / "allowing.py").write_text(WARM)
-    for expected in ("cold", "warm"):
-        done = subprocess.run(
-            [sys.executable, "-c", "import allowing", str(tmp_path / "store")], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        assert done.stdout.split() == ["printed"] * 4 + [expected]
+    printed = ["printed"] * 4
+    assert cold_then_warm(tmp_path, "allowing", WARM) == [[*printed, "cold"], [*printed, "warm"]]

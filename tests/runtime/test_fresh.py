@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.children import REFUSE
+
 PROGRAM = """
 import sys
 {before}
@@ -47,18 +49,6 @@ heavy = [name for name in sys.modules if name.startswith(("sympy", "triton", "to
 site = precast.runtime.api.site_of(compiled)
 variants = site.programs[0].variants
 print("heavy" if heavy else "light", "stored" if variants and variants[0].stored else "eager", type(site.call).__name__)
-"""
-
-REFUSE = """
-import builtins
-REFUSED = ("torch._dynamo", "torch._inductor", "sympy", "triton", "precast.capture", "precast.lowering", "precast.codegen")
-real = builtins.__import__
-def guarded(name, globals=None, locals=None, fromlist=(), level=0):
-    importer = (globals or {}).get("__name__", "")
-    if importer.startswith("precast") and name.startswith(REFUSED):
-        raise AssertionError(f"{importer} imports {name} on the warm path")
-    return real(name, globals, locals, fromlist, level)
-builtins.__import__ = guarded
 """
 
 
@@ -102,7 +92,7 @@ LOAD = "precast.load(net, store={store!r})"
 
 def test_warm_without_tracer(cold: tuple[Path, Path]) -> None:
     folder, store = cold
-    out = run(folder, store, before=REFUSE, compile=LOAD.format(store=str(store)), hash_seed="77")
+    out = run(folder, store, before=REFUSE + "builtins.__import__ = guarded", compile=LOAD.format(store=str(store)), hash_seed="77")
     assert out == "light stored Dispatcher"
 
 

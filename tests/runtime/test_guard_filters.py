@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +31,7 @@ FILTERS = (
 SCALE = 2.0
 
 
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    with torch.no_grad():
-        yield
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(tmp_path)
+pytestmark = pytest.mark.usefixtures("fresh_tracer")
 
 
 class Mine(torch.nn.Module):

@@ -18,11 +18,6 @@ from precast.runtime import log
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(tmp_path)
-
-
-@pytest.fixture
 def logs(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[str], Callable[[], list[str]]]]:
     """Turns topics on; the function that it returns gives the lines since."""
     root = logging.getLogger("precast")

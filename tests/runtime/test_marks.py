@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +14,6 @@ from torch._dynamo.testing import CompileCounter
 import precast
 from precast.artifact_store import Store
 from precast.runtime import limits
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(tmp_path)
 
 
 @pytest.fixture(autouse=True)

@@ -51,6 +51,32 @@ def test_outputs_are_right_and_are_freed(wrapping: str, call: Any) -> None:
     assert ref() is None
 
 
+def test_outputs_in_memory_of_the_callers(native_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in ("native", "python"):
+        path = tmp_path / kind
+        path.write_bytes(standin.library(1.0, lent=True))
+        library = Library(path)
+        assert library.lent == (0,)
+        with monkeypatch.context() as patch:
+            if kind == "python":
+                patch.setattr(native, "loaded", lambda: None)
+            call, wide = (graph_call(library, SPEC, (torch.nn.Parameter(torch.full((n,), 2.0)),)) for n in (1, 2))
+        x, home = torch.arange(3.0), torch.zeros(3)
+        (result,) = call.into((home,), x)
+        assert result.data_ptr() == home.data_ptr() and torch.equal(home, x * 2 + 1)
+        (other,) = call.into((None,), x)
+        assert other.data_ptr() != home.data_ptr() and torch.equal(other, home)
+        ref = weakref.ref(home)
+        del result, home
+        assert ref() is None, "no handle of it is left"
+        home = torch.zeros(5)
+        ref = weakref.ref(home)
+        with pytest.raises(IndexError, match="index 7"):
+            wide.into((home,), torch.zeros(5))
+        del home
+        assert ref() is None, "not after an error either"
+
+
 def test_wrong_arguments_are_errors(call: Any) -> None:
     with pytest.raises(TypeError, match="expected a tensor, got list"):
         call([1.0])

@@ -16,14 +16,9 @@ from precast.artifact_store import Store
 from precast.codegen import choices
 from precast.runtime.api import site_of
 from precast.runtime.log import TOPICS
-from precast.runtime.options import MODE_NOTES, MODES, OPTIONS, TORCHS, graph_options, merge_options
+from precast.runtime.options import MODE_NOTES, MODES, OPTIONS, TORCHS, CudaGraphOptions, graph_options, key_options, merge_options
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(tmp_path)
 
 
 def linear() -> torch.nn.Module:
@@ -119,6 +114,18 @@ def test_modes_are_sets_of_options(mode: str, store: Store) -> None:
     assert merge_options(mode) == {**merge_options(), **given}
     model, x = linear(), torch.randn(8, 96)
     torch.testing.assert_close(precast.compile(model, mode=mode, store=store)(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_cuda_graphs_are_no_part_of_an_artifact(store: Store) -> None:
+    """One artifact serves the modes that differ in them only."""
+    for with_graphs, without in (("reduce-overhead", "default"), ("max-autotune", "max-autotune-no-cudagraphs")):
+        assert key_options(merge_options(with_graphs)) == key_options(merge_options(without))
+        assert CudaGraphOptions.of(merge_options(with_graphs)) and not CudaGraphOptions.of(merge_options(without))
+    model, x = linear(), torch.randn(8, 96)
+    for mode in ("default", "reduce-overhead"):
+        precast.compile(model, mode=mode, store=store)(x)
+    (key,) = store.programs()
+    assert len(store.variants(key)) == 1
 
 
 def test_random_numbers_are_those_of_eager(store: Store) -> None:

@@ -100,14 +100,14 @@ def test_function_compiles_once_per_shape_and_hits_afterwards(store: Store, comp
     for size in (4, 5, 4, 5, 4):
         x = torch.randn(size)
         torch.testing.assert_close(f(x, x), x * x)
-    assert compiler.calls == 2
+    assert compiler.frame_count == 2
 
 
 def test_a_new_program_object_loads_what_is_stored(store: Store, compiler: Counting) -> None:
     precast.compile(product, store=store)(X, X)
-    assert compiler.calls == 1
+    assert compiler.frame_count == 1
     torch.testing.assert_close(precast.compile(product, store=store)(X, X), X * X)
-    assert compiler.calls == 1
+    assert compiler.frame_count == 1
 
 
 def test_keyword_arguments_and_wrong_ones(store: Store, compiler: Counting) -> None:
@@ -139,7 +139,7 @@ def test_decorator_forms(store: Store, compiler: Counting) -> None:
 
     assert twice.__name__ == "twice" and twice.__doc__ == "Doc."
     torch.testing.assert_close(twice(X, X), X * X)
-    assert compiler.calls == 1
+    assert compiler.frame_count == 1
 
 
 def test_bound_method_partial_and_callable_object(store: Store, compiler: Counting) -> None:
@@ -148,7 +148,7 @@ def test_bound_method_partial_and_callable_object(store: Store, compiler: Counti
     partial = precast.compile(functools.partial(product, w=X), store=store)
     torch.testing.assert_close(partial(X), X * X)
     torch.testing.assert_close(partial(X, w=X + 1), X * (X + 1))
-    assert compiler.calls == 2
+    assert compiler.frame_count == 2
 
 
 def test_module_keeps_its_state_and_its_class(store: Store, compiler: Counting) -> None:
@@ -183,7 +183,7 @@ def test_module_follows_its_weights(store: Store, compiler: Counting) -> None:
         change()
         torch.testing.assert_close(compiled(X), X * module.w)
         torch.testing.assert_close(compiled(X), X * module.w)
-    assert compiler.calls == 1
+    assert compiler.frame_count == 1
 
 
 def test_two_modules_of_one_class_share_artifacts_and_not_weights(store: Store, compiler: Counting) -> None:
@@ -191,7 +191,7 @@ def test_two_modules_of_one_class_share_artifacts_and_not_weights(store: Store, 
     for _ in range(3):
         torch.testing.assert_close(first(X), X * 2)
         torch.testing.assert_close(second(X), X * 4)
-    assert compiler.calls == 1
+    assert compiler.frame_count == 1
 
 
 def test_a_module_passed_as_an_argument_uses_its_own_weights(store: Store, compiler: Counting) -> None:
@@ -200,7 +200,7 @@ def test_a_module_passed_as_an_argument_uses_its_own_weights(store: Store, compi
     for _ in range(2):
         for i, module in enumerate(modules):
             torch.testing.assert_close(forward(module, X), X * i)
-    assert compiler.calls == 1
+    assert compiler.frame_count == 1
 
 
 def test_hooks_run_as_in_eager(store: Store, set_compiler: Callable[[Any], None]) -> None:
@@ -260,7 +260,7 @@ def test_recompile_limit_warns_once_and_names_the_guard(store: Store, compiler: 
             torch.testing.assert_close(f(x, x), x * x)
     texts = [str(w.message) for w in seen if "precast" in str(w.message)]
     assert len(texts) == 1 and "recompile_limit (2)" in texts[0] and "x: expected a tensor float32[" in texts[0]
-    assert compiler.calls == 2
+    assert compiler.frame_count == 2
     x = torch.randn(2)
     torch.testing.assert_close(f(x, x), x * x)  # what was compiled is still used
 
@@ -275,7 +275,7 @@ def test_refusal_warns_once_and_runs_eagerly(store: Store, set_compiler: Callabl
         warnings.simplefilter("error")
         f(X, X)
         f(torch.zeros(2), torch.zeros(2))
-    assert counting.calls == 1
+    assert counting.frame_count == 1
 
 
 def test_fullgraph_raises(store: Store, set_compiler: Callable[[Any], None]) -> None:
@@ -311,7 +311,7 @@ def test_what_cannot_be_loaded_is_not_compiled_again(store: Store, set_compiler:
         f(X, X)
     for size in (4, 5):
         torch.testing.assert_close(f(torch.ones(size), torch.ones(size)), torch.ones(size))
-    assert counting.calls == 1
+    assert counting.frame_count == 1
 
 
 MISSES: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
@@ -346,14 +346,14 @@ def test_a_refusal_with_guards_holds_for_such_calls_only(store: Store, set_compi
     for _ in range(3):
         torch.testing.assert_close(f(X, X), X * X)
         torch.testing.assert_close(f(X[:2], X[:2]), X[:2] * X[:2])
-    assert counting.calls == 2
+    assert counting.frame_count == 2
 
 
 def test_stances(store: Store, compiler: Counting) -> None:
     f = precast.compile(product, store=store)
     with precast.set_stance("force_eager"):
         f(X, X)
-    assert compiler.calls == 0
+    assert compiler.frame_count == 0
     with pytest.raises(precast.RecompileForbidden, match="would compile"), precast.set_stance("fail_on_recompile"):
         f(X, X)
     f(X, X)
@@ -365,13 +365,13 @@ def test_stances(store: Store, compiler: Counting) -> None:
         return f(torch.zeros(9), torch.zeros(9))
 
     inside()
-    assert compiler.calls == 1
+    assert compiler.frame_count == 1
     with precast.set_stance("force_eager"):  # a hit, too, runs the original
         marker = site_of(f).programs[0].variants[0].hits
         f(X, X)
         assert site_of(f).programs[0].variants[0].hits == marker
     f(torch.zeros(9), torch.zeros(9))
-    assert compiler.calls == 2
+    assert compiler.frame_count == 2
     with pytest.raises(precast.OptionError, match="unknown stance"):
         precast.set_stance("lazy")
 
@@ -387,7 +387,7 @@ def test_guard_miss_explains(store: Store, compiler: Counting) -> None:
     assert "x: expected a tensor float32[4] stride (1) on cpu, found a tensor float32[2, 2] stride (2, 1) on cpu" in text
     found = caught.value.explanation.to_dict()
     assert found["hits"] is False and len(found["variants"]) == 1 and found["variants"][0]["fits"] is False
-    assert compiler.calls == 1
+    assert compiler.frame_count == 1
 
 
 def test_explain_miss_orders_the_nearest_first_and_names_changed_programs(store: Store, compiler: Counting) -> None:
@@ -413,7 +413,7 @@ def test_kept_in_process(store: Store, set_compiler: Callable[[Any], None]) -> N
     f = precast.compile(product, store=store)
     for _ in range(3):
         torch.testing.assert_close(f(X, X), X * X + 1)
-    assert counting.calls == 1 and not store.programs()
+    assert counting.frame_count == 1 and not store.programs()
 
 
 def test_outputs_that_are_inputs_and_views(store: Store, set_compiler: Callable[[Any], None]) -> None:
@@ -465,7 +465,7 @@ def test_a_damaged_library_is_a_miss_and_is_compiled_again(store: Store, compile
     path.write_bytes(b"rubbish")
     f = precast.compile(product, store=Store.open(store.root))
     torch.testing.assert_close(f(X, X), X * X)
-    assert compiler.calls == 2
+    assert compiler.frame_count == 2
 
 
 def test_an_artifact_of_another_torch_or_target_is_of_no_use(store: Store, set_compiler: Callable[[Any], None]) -> None:
@@ -483,7 +483,7 @@ def test_an_artifact_of_another_torch_or_target_is_of_no_use(store: Store, set_c
     torch.testing.assert_close(f(X, X), X * X)
     text = str(precast.explain_miss(f, X, X))
     assert "compiled for torch 1.0" in text and "compiled for cuda:sm_999" in text
-    assert counting.calls == 1
+    assert counting.frame_count == 1
 
 
 def test_threads(store: Store, compiler: Counting) -> None:
@@ -505,7 +505,7 @@ def test_threads(store: Store, compiler: Counting) -> None:
     for thread in threads:
         thread.join()
     assert not problems, problems[0]
-    assert compiler.calls == 4
+    assert compiler.frame_count == 4
 
 
 def test_fork(store: Store, compiler: Counting) -> None:
@@ -528,7 +528,7 @@ def test_reset_forgets(store: Store, compiler: Counting) -> None:
     precast.reset()
     assert not site_of(f).programs[0].variants
     torch.testing.assert_close(f(X, X), X * X)
-    assert compiler.calls == 1
+    assert compiler.frame_count == 1
 
 
 def test_precompile_reports(store: Store, compiler: Counting) -> None:
@@ -540,6 +540,18 @@ def test_precompile_reports(store: Store, compiler: Counting) -> None:
     torch.testing.assert_close(precast.load(product, store=store)(X, X), X * X)
     with pytest.raises(precast.PrecastError, match="signature 0 must be"):
         precast.precompile(product, [X], store=store)  # type: ignore[list-item]
+
+
+def test_precompile_of_a_compiled_program_makes_what_it_finds(store: Store, compiler: Counting) -> None:
+    settings: dict[str, Any] = {"store": store, "name": "times", "options": {"freeze": True}}
+    f = precast.compile(product, **settings)
+    report = precast.precompile(f, [((X, X), {})])
+    assert report.ok and report.program == "times" and compiler.frame_count == 1
+    with precast.set_stance("fail_on_recompile"):
+        torch.testing.assert_close(f(X, X), X * X)
+    torch.testing.assert_close(precast.load(product, **settings)(X, X), X * X)
+    with pytest.raises(precast.OptionError, match="the backend 'eager' compiles is not stored"):
+        precast.precompile(precast.compile(product, backend="eager"), [((X, X), {})])
 
 
 def test_options_and_backends_are_checked() -> None:
@@ -628,7 +640,7 @@ def test_what_another_process_stores_is_found_on_the_next_miss(store: Store, com
     second(X, X)
     first(X[:2], X[:2])
     torch.testing.assert_close(second(X[:2], X[:2]), X[:2] * X[:2])
-    assert compiler.calls == 2
+    assert compiler.frame_count == 2
 
 
 def test_a_program_that_runs_eagerly_does_not_read_the_store(store: Store, set_compiler: Callable[[Any], None]) -> None:

@@ -9,7 +9,6 @@ import traceback
 import warnings
 from pathlib import Path
 
-import pytest
 import torch
 
 import precast
@@ -38,11 +37,6 @@ class Outer(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(self.inner(x)).sum(-1)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(tmp_path)
 
 
 @torch.no_grad()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,17 +13,6 @@ import precast
 from precast.artifact_store import Store
 from precast.runtime.api import site_of
 from precast.runtime.variant import Variant
-
-
-@pytest.fixture(autouse=True)
-def _inference() -> Iterator[None]:
-    with torch.no_grad():
-        yield
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(tmp_path)
 
 
 def adds(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -101,3 +89,42 @@ def test_other_shapes_of_the_refused_kind(store: Store) -> None:
             agrees(compiled, adds, make)
     variants = [v for v in site_of(compiled).programs[0].variants if isinstance(v, Variant)]
     assert len(variants) == 2
+
+
+def checks_its_argument(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    if x.dim() != 2:
+        raise ValueError("two dimensions")
+    return y + 1
+
+
+def checks_after_a_break(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    print(end="")
+    return y + {2: 1, 3: 2}[x.dim()]
+
+
+RAISING = {
+    "its own check": (checks_its_argument, ValueError, (torch.ones(2),), (torch.ones(2, 3),)),
+    "after a break": (checks_after_a_break, KeyError, (torch.ones(2),), (torch.ones(2, 3),)),
+    "sizes that do not fit": (torch.nn.Linear(3, 3), RuntimeError, (torch.ones(2, 4),), (torch.ones(2, 3),)),
+    "types that do not fit": (lambda a, b: a + b, TypeError, (torch.ones(2), "text"), (torch.ones(2), torch.ones(2))),
+}
+
+
+@pytest.mark.parametrize("name", RAISING)
+def test_a_call_that_raises_says_nothing_of_others(name: str, store: Store) -> None:
+    """One bad request, be it the first, does not keep a program and its store from being compiled."""
+    program, error, bad, good = RAISING[name]
+    compiled = precast.compile(program, store=store)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            with pytest.raises(error):
+                compiled(*bad)
+        for _ in range(3):
+            torch.testing.assert_close(compiled(*good), program(*good))
+    found = site_of(compiled).programs[0].family()
+    assert any(variant.stored for variant in found[-1].variants)
+    served = precast.load(program, store=store)
+    torch.testing.assert_close(served(*good), program(*good))

@@ -3,51 +3,22 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
 import warnings
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
+from standin import Counting
 from torch._dynamo.testing import CompileCounter
 
 import precast
 from precast.artifact_store import Store
-from precast.runtime import program
 from precast.runtime.api import site_of
+from tests.children import cold_then_warm
 
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    with torch.no_grad():
-        yield
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(tmp_path)
-
-
-class Counter:
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-        self.frame_count = 0
-
-    def __call__(self, *args: Any) -> Any:
-        self.frame_count += 1
-        return self.inner(*args)
-
-
-@pytest.fixture
-def counter(set_compiler: Callable[[Any], None]) -> Counter:
-    counted = Counter(program._compile_callable())
-    set_compiler(counted)
-    return counted
+pytestmark = pytest.mark.usefixtures("fresh_tracer")
 
 
 def body(x: torch.Tensor) -> torch.Tensor:
@@ -76,7 +47,7 @@ COMPARABLE = [name for name, settings in SETTINGS.items() if settings.keys() <= 
 
 
 @pytest.mark.parametrize("name", COMPARABLE)
-def test_recompile_limits_of_several_calls_of_compile(name: str, store: Store, counter: Counter) -> None:
+def test_recompile_limits_of_several_calls_of_compile(name: str, store: Store, counter: Counting) -> None:
     settings = {"dynamic": False, **SETTINGS[name]}
     theirs = CompileCounter()
     three_callers([torch.compile(body, backend=theirs, **settings) for _ in range(3)], 4)
@@ -86,7 +57,7 @@ def test_recompile_limits_of_several_calls_of_compile(name: str, store: Store, c
     assert counter.frame_count == theirs.frame_count
 
 
-def test_accumulated_limit_is_over_all_of_them(store: Store, counter: Counter) -> None:
+def test_accumulated_limit_is_over_all_of_them(store: Store, counter: Counting) -> None:
     options = {"accumulated_recompile_limit": 5}
     compiled = [precast.compile(body, store=store, dynamic=False, isolate_recompiles=True, options=options) for _ in range(3)]
     with pytest.warns(UserWarning, match=r"reached accumulated_recompile_limit \(5\); the guard that kept failing: x: expected"):
@@ -94,7 +65,7 @@ def test_accumulated_limit_is_over_all_of_them(store: Store, counter: Counter) -
     assert counter.frame_count == 5
 
 
-def test_the_limit_with_fullgraph_raises_and_reset_begins_anew(store: Store, counter: Counter) -> None:
+def test_the_limit_with_fullgraph_raises_and_reset_begins_anew(store: Store, counter: Counting) -> None:
     f = precast.compile(body, store=store, dynamic=False, fullgraph=True, recompile_limit=2)
     g = torch.compile(body, backend="eager", dynamic=False, fullgraph=True)
     with torch._dynamo.config.patch(recompile_limit=2):
@@ -109,7 +80,7 @@ def test_the_limit_with_fullgraph_raises_and_reset_begins_anew(store: Store, cou
     assert counter.frame_count == 3
 
 
-def test_isolated_calls_find_what_others_stored(store: Store, counter: Counter) -> None:
+def test_isolated_calls_find_what_others_stored(store: Store, counter: Counting) -> None:
     precast.compile(body, store=store)(torch.randn(4))
     precast.compile(body, store=store, isolate_recompiles=True)(torch.randn(4))
     assert counter.frame_count == 1
@@ -143,7 +114,7 @@ class Model(torch.nn.Module):
 
 
 @pytest.mark.parametrize("blocks", [None, "Block", Block, [Block], ("Block",)], ids=str)
-def test_one_artifact_for_equal_blocks(blocks: Any, store: Store, counter: Counter) -> None:
+def test_one_artifact_for_equal_blocks(blocks: Any, store: Store, counter: Counting) -> None:
     model, x = Model().eval(), torch.randn(3, 4)
     expected = model(x)
     theirs = CompileCounter()
@@ -211,11 +182,5 @@ print("warm" if "torch._dynamo" not in sys.modules else "cold")
 
 
 def test_warm_without_the_tracer(tmp_path: Path) -> None:
-    (tmp_path / "regional.py").write_text(WARM)
-    for expected in ("cold", "warm"):
-        done = subprocess.run(
-            [sys.executable, "-c", "import regional", str(tmp_path / "store")], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        assert done.stdout.strip() == expected
+    assert cold_then_warm(tmp_path, "regional", WARM) == [["cold"], ["warm"]]
     assert len(list((tmp_path / "store").rglob("programs/*/*.msgpack"))) == 1

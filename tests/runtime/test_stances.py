@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
+from standin import Counting
 from torch._dynamo.testing import CompileCounter
 
 import precast
 from precast.artifact_store import Store
-from precast.runtime import program, stance
+from precast.runtime import stance
 from precast.runtime.api import site_of
 
 
@@ -28,30 +29,6 @@ def _default_stance() -> Any:
     yield
     precast.set_stance("default")
     torch.compiler.set_stance("default")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(tmp_path)
-
-
-class Counter:
-    """Counts what the compile callable makes."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-        self.frame_count = 0
-
-    def __call__(self, *args: Any) -> Any:
-        self.frame_count += 1
-        return self.inner(*args)
-
-
-@pytest.fixture
-def counter(set_compiler: Callable[[Any], None]) -> Counter:
-    counted = Counter(program._compile_callable())
-    set_compiler(counted)
-    return counted
 
 
 def body(x: torch.Tensor) -> torch.Tensor:
@@ -77,7 +54,7 @@ def run(stance_of: Any, compiled: Any, counted: Any, sizes: tuple[int, ...], nam
 
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("name", stance.STANCES)
-def test_compiles_call_by_call(name: str, sizes: str, store: Store, counter: Counter) -> None:
+def test_compiles_call_by_call(name: str, sizes: str, store: Store, counter: Counting) -> None:
     theirs = CompileCounter()
     # torch keeps what it ran first under aot_eager_then_compile, and never compiles for a call like it; precast does as torch's page says
     known = "eager_then_compile" if name == "aot_eager_then_compile" else name
@@ -86,7 +63,7 @@ def test_compiles_call_by_call(name: str, sizes: str, store: Store, counter: Cou
     assert found == expected
 
 
-def test_the_first_call_teaches_what_varies(store: Store, counter: Counter) -> None:
+def test_the_first_call_teaches_what_varies(store: Store, counter: Counting) -> None:
     """Under eager_then_compile, two calls of different sizes cost one compile, which serves all sizes; as with torch.compile."""
     theirs = CompileCounter()
     sizes = (3, 5, 7, 9, 3)
@@ -95,7 +72,7 @@ def test_the_first_call_teaches_what_varies(store: Store, counter: Counter) -> N
     assert run(precast.set_stance, precast.compile(body, store=store), counter, sizes, "eager_then_compile") == expected
 
 
-def test_cached_code_is_used_or_not(store: Store, counter: Counter) -> None:
+def test_cached_code_is_used_or_not(store: Store, counter: Counting) -> None:
     f = precast.compile(body, store=store, dynamic=False)
     x, y = torch.randn(4), torch.randn(6)
     for _ in range(6):
@@ -120,7 +97,7 @@ def test_cached_code_is_used_or_not(store: Store, counter: Counter) -> None:
     assert counter.frame_count == 2
 
 
-def test_force_eager_runs_the_original_and_reset_forgets_the_first_call(store: Store, counter: Counter) -> None:
+def test_force_eager_runs_the_original_and_reset_forgets_the_first_call(store: Store, counter: Counting) -> None:
     calls = []
 
     def noting(x: torch.Tensor) -> torch.Tensor:
@@ -273,7 +250,7 @@ def test_precast_disable_in_the_environment(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.msgpack"))
 
 
-def test_skip_guard_eval_looks_only_at_what_tells_variants_apart(store: Store, counter: Counter) -> None:
+def test_skip_guard_eval_looks_only_at_what_tells_variants_apart(store: Store, counter: Counting) -> None:
     def scaled(x: torch.Tensor, scale: float, name: str) -> torch.Tensor:
         return x * scale if name else x
 

@@ -19,6 +19,7 @@ import precast
 from precast.artifact_store import Store
 from precast.artifact_store.guards import Predicate
 from precast.capture import capture
+from precast.runtime import native
 
 X = torch.arange(6.0).reshape(2, 3) - 2
 scale = 2.0
@@ -159,6 +160,27 @@ def test_methods_of_a_submodule(
     program.check(X)
 
 
+@pytest.mark.parametrize("native_tables", [True, False])
+@pytest.mark.parametrize("calls", [0, 6])
+def test_code_replaced_inside_a_method(
+    calls: int, native_tables: bool, together: Callable[[Callable[..., Any]], Together], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The function stays the same object, so neither the class nor its namespace changes."""
+    if not native_tables:
+        monkeypatch.setattr(native._state, "module", None)
+        monkeypatch.setattr(native._state, "tables", False)
+    model, base = torch.nn.Sequential(Inner()).eval(), Base()
+    program = together(lambda x: base.m(model(x)) * base.p)
+    for _ in range(calls):
+        program.compiled(X)
+    getter = vars(Base)["p"].fget
+    for changed, other in ((Inner.help, lambda self, x: x * 3), (Base.m, lambda self, x: x - self.k), (getter, lambda self: self.k + 50)):
+        with monkeypatch.context() as patch:
+            patch.setattr(changed, "__code__", other.__code__)
+            program.check(X)
+        program.check(X)
+
+
 def test_functions_of_libraries_that_are_patched(
     together: Callable[[Callable[..., Any]], Together], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +245,23 @@ def test_the_body_of_the_entry_is_replaced(together: Callable[[Callable[..., Any
     function.__code__, function.__defaults__ = other.__code__, other.__defaults__
     program.check(X)
     program.check(X, 4.0)
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_defaults_are_replaced(breaks: bool, together: Callable[[Callable[..., Any]], Together]) -> None:
+    def function(x: torch.Tensor, k: float = 2.0, *, m: float = 3.0) -> torch.Tensor:
+        if breaks:
+            print(end="")
+        return x * k + m
+
+    program = together(function)
+    first, second = (2.0,), (5.0,)
+    for defaults, keyword_defaults in ((first, {"m": 3.0}), (second, {"m": 3.0}), (first, {"m": 3.0}), (first, {"m": 7.0})):
+        function.__defaults__, function.__kwdefaults__ = defaults, keyword_defaults
+        program.check(X)
+        program.check(X, 4.0)
+    function.__kwdefaults__["m"] = 9.0
+    program.check(X)
 
 
 def test_a_partial_changed_in_place(together: Callable[[Callable[..., Any]], Together]) -> None:

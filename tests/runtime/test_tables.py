@@ -45,6 +45,7 @@ class Model(Base):
         self.mode = "fast"
         self.scale = 1.5
         self.register_buffer("count", torch.zeros(1))
+        self.frozen = torch.nn.Parameter(torch.zeros(2)).requires_grad_(False)
 
     def forward(self, x: torch.Tensor, flag: bool = False) -> torch.Tensor:
         return helper(self.lin(x)) * FACTOR
@@ -108,6 +109,7 @@ def guards_of(model: Model, x: torch.Tensor) -> list[Guard]:
         ((SELF, ("attr", "_modules")), Predicate.KEYS, {"keys": (("str", "lin"),), "ordered": True}),
         (WEIGHT, Predicate.TENSOR, spec(model.lin.weight)),
         ((SELF, ("buffer", "count")), Predicate.TENSOR, spec(model.count)),
+        ((SELF, ("param", "frozen")), Predicate.TENSOR, spec(model.frozen)),
         ((("global", HERE, "FACTOR"),), Predicate.EQUALS, ("int", 2)),
         ((("global", HERE, "helper"),), Predicate.CODE, code_digest(helper)),
         ((("global", HERE, "helper"), ("default", 0)), Predicate.EQUALS, ("float", (1.0).hex())),
@@ -190,6 +192,11 @@ def _resized(model: Model) -> Callable[[], None]:
     return lambda: None
 
 
+def _given_a_grad_fn(model: Model, name: str = "frozen") -> None:
+    with torch.enable_grad():
+        getattr(model, name).add_(torch.ones(1, requires_grad=True))
+
+
 def _state(function: Callable[[Any], Any], value: Any, before: Any) -> Callable[[], None]:
     function(value)
     return lambda: function(before)
@@ -231,6 +238,9 @@ CHANGES: list[tuple[str, Callable[[Model], Any]]] = [
     ("double()", lambda m: m.double()),
     ("requires_grad_(False)", lambda m: m.lin.weight.requires_grad_(False)),
     ("buffer resized in place", _resized),
+    ("frozen parameter thawed", lambda m: m.frozen.requires_grad_(True)),
+    ("frozen parameter given a grad_fn", _given_a_grad_fn),
+    ("buffer given a grad_fn", lambda m: _given_a_grad_fn(m, "count")),
     ("buffer made to require grad", lambda m: m.count.requires_grad_(True)),
     ("global", lambda m: _global("FACTOR", 3)),
     ("global function replaced", lambda m: _global("helper", other)),
@@ -282,6 +292,7 @@ def test_a_change_that_breaks_a_guard_is_noticed(setup: Setup, name: str, change
 KEPT: list[tuple[str, Callable[[Model], Any]]] = [
     ("weights written in place", lambda m: m.lin.weight.add_(1)),
     ("weights written through .data", lambda m: m.lin.weight.data.add_(1)),
+    ("frozen weights written in place", lambda m: m.frozen.add_(1)),
     ("an unrelated attribute", lambda m: setattr(m, "unrelated", 1)),
     ("the same value set again", lambda m: setattr(m, "mode", m.mode)),
     ("an unrelated global", lambda m: _global("UNRELATED", 1)),

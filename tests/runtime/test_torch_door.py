@@ -30,11 +30,6 @@ def _fresh_dynamo() -> Iterator[None]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(tmp_path)
-
-
-@pytest.fixture
 def compiles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the graphs that were lowered and compiled, and not loaded."""
     found: list[str] = []

@@ -171,6 +171,12 @@ def test_where_leases_cannot_be_kept_work_goes_on(tmp_path: Path) -> None:
         assert not lease.held
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="a folder in which nothing can be made: /proc")
+def test_where_the_folder_cannot_be_made_work_goes_on() -> None:
+    with leases.acquire(Path("/proc/precast/leases"), NAME) as lease:
+        assert not lease.held
+
+
 @pytest.mark.parametrize("content", [b"", b"\x00", b"rubbish" * 100])
 def test_rubbish_in_a_lease_expires(tmp_path: Path, content: bytes) -> None:
     (tmp_path / NAME).write_bytes(content)

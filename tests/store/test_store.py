@@ -96,7 +96,7 @@ def test_precedence_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("PRECAST_STORE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert default_root().is_relative_to(tmp_path) or os.name != "posix"
-    with pytest.raises(StoreError, match="precast pull"):
+    with pytest.raises(StoreError, match="copy a remote store into a folder"):
         default_root("s3://bucket/x")
 
 

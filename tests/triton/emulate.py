@@ -1,8 +1,8 @@
 """Runs scheduled programs with their kernels rendered as Triton, in Triton's interpreter on CPU tensors.
 
 The process needs `TRITON_INTERPRET=1`. Library steps run as in the oracle. The interpreter knows no libdevice, so its functions are stood
-in for by torch's; and it folds custom reductions one element at a time in Python, so a fold by halves takes its place (with the kernel's
-own combining function).
+in for by torch's; and it folds custom reductions and scans one element at a time in Python, so vectorised ones take their place (with
+the kernel's own combining function).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from precast.lowering.evaluate import int_of
 from precast.lowering.interpret import _Machine
 from precast.lowering.ir import Kernel, Program
 
-UNARY = "expm1 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc lgamma trunc"
+UNARY = "rsqrt exp exp2 log log2 expm1 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc lgamma trunc"
 BINARY = "pow atan2 hypot copysign nextafter fmod"
 
 
@@ -60,7 +60,34 @@ def _fold_by_halves(self: Any, inputs: Any) -> Any:
     return [self.to_tensor(d, inputs[i].dtype) for i, d in enumerate(data)]
 
 
+def _scan_by_doubling(self: Any, inputs: Any) -> Any:
+    """`ScanOps.generic_scan`, vectorised, and with the rounding of a tree as on a device."""
+    data = [a.handle.data for a in inputs]
+    axis, step = self.axis, 1
+    while step < data[0].shape[axis]:
+        before = [np.roll(d, step, axis=axis) for d in data]
+        wrapped = [self.to_tensor(d, inputs[i].dtype) for side in (before, data) for i, d in enumerate(side)]
+        combined = self.combine_fn.fn(*wrapped)
+        first = np.arange(data[0].shape[axis]).reshape([-1 if i == axis else 1 for i in range(data[0].ndim)]) < step
+        results = combined if isinstance(combined, tuple | tl.tuple) else (combined,)
+        data = [np.where(first, d, c.handle.data) for d, c in zip(data, results, strict=True)]
+        step *= 2
+    return [self.to_tensor(d, inputs[i].dtype) for i, d in enumerate(data)]
+
+
 interpreter.ReduceOps.generic_reduce = _fold_by_halves
+interpreter.ScanOps.generic_scan = _scan_by_doubling
+interpreter.interpreter_builder.options = interpreter.InterpreterOptions(debug=True, sanitize_overflow=False)  # assertions are kept
+
+
+ASSEMBLY = {"rcp.approx.ftz.f32": lambda a: np.reciprocal(a), "ex2.approx.ftz.f32": lambda a: np.exp2(a)}
+
+
+def _assembly(asm: str, constraints: str, args: list[Any], dtype: Any, is_pure: bool, pack: int) -> Any:
+    """The instructions that helpers are written in."""
+    (operand,) = args
+    result = ASSEMBLY[asm.split()[0]](operand.handle.data)
+    return tl.core.tensor(interpreter.TensorHandle(result, dtype), _block(dtype, result.shape))
 
 
 class TritonMachine(_Machine):
@@ -77,25 +104,17 @@ class TritonMachine(_Machine):
 
     def launch(self, kernel: TritonKernel) -> None:
         grid = int_of(kernel.grid, self.sizes)
-        error = torch.zeros(1, dtype=torch.int32)
-        sizes = {str(symbol): value for symbol, value in self.sizes.items()}
-        arguments: list[Any] = []
-        for a in kernel.arguments:
-            match a.kind:
-                case "buffer":
-                    arguments.append(self._fresh(a.buffer))
-                case "error":
-                    arguments.append(error)
-                case "size":
-                    arguments.append(sizes[a.name])
+        arguments = [self.sizes[a.symbol] if a.symbol is not None else self._fresh(a.buffer) for a in kernel.arguments]
         if grid == 0:
             return
         function = load(kernel)
         function.fn.__globals__["libdevice"] = LIBDEVICE
+        tl.inline_asm_elementwise = _assembly
         with np.errstate(all="ignore"):
-            function[(grid,)](*arguments)
-        if error.item():
-            raise IndexError(f"kernel {kernel.name}: index out of range")
+            try:
+                function[(grid,)](*arguments)
+            except AssertionError as error:
+                raise IndexError(f"kernel {kernel.name}: index out of range") from error
 
 
 def run(program: Program, inputs: Sequence[Any], tiling: Tiling | None = None) -> list[Any]:

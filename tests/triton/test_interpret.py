@@ -1,4 +1,4 @@
-"""The stated part of the op table (rows tagged "triton") through lowering, scheduling and Triton's interpreter."""
+"""The whole op table through lowering, scheduling and Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -13,14 +13,27 @@ import pytest
 from tests.ops.optable import ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
-TAGGED = [row.id for row in ROWS if "triton" in row.tags]
-NESTED = {"chain/mean_pool_normalize-f32"}
+IDS = [row.id for row in ROWS]
+OTHERWISE = {
+    "cumsum/long-f32": "eager's running sum on a CPU is in double precision",
+    "conv2d/plain-bf16": "rounded before the bias is added, as eager on a GPU does",
+    "conv2d/1x1-bf16": "likewise",
+}
+NESTED = {
+    "chain/mean_pool_normalize-f32",
+    "cross_entropy-f32",
+    "cross_entropy-f64",
+    "cross_entropy/2d-f32",
+    "cross_entropy/ignore-f32",
+    "kl_div-f32",
+    "nll_loss-f32",
+}
 """Rows whose reductions stand inside one another once short ones are not written out."""
 
 
 def run_worker(which: str) -> dict[str, str]:
     """Row id to failure, from a process in which Triton was imported as an interpreter."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    environment = {"PRECAST_TEST_SEED": "5", **os.environ, "TRITON_INTERPRET": "1"}
     command = [sys.executable, "-m", "tests.triton.interpret_worker", which]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -31,19 +44,26 @@ def run_worker(which: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, str]:
-    return run_worker("table")
+    return run_worker("all")
 
 
-@pytest.mark.parametrize("row_id", TAGGED)
+@pytest.mark.parametrize("row_id", [i for i in IDS if i not in OTHERWISE])
 def test_row(row_id: str, results: dict[str, str]) -> None:
     assert results[row_id] == ""
+
+
+def test_symbolic_sizes() -> None:
+    """Sizes that are arguments of the kernels: same results."""
+    results = run_worker("symbolic")
+    assert not {row: failure for row, failure in results.items() if failure and row not in OTHERWISE}
+    assert len(results) >= 250
 
 
 def test_looped_reductions() -> None:
     """With blocks of 8 lanes every reduction takes several steps of a loop: same results."""
     results = run_worker("looped")
     refused = {row for row, failure in results.items() if failure.startswith("refused") and "nothing is reduced" not in failure}
-    wrong = {row: failure for row, failure in results.items() if failure and not failure.startswith("refused")}
+    wrong = {row: failure for row, failure in results.items() if failure and not failure.startswith("refused") and row not in OTHERWISE}
     assert not wrong
     assert refused == NESTED
-    assert sum(not failure for failure in results.values()) >= 80
+    assert sum(not failure for failure in results.values()) >= 260

@@ -1,0 +1,87 @@
+"""Tuning on the device: kernels are really timed, the winner agrees with the default, and what the records decide still computes right."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+import precast
+from precast.artifact_store import Store
+from precast.build_file import Loaded, ProgramSpec
+from precast.codegen.cuda_choices import CudaChooser, Problem, tiling_of
+from precast.codegen.cuda_lab import Lab, lab_for
+from precast.codegen.cuda_pipeline import choose_all
+from precast.graph_build import known_choices
+from precast.lowering.lower import lower
+from precast.lowering.pipeline import schedule
+from precast.runtime.targets import native_cuda
+from precast.tune import tune
+from tests.gpu.device import DEVICE
+from tests.gpu.test_streams import near
+from tests.ops.trace import trace
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DEVICE == "cpu", reason="tests/cli/test_tune.py is the CPU's")]
+
+
+@pytest.fixture
+def lab() -> Lab:
+    return dataclasses.replace(lab_for(native_cuda(torch.cuda.get_device_capability())), seconds=0.05)
+
+
+def problems() -> list[Problem]:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x * 2).softmax(-1), x.sum(0), x.t() + 1
+
+    graph, _ = trace(program, (torch.randn(512, 1024),))
+    found: list[Problem] = []
+    choose_all(schedule(lower(graph, "row"), "cuda:sm_90", {}), {"chooser": CudaChooser(measure=found.append)})
+    return found
+
+
+def test_every_problem_is_answered_from_several_candidates(lab: Lab) -> None:
+    for problem in problems():
+        record = lab.measure(problem)
+        assert record is not None and tiling_of(record["winner"]) is not None
+        assert len(record["us"]) >= 2 and all(0 < us < 1e5 for us in record["us"].values())
+
+
+def test_a_candidate_that_computes_something_else_is_left_out(lab: Lab) -> None:
+    problem = problems()[0]
+    name, kernel = next((n, k) for n, k in problem.kernels.items() if n != problem.default)
+    store = next(line for line in kernel.source.splitlines() if "tl.store(" in line)
+    broken = dataclasses.replace(kernel, source=kernel.source.replace(store, store.split("tl.store(")[0] + "pass"))
+    damaged = dataclasses.replace(problem, kernels={problem.default: problem.kernels[problem.default], name: broken})
+    assert set(lab.launches(damaged)) == {problem.default}
+
+
+def test_library_calls_are_timed_and_refusals_left_out(lab: Lab) -> None:
+    def calls() -> dict[str, object]:
+        a, b = (torch.randn(2048, 2048, device="cuda") for _ in range(2))
+
+        def refuses() -> object:
+            raise RuntimeError("not supported")
+
+        return {"slow": lambda: (a @ b) @ b @ b, "fast": lambda: a @ b, "none": refuses}
+
+    record = lab.measure(Problem("k", "slow", calls=calls))  # type: ignore[arg-type]
+    assert record is not None and record["winner"] == "fast" and "none" not in record["us"]
+
+
+def test_tuned_programs_compute_the_same(lab: Lab, tmp_path: Path) -> None:
+    """The whole way: questions of a build, answers into the store, a compile that uses them."""
+    model = torch.nn.Sequential(torch.nn.Linear(256, 1000), torch.nn.GELU(), torch.nn.LayerNorm(1000), torch.nn.Softmax(-1)).cuda().eval()
+    model.requires_grad_(False)
+    x = torch.randn(64, 256, device="cuda")
+    target = native_cuda(torch.cuda.get_device_capability())
+    spec = ProgramSpec("tests:model", "model", "model", targets=(target,))
+    store = Store.open(tmp_path)
+    tuned = tune([Loaded(spec, model, (((x,), {}),))], store, target, lab.measure, budget=60, say=print)
+    assert not tuned.failures and tuned.count("measured") == len(tuned.questions) > 0
+    assert set(known_choices(store, target)) == {q.problem.key for q in tuned.questions}
+    with torch.no_grad():
+        near(precast.compile(model, store=tmp_path)(x), model(x))
+    stored = [m for place in (tmp_path / "programs").glob("*") for m in store.variants(place.name)]
+    assert set(stored[0].evidence["choices"]) == set(known_choices(store, target))
