@@ -100,6 +100,8 @@ def through(view: View, copy: Copy) -> View:
     if found is None:
         return view
     offset, strides = found
+    if not all(ix.is_nonnegative(n) for n in (offset, *strides)):
+        return view  # a flip: no tensor of torch's walks backwards
     # a library wants one of the two inner dimensions consecutive; a size of 1 has no stride
     inner = [s for s, n in zip(strides[-2:], view.size[-2:], strict=True) if n != 1]
     if len(view.size) >= 2 and 1 not in inner and inner:

@@ -176,7 +176,9 @@ def remap(t: Tensor, size: tuple[Size, ...], rows: tuple[Row, ...]) -> Tensor:
                 offset = offset + stride * start
             for dim, factor in parts:
                 strides[dim] = strides[dim] + stride * factor
-        if all(not isinstance(s, int) or s >= 0 for s in strides):
+        # a flip has a factor of -1, and no tensor of torch's walks backwards, whether the stride's number is known or not
+        forwards = all(ix.is_nonnegative(factor) for _, parts in rows for _, factor in parts)
+        if forwards or all(isinstance(s, int) and s >= 0 for s in strides):
             window = View(t.window.buffer, size, tuple(ix.plain(s) for s in strides), ix.plain(offset), t.window.dtype)
             return Tensor(size, t.dtype, window)
     names = ix.symbols(len(size))
@@ -199,7 +201,7 @@ def located(t: Tensor) -> Tensor:
     if found is None:
         return t
     offset, factors = found
-    if any(isinstance(f, int) and f < 0 for f in (offset, *factors)):
+    if not all(ix.is_nonnegative(f) for f in (offset, *factors)):
         return t
     known = dict(zip(names, factors, strict=True))
     stride: list[Size] = [1] * t.rank

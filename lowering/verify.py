@@ -8,6 +8,7 @@ from itertools import chain
 import sympy
 import torch
 
+from precast.lowering import index as ix
 from precast.lowering.bounds import Interval, interval, ranges_of
 from precast.lowering.effects import index_expr, reads, store_roots, value_dtype, views, writes
 from precast.lowering.evaluate import evaluate_index
@@ -102,6 +103,8 @@ class _Checker:
             _fail(
                 len(view.size) != len(view.stride), f"the view of {view.buffer} has {len(view.size)} sizes and {len(view.stride)} strides"
             )
+            backwards = next((n for n in (view.offset, *view.stride) if ix.is_nonnegative(ix.plain(-n - 1))), None)
+            _fail(backwards is not None, f"the view of {view.buffer} has {backwards} for a stride or offset, and torch has no such tensors")
             last = _sum_known([(n, s) for n, s in zip(view.size, view.stride, strict=True)], view.offset)
             span = span_of(self.buffers[view.buffer])
             narrower = view.dtype is not None and view.dtype.itemsize < self.buffers[view.buffer].dtype.itemsize

@@ -2,4 +2,11 @@
 
 import os
 
+import hypothesis
+
 os.environ.setdefault("PRECAST_STRICT", "1")
+
+# Where the inputs are to be the same each time (continuous integration), hypothesis draws the same examples, too.
+hypothesis.settings.register_profile("repeatable", derandomize=True, print_blob=True)
+if os.environ.get("PRECAST_TEST_SEED"):
+    hypothesis.settings.load_profile("repeatable")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from precast.codegen import compile_program
@@ -16,6 +16,7 @@ from precast.lowering.pipeline import schedule
 from tests.codegen.loader import Loaded
 from tests.ops.random_graphs import Graph
 from tests.ops.resize import other_values, resized, shape_env_of
+from tests.ops.runners import SEED
 from tests.ops.symbolic import trace_symbolic
 from tests.ops.test_random_graphs import SHAPES, compare, graphs, inputs_of, relaxed
 
@@ -44,6 +45,11 @@ def compared(graph: Graph, shapes: int, seed: int, *, compiled: bool) -> None:
         compare(graph, given_inputs, found)
 
 
+FLIPPED_PRODUCT = Graph(((4, 1, 0, 4), (7, 0, 1, 0)))
+"""A product with a flipped operand: its stride of `-s` was once handed to the library, and torch ended the process."""
+
+
+@example(FLIPPED_PRODUCT, 4, 0)
 @given(graphs, st.integers(0, len(SHAPES) - 1), st.integers(0, 99))
 @settings(max_examples=40, **relaxed)  # type: ignore[arg-type]
 def test_scheduled(graph: Graph, shapes: int, seed: int) -> None:
@@ -52,11 +58,11 @@ def test_scheduled(graph: Graph, shapes: int, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_compiled(seed: int) -> None:
-    generator = torch.Generator().manual_seed(torch.seed() % 1000003 + seed)
+    generator = torch.Generator().manual_seed(SEED % 1000003 + seed)
     numbers = torch.randint(0, 1 << 16, (10, 4), generator=generator).tolist()
     graph = Graph(tuple((a % 8, b % 6, c % 6, d % 128) for a, b, c, d in numbers))
     try:
         compared(graph, seed, seed, compiled=True)
     except Exception as error:
-        error.add_note(f"{graph!r}, shapes {seed}")
+        error.add_note(f"{graph!r}, shapes {seed}; repeat with PRECAST_TEST_SEED={SEED}")
         raise
