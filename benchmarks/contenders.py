@@ -2,11 +2,13 @@
 
 Each contender turns a module into a callable. Rivals' own modules are imported before the clock starts (`warm_imports`);
 precast gets only `import precast`, so whatever it imports lazily counts against it.
+With `PRECAST_BENCH_DYNAMIC=1` in the environment (`run.py --dynamic`) each compiles for sizes of the run time.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 import torch
 
 Call = Callable[..., Any]
+DYNAMIC = True if os.environ.get("PRECAST_BENCH_DYNAMIC") == "1" else None
 
 
 @dataclass(frozen=True)
@@ -33,11 +36,11 @@ def _eager(model: torch.nn.Module, inputs: dict[str, torch.Tensor], cache: Path)
 
 
 def _inductor(model: torch.nn.Module, inputs: dict[str, torch.Tensor], cache: Path) -> Call:
-    return torch.compile(model)
+    return torch.compile(model, dynamic=DYNAMIC)
 
 
 def _inductor_freezing(model: torch.nn.Module, inputs: dict[str, torch.Tensor], cache: Path) -> Call:
-    return torch.compile(model, options={"freezing": True})
+    return torch.compile(model, dynamic=DYNAMIC, options={"freezing": True})
 
 
 def _aoti(model: torch.nn.Module, inputs: dict[str, torch.Tensor], cache: Path) -> Call:
@@ -51,13 +54,13 @@ def _aoti(model: torch.nn.Module, inputs: dict[str, torch.Tensor], cache: Path) 
 def _precast(model: torch.nn.Module, inputs: dict[str, torch.Tensor], cache: Path) -> Call:
     import precast
 
-    return precast.compile(model, store=cache)
+    return precast.compile(model, dynamic=DYNAMIC, store=cache)
 
 
 def _precast_freeze(model: torch.nn.Module, inputs: dict[str, torch.Tensor], cache: Path) -> Call:
     import precast
 
-    return precast.compile(model, store=cache, options={"freeze": True})
+    return precast.compile(model, dynamic=DYNAMIC, store=cache, options={"freeze": True})
 
 
 _TRACER = ("torch._dynamo", "torch._inductor", "torch._inductor.compile_fx")

@@ -1,6 +1,7 @@
 """The benchmark: precast side by side with torch.compile, its freezing option, AOTInductor and eager. See docs/benchmarks.md.
 
-python benchmarks/run.py [--rows resnet50,bert] [--contenders eager,inductor,precast] [--quick] [--json out.json] [--no-overhead]
+python benchmarks/run.py [--rows resnet50,bert] [--contenders eager,inductor,precast] [--quick] [--dynamic]
+    [--json out.json] [--no-overhead]
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def _names(text: str, known: dict[str, object], what: str) -> list[str]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default=",".join(DEFAULT_ROWS))
-    parser.add_argument("--contenders", default=",".join(CONTENDERS))
+    parser.add_argument("--contenders", help="default: all; with --dynamic all but AOTInductor, whose export has its sizes fixed")
+    parser.add_argument("--dynamic", action="store_true", help="every contender compiles for sizes of the run time (dynamic=True)")
     parser.add_argument("--quick", action="store_true", help="three short rounds and one warm process each")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path, help="write all figures here as well")
@@ -50,11 +52,15 @@ def _arguments() -> argparse.Namespace:
 def main() -> int:
     args = _arguments()
     names = _names(args.rows, dict(ROWS), "row")
-    contenders = _names(args.contenders, dict(CONTENDERS), "contender")
+    usual = [c for c in CONTENDERS if not (args.dynamic and c == "aoti")]
+    contenders = _names(args.contenders, dict(CONTENDERS), "contender") if args.contenders else usual
+    if args.dynamic:
+        os.environ["PRECAST_BENCH_DYNAMIC"] = "1"  # for the contenders' processes
     plan = Plan(args.threads, rounds=3, warm=1, block=0.4) if args.quick else Plan(args.threads)
     chip = _chip()
     machine = f"{chip}, {args.threads} threads of {os.cpu_count()} CPUs"
-    print(f"## precast benchmark\n\n{machine}, torch {torch.__version__}, Python {platform.python_version()}\n")
+    setting = ", dynamic=True" if args.dynamic else ""
+    print(f"## precast benchmark\n\n{machine}, torch {torch.__version__}, Python {platform.python_version()}{setting}\n")
     rows: dict[str, dict[str, Result]] = {}
     for name in names:
         rows[name] = measure(name, contenders, plan)
