@@ -47,12 +47,25 @@ def type_name(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
+HELD = "<held>"
+_held: dict[str, Any] = {}
+
+
+def hold(value: Any) -> str:
+    """A name for an object that has none, good in this process only: `find_object` gives it back. It is kept for as long as the process."""
+    name = f"{HELD}:{id(value)}"
+    _held[name] = value
+    return name
+
+
 def find_object(name: str) -> Any:
     """The object called `module:qualname` (module alone: the module), or raise LookupError.
 
     Never imports: an unloaded module holds nothing yet.
     """
     module_name, _, qualname = name.partition(":")
+    if module_name == HELD:
+        return _held[name]
     if module_name == "types" and qualname in _KINDS.values():
         return next(cls for cls, kind in _KINDS.items() if kind == qualname)
     found: Any = sys.modules.get(module_name, _MISSING)
@@ -82,6 +95,8 @@ def object_name(value: Any) -> str:
 
 def named(value: Any, name: str) -> bool:
     """Whether `name` is the name of this object by its own account: what a patch put in another's place is not."""
+    if name.startswith(HELD):
+        return _held.get(name) is value
     try:
         return type_name(value) == name if isinstance(value, type) else object_name(value) == name
     except Untaggable:
@@ -102,6 +117,9 @@ def _candidate_names(value: Any) -> list[str]:
         return [type_name(value)]
     if isinstance(value, torch._ops._OpNamespace):
         return ["torch:ops." + value.__name__.rpartition(".")[2]]
+    if type(value).__module__.startswith("triton.") and (function := _innermost(value)) is not None:
+        name = f"{function.__module__}:{function.__qualname__}"  # an autotuner has no name of its own, nor the kernel in it
+        return [name, f"{name}.fn", f"{name}.fn.fn"]
     if isinstance(value, types.MethodType):
         return [f"{type_name(value.__self__)}.{value.__func__.__name__}"] if isinstance(value.__self__, type) else []
     module = getattr(value, "__module__", None)
@@ -119,6 +137,13 @@ def _candidate_names(value: Any) -> list[str]:
         names += [f"builtins:{qualname}", *(f"{place}:{bare}" for place in _TORCH_NAMESPACES)]
     op = _op_name(value)
     return names + ([op] if op else [])
+
+
+def _innermost(kernel: Any) -> types.FunctionType | None:
+    """The function inside of a Triton kernel and its decorators."""
+    while not isinstance(kernel, types.FunctionType) and hasattr(kernel, "fn"):
+        kernel = kernel.fn
+    return kernel if isinstance(kernel, types.FunctionType) else None
 
 
 _TORCH_NAMESPACES = tuple(
@@ -200,6 +225,10 @@ def tag(value: Any) -> Tagged:
         return ("namedtuple", type_name(type(value)), tuple(tag(v) for v in value))
     if type(value).__module__ == "numpy" and hasattr(value, "dtype") and getattr(value, "ndim", None) == 0:
         return ("numpy", str(value.dtype), value.tobytes())
+    if type(value).__module__ == "triton.language.core" and type(value).__name__ == "dtype":
+        return ("triton_dtype", str(value.name))
+    if type(value).__module__ == "triton.language.core" and type(value).__name__ == "constexpr":
+        return ("triton_constexpr", tag(value.value))
     if type(value).__name__ == "dtype" or type(value).__module__.startswith("numpy.dtypes"):
         return ("numpy_dtype", value.str)
     return ("object", object_name(value))
@@ -230,6 +259,10 @@ def _untag_numpy_dtype(text: str) -> Any:
     return numpy.dtype(text)
 
 
+def _triton(name: str) -> Any:
+    return find_object(f"triton.language.core:{name}")
+
+
 _UNTAGGERS: dict[str, Callable[..., Any]] = {
     "none": lambda: None,
     "ellipsis": lambda: ...,
@@ -258,6 +291,8 @@ _UNTAGGERS: dict[str, Callable[..., Any]] = {
     "namedtuple": lambda cls, items: find_object(cls)(*(untag(i) for i in items)),
     "numpy": _untag_numpy,
     "numpy_dtype": _untag_numpy_dtype,
+    "triton_dtype": lambda name: _triton("dtype")(name),
+    "triton_constexpr": lambda value: _triton("constexpr")(untag(value)),
     "object": find_object,
 }
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from precast.artifact_store.constants import Untaggable, object_name, tag, type_name
+from precast.artifact_store.constants import Untaggable, hold, object_name, tag, type_name
 from precast.artifact_store.guards import Guard, Path, Predicate
 from precast.capture.sources import NotPortable, SourceContext
 from precast.runtime.code_digest import digest
@@ -78,6 +78,7 @@ def translate(dynamo_guards: Iterable[Any], context: GuardContext) -> Translatio
             result.guards.extend(_translate_one(kind, path, guard, context))
         except (NotPortable, Untaggable, PathError) as error:
             result.uncacheable.append(f"guard {kind} on {_source_name(guard)}: {error}")
+            result.guards += _held_here(kind, guard, context)
     result.guards.extend(_same_pattern(compared, context))
     return result
 
@@ -95,6 +96,19 @@ def _same_pattern(paths: list[Path], context: GuardContext) -> list[Guard]:
     if len(first) > 1:
         guards.append(Guard((("state",),), Predicate.NOT_ALIASED, {"distinct": tuple(first.values()), "mutated": (), "others": ()}))
     return guards
+
+
+def _held_here(kind: str, guard: Any, context: GuardContext) -> list[Guard]:
+    """For an object without a name: the frame is not stored, but in this process another object must not pass for it."""
+    if kind not in _IDENTITY:
+        return []
+    try:
+        path = context.sources.path(guard.originating_source)
+        value = context.sources.value(path)
+        lasts = context.sources.value(path) is value  # and is not made anew by each look
+    except (NotPortable, PathError, LookupError):
+        return []
+    return [Guard(path, Predicate.IS, hold(value))] if lasts else []
 
 
 def _source_name(guard: Any) -> str:

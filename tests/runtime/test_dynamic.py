@@ -259,6 +259,22 @@ def pinned(x: torch.Tensor) -> torch.Tensor:
     return x.reshape(5, -1) if x.size(0) == 5 else x * x.size(1)
 
 
+def branch_on_bits(x: torch.Tensor) -> torch.Tensor:
+    n = x.shape[0] - 1
+    n |= n >> 1
+    n |= n >> 2
+    n |= n >> 4
+    return x + 1 if (n + 1) & 64 else x - 1
+
+
+def test_bits_of_a_size_are_guarded(store: Store) -> None:
+    compiled = precast.compile(branch_on_bits, store=store, dynamic=True, fullgraph=True)
+    for n in (40, 100, 33, 20, 40):
+        torch.testing.assert_close(compiled(torch.zeros(n)), branch_on_bits(torch.zeros(n)))
+    variants = site_of(compiled).programs[0].variants
+    assert all(variant.stored for variant in variants) and len(variants) == 2
+
+
 def test_what_is_symbolic_and_what_fixed_the_rest_is_told(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "precast.dynamic"):
         precast.compile(pinned, store=store, dynamic=True)(torch.randn(5, 4))
