@@ -29,6 +29,7 @@ from precast.capture.higher_order import expand_higher_order
 from precast.capture.one_device import on_one_device
 from precast.capture.sources import NotPortable
 from precast.capture.symbols import SymbolTable
+from precast.capture.user_kernels import LAUNCH, writes_known
 
 Decompositions = Mapping[Any, Callable[..., Any]]
 
@@ -61,6 +62,7 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
         stack.enter_context(compiled_autograd._disable())
         stack.enter_context(_effects_as_calls(gm))
         stack.enter_context(whole_attention(gm))
+        stack.enter_context(writes_known())
         state = create_aot_state(stack, call, fake_args, descriptions, config, fake_mode, shape_env)
         if state.needs_autograd:
             return None
@@ -106,7 +108,7 @@ def _effects_as_calls(gm: torch.fx.GraphModule) -> Iterator[None]:
                 continue  # these ask for their token themselves (below), and torch 2.11 keeps unused ones in a graph for their effect only
             holder: Any = torch._library.simple_registry.singleton.find(effects._get_op_qualname(op)).effect
             stack.enter_context(mock.patch.object(holder, "_effect", None))
-        everything = fx_node._side_effectful_functions | set(operators)
+        everything = fx_node._side_effectful_functions | {*operators, LAUNCH}
         stack.enter_context(mock.patch.object(effects, "handle_effects", _plain_call))
         stack.enter_context(mock.patch.object(fx_node, "_side_effectful_functions", everything))
         yield

@@ -43,6 +43,7 @@ from precast.capture.installed import installed
 from precast.capture.integers import larger_are_constants
 from precast.capture.operator_breaks import broken_at_operators
 from precast.capture.resume import resume_functions
+from precast.capture.user_kernels import kernels_known
 from precast.runtime.errors import RegionError
 from precast.runtime.log import logger
 
@@ -125,6 +126,7 @@ def trace(
             known_changes(dynamic, find),
             larger_are_constants(),
             broken_at_operators(),
+            kernels_known(),
         ):
             out = _compile(function, local_values, call_backend, one_graph, dynamic, finished, raises)
         output = out.tracer_output.output_graph

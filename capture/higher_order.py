@@ -1,7 +1,7 @@
 """Higher-order operators in an ATen graph: which are expanded into plain ops, and how.
 
 What stays are loops and branches that depend on data (`KEPT`): their bodies are compiled as graphs of their own, which the runtime calls
-(precast/parts.py, runtime/control_flow.py).
+(precast/parts.py, runtime/control_flow.py); and launches of users' Triton kernels (capture/user_kernels.py).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch._higher_order_ops.out_dtype import out_dtype_fallback
 from precast.capture import mutating_ops
 from precast.capture.frame import CaptureRefused
 from precast.capture.splice import splice
+from precast.capture.user_kernels import FUNCTIONAL, is_launch, name_launch
 
 hops = torch.ops.higher_order
 
@@ -38,7 +39,6 @@ EXPANSIONS: dict[Any, Callable[..., Any]] = {
     hops.out_dtype: out_dtype_fallback,
 }
 KEPT = ("cond", "while_loop", "scan", "map_impl", "print")
-_TRITON = ("triton_kernel_wrapper_mutation", "triton_kernel_wrapper_functional")
 
 
 def expand_higher_order(module: torch.fx.GraphModule, fake_mode: Any, decompositions: Mapping[Any, Any]) -> None:
@@ -60,9 +60,11 @@ def expand_higher_order(module: torch.fx.GraphModule, fake_mode: Any, decomposit
             elif node.target in EXPANSIONS:
                 splice(module, node, EXPANSIONS[node.target], fake_mode, decompositions)
                 found = True
-            elif isinstance(node.target, torch._ops.HigherOrderOperator) and (name := node.target._name) not in KEPT:
-                if name in _TRITON:
-                    raise CaptureRefused("a Triton kernel of the user's is launched", hint="launch it in a torch.library.custom_op")
+            elif node.target is FUNCTIONAL:
+                name_launch(module, node)
+            elif (
+                isinstance(node.target, torch._ops.HigherOrderOperator) and (name := node.target._name) not in KEPT and not is_launch(node)
+            ):
                 raise CaptureRefused(f"the higher-order operator {name} has no compiled form")
     _drop_unused(module)
     for body in bodies(module):

@@ -28,16 +28,16 @@ def unwrap_mutation(module: torch.fx.GraphModule, node: torch.fx.Node, fake_mode
     if node.target is V1:
         names, _ = get_mutable_args(node.args[0])  # type: ignore[arg-type]
         written = [node.kwargs[name] for name in names]
-        kept = [name for name, value in zip(names, written, strict=True) if not _may_write(node, value, len(names), None)]
+        kept = [name for name, value in zip(names, written, strict=True) if not may_write(node, value, None)]
         splice(module, node, lambda op, **kwargs: auto_functionalized_dense(op, tuple(kept), **kwargs), fake_mode, decompositions)
         return
     bases: Any = node.kwargs.get("_all_bases", ())
-    copied = tuple(i for i, base in enumerate(bases) if not _may_write(node, base, len(bases), i))
+    copied = tuple(i for i, base in enumerate(bases) if not may_write(node, base, _new_base(node, len(bases), i)))
     splice(module, node, lambda op, **kwargs: auto_functionalized_v2_dense(op, copied, **kwargs), fake_mode, decompositions)
 
 
-def _may_write(node: torch.fx.Node, base: Any, bases: int, number: int | None) -> bool:
-    """Whether the op may write `base` itself."""
+def may_write(node: torch.fx.Node, base: Any, result: torch.fx.Node | None) -> bool:
+    """Whether the op may write `base` itself. `result`: the node that stands for it after the op."""
     if not isinstance(base, torch.fx.Node) or base.op == "get_attr" or not isinstance(base.meta.get("val"), torch.Tensor):
         return False
     storage = base.meta["val"].untyped_storage()._cdata
@@ -49,8 +49,7 @@ def _may_write(node: torch.fx.Node, base: Any, bases: int, number: int | None) -
     roots = [n for n in family if n.op == "placeholder"]
     if not roots:
         return not later and not any(n.op == "get_attr" for n in family)
-    result = None if number is None else _new_base(node, bases, number)
-    return roots == [base] and result is not None and _only_copied_back(later, base, result)
+    return roots == [base] and result is not None and only_copied_back(later, base, result)
 
 
 def _new_base(node: torch.fx.Node, bases: int, number: int) -> torch.fx.Node | None:
@@ -62,7 +61,8 @@ def _new_base(node: torch.fx.Node, bases: int, number: int) -> torch.fx.Node | N
     return found[0] if len(found) == 1 else None
 
 
-def _only_copied_back(later: set[torch.fx.Node], base: torch.fx.Node, result: torch.fx.Node) -> bool:
+def only_copied_back(later: set[torch.fx.Node], base: torch.fx.Node, result: torch.fx.Node) -> bool:
+    """Whether all that follows is that `base` takes the result."""
     copies = [n for n in later if n.target is torch.ops.aten.copy_.default and n.args[0] is base]
     return len(later) == 1 and len(copies) == 1 and copies[0].args[1] is result and not copies[0].users
 

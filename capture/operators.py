@@ -12,6 +12,7 @@ import torch
 import torch.fx
 
 from precast.artifact_store.records import CodeDigest
+from precast.capture.user_kernels import launched
 from precast.runtime.operators import OPERATOR, operator_digest, operator_home, operator_name, reached_code
 
 _OWN = ("aten", "prim", "prims", "inductor", "rngprims", "_c10d_functional", "quantized", "higher_order")
@@ -27,9 +28,11 @@ class OperatorUse:
     def __init__(self) -> None:
         self.operators: dict[torch._ops.OpOverload, None] = {}
         self.codes: dict[types.CodeType, None] = {}
+        self.kernels: dict[CodeDigest, None] = {}
 
     def add(self, graph_module: torch.fx.GraphModule) -> None:
-        """Note the operators of a graph and of the graphs nested in it."""
+        """Note the operators of a graph and of the graphs nested in it, and the Triton kernels that it launches."""
+        self.kernels |= dict.fromkeys(launched(graph_module))
         for module in graph_module.modules():
             if isinstance(module, torch.fx.GraphModule):
                 for node in module.graph.nodes:
@@ -39,12 +42,12 @@ class OperatorUse:
                         self.operators |= dict.fromkeys(_operators_of(operand))
 
     def digests(self) -> tuple[CodeDigest, ...]:
-        """One record per operator. Guarded like inlined code: what it names is looked at again before the artifact is used."""
+        """One record per operator and kernel. Guarded like inlined code: what it names is looked at again before the artifact is used."""
         records = []
         for op in self.operators:
             name = operator_name(op)
             records.append(CodeDigest(f"{OPERATOR}{operator_home(op)}", name, operator_digest(name)))
-        return tuple(records)
+        return (*records, *self.kernels)
 
     def other_code(self) -> tuple[types.CodeType, ...]:
         """Code that ran while tracing and is not part of an operator's own digest: bodies of composite operators, helpers."""

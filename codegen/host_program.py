@@ -302,10 +302,10 @@ class HostWriter(ABC):
             offset += _padded_bytes(self.buffers[name])
 
     def _prepare_outputs(self, step: RunStep, label: str) -> None:
-        """Memory for what a step writes: kernels and `out=` calls need it before, other calls bring theirs."""
-        if isinstance(step, Extern) or isinstance(step, LibraryCall) and not self.in_place(step):
+        """Memory for what a step writes: kernels and `out=` calls need it before, other calls bring theirs, or fill what is empty yet."""
+        if isinstance(step, LibraryCall) and not self.in_place(step):
             return
-        for name in step_writes(step):
+        for name in step.mutates if isinstance(step, Extern) else step_writes(step):
             fixed = name in self.slots and name not in self.output_buffers
             if name not in self.handle and not fixed and name not in self.given:
                 self.allocate(name, label)

@@ -208,7 +208,7 @@ def is_custom(op: str) -> bool:
 def may_draw(op: str) -> bool:
     """Whether an extern's op may draw random numbers."""
     namespace, _, rest = op.partition("::")
-    if not rest or namespace == "precast":
+    if not rest or namespace in ("precast", "triton-kernel"):
         return False
     name, _, overload = rest.partition(".")
     try:

@@ -70,9 +70,22 @@ def _written_arguments(node: fx.Node, schema: Any) -> dict[str, fx.Node]:
 
 def written_nodes(node: fx.Node) -> list[fx.Node]:
     """The arguments that the op mutates."""
+    if is_launch(node):
+        return _written_by_launch(node)
     if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
         return []
     return list(_written_arguments(node, node.target._schema).values())
+
+
+def is_launch(node: fx.Node) -> bool:
+    """Whether the node launches a user's Triton kernel (lowering/user_kernels.py)."""
+    return isinstance(node.target, torch._ops.HigherOrderOperator) and "launch" in node.kwargs
+
+
+def _written_by_launch(node: fx.Node) -> list[fx.Node]:
+    arguments: Any = node.kwargs["arguments"]
+    names: Any = node.kwargs["written"]
+    return list(dict.fromkeys(arguments[name] for name in names))
 
 
 def functional_form(op: object) -> object:

@@ -23,12 +23,13 @@ from precast.lowering.binding import symbols_used
 from precast.lowering.builder import WITHOUT_ARITHMETIC, Builder, Check, Cost, dtype_of
 from precast.lowering.control_flow import control_flow, is_body, is_control_flow
 from precast.lowering.effects import symbols_in
-from precast.lowering.extern import extern, functional_form, is_view, written_nodes
+from precast.lowering.extern import extern, functional_form, is_launch, is_view, written_nodes
 from precast.lowering.ir import ITEM, Bind, Constant, Extern, Load, Output, Program, Size, View, walk
 from precast.lowering.reals import is_real
 from precast.lowering.registry import LOWERINGS, VIEWS
 from precast.lowering.sizes import MAX_BOUND, Unsupported, is_unbacked, number_of, size_symbol, sizes
 from precast.lowering.tensor import Tensor
+from precast.lowering.user_kernels import is_uninitialised, launch
 
 aten = torch.ops.aten
 STATIC_CHECKS = (
@@ -80,6 +81,9 @@ class _Walk:
         results = self.nodes[-1].all_input_nodes
         results += [n.args[0] for n in self.nodes if n.target is aten.as_strided.default]  # counts in the storage of its operand
         results += [w for n in self.nodes for w in written_nodes(n)]  # what is written in place must be memory of its own
+        results += [
+            n for node in self.nodes if is_launch(node) for n in node.all_input_nodes
+        ]  # kernels count in the storage of their operands
         self.owned = {self.roots[r] for r in results if self.roots[r].op != "placeholder"}
         self.last_use = {n: i for i, user in enumerate(self.nodes) for n in user.all_input_nodes}
 
@@ -195,12 +199,22 @@ class _Walk:
         if is_control_flow(node.target):
             self.env[node] = control_flow(self.b, node, self._in_memory)
             return
+        if is_launch(node):
+            self._barrier(node, [self._argument(w) for w in written_nodes(node)], position)
+            launch(self.b, node, self._in_memory)
+            return
         if not isinstance(node.target, torch._ops.OpOverload):
             if not node.users and value is None:
                 return  # assertions on symbolic sizes: guards hold them
             raise Unsupported(f"{node.target} at {node.name} is not an ATen op")
         if node.target in STATIC_CHECKS:
             return  # their conditions were collected before the walk
+        if isinstance(value, torch.Tensor) and is_uninitialised(node):
+            name = self.b.buffer_like(value)
+            self.b.written.add(name)
+            self.owners[name] = node
+            self.env[node] = self.b.whole(name)
+            return
         reshaped = torch.Tag.inplace_view in node.target.tags  # `squeeze_`: no memory changes, and later nodes name the result
         written = [] if reshaped else written_nodes(node)
         if written:

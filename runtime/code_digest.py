@@ -80,6 +80,15 @@ def functions_within(value: Any, seen: set[int] | None = None) -> Iterator[types
             stack.append(item.func)
         elif isinstance(item, (staticmethod, classmethod, types.MethodType)):
             stack.append(item.__func__)
+        elif type(item).__module__.startswith("triton.runtime."):
+            stack += kernel_functions(item)
+
+
+def kernel_functions(layer: Any) -> list[Any]:
+    """What a Triton kernel, or a decorator of one, is made of: the function or kernel inside, and those that choose its configuration."""
+    held = layer.__dict__
+    values = held.get("values")
+    return [held.get("fn"), held.get("perf_model"), held.get("early_config_prune"), *(values.values() if isinstance(values, dict) else ())]
 
 
 _FUNCTION_LIKE = (types.FunctionType, property, functools.partial, functools.cached_property, staticmethod, classmethod, types.MethodType)

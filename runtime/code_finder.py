@@ -8,9 +8,10 @@ import sys
 import types
 from collections.abc import Mapping
 
-from precast.runtime import constant_results
+from precast.runtime import constant_results, kernel_digest
 from precast.runtime.code_digest import digest, direct_code, find_code, forget_code
 from precast.runtime.constant_results import CONSTANT, changed_result
+from precast.runtime.kernel_digest import KERNEL, changed_kernel
 from precast.runtime.operators import OPERATOR, operator_digest
 
 _LIBRARY = ("torch",)
@@ -30,6 +31,10 @@ def changed_code(digests: Mapping[str, str], entry: types.CodeType) -> str:
             continue
         if module.startswith(OPERATOR):
             if reason := _changed_operator(module.removeprefix(OPERATOR), qualname, wanted):
+                return reason
+            continue
+        if module.startswith(KERNEL):
+            if reason := changed_kernel(module.removeprefix(KERNEL), qualname, wanted):
                 return reason
             continue
         if module.partition(".")[0] in _LIBRARY:
@@ -75,4 +80,5 @@ def forget() -> None:
     _direct_digests.cache_clear()
     _digests_of.cache_clear()
     constant_results.forget()
+    kernel_digest.forget()
     forget_code()

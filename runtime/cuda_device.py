@@ -14,6 +14,7 @@ from precast.runtime.cuda_graphs import Draws, Taken, Unfit
 from precast.runtime.cuda_native import replay_order
 from precast.runtime.externs import find_op
 from precast.runtime.locks import Lock
+from precast.runtime.user_kernels import LAUNCH
 
 _devices: dict[int, CudaDevice] = {}
 _lock = Lock()
@@ -103,6 +104,8 @@ def unfit(operators: Sequence[str]) -> str:
     """Why a graph that calls these operators through Python may not be captured; "" where it may."""
     for name in operators:
         namespace, _, rest = name.partition("::")
+        if name.startswith(LAUNCH):
+            continue  # warmed up, it is launched on the stream that is captured
         if namespace == "control":
             return f"{name} decides on the host"
         try:

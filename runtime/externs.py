@@ -13,6 +13,7 @@ import torch
 from torch._C import _aoti
 
 from precast.runtime.errors import LoadError
+from precast.runtime.user_kernels import LAUNCH, launcher
 
 _CALL = ctypes.CFUNCTYPE(
     ctypes.c_int32,
@@ -108,6 +109,8 @@ def _compile(record: dict[str, Any], parts: Mapping[str, Any]) -> Call:
         from precast.runtime.control_flow import control_flow  # it runs libraries itself
 
         op = control_flow(record["op"], parts)
+    elif record["op"].startswith(LAUNCH):
+        op = launcher(record["op"])
     else:
         op = find_op(record["op"])
     args = [_decoder(item) for item in record["args"]]

@@ -1,0 +1,166 @@
+"""Users' Triton kernels: finding them by name, and what a compiled graph that launches one depends on, as a digest.
+
+A graph launches a kernel by name. What was read while the graph was made is which arguments the kernel writes, and, of its decorators, the
+configurations, for which grids were computed. All of it follows from the source of the kernel, of the functions that it names, and from
+the constants that they read. Triton is never imported here: it is there wherever a kernel is.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib
+import inspect
+import sys
+import textwrap
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from precast.artifact_store.constants import Untaggable, find_object, tag
+from precast.runtime.code_digest import digest
+
+KERNEL = "kernel "
+"""Begins the module part of a digest's name where it belongs to a kernel; its module follows."""
+_VERSIONED = ("torch", "precast", "triton")
+"""Packages whose functions are not followed: a kernel is compiled by Triton when it is launched, so that its own are always its own."""
+
+
+def find_kernel(name: str) -> Any:
+    """What stands under `module:qualname`, if that is a Triton kernel or one with decorators of Triton's; None otherwise.
+
+    The traced code had imported the module, so it is imported here where that has not happened yet.
+    """
+    module = name.partition(":")[0]
+    try:
+        if module not in sys.modules:
+            importlib.import_module(module)
+        found = find_object(name)
+    except (ImportError, LookupError):
+        return None
+    return found if layers(found) else None
+
+
+def layers(kernel: Any) -> list[Any]:
+    """The kernel's decorators (autotuner, heuristics) from the outside in, and last the kernel itself, which holds a plain function."""
+    found: list[Any] = []
+    while isinstance(inner := getattr(kernel, "__dict__", {}).get("fn"), types.FunctionType) or hasattr(inner, "fn"):
+        found.append(kernel)
+        kernel = inner
+    return found if isinstance(kernel, types.FunctionType) else []
+
+
+@functools.lru_cache(maxsize=1024)
+def kernel_digest(name: str) -> str:
+    """Hex digest of the kernel's source, decorators, helpers and constants; "" where it is not found by this name."""
+    found = find_kernel(name)
+    if found is None:
+        return ""
+    text = "\n".join([*(_decorator(layer) for layer in layers(found)[:-1]), *_sources(layers(found)[-1])])
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def forget() -> None:
+    """Look at all kernels again (their modules may have been reloaded)."""
+    kernel_digest.cache_clear()
+
+
+def changed_kernel(home: str, qualname: str, wanted: str) -> str:
+    """Why the kernel is not the one that was compiled with; empty where it is."""
+    found = kernel_digest(f"{home}:{qualname}")
+    if found == wanted:
+        return ""
+    return f"the Triton kernel {qualname} of {home} {'has changed since' if found else 'is not found in this process'}"
+
+
+def _decorator(layer: Any) -> str:
+    """What an autotuner or heuristics say, in words that do not depend on the process."""
+    told = [f"{attribute}={getattr(layer, attribute, None)!r}" for attribute in ("keys", "reset_to_zero", "restore_value")]
+    told += [str(config) for config in getattr(layer, "configs", ())]
+    functions = {f"heuristic {name}": f for name, f in getattr(layer, "values", {}).items()}
+    functions |= {name: getattr(layer, name, None) for name in ("perf_model", "early_config_prune")}
+    told += [f"{name}: {digest(f.__code__)}" for name, f in functions.items() if isinstance(f, types.FunctionType)]
+    return "; ".join(told)
+
+
+def _sources(kernel: Any) -> Iterator[str]:
+    """The kernel's syntax and that of the functions that it names, with the constants that they read, in order of discovery."""
+    seen: set[types.FunctionType] = set()
+    stack = [kernel]
+    while stack:
+        item = stack.pop()
+        function = item if isinstance(item, types.FunctionType) else item.fn
+        if function in seen:
+            continue
+        seen.add(function)
+        tree = _syntax(item, function)
+        yield f"{function.__qualname__}: {digest(function.__code__) if tree is None else ast.dump(tree)}"
+        for name, value in sorted(_named(function, tree).items()):
+            if (helper := _function(value)) is not None:
+                stack.append(helper)
+            else:
+                yield f"{name}={_described(value)}"
+
+
+def _syntax(item: Any, function: types.FunctionType) -> ast.FunctionDef | None:
+    """The function's source as Triton compiles it, without decorators; None where there is none."""
+    text = getattr(item, "src", None)
+    try:
+        parsed = ast.parse(textwrap.dedent(text if isinstance(text, str) else inspect.getsource(function))).body[0]
+    except (OSError, TypeError, SyntaxError, IndexError):
+        return None
+    if not isinstance(parsed, ast.FunctionDef):
+        return None
+    parsed.decorator_list = []
+    return parsed
+
+
+def _named(function: types.FunctionType, tree: ast.AST | None) -> dict[str, Any]:
+    """What the function reads by a plain or dotted name outside of itself: `helper`, `constants.SCALE`."""
+    own = set(function.__code__.co_varnames)
+    read = {*function.__code__.co_names, *function.__code__.co_freevars}
+    chains = {name: [name] for name in read - own}
+    for node in () if tree is None else ast.walk(tree):
+        if (chain := _chain(node)) and chain[0] not in own:
+            chains[".".join(chain)] = chain
+    held = inspect.getclosurevars(function)
+    space = {**function.__globals__, **held.nonlocals}
+    found = {}
+    for name, (first, *rest) in chains.items():
+        if first not in space:
+            continue
+        value = space[first]
+        for part in rest:
+            value = getattr(value, part, None) if isinstance(value, types.ModuleType) else None
+        if not isinstance(value, types.ModuleType) and value is not None:
+            found[name] = value
+    return found
+
+
+def _chain(node: ast.AST) -> list[str]:
+    """The parts of a dotted name; nothing for other expressions."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return [node.id, *reversed(parts)] if isinstance(node, ast.Name) else []
+
+
+def _function(value: Any) -> Any:
+    """The user's function that this is, a kernel's helper or a plain one; None for all else and for functions of Triton's own."""
+    kernels = layers(value)
+    found = kernels[-1] if kernels else value if isinstance(value, types.FunctionType) else None
+    if found is None:
+        return None
+    root = str(getattr(found, "fn", found).__module__).partition(".")[0]
+    return None if root in _VERSIONED or root in sys.stdlib_module_names else found
+
+
+def _described(value: Any) -> str:
+    """A constant by its value; other things by their names or types."""
+    try:
+        return repr(tag(value))
+    except Untaggable:
+        kind = value if isinstance(value, type) else type(value)
+        return f"{kind.__module__}:{kind.__qualname__}"

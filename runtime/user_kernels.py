@@ -1,0 +1,101 @@
+"""Launches of users' Triton kernels from compiled graphs: the kernel is found by name, and Triton compiles it as in eager."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from precast.artifact_store.constants import untag
+from precast.runtime.kernel_digest import find_kernel, layers
+
+LAUNCH = "triton-kernel::"
+"""Begins the operator name of a launch; the kernel's `module:qualname` follows. No operator of torch.library can be called so."""
+
+
+class Launch:
+    """One launch of a graph. `text`: what capture/user_kernels.py wrote about it."""
+
+    def __init__(self, name: str, text: str) -> None:
+        constants, layer, told = ast.literal_eval(text)
+        self.constants = {k: executable(v) if layers(v) else v for k, v in untag(constants).items()}
+        self.configs: list[dict[str, Any]] = [untag(config) for config in told]
+        self.kernel = executable(chosen(name, layer))
+
+    def __call__(self, grids: Sequence[Sequence[int]], given: Mapping[str, Any]) -> None:
+        """Launches the kernel on the current stream."""
+        named = {**given, **self.constants}
+        positional = []
+        for parameter in self.kernel.arg_names:  # by position as far as it goes: hooks of Triton's see no others
+            if parameter not in named:
+                break
+            positional.append(named.pop(parameter))
+        grid = tuple(grids[0]) if len(grids) == 1 else self._grid_of(grids)
+        self.kernel[grid](*positional, **named)
+
+    def _grid_of(self, grids: Sequence[Sequence[int]]) -> Callable[[Mapping[str, Any]], tuple[int, ...]]:
+        """The grid of the configuration that the autotuner tries or has chosen."""
+
+        def grid(meta: Mapping[str, Any]) -> tuple[int, ...]:
+            for config, sizes in zip(self.configs, grids, strict=True):
+                if all(meta.get(name) == value for name, value in config.items()):
+                    return tuple(sizes)
+            raise RuntimeError("a Triton kernel is launched in a configuration that it did not have when the graph was compiled")
+
+        return grid
+
+
+def executable(kernel: Any) -> Any:
+    """What is launched for a kernel: the kernel. Tests put Triton's interpreter here."""
+    return kernel
+
+
+_tuners: dict[tuple[str, str], Any] = {}
+"""Autotuners that are not the users' own, by kernel and configurations: what one launch measured serves the others."""
+
+
+def chosen(name: str, layer: Any) -> Any:
+    """The kernel or the autotuner around it. Raises RuntimeError where the process has none of that name."""
+    found = find_kernel(name)
+    if found is None:
+        raise RuntimeError(f"the Triton kernel {name} is not found: import the module that defines it before the call")
+    if layer is None:
+        return layers(found)[-1]
+    if layer == "own":
+        return next(kernel for kernel in layers(found) if hasattr(kernel, "configs"))
+    key = (name, repr(layer))
+    if key not in _tuners:
+        configs, (keys, to_zero, restored) = layer
+        triton: Any = sys.modules["triton"]
+        made = [_config(triton.Config, untag(config)) for config in configs]
+        tuned = triton.autotune(made, list(keys), reset_to_zero=list(to_zero) or None, restore_value=list(restored) or None)
+        _tuners[key] = tuned(layers(found)[-1])
+    return _tuners[key]
+
+
+_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
+
+
+def _config(make: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+    options = {k: v for k, v in values.items() if k in _OPTIONS}
+    return make({k: v for k, v in values.items() if k not in _OPTIONS}, **options)
+
+
+def launcher(op: str) -> Callable[..., Any]:
+    """The callable behind a record's operator name: of (the launch's text, its grids), and the arguments by name."""
+    name = op.removeprefix(LAUNCH)
+    known: dict[str, Launch] = {}
+
+    def call(*place: Any, **arguments: Any) -> list[Any]:
+        text, grids = place
+        launch = known.get(text)
+        if launch is None:
+            launch = known[text] = Launch(name, text)
+        launch(grids, arguments)
+        return []
+
+    return call
+
+
+__all__ = ["LAUNCH", "Launch", "executable", "launcher"]

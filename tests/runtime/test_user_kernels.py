@@ -1,0 +1,244 @@
+"""Users' Triton kernels in traced code: launched by name, equal to eager, stored, keyed by their source. Triton's interpreter runs them."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib.util
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import precast
+from precast.artifact_store import Store
+from precast.runtime import user_kernels
+from precast.runtime.api import site_of
+from precast.runtime.kernel_digest import layers
+from precast.torch_backend import precast as torch_backend
+from tests.children import REFUSE, child
+
+triton = pytest.importorskip("triton")
+tl = pytest.importorskip("triton.language")
+FOLDER = Path(__file__).parent
+sys.path.insert(0, str(FOLDER))
+import kernel_programs as programs  # noqa: E402
+
+
+def interpreted(path: Path) -> Any:
+    """The module once more, with kernels that Triton interprets; it registers no operators again."""
+    spec = importlib.util.spec_from_file_location(f"{path.stem}_interpreted", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton.knobs.runtime, "interpret", True)
+        patch.setattr(torch.library, "triton_op", lambda *args, **kwargs: lambda function: function)
+        spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels run in the interpreter; their autotuners are those of the program."""
+    twins: dict[str, Any] = {}
+
+    def executable(kernel: Any) -> Any:
+        function = layers(kernel)[-1].fn
+        path = function.__code__.co_filename
+        twin = twins.get(path) or twins.setdefault(path, interpreted(Path(path)))
+        found = layers(getattr(twin, function.__qualname__))[-1]
+        for layer in reversed(layers(kernel)[:-1]):
+            outer = copy.copy(layer)
+            outer.fn, found = found, outer
+            outer.__dict__["do_bench"] = programs.first_time
+        return found
+
+    monkeypatch.setattr(user_kernels, "executable", executable)
+    monkeypatch.setattr(user_kernels, "_tuners", {})
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.mark.parametrize("name", programs.PROGRAMS)
+def test_one_graph_equal_to_eager_and_stored(name: str, shared: Path) -> None:
+    compiled = precast.compile(programs.PROGRAMS[name][0], store=shared, fullgraph=True)
+    for _ in range(3):
+        result = programs.check(name, compiled)
+    (variant,) = site_of(compiled).programs[0].variants
+    assert variant.stored and len(variant.manifest.graphs) == 1
+    assert any(key.startswith("kernel kernel_programs:") for key in variant.manifest.digests)
+    if name == "aliased":
+        assert result[0].data_ptr() == result[1].data_ptr()
+
+
+def test_warm_without_the_tracer(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, (program, _, _) in programs.PROGRAMS.items():
+        programs.check(name, precast.compile(program, store=shared, fullgraph=True))
+    code = f"""
+    import torch, precast
+    import kernel_programs as programs
+    builtins.__import__ = guarded
+    with torch.no_grad():
+        for name, (program, _, _) in programs.PROGRAMS.items():
+            programs.check(name, precast.compile(program, store={str(shared)!r}, fullgraph=True))
+    """
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    child(FOLDER, REFUSE + "import sys\n" + textwrap.dedent(code))
+
+
+@pytest.mark.parametrize("name", [n for n in programs.PROGRAMS if n != "guided"])  # torch wants constants of its heuristics
+def test_sizes_that_vary(name: str, tmp_path: Path) -> None:
+    compiled = precast.compile(programs.PROGRAMS[name][0], store=tmp_path, dynamic=True, fullgraph=True)
+    for n in (40, 8, 100, 33):
+        programs.check(name, compiled, n)
+    variants = site_of(compiled).programs[0].variants
+    assert all(variant.stored for variant in variants)
+    assert len(variants) == (3 if name == "layouts" else 1)  # one for each power of two, where that is a constexpr
+
+
+SOURCE = """
+import torch, triton, triton.language as tl, constants
+FACTOR = 2
+
+@triton.jit
+def helper(x):
+    return x + 1
+
+@triton.autotune([triton.Config({"BLOCK": 64})], key=[])
+@triton.jit
+def kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + at, helper(tl.load(x_ptr + at, mask=at < n)) * constants.SHIFT, mask=at < n)
+
+def unused():
+    return 1
+
+def program(x):
+    out = torch.empty_like(x)
+    kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, out, x.numel())
+    return out
+"""
+EDITS = {
+    "nothing": ("", "", True),
+    "other lines": ("def unused():\n    return 1", "# moved\n\n", True),
+    "a comment": ("    at = tl", "    # where\n    at = tl", True),
+    "the kernel": ("* constants.SHIFT", "- constants.SHIFT", False),
+    "an annotation": ("BLOCK: tl.constexpr):\n    at", "BLOCK: 'tl.constexpr'):\n    at", False),
+    "a helper": ("return x + 1", "return x + 2", False),
+    "a configuration": ('{"BLOCK": 64}', '{"BLOCK": 128}', False),
+    "a configuration's option": ('{"BLOCK": 64}', '{"BLOCK": 64}, num_warps=8', False),
+}
+
+
+@pytest.fixture(scope="module")
+def edited(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a program and a store that holds its artifact."""
+    folder = tmp_path_factory.mktemp("edited")
+    (folder / "edited_kernel.py").write_text(SOURCE)
+    (folder / "constants.py").write_text("import triton.language as tl\nSHIFT = tl.constexpr(3)\n")
+    code = """
+    import torch, precast, edited_kernel
+    with torch.no_grad():
+        try:
+            precast.compile(edited_kernel.program, store="store")(torch.zeros(100))
+        except RuntimeError as error:  # stored; there is no GPU to run it
+            assert "0 active drivers" in str(error), error
+    """
+    child(folder, code)
+    return folder
+
+
+def hit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What a fresh process gets from the store alone: the first element, or the reason of the miss."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    code = """
+    import torch, precast, edited_kernel
+    with torch.no_grad():
+        try:
+            print("hit", precast.load(edited_kernel.program, store="store")(torch.zeros(100))[0].item())
+        except precast.GuardMiss as miss:
+            print("miss", miss)
+    """
+    return child(folder, code)
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edit_of_what_the_kernel_is_made_of_is_a_miss(edit: str, edited: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after, hits = EDITS[edit]
+    assert before in SOURCE
+    (edited / "edited_kernel.py").write_text(SOURCE.replace(before, after))
+    said = hit(edited, monkeypatch)
+    assert said.startswith("hit 3.0") if hits else "the Triton kernel kernel of edited_kernel has changed since" in said, said
+
+
+def test_an_edit_of_a_constant_in_another_module_is_a_miss(edited: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (edited / "edited_kernel.py").write_text(SOURCE)
+    constants = (edited / "constants.py").read_text()
+    (edited / "constants.py").write_text(constants.replace("3", "4"))
+    assert "has changed since" in hit(edited, monkeypatch)
+    (edited / "constants.py").write_text(constants)
+    assert hit(edited, monkeypatch).startswith("hit 3.0")
+
+
+def test_a_kernel_without_a_name_is_refused() -> None:
+    @triton.jit
+    def local_kernel(x_ptr):
+        tl.store(x_ptr, 1.0)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        local_kernel[(1,)](x)
+        return x + 1
+
+    with pytest.raises(
+        precast.PrecastError, match=r"local_kernel cannot be found again by that name .*\(define it at the top of a module\)"
+    ):
+        precast.compile(program, fullgraph=True)(torch.ones(4))
+
+
+def test_kernels_without_names_do_not_pass_for_one_another(tmp_path: Path) -> None:
+    """Autotuners that are made of one kernel and stand under other names than its own: what is made for one is not used for another."""
+    tuners = [triton.autotune([triton.Config({"BLOCK": block})], key=[])(programs.block_kernel) for block in (32, 64, 128)]
+    compiled = precast.compile(programs.given_kernel, store=tmp_path)
+    for _ in range(2):
+        for tuner, block in zip(tuners, (32, 64, 128), strict=True):
+            with contextlib.suppress(RuntimeError):  # where it runs eagerly there is no GPU for it
+                torch.testing.assert_close(compiled(torch.zeros(100), tuner), torch.full((100,), float(block)))
+    assert not any(variant.stored for variant in site_of(compiled).programs[0].variants)
+
+
+def test_what_is_not_written_is_not_copied_and_nothing_twice(tmp_path: Path) -> None:
+    """Inputs that a kernel only reads are no outputs; memory that is overwritten needs no copy."""
+    compiled = precast.compile(programs.several, store=tmp_path, fullgraph=True)
+    x, y = torch.randn(8, 6), torch.randn(8, 6)
+    version = x._version
+    compiled(x, y)
+    (variant,) = site_of(compiled).programs[0].variants
+    assert x._version == version
+    assert not any(item["mutated"] for item in variant.manifest.frames[0]["inputs"])
+
+
+def test_through_torch_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The door that torch traces for: the kernel's digest is part of the graph's name."""
+    monkeypatch.setenv("PRECAST_STORE", str(tmp_path))
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
+    compiled = torch.compile(programs.several, backend=torch_backend)
+    x, y = torch.randn(40, 6), torch.randn(40, 6)
+    torch.testing.assert_close(compiled(x, y), programs.PROGRAMS["several"][1](x, y))
+
+
+@pytest.mark.parametrize("name", ["several", "input in place", "tuned", "operators", "on a branch"])
+def test_built_for_a_gpu_that_is_not_here(name: str, tmp_path: Path) -> None:
+    """The same guards and digests as here; what a kernel writes is known without a device."""
+    program, _, arguments = programs.PROGRAMS[name]
+    report = precast.precompile(program, [(arguments(40), {})], targets=["cuda:sm_90", "cpu:native"], store=tmp_path)
+    assert report.ok
+    there, here = sorted(Store.open(tmp_path).variants(report.key), key=lambda m: m.target, reverse=True)
+    assert there.target == "cuda:sm_90" and there.digests == here.digests
+    inputs = [[item["mutated"] for item in m.frames[0]["inputs"]] for m in (there, here)]
+    assert inputs[0] == inputs[1] == ([True, False] if name == "input in place" else [False] * len(inputs[0]))
