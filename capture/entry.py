@@ -134,15 +134,18 @@ class _Capture:
         compared = frozenset(source for source, identity in traced.compared.items() if identity not in leaked)
         context = GuardContext(self.sources, frozenset(traced.output.guard_on_key_order), sizes, compared)
         self._keep_memory_guards(traced.graphargs or ())
-        unchecked = set(map(id, self.waived))
-        kept = [guard for guard in traced.output.guards if id(guard) not in unchecked]
+        waived = set(map(id, self.waived))
+        kept = [guard for guard in traced.output.guards if id(guard) not in waived]
         translation = translate(newest_forms(kept), context)
         unnoticed = unguarded(traced.consumed, newest_forms(traced.output.guards), self.sources)
         if traced.graphargs is None and not self.needs_grad:
             self.graph = self.compiled = None
         inputs = self._inputs(traced.graphargs or ())
         shapes, unprintable = shape_guards(traced.output, self.sources)
-        problems = [*translation.uncacheable, *unnoticed.uncacheable, *unprintable]
+        if any(guard.create_fn_name() == "SHAPE_ENV" for guard in self.waived):
+            shapes, unprintable = [], []
+        unchecked = [*translation.uncacheable, *unnoticed.uncacheable, *unprintable]
+        problems = [*unchecked]
         codes = (*traced.output.traced_code, *self.operators.other_code())
         checked = [code for _, code in {(g.path, str(g.constant)) for g in translation.guards if g.predicate is Predicate.CODE}]
         found, missing = digests((self.function, *traced.functions), codes, self.function.__code__, checked)
@@ -160,8 +163,7 @@ class _Capture:
             problems.append(str(error))
         held = [*translation.guards, *unnoticed.guards]
         held += resolution_guards(held, traced.consumed, traced.output.traced_code, (self.function, *traced.functions), self.sources)
-        if not any(guard.create_fn_name() == "SHAPE_ENV" for guard in self.waived):
-            held += shapes
+        held += shapes
         if self.refused is not None:
             raise self._refusal(self.refused, [*held, state], problems, inputs)
         numbers = [*finite(inputs), *within_64_bits(inputs)]
@@ -175,6 +177,7 @@ class _Capture:
             self.name,
             canonical_order(guards),
             tuple(problems),
+            tuple(unchecked),
             found,
             record,
             graph,

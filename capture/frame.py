@@ -63,11 +63,14 @@ class CapturedFrame:
     `graph` holds functional ATen ops with fake tensors in `node.meta["val"]`; its placeholders follow `inputs`; its outputs are the raw
     outputs that `outputs` refer to; mutated inputs are written by trailing `aten.copy_(placeholder, value)` nodes. It is None where there
     is nothing to compute, and where `needs_grad` is set: eager would record a backward graph, so the frame has to run eagerly.
+    `uncacheable`: why it cannot be stored. `unchecked`, a part of that: guards that nothing of precast's can check, so that the calls
+    that `guards` hold for have to run eagerly.
     """
 
     name: str
     guards: tuple[Guard, ...]
     uncacheable: tuple[str, ...]
+    unchecked: tuple[str, ...]
     digests: tuple[CodeDigest, ...]
     code: FrameRecord | None
     graph: torch.fx.GraphModule | None

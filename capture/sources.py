@@ -47,6 +47,8 @@ class SourceContext:
                 return self.aliases.get(source.global_name, (("global", self.module, source.global_name),))
             case S.ImportSource():
                 return (("module", source.module_name),)
+            case S.CallMethodItemSource(base=S.FloatTensorSource(base=number)):  # how torch 2.11 names a float that varies
+                return self._convert(number)
         base = getattr(source, "base", None)
         if base is None:
             raise NotPortable(f"its origin is a {type(source).__name__}")

@@ -36,10 +36,12 @@ def _open(root: str) -> Store:
 
 
 def open_store(store: StoreLike) -> Store:
-    """A Store from a Store, a path, a file:// URL or None (PRECAST_STORE, then the platform's cache folder)."""
+    """A Store from a Store, a path, a file:// URL or None (PRECAST_STORE, then the platform's cache folder). Raises TypeError."""
     if isinstance(store, Store):
         return store
-    return _open(str(store)) if store is not None else _open(str(default_root(None)))
+    if store is not None and not isinstance(store, str | os.PathLike):
+        raise TypeError(f"store= takes a Store, a path or None, not {store!r}")
+    return _open(str(default_root(None)) if store is None else os.fspath(store))
 
 
 def compile(

@@ -209,7 +209,7 @@ def test_inputs_that_overlap_once_leave_later_calls_compiled(store: Store) -> No
         x.add_(1)
         return x * y
 
-    compiled = precast.compile(write, store=store.path)
+    compiled = precast.compile(write, store=store)
     for start, variants in ((2, 0), (4, 1), (2, 1)):
         base, wanted = torch.arange(12.0), torch.arange(12.0)
         with warnings.catch_warnings():

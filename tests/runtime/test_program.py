@@ -653,3 +653,12 @@ def test_a_program_that_runs_eagerly_does_not_read_the_store(store: Store, set_c
     for _ in range(5):
         f(X, X)
     assert not reads
+
+
+def test_what_is_no_store_is_refused_and_nothing_is_written(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    for wrong in (store.blob_path, 3, b"folder"):
+        with pytest.raises(TypeError, match="store= takes a Store, a path or None"):
+            precast.compile(lambda x: x + 1, store=wrong)(torch.ones(2))  # type: ignore[arg-type]
+    assert sorted(tmp_path.iterdir()) == before

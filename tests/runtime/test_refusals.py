@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -128,3 +129,40 @@ def test_a_call_that_raises_says_nothing_of_others(name: str, store: Store) -> N
     assert any(variant.stored for variant in found[-1].variants)
     served = precast.load(program, store=store)
     torch.testing.assert_close(served(*good), program(*good))
+
+
+def follows_a_weak_reference(x: torch.Tensor, holder: Any) -> torch.Tensor:
+    return x * 2 if holder.weak() is not None else x * 3
+
+
+def test_what_has_no_portable_guard_runs_eagerly_and_says_why(store: Store) -> None:
+    """That one object lives is nothing that precast can check: without that guard the first answer would be given for ever."""
+
+    class Holder:
+        weak: Any
+
+    kept, holder, x = Holder(), Holder(), torch.ones(3)
+    compiled = precast.compile(follows_a_weak_reference, store=store)
+    with pytest.warns(UserWarning, match="runs eagerly: guard .*weak"):
+        for weak, factor in ((weakref.ref(kept), 2), (weakref.ref(Holder()), 3), (weakref.ref(kept), 2)):
+            holder.weak = weak
+            torch.testing.assert_close(compiled(x, holder), x * factor)
+    assert not any(isinstance(v, Variant) for v in site_of(compiled).programs[0].variants)
+
+
+def grows(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if x.shape[0] > 3 else x * 3
+
+
+def test_sizes_with_no_portable_guard_are_compiled_as_numbers(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    from precast.capture import symbols
+
+    def no_form(printed: str, leaf: Any) -> Any:
+        raise symbols.NotPortable("it has no portable form")
+
+    monkeypatch.setattr(symbols, "parse", no_form)
+    compiled = precast.compile(grows, store=store)
+    for n in (5, 6, 2, 3, 5, 6):
+        torch.testing.assert_close(compiled(torch.ones(n)), grows(torch.ones(n)))
+    variants = [v for v in site_of(compiled).programs[0].variants if isinstance(v, Variant)]
+    assert len(variants) == 4 and all(variant.stored for variant in variants)
