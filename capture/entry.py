@@ -144,8 +144,8 @@ class _Capture:
         shapes, unprintable = shape_guards(traced.output, self.sources)
         if any(guard.create_fn_name() == "SHAPE_ENV" for guard in self.waived):
             shapes, unprintable = [], []
-        unchecked = [*translation.uncacheable, *unnoticed.uncacheable, *unprintable]
-        problems = [*unchecked]
+        unchecked = [*translation.unchecked, *unnoticed.unchecked, *unprintable]
+        problems = [*translation.uncacheable, *unnoticed.uncacheable, *unprintable]
         codes = (*traced.output.traced_code, *self.operators.other_code())
         checked = [code for _, code in {(g.path, str(g.constant)) for g in translation.guards if g.predicate is Predicate.CODE}]
         found, missing = digests((self.function, *traced.functions), codes, self.function.__code__, checked)

@@ -37,10 +37,21 @@ _IDENTITY = frozenset("ID_MATCH FUNCTION_MATCH BUILTIN_MATCH CLASS_MATCH MODULE_
 
 @dataclass
 class Translation:
-    """Portable guards, and for each guard that has none a sentence naming source and kind."""
+    """Portable guards, and for each guard that has none a sentence naming source and kind.
+
+    `unchecked`: those of these sentences whose guard cannot even be checked in this process.
+    """
 
     guards: list[Guard] = field(default_factory=list)
     uncacheable: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+
+    def without_form(self, sentence: str, instead: list[Guard]) -> None:
+        """Notes a guard that has no portable form; `instead`: what holds for it in this process."""
+        self.uncacheable.append(sentence)
+        self.guards += instead
+        if not instead:
+            self.unchecked.append(sentence)
 
 
 @dataclass
@@ -77,8 +88,8 @@ def translate(dynamo_guards: Iterable[Any], context: GuardContext) -> Translatio
                 continue
             result.guards.extend(_translate_one(kind, path, guard, context))
         except (NotPortable, Untaggable, PathError) as error:
-            result.uncacheable.append(f"guard {kind} on {_source_name(guard)}: {error}")
-            result.guards += _held_here(kind, guard, context)
+            held = held_here(guard.originating_source, context.sources) if kind in _IDENTITY else []
+            result.without_form(f"guard {kind} on {_source_name(guard)}: {error}", held)
     result.guards.extend(_same_pattern(compared, context))
     return result
 
@@ -98,14 +109,12 @@ def _same_pattern(paths: list[Path], context: GuardContext) -> list[Guard]:
     return guards
 
 
-def _held_here(kind: str, guard: Any, context: GuardContext) -> list[Guard]:
+def held_here(source: Any, sources: SourceContext) -> list[Guard]:
     """For an object without a name: the frame is not stored, but in this process another object must not pass for it."""
-    if kind not in _IDENTITY:
-        return []
     try:
-        path = context.sources.path(guard.originating_source)
-        value = context.sources.value(path)
-        lasts = context.sources.value(path) is value  # and is not made anew by each look
+        path = sources.path(source)
+        value = sources.value(path)
+        lasts = sources.value(path) is value  # and is not made anew by each look
     except (NotPortable, PathError, LookupError):
         return []
     return [Guard(path, Predicate.IS, hold(value))] if lasts else []

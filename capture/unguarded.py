@@ -9,7 +9,7 @@ import torch
 
 from precast.artifact_store.constants import Untaggable
 from precast.artifact_store.guards import Path
-from precast.capture.guards import Translation, same_object_guards
+from precast.capture.guards import Translation, held_here, same_object_guards
 from precast.capture.sources import NotPortable, SourceContext
 from precast.runtime.class_digest import is_versioned
 from precast.runtime.paths import PathError, describe
@@ -31,7 +31,8 @@ def unguarded(consumed: Iterable[Any], dynamo_guards: Iterable[Any], sources: So
             try:
                 result.guards.extend(same_object_guards(path, value))
             except (NotPortable, Untaggable) as error:
-                result.uncacheable.append(f"{describe(path)} is called or read by the traced code and cannot be recognised again: {error}")
+                sentence = f"{describe(path)} is called or read by the traced code and cannot be recognised again: {error}"
+                result.without_form(sentence, held_here(source, sources))
     return result
 
 
