@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import builtins
 import enum
+import itertools
 import math
 import sys
 import types
+import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -48,13 +50,23 @@ def type_name(cls: type) -> str:
 
 
 HELD = "<held>"
-_held: dict[str, Any] = {}
+_held: dict[str, Callable[[], Any]] = {}
+_names: dict[int, str] = {}
+_numbers = itertools.count()
 
 
 def hold(value: Any) -> str:
-    """A name for an object that has none, good in this process only: `find_object` gives it back. It is kept for as long as the process."""
-    name = f"{HELD}:{id(value)}"
-    _held[name] = value
+    """A name for an object that has none, good in this process only: `find_object` gives the object back while it lives.
+
+    No name is given twice. What cannot be referred to weakly lives as long as the process.
+    """
+    name = _names.get(id(value))
+    if name is None or _held[name]() is not value:
+        name = _names[id(value)] = f"{HELD}:{next(_numbers)}"
+        try:
+            _held[name] = weakref.ref(value)
+        except TypeError:
+            _held[name] = lambda: value
     return name
 
 
@@ -65,7 +77,10 @@ def find_object(name: str) -> Any:
     """
     module_name, _, qualname = name.partition(":")
     if module_name == HELD:
-        return _held[name]
+        held = _held[name]()
+        if held is None:
+            raise LookupError(f"the object {name} is gone")
+        return held
     if module_name == "types" and qualname in _KINDS.values():
         return next(cls for cls, kind in _KINDS.items() if kind == qualname)
     found: Any = sys.modules.get(module_name, _MISSING)
@@ -96,7 +111,7 @@ def object_name(value: Any) -> str:
 def named(value: Any, name: str) -> bool:
     """Whether `name` is the name of this object by its own account: what a patch put in another's place is not."""
     if name.startswith(HELD):
-        return _held.get(name) is value
+        return value is not None and _held[name]() is value
     try:
         return type_name(value) == name if isinstance(value, type) else object_name(value) == name
     except Untaggable:

@@ -29,7 +29,7 @@ from precast.capture.higher_order import expand_higher_order
 from precast.capture.one_device import on_one_device
 from precast.capture.sources import NotPortable
 from precast.capture.symbols import SymbolTable
-from precast.capture.user_kernels import LAUNCH, writes_known
+from precast.capture.user_kernels import LAUNCH, is_launch, writes_known
 
 Decompositions = Mapping[Any, Callable[..., Any]]
 
@@ -77,7 +77,7 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
         absolute = _from_whole_inputs([n for n in graph.graph.nodes if _storage_offset_given(n)])
         outputs = _Outputs(graph).split(state.fw_metadata)
         _resolve_lazy_inputs(graph, absolute, {i for i, info in enumerate(state.fw_metadata.input_info) if info.mutates_data})
-        graph.graph.eliminate_dead_code()
+        graph.graph.eliminate_dead_code(lambda node: node.is_impure() or is_launch(node))  # torch 2.11 takes launches for pure
         mutated = frozenset(i for i, info in enumerate(state.fw_metadata.input_info) if info.mutates_data)
         on_one_device(graph, fake_mode, mutated)
     graph.recompile()
@@ -111,7 +111,16 @@ def _effects_as_calls(gm: torch.fx.GraphModule) -> Iterator[None]:
         everything = fx_node._side_effectful_functions | {*operators, LAUNCH}
         stack.enter_context(mock.patch.object(effects, "handle_effects", _plain_call))
         stack.enter_context(mock.patch.object(fx_node, "_side_effectful_functions", everything))
+        stack.enter_context(mock.patch.object(torch._library.utils, "is_impure", _is_impure))
         yield
+
+
+_impure = torch._library.utils.is_impure
+
+
+def _is_impure(op: Any, **given: Any) -> bool:
+    """Launches of Triton kernels write; torch 2.11 does not look for higher-order operators among those with side effects."""
+    return op is LAUNCH or _impure(op, **given)
 
 
 def _plain_call(allow_token_discovery: bool, tokens: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

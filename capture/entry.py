@@ -142,8 +142,6 @@ class _Capture:
             self.graph = self.compiled = None
         inputs = self._inputs(traced.graphargs or ())
         shapes, unprintable = shape_guards(traced.output, self.sources)
-        if any(guard.create_fn_name() == "SHAPE_ENV" for guard in self.waived):
-            shapes, unprintable = [], []
         unchecked = [*translation.unchecked, *unnoticed.unchecked, *unprintable]
         problems = [*translation.uncacheable, *unnoticed.uncacheable, *unprintable]
         codes = (*traced.output.traced_code, *self.operators.other_code())
@@ -163,7 +161,7 @@ class _Capture:
             problems.append(str(error))
         held = [*translation.guards, *unnoticed.guards]
         held += resolution_guards(held, traced.consumed, traced.output.traced_code, (self.function, *traced.functions), self.sources)
-        held += shapes
+        held += shapes  # which no filter waives
         if self.refused is not None:
             raise self._refusal(self.refused, [*held, state], problems, inputs)
         numbers = [*finite(inputs), *within_64_bits(inputs)]

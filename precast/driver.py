@@ -51,7 +51,8 @@ def _compile_with(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, 
     log_dynamic(program.name, frame)
     if frame.unchecked:
         refusal = SymbolsRefused if frame.symbolic else Refused
-        raise refusal("; ".join(frame.unchecked), "what was compiled could not tell when it stops being right", frame.guards)
+        guards = None if program.options["fullgraph"] else frame.guards  # fullgraph: an error
+        raise refusal("; ".join(frame.unchecked), "what was compiled could not tell when it stops being right", guards)
     if program.backend is not None:
         return backend_variant(program, program.backend, frame)
     if frame.needs_grad:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import gc
 import itertools
 import types
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from harness import locals_of
 from programs import Block, Callable_, Stack, Tied, make_closure
 from torch import nn
 
+from precast.artifact_store.constants import find_object, hold, named
 from precast.artifact_store.guards import Guard, Predicate
 from precast.capture import CaptureRefused, capture
 from precast.runtime.guard_eval import compile_checker, evaluate, failure, first_failing
@@ -368,3 +370,17 @@ def test_every_dynamo_guard_kind_is_known() -> None:
     kinds = {name for name in vars(GuardBuilder) if name.isupper() and callable(getattr(GuardBuilder, name))}
     unknown = kinds - set(_RULES) - DROPPED - _IDENTITY - refused
     assert not unknown, "decide for each: a rule in capture/guards.py, or the list of kinds that make a frame uncacheable"
+
+
+def test_a_held_object_has_one_name_that_dies_with_it() -> None:
+    def nameless() -> None: ...
+
+    name = hold(nameless)
+    assert name == hold(nameless) and find_object(name) is nameless and named(nameless, name)
+    other = types.FunctionType(nameless.__code__, {})
+    assert not named(other, name) and hold(other) != name
+    del nameless
+    gc.collect()
+    assert not named(other, name)
+    with pytest.raises(LookupError, match="is gone"):
+        find_object(name)

@@ -148,6 +148,8 @@ def test_what_has_no_portable_guard_runs_eagerly_and_says_why(store: Store) -> N
             holder.weak = weak
             torch.testing.assert_close(compiled(x, holder), x * factor)
     assert not any(isinstance(v, Variant) for v in site_of(compiled).programs[0].variants)
+    with pytest.raises(precast.PrecastError, match="fullgraph=True was asked for"):
+        precast.compile(follows_a_weak_reference, store=store, fullgraph=True)(x, holder)
 
 
 def grows(x: torch.Tensor) -> torch.Tensor:
