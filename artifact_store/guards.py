@@ -53,6 +53,7 @@ class Predicate(StrEnum):
     # {"names": names that traced code looks up, "classes": (path of a class, whether it is instantiated, digest of how it resolves them)…}
     CLASSES = "classes"
     CODE = "code"  # a function whose code (or a code object that) has this digest
+    KERNEL = "kernel"  # a Triton kernel with this (name, digest): made of an artifact's digests when it is opened, never stored
     EMPTY = "empty"  # a hook dict with no entry
     ITERATOR = "iterator"  # ["range", start, stop, step] | ["tuple", remaining] | ["count", tagged start, tagged step]
     GLOBAL_STATE = "global_state"  # {"grad": bool, "autocast": …, …}: `runtime/global_state.py` makes it

@@ -15,6 +15,7 @@ from torch._higher_order_ops.auto_functionalize import (
 )
 
 from precast.capture.splice import splice
+from precast.capture.windows import storage_of
 
 V1 = torch.ops.higher_order.auto_functionalized
 V2 = torch.ops.higher_order.auto_functionalized_v2
@@ -41,7 +42,7 @@ def may_write(node: torch.fx.Node, base: Any, result: torch.fx.Node | None) -> b
     if not isinstance(base, torch.fx.Node) or base.op == "get_attr" or not isinstance(base.meta.get("val"), torch.Tensor):
         return False
     storage = base.meta["val"].untyped_storage()._cdata
-    family = [n for n in node.graph.nodes if _storage(n) == storage]
+    family = [n for n in node.graph.nodes if storage_of(n.meta.get("val")) == storage]
     if any(n in family and n is not base for n in node.all_input_nodes):
         return False  # another argument shows the same memory
     order = {n: i for i, n in enumerate(node.graph.nodes)}
@@ -65,8 +66,3 @@ def only_copied_back(later: set[torch.fx.Node], base: torch.fx.Node, result: tor
     """Whether all that follows is that `base` takes the result."""
     copies = [n for n in later if n.target is torch.ops.aten.copy_.default and n.args[0] is base]
     return len(later) == 1 and len(copies) == 1 and copies[0].args[1] is result and not copies[0].users
-
-
-def _storage(node: torch.fx.Node) -> int | None:
-    value = node.meta.get("val")
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) and value.layout is torch.strided else None

@@ -25,7 +25,8 @@ from precast.artifact_store.constants import Untaggable, object_name, tag
 from precast.artifact_store.records import CodeDigest
 from precast.capture.frame import CaptureRefused
 from precast.capture.mutating_ops import may_write, only_copied_back
-from precast.runtime.kernel_digest import KERNEL, find_kernel, kernel_digest, layers
+from precast.capture.windows import apart, same_window, storage_of
+from precast.runtime.kernel_digest import KERNEL, find_kernel, kernel_digest, layers, unreadable
 
 FUNCTIONAL = triton_kernel_wrapper_functional
 LAUNCH = triton_kernel_wrapper_mutation
@@ -40,12 +41,19 @@ def is_launch(node: torch.fx.Node) -> bool:
 
 
 def name_launch(module: torch.fx.GraphModule, node: torch.fx.Node) -> None:
-    """Replaces torch's functional launch. Raises CaptureRefused for a kernel, or a constant, that another process could not find."""
+    """Replaces torch's functional launch.
+
+    Raises CaptureRefused for a kernel, or a constant, that another process could not find or tell from others, and for a kernel that
+    writes memory which it is given in another form, too.
+    """
     given: dict[str, Any] = dict(node.kwargs)
     kernel = kernel_side_table.get_kernel(given["kernel_idx"])
     name = kernel_name(kernel)
     if given["tma_descriptor_metadata"]:
         raise CaptureRefused(f"the Triton kernel {name} is launched with a tensor descriptor (TMA)", hint="pass the tensor itself")
+    if reason := unreadable(find_kernel(name)):
+        raise CaptureRefused(f"the Triton kernel {name} cannot be stored: {reason}", hint="use a plain function there")
+    _refuse_overlaps(name, node)
     constants = {k: v for k, v in kernel_side_table.get_constant_args(given["constant_args_idx"]).items() if k not in given["kwargs"]}
     try:
         launch = repr((tag(constants), *_configurations(name, kernel)))
@@ -59,7 +67,9 @@ def name_launch(module: torch.fx.GraphModule, node: torch.fx.Node) -> None:
             (),
             {
                 "kernel": name,
-                "digests": tuple((used, kernel_digest(used)) for used in dict.fromkeys([name, *_kernels_in(constants.values())])),
+                "digests": tuple(
+                    (used, kernel_digest(used, again=True)) for used in dict.fromkeys([name, *_kernels_in(constants.values())])
+                ),
                 "launch": launch,
                 "grid": tuple(tuple(sizes) for sizes in given["grid"]),
                 "arguments": arguments,
@@ -73,18 +83,43 @@ def name_launch(module: torch.fx.GraphModule, node: torch.fx.Node) -> None:
 
 
 def _with_copies(module: torch.fx.GraphModule, node: torch.fx.Node, results: Mapping[str, torch.fx.Node]) -> dict[str, Any]:
-    """The launch's arguments, with copies of what it writes and must not. What was one tensor stays one."""
+    """The launch's arguments, with copies of what it writes and must not. What was one tensor, or showed the same memory, stays one."""
     given: Any = node.kwargs["kwargs"]
     arguments = dict(given)
     bases: dict[torch.fx.Node, list[str]] = {}
     for parameter in cast(Any, node.kwargs["tensors_to_clone"]):
         bases.setdefault(given[parameter], []).append(parameter)
     for base, parameters in bases.items():
+        if arguments[parameters[0]] is not base:
+            continue  # copied with another view of the same memory
         if not any(may_write(node, base, results.get(parameter)) for parameter in parameters):
             copy = module.graph.call_function(torch.ops.aten.clone.default, (base,))
             copy.meta["val"] = node.meta["val"][parameters[0]]
-            arguments = {k: copy if v is base else v for k, v in arguments.items()}
+            arguments = {k: copy if _shows(v, base) else v for k, v in arguments.items()}
     return arguments
+
+
+def _refuse_overlaps(name: str, node: torch.fx.Node) -> None:
+    """Raises CaptureRefused where the kernel writes an argument that overlaps another one: as a function of each, it would lose writes."""
+    given: Any = node.kwargs["kwargs"]
+    for written in cast(Any, node.kwargs["tensors_to_clone"]):
+        base = given[written]
+        for parameter, other in given.items():
+            if _shares_storage(other, base) and not _shows(other, base) and not apart(other.meta["val"], base.meta["val"]):
+                reason = f"the Triton kernel {name} writes {written}, which shares memory with {parameter}"
+                raise CaptureRefused(reason, hint="pass a copy of one of them")
+
+
+def _shares_storage(argument: Any, base: torch.fx.Node) -> bool:
+    if not isinstance(argument, torch.fx.Node):
+        return False
+    storage = storage_of(base.meta.get("val"))
+    return storage is not None and storage_of(argument.meta.get("val")) == storage
+
+
+def _shows(argument: Any, base: torch.fx.Node) -> bool:
+    """Whether an argument is this node, or another view of the very same elements."""
+    return argument is base or _shares_storage(argument, base) and same_window(argument.meta["val"], base.meta["val"])
 
 
 def _give(module: torch.fx.GraphModule, result: torch.fx.Node, written: torch.fx.Node, launch: torch.fx.Node) -> None:

@@ -9,7 +9,7 @@ buffer of the program is held and computed in float64 (a higher-precision refere
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sympy
@@ -20,6 +20,7 @@ from precast.lowering.evaluate import Points, Stored, evaluate_index, evaluate_k
 from precast.lowering.ir import (
     CHECK,
     ITEM,
+    LAUNCH,
     LET,
     POSITION,
     RANGE,
@@ -54,23 +55,28 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {
 }
 
 
-def run(program: Program, inputs: Sequence[torch.Tensor | int], *, double: bool = False) -> list[Any]:
-    """The program's outputs for `inputs` (tensors, and ints for symbolic integers, in calling order).
+Launch = Callable[[str, tuple[Any, ...], dict[str, Any]], None]
+"""Stands for users' Triton kernels: (kernel, (what is launched, its grids), arguments by name, of which it writes some)."""
+
+
+def run(program: Program, inputs: Sequence[torch.Tensor | int], *, double: bool = False, launch: Launch | None = None) -> list[Any]:
+    """The program's outputs for `inputs` (tensors, and ints for symbolic integers, in calling order). `launch`: runs Triton kernels.
 
     Outputs are tensors (views of inputs' own memory where the program says so), ints or None. Mutated inputs are written in place.
     Raises `IndexError` for a gather out of range, as the compiled program does, and `ValueError` when an access leaves its buffer.
     """
-    return _Machine(program, inputs, double).run()
+    return _Machine(program, inputs, double, launch).run()
 
 
 class _Machine:
     """One execution: the memory of each buffer as a flat tensor, and the value of each size symbol."""
 
-    def __init__(self, program: Program, inputs: Sequence[torch.Tensor | int], double: bool) -> None:
+    def __init__(self, program: Program, inputs: Sequence[torch.Tensor | int], double: bool, launch: Launch | None = None) -> None:
         if len(inputs) != len(program.inputs):
             raise ValueError(f"{program.name}: {len(program.inputs)} inputs are expected, {len(inputs)} were given")
         self.program = program
         self.double = double
+        self.launch = launch
         self.buffers = {b.name: b for b in program.buffers}
         self.sizes: dict[sympy.Symbol, int] = {}
         self.memory: dict[str, torch.Tensor] = {}
@@ -248,6 +254,9 @@ class _Machine:
             (bind,) = step.binds
             self.sizes[bind.symbol] = self.view(step.args[0]).item()  # type: ignore[assignment]
             return
+        if step.op.startswith(LAUNCH):
+            self._launch(step)
+            return
         name, _, overload = step.op.removeprefix("aten::").partition(".")
         namespace = step.op.split("::")[0] if "::" in step.op else "aten"
         packet = getattr(getattr(torch.ops, namespace), name.split("::")[-1])
@@ -259,6 +268,14 @@ class _Machine:
             self.sizes[bind.symbol] = (results[bind.out].shape[bind.dim] - bind.offset) // bind.factor
         for out, value in zip(step.outs, results, strict=False):
             self._write_view(out, value)
+
+    def _launch(self, step: Extern) -> None:
+        if self.launch is None or self.double:
+            raise ValueError(f"{step.op} needs a function `launch` that stands for the kernel, and the types that it was made for")
+        for name in step.mutates:
+            self._fresh(name)
+        where = tuple(self._argument(a) for a in step.args)
+        self.launch(step.op.removeprefix(LAUNCH), where, {name: self._argument(a) for name, a in step.kwargs})
 
     def _argument(self, arg: Any) -> Any:
         match arg:

@@ -364,6 +364,8 @@ ITEM, LET, CHECK, RANGE, POSITION = "precast::item", "precast::let", "precast::c
 `range(symbol, low, high)` end the call with a RuntimeError where the condition over symbols is false or the value is out of range (None:
 no bound); `position(index, size, dim)` with an IndexError where the index lies outside of the dimension.
 """
+LAUNCH = "triton-kernel::"
+"""Begins the op of an extern call that launches a user's Triton kernel, whose `module:qualname` follows. It may fill what nothing wrote."""
 
 
 @dataclass(frozen=True, eq=False)

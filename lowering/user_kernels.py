@@ -7,10 +7,8 @@ from torch import fx
 
 from precast.lowering.builder import Builder
 from precast.lowering.extern import Lookup, argument, is_launch, written_nodes
-from precast.lowering.ir import Extern, View
+from precast.lowering.ir import LAUNCH, Extern, View
 from precast.lowering.sizes import Unsupported, sizes
-
-LAUNCH = "triton-kernel::"
 
 
 def launch(b: Builder, node: fx.Node, lookup: Lookup) -> None:

@@ -14,11 +14,13 @@ from precast.lowering.effects import index_expr, reads, store_roots, value_dtype
 from precast.lowering.evaluate import evaluate_index
 from precast.lowering.ir import (
     COMPARISONS,
+    LAUNCH,
     Alu,
     Axis,
     Buffer,
     Const,
     DType,
+    Extern,
     Gather,
     Kernel,
     Load,
@@ -95,8 +97,9 @@ class _Checker:
         for name in (*reads(step), *writes(step)):
             _fail(name not in self.buffers, f"{name} has no buffer")
         fresh = set(writes(step)) - ready
+        filled = set(step.mutates) if isinstance(step, Extern) and step.op.startswith(LAUNCH) else set()
         for name in reads(step):
-            _fail(name not in ready, f"{name} is read before it is written")
+            _fail(name not in ready and name not in filled, f"{name} is read before it is written")
         if isinstance(step, Kernel):
             self.kernel(step)
         for view in views(step):

@@ -27,6 +27,7 @@ _ORDER = {
     Predicate.NOT_ALIASED: 9,
     Predicate.CLASSES: 10,
     Predicate.CODE: 8,
+    Predicate.KERNEL: 8,
 }
 
 

@@ -13,6 +13,7 @@ import torch
 from precast.artifact_store.constants import Untaggable, equals, find_object, named, same_object, tag, type_name, untag
 from precast.artifact_store.guards import Path, Predicate
 from precast.runtime.code_digest import digest
+from precast.runtime.kernel_digest import kernel_digest
 from precast.runtime.paths import describe_constant
 from precast.runtime.standins import address, class_of
 from precast.runtime.targets import fits
@@ -181,6 +182,12 @@ def _iterator(value: Any, constant: Any) -> Ruled:
     return found == constant, f"an iterator {constant}", f"{type_name(type(value))} {found}"
 
 
+def _kernel(value: Any, constant: tuple[str, str]) -> Ruled:
+    name, wanted = constant
+    found = kernel_digest(name)
+    return found == wanted, f"the Triton kernel {name} with digest {wanted[:12]}", f"digest {found[:12]}" if found else _show(value)
+
+
 def _runs_on(value: torch.Tensor, target: str) -> Ruled:
     capability = torch.cuda.get_device_capability(value.device)
     return fits(target, capability), f"a GPU that runs {target}", f"{value.device}, of compute capability {capability[0]}.{capability[1]}"
@@ -204,6 +211,7 @@ RULES: dict[Predicate, Callable[[Any, Any], Ruled]] = {
     Predicate.LACKS_ATTR: lambda v, c: (not hasattr(v, c), f"no attribute {c}", "one"),
     Predicate.NOT_NONE: lambda v, c: (v is not None, "an object", "None"),
     Predicate.CODE: _code,
+    Predicate.KERNEL: _kernel,
     Predicate.EMPTY: lambda v, c: (len(v) == 0, "no hooks", f"{len(v)} of them"),
     Predicate.ITERATOR: _iterator,
 }

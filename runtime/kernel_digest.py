@@ -8,18 +8,19 @@ the constants that they read. Triton is never imported here: it is there whereve
 from __future__ import annotations
 
 import ast
-import functools
 import hashlib
 import importlib
 import inspect
 import sys
 import textwrap
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from precast.artifact_store.constants import Untaggable, find_object, tag
+from precast.artifact_store.guards import Guard, Predicate
 from precast.runtime.code_digest import digest
+from precast.runtime.operators import closure, function_text
 
 KERNEL = "kernel "
 """Begins the module part of a digest's name where it belongs to a kernel; its module follows."""
@@ -37,9 +38,9 @@ def find_kernel(name: str) -> Any:
         if module not in sys.modules:
             importlib.import_module(module)
         found = find_object(name)
-    except (ImportError, LookupError):
+        return found if layers(found) else None
+    except Exception:  # noqa: BLE001 - a user's module runs here; with what it raises there is no kernel
         return None
-    return found if layers(found) else None
 
 
 def layers(kernel: Any) -> list[Any]:
@@ -51,19 +52,40 @@ def layers(kernel: Any) -> list[Any]:
     return found if isinstance(kernel, types.FunctionType) else []
 
 
-@functools.lru_cache(maxsize=1024)
-def kernel_digest(name: str) -> str:
-    """Hex digest of the kernel's source, decorators, helpers and constants; "" where it is not found by this name."""
+_digests: dict[str, tuple[Any, str]] = {}
+"""The kernel last found under a name, and its digest: one that is defined anew under the same name is another kernel."""
+
+
+def kernel_digest(name: str, again: bool = False) -> str:
+    """Hex digest of the kernel's source, decorators, helpers and constants; "" where it is not found by this name.
+
+    `again`: read them now. Otherwise they are read once for each kernel that comes to stand under the name.
+    """
     found = find_kernel(name)
     if found is None:
         return ""
-    text = "\n".join([*(_decorator(layer) for layer in layers(found)[:-1]), *_sources(layers(found)[-1])])
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    known = _digests.get(name)
+    if again or known is None or known[0] is not found:
+        text = "\n".join([*(_decorator(layer) for layer in layers(found)[:-1]), *_sources(layers(found)[-1])])
+        known = _digests[name] = found, hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return known[1]
 
 
 def forget() -> None:
-    """Look at all kernels again (their modules may have been reloaded)."""
-    kernel_digest.cache_clear()
+    """Look at all kernels again (what they name may have changed)."""
+    _digests.clear()
+
+
+def kernel_guards(digests: Mapping[str, str]) -> tuple[Guard, ...]:
+    """One guard for each kernel among an artifact's digests, asked at each call: a kernel may be defined anew while the process runs."""
+    guards = []
+    for key, wanted in digests.items():
+        home, _, qualname = key.partition("#")[0].partition(":")
+        if home.startswith(KERNEL):
+            home = home.removeprefix(KERNEL)
+            path = (("module", home), *(("attr", part) for part in qualname.split(".")))
+            guards.append(Guard(path, Predicate.KERNEL, (f"{home}:{qualname}", wanted)))
+    return tuple(guards)
 
 
 def changed_kernel(home: str, qualname: str, wanted: str) -> str:
@@ -76,12 +98,23 @@ def changed_kernel(home: str, qualname: str, wanted: str) -> str:
 
 def _decorator(layer: Any) -> str:
     """What an autotuner or heuristics say, in words that do not depend on the process."""
-    told = [f"{attribute}={getattr(layer, attribute, None)!r}" for attribute in ("keys", "reset_to_zero", "restore_value")]
+    told = [f"{name}={getattr(layer, name, None)!r}" for name in ("keys", "reset_to_zero", "restore_value", "configs_top_k")]
     told += [str(config) for config in getattr(layer, "configs", ())]
-    functions = {f"heuristic {name}": f for name, f in getattr(layer, "values", {}).items()}
-    functions |= {name: getattr(layer, name, None) for name in ("perf_model", "early_config_prune")}
-    told += [f"{name}: {digest(f.__code__)}" for name, f in functions.items() if isinstance(f, types.FunctionType)]
+    told += [f"{name}: {' '.join(function_text(function))}" for name, function in _consulted(layer).items()]
     return "; ".join(told)
+
+
+def _consulted(layer: Any) -> dict[str, Any]:
+    """What an autotuner or heuristics ask, by what it is for."""
+    found = {f"the heuristic {name}": f for name, f in getattr(layer, "values", {}).items()}
+    found |= {name: getattr(layer, name, None) for name in ("perf_model", "early_config_prune")}
+    return {name: f for name, f in found.items() if f is not None}
+
+
+def unreadable(kernel: Any) -> str:
+    """What of the kernel's decorators no digest can cover; empty where there is nothing: all that they ask are plain functions."""
+    found = (name for layer in layers(kernel)[:-1] for name, f in _consulted(layer).items() if not isinstance(f, types.FunctionType))
+    return next((f"{name} is no plain function, so that an edit of it could not be noticed" for name in found), "")
 
 
 def _sources(kernel: Any) -> Iterator[str]:
@@ -124,8 +157,7 @@ def _named(function: types.FunctionType, tree: ast.AST | None) -> dict[str, Any]
     for node in () if tree is None else ast.walk(tree):
         if (chain := _chain(node)) and chain[0] not in own:
             chains[".".join(chain)] = chain
-    held = inspect.getclosurevars(function)
-    space = {**function.__globals__, **held.nonlocals}
+    space = {**function.__globals__, **closure(function)}
     found = {}
     for name, (first, *rest) in chains.items():
         if first not in space:

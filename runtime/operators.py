@@ -80,7 +80,7 @@ def operator_digest(name: str) -> str:
     effect = "" if entry is None else str(entry.effect.effect)
     parts = [str(op._schema), ",".join(sorted(map(str, op.tags))), effect]
     for role, function in sorted(traced_functions(op).items()):
-        parts += [role, *_text(function)]
+        parts += [role, *function_text(function)]
     return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
@@ -95,7 +95,7 @@ def reached_code(op: torch._ops.OpOverload) -> frozenset[types.CodeType]:
     return frozenset(found)
 
 
-def _text(function: Callable[..., Any]) -> Iterator[str]:
+def function_text(function: Callable[..., Any]) -> Iterator[str]:
     """The code of the function and of its helpers, with the constants of their modules and closures that they name."""
     for helper in _reached(function):
         yield digest(helper.__code__)
@@ -118,7 +118,7 @@ def _reached(function: Callable[..., Any]) -> list[types.FunctionType]:
             continue
         seen.add(item)
         if _is_versioned(item):  # torch wraps what is registered: the user's function is in the wrapper's closure
-            stack += _closure(item).values()
+            stack += closure(item).values()
             continue
         found.append(item)
         stack += [value for _, value in sorted(_names(item).items(), reverse=True)]
@@ -144,10 +144,11 @@ def _names(function: types.FunctionType) -> dict[str, Any]:
             elif instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
                 written.add(instruction.argval)
     found = {name: function.__globals__[name] for name in read - written if name in function.__globals__}
-    return found | _closure(function)
+    return found | closure(function)
 
 
-def _closure(function: types.FunctionType) -> dict[str, Any]:
+def closure(function: types.FunctionType) -> dict[str, Any]:
+    """What the function's closure holds by now, by name."""
     found: dict[str, Any] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:

@@ -368,7 +368,7 @@ class _Recording:
         match guard.predicate:
             case Predicate.TYPE:
                 self.slot(place, "type")
-            case Predicate.IS | Predicate.NOT_NONE:
+            case Predicate.IS | Predicate.NOT_NONE | Predicate.KERNEL:
                 return  # its identity is recorded
             case Predicate.EQUALS | Predicate.BASE_EQUALS:
                 self._constant(place, guard.predicate)

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from precast.artifact_store.constants import untag
+from precast.artifact_store.constants import find_object, untag
 from precast.runtime.kernel_digest import find_kernel, layers
+from precast.runtime.locks import Lock
 
 LAUNCH = "triton-kernel::"
 """Begins the operator name of a launch; the kernel's `module:qualname` follows. No operator of torch.library can be called so."""
 
 
 class Launch:
-    """One launch of a graph. `text`: what capture/user_kernels.py wrote about it."""
+    """One launch of a graph. `text`: what capture/user_kernels.py wrote about it.
+
+    The kernel, and what it is given as constants, are those that stand under their names now (`is_current` says whether they still do).
+    """
 
     def __init__(self, name: str, text: str) -> None:
         constants, layer, told = ast.literal_eval(text)
+        self._held = [(used, _standing(used)) for used in (name, *_objects_in(constants))]
         self.constants = {k: executable(v) if layers(v) else v for k, v in untag(constants).items()}
         self.configs: list[dict[str, Any]] = [untag(config) for config in told]
         self.kernel = executable(chosen(name, layer))
+
+    def is_current(self) -> bool:
+        """Whether nothing that it names was defined anew. Where that changed anything, a guard of the variant has failed before."""
+        return all(_standing(name) is held for name, held in self._held)
 
     def __call__(self, grids: Sequence[Sequence[int]], given: Mapping[str, Any]) -> None:
         """Launches the kernel on the current stream."""
@@ -51,8 +60,27 @@ def executable(kernel: Any) -> Any:
     return kernel
 
 
-_tuners: dict[tuple[str, str], Any] = {}
-"""Autotuners that are not the users' own, by kernel and configurations: what one launch measured serves the others."""
+def _standing(name: str) -> Any:
+    try:
+        return find_object(name)
+    except LookupError:
+        return None  # its module may be imported yet
+
+
+def _objects_in(tagged: Any) -> Iterator[str]:
+    """The names of objects in a tagged constant."""
+    match tagged:
+        case ("object", str(name)):
+            yield name
+        case tuple():
+            for part in tagged:
+                yield from _objects_in(part)
+
+
+_tuners: dict[tuple[str, str], tuple[Any, Any]] = {}
+"""Kernels and their autotuners that are not the users' own, by name and configurations: what one launch measured serves the others."""
+_TUNERS_LIMIT = 256
+_lock = Lock()
 
 
 def chosen(name: str, layer: Any) -> Any:
@@ -65,13 +93,30 @@ def chosen(name: str, layer: Any) -> Any:
     if layer == "own":
         return next(kernel for kernel in layers(found) if hasattr(kernel, "configs"))
     key = (name, repr(layer))
-    if key not in _tuners:
-        configs, (keys, to_zero, restored) = layer
-        triton: Any = sys.modules["triton"]
-        made = [_config(triton.Config, untag(config)) for config in configs]
-        tuned = triton.autotune(made, list(keys), reset_to_zero=list(to_zero) or None, restore_value=list(restored) or None)
-        _tuners[key] = tuned(layers(found)[-1])
-    return _tuners[key]
+    with _lock:
+        kernel, tuner = _tuners.get(key, (None, None))
+        if kernel is not found:
+            tuner = _tuner(found, layer)
+            _tuners[key] = found, tuner
+            while len(_tuners) > _TUNERS_LIMIT:
+                del _tuners[next(iter(_tuners))]
+    return tuner
+
+
+def _tuner(found: Any, layer: Any) -> Any:
+    """An autotuner of stored configurations, which measures as the user's own one around the kernel does, where there is one."""
+    configs, (keys, to_zero, restored) = layer
+    triton: Any = sys.modules["triton"]
+    made = [_config(triton.Config, untag(config)) for config in configs]
+    own = next((kernel for kernel in layers(found) if hasattr(kernel, "configs")), None)
+    measure = getattr(own, "_do_bench", None)
+    decorate = triton.autotune(
+        made, list(keys), reset_to_zero=list(to_zero) or None, restore_value=list(restored) or None, do_bench=measure
+    )
+    tuner = decorate(layers(found)[-1])
+    if hasattr(own, "cache_results"):
+        tuner.cache_results = own.cache_results
+    return tuner
 
 
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
@@ -90,7 +135,7 @@ def launcher(op: str) -> Callable[..., Any]:
     def call(*place: Any, **arguments: Any) -> list[Any]:
         text, grids = place
         launch = known.get(text)
-        if launch is None:
+        if launch is None or not launch.is_current():
             launch = known[text] = Launch(name, text)
         launch(grids, arguments)
         return []

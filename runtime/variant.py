@@ -21,6 +21,7 @@ from precast.runtime.first_check import LazyChecker
 from precast.runtime.frame_code import FrameCodeError, build
 from precast.runtime.graph import Finish, GraphSpec, bound_call, graph_call, is_plain, raw_kinds
 from precast.runtime.graph_outputs import graph_outputs
+from precast.runtime.kernel_digest import kernel_guards
 from precast.runtime.library import Library, graph_library
 from precast.runtime.locks import Lock
 from precast.runtime.options import CudaGraphOptions
@@ -107,7 +108,7 @@ class Variant(_Planned):
         self.target = manifest.target
         self.entry = entry
         self.check = LazyChecker(self._rows)
-        self._extra_guards = (*extra_guards, *self._device_guards())
+        self._extra_guards = (*extra_guards, *self._device_guards(), *kernel_guards(manifest.digests))
         self._source = source
         self._build_frame: BuildFrame = build_frame or (lambda record, graph: build(record, entry.function, graph))
         self._lock = Lock()

@@ -112,6 +112,14 @@ def block_kernel(out_ptr, n, BLOCK: tl.constexpr):
     tl.store(out_ptr + at, BLOCK + tl.arange(0, BLOCK) * 0.0, mask=at < n)
 
 
+@triton.jit
+def both_kernel(a_ptr, b_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    tl.store(a_ptr + at, tl.load(a_ptr + at, mask=inside) + 1, mask=inside)
+    tl.store(b_ptr + at, tl.load(b_ptr + at, mask=inside) * 2, mask=inside)
+
+
 def given_kernel(x: Tensor, kernel: Any) -> Tensor:
     out = torch.empty_like(x)
     kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](out, x.numel())
@@ -220,6 +228,30 @@ def layouts_reference(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return wide, part, inner + old[:, None]
 
 
+def two_views(x: Tensor) -> Tensor:
+    made = x + 1
+    both_kernel[(triton.cdiv(x.numel(), 64),)](made, made.view(-1), x.numel(), BLOCK=64)
+    return made
+
+
+def two_views_of_an_input(x: Tensor) -> Tensor:
+    both_kernel[(1,)](x[1:], x[:-1], 6, BLOCK=64)
+    return x + 1
+
+
+def equal_views(x: Tensor) -> tuple[Tensor, Tensor]:
+    made = x + 1
+    before = made.sin()
+    both_kernel[(triton.cdiv(x.numel(), 64),)](made.view(-1), made.view(-1), x.numel(), BLOCK=64)
+    return made, before
+
+
+def halves(x: Tensor) -> Tensor:
+    made = torch.stack([x, x])
+    both_kernel[(triton.cdiv(x.numel(), 64),)](made[0], made[1], x.numel(), BLOCK=64)
+    return made
+
+
 def tuned(x: Tensor) -> Tensor:
     out = torch.empty_like(x)
     tuned_kernel[grid_of(x.numel())](x, out, x.numel())
@@ -298,6 +330,8 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[[int]
     "local in place": (local_in_place, lambda x: (x + 5, (x + 1) * 2), one),
     "aliased": (aliased, lambda x: (x + 4, (x + 4).view(-1)), one),
     "layouts": (layouts, layouts_reference, one),
+    "equal views": (equal_views, lambda x: ((x + 2) * 2, (x + 1).sin()), one),
+    "halves": (halves, lambda x: torch.stack([x + 1, x * 2]), one),
     "tuned": (tuned, lambda x: x + 5, one),
     "tuned for one launch": (tuned_for_one_launch, lambda x: x * 4, one),
     "guided": (guided, lambda x: x * 2, one),

@@ -1,0 +1,48 @@
+"""Windows onto one storage: whether two tensors show the same elements, or certainly none in common."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+
+def storage_of(value: object) -> int | None:
+    """What tells storages apart; None for what is no strided tensor."""
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) and value.layout is torch.strided else None
+
+
+def same_window(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one storage show the same elements in the same order. Symbolic sizes are compared as they are written."""
+    return _text(a) == _text(b)
+
+
+def _text(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} {[*tensor.shape]} {[*tensor.stride()]} {tensor.storage_offset()}"
+
+
+def apart(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one storage certainly share no element: pieces, rows or columns beside one another. Asks for no guards."""
+    if a.dtype is not b.dtype:
+        return False
+    (first, last), (other_first, other_last) = _reach(a), _reach(b)
+    if statically_known_true(last < other_first) or statically_known_true(other_last < first):
+        return True
+    known = all(type(n) is int for tensor in (a, b) for n in (*tensor.shape, *tensor.stride(), tensor.storage_offset()))
+    return known and any(_apart_in(period, a, b) for period in {*a.stride(), *b.stride()} - {0})
+
+
+def _reach(tensor: torch.Tensor) -> tuple[int, int]:
+    """The first and the last element of the storage that the tensor shows (numbers or symbols)."""
+    first = tensor.storage_offset()
+    return first, first + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _apart_in(period: int, a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether they keep to different places in each stretch of `period` elements."""
+    (first, last), (other_first, other_last) = _places(period, a), _places(period, b)
+    return max(last, other_last) < period and (last < other_first or other_last < first)
+
+
+def _places(period: int, tensor: torch.Tensor) -> tuple[int, int]:
+    first = int(tensor.storage_offset()) % period
+    return first, first + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True) if s % period)
