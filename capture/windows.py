@@ -31,7 +31,7 @@ def apart(a: torch.Tensor, b: torch.Tensor) -> bool:
     return known and any(_apart_in(period, a, b) for period in {*a.stride(), *b.stride()} - {0})
 
 
-def _reach(tensor: torch.Tensor) -> tuple[int, int]:
+def _reach(tensor: torch.Tensor) -> tuple[int | torch.SymInt, int | torch.SymInt]:
     """The first and the last element of the storage that the tensor shows (numbers or symbols)."""
     first = tensor.storage_offset()
     return first, first + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))

@@ -114,7 +114,7 @@ def _tuner(found: Any, layer: Any) -> Any:
         made, list(keys), reset_to_zero=list(to_zero) or None, restore_value=list(restored) or None, do_bench=measure
     )
     tuner = decorate(layers(found)[-1])
-    if hasattr(own, "cache_results"):
+    if own is not None and hasattr(own, "cache_results"):
         tuner.cache_results = own.cache_results
     return tuner
 
