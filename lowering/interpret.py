@@ -76,7 +76,7 @@ class _Machine:
             raise ValueError(f"{program.name}: {len(program.inputs)} inputs are expected, {len(inputs)} were given")
         self.program = program
         self.double = double
-        self.launch = launch
+        self.run_kernel = launch
         self.buffers = {b.name: b for b in program.buffers}
         self.sizes: dict[sympy.Symbol, int] = {}
         self.memory: dict[str, torch.Tensor] = {}
@@ -270,12 +270,12 @@ class _Machine:
             self._write_view(out, value)
 
     def _launch(self, step: Extern) -> None:
-        if self.launch is None or self.double:
+        if self.run_kernel is None or self.double:
             raise ValueError(f"{step.op} needs a function `launch` that stands for the kernel, and the types that it was made for")
         for name in step.mutates:
             self._fresh(name)
         where = tuple(self._argument(a) for a in step.args)
-        self.launch(step.op.removeprefix(LAUNCH), where, {name: self._argument(a) for name, a in step.kwargs})
+        self.run_kernel(step.op.removeprefix(LAUNCH), where, {name: self._argument(a) for name, a in step.kwargs})
 
     def _argument(self, arg: Any) -> Any:
         match arg:
