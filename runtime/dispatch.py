@@ -34,11 +34,22 @@ def make_dispatcher(program: Program, entry: Entry, slow: Slow) -> Callable[...,
 def _python_dispatcher(program: Program, entry: Entry, slow: Slow) -> Callable[..., Any]:
     prefix, keywords = entry.prefix, dict(entry.keywords)
     fast: Callable[..., Any] | None = None
+    tried = native.loaded() is not None
+    lock = Lock()
 
     def dispatch(*args: Any, **kwargs: Any) -> Any:
+        if not tried and native.loaded() is not None:
+            take_over()  # another program built or found it
         if fast is not None:
             return fast(*args, **kwargs)
         return slow((*prefix, *args), {**keywords, **kwargs} if keywords else kwargs)
+
+    def take_over() -> None:
+        nonlocal fast, tried
+        with lock:
+            program.on_compile = None
+            if not tried and native.loaded() is not None:
+                fast, tried = _native_dispatcher(program, entry, slow), True
 
     def on_compile() -> Callable[[], None]:
         """Build the native runtime beside the compile, as it is going to be wanted; the result joins and takes over."""
@@ -46,10 +57,8 @@ def _python_dispatcher(program: Program, entry: Entry, slow: Slow) -> Callable[.
         builder.start()
 
         def done() -> None:
-            nonlocal fast
             builder.join()
-            program.on_compile = None
-            fast = _native_dispatcher(program, entry, slow)
+            take_over()
 
         return done
 

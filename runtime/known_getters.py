@@ -4,6 +4,7 @@ A class's method is recognised by its code: it has to equal this source compiled
 """
 
 from __future__ import annotations
+import __future__
 
 import functools
 import types
@@ -46,11 +47,13 @@ _KNOWN = {"aliasing": _ALIASING, "heterogeneous": _HETEROGENEOUS}
 
 @functools.cache
 def _by_digest() -> dict[str, str]:
+    """Kinds by digest: with and without postponed annotations, of which compiled code keeps a flag that modules differ in."""
     found = {}
     for kind, source in _KNOWN.items():
-        namespace: dict[str, Any] = {"Any": Any}
-        exec(compile(source, "<known getter>", "exec"), namespace)
-        found[digest(namespace["Config"].__getattribute__.__code__)] = kind
+        for flags in (0, __future__.annotations.compiler_flag):
+            namespace: dict[str, Any] = {"Any": Any}
+            exec(compile(source, "<known getter>", "exec", flags, dont_inherit=True), namespace)
+            found[digest(namespace["Config"].__getattribute__.__code__)] = kind
     return found
 
 

@@ -208,10 +208,10 @@ def rows(x: Tensor, out: Tensor) -> None:
 
 
 def layouts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    wide = torch.zeros(x.shape[1], 2 * x.shape[0])
+    wide = torch.zeros(x.shape[1], 2 * x.shape[0], device=x.device)
     rows(x.t(), wide[:, ::2])  # a transposed operand; every second column of a result
     inner = x + 1
-    part = torch.empty(x.shape[0] - 1, x.shape[1] - 1)
+    part = torch.empty(x.shape[0] - 1, x.shape[1] - 1, device=x.device)
     rows(inner[1:, 1:], part)  # a part of what is computed
     old = inner[:, 1].clone()
     rows(inner[:, 1:], inner[:, 1:])  # in place, on a part of it
@@ -219,7 +219,7 @@ def layouts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def layouts_reference(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    wide = torch.zeros(x.shape[1], 2 * x.shape[0])
+    wide = torch.zeros(x.shape[1], 2 * x.shape[0], device=x.device)
     wide[:, ::2] = x.t() * 10
     inner = x + 1
     part = inner[1:, 1:] * 10
@@ -341,11 +341,11 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[[int]
 }
 
 
-def check(name: str, compiled: Callable[..., Any], n: int = 40) -> Any:
+def check(name: str, compiled: Callable[..., Any], n: int = 40, device: str = "cpu") -> Any:
     """Calls it and its reference on equal arguments, and compares results and arguments."""
     _, reference, arguments = PROGRAMS[name]
     torch.manual_seed(n)
-    given = arguments(n)
+    given = tuple(t.to(device) for t in arguments(n))
     expected = tuple(t.clone() for t in given)
     result = compiled(*given)
     torch.testing.assert_close(result, reference(*expected))

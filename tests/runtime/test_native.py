@@ -18,6 +18,7 @@ from precast.artifact_store.records import GraphInput
 from precast.runtime import native, native_build, native_layout
 from precast.runtime.graph import GraphSpec, graph_call
 from precast.runtime.library import Library
+from tests.children import child
 
 SPEC = GraphSpec((GraphInput((("local", "x"),), False, 0), GraphInput((("local", "self"), ("param", "w")), True, None)), "t", None)
 
@@ -129,3 +130,35 @@ def test_without_a_compiler_building_says_so(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_build_is_deterministic() -> None:
     assert native_build.build() == native_build.build()
+
+
+def test_a_dispatcher_made_before_the_native_runtime_takes_it_up(tmp_path: Path) -> None:
+    """The second of two callables finds what the first compiled, and so never compiles (and builds) itself."""
+    (tmp_path / "two.py").write_text("def double(x):\n    return x * 2\n")
+    said = child(
+        tmp_path,
+        """
+        import threading, torch, precast, two
+        from precast.runtime import native
+        from precast.runtime.api import site_of
+        with torch.no_grad():
+            x = torch.ones(3)
+            first, second = (precast.compile(two.double, store="store") for _ in range(2))
+            parts = [site_of(call).program_for_call()[0] for call in (first, second)]  # both have their dispatchers now
+            assert native.loaded() is None and all(part.on_binding is None for part in parts)
+            first(x)
+            assert native.loaded() is not None and parts[0].on_binding is not None
+            threads = [threading.Thread(target=torch.no_grad()(lambda: second(x))) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            for _ in range(4):
+                assert torch.equal(second(x), x * 2)
+            tables = parts[1].on_binding.__self__
+            before = tables.dispatcher.hits
+            second(x)
+            print(tables.dispatcher.hits - before)
+        """,
+    )
+    assert said.strip() == "1"
