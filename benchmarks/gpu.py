@@ -28,7 +28,7 @@ import gpu_fresh
 import gpu_measure
 import gpu_report
 import torch
-from contenders import environment, import_first
+from contenders import environment, import_first, names_of
 from gpu_contenders import CONTENDERS, first_answer
 from gpu_measure import Result
 from gpu_rows import DEFAULT_ROWS, ROWS, Missing, build
@@ -118,7 +118,7 @@ class Bench:
     def _prepare(self, row: str, name: str, model: torch.nn.Module, inputs: dict[str, Any], want: torch.Tensor) -> gpu_measure.Call:
         """The contender's callable after its first calls, with its compile time and error kept."""
         contender = CONTENDERS[name]
-        import_first(contender)
+        import_first(contender, self.cache)
         _say(f"{row}: preparing {name}")
         start = time.perf_counter()
         call = first_answer(
@@ -164,14 +164,6 @@ def combine(paths: list[Path]) -> Figures:
     return merged
 
 
-def _names(text: str, known: dict[str, Any], what: str) -> list[str]:
-    names = [name for name in text.split(",") if name]
-    for name in names:
-        if name not in known:
-            raise SystemExit(f"unknown {what} {name!r}; known: {', '.join(known)}")
-    return names
-
-
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default=",".join(DEFAULT_ROWS))
@@ -197,9 +189,9 @@ def measure(args: argparse.Namespace, names: list[str], folder: Path) -> Bench:
     os.environ.update(environment(folder / "steady"))
     warnings.filterwarnings("ignore")
     bench = Bench(args, folder)
-    skipped = _names(args.skip, CONTENDERS, "contender")
-    steady = [name for name in _names(args.contenders, CONTENDERS, "contender") if name not in skipped]
-    fresh = _names(args.fresh, CONTENDERS, "contender")
+    skipped = names_of(args.skip, CONTENDERS, "contender")
+    steady = [name for name in names_of(args.contenders, CONTENDERS, "contender") if name not in skipped]
+    fresh = names_of(args.fresh, CONTENDERS, "contender")
     bench.measure_peaks()
     for row in names:
         try:
@@ -223,7 +215,7 @@ def main() -> int:
         show(figures, list(ROWS), args.top)
         print(gpu_report.bars(results(figures)))
         return 0
-    names = _names(args.rows, ROWS, "row")
+    names = names_of(args.rows, ROWS, "row")
     chip = torch.cuda.get_device_name() if args.device != "cpu" else platform.processor()
     print(f"## precast GPU benchmark\n\n{chip}, torch {torch.__version__}, Python {platform.python_version()}\n", flush=True)
     with tempfile.TemporaryDirectory(prefix="precast-bench-") as folder:

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from contenders import Call, Contender
+from contenders import COMPILER, RUNTIME, Call, Contender
 
 TRACER = ("torch._dynamo", "torch._inductor", "torch._inductor.compile_fx", "torch._inductor.codecache", "torch._inductor.cudagraph_trees")
-RUNTIME = ("precast", "precast.runtime.api")  # what the first `precast.compile` would import
 Prepare = Callable[[torch.nn.Module, dict[str, Any], Path], Call]
 
 
@@ -39,7 +38,7 @@ def _rivals() -> list[Contender]:
 
 def _own() -> list[Contender]:
     titles = {"precast": "default", "precast_ro": "reduce-overhead", "precast_max": "max-autotune"}
-    return [Contender(name, f"precast {mode}", _precast(mode), RUNTIME, ours=True) for name, mode in titles.items()]
+    return [Contender(name, f"precast {mode}", _precast(mode), RUNTIME, COMPILER, ours=True) for name, mode in titles.items()]
 
 
 class RanEagerly(RuntimeError):

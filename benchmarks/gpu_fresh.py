@@ -38,7 +38,7 @@ def first_call(row: str, name: str, cache: Path, device: str) -> dict[str, Any]:
     from gpu_rows import build
 
     contender = CONTENDERS[name]
-    import_first(contender)
+    import_first(contender, cache)
     model, inputs = build(row, device)
     gpu = device != "cpu"
     if gpu:

@@ -2,7 +2,8 @@
 
 Per kernel: chains of small reductions that cannot be fused, of two lengths; the slope of host time over the number of kernels that the
 profiler counted (each contender's own), and what is left per call; beside them a C++ loop over the driver's launch.
-Per call: GPT-2 with its 149 inputs (12 layers, narrow) in reduce-overhead, against replaying a CUDA graph that was captured from the same compiled program and asks nothing.
+Per call: GPT-2 with its 149 inputs (12 layers, narrow) in reduce-overhead, against replaying a CUDA graph that was captured from the same
+compiled program and asks nothing.
 Host time is that of calls that return while the device is kept busy by a sleeping kernel, fewer launches than its queue holds at a time.
 
     python benchmarks/gpu_overhead.py [--rounds 15] [--no-cpp-wrapper] [--json FILE]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import report
 import torch
-from contenders import CONTENDERS
+from contenders import CONTENDERS, names_of
 from rounds import Plan, Result, measure
 from rows import DEFAULT_ROWS, ROWS
 
@@ -27,14 +27,6 @@ def _chip() -> str:
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
     return platform.processor()
-
-
-def _names(text: str, known: dict[str, object], what: str) -> list[str]:
-    names = text.split(",")
-    for name in names:
-        if name not in known:
-            raise SystemExit(f"unknown {what} {name!r}; known: {', '.join(known)}")
-    return names
 
 
 def _arguments() -> argparse.Namespace:
@@ -51,9 +43,9 @@ def _arguments() -> argparse.Namespace:
 
 def main() -> int:
     args = _arguments()
-    names = _names(args.rows, dict(ROWS), "row")
+    names = names_of(args.rows, ROWS, "row")
     usual = [c for c in CONTENDERS if not (args.dynamic and c == "aoti")]
-    contenders = _names(args.contenders, dict(CONTENDERS), "contender") if args.contenders else usual
+    contenders = names_of(args.contenders, CONTENDERS, "contender") if args.contenders else usual
     if args.dynamic:
         os.environ["PRECAST_BENCH_DYNAMIC"] = "1"  # for the contenders' processes
     plan = Plan(args.threads, rounds=3, warm=1, block=0.4) if args.quick else Plan(args.threads)

@@ -54,7 +54,7 @@ class Worker:
     def __init__(self, row: str, contender: str, cache: Path) -> None:
         self.contender = CONTENDERS[contender]
         self.cache = cache
-        import_first(self.contender)
+        import_first(self.contender, cache)
         self.model, self.inputs = build(row)
         self.call: Any = None
         self.baseline = 0

@@ -14,7 +14,7 @@ from torch._dynamo.source import RandomValueSource
 
 from precast.artifact_store.constants import Untaggable, object_name
 from precast.artifact_store.guards import Guard, Path, Predicate, canonical_order
-from precast.artifact_store.records import GraphInput, GraphOutput
+from precast.artifact_store.records import CodeDigest, FrameRecord, GraphInput, GraphOutput, TensorConstant
 from precast.capture import aot, dynamo
 from precast.capture.backends import run_backend
 from precast.capture.class_guards import resolution_guards
@@ -93,6 +93,16 @@ def called(fn: Any) -> Any:
     return fn._call_impl if hooked and not own_call else fn.__call__ if own_call else fn
 
 
+@dataclass(frozen=True)
+class _Needs:
+    """What has to hold of a call: guards, why not all can be stored, which cannot be checked, digests of code that they check."""
+
+    guards: list[Guard]
+    problems: list[str]
+    unchecked: list[str]
+    codes: list[str]
+
+
 @dataclass
 class _Capture:
     function: types.FunctionType
@@ -116,66 +126,25 @@ class _Capture:
             raise CaptureRefused(
                 "the call runs under a functorch transform (vmap, grad …)", hint="compile the function that contains the transform"
             )
-        options = self.options
-        traced = dynamo.trace(
-            self.function,
-            dict(self.local_values),
-            self._backend,
-            self._is_bound,
-            options.dynamic,
-            self._path_while_tracing,
-            options.one_graph,
-            self._ask_filter,
-            options.raises,
-        )
-        self._note_aliases(traced.private_names, traced.functions)
-        sizes = traced.output.input_source_to_sizes_strides
-        leaked = integers(traced.bytecode) & set(traced.compared.values())
-        compared = frozenset(source for source, identity in traced.compared.items() if identity not in leaked)
-        context = GuardContext(self.sources, frozenset(traced.output.guard_on_key_order), sizes, compared)
-        self._keep_memory_guards(traced.graphargs or ())
-        waived = set(map(id, self.waived))
-        kept = [guard for guard in traced.output.guards if id(guard) not in waived]
-        translation = translate(newest_forms(kept), context)
-        unnoticed = unguarded(traced.consumed, newest_forms(traced.output.guards), self.sources)
+        traced = self._trace()
         if traced.graphargs is None and not self.needs_grad:
             self.graph = self.compiled = None
+        needs = self._needs(traced)
+        found, missing = self._digests(traced, needs.codes)
         inputs = self._inputs(traced.graphargs or ())
-        shapes, unprintable = shape_guards(traced.output, self.sources)
-        unchecked = [*translation.unchecked, *unnoticed.unchecked, *unprintable]
-        problems = [*translation.uncacheable, *unnoticed.uncacheable, *unprintable]
-        codes = (*traced.output.traced_code, *self.operators.other_code())
-        checked = [code for _, code in {(g.path, str(g.constant)) for g in translation.guards if g.predicate is Predicate.CODE}]
-        found, missing = digests((self.function, *traced.functions), codes, self.function.__code__, checked)
-        assumed, unassumed = constant_digests(traced.constants)
-        found = (*found, *self.operators.digests(), *assumed)
-        problems += [*missing, *unassumed]
         graph, constants = (None, ()) if self.graph is None else lift_constants(self.graph.graph, len(inputs))
         inputs += [GraphInput((("constant", i),), True, None, "constant") for i in range(len(constants))]
-        record = None
-        try:
-            record = frame_record(
-                traced.bytecode, traced.private_names, self.function.__globals__, constants, traced.resumed, traced.broke is not None
-            )
-        except NotPortable as error:
-            problems.append(str(error))
-        held = [*translation.guards, *unnoticed.guards]
-        held += resolution_guards(held, traced.consumed, traced.output.traced_code, (self.function, *traced.functions), self.sources)
-        held += shapes  # which no filter waives
+        record, unportable = self._record(traced, constants)
+        problems = [*needs.problems, *missing, *unportable]
         if self.refused is not None:
-            raise self._refusal(self.refused, [*held, state], problems, inputs)
-        numbers = [*finite(inputs), *within_64_bits(inputs)]
-        guards = [*held, *numbers, *aliasing_guards(inputs, self.sources), *device_guards(inputs, self.sources, record)]
-        if not any(guard.create_fn_name() == "GLOBAL_STATE" for guard in self.waived):
-            guards.append(state)
-        if self.graph is not None and self.graph.absolute:
-            guards = [self._with_offset(guard) for guard in guards]
+            raise self._refusal(self.refused, [*needs.guards, state], problems, inputs)
+        guards = self._all_guards(needs.guards, state, inputs, record)
         problems += [f"guard {text} at capture itself" for guard in guards if (text := failure(guard, self.local_values))]
         return CapturedFrame(
             self.name,
             canonical_order(guards),
             tuple(problems),
-            tuple(unchecked),
+            tuple(needs.unchecked),
             found,
             record,
             graph,
@@ -187,6 +156,69 @@ class _Capture:
             symbols=explained(traced.output, self.sources),
             compiled=self.compiled,
         )
+
+    def _trace(self) -> dynamo.Traced:
+        """Dynamo's part: its guards, the rewritten bytecode, and (through `_backend`) the graph."""
+        traced = dynamo.trace(
+            self.function,
+            dict(self.local_values),
+            self._backend,
+            self._is_bound,
+            self.options.dynamic,
+            self._path_while_tracing,
+            self.options.one_graph,
+            self._ask_filter,
+            self.options.raises,
+        )
+        self._note_aliases(traced.private_names, traced.functions)
+        self._keep_memory_guards(traced.graphargs or ())
+        return traced
+
+    def _needs(self, traced: dynamo.Traced) -> _Needs:
+        """What the traced code read, as portable guards."""
+        sizes = traced.output.input_source_to_sizes_strides
+        leaked = integers(traced.bytecode) & set(traced.compared.values())
+        compared = frozenset(source for source, identity in traced.compared.items() if identity not in leaked)
+        context = GuardContext(self.sources, frozenset(traced.output.guard_on_key_order), sizes, compared)
+        waived = set(map(id, self.waived))
+        kept = [guard for guard in traced.output.guards if id(guard) not in waived]
+        translation = translate(newest_forms(kept), context)
+        unnoticed = unguarded(traced.consumed, newest_forms(traced.output.guards), self.sources)
+        shapes, unprintable = shape_guards(traced.output, self.sources)  # which no filter waives
+        held = [*translation.guards, *unnoticed.guards]
+        resolved = resolution_guards(held, traced.consumed, traced.output.traced_code, (self.function, *traced.functions), self.sources)
+        return _Needs(
+            guards=[*held, *resolved, *shapes],
+            problems=[*translation.uncacheable, *unnoticed.uncacheable, *unprintable],
+            unchecked=[*translation.unchecked, *unnoticed.unchecked, *unprintable],
+            codes=[code for _, code in {(g.path, str(g.constant)) for g in translation.guards if g.predicate is Predicate.CODE}],
+        )
+
+    def _digests(self, traced: dynamo.Traced, checked: list[str]) -> tuple[tuple[CodeDigest, ...], list[str]]:
+        """Digests of the code and of the constant results that the graph was made from, and what of it has none."""
+        codes = (*traced.output.traced_code, *self.operators.other_code())
+        found, missing = digests((self.function, *traced.functions), codes, self.function.__code__, checked)
+        assumed, unassumed = constant_digests(traced.constants)
+        return (*found, *self.operators.digests(), *assumed), [*missing, *unassumed]
+
+    def _record(self, traced: dynamo.Traced, constants: Sequence[TensorConstant]) -> tuple[FrameRecord | None, list[str]]:
+        """The rewritten bytecode as a record, or why it has no portable form."""
+        broke = traced.broke is not None
+        try:
+            names = self.function.__globals__
+            return frame_record(traced.bytecode, traced.private_names, names, constants, traced.resumed, broke), []
+        except NotPortable as error:
+            return None, [str(error)]
+
+    def _all_guards(self, held: Sequence[Guard], state: Guard, inputs: Sequence[GraphInput], record: FrameRecord | None) -> list[Guard]:
+        """The guards of what was read, and those that the graph's own inputs need."""
+        numbers = [*finite(inputs), *within_64_bits(inputs)]
+        guards = [*held, *numbers, *aliasing_guards(inputs, self.sources), *device_guards(inputs, self.sources, record)]
+        if not any(guard.create_fn_name() == "GLOBAL_STATE" for guard in self.waived):
+            guards.append(state)
+        if self.graph is not None and self.graph.absolute:
+            guards = [self._with_offset(guard) for guard in guards]
+        return guards
 
     def _refusal(
         self, refused: CaptureRefused, guards: Sequence[Guard], problems: Sequence[str], inputs: Sequence[GraphInput]
