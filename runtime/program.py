@@ -8,17 +8,16 @@ import os
 import re
 import types
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from precast.artifact_store import Manifest, Store
 from precast.artifact_store.guards import Guard
 from precast.artifact_store.manifest import GuardRow
 from precast.artifact_store.records import FrameRecord
-from precast.runtime import code_digest, devices, region, skips, stance
+from precast.runtime import code_digest, region, skips, stance
 from precast.runtime.backends import Backend
 from precast.runtime.compatibility import why_not
-from precast.runtime.differing import Differing
 from precast.runtime.entry import Entry, LocalsOf
 from precast.runtime.errors import (
     BackendError,
@@ -39,9 +38,9 @@ from precast.runtime.limits import Compiles, Shared
 from precast.runtime.locks import Lock
 from precast.runtime.log import logger, warn
 from precast.runtime.options import CudaGraphOptions, key_options
-from precast.runtime.paths import PathError
+from precast.runtime.shelf import Shelf
 from precast.runtime.source import MemoryBlobs
-from precast.runtime.targets import PTX, is_cuda, rank, resolve, serves, why_unfit
+from precast.runtime.targets import PTX, rank, resolve, serves, why_unfit
 from precast.runtime.variant import Binding, EagerVariant, Variant, takes_numbers
 from precast.runtime.varied import example
 
@@ -109,7 +108,6 @@ class Program:
         self._cuda_graphs = CudaGraphOptions.of(options)
         self.key = program_key(entry.name, self.digest, options, label, backend.identity if backend is not None else "")
         self.locals_of = LocalsOf(self.function)
-        self.variants: list[Variant | EagerVariant] = []
         self.extra_guards = tuple(extra_guards)
         self.on_binding: Callable[[Binding, Mapping[str, Any]], None] | None = None
         self.on_compile: Callable[[], Callable[[], None]] | None = None
@@ -118,17 +116,19 @@ class Program:
         self.on_build: list[Callable[[], None]] = []
         self.around: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None  # makes what it calls between graphs programs, too
         self.resume: Resume | None = None  # makes what continues a frame of this program after a graph break
-        self._lock = Lock()
-        self._known: dict[str, str] = {}  # artifact id -> "" when loaded, else why it is of no use here
-        self._scanned: int | None = None  # when the program's folder in the store had last changed when it was looked through
+        self._shelf = Shelf(self.name, store, self.key, self._open, lambda manifest: why_not(manifest, self))
         self._compiles = Compiles()
-        self._differing = Differing()
         self._missed = False
         self.first_call: tuple[GuardRow, ...] = ()  # that a stance left uncompiled, to learn from it what varies
         self._eager_reason = ""
         self._skipped = False
         self._failures: Counter[str] = Counter()
         self._warned: set[str] = set()
+
+    @property
+    def variants(self) -> Sequence[Variant | EagerVariant]:
+        """What this process has loaded or compiled, in the order in which calls try it."""
+        return self._shelf.variants
 
     @property
     def _shared(self) -> Shared:
@@ -252,106 +252,15 @@ class Program:
 
     def find(self, local_values: Mapping[str, Any]) -> Binding | None:
         """The binding of the first variant whose guards hold; looks into the store when none that is loaded does."""
-        cells = self.locals_of.cells()
-        binding = self._first_fit(self.variants, local_values, cells)
-        if binding is None:
-            binding = self._first_fit(self._scan(), local_values, cells)
+        binding = self._shelf.find(local_values, self.locals_of.cells(), look=not self._eager_reason)
         if binding is None and not self.variants and not self._eager_reason:
             reason = skips.recall(self.store, self.key, compiles=not self.require_hit)
             if reason:
                 self._skip(reason)
         return binding
 
-    def _first_fit(
-        self, variants: Iterable[Variant | EagerVariant], local_values: Mapping[str, Any], cells: Mapping[str, Any]
-    ) -> Binding | None:
-        tried = tuple(variants)
-        for variant in tried:
-            try:
-                if stance.state.stance.skip_guards:
-                    if not self._differing.check(variant, tried, local_values, cells):
-                        continue
-                elif not variant.check(local_values, cells):
-                    continue
-                binding = variant.bind(local_values, cells)
-            except LoadError as error:
-                self._drop(variant, str(error))
-                continue
-            except PathError:
-                continue  # what the graph reads is not there, and the guard that would have said so was waived by a filter
-            if not variant.hits and variant.stored:
-                logger("store").info("hit: %s: artifact %s for %s", self.name, variant.artifact_id[:12], variant.target)
-            self._count_hit(variant)
-            return binding
-        return None
-
-    def _count_hit(self, variant: Variant | EagerVariant) -> None:
-        variant.hits += 1
-        if variant.hits == 1 and variant.stored:
-            self.store.used(variant.artifact_id)
-        if self.variants and self.variants[0] is not variant:
-            with self._lock:
-                if variant in self.variants:
-                    self._put_first(variant)
-
-    def _put_first(self, variant: Variant | EagerVariant) -> None:
-        """Try it before the others; a symbolic one behind those made for one size, which are faster where they fit."""
-        others = [other for other in self.variants if other is not variant]
-        position = sum(not other.symbolic for other in others) if variant.symbolic else 0
-        self.variants = [*others[:position], variant, *others[position:]]
-
-    # -- loading
-
-    def _scan(self) -> list[Variant]:
-        """Variants that the store holds and this process has not seen; best target first."""
-        if self._eager_reason:
-            return []
-        with self._lock:
-            stamp = self._folder_stamp()
-            if stamp is not None and stamp == self._scanned:
-                return []
-            self._scanned = stamp
-            fresh = [m for m in self.store.variants(self.key) if m.artifact_id not in self._known]
-            usable: list[tuple[int, Variant]] = []
-            for manifest in fresh:
-                reason = why_not(manifest, self)
-                self._known[manifest.artifact_id] = reason
-                if reason:
-                    logger("runtime").info("%s: %s is of no use here: %s", self.name, manifest.artifact_id[:12], reason)
-                    if is_cuda(manifest.target) and devices.unknown():
-                        del self._known[manifest.artifact_id]  # asked again once CUDA has been started
-                        self._scanned = None
-                    continue
-                variant = self._open(manifest, self.store, stored=True)
-                if variant is not None:
-                    usable.append((rank(manifest.target) or 0, variant))
-            found = [variant for _, variant in sorted(usable, key=lambda pair: (pair[0], pair[1].symbolic))]
-            self.variants.extend(found)
-            return found
-
-    def _folder_stamp(self) -> int | None:
-        """When an artifact was last added to or removed from this program's folder; 0 where there is none, None when it cannot be said."""
-        try:
-            return os.stat(self.store.root / "programs" / self.key).st_mtime_ns
-        except FileNotFoundError:
-            return 0
-        except OSError:
-            return None
-
-    def _open(self, manifest: Manifest, source: Any, stored: bool, graph: Callable[..., Any] | None = None) -> Variant | None:
-        try:
-            return Variant(manifest, source, self.entry, self.extra_guards, stored, self.build_frame, graph, self._cuda_graphs)
-        except (LoadError, ValueError, TypeError, KeyError) as error:
-            self._known[manifest.artifact_id] = str(error)
-            logger("runtime").warning("miss: %s: artifact %s cannot be used: %s", self.name, manifest.artifact_id[:12], error)
-            return None
-
-    def _drop(self, variant: Variant | EagerVariant, reason: str) -> None:
-        logger("runtime").warning("miss: %s: %s", self.name, reason)
-        with self._lock:
-            self._known[variant.artifact_id] = reason
-            if variant in self.variants:
-                self.variants.remove(variant)
+    def _open(self, manifest: Manifest, source: Any, stored: bool, graph: Callable[..., Any] | None) -> Variant:
+        return Variant(manifest, source, self.entry, self.extra_guards, stored, self.build_frame, graph, self._cuda_graphs)
 
     # -- missing
 
@@ -493,11 +402,9 @@ class Program:
                 abandon()
 
         def abandon() -> None:
-            with self._lock:
-                self.variants = [variant for variant in self.variants if variant is not pending]
+            self._shelf.remove(pending)
 
-        with self._lock:
-            self.variants.insert(0, pending)
+        self._shelf.put_eager(pending)
         from precast.runtime import background  # not on the warm path
 
         background.submit(background.Job(run, abandon))
@@ -512,34 +419,24 @@ class Program:
         try:
             binding = variant.bind(local_values, cells)
         except LoadError as error:
-            self._drop(variant, str(error))
+            self._shelf.drop(variant, str(error))
             raise
-        self._count_hit(variant)
+        self._shelf.count_hit(variant)
         return binding
 
     def _adopt(self, outcome: str | InProcess) -> Variant:
         """The variant that the compile callable just made, loaded as a warm start would load it. Raises LoadError."""
-        with self._lock:
-            if isinstance(outcome, InProcess):
-                logger("runtime").info("%s: kept in this process only: %s", self.name, outcome.reason or "it cannot be stored")
-                if self.is_part:
-                    self._keep_skip(f"it cannot be stored: {outcome.reason}", graph=bool(outcome.manifest.graphs))
-                self._refuse_unfit(outcome.manifest)
-                variant = self._open(outcome.manifest, MemoryBlobs(outcome.blobs), stored=False, graph=outcome.graph)
-                artifact_id = outcome.manifest.artifact_id
-            else:
-                artifact_id = outcome
-                manifest = self.store.get(outcome, self.key)
-                if manifest is None:
-                    raise LoadError(f"the artifact {outcome[:12]} cannot be read back from {self.store!r}")
-                self._refuse_unfit(manifest)
-                variant = self._open(manifest, self.store, stored=True)
-            if variant is None:
-                raise LoadError(self._known[artifact_id])
-            self._known[variant.artifact_id] = ""
-            self.variants = [other for other in self.variants if other.artifact_id != variant.artifact_id]
-            self._put_first(variant)
-            return variant
+        if isinstance(outcome, InProcess):
+            logger("runtime").info("%s: kept in this process only: %s", self.name, outcome.reason or "it cannot be stored")
+            if self.is_part:
+                self._keep_skip(f"it cannot be stored: {outcome.reason}", graph=bool(outcome.manifest.graphs))
+            self._refuse_unfit(outcome.manifest)
+            return self._shelf.put(outcome.manifest, MemoryBlobs(outcome.blobs), stored=False, graph=outcome.graph)
+        manifest = self.store.get(outcome, self.key)
+        if manifest is None:
+            raise LoadError(f"the artifact {outcome[:12]} cannot be read back from {self.store!r}")
+        self._refuse_unfit(manifest)
+        return self._shelf.put(manifest, self.store, stored=True)
 
     @staticmethod
     def _refuse_unfit(manifest: Manifest) -> None:
@@ -588,7 +485,7 @@ class Program:
             return None
         self._warn(refusal.reason, f"runs eagerly: {text}")
         variant = EagerVariant(self.entry, (*refusal.guards, *self.extra_guards), refusal.unless)
-        self.variants.insert(0, variant)
+        self._shelf.put_eager(variant)
         return variant.bind(local_values, self.locals_of.cells())
 
     def _skip(self, reason: str) -> None:
@@ -613,16 +510,13 @@ class Program:
 
     def reset(self) -> None:
         """Forget loaded variants, compile counts and refusals; the store keeps what it has."""
-        with self._lock:
-            self.variants.clear()
-            self._known.clear()
-            self._scanned = None
-            self._failures.clear()
-            self._warned.clear()
-            self._compiles.reset(self._shared)
-            self._missed = False
-            self.first_call = ()
-            self._eager_reason = ""
-            self._skipped = False
+        self._shelf.clear()
+        self._failures.clear()
+        self._warned.clear()
+        self._compiles.reset(self._shared)
+        self._missed = False
+        self.first_call = ()
+        self._eager_reason = ""
+        self._skipped = False
         for forget in self.on_reset:
             forget()
