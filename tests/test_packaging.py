@@ -114,6 +114,14 @@ def test_every_dependency_is_pinned_and_explained() -> None:
             assert name in table, f"{name} is not explained in docs/dependencies.md"
 
 
+def test_every_dependency_is_imported() -> None:
+    sources = [path.read_text("utf-8") for folder in FOLDERS.values() for path in (ROOT / folder).rglob("*.py")]
+    for need in PROJECT["project"]["dependencies"]:
+        name = re.split(r"[\[<>=; ]", need)[0]
+        imports = re.compile(rf"^\s*(import|from) {name}\b", re.MULTILINE)
+        assert any(map(imports.search, sources)), f"nothing imports {name}: drop it from pyproject.toml"
+
+
 def test_the_licence_is_whole() -> None:
     text = (ROOT / "LICENSE").read_text("utf-8")
     assert text.lstrip().startswith("Apache License\n") and "END OF TERMS AND CONDITIONS" in text and len(text) > 11000
