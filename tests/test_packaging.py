@@ -122,6 +122,14 @@ def test_every_dependency_is_imported() -> None:
         assert any(map(imports.search, sources)), f"nothing imports {name}: drop it from pyproject.toml"
 
 
+def test_every_environment_variable_is_in_the_table() -> None:
+    table = (ROOT / "docs" / "controls.md").read_text("utf-8")
+    sources = [path.read_text("utf-8") for folder in FOLDERS.values() for path in (ROOT / folder).rglob("*.py")]
+    read = {name for text in sources for name in re.findall(r"""["'](PRECAST_[A-Z_]+)["']""", text)}
+    assert "PRECAST_STORE" in read
+    assert sorted(name for name in read if f"| `{name}`" not in table) == []
+
+
 def test_the_licence_is_whole() -> None:
     text = (ROOT / "LICENSE").read_text("utf-8")
     assert text.lstrip().startswith("Apache License\n") and "END OF TERMS AND CONDITIONS" in text and len(text) > 11000
