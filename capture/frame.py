@@ -1,4 +1,4 @@
-"""What capture hands to the rest: one frame with its graph, guards, inputs, outputs and rewritten bytecode. See docs/architecture.md."""
+"""What capture hands to the rest: one frame with its graph, guards, inputs, outputs and rewritten bytecode. See docs/internals.md."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Compiled graphs: a shared object opened, its wanted C shims resolved in the torch that is loaded, ready to run.
 
-The object has no DT_NEEDED on torch: the loader hands it a table of addresses (docs/architecture.md), so that a symbol which this torch
+The object has no DT_NEEDED on torch: the loader hands it a table of addresses (docs/internals.md), so that a symbol which this torch
 lacks is a clean miss with a reason and not a failing dlopen.
 """
 
