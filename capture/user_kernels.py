@@ -25,7 +25,7 @@ from precast.artifact_store.constants import Untaggable, object_name, tag
 from precast.artifact_store.records import CodeDigest
 from precast.capture.frame import CaptureRefused
 from precast.capture.mutating_ops import may_write, only_copied_back
-from precast.capture.windows import apart, same_window, storage_of
+from precast.capture.windows import apart, same_window, storage_of, symbolic
 from precast.runtime.kernel_digest import KERNEL, find_kernel, kernel_digest, layers, unreadable
 
 FUNCTIONAL = triton_kernel_wrapper_functional
@@ -107,7 +107,9 @@ def _refuse_overlaps(name: str, node: torch.fx.Node) -> None:
         for parameter, other in given.items():
             if _shares_storage(other, base) and not _shows(other, base) and not apart(other.meta["val"], base.meta["val"]):
                 reason = f"the Triton kernel {name} writes {written}, which shares memory with {parameter}"
-                raise CaptureRefused(reason, hint="pass a copy of one of them")
+                refused = CaptureRefused(reason, hint="pass a copy of one of them")
+                refused.symbols = symbolic(other.meta["val"]) or symbolic(base.meta["val"])  # with plain sizes more can be told apart
+                raise refused
 
 
 def _shares_storage(argument: Any, base: torch.fx.Node) -> bool:

@@ -27,8 +27,13 @@ def apart(a: torch.Tensor, b: torch.Tensor) -> bool:
     (first, last), (other_first, other_last) = _reach(a), _reach(b)
     if statically_known_true(last < other_first) or statically_known_true(other_last < first):
         return True
-    known = all(type(n) is int for tensor in (a, b) for n in (*tensor.shape, *tensor.stride(), tensor.storage_offset()))
+    known = not symbolic(a) and not symbolic(b)
     return known and any(_apart_in(period, a, b) for period in {*a.stride(), *b.stride()} - {0})
+
+
+def symbolic(tensor: torch.Tensor) -> bool:
+    """Whether a size, stride or offset is no plain number."""
+    return not all(type(n) is int for n in (*tensor.shape, *tensor.stride(), tensor.storage_offset()))
 
 
 def _reach(tensor: torch.Tensor) -> tuple[int | torch.SymInt, int | torch.SymInt]:

@@ -228,8 +228,10 @@ def eligible(code: types.CodeType, namespace: Mapping[str, Any]) -> bool:
     module = str(namespace.get("__name__", ""))
     if code.co_flags & _GENERATORS or not code.co_flags & inspect.CO_OPTIMIZED or code.co_qualname.startswith(OWN_CODE):
         return False
-    if code.co_name.startswith("torch_dynamo_resume_in") or code.co_name in ("__setattr__", "<genexpr>", "<module>"):
+    if code.co_name.startswith("torch_dynamo_resume_in") or code.co_name == "__setattr__":
         return False
+    if code.co_name.startswith("<") and code.co_name != "<lambda>":
+        return False  # modules, comprehensions (whose argument has no name of its own)
     if code.co_filename.startswith("<frozen ") or code.co_filename.startswith("<precast "):
         return False
     package = module.partition(".")[0]

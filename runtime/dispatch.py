@@ -24,17 +24,17 @@ Slow = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
 
 def make_dispatcher(program: Program, entry: Entry, slow: Slow) -> Callable[..., Any]:
     """A callable that takes the user's arguments (without the entry's prefix) and runs `program`; `slow` finds what no table knows."""
-    native.find(program.store)
-    fast = _native_dispatcher(program, entry, slow)
+    tried = native.find(program.store) is not None
+    fast = _native_dispatcher(program, entry, slow) if tried else None
     if fast is not None:
         return fast
-    return _python_dispatcher(program, entry, slow)
+    return _python_dispatcher(program, entry, slow, tried)
 
 
-def _python_dispatcher(program: Program, entry: Entry, slow: Slow) -> Callable[..., Any]:
+def _python_dispatcher(program: Program, entry: Entry, slow: Slow, tried: bool) -> Callable[..., Any]:
+    """`tried`: the native runtime is there, and has no dispatcher for this program."""
     prefix, keywords = entry.prefix, dict(entry.keywords)
     fast: Callable[..., Any] | None = None
-    tried = native.loaded() is not None
     lock = Lock()
 
     def dispatch(*args: Any, **kwargs: Any) -> Any:
@@ -95,6 +95,7 @@ class Tables:
         self._lock = Lock()
         self._unused = 0
         self._hits_then = 0
+        self._resets = 0
         program.on_binding = self.remember
         program.on_reset.append(self.forget)
 
@@ -104,6 +105,7 @@ class Tables:
 
         if binding.variant.hits < 2 or not binding.variant.tabled or not self._worth_it():
             return  # a table takes longer than the check: a first answer does not wait for it, and a second call is the first to gain
+        resets = self._resets
         plan = binding.variant.plan(self.names)
         cells = self._program.locals_of.cells
         try:
@@ -119,7 +121,7 @@ class Tables:
             logger("guards").info("%s: a guard table does not hold for the call that it was made from", self._program.name)
             return
         logger("guards").debug("%s: guard table %s", self._program.name, table.sizes())
-        self._add(table, binding.frame)
+        self._add(table, binding.frame, resets)
 
     def _worth_it(self) -> bool:
         with self._lock:
@@ -128,8 +130,10 @@ class Tables:
             self._hits_then = hits
             return self._unused < PATIENCE or self._unused & (self._unused - 1) == 0
 
-    def _add(self, table: Any, frame: Callable[..., Any]) -> None:
+    def _add(self, table: Any, frame: Callable[..., Any], resets: int) -> None:
         with self._lock:
+            if resets != self._resets:
+                return  # forgotten while it was recorded
             tables = self._made.setdefault(frame, [])
             tables.append(table)
             self.dispatcher.add(table, frame)
@@ -142,5 +146,6 @@ class Tables:
 
     def forget(self) -> None:
         with self._lock:
+            self._resets += 1
             self._made.clear()
             self.dispatcher.clear()

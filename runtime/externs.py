@@ -80,7 +80,7 @@ class Externs:
                 result = results[i]
                 outs[i] = None if result is None else new_handle(result)
             return 0
-        except Exception as problem:  # noqa: BLE001 - nothing may cross into C; the caller raises it
+        except BaseException as problem:  # noqa: BLE001 - nothing may cross into C, not even Ctrl-C; the caller raises it
             _leave_message(problem, error, capacity)
             return 1
 
@@ -97,7 +97,7 @@ def take_exception() -> BaseException | None:
     return problem
 
 
-def _leave_message(problem: Exception, error: int, capacity: int) -> None:
+def _leave_message(problem: BaseException, error: int, capacity: int) -> None:
     _pending.problem = problem
     data = f"{PENDING} {problem}".encode(errors="replace")[: capacity - 1] + b"\0"
     ctypes.memmove(error, data, len(data))

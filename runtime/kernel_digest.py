@@ -52,8 +52,8 @@ def layers(kernel: Any) -> list[Any]:
     return found if isinstance(kernel, types.FunctionType) else []
 
 
-_digests: dict[str, tuple[Any, str]] = {}
-"""The kernel last found under a name, and its digest: one that is defined anew under the same name is another kernel."""
+_digests: dict[str, tuple[Any, tuple[Any, ...], str]] = {}
+"""The kernel last found under a name, its configurations, its digest: one that is defined anew under the same name is another."""
 
 
 def kernel_digest(name: str, again: bool = False) -> str:
@@ -65,10 +65,16 @@ def kernel_digest(name: str, again: bool = False) -> str:
     if found is None:
         return ""
     known = _digests.get(name)
-    if again or known is None or known[0] is not found:
+    configs = configurations(found)
+    if again or known is None or known[0] is not found or known[1] != configs:
         text = "\n".join([*(_decorator(layer) for layer in layers(found)[:-1]), *_sources(layers(found)[-1])])
-        known = _digests[name] = found, hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-    return known[1]
+        known = _digests[name] = found, configs, hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return known[2]
+
+
+def configurations(kernel: Any) -> tuple[Any, ...]:
+    """The configurations that the kernel's autotuners choose from now; people replace them while a process runs."""
+    return tuple(config for layer in layers(kernel) for config in getattr(layer, "configs", ()))
 
 
 def forget() -> None:

@@ -87,10 +87,10 @@ def _load(path: Path) -> None:
     except (ImportError, LayoutUnknown, AttributeError) as error:
         _fail(f"the native runtime cannot be used: {error}")
         return
-    _state.module = module
     _state.tables = tags_are_sound(module)
     stance.state.listeners.append(module.force_eager)
     module.force_eager(stance.state.detour)
+    _state.module = module  # last: threads that ask without the lock take it as it is
 
 
 def _fail(reason: str) -> None:

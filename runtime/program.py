@@ -116,7 +116,7 @@ class Program:
         self.on_build: list[Callable[[], None]] = []
         self.around: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None  # makes what it calls between graphs programs, too
         self.resume: Resume | None = None  # makes what continues a frame of this program after a graph break
-        self._shelf = Shelf(self.name, store, self.key, self._open, lambda manifest: why_not(manifest, self))
+        self._shelf = Shelf(self)
         self._compiles = Compiles()
         self._missed = False
         self.first_call: tuple[GuardRow, ...] = ()  # that a stance left uncompiled, to learn from it what varies
@@ -211,7 +211,7 @@ class Program:
         if self._skipped:
             return "skipped", "", self._eager_reason
         with _compile_lock:
-            compiled = self.on_compile() if self.on_compile is not None else None
+            compiled = self._begin()
             try:
                 outcome = _compile_callable()(self, args, kwargs)
                 if isinstance(outcome, Deferred):
@@ -229,6 +229,11 @@ class Program:
         if isinstance(outcome, InProcess):
             return "eager", "", f"cannot be stored: {outcome.reason}"
         return "compiled", outcome, ""
+
+    def _begin(self) -> Callable[[], None] | None:
+        """Tell who waits for it that a compile begins; what to call when it ends."""
+        notice = self.on_compile  # which another thread may take away
+        return notice() if notice is not None else None
 
     def _known_here(self, local_values: Mapping[str, Any]) -> str:
         binding = self.find(local_values)
@@ -259,8 +264,13 @@ class Program:
                 self._skip(reason)
         return binding
 
-    def _open(self, manifest: Manifest, source: Any, stored: bool, graph: Callable[..., Any] | None) -> Variant:
+    def open_variant(self, manifest: Manifest, source: Any, stored: bool, graph: Callable[..., Any] | None) -> Variant:
+        """A variant of this program, from where its blobs are. Raises what it cannot be read with."""
         return Variant(manifest, source, self.entry, self.extra_guards, stored, self.build_frame, graph, self._cuda_graphs)
+
+    def useless(self, manifest: Manifest) -> str:
+        """Why an artifact of the store cannot serve here; "" where it can."""
+        return why_not(manifest, self)
 
     # -- missing
 
@@ -345,7 +355,7 @@ class Program:
         return self._failures.most_common(1)[0][0] if self._failures else "none (the variants were made for other targets or versions)"
 
     def _compile(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], local_values: Mapping[str, Any]) -> Binding | None:
-        compiled = self.on_compile() if self.on_compile is not None else None
+        compiled = self._begin()
         outcome: str | InProcess | Deferred = ""
         in_vain = False
         try:

@@ -23,6 +23,7 @@ from precast.artifact_store.guards import Guard, Path, Predicate
 from precast.runtime.class_digest import functions_described
 from precast.runtime.guard_eval import compile_checker
 from precast.runtime.guard_rules import joined, span
+from precast.runtime.kernel_digest import layers
 from precast.runtime.objects import ABSENT, Opaque, instance_dict, lacks_on_class, read_attribute
 from precast.runtime.paths import describe
 
@@ -368,8 +369,10 @@ class _Recording:
         match guard.predicate:
             case Predicate.TYPE:
                 self.slot(place, "type")
-            case Predicate.IS | Predicate.NOT_NONE | Predicate.KERNEL:
+            case Predicate.IS | Predicate.NOT_NONE:
                 return  # its identity is recorded
+            case Predicate.KERNEL:
+                self._configurations(place)
             case Predicate.EQUALS | Predicate.BASE_EQUALS:
                 self._constant(place, guard.predicate)
             case Predicate.TENSOR | Predicate.RUNS_ON:
@@ -392,6 +395,15 @@ class _Recording:
                 self._code(place)
             case _:
                 raise Opaque
+
+    def _configurations(self, kernel: Any) -> None:
+        """What the digest of a kernel reads that may be replaced in place: the lists of its autotuners."""
+        for layer in layers(kernel):
+            if "configs" in layer.__dict__:
+                self.key(self._own(layer), "configs")
+                if type(layer.configs) is not list:
+                    raise Opaque
+                self._once("items", layer.configs)
 
     def _constant(self, value: Any, predicate: Predicate) -> None:
         """What an equality guard read of an object that stays the same object: nothing more if it is immutable."""

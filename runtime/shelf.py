@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from precast.artifact_store import Manifest, Store
 from precast.runtime import devices, stance
@@ -16,23 +16,27 @@ from precast.runtime.paths import PathError
 from precast.runtime.targets import is_cuda, rank
 from precast.runtime.variant import Binding, EagerVariant, Variant
 
-Open = Callable[[Manifest, Any, bool, "Callable[..., Any] | None"], Variant]
-"""Of a manifest, where its blobs are, whether those are in the store, and a graph that is already there."""
+
+class Owner(Protocol):
+    """The program whose variants these are. Parts of programs get their names and keys after they were made: both are asked for anew."""
+
+    name: str
+    key: str
+    store: Store
+
+    def open_variant(self, manifest: Manifest, source: Any, stored: bool, graph: Callable[..., Any] | None) -> Variant:
+        """Of a manifest, where its blobs are, whether those are in the store, and a graph that is already there."""
+
+    def useless(self, manifest: Manifest) -> str:
+        """Why an artifact of the store cannot serve here; "" where it can."""
 
 
 class Shelf:
-    """`variants` is replaced or changed under a lock, and may be read at any time.
+    """`variants` is replaced as a whole under a lock, and may be read at any time."""
 
-    `opened` makes a variant. `useless` says why an artifact of the store cannot serve here, "" where it can.
-    """
-
-    def __init__(self, name: str, store: Store, key: str, opened: Open, useless: Callable[[Manifest], str]) -> None:
-        self.name = name
-        self.store = store
-        self.key = key
+    def __init__(self, owner: Owner) -> None:
         self.variants: list[Variant | EagerVariant] = []
-        self._opened = opened
-        self._useless = useless
+        self._owner = owner
         self._lock = Lock()
         self._known: dict[str, str] = {}  # artifact id -> "" when loaded, else why it is of no use here
         self._scanned: int | None = None  # when the program's folder in the store had last changed when it was looked through
@@ -63,7 +67,7 @@ class Shelf:
             except PathError:
                 continue  # what the graph reads is not there, and the guard that would have said so was waived by a filter
             if not variant.hits and variant.stored:
-                logger("store").info("hit: %s: artifact %s for %s", self.name, variant.artifact_id[:12], variant.target)
+                logger("store").info("hit: %s: artifact %s for %s", self._owner.name, variant.artifact_id[:12], variant.target)
             self.count_hit(variant)
             return binding
         return None
@@ -72,7 +76,7 @@ class Shelf:
         """A call uses it: the next one tries it first."""
         variant.hits += 1
         if variant.hits == 1 and variant.stored:
-            self.store.used(variant.artifact_id)
+            self._owner.store.used(variant.artifact_id)
         if self.variants and self.variants[0] is not variant:
             with self._lock:
                 if variant in self.variants:
@@ -94,15 +98,15 @@ class Shelf:
                 return []
             self._scanned = stamp
             usable: list[tuple[int, Variant]] = []
-            for manifest in [m for m in self.store.variants(self.key) if m.artifact_id not in self._known]:
-                reason = self._known[manifest.artifact_id] = self._useless(manifest)
+            for manifest in [m for m in self._owner.store.variants(self._owner.key) if m.artifact_id not in self._known]:
+                reason = self._known[manifest.artifact_id] = self._owner.useless(manifest)
                 if reason:
-                    logger("runtime").info("%s: %s is of no use here: %s", self.name, manifest.artifact_id[:12], reason)
+                    logger("runtime").info("%s: %s is of no use here: %s", self._owner.name, manifest.artifact_id[:12], reason)
                     if is_cuda(manifest.target) and devices.unknown():
                         del self._known[manifest.artifact_id]  # asked again once CUDA has been started
                         self._scanned = None
                     continue
-                variant = self._open(manifest, self.store, stored=True)
+                variant = self._open(manifest, self._owner.store, stored=True)
                 if variant is not None:
                     usable.append((rank(manifest.target) or 0, variant))
             found = [variant for _, variant in sorted(usable, key=lambda pair: (pair[0], pair[1].symbolic))]
@@ -112,7 +116,7 @@ class Shelf:
     def _folder_stamp(self) -> int | None:
         """When an artifact was last added to or removed from this program's folder; 0 where there is none, None when it cannot be said."""
         try:
-            return os.stat(self.store.root / "programs" / self.key).st_mtime_ns
+            return os.stat(self._owner.store.root / "programs" / self._owner.key).st_mtime_ns
         except FileNotFoundError:
             return 0
         except OSError:
@@ -120,10 +124,10 @@ class Shelf:
 
     def _open(self, manifest: Manifest, source: Any, stored: bool, graph: Callable[..., Any] | None = None) -> Variant | None:
         try:
-            return self._opened(manifest, source, stored, graph)
+            return self._owner.open_variant(manifest, source, stored, graph)
         except (LoadError, ValueError, TypeError, KeyError) as error:
             self._known[manifest.artifact_id] = str(error)
-            logger("runtime").warning("miss: %s: artifact %s cannot be used: %s", self.name, manifest.artifact_id[:12], error)
+            logger("runtime").warning("miss: %s: artifact %s cannot be used: %s", self._owner.name, manifest.artifact_id[:12], error)
             return None
 
     def put(self, manifest: Manifest, source: Any, stored: bool, graph: Callable[..., Any] | None = None) -> Variant:
@@ -151,7 +155,7 @@ class Shelf:
 
     def drop(self, variant: Variant | EagerVariant, reason: str) -> None:
         """It turned out to be of no use: not tried again in this process."""
-        logger("runtime").warning("miss: %s: %s", self.name, reason)
+        logger("runtime").warning("miss: %s: %s", self._owner.name, reason)
         with self._lock:
             self._known[variant.artifact_id] = reason
             self.variants = [other for other in self.variants if other is not variant]

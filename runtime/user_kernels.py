@@ -47,10 +47,14 @@ class Launch:
         """The grid of the configuration that the autotuner tries or has chosen."""
 
         def grid(meta: Mapping[str, Any]) -> tuple[int, ...]:
-            for config, sizes in zip(self.configs, grids, strict=True):
-                if all(meta.get(name) == value for name, value in config.items()):
-                    return tuple(sizes)
-            raise RuntimeError("a Triton kernel is launched in a configuration that it did not have when the graph was compiled")
+            fitting = [
+                (len(config), tuple(sizes))
+                for config, sizes in zip(self.configs, grids, strict=True)
+                if all(name in meta and meta[name] == value for name, value in config.items())
+            ]
+            if not fitting:
+                raise RuntimeError("a Triton kernel is launched in a configuration that it did not have when the graph was compiled")
+            return max(fitting, key=lambda found: found[0])[1]  # a configuration that names fewer constants fits others, too
 
         return grid
 

@@ -268,6 +268,38 @@ def keeping(x):
     return keep(x * 2) + keep(x * 3).sum()
 
 
+INTERRUPTS: list[type[BaseException]] = []
+
+
+@torch.library.custom_op("precast_custom::stop", mutates_args=())
+def stop(x: torch.Tensor) -> torch.Tensor:
+    if INTERRUPTS:
+        raise INTERRUPTS.pop()
+    return x + 1
+
+
+@stop.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("precast_custom::stop_", mutates_args={"x"})
+def stop_(x: torch.Tensor) -> None:
+    if INTERRUPTS:
+        raise INTERRUPTS.pop()
+    x.add_(1)
+
+
+def stopping(x):
+    return stop(x * 2) + 0.5
+
+
+def stopping_in_place(x):
+    y = x * 2
+    stop_(y)
+    return y + 0.5
+
+
 def refusing(x):
     return refuse(x * 2, 1.0) + 1
 

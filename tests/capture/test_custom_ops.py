@@ -65,6 +65,20 @@ def test_an_exception_of_the_body_arrives_as_it_is(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("problem", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("name", ["stopping", "stopping_in_place"])
+def test_an_interrupt_of_the_body_arrives_as_it_is(name: str, problem: type[BaseException], tmp_path: Path) -> None:
+    """Ctrl-C while an operator runs, or while Triton compiles a kernel, must not be lost at the border to C."""
+    compiled = precast.compile(getattr(custom_operators, name), store=tmp_path)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(torch.ones(3, 4)), torch.full((3, 4), 3.5))
+        custom_operators.INTERRUPTS.append(problem)
+        with pytest.raises(problem):
+            compiled(torch.ones(3, 4))
+    assert not custom_operators.INTERRUPTS
+
+
+@torch.no_grad()
 def test_a_result_that_the_fake_implementation_did_not_promise(tmp_path: Path) -> None:
     compiled = precast.compile(custom_operators.lying, store=tmp_path)
     for x, found in ((torch.ones(3, 4), r"float64\[3, 4\]"), (-torch.ones(3, 4), r"float32\[1, 4\]")):

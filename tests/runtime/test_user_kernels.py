@@ -106,7 +106,29 @@ def test_sizes_that_vary(name: str, tmp_path: Path) -> None:
         programs.check(name, compiled, n)
     variants = site_of(compiled).programs[0].variants
     assert all(variant.stored for variant in variants)
-    assert len(variants) == (3 if name == "layouts" else 1)  # one for each power of two, where that is a constexpr
+    # one for each power of two, where that is a constexpr; one for each size, where only plain sizes show that columns are apart
+    assert len(variants) == {"layouts": 3, "columns": 4}.get(name, 1)
+
+
+def test_columns_beside_one_another_stay_compiled_when_sizes_vary(tmp_path: Path) -> None:
+    """Only plain sizes show that they are apart: where sizes would become symbolic, they do not."""
+    compiled = precast.compile(programs.columns, store=tmp_path, fullgraph=True)
+    for n in (40, 33, 20, 40):
+        programs.check("columns", compiled, n)
+
+
+def test_other_configurations_are_another_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """People trim an autotuner's list while a process runs: grids were computed for the configurations of before."""
+    compiled = precast.compile(programs.guided, store=tmp_path, fullgraph=True)
+    for _ in range(4):
+        programs.check("guided", compiled)
+    monkeypatch.setattr(programs.guided_kernel, "configs", [triton.Config({"BLOCK": 16})])
+    for _ in range(4):
+        programs.check("guided", compiled)
+    programs.guided_kernel.configs[:] = [triton.Config({"BLOCK": 32})]
+    for _ in range(4):
+        programs.check("guided", compiled)
+    assert len(site_of(compiled).programs[0].variants) == 3
 
 
 SOURCE = """
