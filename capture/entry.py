@@ -201,7 +201,7 @@ class _Capture:
         assumed, unassumed = constant_digests(traced.constants)
         return (*found, *self.operators.digests(), *assumed), [*missing, *unassumed]
 
-    def _record(self, traced: dynamo.Traced, constants: Sequence[TensorConstant]) -> tuple[FrameRecord | None, list[str]]:
+    def _record(self, traced: dynamo.Traced, constants: tuple[TensorConstant, ...]) -> tuple[FrameRecord | None, list[str]]:
         """The rewritten bytecode as a record, or why it has no portable form."""
         broke = traced.broke is not None
         try:
