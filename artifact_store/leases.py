@@ -22,6 +22,7 @@ from pathlib import Path
 
 from precast.artifact_store.errors import DamagedRecord
 from precast.artifact_store.serial import pack, unpack
+from precast.artifact_store.tiers import Folder
 
 log = logging.getLogger("precast.store")
 
@@ -94,7 +95,7 @@ def _create(path: Path, token: str) -> bool:
     """Make the lease file, or False when somebody holds it."""
     holder = pack({"token": token, "pid": os.getpid(), "place": _place(), "started": _started(os.getpid())})
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        Folder(path.parent.parent).make_folder(path.parent)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         return False

@@ -122,6 +122,7 @@ class Store:
         if digest(data) != digest_:
             self._quarantine(name, f"content does not match its digest ({len(data)} bytes)")
             return None
+        self._known_bad.discard(name)
         return data
 
     def blob_path(self, digest_: str) -> Path | None:
@@ -142,6 +143,19 @@ class Store:
     def complete(self, manifest: Manifest) -> bool:
         """Whether every blob of an artifact is here and right: what "compiled already" must mean, since blobs may have been damaged."""
         return all(self.blob_path(blob) is not None for blob in manifest.blobs)
+
+    def why_unread(self, program_key: str) -> str:
+        """Why what is stored of a program cannot be read, as a sentence's end; empty where nothing is in the way."""
+        if self.problem:
+            return self.problem
+        for name in ("objects", "programs", f"programs/{program_key}", *self.manifest_names(program_key)):
+            try:
+                os.close(os.open(self._folder.path(name), os.O_RDONLY | os.O_CLOEXEC))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                return f"store {self.root}: {name} cannot be read ({error.strerror}); {_advice()}"
+        return ""
 
     # -- writing
 
@@ -281,16 +295,23 @@ class Store:
 
     def _quarantine(self, name: str, reason: str) -> None:
         """Move a bad entry out of the way, or where the store cannot be written remember it as bad for this process."""
+        if name in self._known_bad:
+            return  # said before
         self._known_bad.add(name)
-        log.warning("miss: %s; moved to quarantine/", reason if reason.startswith(name) else f"{name}: {reason}")
+        done = self._set_aside(name)
+        log.warning("miss: %s; %s", reason if reason.startswith(name) else f"{name}: {reason}", done)
+
+    def _set_aside(self, name: str) -> str:
+        """Move the file to quarantine/ where that is possible, and say what came of it."""
         if self.readonly:
-            return
+            return "ignored: the store is opened read-only"
         try:
             self._folder.make_folder(self.root / "quarantine")
             os.replace(self._folder.path(name), self.root / "quarantine" / f"{name.replace('/', '~')}.{secrets.token_hex(4)}")
-            self._known_bad.discard(name)
         except OSError as error:
-            log.info("cannot quarantine %s (%s); it is ignored in this process", name, error.strerror or error)
+            return f"ignored in this process: it cannot be moved to quarantine/ ({error.strerror or error})"
+        self._known_bad.discard(name)
+        return "moved to quarantine/"
 
     def _writable(self) -> None:
         if self.problem:
@@ -327,7 +348,7 @@ def parse_record(data: bytes, where: str) -> dict[str, Data]:
 
 def _unusable(root: Path) -> str:
     """Why the folder cannot be used as a store, as a sentence; empty when it can (also when it does not exist yet)."""
-    elsewhere = f"choose another folder with --store or {ENVIRONMENT}"
+    elsewhere = _elsewhere()
     try:
         text = (root / layout.FORMAT_FILE).read_text("ascii").strip()
     except FileNotFoundError:
@@ -335,9 +356,17 @@ def _unusable(root: Path) -> str:
     except NotADirectoryError:
         return f"store {root}: a file is in the way; {elsewhere}"
     except (OSError, UnicodeDecodeError) as error:
-        return f"store {root}: its format file cannot be read ({error}); check the permissions, or {elsewhere}"
+        return f"store {root}: its format file cannot be read ({getattr(error, 'strerror', None) or error}); {_advice()}"
     if text == str(layout.LAYOUT_VERSION):
         return ""
     if text.isdigit():
         return f"store {root}: layout version {text}, and this precast uses {layout.LAYOUT_VERSION}; upgrade precast, or {elsewhere}"
     return f"store {root}: its format file says {text[:40]!r}, which is not a precast store; {elsewhere}"
+
+
+def _elsewhere() -> str:
+    return f"choose another folder with --store or {ENVIRONMENT}"
+
+
+def _advice() -> str:
+    return f"check the permissions, or {_elsewhere()}"

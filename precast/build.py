@@ -131,13 +131,9 @@ class Job:
         program, entry = self.program(target)
         args, kwargs = _whole(entry, self._traced(target).calls[number - 1])
         with torch.no_grad():
-            text = str(explain(program, args, kwargs, elsewhere=rank(program.target) is None))
-        damaged = [m.artifact_id[:12] for m in self._for(program.key, resolve(target)) if not self.store.complete(m)]
-        if damaged:
-            text += f"\nblobs of {', '.join(damaged)} are missing or damaged: build again, or `precast verify --repair`"
-        if not any(self._for(program.key, resolve(target))):
-            text += f"\nnothing is stored for {target}: `precast build … --target {target}`"
-        return text
+            explanation = explain(program, args, kwargs, elsewhere=rank(program.target) is None)
+        for_others_only = explanation.variants and not any(self._for(program.key, resolve(target)))
+        return str(explanation) + (f"\nnothing is stored for {target}: `precast build … --target {target}`" if for_others_only else "")
 
     def find(self, number: int, target: str, fits: Callable[[str, str], bool] = serves) -> Manifest | None:
         """The stored artifact for this target whose guards hold for the call, as the runtime would find it on such a machine.

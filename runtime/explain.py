@@ -28,24 +28,29 @@ def first_failure(guards: Sequence[Guard], local_values: Mapping[str, Any], cell
 
 @dataclass(frozen=True)
 class VariantReport:
-    """One variant against one call. `unusable`: why it cannot run on this machine; `failures`: the guards that do not hold, in words."""
+    """One variant against one call. `unusable`: why it cannot run on this machine; `failures`: the guards that do not hold, in words;
+    `damaged`: what it needs is not in the store, or not as it was put there.
+    """
 
     artifact_id: str
     target: str
     guards: int
     failures: tuple[str, ...]
     unusable: str = ""
+    damaged: bool = False
 
     @property
     def fits(self) -> bool:
-        return not self.failures and not self.unusable
+        """Whether it serves the call."""
+        return not self.failures and not self.unusable and not self.damaged
 
     def __str__(self) -> str:
         head = f"variant {self.artifact_id[:12]} for {self.target}: "
         if self.unusable:
             return head + f"cannot be used: {self.unusable}"
         if not self.failures:
-            return head + f"fits ({self.guards} guards hold)"
+            damage = ", and cannot be loaded: blobs of it are missing or damaged; build it again" if self.damaged else ""
+            return head + f"fits ({self.guards} guards hold){damage}"
         lines = [f"  - {text}" for text in self.failures[:SHOWN]]
         if len(self.failures) > SHOWN:
             lines.append(f"  - and {len(self.failures) - SHOWN} more")
@@ -89,6 +94,7 @@ class Explanation:
                     "fits": v.fits,
                     "failures": list(v.failures),
                     "unusable": v.unusable,
+                    "damaged": v.damaged,
                 }
                 for v in self.variants
             ],
@@ -109,21 +115,29 @@ def explain(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], 
         seen.add(manifest.artifact_id)
         guards = (*manifest.guards, *program.extra_guards)
         failures = tuple(text for guard in guards if (text := failure(guard, local_values, cells)))
-        reports.append(
-            VariantReport(manifest.artifact_id, manifest.target, len(guards), failures, _why_unusable(manifest, program, elsewhere))
-        )
+        unusable = _why_unusable(manifest, program, elsewhere)
+        damaged = not failures and not unusable and not program.store.complete(manifest)
+        reports.append(VariantReport(manifest.artifact_id, manifest.target, len(guards), failures, unusable, damaged))
     for variant in program.variants:
         if variant.artifact_id and variant.artifact_id not in seen:
             failures = tuple(text for guard in variant.guards if (text := failure(guard, local_values, cells)))
             reports.append(VariantReport(variant.artifact_id, "this process only", len(variant.guards), failures))
     reports.sort(key=lambda report: (bool(report.unusable), len(report.failures)))
-    return Explanation(program.name, program.key, str(program.store.root), tuple(reports), "" if reports else _nothing_stored(program))
+    return Explanation(program.name, program.key, str(program.store.root), tuple(reports), _note(program, bool(reports)))
 
 
 def _why_unusable(manifest: Manifest, program: Program, elsewhere: bool) -> str:
     if elsewhere and not runs(program.target, manifest.target):
         return f"it was compiled for {manifest.target}, which a machine for {program.target} does not run"
     return why_not(manifest, program, elsewhere)
+
+
+def _note(program: Program, found: bool) -> str:
+    """What keeps the store from being read comes first: without it, all that is stored seems not to be."""
+    unread = program.store.why_unread(program.key)
+    if found:
+        return f"Not everything could be read: {unread}." if unread else ""
+    return f"Nothing could be read: {unread}." if unread else _nothing_stored(program)
 
 
 def _nothing_stored(program: Program) -> str:
@@ -134,7 +148,11 @@ def _nothing_stored(program: Program) -> str:
     stem = program.key.rpartition("-")[0]
     alike = [key for key in program.store.programs() if key.rpartition("-")[0] == stem]
     if not alike:
-        return "Nothing is stored for this program: run precast.precompile (or one call without require='hit') with this store first."
+        absent = "" if program.store.root.is_dir() else f"There is no store at {program.store.root}. "
+        return (
+            f"{absent}Nothing is stored for this program: run `precast build`, precast.precompile, or one call without require='hit' with "
+            "this store first."
+        )
     return (
         f"Nothing is stored under this key, but {len(alike)} program(s) of the same name are: {', '.join(alike[:4])}. "
         "The function's code or the options (mode, freeze, name, …) differ from when it was compiled; compile again, or restore them."

@@ -332,6 +332,27 @@ def test_a_miss_says_under_which_name_the_code_is_stored(
     assert words in str(precast.explain_miss(precast.compile(product, store=store, **loaded), X, X))
 
 
+def test_a_miss_says_what_is_wrong_with_the_store(tmp_path: Path, compiler: Counting) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "newer").mkdir()
+    (tmp_path / "newer" / "format").write_text("7\n")
+    for name, words in (("file", "a file is in the way"), ("newer", "layout version 7"), ("typo", f"There is no store at {tmp_path}/typo")):
+        with pytest.raises(precast.GuardMiss, match=words):
+            precast.load(product, store=str(tmp_path / name))(X, X)
+        with pytest.raises(precast.RecompileForbidden, match=words), precast.set_stance("fail_on_recompile"):
+            precast.compile(product, store=str(tmp_path / name))(X, X)
+
+
+def test_a_miss_says_that_the_artifact_that_fits_is_damaged(store: Store, compiler: Counting) -> None:
+    precast.compile(product, store=store)(X, X)
+    for path in (store.root / "objects").glob("*/*"):
+        path.unlink()
+    precast.reset()
+    with pytest.raises(precast.GuardMiss, match="cannot be loaded: blobs of it are missing or damaged") as caught:
+        precast.load(product, store=Store.open(store.root))(X, X)
+    assert "fits (1 guards hold), and cannot be loaded" in str(caught.value) and not caught.value.explanation.hits
+
+
 def test_a_refusal_with_guards_holds_for_such_calls_only(store: Store, set_compiler: Callable[[Any], None]) -> None:
     def sometimes(program: Program, args: Args, kwargs: Mapping[str, Any]) -> Any:
         if args[0].numel() == 4:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -172,6 +173,17 @@ def test_where_leases_cannot_be_kept_work_goes_on(tmp_path: Path) -> None:
     (tmp_path / "leases").write_text("a file where the folder should be")
     with leases.acquire(tmp_path / "leases", NAME) as lease:
         assert not lease.held
+
+
+def test_the_folders_that_it_makes_are_private(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "s")
+    before = os.umask(0o002)
+    try:
+        with store.lease(NAME) as lease:
+            assert lease.held
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in (store.root, store.root / "leases")] == [0o700, 0o700]
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="a folder in which nothing can be made: /proc")

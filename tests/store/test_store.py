@@ -304,6 +304,61 @@ def test_a_folder_that_cannot_be_written(foreign_store: Path) -> None:
     assert len(Store.open(foreign_store).variants(KEY)) == 2
 
 
+def test_what_cannot_be_read_is_told(foreign_store: Path, tmp_path: Path) -> None:
+    store = Store.open(foreign_store)
+    assert store.why_unread(KEY) == store.why_unread("unknown") == Store.open(tmp_path / "none").why_unread(KEY) == ""
+    for name in (store.manifest_names(KEY)[1], f"programs/{KEY}", "programs", "objects", "format"):
+        path = store.path(name)
+        mode = path.stat().st_mode
+        path.chmod(0)
+        said = _as_somebody_else(lambda: Store.open(foreign_store).why_unread(KEY))
+        path.chmod(mode)
+        assert path.name in said and "Permission denied" in said
+
+
+def _as_somebody_else(ask: Callable[[], str]) -> str:
+    """What `ask` answers in a forked child, since root may read everything."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            if os.geteuid() == 0:
+                os.setuid(65534)
+            os.write(writer, ask().encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    with open(reader, "rb") as file:
+        return file.read().decode()
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+def test_damage_is_told_once_and_as_it_was_dealt_with(tmp_path: Path, readonly: bool, caplog: pytest.LogCaptureFixture) -> None:
+    filled, (first,) = fill(tmp_path / "s")
+    manifest = filled.get(first)
+    assert manifest is not None
+    library = manifest.graphs["forward"].library
+    _flip(filled.path(layout.blob_name(library)))
+    store = Store.open(filled.root, readonly=readonly)
+    assert not store.complete(manifest) and not store.complete(manifest)
+    (said,) = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert ("ignored: the store is opened read-only" in said) == readonly == ("moved to quarantine/" not in said)
+    assert (filled.root / "quarantine").is_dir() and len(list((filled.root / "quarantine").iterdir())) == (not readonly)
+    filled.put(*make(0))
+    assert store.complete(manifest)
+
+
+def test_damage_that_cannot_be_moved_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store, (first,) = fill(tmp_path / "s")
+    _flip(store.path(layout.manifest_name(KEY, first)))
+    (store.root / "quarantine").rmdir()
+    (store.root / "quarantine").write_text("in the way")
+    assert store.variants(KEY) == [] == store.variants(KEY)
+    (said,) = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "cannot be moved to quarantine/" in said
+
+
 # -- named records
 
 
