@@ -5,10 +5,32 @@ python examples/fleet.py [STORE] [PROCESSES]
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 import tempfile
 import time
+
+
+class Origin(logging.Handler):
+    """Where the answer came from, as the log topic `compile` tells it (it is silent where no compile was started)."""
+
+    answer = "loaded"
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if "compiled meanwhile by another process" in text:
+            self.answer = "waited and loaded"
+        elif "compiled artifact" in text:
+            self.answer = "compiled"
+
+
+def watched() -> Origin:
+    """An `Origin` that listens from here on."""
+    origin, log = Origin(), logging.getLogger("precast.compile")
+    log.addHandler(origin)
+    log.setLevel(logging.INFO)
+    return origin
 
 
 def member(store: str) -> None:
@@ -21,24 +43,34 @@ def member(store: str) -> None:
     torch.manual_seed(0)
     config = BertConfig(hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=512)
     model = precast.compile(BertModel(config).eval(), store=store)
+    origin = watched()
     ids = torch.ones(1, 16, dtype=torch.int64)
     start = time.perf_counter()
     with torch.no_grad():
         model(input_ids=ids, attention_mask=torch.ones_like(ids))
-    print(f"first answer after {time.perf_counter() - start:.2f} s", flush=True)
+    print(f"first answer after {time.perf_counter() - start:.2f} s: {origin.answer}", flush=True)
+
+
+def fleet(store: str, count: int) -> bool:
+    """`count` processes at once, then one more; whether all went well."""
+    print(f"{count} processes on {store}", flush=True)
+    members = [subprocess.Popen([sys.executable, __file__, "--member", store]) for _ in range(count)]
+    codes = [process.wait() for process in members]
+    print("and one more, later:", flush=True)
+    codes.append(subprocess.call([sys.executable, __file__, "--member", store]))
+    return not any(codes)
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--member"]:
         return member(sys.argv[2])
-    store = sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(prefix="precast-fleet-")
     count = int(sys.argv[2]) if len(sys.argv) > 2 else 3
-    print(f"{count} processes on {store}")
-    members = [subprocess.Popen([sys.executable, __file__, "--member", store]) for _ in range(count)]
-    codes = [process.wait() for process in members]
-    print("and one more, later:")
-    codes.append(subprocess.call([sys.executable, __file__, "--member", store]))
-    if any(codes):
+    if len(sys.argv) > 1:
+        good = fleet(sys.argv[1], count)
+    else:
+        with tempfile.TemporaryDirectory(prefix="precast-fleet-") as store:
+            good = fleet(store, count)
+    if not good:
         raise SystemExit(1)
 
 
