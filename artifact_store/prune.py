@@ -48,13 +48,14 @@ class Removal:
 
 @dataclass(frozen=True)
 class Pruned:
-    """What a prune did, or with `dry_run` would do. Sizes in bytes."""
+    """What a prune did, or with `dry_run` would do. Sizes in bytes; `used`: how many artifacts have a counted use."""
 
     removed: tuple[Removal, ...]
     leftovers: tuple[tuple[str, str], ...]
     freed: int
     kept: int
     size_before: int
+    used: int
     dry_run: bool
 
 
@@ -97,7 +98,8 @@ def prune(store: Store, policy: Policy, *, dry_run: bool = False, now: float | N
     if not dry_run:
         _unlink([*blobs, *(path for path, _ in rest)], store)
     named_rest = tuple((path.relative_to(store.root).as_posix(), reason) for path, reason in rest)
-    return Pruned(tuple(going), named_rest, freed, len(entries) - len(going), total_size(entries), dry_run)
+    used = sum(entry.hits > 0 for entry in entries)
+    return Pruned(tuple(going), named_rest, freed, len(entries) - len(going), total_size(entries), used, dry_run)
 
 
 def total_size(entries: Sequence[Entry]) -> int:

@@ -28,6 +28,11 @@ class Problem:
     detail: str
     repaired: bool
 
+    @property
+    def repair(self) -> str:
+        """What a repair does about it: only "repaired" leaves nothing to make anew."""
+        return {"leftover": "removed", "permissions": "repaired", "format": "repaired"}.get(self.kind, "set aside")
+
 
 @dataclass
 class Verified:
@@ -42,6 +47,11 @@ class Verified:
     @property
     def sound(self) -> bool:
         return all(problem.repaired for problem in self.problems)
+
+    @property
+    def set_aside(self) -> int:
+        """How many artifacts are not served any more."""
+        return sum(problem.repaired and problem.repair == "set aside" and problem.name.startswith("programs/") for problem in self.problems)
 
 
 def verify(store: Store, *, repair: bool = False) -> Verified:
@@ -70,7 +80,7 @@ def _check_frame(store: Store, report: Verified, repair: bool) -> None:
         report.problems.append(Problem(layout.FORMAT_FILE, "format", "the format file is missing", repair))
     mode = stat.S_IMODE(store.root.stat().st_mode)
     if mode & 0o022:
-        detail = f"mode {mode:o}: others may write here, and what is stored is executed; should be 700"
+        detail = f"mode {mode:o}: others may write here, and what is stored is executed: chmod 700 {store.root}"
         if repair:
             store.root.chmod(0o700)
         report.problems.append(Problem(".", "permissions", detail, repair))
@@ -120,7 +130,7 @@ def _check_manifests(store: Store, report: Verified, repair: bool, good_blobs: s
             continue
         missing = [blob for blob in manifest.blobs if blob not in good_blobs]
         if missing:
-            detail = f"lacks {len(missing)} of {len(manifest.blobs)} blobs (first: {missing[0][:12]}…); it would be compiled anew"
+            detail = f"lacks {len(missing)} of {len(manifest.blobs)} blobs (first: {missing[0][:12]}…): it cannot be loaded"
             report.problems.append(Problem(name, "incomplete", detail, repair and _set_aside(store, path)))
 
 

@@ -15,7 +15,7 @@ import click
 
 from precast.artifact_store import Store
 from precast.build_file import BuildFile, BuildFileError, ProgramSpec, load, read
-from precast.cli_output import ANSWER_NO, Failure, Output, colour, errors_to_json, finish, json_option, open_store, store_option
+from precast.cli_output import ANSWER_NO, Failure, Output, colour, errors_to_json, file_store_option, finish, json_option, open_store
 
 if TYPE_CHECKING:
     from precast.build import Job, Outcome
@@ -34,7 +34,7 @@ def _source(command: Any) -> Any:
     return command
 
 
-@click.command()
+@click.command(short_help="Compile every signature of a build file for every target.")
 @_source
 @click.option(
     "--jobs",
@@ -43,7 +43,7 @@ def _source(command: Any) -> Any:
     show_default=True,
     help="Programs compiled at a time, for one target each, in processes of their own.",
 )
-@store_option
+@file_store_option
 @json_option
 @errors_to_json
 def build(
@@ -64,9 +64,9 @@ def build(
     finish(ANSWER_NO if failed else 0)
 
 
-@click.command()
+@click.command(short_help="Prove that every signature would hit; compiles nothing.")
 @_source
-@store_option
+@file_store_option
 @json_option
 @errors_to_json
 def check(source: str, targets: tuple[str, ...], mode: str | None, only: tuple[str, ...], store_path: str | None, as_json: bool) -> None:
@@ -81,9 +81,9 @@ def check(source: str, targets: tuple[str, ...], mode: str | None, only: tuple[s
     finish(ANSWER_NO if missing else 0)
 
 
-@click.command()
+@click.command(short_help="Say which artifact serves each signature, or why none does.")
 @_source
-@store_option
+@file_store_option
 @json_option
 @errors_to_json
 def explain(source: str, targets: tuple[str, ...], mode: str | None, only: tuple[str, ...], store_path: str | None, as_json: bool) -> None:
@@ -122,9 +122,30 @@ def plan_of(source: str, targets: Sequence[str], mode: str | None, only: Sequenc
         programs = tuple(program for program in programs if program.name in only)
     if targets:
         programs = tuple(replace(program, targets=tuple(targets)) for program in programs)
+    for program in programs if mode is not None else ():
+        if program.options is not None:
+            raise click.UsageError(
+                f"{program.where}: --mode {mode} and the file's `options` exclude one another: a mode is a set of options (see `precast "
+                "options`); leave one of them away, or choose other programs by --only"
+            )
     if mode is not None:
-        programs = tuple(replace(program, mode=mode, options=None) for program in programs)
+        programs = tuple(replace(program, mode=mode) for program in programs)
+    _check_settings(programs)
     return replace(plan, programs=programs)
+
+
+def _check_settings(programs: Sequence[ProgramSpec]) -> None:
+    """Modes, options and targets of all programs, before the first factory makes a model. What is wrong is wrong usage: exit code 2."""
+    from precast.runtime.errors import OptionError
+    from precast.runtime.options import merge_options
+    from precast.runtime.targets import resolve
+
+    for program in programs:
+        try:
+            for target in program.targets:
+                merge_options(program.mode, program.options, target=resolve(target))
+        except OptionError as error:
+            raise click.UsageError(f"{program.where}: {error}") from error
 
 
 def _run(out: Output, plan: BuildFile, store: Store, doing: str, step: Step) -> list[Outcome]:

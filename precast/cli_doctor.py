@@ -30,7 +30,7 @@ class Finding:
     detail: str
 
 
-@click.command()
+@click.command(short_help="Check Python, torch, the compiler, the CPU and the store.")
 @store_option
 @json_option
 @errors_to_json

@@ -2,38 +2,43 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING
 
 import click
 
-from precast.cli_output import Failure, Output, errors_to_json, json_option
+from precast.cli_output import Output, errors_to_json, json_option
 
 if TYPE_CHECKING:
     from precast.runtime.options import Option
 
 
-@click.command()
+@click.command(short_help="List compile options, modes and the topics of PRECAST_LOGS.")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @json_option
 @errors_to_json
 def options(names: tuple[str, ...], as_json: bool) -> None:
     """List compile options, modes and the topics of PRECAST_LOGS; with NAME only those options.
 
-    Options go into precast.compile(options={...}), a mode into precast.compile(mode=...).
+    Options go into precast.compile(options={...}), a mode into precast.compile(mode=...). What is part of the key has to be the same where
+    a program is built and where it is served.
     """
     from precast.runtime.log import TOPICS
     from precast.runtime.options import MODE_NOTES, MODES, OPTIONS  # they know torch, and `precast --help` loads this file
 
     unknown = [name for name in names if name not in OPTIONS]
     if unknown:
-        raise Failure(f"there is no option {unknown[0]!r}; `precast options` lists them")
+        close = difflib.get_close_matches(unknown[0], OPTIONS, 1)
+        hint = f"did you mean {close[0]!r}?" if close else "`precast options` lists them"
+        raise click.UsageError(f"there is no option {unknown[0]!r}; {hint}")
     out = Output(as_json)
     shown = [OPTIONS[name] for name in (names or sorted(OPTIONS))]
     modes = {} if names else {name: {"sets": MODES[name], "doc": MODE_NOTES[name]} for name in MODES}
     topics = {} if names else dict(TOPICS)
     out.data({"options": [_record(option) for option in shown], "modes": modes, "log_topics": topics})
     for option in shown:
-        out.text(f"{option.name}  ({_type(option)}, default {option.default!r})")
+        keyed = "part of the key" if option.changes_key else "not part of the key"
+        out.text(f"{option.name}  ({_type(option)}, default {option.default!r}, {keyed})")
         out.text(f"    {option.doc}")
         if option.instead:
             out.text(f'    In torch.compile(backend="precast"): {option.instead}.')

@@ -104,6 +104,12 @@ def store_option(command: Callable[P, R]) -> Callable[P, R]:
     return click.option("--store", "store_path", metavar="PATH", help=help_text)(command)
 
 
+def file_store_option(command: Callable[P, R]) -> Callable[P, R]:
+    """`--store` of a command that reads a build file, which may name a store itself."""
+    help_text = "The store's folder (default: the file's `store`, else PRECAST_STORE, else the platform's cache folder)."
+    return click.option("--store", "store_path", metavar="PATH", help=help_text)(command)
+
+
 def errors_to_json(command: Callable[P, R]) -> Callable[P, R]:
     """With --json, a failure is JSON on stdout as well: `{"error": …}`."""
 
@@ -119,12 +125,17 @@ def errors_to_json(command: Callable[P, R]) -> Callable[P, R]:
     return wrapped
 
 
-def open_store(path: str | None, readonly: bool = True) -> Store:
-    """The store for a command. Raises Failure with the reason where it cannot be used."""
+def open_store(path: str | None, readonly: bool = True, existing: bool = False) -> Store:
+    """The store for a command. Raises Failure with the reason where it cannot be used.
+
+    `existing`: the command is about what is stored, so that a folder that is not there is a slip.
+    """
     try:
         store = Store.open(path, readonly=readonly, strict=True)
     except StoreError as error:
         raise Failure(str(error)) from error
+    if existing and not store.root.exists():
+        raise Failure(f"there is no store at {store.root}: check --store and PRECAST_STORE, or `precast build` something into it first")
     if readonly and not store.root.exists():
         _tell_missing(store.root)
     return store

@@ -14,7 +14,7 @@ import precast
 from precast.cli_output import Failure, errors_to_json, finish, json_option
 
 
-@click.command()
+@click.command(short_help="Run a real model: eager, cold, warm in a fresh process.")
 @click.option("--store", "store_path", type=click.Path(path_type=Path), help="Keep what is compiled here (default: a temporary folder).")
 @json_option
 @errors_to_json
@@ -31,7 +31,7 @@ def demo(store_path: Path | None, as_json: bool) -> None:
     finish(code)
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(context_settings={"ignore_unknown_options": True}, short_help="Measure side by side with torch.compile and others.")
 @click.option(
     "--json",
     "figures",

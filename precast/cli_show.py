@@ -20,7 +20,7 @@ SHORTEST_PREFIX = 4
 LISTED = 12
 
 
-@click.command()
+@click.command(short_help="Show one artifact: guards, source, kernels, provenance.")
 @click.argument("artifact", metavar="ID")
 @click.option("--guards", is_flag=True, help="Print every guard, and the inlined code whose change would miss.")
 @click.option("--source", is_flag=True, help="Print the generated host program and kernels.")
@@ -34,7 +34,7 @@ def show(artifact: str, guards: bool, source: bool, store_path: str | None, huma
     Without options: target, versions, options, guards by kind, graphs, blobs, frames, evidence and provenance.
     """
     out = Output(as_json, human)
-    store = open_store(store_path)
+    store = open_store(store_path, existing=True)
     manifest = find(store, artifact)
     try:
         if as_json:
@@ -54,7 +54,7 @@ def show(artifact: str, guards: bool, source: bool, store_path: str | None, huma
 def explain_artifact(artifact: str, store_path: str | None, as_json: bool) -> None:
     """`precast explain ID`: what must hold for a call to hit this artifact, here and now: versions and target first, then the guards."""
     out = Output(as_json)
-    manifest = find(open_store(store_path), artifact)
+    manifest = find(open_store(store_path, existing=True), artifact)
     rows = list(guard_lines(manifest))
     out.data({"id": manifest.artifact_id, "target": manifest.target, "versions": manifest.versions, "guards": rows})
     versions = manifest.versions

@@ -30,6 +30,7 @@ from precast.units import human_age, human_size, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from precast.artifact_store.index import Entry
+    from precast.artifact_store.prune import Policy, Pruned
 
 
 def _parsed(parse: Callable[[str], Any], _: click.Context, __: click.Parameter, value: str | None) -> Any:
@@ -43,7 +44,7 @@ _size = partial(_parsed, parse_size)
 _duration = partial(_parsed, parse_duration)
 
 
-@click.command()
+@click.command(short_help="List the artifacts.")
 @click.option("--program", "program", metavar="TEXT", help="Only programs whose key or name contains this.")
 @click.option("--images", "with_images", is_flag=True, help="List the kernel images of artifacts for GPUs instead.")
 @store_option
@@ -107,7 +108,7 @@ def _list_images(out: Output, store: Store, entries: list[Entry]) -> None:
         out.note(f"No kernel images in {store.root}")
 
 
-@click.command()
+@click.command(short_help="Remove artifacts that meet conditions, and leftovers.")
 @click.option("--max-size", callback=_size, metavar="SIZE", help="Then evict least recently used ones until the store fits: 500M, 2GiB.")
 @click.option("--older-than", callback=_duration, metavar="AGE", help="Artifacts made longer ago: 30d, 12h.")
 @click.option("--unused-for", callback=_duration, metavar="AGE", help="Artifacts not used for so long.")
@@ -142,7 +143,7 @@ def prune(
     out = Output(as_json, human)
     stale = _stale if stale_versions else None
     policy = pruning.Policy(max_size, older_than, unused_for, target, stale, keep_last)
-    done = pruning.prune(open_store(store_path, readonly=dry_run), policy, dry_run=dry_run)
+    done = pruning.prune(open_store(store_path, readonly=dry_run, existing=True), policy, dry_run=dry_run)
     out.data(
         {
             "dry_run": dry_run,
@@ -158,14 +159,26 @@ def prune(
         out.table(("ID", "PROGRAM", "SIZE", "WHY"), raw, readable)
     what = f"{len(done.removed)} artifacts and {len(done.leftovers)} leftover files"
     if not done.removed and not done.leftovers:
-        out.note("No unused artifacts: nothing to prune")
+        out.note(_nothing_to_prune(policy, done))
     elif dry_run:
         out.note(f"Would remove {what} ({human_size(done.freed)}); would keep {done.kept} artifacts")
     else:
         out.note(f"Removed {what} ({human_size(done.freed)}); kept {done.kept} artifacts")
+    if unused_for is not None and not done.used and done.kept + len(done.removed):
+        out.note("No use of any artifact was ever counted here: uses are counted only where the serving processes can write the store")
 
 
-@click.command()
+def _nothing_to_prune(policy: Policy, done: Pruned) -> str:
+    """Why nothing goes, by what was asked for."""
+    if policy.max_size is not None:
+        spared = "; --keep-last spares them" if done.size_before > policy.max_size else ""
+        return f"Nothing to prune: artifacts take {human_size(done.size_before)} of {human_size(policy.max_size)}{spared}"
+    if policy.selects or policy.keep_last is not None:
+        return f"Nothing to prune: the conditions hold for none of {done.kept} artifacts"
+    return f"Nothing to prune: no leftovers; without conditions all {done.kept} artifacts stay"
+
+
+@click.command(short_help="Read and check all that is stored; repair.")
 @click.option("--repair", is_flag=True, help="Set bad entries aside in quarantine/, remove leftovers, rebuild the index.")
 @store_option
 @json_option
@@ -175,24 +188,30 @@ def verify(repair: bool, store_path: str | None, as_json: bool) -> None:
     from precast.artifact_store.verify import verify as check_store
 
     out = Output(as_json)
-    store = open_store(store_path, readonly=not repair)
+    store = open_store(store_path, readonly=not repair, existing=True)
     report = check_store(store, repair=repair)
-    out.data({**vars(report), "problems": [vars(problem) for problem in report.problems], "sound": report.sound, "store": str(store.root)})
+    problems = [vars(problem) for problem in report.problems]
+    out.data({**vars(report), "problems": problems, "sound": report.sound, "set_aside": report.set_aside, "store": str(store.root)})
     for problem in report.problems:
-        out.text(f"{problem.kind}\t{problem.name}\t{problem.detail}{' (repaired)' if problem.repaired else ''}")
+        out.text(f"{problem.kind}\t{problem.name}\t{problem.detail}{f' ({problem.repair})' if problem.repaired else ''}")
     newer = f", {report.newer} by a newer precast left alone" if report.newer else ""
     out.note(f"Checked {report.manifests} manifests and {report.blobs} blobs ({human_size(report.bytes)}){newer}")
     if not report.problems:
         out.note("No problems")
     elif report.sound:
-        out.note(f"{len(report.problems)} problems, all repaired")
+        out.note(f"{len(report.problems)} problems, all dealt with")
+    elif repair:
+        out.note(f"{len(report.problems)} problems, not all of which could be dealt with: check the permissions")
+    elif all(problem.kind == "permissions" for problem in report.problems):
+        out.note(f"{len(report.problems)} problems; `chmod 700 {store.root}` repairs that")
     else:
-        hint = "look at the permissions" if repair else "`precast verify --repair` sets them aside"
-        out.note(f"{len(report.problems)} problems; {hint}")
-        finish(ANSWER_NO)
+        out.note(f"{len(report.problems)} problems; `precast verify --repair` sets aside what is damaged")
+    if report.set_aside:
+        out.note(f"{report.set_aside} artifacts set aside: build again (`precast build FILE`) before serving")
+    finish(0 if report.sound else ANSWER_NO)
 
 
-@click.command()
+@click.command(short_help="Figures: artifacts, sizes, hits, targets, quarantine.")
 @store_option
 @human_option
 @json_option
@@ -218,7 +237,7 @@ def stats(store_path: str | None, human: bool, as_json: bool) -> None:
     out.table(("FIGURE", str(store.root)), raw, readable)
 
 
-@click.command("dir")
+@click.command("dir", short_help="Print where the store is.")
 @store_option
 @json_option
 @errors_to_json
@@ -232,7 +251,7 @@ def dir_(store_path: str | None, as_json: bool) -> None:
         out.note("It does not exist yet; the first build makes it")
 
 
-@click.command()
+@click.command(short_help="Remove everything in the store.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @store_option
 @json_option
@@ -270,8 +289,7 @@ def _as_data(entry: Entry) -> dict[str, Any]:
 
 def _for_index(path: str | None) -> Store:
     """A store to read with its index: opened for writing where its files may be written, so that use counts are folded in."""
-
-    store = open_store(path)
+    store = open_store(path, existing=True)
     return open_store(path, readonly=not os.access(store.root, os.W_OK))
 
 

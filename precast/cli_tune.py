@@ -9,21 +9,21 @@ import click
 
 from precast.build_file import BuildFileError, load
 from precast.cli_build import plan_of
-from precast.cli_output import ANSWER_NO, Failure, Output, errors_to_json, finish, json_option, open_store, store_option
+from precast.cli_output import ANSWER_NO, Failure, Output, errors_to_json, file_store_option, finish, json_option, open_store
 
 if TYPE_CHECKING:
     from precast.build_file import BuildFile, Loaded
     from precast.tune import Outdated, Tuned
 
 
-@click.command()
+@click.command(short_help="Measure choices on this machine's GPU, and keep them.")
 @click.option("--only", metavar="NAME", multiple=True, help="Only this program of the file; may be repeated.")
 @click.option("--mode", metavar="MODE", help="Compile mode, instead of the file's.")
 @click.option("--budget", type=click.FloatRange(min=0), default=300.0, show_default=True, help="Seconds of measuring at most.")
 @click.option("--again", is_flag=True, help="Measure what the store has an answer to as well.")
 @click.option("--rebuild", is_flag=True, help="Compile anew the store's artifacts that were built with other choices.")
 @click.argument("source", metavar="FILE.toml | pkg.mod:factory")
-@store_option
+@file_store_option
 @json_option
 @errors_to_json
 def tune(

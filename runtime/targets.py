@@ -87,7 +87,9 @@ def resolve(target: str) -> str:
     if target in _CPUS or target == f"cpu:{platform.machine()}" or _NATIVE_CPU.fullmatch(target):
         return target
     images = ", ".join(f"cuda:sm_{number}" for number in ARCHITECTURES)
-    raise OptionError(f"unknown target {target!r}; known: cpu:native, {', '.join(f'cpu:{name}' for name, _ in LEVELS)}, {images}, {PTX}")
+    levels = [f"cpu:{name}" for name, _ in LEVELS]
+    others = sorted({*_CPUS, f"cpu:{platform.machine()}"}.difference(levels))
+    raise OptionError(f"unknown target {target!r}; known: cpu:native, {', '.join([*levels, *others])}, {images}, {PTX}")
 
 
 def rank(target: str) -> int | None:

@@ -111,7 +111,7 @@ for words in (["ls"], ["stats"], ["prune"], ["verify"], ["dir"], ["ls", "--json"
     assert result.exit_code == 0, (words, result.output)
 print(sorted({"torch", "sympy", "triton"} & set(sys.modules)))
 """
-    assert _run(code, PRECAST_STORE=str(tmp_path / "s")) == "[]"
+    assert _run(code, PRECAST_STORE=str(tmp_path)) == "[]"
 
 
 def test_importing_torch_and_the_runtime_brings_no_tracer() -> None:

@@ -81,6 +81,24 @@ def test_check_says_no_and_why(built: tuple[Path, Any]) -> None:
     assert sorted((folder / "store" / "programs").rglob("*.msgpack")) == before
 
 
+def test_check_with_other_options_gives_one_hint(built: tuple[Path, Any]) -> None:
+    (missed,) = data(built[0], "check", "b.toml", "--only", "sine", "--mode", "max-autotune", code=1)["programs"]
+    assert "the store holds this code compiled with" in missed["reason"] and "precast build" not in missed["reason"]
+
+
+def test_settings_are_checked_before_factories_are_called(built: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(built[0])
+    Path("raises.toml").write_text('[[program]]\nfactory = "tests.cli.app:raises"\noptions = { freeze = true }')
+    for words, message in (
+        (("--target", "abacus:9"), "cpu:x86-64,"),
+        (("--mode", "max-autotune"), "raises.toml: program 1 (raises): --mode max-autotune and the file's `options` exclude one another"),
+    ):
+        done = CliRunner().invoke(main, ["check", "raises.toml", *words])
+        assert done.exit_code == 2 and message in done.output, done.output
+    done = CliRunner().invoke(main, ["check", "tests.cli.app:raises", "--mode", "zippy"])
+    assert done.exit_code == 2 and "unknown mode 'zippy'" in done.output
+
+
 def test_check_of_another_target_says_no(built: tuple[Path, Any]) -> None:
     report = data(built[0], "check", "b.toml", "--only", "sine", "--target", "cpu:x86-64-v2", code=1)
     assert [item["status"] for item in report["programs"]] == ["miss"]
@@ -92,7 +110,7 @@ def test_an_artifact_whose_blobs_are_lost_is_no_hit_and_is_built_again(built: tu
         path.unlink()
     words = ("b.toml", "--only", "sine", "--store", str(tmp_path / "store"))
     (missed,) = data(built[0], "check", *words, code=1)["programs"]
-    assert missed["status"] == "miss" and "missing or damaged" in missed["reason"]
+    assert missed["status"] == "miss" and "guards hold), and cannot be loaded: blobs of it are missing or damaged" in missed["reason"]
     (again,) = data(built[0], "build", *words)["programs"]
     assert again["status"] == "compiled"
     data(built[0], "check", *words)

@@ -22,6 +22,7 @@ def test_it_lists_everything() -> None:
 
 def test_one_option() -> None:
     text = CliRunner().invoke(main, ["options", "freeze"]).stdout
-    assert text.startswith("freeze  (bool, default False)") and "epilogue_fusion" not in text
-    missing = CliRunner().invoke(main, ["options", "freze"])
-    assert missing.exit_code == 1 and "no option 'freze'" in missing.stderr
+    assert text.startswith("freeze  (bool, default False, part of the key)") and "epilogue_fusion" not in text
+    assert "not part of the key)" in CliRunner().invoke(main, ["options", "recompile_limit"]).stdout
+    missing = CliRunner().invoke(main, ["options", "freez"])
+    assert missing.exit_code == 2 and "no option 'freez'; did you mean 'freeze'?" in missing.stderr

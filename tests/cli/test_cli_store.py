@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -43,7 +45,12 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 def test_every_command_has_help() -> None:
     for command in COMMANDS:
         assert "Usage:" in run(command, "--help").stdout
-    assert all(command in run("--help").stdout for command in COMMANDS)
+    shown = run("--help").stdout
+    assert all(command in shown for command in COMMANDS) and "..." not in shown.partition("Commands:")[2]
+    commands = [main.get_command(click.Context(main), name) for name in COMMANDS]
+    assert all(command is not None and 0 < len(command.short_help or "") < 60 for command in commands)
+    for name in ("build", "check", "explain", "tune"):
+        assert "the file's `store`" in " ".join(run(name, "--help").stdout.split())
 
 
 def test_version() -> None:
@@ -70,7 +77,9 @@ def test_ls(store: Store) -> None:
 
 
 def test_the_store_option_is_before_the_environment(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
     assert data("ls", "--store", tmp_path / "empty") == []
+    (tmp_path / "empty").rmdir()
     assert data("dir", "--store", tmp_path / "empty") == {"store": str(tmp_path / "empty"), "exists": False}
     assert run("dir").stdout.strip() == str(store.root)
 
@@ -115,7 +124,11 @@ def test_show_of_a_damaged_artifact(store: Store) -> None:
 
 
 def test_prune(store: Store) -> None:
-    assert "No unused artifacts" in run("prune").stderr
+    assert "no leftovers; without conditions all 3 artifacts stay" in run("prune").stderr
+    assert "Nothing to prune: the conditions hold for none of 3" in run("prune", "--older-than", "1d").stderr
+    assert re.search(r"Nothing to prune: artifacts take [\d.]+ kB of 100(\.0)? kB$", run("prune", "--max-size", "100k").stderr.strip())
+    assert "--keep-last spares them" in run("prune", "--max-size", "1", "--keep-last", 9).stderr
+    assert "uses are counted only where" in run("prune", "--unused-for", "1d", "--dry-run").stderr
     assert "Would remove 1 artifacts" in run("prune", "--target", "cuda:*", "--dry-run").stderr
     assert len(data("ls")) == 3
     report = data("prune", "--target", "cuda:*")
@@ -159,6 +172,40 @@ def test_verify(store: Store) -> None:
     assert data("verify", "--repair")["sound"]
     assert data("verify")["problems"] == []
     assert len(data("ls")) == 2
+
+
+def test_repair_says_what_it_set_aside(store: Store) -> None:
+    manifest = store.variants(KEY)[0]
+    path = store.path(blob_name(manifest.graphs["forward"].library))
+    path.chmod(0o600)
+    path.write_bytes(b"x")
+    store.root.chmod(0o770)
+    assert "it cannot be loaded" in run("verify", code=1).stdout
+    done = run("verify", "--repair")
+    assert sorted(line.rpartition("(")[2] for line in done.stdout.splitlines()) == ["repaired)", "set aside)", "set aside)"]
+    assert done.stderr.endswith("1 artifacts set aside: build again (`precast build FILE`) before serving\n")
+
+
+def test_a_wrong_mode_is_mended_by_chmod(store: Store) -> None:
+    store.root.chmod(0o775)
+    done = run("verify", code=1)
+    assert f"chmod 700 {store.root}" in done.stdout and f"`chmod 700 {store.root}` repairs that" in done.stderr
+
+
+ABSENT = ("ls", "stats", "show abcd1234", "explain abcd1234", "prune", "prune --dry-run", "verify", "verify --repair")
+
+
+@pytest.mark.parametrize("command", ABSENT)
+def test_a_store_that_does_not_exist(tmp_path: Path, command: str) -> None:
+    words = (*command.split(), "--store", tmp_path / "typo")
+    assert f"there is no store at {tmp_path}/typo" in run(*words, code=1).stderr
+    assert f"there is no store at {tmp_path}/typo" in data(*words, code=1)["error"]
+    assert not (tmp_path / "typo").exists()
+
+
+@pytest.mark.parametrize("command", ["ls", "stats", "prune", "verify", "verify --repair"])
+def test_a_store_that_is_empty(tmp_path: Path, command: str) -> None:
+    run(*command.split(), "--store", tmp_path)
 
 
 def test_stats(store: Store) -> None:

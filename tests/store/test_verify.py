@@ -115,7 +115,7 @@ def test_damage_is_found_and_repaired(tmp_path: Path, damage: Callable[[Store, s
     assert {problem.kind for problem in found.problems} == kinds and not found.sound
     assert snapshot(store.root) == before  # looking changes nothing
     repaired = verify(store, repair=True)
-    assert repaired.sound and {problem.kind for problem in repaired.problems} == kinds
+    assert repaired.sound and {problem.kind for problem in repaired.problems} == kinds and repaired.set_aside == 2 - left
     assert verify(store).problems == []
     served = Store.open(store.root, strict=True).variants(KEY)
     assert len(served) == left and all(complete(store, manifest) for manifest in served)
