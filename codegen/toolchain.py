@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import shutil
 import subprocess
 import tempfile
@@ -20,7 +21,7 @@ LIBRARIES = ("-lmvec", "-lm")
 HOST_FLAGS = tuple(flag for flag in FLAGS if flag != "-fopenmp")
 """For the host program of a GPU graph: it computes nothing and runs on any CPU."""
 
-TARGETS = {"x86-64-v2": "-march=x86-64-v2", "x86-64-v3": "-march=x86-64-v3", "x86-64-v4": "-march=x86-64-v4", "native": "-march=native"}
+TARGETS = {level: f"-march={level}" for level in ("x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4", "native")}
 
 LEVEL_FEATURES = {
     "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
@@ -46,15 +47,16 @@ class Compiler:
 
 @functools.cache
 def find_compiler() -> Compiler:
-    """g++ first, then clang++; `CompilerMissing` says what to install."""
-    for name in ("g++", "clang++", "c++"):
+    """The environment's CXX, else g++, clang++ or c++. `CompilerMissing` says what to install."""
+    asked = os.environ.get("CXX")
+    for name in (asked,) if asked else ("g++", "clang++", "c++"):
         path = shutil.which(name)
         if path:
             text = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
             return Compiler(path, text.splitlines()[0].strip())
     raise CompilerMissing(
-        "precast needs a C++ compiler to compile for the CPU: no g++, clang++ or c++ on PATH. "
-        "Install g++ (12 or newer), or serve from a store that was built elsewhere."
+        f"precast needs a C++ compiler to compile: {f'CXX is {asked!r}, which is no program' if asked else 'no g++, clang++ or c++ is'} "
+        "on the PATH. Install g++ (12 or newer), or serve from a store that was built elsewhere."
     )
 
 

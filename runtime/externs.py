@@ -1,4 +1,4 @@
-"""Ops that the C shims cannot express: the graph calls back into Python, one record of data per call site (docs/architecture.md)."""
+"""Ops that the C shims cannot express: the graph calls back into Python, one record of data per call site (docs/internals.md)."""
 
 from __future__ import annotations
 

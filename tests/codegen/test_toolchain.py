@@ -165,8 +165,9 @@ def test_no_flush_of_denormals() -> None:
 
 def test_missing_compiler_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     toolchain.find_compiler.cache_clear()
+    monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(toolchain.shutil, "which", lambda name: None)
-    with pytest.raises(toolchain.CompilerMissing, match="no g\\+\\+, clang\\+\\+ or c\\+\\+ on PATH"):
+    with pytest.raises(toolchain.CompilerMissing, match="no g\\+\\+, clang\\+\\+ or c\\+\\+ is on the PATH"):
         toolchain.find_compiler()
     toolchain.find_compiler.cache_clear()
 
@@ -188,3 +189,23 @@ def test_evidence_holds_the_measured_choice() -> None:
     again = compile_program(p, "cpu:native", {"tuning": {key: {**record, "winner": loser}}})
     assert again.evidence["choices"][key]["winner"] == loser
     assert again.library != first.library
+
+
+def test_the_compiler_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    own = tmp_path / "own-c++"
+    own.symlink_to(toolchain.find_compiler().path)
+    toolchain.find_compiler.cache_clear()
+    monkeypatch.setenv("CXX", str(own))
+    assert toolchain.find_compiler().path == str(own)
+    toolchain.find_compiler.cache_clear()
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(toolchain.CompilerMissing, match="CXX is 'no-such-compiler', which is no program on the PATH"):
+        toolchain.find_compiler()
+    toolchain.find_compiler.cache_clear()
+
+
+@pytest.mark.parametrize("level", toolchain.TARGETS)
+def test_every_target_that_a_machine_may_have_compiles(level: str) -> None:
+    """The baseline too: `precast doctor` lists it."""
+    source = 'extern "C" void f(float* x, long n) { for (long i = 0; i < n; ++i) x[i] = x[i] * 2 + 1; }'
+    assert toolchain.compile_shared(source, f"cpu:{level}").startswith(b"\x7fELF")
