@@ -198,8 +198,9 @@ class _Capture:
         """Digests of the code and of the constant results that the graph was made from, and what of it has none."""
         codes = (*traced.output.traced_code, *self.operators.other_code())
         found, missing = digests((self.function, *traced.functions), codes, self.function.__code__, checked)
+        ran, unread = self.operators.digests()
         assumed, unassumed = constant_digests(traced.constants)
-        return (*found, *self.operators.digests(), *assumed), [*missing, *unassumed]
+        return (*found, *ran, *assumed), [*missing, *unread, *unassumed]
 
     def _record(self, traced: dynamo.Traced, constants: tuple[TensorConstant, ...]) -> tuple[FrameRecord | None, list[str]]:
         """The rewritten bytecode as a record, or why it has no portable form."""

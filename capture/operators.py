@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import types
 from collections.abc import Iterable, Iterator
@@ -10,49 +11,69 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch._higher_order_ops.flat_apply import flat_apply
 
 from precast.artifact_store.records import CodeDigest
+from precast.capture.untraced import untraced_records
 from precast.capture.user_kernels import launched
+from precast.runtime.named import is_versioned
 from precast.runtime.operators import OPERATOR, operator_digest, operator_home, operator_name, reached_code
 
 _OWN = ("aten", "prim", "prims", "inductor", "rngprims", "_c10d_functional", "quantized", "higher_order")
 """Namespaces that belong to torch: their version is part of the key."""
-_VERSIONED = ("torch", "precast", "sympy", "mpmath", "functorch")
 _DISPATCHERS = ("torch._ops", "torch._library", "torch.library")
 """Modules of torch that call what users registered."""
 
 
 class OperatorUse:
-    """What was found while a graph was made: operators, and the code objects of everything that Python ran for them."""
+    """What was found while a graph was made: operators, and all code that Python ran for them, with the modules whose globals it reads.
+
+    `hidden`: names of functions of which it cannot be said what they depend on.
+    """
 
     def __init__(self) -> None:
         self.operators: dict[torch._ops.OpOverload, None] = {}
-        self.codes: dict[types.CodeType, None] = {}
+        self.codes: dict[types.CodeType, str] = {}
+        self.functions: dict[types.CodeType, types.FunctionType] = {}
         self.kernels: dict[CodeDigest, None] = {}
+        self.hidden: dict[str, None] = {}
 
     def add(self, graph_module: torch.fx.GraphModule) -> None:
-        """Note the operators of a graph and of the graphs nested in it, and the Triton kernels that it launches."""
+        """Note the operators of a graph and of the graphs nested in it, the functions in it, and the Triton kernels that it launches."""
         self.kernels |= dict.fromkeys(launched(graph_module))
         for module in graph_module.modules():
             if isinstance(module, torch.fx.GraphModule):
                 for node in module.graph.nodes:
-                    if isinstance(node.target, types.FunctionType) and _root(node.target.__module__) not in _VERSIONED:
-                        self.codes[node.target.__code__] = None  # `allow_in_graph`: Dynamo has not read it
+                    if _is_nonstrict(node.target):
+                        self.hidden[re.sub(r"_(callable|spec)(_\d+)?$", "", str(node.args[0]))] = None
+                    elif isinstance(node.target, types.FunctionType) and not is_versioned(node.target.__module__):
+                        self.functions[node.target.__code__] = node.target  # `allow_in_graph`: Dynamo has not read it
+                        self.codes[node.target.__code__] = node.target.__module__
                     for operand in (node.target, *node.args, *node.kwargs.values()):
                         self.operators |= dict.fromkeys(_operators_of(operand))
 
-    def digests(self) -> tuple[CodeDigest, ...]:
-        """One record per operator and kernel. Guarded like inlined code: what it names is looked at again before the artifact is used."""
+    def digests(self) -> tuple[tuple[CodeDigest, ...], tuple[str, ...]]:
+        """One record per operator, kernel and function that no tracer read, and reasons for what has none.
+
+        Guarded like inlined code: what it names is looked at again before the artifact is used.
+        """
         records = []
         for op in self.operators:
             name = operator_name(op)
             records.append(CodeDigest(f"{OPERATOR}{operator_home(op)}", name, operator_digest(name)))
-        return (*records, *self.kernels)
+        untraced, problems = untraced_records(self.codes, self.functions, self._covered())
+        problems += [
+            f"{name} is marked by nonstrict_trace: it runs unread, so that an edit of it could not be noticed" for name in self.hidden
+        ]
+        return (*records, *self.kernels, *untraced), tuple(problems)
 
     def other_code(self) -> tuple[types.CodeType, ...]:
         """Code that ran while tracing and is not part of an operator's own digest: bodies of composite operators, helpers."""
-        covered = {code for op in self.operators for code in reached_code(op)}
+        covered = self._covered()
         return tuple(code for code in self.codes if code not in covered)
+
+    def _covered(self) -> set[types.CodeType]:
+        return {code for op in self.operators for code in reached_code(op)}
 
 
 def _operators_of(operand: Any) -> Iterable[torch._ops.OpOverload]:
@@ -61,8 +82,9 @@ def _operators_of(operand: Any) -> Iterable[torch._ops.OpOverload]:
     return [operand] if isinstance(operand, torch._ops.OpOverload) and operand.namespace not in _OWN else []
 
 
-def _root(module: Any) -> str:
-    return str(module or "").partition(".")[0]
+def _is_nonstrict(target: Any) -> bool:
+    """Whether a node of Dynamo's graph calls a function marked by `nonstrict_trace`."""
+    return target is flat_apply or getattr(target, "__name__", "") == "flat_apply_capture"
 
 
 @contextlib.contextmanager
@@ -78,9 +100,9 @@ def watched(graph_module: torch.fx.GraphModule, use: OperatorUse) -> Iterator[No
     def note(frame: types.FrameType, event: str, _: Any) -> None:
         if event == "call" and frame.f_code not in use.codes and (caller := frame.f_back) is not None:
             called_by_torch = str(caller.f_globals.get("__name__", "")).startswith(_DISPATCHERS)
-            root = _root(frame.f_globals.get("__name__"))
-            if (called_by_torch or caller.f_code in use.codes) and root not in _VERSIONED and root not in sys.stdlib_module_names:
-                use.codes[frame.f_code] = None
+            home = str(frame.f_globals.get("__name__", ""))
+            if (called_by_torch or caller.f_code in use.codes) and not is_versioned(home):
+                use.codes[frame.f_code] = home
 
     sys.setprofile(note)
     try:

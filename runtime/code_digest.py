@@ -46,17 +46,39 @@ def find_code(module: str, qualname: str) -> list[types.CodeType]:
     if place is None:
         return []
     direct = direct_code(place, qualname)
-    return direct + [c for c in _index(place).get(qualname, []) if c not in direct]
+    return direct + [c for c, _ in _index(place).get(qualname, []) if c not in direct]
+
+
+def find_functions(module: str, qualname: str) -> list[types.FunctionType]:
+    """The functions of the code that `find_code` finds, where there are any: code nested in another function's has none at hand.
+
+    Code that needs nothing of a function around it gets one of its own.
+    """
+    place = sys.modules.get(module)
+    if place is None:
+        return []
+    found = dict.fromkeys(direct_functions(place, qualname))
+    for code, function in _index(place).get(qualname, []):
+        if function is not None:
+            found[function] = None
+        elif not code.co_freevars:
+            found[types.FunctionType(code, place.__dict__)] = None
+    return list(found)
 
 
 def direct_code(module: types.ModuleType, qualname: str) -> list[types.CodeType]:
     """The code of what is called `qualname` in `module`, and of the functions that it wraps."""
+    return [f.__code__ for f in direct_functions(module, qualname)]
+
+
+def direct_functions(module: types.ModuleType, qualname: str) -> list[types.FunctionType]:
+    """What is called `qualname` in `module`, and the functions that it wraps."""
     found: Any = module
     for part in qualname.split("."):
         found = inspect.getattr_static(found, part, None)
         if found is None:
             return []
-    return [f.__code__ for f in functions_within(found)]
+    return list(functions_within(found))
 
 
 def functions_within(value: Any, seen: set[int] | None = None) -> Iterator[types.FunctionType]:
@@ -101,15 +123,16 @@ def _content(cell: types.CellType) -> Any:
         return None
 
 
-_indexes: weakref.WeakKeyDictionary[types.ModuleType, tuple[int, dict[str, list[types.CodeType]]]] = weakref.WeakKeyDictionary()
+_Found = list[tuple[types.CodeType, types.FunctionType | None]]
+_indexes: weakref.WeakKeyDictionary[types.ModuleType, tuple[int, dict[str, _Found]]] = weakref.WeakKeyDictionary()
 
 
-def _index(module: types.ModuleType) -> dict[str, list[types.CodeType]]:
+def _index(module: types.ModuleType) -> dict[str, _Found]:
     """qualname -> code objects of everything that the module's namespace and its classes hold. Kept until the namespace grows."""
     known = _indexes.get(module)
     if known is not None and known[0] == len(module.__dict__):
         return known[1]
-    table: dict[str, list[types.CodeType]] = {}
+    table: dict[str, _Found] = {}
     seen: set[int] = set()
     for value in [*module.__dict__.values()]:
         places = [value]
@@ -118,7 +141,7 @@ def _index(module: types.ModuleType) -> dict[str, list[types.CodeType]]:
         for place in places:
             for function in functions_within(place, seen):
                 if function.__module__ == module.__name__:
-                    _add_codes(function.__code__, table)
+                    _add_codes(function.__code__, function, table)
     _indexes[module] = (len(module.__dict__), table)
     return table
 
@@ -128,8 +151,8 @@ def forget_code() -> None:
     _indexes.clear()
 
 
-def _add_codes(code: types.CodeType, table: dict[str, list[types.CodeType]]) -> None:
-    table.setdefault(code.co_qualname, []).append(code)
+def _add_codes(code: types.CodeType, function: types.FunctionType | None, table: dict[str, _Found]) -> None:
+    table.setdefault(code.co_qualname, []).append((code, function))
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            _add_codes(constant, table)
+            _add_codes(constant, None, table)

@@ -8,11 +8,12 @@ import sys
 import types
 from collections.abc import Mapping
 
-from precast.runtime import constant_results, kernel_digest
+from precast.runtime import constant_results, kernel_digest, untraced
 from precast.runtime.code_digest import digest, direct_code, find_code, forget_code
 from precast.runtime.constant_results import CONSTANT, changed_result
 from precast.runtime.kernel_digest import KERNEL, changed_kernel
 from precast.runtime.operators import OPERATOR, operator_digest
+from precast.runtime.untraced import UNTRACED, changed_names
 
 _LIBRARY = ("torch",)
 """Packages whose version is part of the artifact's key: their code is not read."""
@@ -25,16 +26,9 @@ def changed_code(digests: Mapping[str, str], entry: types.CodeType) -> str:
     """
     for name, wanted in digests.items():
         module, _, qualname = name.partition("#")[0].partition(":")
-        if module.startswith(CONSTANT):
-            if reason := changed_result(module.removeprefix(CONSTANT), qualname, wanted):
-                return reason
-            continue
-        if module.startswith(OPERATOR):
-            if reason := _changed_operator(module.removeprefix(OPERATOR), qualname, wanted):
-                return reason
-            continue
-        if module.startswith(KERNEL):
-            if reason := changed_kernel(module.removeprefix(KERNEL), qualname, wanted):
+        kind, _, home = module.partition(" ")
+        if home or module.endswith(" "):
+            if reason := _CHECKS[f"{kind} "](home, qualname, wanted):
                 return reason
             continue
         if module.partition(".")[0] in _LIBRARY:
@@ -50,9 +44,13 @@ def _changed_operator(home: str, name: str, wanted: str) -> str:
     if found == wanted:
         return ""
     if found:
-        return f"the operator {name} has another schema or fake implementation now"
+        return f"the operator {name} has another schema or fake implementation now, or what this one or its traced body names has changed"
     cure = f"import {home}, which registers it" if home else "load the library that registers it"
     return f"the operator {name} is not registered in this process: {cure}"
+
+
+_CHECKS = {CONSTANT: changed_result, OPERATOR: _changed_operator, KERNEL: changed_kernel, UNTRACED: changed_names}
+"""By what the module part of a digest's name begins with: why what it is about is another one now, of (module, rest, digest)."""
 
 
 @functools.lru_cache(maxsize=8192)
@@ -81,4 +79,5 @@ def forget() -> None:
     _digests_of.cache_clear()
     constant_results.forget()
     kernel_digest.forget()
+    untraced.forget()
     forget_code()

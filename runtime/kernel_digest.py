@@ -20,12 +20,11 @@ from typing import Any
 from precast.artifact_store.constants import Untaggable, find_object, tag
 from precast.artifact_store.guards import Guard, Predicate
 from precast.runtime.code_digest import digest
-from precast.runtime.operators import closure, function_text
+from precast.runtime.function_text import function_text
+from precast.runtime.named import is_versioned, named
 
 KERNEL = "kernel "
 """Begins the module part of a digest's name where it belongs to a kernel; its module follows."""
-_VERSIONED = ("torch", "precast", "triton")
-"""Packages whose functions are not followed: a kernel is compiled by Triton when it is launched, so that its own are always its own."""
 
 
 def find_kernel(name: str) -> Any:
@@ -135,7 +134,8 @@ def _sources(kernel: Any) -> Iterator[str]:
         seen.add(function)
         tree = _syntax(item, function)
         yield f"{function.__qualname__}: {digest(function.__code__) if tree is None else ast.dump(tree)}"
-        for name, value in sorted(_named(function, tree).items()):
+        told = {item.name: item.value for item in named(function)} | _annotations(function)
+        for name, value in told.items():
             if (helper := _function(value)) is not None:
                 stack.append(helper)
             else:
@@ -155,34 +155,9 @@ def _syntax(item: Any, function: types.FunctionType) -> ast.FunctionDef | None:
     return parsed
 
 
-def _named(function: types.FunctionType, tree: ast.AST | None) -> dict[str, Any]:
-    """What the function reads by a plain or dotted name outside of itself: `helper`, `constants.SCALE`."""
-    own = set(function.__code__.co_varnames)
-    read = {*function.__code__.co_names, *function.__code__.co_freevars}
-    chains = {name: [name] for name in read - own}
-    for node in () if tree is None else ast.walk(tree):
-        if (chain := _chain(node)) and chain[0] not in own:
-            chains[".".join(chain)] = chain
-    space = {**function.__globals__, **closure(function)}
-    found = {}
-    for name, (first, *rest) in chains.items():
-        if first not in space:
-            continue
-        value = space[first]
-        for part in rest:
-            value = getattr(value, part, None) if isinstance(value, types.ModuleType) else None
-        if not isinstance(value, types.ModuleType) and value is not None:
-            found[name] = value
-    return found
-
-
-def _chain(node: ast.AST) -> list[str]:
-    """The parts of a dotted name; nothing for other expressions."""
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return [node.id, *reversed(parts)] if isinstance(node, ast.Name) else []
+def _annotations(function: types.FunctionType) -> dict[str, Any]:
+    """What stands at the parameters (`tl.constexpr`), by name."""
+    return {f"{name}:": value for name, value in function.__annotations__.items()}
 
 
 def _function(value: Any) -> Any:
@@ -191,8 +166,7 @@ def _function(value: Any) -> Any:
     found = kernels[-1] if kernels else value if isinstance(value, types.FunctionType) else None
     if found is None:
         return None
-    root = str(getattr(found, "fn", found).__module__).partition(".")[0]
-    return None if root in _VERSIONED or root in sys.stdlib_module_names else found
+    return None if is_versioned(getattr(found, "fn", found).__module__) else found
 
 
 def _described(value: Any) -> str:

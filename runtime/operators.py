@@ -6,26 +6,18 @@ was made is: the schema, the tags, the fake implementation, and the body of an o
 
 from __future__ import annotations
 
-import contextlib
-import dis
-import functools
 import hashlib
-import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._library import custom_ops, simple_registry
 
-from precast.artifact_store.constants import Untaggable, tag
-from precast.runtime.code_digest import digest
+from precast.runtime.function_text import function_text, reached
 
 OPERATOR = "operator "
 """Begins the module part of a digest's name where it belongs to an operator; what follows is the module that registered it."""
-_PLAIN = (bool, int, float, complex, str, bytes, tuple, torch.dtype, torch.device)
-_VERSIONED = ("torch", "precast")
-"""Packages whose version is part of every artifact's key."""
 
 
 def find_operator(name: str) -> torch._ops.OpOverload | None:
@@ -68,7 +60,7 @@ def operator_home(op: torch._ops.OpOverload) -> str:
     """The module whose import registers the operator, as far as Python knows; "" for one that a shared library registered."""
     definition = custom_ops.OPDEFS.get(op._schema.name)
     functions = [definition._init_fn] if definition is not None else [*traced_functions(op).values()]
-    return next((str(f.__module__) for function in functions for f in _reached(function)), "")
+    return next((str(f.__module__) for function in functions for f in reached(function)), "")
 
 
 def operator_digest(name: str) -> str:
@@ -87,72 +79,9 @@ def operator_digest(name: str) -> str:
 def reached_code(op: torch._ops.OpOverload) -> frozenset[types.CodeType]:
     """The code that `operator_digest` covers, nested functions included."""
     found: set[types.CodeType] = set()
-    codes = [f.__code__ for function in traced_functions(op).values() for f in _reached(function)]
+    codes = [f.__code__ for function in traced_functions(op).values() for f in reached(function)]
     while codes:
         code = codes.pop()
         found.add(code)
         codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
     return frozenset(found)
-
-
-def function_text(function: Callable[..., Any]) -> Iterator[str]:
-    """The code of the function and of its helpers, with the constants of their modules and closures that they name."""
-    for helper in _reached(function):
-        yield digest(helper.__code__)
-        for name, value in sorted(_names(helper).items()):
-            if type(value) in _PLAIN:
-                with contextlib.suppress(Untaggable):  # a tuple of objects
-                    yield f"{name}={tag(value)!r}"
-
-
-def _reached(function: Callable[..., Any]) -> list[types.FunctionType]:
-    """The function and the plain functions that it names, outside of torch and the standard library, in order of discovery."""
-    found: list[types.FunctionType] = []
-    seen: set[types.FunctionType] = set()
-    stack: list[Any] = [function]
-    while stack:
-        item = stack.pop()
-        while isinstance(item, functools.partial):
-            item = item.func
-        if not isinstance(item, types.FunctionType) or item in seen:
-            continue
-        seen.add(item)
-        if _is_versioned(item):  # torch wraps what is registered: the user's function is in the wrapper's closure
-            stack += closure(item).values()
-            continue
-        found.append(item)
-        stack += [value for _, value in sorted(_names(item).items(), reverse=True)]
-    return found
-
-
-def _is_versioned(function: types.FunctionType) -> bool:
-    root = str(function.__module__).partition(".")[0]
-    return root in _VERSIONED or root in sys.stdlib_module_names
-
-
-def _names(function: types.FunctionType) -> dict[str, Any]:
-    """What the function reads from its module's globals and its closure and does not write itself."""
-    read: set[str] = set()
-    written: set[str] = set()
-    codes = [function.__code__]
-    while codes:
-        code = codes.pop()
-        codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
-        for instruction in dis.get_instructions(code):
-            if instruction.opname == "LOAD_GLOBAL":
-                read.add(instruction.argval)
-            elif instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-                written.add(instruction.argval)
-    found = {name: function.__globals__[name] for name in read - written if name in function.__globals__}
-    return found | closure(function)
-
-
-def closure(function: types.FunctionType) -> dict[str, Any]:
-    """What the function's closure holds by now, by name."""
-    found: dict[str, Any] = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:  # an empty cell
-            continue
-    return found

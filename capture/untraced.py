@@ -1,0 +1,84 @@
+"""Code that ran while a graph was made and that no tracer read: by which names another process finds its functions, as records."""
+
+from __future__ import annotations
+
+import gc
+import types
+from collections.abc import Iterable, Mapping
+
+from precast.artifact_store.records import CodeDigest
+from precast.runtime.function_text import function_digest, reached
+from precast.runtime.named import imports
+from precast.runtime.untraced import UNTRACED, untraced_digests
+
+
+def untraced_records(
+    codes: Mapping[types.CodeType, str], known: Mapping[types.CodeType, types.FunctionType], covered: Iterable[types.CodeType]
+) -> tuple[list[CodeDigest], list[str]]:
+    """One record per function, and reasons for those that cannot be found again.
+
+    `codes`: with the module whose globals each reads, the outer before the inner; `known`: functions of some of them; `covered`: code that
+    other digests cover. Code nested in another's, or named by it, is covered by that one's record, unless it imports what it reads.
+    """
+    done = set(covered)
+    nested: set[types.CodeType] = set()
+    functions = _functions(codes, known)
+    records: dict[CodeDigest, None] = {}
+    problems: list[str] = []
+    for code, home in codes.items():
+        inner = within([code]) - {code}
+        if code not in nested and (code not in done or imports(code)):
+            found = _records(code, home, functions.get(code, []))
+            if found is None:
+                problems.append(f"{code.co_qualname} ({code.co_filename}) is not traced, and a later process cannot find what it reads")
+            else:
+                records |= dict.fromkeys(found)
+                done |= within(f.__code__ for function in functions.get(code, []) for f in reached(function))
+        nested |= inner
+    return list(records), problems
+
+
+def within(codes: Iterable[types.CodeType]) -> set[types.CodeType]:
+    """The code objects and those nested in them."""
+    found: set[types.CodeType] = set()
+    stack = list(codes)
+    while stack:
+        code = stack.pop()
+        if code not in found:
+            found.add(code)
+            stack += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    return found
+
+
+def _functions(
+    codes: Mapping[types.CodeType, str], known: Mapping[types.CodeType, types.FunctionType]
+) -> dict[types.CodeType, list[types.FunctionType]]:
+    """The functions of the code that are alive."""
+    found = {code: [function] for code, function in known.items()}
+    for holder in gc.get_referrers(*codes) if codes else ():
+        if isinstance(holder, types.FunctionType) and holder.__code__ in codes:
+            same = found.setdefault(holder.__code__, [])
+            if not any(holder is other for other in same):
+                same.append(holder)
+    return found
+
+
+def _records(code: types.CodeType, home: str, functions: Iterable[types.FunctionType]) -> list[CodeDigest] | None:
+    """A record for each function under a name that leads to one like it; None where there is none for one of them.
+
+    Of code that no function is known to have (it is gone, or the collector does not see it) whatever stands under its name counts.
+    """
+    found: list[CodeDigest] = []
+    for function in functions:
+        wanted = function_digest(function)
+        places = ((str(function.__module__), function.__qualname__), (home, code.co_qualname))
+        place = next((place for place in places if wanted in untraced_digests(*place, code)), None)
+        if place is None:
+            return None
+        found.append(CodeDigest(UNTRACED + place[0], place[1], wanted))
+    if functions:
+        return found
+    return [CodeDigest(UNTRACED + home, code.co_qualname, wanted) for wanted in untraced_digests(home, code.co_qualname, code)] or None
+
+
+__all__ = ["untraced_records", "within"]
