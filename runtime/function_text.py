@@ -22,8 +22,8 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, tuple, frozenset, r
 _TORCH = (torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format)
 _BY_NAME = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 _HOLDERS = (staticmethod, classmethod, types.MethodType)
-_LIMIT = 2000
-"""Functions that are followed, the nearest first."""
+LIMIT = 250
+"""Functions that are followed, the nearest first: further away stands what whole libraries are made of, down to the name of a session."""
 
 
 def function_digest(function: Any) -> str:
@@ -51,7 +51,7 @@ def _reached(function: Any) -> dict[types.FunctionType, list[Named]]:
     found: dict[types.FunctionType, list[Named]] = {}
     seen: set[int] = set()
     queue: list[Any] = [function]
-    while queue and len(found) < _LIMIT:
+    while queue and len(found) < LIMIT:
         item = queue.pop(0)
         if id(item) in seen:
             continue

@@ -13,7 +13,7 @@ import torch
 
 import precast
 from precast.runtime.api import site_of
-from precast.runtime.function_text import function_digest
+from precast.runtime.function_text import LIMIT, function_digest, reached
 from precast.runtime.named import imports, named, written
 from tests.children import REFUSE, child
 
@@ -332,3 +332,16 @@ def test_what_a_function_sets_itself_is_not_in_its_digest(monkeypatch: pytest.Mo
     assert function_digest(reader) == before
     monkeypatch.setattr(STATE, "by", 7)
     assert function_digest(reader) != before
+
+
+def test_a_long_way_is_not_gone_to_its_end() -> None:
+    """The nearest helpers are followed, so that one name of a large library is not all of it."""
+    space: dict[str, Any] = {"__name__": "far"}
+    for n in range(2 * LIMIT):
+        exec(f"def f{n}(x):\n    return f{n + 1}(x) + K{n}", space)
+        space[f"K{n}"] = n
+    before = function_digest(space["f0"])
+    space[f"K{LIMIT}"] = -1
+    assert len(list(reached(space["f0"]))) == LIMIT and function_digest(space["f0"]) == before
+    space[f"K{LIMIT - 1}"] = -1
+    assert function_digest(space["f0"]) != before
