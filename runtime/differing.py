@@ -18,16 +18,16 @@ class Differing:
     """Checks of variants by what tells them apart, made anew when there are others."""
 
     def __init__(self) -> None:
-        self._variants: tuple[Any, ...] = ()
-        self._checks: dict[int, Check] = {}
+        self._made: tuple[tuple[Any, ...], dict[int, Check]] = ((), {})  # for which variants; replaced as a whole
 
     def check(self, variant: Any, variants: Sequence[Any], local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> bool:
         """Whether the guards of `variant` hold that not all of `variants` have, and those on tensors."""
         among = tuple(sorted(variants, key=id))
-        if among != self._variants:
-            self._checks = {id(one): LazyChecker(_rows(one, among)) for one in among}
-            self._variants = among
-        return self._checks[id(variant)](local_values, cells)
+        made_for, checks = self._made
+        if among != made_for:
+            checks = {id(one): LazyChecker(_rows(one, among)) for one in among}
+            self._made = among, checks
+        return checks[id(variant)](local_values, cells)
 
 
 def _rows(variant: Any, variants: Sequence[Any]) -> Callable[[], Any]:

@@ -129,7 +129,10 @@ def explain(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], 
 def _why_unusable(manifest: Manifest, program: Program, elsewhere: bool) -> str:
     if elsewhere and not runs(program.target, manifest.target):
         return f"it was compiled for {manifest.target}, which a machine for {program.target} does not run"
-    return why_not(manifest, program, elsewhere)
+    try:
+        return why_not(manifest, program, elsewhere)
+    except Exception as error:  # noqa: BLE001 - users' modules are imported to compare code
+        return f"comparing it with the code here failed: {type(error).__name__}: {error}"
 
 
 def _note(program: Program, found: bool) -> str:

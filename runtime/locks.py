@@ -21,9 +21,9 @@ class Lock:
     def __enter__(self) -> None:
         self._lock.acquire()
 
-    def try_enter(self) -> bool:
-        """Enter when no other thread is inside; whether that was so. Leave by `__exit__`, as after `with`."""
-        return self._lock.acquire(blocking=False)
+    def try_enter(self, seconds: float = 0) -> bool:
+        """Enter when no other thread is inside, or stays so for longer; whether that was so. Leave by `__exit__`, as after `with`."""
+        return self._lock.acquire(timeout=seconds)
 
     def __exit__(self, *exc: object) -> None:
         self._lock.release()

@@ -23,7 +23,7 @@ from standin import Counting
 import precast
 from precast.artifact_store import Guard, Predicate, Store
 from precast.artifact_store.records import GraphInput, GraphOutput
-from precast.runtime import native
+from precast.runtime import compatibility, native
 from precast.runtime.api import site_of
 from precast.runtime.errors import LoadError, Refused
 from precast.runtime.library import Library
@@ -351,6 +351,16 @@ def test_a_miss_says_that_the_artifact_that_fits_is_damaged(store: Store, compil
     with pytest.raises(precast.GuardMiss, match="cannot be loaded: blobs of it are missing or damaged") as caught:
         precast.load(product, store=Store.open(store.root))(X, X)
     assert "fits (1 guards hold), and cannot be loaded" in str(caught.value) and not caught.value.explanation.hits
+
+
+def test_a_miss_says_that_code_could_not_be_compared(store: Store, compiler: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    precast.compile(product, store=store)(X, X)
+    served = precast.load(product, store=store)
+    with monkeypatch.context() as patch:
+        patch.setattr(compatibility, "changed_code", lambda *args: 1 // 0)  # as a user's module may raise when it is imported
+        with pytest.raises(precast.GuardMiss, match="comparing it with the code here failed: ZeroDivisionError"):
+            served(X, X)
+    torch.testing.assert_close(served(X, X), X * X)
 
 
 def test_a_refusal_with_guards_holds_for_such_calls_only(store: Store, set_compiler: Callable[[Any], None]) -> None:
