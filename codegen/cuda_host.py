@@ -11,7 +11,7 @@ import sympy
 from precast.codegen.cpp_types import storage
 from precast.codegen.cuda_library import emit_library, writes_in_place
 from precast.codegen.cuda_shims import CUDA_SHIMS
-from precast.codegen.cuda_templates import CUDA_PREPARE, CUDA_RUN, KERNELS, LITERALS, RUNTIME
+from precast.codegen.cuda_templates import CUDA_PREPARE, CUDA_RUN, KERNEL_INFO, KERNELS, LITERALS, RUNTIME
 from precast.codegen.expand import LibraryCall, Pack, RunStep
 from precast.codegen.host_program import HostWriter, literal_words
 from precast.codegen.host_shims import SymbolTable, dtype_code
@@ -35,19 +35,14 @@ class Launch:
 
 
 class CudaHostWriter(HostWriter):
-    """`launches` by step name. `metadata[k]` is that of image k (`triton_compile.Cubin`)."""
+    """`launches` by step name, `images` the number of their images. What is known of the images only once they are compiled is
+    `kernel_table`'s, so that this program is compiled beside them."""
 
-    def __init__(
-        self,
-        program: Program,
-        steps: Sequence[RunStep],
-        launches: Mapping[str, Sequence[Launch]],
-        metadata: Sequence[Mapping[str, object]],
-    ) -> None:
+    def __init__(self, program: Program, steps: Sequence[RunStep], launches: Mapping[str, Sequence[Launch]], images: int) -> None:
         super().__init__(program, steps)
         self.table = SymbolTable(CUDA_SHIMS)
         self.launches = launches
-        self.metadata = metadata
+        self.images = images
         self.offsets = _literal_offsets(program)
         self.staged: dict[str, str] = {}
         self.numbers = 0
@@ -158,7 +153,7 @@ class CudaHostWriter(HostWriter):
 
     def _queue(self, launch: Launch) -> None:
         """Writes one launch: addresses of the arguments in their natural C types, then of the two hidden ones."""
-        self.held += int(bool(self.metadata[launch.image]["global_scratch_size"]))
+        self.held += 1  # room for its scratch memory, should it need some
         self.add("{ void *scratch = 0, *profile = 0;")
         places = [self._argument(argument, number) for number, argument in enumerate(launch.kernel.arguments)]
         self.add(f"void* arguments[] = {{{', '.join([*places, '&scratch', '&profile'])}}};")
@@ -227,7 +222,7 @@ class CudaHostWriter(HostWriter):
     # the translation unit
 
     def sibling(self, steps: Sequence[RunStep]) -> CudaHostWriter:
-        self.second = CudaHostWriter(self.program, steps, self.launches, self.metadata)
+        self.second = CudaHostWriter(self.program, steps, self.launches, self.images)
         self.second.lent = {}  # `precast_prepare` has no outputs
         self.second.keeps = False  # it runs once
         return self.second
@@ -248,8 +243,6 @@ class CudaHostWriter(HostWriter):
         for shim in CUDA_SHIMS:
             if shim.startswith(("cu", "aoti_torch_cuda_caching", "aoti_torch_create_", "aoti_torch_delete_", "aoti_torch_get_")):
                 self.table.use(shim)
-        rows = ", ".join(_info(m) for m in self.metadata) or '{"", "", 0, 0, 0}'
-        count = max(len(self.metadata), 1)
         lent = ", ".join(map(str, [*self.taken, -1]))
         draws = any(may_draw(step) for step in (*self.steps, *(self.second.steps if self.second else ())))
         parts = [
@@ -257,9 +250,10 @@ class CudaHostWriter(HostWriter):
             f'extern "C" __attribute__((visibility("default"))) const int32_t precast_lent[] = {{{lent}}};',
             f"enum {{ HELD = {max(self.held, self.second.held if self.second else 0, 1)}, KEPT = {max(self.kept, 1)} }};",
             'extern "C" int sched_yield();',
-            f"static void* functions[64][{count}];",
+            f"static void* functions[64][{max(self.images, 1)}];",
             RUNTIME,
-            KERNELS.replace("KERNELS_TABLE", rows),
+            KERNEL_INFO,
+            KERNELS,
         ]
         if self.program.constants:
             parts.append(LITERALS.replace("LITERAL_WORDS", literal_words(_literal_block(self.program, self.offsets))))
@@ -285,6 +279,12 @@ def _buffers(kernel: TritonKernel) -> list[str]:
 
 def _span(buffer: Buffer) -> sympy.Expr | int:
     return nbytes_of(buffer, 1)
+
+
+def kernel_table(metadata: Sequence[Mapping[str, object]]) -> str:
+    """The translation unit with what host programs read of the images. Raises TypeError for a kind of launch that they do not make."""
+    rows = ", ".join(_info(m) for m in metadata) or '{"", "", 0, 0, 0}'
+    return f"#include <stdint.h>\n{KERNEL_INFO}const KernelInfo kernels[] = {{{rows}}};\n"
 
 
 def _info(metadata: Mapping[str, object]) -> str:

@@ -15,19 +15,18 @@ from precast.codegen.cpp_types import PROLOGUE
 from precast.codegen.cubin import registers
 from precast.codegen.cuda_choices import CudaChooser, chooser_of
 from precast.codegen.cuda_expand import expand
-from precast.codegen.cuda_host import CudaHostWriter, Launch
+from precast.codegen.cuda_host import CudaHostWriter, Launch, kernel_table
 from precast.codegen.cuda_lab import lab_for
 from precast.codegen.cuda_library import writes_in_place
 from precast.codegen.expand import LibraryCall, RunStep
 from precast.codegen.host_templates import ERROR
-from precast.codegen.toolchain import compile_shared, find_compiler
-from precast.codegen.triton_compile import Cubin, compile_images
+from precast.codegen.toolchain import compiling, find_compiler
+from precast.codegen.triton_compile import Cubin, compile_images, image_numbers
 from precast.codegen.triton_render import TritonKernel, render
 from precast.lowering.ir import Extern, Kernel, Program
 from precast.lowering.memory import DEVICE_ALIGNMENT, plan_memory
 
 log = logging.getLogger("precast.compile")
-_Compiled = tuple[TritonKernel, Cubin]
 
 
 def compile_cuda(program: Program, target: str, options: Mapping[str, Any]) -> CompiledGraph:
@@ -46,16 +45,17 @@ def compile_cuda(program: Program, target: str, options: Mapping[str, Any]) -> C
     prepare = expand(program, program.prepare, options, "prepare")
     buffers = program.buffers
     rendered = {s.name: render(s, buffers, chooser.tilings(s, buffers)) for s in (*steps, *prepare) if isinstance(s, Kernel)}
-    launches, compiled = _images([*steps, *prepare], rendered, arch)
-    cubins = [cubin for _, cubin in compiled]
-    loaded = time.perf_counter()
-    host = CudaHostWriter(program, steps, launches, [c.metadata for c in cubins])
-    host_source = host.source((), prepare)
-    library = compile_shared("\n".join([PROLOGUE, INDEX_HELPERS, ERROR, host_source, _identity(target, cubins)]), target)
+    launches, kernels = _launches([*steps, *prepare], rendered)
+    host = CudaHostWriter(program, steps, launches, len(kernels))
+    unit = "\n".join([PROLOGUE, INDEX_HELPERS, ERROR, host.source((), prepare)])
+    with compiling(unit, target) as finish:  # beside the kernels: neither waits for the other
+        cubins = compile_images(kernels, arch, os.cpu_count() or 1)
+        loaded = time.perf_counter()
+        library = finish(kernel_table([c.metadata for c in cubins]) + _identity(target, cubins))
     done = time.perf_counter()
     return CompiledGraph(
         library=library,
-        kernel_source="\n\n".join(_titled(kernel, cubin) for kernel, cubin in compiled),
+        kernel_source="\n\n".join(map(_titled, kernels, cubins)),
         host_source="\n".join(host.python) + "\n",
         inputs=input_records(program),
         outputs=output_records(program),
@@ -70,7 +70,7 @@ def compile_cuda(program: Program, target: str, options: Mapping[str, Any]) -> C
 def _identity(target: str, cubins: Sequence[Cubin]) -> str:
     """Makes the libraries of other images other libraries: a process opens each once, and it keeps the addresses of its images."""
     digest = hashlib.sha256(b"".join(hashlib.sha256(cubin.image).digest() for cubin in cubins)).hexdigest()
-    return f'EXPORT const char precast_identity[] = "{target} {digest}";\n'
+    return f'extern "C" __attribute__((visibility("default"))) const char precast_identity[] = "{target} {digest}";\n'
 
 
 def _library_owned(steps: Sequence[RunStep]) -> set[str]:
@@ -104,24 +104,19 @@ def _chooser(target: str, options: Mapping[str, Any]) -> CudaChooser:
     return chooser
 
 
-def _images(
-    steps: Sequence[RunStep], rendered: Mapping[str, tuple[TritonKernel, ...]], arch: str
-) -> tuple[dict[str, tuple[Launch, ...]], list[_Compiled]]:
-    """The launches of each kernel step, and the distinct images that they run: those of equal layers are one."""
+def _launches(
+    steps: Sequence[RunStep], rendered: Mapping[str, tuple[TritonKernel, ...]]
+) -> tuple[dict[str, tuple[Launch, ...]], list[TritonKernel]]:
+    """The launches of each kernel step, and the kernels that they run, each once: those of equal layers are one."""
     wanted = {s.name: rendered[s.name] for s in steps if isinstance(s, Kernel)}
-    kernels = [k for group in wanted.values() for kernel in group for k in (kernel, kernel.wide) if k is not None]
-    numbers: dict[int, int] = {}
-    compiled: list[_Compiled] = []
-    by_kernel: dict[int, int] = {}
-    for kernel, cubin in zip(kernels, compile_images(kernels, arch, os.cpu_count() or 1), strict=True):
-        number = by_kernel[id(kernel)] = numbers.setdefault(id(cubin), len(compiled))
-        if number == len(compiled):
-            compiled.append((kernel, cubin))
+    every = [k for group in wanted.values() for kernel in group for k in (kernel, kernel.wide) if k is not None]
+    numbers = dict(zip(map(id, every), image_numbers(every), strict=True))
+    distinct = {numbers[id(kernel)]: kernel for kernel in reversed(every)}  # the first of each
 
     def launch(kernel: TritonKernel) -> Launch:
-        return Launch(kernel, by_kernel[id(kernel)], None if kernel.wide is None else launch(kernel.wide))
+        return Launch(kernel, numbers[id(kernel)], None if kernel.wide is None else launch(kernel.wide))
 
-    return {name: tuple(launch(k) for k in group) for name, group in wanted.items()}, compiled
+    return {name: tuple(launch(k) for k in group) for name, group in wanted.items()}, [distinct[n] for n in sorted(distinct)]
 
 
 def _titled(kernel: TritonKernel, cubin: Cubin) -> str:

@@ -142,9 +142,13 @@ static bool __attribute__((unused)) unfit(void* const* table, void* tensor, int6
 """
 """`HELD`, `functions` and the declarations of libc stand before it."""
 
-KERNELS = r"""
+KERNEL_INFO = r"""
 struct KernelInfo { const char* name; const char* entry; unsigned threads; unsigned shared; int64_t scratch; };
-static const KernelInfo kernels[] = {KERNELS_TABLE};
+extern const KernelInfo kernels[];
+"""
+"""What is known of a kernel once it is compiled, which is while the rest of the host program is."""
+
+KERNELS = r"""
 static const void* const* images; static int64_t image_count;
 EXPORT void precast_images(const void* const* given, const int64_t* bytes, int64_t count) {
   (void)bytes; images = given; image_count = count;

@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +21,7 @@ FLAGS = (
 """No fast-math of any kind: beside changing results it would set flush-to-zero for the whole process on load."""
 
 LIBRARIES = ("-lmvec", "-lm")
-HOST_FLAGS = tuple(flag for flag in FLAGS if flag != "-fopenmp")
+HOST_FLAGS = tuple(flag for flag in FLAGS if flag not in ("-fopenmp", "-ftree-vectorize", "-fexpensive-optimizations"))
 """For the host program of a GPU graph: it computes nothing and runs on any CPU."""
 
 TARGETS = {level: f"-march={level}" for level in ("x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4", "native")}
@@ -105,16 +108,74 @@ def compile_shared(source: str, target: str) -> bytes:
 
     Raises `CompilerMissing` or `CompileFailed`.
     """
-    compiler = find_compiler()
-    with tempfile.TemporaryDirectory(prefix="precast-") as folder:
-        (Path(folder) / "graph.cpp").write_text(source)
-        flags = HOST_FLAGS if target.startswith("cuda:") else (*FLAGS, *march(target))
-        libraries = () if target.startswith("cuda:") else LIBRARIES
-        command = [compiler.path, *flags, "graph.cpp", "-o", "graph.so", *libraries]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-        if done.returncode != 0:
-            errors = [line for line in done.stderr.splitlines() if "error" in line or "undefined" in line][:8]
-            raise CompileFailed(
-                f"{compiler.version} refused generated code for {target}:\n" + "\n".join(errors or done.stderr.splitlines()[:8])
-            )
-        return (Path(folder) / "graph.so").read_bytes()
+    flags, libraries = _flags(target)
+    with _folder() as folder:
+        (folder / "graph.cpp").write_text(source)
+        with _begun([*flags, "graph.cpp", "-o", "graph.so", *libraries], folder) as process:
+            _finish(process, folder, target)
+        return (folder / "graph.so").read_bytes()
+
+
+@contextmanager
+def compiling(source: str, target: str) -> Iterator[Callable[[str], bytes]]:
+    """Compiles `source` while the body does other things. The function it is given waits for that, compiles a second and small
+    translation unit, of what was not known before, and returns the shared object of both. A body left without it ends the compiler.
+
+    Raises `CompilerMissing` at once; the function raises `CompileFailed`.
+    """
+    flags, libraries = _flags(target)
+    with _folder() as folder:
+        (folder / "graph.cpp").write_text(source)
+        with _begun([*flags, "-c", "graph.cpp", "-o", "graph.o"], folder) as process:
+
+            def finish(rest: str) -> bytes:
+                _finish(process, folder, target)
+                (folder / "rest.cpp").write_text(rest)
+                with _begun([*flags, "rest.cpp", "graph.o", "-o", "graph.so", *libraries], folder) as last:
+                    _finish(last, folder, target)
+                return (folder / "graph.so").read_bytes()
+
+            yield finish
+
+
+def _flags(target: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What the compiler is told for `target`, and the libraries that follow the sources."""
+    return (HOST_FLAGS, ()) if target.startswith("cuda:") else ((*FLAGS, *march(target)), LIBRARIES)
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """A folder for one compilation; the compiler's own temporary files go there too."""
+    with tempfile.TemporaryDirectory(prefix="precast-", ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+@contextmanager
+def _begun(arguments: list[str], folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """The compiler at work in `folder`. It and its children do not outlive the body, however that ends."""
+    with open(folder / "errors.txt", "w") as errors:
+        process = subprocess.Popen(
+            [find_compiler().path, *arguments],
+            cwd=folder,
+            env={**os.environ, "TMPDIR": str(folder)},
+            stdin=subprocess.DEVNULL,
+            stdout=errors,
+            stderr=errors,
+            text=True,
+            process_group=0,
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _finish(process: subprocess.Popen[str], folder: Path, target: str) -> None:
+    """Waits for the compiler. Raises `CompileFailed` with its first errors."""
+    if process.wait() != 0:
+        said = (folder / "errors.txt").read_text(errors="replace").splitlines()
+        errors = [line for line in said if "error" in line or "undefined" in line][:8]
+        raise CompileFailed(f"{find_compiler().version} refused generated code for {target}:\n" + "\n".join(errors or said[:8]))

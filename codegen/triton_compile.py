@@ -56,6 +56,12 @@ def compile_images(kernels: Sequence[TritonKernel], arch: str, workers: int = 1)
     return [compiled[_identity(kernel)] for kernel in kernels]
 
 
+def image_numbers(kernels: Sequence[TritonKernel]) -> list[int]:
+    """The number of each kernel's image, from 0 in the order of their first use: what `compile_images` gives one object has one number."""
+    numbers: dict[tuple[object, ...], int] = {}
+    return [numbers.setdefault(_identity(kernel), len(numbers)) for kernel in kernels]
+
+
 def compile_cubin(kernel: TritonKernel, arch: str) -> Cubin:
     """`compile_images` for one kernel."""
     return compile_images([kernel], arch)[0]
@@ -66,6 +72,14 @@ def _identity(kernel: TritonKernel) -> tuple[object, ...]:
 
 
 def _compile(kernel: TritonKernel, arch: str) -> Cubin:
+    try:
+        return _compiled(kernel, arch)
+    except Exception as error:
+        error.add_note(f"while kernel {kernel.entry} was compiled for {arch}")
+        raise
+
+
+def _compiled(kernel: TritonKernel, arch: str) -> Cubin:
     import triton
     from triton.backends.compiler import GPUTarget
 
