@@ -16,8 +16,8 @@ from torch._higher_order_ops.flat_apply import flat_apply
 from precast.artifact_store.records import CodeDigest
 from precast.capture.untraced import untraced_records
 from precast.capture.user_kernels import launched
-from precast.runtime.named import is_versioned
-from precast.runtime.operators import OPERATOR, operator_digest, operator_home, operator_name, reached_code
+from precast.runtime.modules import is_versioned
+from precast.runtime.operators import OPERATOR, operator_account, operator_home, operator_name, reached_code
 
 _OWN = ("aten", "prim", "prims", "inductor", "rngprims", "_c10d_functional", "quantized", "higher_order")
 """Namespaces that belong to torch: their version is part of the key."""
@@ -60,7 +60,8 @@ class OperatorUse:
         records = []
         for op in self.operators:
             name = operator_name(op)
-            records.append(CodeDigest(f"{OPERATOR}{operator_home(op)}", name, operator_digest(name)))
+            account = operator_account(name)
+            records.append(CodeDigest(f"{OPERATOR}{operator_home(op)}", name, "" if account is None else account.text()))
         untraced, problems = untraced_records(self.codes, self.functions, self._covered())
         problems += [
             f"{name} is marked by nonstrict_trace: it runs unread, so that an edit of it could not be noticed" for name in self.hidden

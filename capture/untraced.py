@@ -7,9 +7,9 @@ import types
 from collections.abc import Iterable, Mapping
 
 from precast.artifact_store.records import CodeDigest
-from precast.runtime.function_text import function_digest, reached
+from precast.runtime.function_text import function_account, reached
 from precast.runtime.named import imports
-from precast.runtime.untraced import UNTRACED, untraced_digests
+from precast.runtime.untraced import UNTRACED, untraced_accounts
 
 
 def untraced_records(
@@ -70,15 +70,17 @@ def _records(code: types.CodeType, home: str, functions: Iterable[types.Function
     """
     found: list[CodeDigest] = []
     for function in functions:
-        wanted = function_digest(function)
+        wanted = function_account(function).digest
         places = ((str(function.__module__), function.__qualname__), (home, code.co_qualname))
-        place = next((place for place in places if wanted in untraced_digests(*place, code)), None)
+        place, told = next(((place, told) for place in places if (told := untraced_accounts(*place, code).get(wanted))), (None, ""))
         if place is None:
             return None
-        found.append(CodeDigest(UNTRACED + place[0], place[1], wanted))
+        found.append(CodeDigest(UNTRACED + place[0], place[1], told))
     if functions:
         return found
-    return [CodeDigest(UNTRACED + home, code.co_qualname, wanted) for wanted in untraced_digests(home, code.co_qualname, code)] or None
+    return [
+        CodeDigest(UNTRACED + home, code.co_qualname, told) for told in untraced_accounts(home, code.co_qualname, code).values()
+    ] or None
 
 
 __all__ = ["untraced_records", "within"]

@@ -119,7 +119,7 @@ def print_guards(out: Output, manifest: Manifest) -> None:
     rows = list(guard_lines(manifest))
     out.table(("PATH", "MUST", "VALUE"), rows, rows)
     for name, code_digest in sorted(manifest.digests.items()):
-        out.text(f"code of {name}\tdigest\t{code_digest}")
+        out.text(f"code of {name}\tdigest\t{code_digest.partition(' ')[0]}")
     for waived in manifest.waived:
         out.text(f"waived\t\t{waived}")
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import sys
 import types
 from collections.abc import Mapping
 
 from precast.runtime import constant_results, kernel_digest, untraced
+from precast.runtime.account import Account, names_of
 from precast.runtime.code_digest import digest, direct_code, find_code, forget_code
 from precast.runtime.constant_results import CONSTANT, changed_result
 from precast.runtime.kernel_digest import KERNEL, changed_kernel
-from precast.runtime.operators import OPERATOR, operator_digest
+from precast.runtime.modules import MISSING, Modules, load
+from precast.runtime.operators import OPERATOR, operator_account
 from precast.runtime.untraced import UNTRACED, changed_names
 
 _LIBRARY = ("torch",)
@@ -40,11 +40,13 @@ def changed_code(digests: Mapping[str, str], entry: types.CodeType) -> str:
 
 
 def _changed_operator(home: str, name: str, wanted: str) -> str:
-    found = operator_digest(name)
-    if found == wanted:
+    then = Account.read(wanted)
+    found = operator_account(name, Modules(then.modules))
+    if found is not None and found.digest == then.digest:
         return ""
-    if found:
-        return f"the operator {name} has another schema or fake implementation now, or what this one or its traced body names has changed"
+    if found is not None:
+        said = f"the operator {name} has another schema or fake implementation now, or what this one or its traced body names has changed"
+        return f"{said}{names_of(then.differing(found))}"
     cure = f"import {home}, which registers it" if home else "load the library that registers it"
     return f"the operator {name} is not registered in this process: {cure}"
 
@@ -59,12 +61,8 @@ def _direct_digests(module: str, qualname: str) -> frozenset[str]:
 
     The traced code had imported the module, so it is imported here where that has not happened yet; a function that is gone has no digest.
     """
-    if module not in sys.modules:
-        try:
-            importlib.import_module(module)
-        except ImportError:
-            return frozenset()
-    return frozenset(map(digest, direct_code(sys.modules[module], qualname)))
+    found = load(module)
+    return frozenset() if found is MISSING else frozenset(map(digest, direct_code(found, qualname)))
 
 
 @functools.lru_cache(maxsize=8192)

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import importlib
 import inspect
-import sys
 import textwrap
 import types
 from collections.abc import Iterator, Mapping
@@ -20,8 +18,9 @@ from typing import Any
 from precast.artifact_store.constants import Untaggable, find_object, tag
 from precast.artifact_store.guards import Guard, Predicate
 from precast.runtime.code_digest import digest
-from precast.runtime.function_text import function_text
-from precast.runtime.named import is_versioned, named
+from precast.runtime.function_text import function_lines
+from precast.runtime.modules import AllModules, is_versioned, load
+from precast.runtime.named import named
 
 KERNEL = "kernel "
 """Begins the module part of a digest's name where it belongs to a kernel; its module follows."""
@@ -33,12 +32,11 @@ def find_kernel(name: str) -> Any:
     The traced code had imported the module, so it is imported here where that has not happened yet.
     """
     module = name.partition(":")[0]
+    load(module)
     try:
-        if module not in sys.modules:
-            importlib.import_module(module)
         found = find_object(name)
         return found if layers(found) else None
-    except Exception:  # noqa: BLE001 - a user's module runs here; with what it raises there is no kernel
+    except Exception:  # noqa: BLE001 - a lazy module may raise anything: then there is no kernel
         return None
 
 
@@ -105,7 +103,8 @@ def _decorator(layer: Any) -> str:
     """What an autotuner or heuristics say, in words that do not depend on the process."""
     told = [f"{name}={getattr(layer, name, None)!r}" for name in ("keys", "reset_to_zero", "restore_value", "configs_top_k")]
     told += [str(config) for config in getattr(layer, "configs", ())]
-    told += [f"{name}: {' '.join(function_text(function))}" for name, function in _consulted(layer).items()]
+    for name, function in _consulted(layer).items():
+        told.append(f"{name}: {' '.join(line.text for line in function_lines(function, AllModules()))}")
     return "; ".join(told)
 
 
@@ -134,7 +133,7 @@ def _sources(kernel: Any) -> Iterator[str]:
         seen.add(function)
         tree = _syntax(item, function)
         yield f"{function.__qualname__}: {digest(function.__code__) if tree is None else ast.dump(tree)}"
-        told = {item.name: item.value for item in named(function)} | _annotations(function)
+        told = {item.name: item.value for item in named(function, AllModules())} | _annotations(function)
         for name, value in told.items():
             if (helper := _function(value)) is not None:
                 stack.append(helper)
@@ -173,6 +172,6 @@ def _described(value: Any) -> str:
     """A constant by its value; other things by their names or types."""
     try:
         return repr(tag(value))
-    except Untaggable:
+    except (Untaggable, RecursionError):
         kind = value if isinstance(value, type) else type(value)
         return f"{kind.__module__}:{kind.__qualname__}"

@@ -6,7 +6,6 @@ was made is: the schema, the tags, the fake implementation, and the body of an o
 
 from __future__ import annotations
 
-import hashlib
 import types
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +13,9 @@ from typing import Any
 import torch
 from torch._library import custom_ops, simple_registry
 
-from precast.runtime.function_text import function_text, reached
+from precast.runtime.account import Account, Line
+from precast.runtime.function_text import function_lines, reached
+from precast.runtime.modules import Modules
 
 OPERATOR = "operator "
 """Begins the module part of a digest's name where it belongs to an operator; what follows is the module that registered it."""
@@ -63,21 +64,22 @@ def operator_home(op: torch._ops.OpOverload) -> str:
     return next((str(f.__module__) for function in functions for f in reached(function)), "")
 
 
-def operator_digest(name: str) -> str:
-    """Hex digest of what a graph that calls this operator depends on; "" where the operator is not registered here."""
+def operator_account(name: str, modules: Modules | None = None) -> Account | None:
+    """What a graph that calls this operator depends on; None where the operator is not registered here."""
     op = find_operator(name)
     if op is None:
-        return ""
+        return None
+    modules = modules or Modules()
     entry = _registered(op)
     effect = "" if entry is None else str(entry.effect.effect)
-    parts = [str(op._schema), ",".join(sorted(map(str, op.tags))), effect]
+    lines = [Line("schema", str(op._schema)), Line("tags", ",".join(sorted(map(str, op.tags)))), Line("effect", effect)]
     for role, function in sorted(traced_functions(op).items()):
-        parts += [role, *function_text(function)]
-    return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        lines += [Line("functions", role), *function_lines(function, modules)]
+    return Account.of(lines, modules.used)
 
 
 def reached_code(op: torch._ops.OpOverload) -> frozenset[types.CodeType]:
-    """The code that `operator_digest` covers, nested functions included."""
+    """The code that `operator_account` covers, nested functions included."""
     found: set[types.CodeType] = set()
     codes = [f.__code__ for function in traced_functions(op).values() for f in reached(function)]
     while codes:

@@ -13,7 +13,7 @@ import torch
 
 import precast
 from precast.runtime.api import site_of
-from precast.runtime.function_text import LIMIT, function_digest, reached
+from precast.runtime.function_text import LIMIT, function_account, reached
 from precast.runtime.named import imports, named, written
 from tests.children import REFUSE, child
 
@@ -327,11 +327,11 @@ def test_names_by_way_of_modules_classes_objects_imports_and_defaults() -> None:
 
 
 def test_what_a_function_sets_itself_is_not_in_its_digest(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = function_digest(reader)
+    before = function_account(reader)
     monkeypatch.setattr(STATE, "count", 7)
-    assert function_digest(reader) == before
+    assert function_account(reader) == before
     monkeypatch.setattr(STATE, "by", 7)
-    assert function_digest(reader) != before
+    assert function_account(reader) != before
 
 
 def test_a_long_way_is_not_gone_to_its_end() -> None:
@@ -340,8 +340,8 @@ def test_a_long_way_is_not_gone_to_its_end() -> None:
     for n in range(2 * LIMIT):
         exec(f"def f{n}(x):\n    return f{n + 1}(x) + K{n}", space)
         space[f"K{n}"] = n
-    before = function_digest(space["f0"])
+    before = function_account(space["f0"])
     space[f"K{LIMIT}"] = -1
-    assert len(list(reached(space["f0"]))) == LIMIT and function_digest(space["f0"]) == before
+    assert len(list(reached(space["f0"]))) == LIMIT and function_account(space["f0"]) == before
     space[f"K{LIMIT - 1}"] = -1
-    assert function_digest(space["f0"]) != before
+    assert function_account(space["f0"]) != before

@@ -1,0 +1,78 @@
+"""What was read of a piece of code, in a form that a later process can compare, and name the difference."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_MOST = 200
+"""Items that are told one by one; of longer accounts only the whole is compared."""
+_CODE = "code of "
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing that is said: for people, and as it counts."""
+
+    label: str
+    text: str
+
+
+def code_line(function: str, digest: str) -> Line:
+    """That a function has this code."""
+    return Line(_CODE + function, digest)
+
+
+@dataclass(frozen=True)
+class Account:
+    """`digest` of all lines; `modules`: what has to be loaded and looked at to give the same account; `items`: label -> short digest."""
+
+    digest: str
+    modules: tuple[str, ...]
+    items: dict[str, str]
+
+    @classmethod
+    def of(cls, lines: Iterable[Line], modules: Iterable[str]) -> Account:
+        """The account of these lines, the modules among which they were read beside it."""
+        whole = hashlib.sha256()
+        items: dict[str, str] = {}
+        seen: Counter[str] = Counter()
+        for line in lines:
+            data = line.text.encode("utf-8", "surrogatepass")
+            whole.update(data + b"\n")
+            seen[line.label] += 1
+            label = line.label if seen[line.label] == 1 else f"{line.label} #{seen[line.label]}"
+            items[label] = hashlib.sha256(data).hexdigest()[:8]
+        return cls(whole.hexdigest()[:32], tuple(sorted(modules)), items if len(items) <= _MOST else {})
+
+    @classmethod
+    def read(cls, text: str) -> Account:
+        """The inverse of `text`. What is none is an account that nothing agrees with."""
+        digest, _, rest = text.partition(" ")
+        try:
+            modules, items = json.loads(rest) if rest else ([], {})
+            return cls(digest, tuple(map(str, modules)), {str(label): str(value) for label, value in items.items()})
+        except (ValueError, TypeError, AttributeError):
+            return cls("", (), {})
+
+    def text(self) -> str:
+        """As manifests hold it: the digest first."""
+        return f"{self.digest} {json.dumps([self.modules, self.items], separators=(',', ':'))}"
+
+    def differing(self, other: Account) -> list[str]:
+        """The labels under which the two say different things."""
+        return sorted(label for label in self.items.keys() | other.items.keys() if self.items.get(label) != other.items.get(label))
+
+    def differs_in_values(self, other: Account) -> list[str]:
+        """The labels of differing constants, where that is all in which the two differ."""
+        found = self.differing(other)
+        return [] if self.items.keys() != other.items.keys() or any(label.startswith(_CODE) for label in found) else found
+
+
+def names_of(labels: Iterable[str]) -> str:
+    """`: a, b, c, …`; empty where there are none."""
+    first, rest = (every := list(labels))[:3], every[3:]
+    return f": {', '.join(first)}{f' and {len(rest)} more' if rest else ''}" if first else ""
