@@ -129,6 +129,8 @@ _indexes: weakref.WeakKeyDictionary[types.ModuleType, tuple[int, dict[str, _Foun
 
 def _index(module: types.ModuleType) -> dict[str, _Found]:
     """qualname -> code objects of everything that the module's namespace and its classes hold. Kept until the namespace grows."""
+    if not isinstance(module, types.ModuleType):  # what a module has put in its place
+        return {}
     known = _indexes.get(module)
     if known is not None and known[0] == len(module.__dict__):
         return known[1]

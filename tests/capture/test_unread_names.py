@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from precast.runtime.account import Account
+from precast.runtime.code_digest import find_code, find_functions
 from precast.runtime.function_text import function_account
 from precast.runtime.modules import Modules
 from tests.children import REFUSE, child
@@ -270,6 +271,12 @@ def test_another_process_gives_the_same_account_until_what_is_read_is_edited(nam
     if name in ARE_READ:
         changed = function_account(process(name, *ARE_READ[name]), Modules(built.modules))
         assert changed.digest != built.digest and built.differing(changed)
+
+
+def test_what_stands_in_the_place_of_a_module_is_searched_by_name_only(process: Process) -> None:
+    process("odd_module")(1)
+    sys.modules["unread_settings"].held = process  # type: ignore[attr-defined]
+    assert find_code("unread_settings", "odd_module") == [] and find_functions("unread_settings", "Settings") == []
 
 
 def test_a_constant_of_the_process_is_named(process: Process) -> None:
