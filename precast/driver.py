@@ -21,10 +21,12 @@ from precast.lowering.decompositions import DECOMPOSITIONS
 from precast.runtime import break_errors
 from precast.runtime.compatibility import LOWERING_VERSION, python_minor, torch_minor
 from precast.runtime.errors import Deferred, InProcess, MarkError, Refused
+from precast.runtime.log import warn
 from precast.runtime.options import key_options
 from precast.runtime.program import Program
 from precast.target_choice import target_of
 from precast.trace import Trace, trace_for
+from precast.unsteady import why_unsteady
 
 log = logging.getLogger("precast.compile")
 observers: list[Callable[[Program, CapturedFrame | CaptureRefused], None]] = []
@@ -142,13 +144,18 @@ def _store(job: _Job) -> str | InProcess:
         manifest, blobs = _compile(job)
         return InProcess(manifest, blobs, "store_results is off")
     store = program.store
-    artifact_id = _manifest(job, {}, BlobSet(), {}).artifact_id
+    planned = _manifest(job, {}, BlobSet(), {})
+    artifact_id = planned.artifact_id
     with job.watch.stage("wait"), store.lease(artifact_id):
         known = store.get(artifact_id, program.key)
         if known is not None and store.complete(known):
             log.info("%s: artifact %s was compiled meanwhile by another process", program.name, artifact_id[:12])
             return artifact_id
+        unsteady = why_unsteady(planned, store.variants(program.key))
         manifest, blobs = _compile(job)
+        if unsteady:
+            warn(f"precast: {program.name} is kept in this process: {unsteady}")
+            return InProcess(manifest, blobs, unsteady)
         if store.try_put(manifest, blobs) is None:
             return InProcess(manifest, blobs, "the store cannot be written")
     return artifact_id
