@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from precast.runtime.errors import Deferred
+from precast.runtime.log import logger
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,18 @@ class _Worker:
         self.change = threading.Condition()
         self.thread: threading.Thread | None = None
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Job) -> bool:
         with self.change:
-            self.jobs.append(job)
             if self.thread is None:
-                self.thread = threading.Thread(target=self._work, name="precast-background-compile")
-                self.thread.start()
+                thread = threading.Thread(target=self._work, name="precast-background-compile")
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    logger("compile").warning("compiling where the call stands, not in the background: %s", error)
+                    return False
+                self.thread = thread
+            self.jobs.append(job)
+            return True
 
     def _work(self) -> None:
         while True:
@@ -59,8 +66,9 @@ _worker = _Worker()
 
 
 def submit(job: Job) -> None:
-    """Run `job` in the background, after those that wait already."""
-    _worker.submit(job)
+    """Run `job` in the background, after those that wait already; where no thread can be started, here."""
+    if not _worker.submit(job):
+        job.run()
 
 
 def wait(timeout: float | None = None) -> bool:

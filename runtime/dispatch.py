@@ -10,8 +10,8 @@ from typing import Any
 from precast.runtime import native
 from precast.runtime.entry import Entry, parameters
 from precast.runtime.locks import Lock
-from precast.runtime.log import logger
-from precast.runtime.program import Program
+from precast.runtime.log import logger, warn
+from precast.runtime.program import Program, strict
 from precast.runtime.variant import Binding
 
 TABLES_LIMIT = 64
@@ -49,18 +49,30 @@ def _python_dispatcher(program: Program, entry: Entry, slow: Slow, tried: bool) 
         with lock:
             program.on_compile = None
             if not tried and native.loaded() is not None:
-                fast, tried = _native_dispatcher(program, entry, slow), True
+                tried = True
+                fast = _native_dispatcher(program, entry, slow)
 
     def on_compile() -> Callable[[], None]:
         """Build the native runtime beside the compile, as it is going to be wanted; the result joins and takes over."""
-        builder = threading.Thread(target=native.ensure, args=(program.store,), name="precast-native-build")
-        builder.start()
+        builder = threading.Thread(target=build, name="precast-native-build")
+        try:
+            builder.start()
+            finish = builder.join
+        except RuntimeError as error:
+            logger("runtime").warning("%s: the native runtime is built after the compile, not beside it: %s", program.name, error)
+            finish = build
 
         def done() -> None:
-            builder.join()
+            finish()
             take_over()
 
         return done
+
+    def build() -> None:
+        try:
+            native.ensure(program.store)
+        except Exception:  # noqa: BLE001 - calls go on without it
+            logger("runtime").error("building the native runtime failed", exc_info=True)
 
     if native.wanted():
         program.on_compile = on_compile
@@ -75,6 +87,16 @@ def _native_dispatcher(program: Program, entry: Entry, slow: Slow) -> Callable[.
         tables = Tables(module, program, entry, slow)
     except ValueError as error:
         logger("runtime").info("%s: dispatched by Python: %s", program.name, error)
+        return None
+    except Exception as error:
+        if strict():
+            raise
+        logger("runtime").error("%s: making its native dispatcher failed", program.name, exc_info=error)
+        text = f"{type(error).__name__}: {error}"[:400]
+        warn(
+            f"precast: {program.name} is dispatched by Python, because making its native dispatcher failed, which is a bug of precast "
+            f"(PRECAST_STRICT=1 raises it): {text}"
+        )
         return None
     dispatcher: Callable[..., Any] = tables.dispatcher
     return dispatcher
@@ -95,7 +117,6 @@ class Tables:
         self._lock = Lock()
         self._unused = 0
         self._hits_then = 0
-        self._resets = 0
         program.on_binding = self.remember
         program.on_reset.append(self.forget)
 
@@ -105,7 +126,6 @@ class Tables:
 
         if binding.variant.hits < 2 or not binding.variant.tabled or not self._worth_it():
             return  # a table takes longer than the check: a first answer does not wait for it, and a second call is the first to gain
-        resets = self._resets
         plan = binding.variant.plan(self.names)
         cells = self._program.locals_of.cells
         try:
@@ -121,7 +141,7 @@ class Tables:
             logger("guards").info("%s: a guard table does not hold for the call that it was made from", self._program.name)
             return
         logger("guards").debug("%s: guard table %s", self._program.name, table.sizes())
-        self._add(table, binding.frame, resets)
+        self._add(table, binding)
 
     def _worth_it(self) -> bool:
         with self._lock:
@@ -130,10 +150,11 @@ class Tables:
             self._hits_then = hits
             return self._unused < PATIENCE or self._unused & (self._unused - 1) == 0
 
-    def _add(self, table: Any, frame: Callable[..., Any], resets: int) -> None:
+    def _add(self, table: Any, binding: Binding) -> None:
+        frame = binding.frame
         with self._lock:
-            if resets != self._resets:
-                return  # forgotten while it was recorded
+            if binding.variant not in self._program.variants:
+                return  # forgotten since the call found it; a reset clears the variants before the tables
             tables = self._made.setdefault(frame, [])
             tables.append(table)
             self.dispatcher.add(table, frame)
@@ -146,6 +167,5 @@ class Tables:
 
     def forget(self) -> None:
         with self._lock:
-            self._resets += 1
             self._made.clear()
             self.dispatcher.clear()

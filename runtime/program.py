@@ -352,13 +352,15 @@ class Program:
         return [text for text in texts if text]
 
     def _worst_guard(self) -> str:
-        return self._failures.most_common(1)[0][0] if self._failures else "none (the variants were made for other targets or versions)"
+        worst = self._failures.most_common(1)
+        return worst[0][0] if worst else "none (the variants were made for other targets or versions)"
 
     def _compile(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], local_values: Mapping[str, Any]) -> Binding | None:
-        compiled = self._begin()
+        compiled: Callable[[], None] | None = None
         outcome: str | InProcess | Deferred = ""
         in_vain = False
         try:
+            compiled = self._begin()
             outcome = _compile_callable()(self, args, kwargs)
         except Refused as refusal:
             if refusal.raises and not refusal.forbidden and not self.options["fullgraph"]:

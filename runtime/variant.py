@@ -196,14 +196,21 @@ class Variant(_Planned):
         kept = [item for item in self._spec.inputs if item.bound or item.kind == "constant"]
         bound = tuple(constants[i.path[0][1]] if i.kind == "constant" else resolve(i.path, local_values, cells) for i in kept)
         defaults = self.entry.defaults
+        return self._bound_to(bound, defaults) or self._keep(self._new_binding(bound, defaults))
+
+    def _bound_to(self, bound: tuple[Any, ...], defaults: tuple[Any, Any]) -> Binding | None:
         with self._lock:
-            for binding in self._bindings:
-                if binding.fits(bound, defaults):
-                    return binding
-            binding = self._new_binding(bound, defaults)
-            self._bindings.append(binding)
+            return next((binding for binding in self._bindings if binding.fits(bound, defaults)), None)
+
+    def _keep(self, made: Binding) -> Binding:
+        """It, or what another thread made for the same objects meanwhile: a binding is made under no lock, since it may import modules."""
+        with self._lock:
+            binding = self._bound_to(made.bound, made.defaults)
+            if binding is not None:
+                return binding
+            self._bindings.append(made)
             del self._bindings[:-BINDINGS_LIMIT]
-        return binding
+            return made
 
     def _device(self, local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> torch.device | None:
         """The GPU that the graph's inputs are on."""
