@@ -55,9 +55,9 @@ def _python_dispatcher(program: Program, entry: Entry, slow: Slow, tried: bool) 
     def on_compile() -> Callable[[], None]:
         """Build the native runtime beside the compile, as it is going to be wanted; the result joins and takes over."""
         builder = threading.Thread(target=build, name="precast-native-build")
+        finish: Callable[[], None] = builder.join
         try:
             builder.start()
-            finish = builder.join
         except RuntimeError as error:
             logger("runtime").warning("%s: the native runtime is built after the compile, not beside it: %s", program.name, error)
             finish = build

@@ -32,7 +32,7 @@ class Resumes:
     @property
     def programs(self) -> list[ResumeProgram]:
         """Those that were reached so far, in the order in which they were."""
-        return [program for program, _ in self._made.values()]
+        return [program for program, _ in tuple(self._made.values())]  # a call in another thread may add one
 
     def __call__(self, record: ResumeRecord, code: types.CodeType, namespace: dict[str, Any]) -> Callable[..., Any]:
         key = (record.digest, record.module)

@@ -20,7 +20,7 @@ from precast.runtime.module import has_hooks, wrapper_guards
 from precast.runtime.program import Program
 from precast.runtime.resume import Resumes
 
-_sites: weakref.WeakSet[Site] = weakref.WeakSet()
+_sites: weakref.WeakValueDictionary[int, Site] = weakref.WeakValueDictionary()
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class Site:
         self._routes: dict[Any, tuple[Program, Callable[..., Any]]] = {}
         dispatcher = self._route(entry_of(target))[1]
         self.call: Callable[..., Any] = self._partial(target) if isinstance(target, functools.partial) else dispatcher
-        _sites.add(self)
+        _sites[id(self)] = self
 
     @property
     def programs(self) -> list[Program]:
-        return [program for program, _ in self._routes.values()]
+        return [program for program, _ in tuple(self._routes.values())]  # a call in another thread may add one
 
     @property
     def all_programs(self) -> list[Program]:
@@ -118,10 +118,14 @@ def _call_original(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mappi
 
 def called_by(call: Any) -> Site | None:
     """The site whose calls go to `call`."""
-    return next((site for site in tuple(_sites) if site.call is call), None)
+    return next((site for site in _all() if site.call is call), None)
 
 
 def reset() -> None:
     """Forget what this process has loaded and compiled, of every compiled callable; the store keeps its artifacts."""
-    for site in tuple(_sites):
+    for site in _all():
         site.reset()
+
+
+def _all() -> list[Site]:
+    return [site for ref in _sites.valuerefs() if (site := ref()) is not None]  # taken at once: other threads make sites

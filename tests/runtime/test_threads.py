@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from collections import Counter
@@ -187,3 +188,27 @@ def test_a_reset_while_a_limit_is_reported(store: Store) -> None:
     (program,) = site_of(precast.compile(product, store=store)).programs
     program._failures = Cleared("x")
     program._worst_guard()
+
+
+def test_a_reset_while_other_threads_compile_and_call(store: Store) -> None:
+    """At each step of the reset there come another compiled callable, another entry of this one, another function that resumes."""
+    f = precast.compile(product, store=store)
+    site = site_of(f)
+    (route,) = site._routes.values()
+    made, kept = route[0].resume._made, [f]  # type: ignore[union-attr]
+    made.update({("resumed", str(number)): (site_of(precast.compile(product, store=store)).programs[0], None) for number in range(3)})  # type: ignore[misc]
+
+    def trace(frame: Any, event: str, arg: Any) -> Any:
+        if event == "line" and len(kept) < 60 and frame.f_code.co_filename.endswith(("site.py", "resume.py", "_weakrefset.py")):
+            kept.append(precast.compile(product, store=store))
+            site._routes[len(kept)] = route
+            made["other", str(len(kept))] = made["resumed", "0"]
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        precast.reset()
+    finally:
+        sys.settrace(before)
+    assert len(kept) > 5
