@@ -6,6 +6,7 @@ that the building process had loaded; so these count, are written down, and a la
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 import types
@@ -25,11 +26,8 @@ def is_versioned(module: Any) -> bool:
 
 def load(name: str) -> Any:
     """The module of this name, imported here where that has not happened yet; MISSING where it cannot be. Runs a user's module."""
-    if name not in sys.modules:
-        try:
-            importlib.import_module(name)
-        except (Exception, SystemExit):  # noqa: BLE001 - a user's module may do anything: with what it raises there is none
-            return MISSING
+    with contextlib.suppress(Exception, SystemExit):  # a user's module may do anything: with what it raises there is none
+        importlib.import_module(name)  # one that is there, too: another thread may be in the middle of importing it
     return MISSING if (found := sys.modules.get(name)) is None else found
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 import threading
+import types
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ import torch
 import precast
 from precast.artifact_store import Guard, Predicate, Store
 from precast.artifact_store.records import GraphInput
-from precast.runtime import background, dispatch, native
+from precast.runtime import background, dispatch, modules, native
 from precast.runtime.api import site_of
 from precast.runtime.errors import Deferred
 from precast.runtime.program import Program
@@ -158,6 +160,26 @@ def test_making_a_frame_waits_for_another_call_of_the_program(store: Store, nati
     compiled(results[0])
     (variant,) = program.variants
     assert len(variant._bindings) == 1, "the one that was made first serves both"  # type: ignore[union-attr]
+
+
+def test_a_module_that_another_thread_is_importing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    gate: Any = types.ModuleType("gate_of_half_imported")
+    gate.reached, gate.opened = threading.Event(), threading.Event()
+    monkeypatch.setitem(sys.modules, "gate_of_half_imported", gate)
+    source = f"import gate_of_half_imported as gate\ngate.reached.set()\nassert gate.opened.wait({WAIT})\ndef helper(): ...\n"
+    (tmp_path / "half_imported.py").write_text(source)
+    importing = threading.Thread(target=modules.load, args=("half_imported",), daemon=True)
+    importing.start()
+    assert gate.reached.wait(WAIT)
+    whole: list[bool] = []
+    judging = threading.Thread(target=lambda: whole.append(hasattr(modules.load("half_imported"), "helper")), daemon=True)
+    judging.start()
+    judging.join(0.2)
+    gate.opened.set()
+    judging.join(WAIT)
+    importing.join(WAIT)
+    assert whole == [True]
 
 
 def test_a_reset_before_the_table_of_a_call_is_made(store: Store, native_store: Store) -> None:
