@@ -76,6 +76,8 @@ def written(function: types.FunctionType, modules: Modules | None = None) -> set
 def set_on_classes(function: types.FunctionType, first_is_class: bool) -> set[str]:
     """What a method sets on the class it is called for: `cls.seen += 1`, `type(self).seen = …`. `first_is_class`: of a class method."""
     code = function.__code__
+    if not first_is_class and not {"type", "__class__"}.intersection(code.co_names):
+        return set()  # without looking at the bytecode: classes may have very many methods
     first = code.co_varnames[0] if code.co_argcount else ""
     own = {chain[1:] for chain in uses(code).set_on if chain[0] == first}
     through = {chain[1] for chain in own if len(chain) == 2 and chain[0] == "__class__"}
