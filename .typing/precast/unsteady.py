@@ -1,0 +1,1 @@
+../../precast/unsteady.py
