@@ -12,11 +12,12 @@ from math import prod
 
 import torch
 
+from precast.lowering.dedupe import duplicates
 from precast.lowering.effects import reads, step_symbols, writes
 from precast.lowering.emit import without_unused_buffers
 from precast.lowering.interpret import run
 from precast.lowering.ir import Attention, Buffer, Const, Constant, DType, Extern, Kernel, Load, Output, Program, Step, Value, View
-from precast.lowering.transform import map_kernel
+from precast.lowering.transform import map_kernel, rename_buffers
 
 MAX_EVALUATED = 1 << 23
 """Elements of a buffer that are worth evaluating at compile time."""
@@ -68,15 +69,22 @@ def _known_steps(program: Program) -> set[int]:
 
 
 def _evaluate(program: Program, known: set[int], wanted: list[str]) -> dict[str, torch.Tensor]:
+    """The values of the buffers `wanted`. Equal ones are one tensor: the layers of a model each compute their mask."""
     by_name = {b.name: b for b in program.buffers}
     steps = tuple(s for p, s in enumerate(program.steps) if p in known)
-    outputs = tuple(Output(View(n, by_name[n].size, by_name[n].stride)) for n in wanted)
-    found = run(replace(program, symbols=(), inputs=(), outputs=outputs, steps=steps, workspace=(), prepare=(), persistent=()), [])
-    return dict(zip(wanted, found, strict=True))
+    alone = replace(program, symbols=(), inputs=(), outputs=(), steps=steps, workspace=(), prepare=(), persistent=())
+    same = duplicates(alone)
+    alone = rename_buffers(replace(alone, steps=tuple(s for s in steps if same.keys().isdisjoint(writes(s)))), same)
+    distinct = sorted({same.get(n, n) for n in wanted})
+    outputs = tuple(Output(View(n, by_name[n].size, by_name[n].stride)) for n in distinct)
+    found = dict(zip(distinct, run(replace(alone, outputs=outputs), []), strict=True))
+    return {n: found[same.get(n, n)] for n in wanted}
 
 
 def _simplified(steps: tuple[Step, ...], known: set[int], values: dict[str, torch.Tensor]) -> list[Step]:
-    uniform = {n: v.reshape(-1)[0].item() for n, v in values.items() if v.numel() and bool((v == v.reshape(-1)[0]).all())}
+    distinct = {id(v): v for v in values.values()}
+    every = {i: v.reshape(-1)[0].item() for i, v in distinct.items() if v.numel() and bool((v == v.reshape(-1)[0]).all())}
+    uniform = {n: every[id(v)] for n, v in values.items() if id(v) in every}
 
     def rule(value: Value) -> Value:
         if isinstance(value, Load) and value.buffer in uniform and value.mask is None and not value.gathers:
@@ -84,10 +92,10 @@ def _simplified(steps: tuple[Step, ...], known: set[int], values: dict[str, torc
         return value
 
     result: list[Step] = []
-    meanings: dict[object, str] = {}  # the layers of a model share their mask
+    meanings: dict[object, str] = {}  # the layers of a model have the same mask
     for position, step in enumerate(steps):
         if isinstance(step, Attention) and step.mask is not None and step.mask.buffer in values:
-            key = (step.mask.buffer, step.mask.size, step.mask.stride, step.mask.offset)
+            key = (id(values[step.mask.buffer]), step.mask.size, step.mask.stride, step.mask.offset)
             if key not in meanings:
                 meanings[key] = _meaning(step.mask, values[step.mask.buffer])
             if meanings[key] == "nothing":
@@ -107,7 +115,9 @@ def _constant(number: bool | int | float, dtype: DType) -> Const:
 def _meaning(view: View, values: torch.Tensor) -> str:
     """What an additive mask does: "nothing", "causal" (hides exactly the later columns) or "other"."""
     flat = values.as_strided((values.untyped_storage().nbytes() // values.element_size(),), (1,))
-    mask = flat.as_strided([int(n) for n in view.size], [int(s) for s in view.stride], int(view.offset))
+    size, stride = [int(n) for n in view.size], [int(s) for s in view.stride]
+    size[:-2] = [min(n, 1) if s == 0 else n for n, s in zip(size[:-2], stride[:-2], strict=True)]  # the heads share theirs
+    mask = flat.as_strided(size, stride, int(view.offset))
     if bool((mask == 0).all()):
         return "nothing"
     rows, columns = mask.shape[-2:]

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from precast.lowering.effects import reads, writes
-from precast.lowering.ir import Kernel, Program, Step
+from precast.lowering.ir import Kernel, Program
 from precast.lowering.transform import rename_buffers
 
 
 def dedupe(program: Program) -> Program:
     """Drops each kernel that writes what an earlier kernel wrote, where neither the operands nor the results change in between."""
-    by_name = {b.name: b for b in program.buffers}
     outside = {i for i in program.inputs if isinstance(i, str)} | {o.view.buffer for o in program.outputs if o.view is not None}
+    names = duplicates(program, outside)
+    steps = tuple(s for s in program.steps if names.keys().isdisjoint(writes(s)))
+    return rename_buffers(replace(program, steps=steps, buffers=tuple(b for b in program.buffers if b.name not in names)), names)
+
+
+def duplicates(program: Program, kept: Collection[str] = ()) -> dict[str, str]:
+    """Buffers that a kernel fills with what an earlier kernel put into another, and that other; all buffers of a kernel or none.
+
+    Kernels that write a buffer of `kept` are no duplicates.
+    """
+    by_name = {b.name: b for b in program.buffers}
     count: dict[str, int] = {}
     for step in program.steps:
         for name in writes(step):
@@ -20,15 +31,11 @@ def dedupe(program: Program) -> Program:
     mutated = {n for n, c in count.items() if c > 1} | {n for n in count if n in program.inputs}
     seen: dict[object, Kernel] = {}
     names: dict[str, str] = {}
-    steps: list[Step] = []
     for step in program.steps:
         if isinstance(step, Kernel) and not mutated & {*reads(step), *writes(step)}:
             layout = tuple((by_name[s.buffer].dtype, by_name[s.buffer].size, by_name[s.buffer].stride) for s in step.stores)
             values = tuple((s.index, s.value, s.mode, s.mask, s.axes, s.gathers) for s in step.stores)
             first = seen.setdefault((tuple((a.symbol, a.extent) for a in step.axes), layout, values), step)
-            if first is not step and not outside & set(writes(step)):
+            if first is not step and not set(kept) & set(writes(step)):
                 names |= {b.buffer: a.buffer for a, b in zip(first.stores, step.stores, strict=True)}
-                continue
-        steps.append(step)
-    kept = tuple(b for b in program.buffers if b.name not in names)
-    return rename_buffers(replace(program, steps=tuple(steps), buffers=kept), names)
+    return names

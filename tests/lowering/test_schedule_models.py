@@ -16,6 +16,7 @@ from torch import nn
 from torch.func import functional_call, functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from precast.lowering import constants
 from precast.lowering.decompositions import DECOMPOSITIONS
 from precast.lowering.interpret import run
 from precast.lowering.ir import Attention, Conv, Gemm, Kernel, Program
@@ -296,3 +297,27 @@ class Pieces(nn.Module):
 def test_invariants_of_pieces_of_one_buffer_have_names_of_their_own() -> None:
     program = scheduled(Pieces(), torch.randn(2, 64, 16, 16).to(memory_format=torch.channels_last))
     assert len([b for b in program.buffers if "_part" in b.name]) == 2
+
+
+def test_a_mask_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many layers compute it, and however many heads it is spread over."""
+    looked: list[int] = []
+    meaning = constants._meaning
+
+    def counted(view: Any, values: torch.Tensor) -> str:
+        where = torch.where
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "where", lambda c, a, b: looked.append(b.numel()) or where(c, a, b))
+            return meaning(view, values)
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            q = x.view(2, 16, 4, 8).transpose(1, 2)
+            mask = torch.full((16, 16), float("-inf")).triu(1)[None, None].expand(2, 1, 16, 16)
+            x = F.scaled_dot_product_attention(q, q, q, attn_mask=mask).transpose(1, 2).reshape(x.shape)
+        return x
+
+    monkeypatch.setattr(constants, "_meaning", counted)
+    steps = scheduled(Bare(attend), ROWS).steps
+    assert [s.causal and s.mask is None for s in steps if isinstance(s, Attention)] == [True] * 3
+    assert looked == [2 * 16 * 16]
