@@ -141,11 +141,11 @@ def digests(
     found = {CodeDigest("", entry.co_qualname, digest(entry))}
     problems: list[str] = []
     modules = sorted({f.__module__ for f in functions if isinstance(f.__module__, str)})
-    homes = _homes(functions)
+    homes, files = _homes(functions), _module_of_file()
     for code in dict.fromkeys([*codes, *by_code]):
         if code is entry or _covered_by_version(code):
             continue
-        record = _locate(code, by_code.get(code), homes.get(code), modules)
+        record = _locate(code, by_code.get(code), homes.get(code), files.get(code.co_filename), modules)
         if record is None and held[digest(code)] > 0:
             held[digest(code)] -= 1
             continue
@@ -178,17 +178,18 @@ def _homes(functions: Iterable[types.FunctionType]) -> dict[types.CodeType, str]
     return found
 
 
-def _locate(code: types.CodeType, function: types.FunctionType | None, home: str | None, modules: list[str]) -> CodeDigest | None:
-    """Where a fresh process finds this code: by its function's name, in the module `home` of the function around it, in its file's module,
-    or (generated methods) in a traced module's class.
+def _locate(
+    code: types.CodeType, function: types.FunctionType | None, home: str | None, filed: str | None, modules: list[str]
+) -> CodeDigest | None:
+    """Where a fresh process finds this code: by its function's name, in the module `home` of the function around it, in `filed`, its file's
+    module, or (generated methods) in a traced module's class.
     """
     wanted = digest(code)
     candidates = [] if function is None else [(function.__module__, function.__qualname__), (function.__module__, code.co_qualname)]
     if home is not None:
         candidates.append((home, code.co_qualname))
-    module = _module_of_file().get(code.co_filename)
-    if module is not None:
-        candidates.append((module, code.co_qualname))
+    if filed is not None:
+        candidates.append((filed, code.co_qualname))
     if function is not None:
         candidates += [(module, function.__qualname__) for module in modules]
     for module_name, qualname in candidates:

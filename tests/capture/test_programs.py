@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from precast.artifact_store.guards import Guard
 from precast.artifact_store.records import FrameRecord, GraphInput, GraphOutput
-from precast.capture import CaptureRefused, capture
+from precast.capture import CaptureRefused, capture, code
 from precast.runtime.guard_eval import compile_checker, first_failing
 
 
@@ -177,3 +177,12 @@ def test_bound_inputs_stay_out_of_the_call() -> None:
     assert [i.position for i in frame.inputs if not i.bound] == [0]
     assert sum(i.bound for i in frame.inputs) > 10
     assert {"linear", "weight"} <= {part for i in frame.inputs for step in i.path for part in step if isinstance(part, str)}
+
+
+def test_modules_are_listed_once_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once for each traced function: thousands are imported."""
+    listed: list[int] = []
+    real = code._module_of_file
+    monkeypatch.setattr(code, "_module_of_file", lambda: listed.append(1) or real())
+    capture(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()).requires_grad_(False).forward, (torch.randn(2, 2),), {})
+    assert listed == [1]
