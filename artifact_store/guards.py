@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 Step = tuple[Any, ...]
@@ -73,6 +74,11 @@ class Guard:
     constant: Any = None
 
     def sort_key(self) -> tuple[str, str, str]:
+        return self._sort_key
+
+    @cached_property
+    def _sort_key(self) -> tuple[str, str, str]:
+        """Asked for several times of each guard: by its order, and by the hash of all."""
         return (repr(self.path), self.predicate, canonical(self.constant))
 
     def to_data(self) -> list[Any]:
