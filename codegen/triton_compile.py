@@ -12,7 +12,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -50,10 +50,27 @@ def compile_images(kernels: Sequence[TritonKernel], arch: str, workers: int = 1)
     its assembler, four fifths of the time, run without the interpreter's lock. Raises Triton's own error for a source that it refuses.
     """
     _target(arch)
+    warm_up().join()  # every thread of the pool would do it
     distinct = {_identity(kernel): kernel for kernel in kernels}
     with _LOCK, _clean_settings(), ThreadPoolExecutor(max(1, min(workers, len(distinct)))) as pool:
         compiled = dict(zip(distinct, pool.map(lambda kernel: _compile(kernel, arch), distinct.values()), strict=True))
     return [compiled[_identity(kernel)] for kernel in kernels]
+
+
+@cache
+def warm_up() -> threading.Thread:
+    """Begins what the first compilation of a process needs and what can be done beside Python code: Triton reads all of itself, half a
+    second's hashing, for the keys of its cache. Once for the process; raises ImportError where there is no Triton.
+    """
+    import triton.runtime.cache  # before the thread, which imports nothing: a fork in its midst leaves no module half imported
+
+    def read() -> None:
+        with suppress(Exception):  # the compilation itself will say it
+            triton.runtime.cache.triton_key()
+
+    thread = threading.Thread(target=read, name="precast-triton-key", daemon=True)
+    thread.start()
+    return thread
 
 
 def image_numbers(kernels: Sequence[TritonKernel]) -> list[int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from precast import __version__
 from precast.artifact_store import BlobSet, GraphRecord, Manifest, Versions
 from precast.backend_variant import backend_variant
 from precast.capture import CapturedFrame, CaptureOptions, CaptureRefused, Dynamic, MarkViolated, capture
+from precast.codegen.triton_compile import warm_up
 from precast.compile_log import log_dynamic, log_guards
 from precast.dynamic_capture import SymbolsRefused, due_to_symbols, dynamic_of, symbolic_build, with_symbols_or_without
 from precast.graph_build import GraphRequest, Stopwatch, build_graph, compiler_version
@@ -24,7 +26,8 @@ from precast.runtime.errors import Deferred, InProcess, MarkError, Refused
 from precast.runtime.log import warn
 from precast.runtime.options import key_options
 from precast.runtime.program import Program
-from precast.target_choice import target_of
+from precast.runtime.targets import is_cuda
+from precast.target_choice import has_cuda, target_of
 from precast.trace import Trace, trace_for
 from precast.unsteady import why_unsteady
 
@@ -46,6 +49,9 @@ def compile_variant(program: Program, args: tuple[Any, ...], kwargs: Mapping[str
 def _compile_with(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic: Dynamic) -> str | InProcess | Deferred:
     watch = Stopwatch()
     trace = trace_for(program.name, program.options)
+    if is_cuda(program.target) or has_cuda((args, kwargs)):
+        with suppress(ImportError):  # said once it is certain that Triton is needed
+            warm_up()
     with watch.stage("capture"):
         frame = _capture(program, args, kwargs, dynamic, trace)
     trace.frame(frame)

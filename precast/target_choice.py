@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch.utils._pytree import tree_leaves
 
 from precast.runtime.errors import Refused
 from precast.runtime.targets import PORTABLE_CPU, is_cuda, native_cuda
@@ -30,6 +31,11 @@ def target_of(graph: torch.fx.GraphModule | None, requested: str) -> str:
             f"one graph works on several GPUs (cuda:{', cuda:'.join(map(str, gpus))})", "compile the part that runs on each of them"
         )
     return requested if is_cuda(requested) else _at_hand(gpus[0])
+
+
+def has_cuda(arguments: Any) -> bool:
+    """Whether a call's arguments hold a tensor on a GPU, so that its graphs are likely to be for one."""
+    return any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in tree_leaves(arguments))
 
 
 def _at_hand(index: int) -> str:
@@ -59,4 +65,4 @@ def _leaves(value: Any) -> Iterator[torch.Tensor]:
             yield from _leaves(item)
 
 
-__all__ = ["target_of"]
+__all__ = ["has_cuda", "target_of"]

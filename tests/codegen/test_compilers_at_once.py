@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from precast.codegen import CompiledGraph, compile_program, cuda_pipeline, toolchain
+import precast
+from precast import driver
+from precast.codegen import CompiledGraph, compile_program, cuda_pipeline, toolchain, triton_compile
 from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
 from tests.ops.trace import trace
@@ -127,3 +130,33 @@ def test_a_second_unit_is_linked_to_the_first(tmp_path: Path) -> None:
     path = tmp_path / "two.so"
     path.write_bytes(library)
     assert ctypes.CDLL(str(path)).f() == 7
+
+
+def test_triton_reads_itself_once_in_a_thread_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    import triton.runtime.cache
+
+    threads: list[str] = []
+    key = triton.runtime.cache.triton_key
+    monkeypatch.setattr(triton.runtime.cache, "triton_key", lambda: threads.append(threading.current_thread().name) or key())
+    triton_compile.warm_up.cache_clear()
+    before = set(threading.enumerate())
+    thread = triton_compile.warm_up()
+    assert triton_compile.warm_up() is thread
+    thread.join()
+    assert threads == ["precast-triton-key"] and set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize(("target", "begins"), [(TARGET, ["triton", "capture"]), ("cpu:x86-64-v3", ["capture"])])
+def test_triton_begins_before_the_tracer(target: str, begins: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls: list[str] = []
+    capture = driver.capture
+
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        calls.append("capture")
+        return capture(*args, **kwargs)
+
+    monkeypatch.setattr(driver, "warm_up", lambda: calls.append("triton"))
+    monkeypatch.setattr(driver, "capture", traced)
+    with torch.no_grad():
+        precast.precompile(torch.sin, [((torch.randn(4),), {})], targets=[target], store=tmp_path / "store")
+    assert calls == begins
