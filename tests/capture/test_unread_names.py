@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from precast.runtime.account import Account
 from precast.runtime.code_digest import find_code, find_functions
+from precast.runtime.code_finder import changed_code
 from precast.runtime.function_text import function_account
 from precast.runtime.modules import Modules
+from precast.runtime.operators import operator_account
 from tests.children import REFUSE, child
 
 SOURCES = {
@@ -322,3 +325,25 @@ def test_a_process_that_loads_hits_and_says_what_was_edited(tmp_path: Path) -> N
     assert first.endswith("10.0") and second.endswith("10.0")
     assert third.startswith("p_import_deep miss")
     assert "has changed since: unread_package.deep.K (read by unread.import_deep)" in third, third
+
+
+WIDTH = 2
+
+
+@torch.library.custom_op("precast_test_account::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x] * WIDTH)
+
+
+@twice.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(WIDTH * x.shape[0])
+
+
+def test_a_changed_operator_names_what_its_fake_implementation_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    account = operator_account("precast_test_account::twice.default")
+    assert account is not None
+    digests = {f"operator {__name__}:precast_test_account::twice.default#{account.digest[:6]}": account.text()}
+    assert changed_code(digests, twice._init_fn.__code__) == ""
+    monkeypatch.setattr(sys.modules[__name__], "WIDTH", 3)
+    assert changed_code(digests, twice._init_fn.__code__).endswith(f"has changed: WIDTH (read by {__name__}._)")
