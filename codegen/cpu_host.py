@@ -62,16 +62,16 @@ class CpuHostWriter(HostWriter):
             self.add(f"char* const base = workspace.get({self.size(self.program.workspace_bytes)});")
             self.add('if (!base) { say(error, capacity, "out of memory: the workspace could not be allocated"); return 1; }')
             self.point_at_slots()
-        self._keep_blocks()
+        self._library_blocks()
 
-    def _keep_blocks(self) -> None:
-        """Memory that libraries allocate for their results stays mapped between calls, where it is large."""
+    def _library_blocks(self) -> None:
+        """Where libraries allocate large results, says where those shall lie."""
         own = [s.out for s in self.steps if isinstance(s, LibraryCall) and not writes_in_place(s)]
         sizes = [nbytes_of(self.buffers[name]) for name in own]
         known = [int(n) for n in sizes if isinstance(n, int | sympy.Integer)]
         largest = max(known, default=0)
         if largest >= KEPT or len(known) < len(sizes):
-            self.add("keep_blocks();")
+            self.add("LibraryBlocks library_blocks;")
 
     def launch(self, step: Kernel) -> None:
         kernel = self.kernels[step.name]

@@ -7,7 +7,7 @@ struct Error { int set; int dimension; int64_t index; int64_t size; };
 
 MESSAGES = r"""
 #define EXPORT extern "C" __attribute__((visibility("default")))
-extern "C" { void* aligned_alloc(__SIZE_TYPE__, __SIZE_TYPE__); void* malloc(__SIZE_TYPE__); void free(void*);
+extern "C" { void* aligned_alloc(__SIZE_TYPE__, __SIZE_TYPE__); void free(void*);
              int snprintf(char*, __SIZE_TYPE__, const char*, ...);
              int madvise(void*, __SIZE_TYPE__, int); }
 static void say(char* error, int64_t capacity, const char* text) { if (capacity > 0) snprintf(error, (__SIZE_TYPE__)capacity, "%s", text); }
@@ -43,16 +43,31 @@ static void huge_pages(void* memory, int64_t bytes) {
   const __UINTPTR_TYPE__ to = ((__UINTPTR_TYPE__)memory + (__UINTPTR_TYPE__)bytes) & ~(huge - 1);
   if (memory && to > from) (void)madvise((void*)from, to - from, 14 /* MADV_HUGEPAGE */);
 }
-/* glibc hands freed blocks back to the kernel from a size on, and each call would meet fresh pages in the results of the libraries. That
-   size follows the largest block that was freed; freeing one just below its limit of 32 MiB has the effect of any large tensor's end. The
-   block is never written. (Huge pages for what follows would save little and raise the peak.) */
-static void __attribute__((unused)) keep_blocks() {
-  static int done;
-  if (__atomic_exchange_n(&done, 1, __ATOMIC_RELAXED)) return;
-  void* block = malloc((32 << 20) - (64 << 10));
-  asm volatile("" : "+r"(block) : : "memory"); /* or the compiler would leave both calls out */
-  free(block);
+/* Where glibc puts the results of libraries, which it allocates itself. The first run also makes blocks that stay (oneDNN's primitives and
+   small blocks that malloc keeps for each thread): among large results in the heap they would lie scattered, freed results could not grow
+   together again, and later runs would take fresh memory, by chance more or less. So the first run's large results are mapped apart.
+   Later ones come from the heap and stay mapped between runs: else each run would meet fresh pages, glibc unmapping what is large. */
+extern "C" int mallopt(int, int) __attribute__((weak));
+extern "C" char* getenv(const char*);
+static bool malloc_is_tuned() {
+  static const char* const names[] = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_"};
+  for (const char* name : names) if (getenv(name)) return true;
+  const char* const tunables = getenv("GLIBC_TUNABLES");
+  return tunables && __builtin_strstr(tunables, "glibc.malloc.");
 }
+struct LibraryBlocks {
+  enum { TRIM = -1, MAP = -3 }; /* M_TRIM_THRESHOLD, M_MMAP_THRESHOLD */
+  bool first = false;
+  LibraryBlocks() {
+    static int begun;
+    if (!mallopt || __atomic_exchange_n(&begun, 1, __ATOMIC_RELAXED) || malloc_is_tuned()) return;
+    first = true;
+    mallopt(MAP, 1 << 20);
+  }
+  ~LibraryBlocks() { /* glibc's own limits, which it reaches by itself where a program frees blocks of 32 MiB */
+    if (first) { mallopt(MAP, 32 << 20); mallopt(TRIM, 64 << 20); }
+  }
+};
 /* Copies `rows` rows of `width` bytes, `step` apart in `to`: the columns of one part of a product into the whole. */
 static void __attribute__((unused)) put_columns(char* to, int64_t step, const char* from, int64_t width, int64_t rows, int threads) {
   #pragma omp parallel for schedule(static) num_threads(threads) if(threads > 1)
