@@ -143,11 +143,15 @@ class Builder:
         made = self.named[name]
         return Tensor(made.size, made.dtype, View(name, made.size, made.stride))
 
-    def output(self, position: int | None = None) -> Tensor:
-        """A new buffer with the size, strides and dtype that eager gives this node's result (one of several: `position`)."""
+    def output(self, position: int | None = None, kind: DType | None = None) -> Tensor:
+        """A new buffer with the size, strides and dtype (or `kind`) that eager gives this node's result (one of several: `position`)."""
         value = self.value if position is None else self.value[position]
         assert isinstance(value, torch.Tensor)
-        return self.whole(self.buffer_like(value))
+        if kind is None:
+            return self.whole(self.buffer_like(value))
+        made = self.buffer(sizes(value.shape), kind, sizes(value.stride()))
+        self.mark_place(made, value)
+        return self.whole(made)
 
     def buffer_like(self, value: torch.Tensor, name: str = "") -> str:
         """A new buffer laid out as a fake tensor is."""

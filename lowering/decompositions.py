@@ -18,6 +18,8 @@ EXTRA = (
     "native_batch_norm",
     "_native_batch_norm_legit",
     "_batch_norm_no_update",
+    "_batch_norm_with_update",
+    "_batch_norm_with_update_functional",
     "nll_loss_forward",
     "nll_loss2d_forward",
     "binary_cross_entropy",

@@ -152,6 +152,21 @@ def fresh_copy(b: Builder, x: Tensor) -> Tensor:
     return out
 
 
+def accumulator(b: Builder, x: Tensor, mode: StoreMode) -> Tensor:
+    """`x` in new memory with eager's layout, to be combined into: sums and products of many elements are kept in the arithmetic type."""
+    kind = x.dtype.compute
+    if mode not in ("add", "mul") or kind is x.dtype:
+        return fresh_copy(b, x)
+    out = b.output(kind=kind)
+    b.store(out, x)
+    return out
+
+
+def _rounded(b: Builder, out: Tensor, dtype: DType) -> Tensor:
+    """What an accumulator holds, in the dtype of the result."""
+    return out if out.dtype is dtype else b.lazy(out.size, dtype, out.body())
+
+
 @lowering("index_put", "_unsafe_index_put")
 def index_put(b: Builder, x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False, *more: object) -> Result:
     masks = [t for t in indices if t is not None and t.dtype is DType.BOOL]
@@ -173,12 +188,13 @@ def index_put(b: Builder, x: Tensor, indices: Sequence[Tensor | None], values: T
     others = [n for d, n in enumerate(x.size) if d not in dims]
     size = (*others[:first], *shape, *others[first:])
     values = b.settle(values)
-    out = fresh_copy(b, x)
+    mode: StoreMode = "add" if accumulate else "set"
     if empty_sizes(size):
-        return out
+        return fresh_copy(b, x)
+    out = accumulator(b, x, mode)
     advanced = Advanced(b, x, found, size, checked=True)
-    advanced.places.store(out, advanced.index, v.value_of(values, x.dtype), "add" if accumulate else "set")
-    return out
+    advanced.places.store(out, advanced.index, v.value_of(values, x.dtype), mode)
+    return _rounded(b, out, x.dtype)
 
 
 def _scatter(b: Builder, x: Tensor, dim: int, found: Tensor, source: v.Operand, mode: StoreMode) -> Result:
@@ -189,9 +205,9 @@ def _scatter(b: Builder, x: Tensor, dim: int, found: Tensor, source: v.Operand, 
 
 def _scatter_into(b: Builder, x: Tensor, dim: int, found: Tensor, source: v.Operand, mode: StoreMode) -> Tensor:
     """A copy of `x` with `source` combined into it at `found` along `dim`."""
-    out = fresh_copy(b, x)
     if empty_sizes(found.size):
-        return out
+        return fresh_copy(b, x)
+    out = accumulator(b, x, mode)
     dim %= x.rank
     places = Places(b, found.size)
     index = _names(found.size)
@@ -201,7 +217,7 @@ def _scatter_into(b: Builder, x: Tensor, dim: int, found: Tensor, source: v.Oper
     else:
         value = v.number(source, x.dtype)
     places.store(out, index, value, mode)
-    return out
+    return _rounded(b, out, x.dtype)
 
 
 @lowering("scatter.src", "scatter.value")
@@ -271,9 +287,9 @@ def index_fill(b: Builder, x: Tensor, dim: int, found: Tensor, value: v.Operand)
 
 def _index_store(b: Builder, x: Tensor, dim: int, found: Tensor, source: Tensor, mode: StoreMode) -> Result:
     """`x` with whole slices written at the positions that a vector gives."""
-    out = fresh_copy(b, x)
     if empty_sizes(source.size):
-        return out
+        return fresh_copy(b, x)
+    out = accumulator(b, x, mode)
     dim %= x.rank
     places = Places(b, source.size)
     names = _names(source.size)
@@ -281,7 +297,7 @@ def _index_store(b: Builder, x: Tensor, dim: int, found: Tensor, source: Tensor,
     body = flat.at([names[dim]], ix.extents_of(source.size))
     names[dim] = places.at(body, x.size[dim])
     places.store(out, names, v.value_of(source, x.dtype), mode)
-    return out
+    return _rounded(b, out, x.dtype)
 
 
 @lowering("select_scatter")

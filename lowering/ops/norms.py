@@ -172,5 +172,5 @@ def batch_norm(b: Builder, x: Tensor, weight: Tensor | None, bias: Tensor | None
 
 def _running(b: Builder, old: Tensor, fresh: Value, momentum: float) -> Tensor:
     value = old.body()
-    mixed = v.add(v.mul(tx.cast(fresh, old.dtype), v.const(value, momentum)), v.mul(value, v.const(value, 1.0 - momentum)))
+    mixed = v.add(v.mul(tx.cast(fresh, old.dtype.compute), v.const(value, momentum)), v.mul(value, v.const(value, 1.0 - momentum)))
     return b.lazy(old.size, old.dtype, mixed)
