@@ -25,6 +25,7 @@ from precast.capture.decompositions import default_decompositions
 from precast.capture.dynamic import Dynamic
 from precast.capture.floats import finite, is_float
 from precast.capture.frame import CapturedFrame, CaptureRefused
+from precast.capture.garbage import seldom_collected
 from precast.capture.guard_filter import GuardFilter, describe_waived, of_memory, waived_guards
 from precast.capture.guard_forms import newest_forms
 from precast.capture.guards import GuardContext, translate
@@ -79,7 +80,8 @@ def capture(
     entry = entry_of(called(fn))
     locals_of = LocalsOf(entry.function)
     local_values = locals_of((*entry.prefix, *args), {**entry.keywords, **(kwargs or {})}) | locals_of.cells()
-    return _Capture(entry.function, local_values, name or entry.function.__qualname__, options or CaptureOptions()).run()
+    with seldom_collected():
+        return _Capture(entry.function, local_values, name or entry.function.__qualname__, options or CaptureOptions()).run()
 
 
 def called(fn: Any) -> Any:

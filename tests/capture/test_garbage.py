@@ -1,0 +1,69 @@
+"""The garbage collector works less while programs are traced, and as before afterwards."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from precast.capture import CaptureOptions, capture
+from precast.capture.garbage import SELDOM, seldom_collected
+
+
+@pytest.fixture(autouse=True)
+def thresholds() -> Iterator[None]:
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+
+
+def test_thresholds_are_as_before(thresholds: None) -> None:
+    gc.set_threshold(700, 11, 12)
+    with pytest.raises(ValueError), seldom_collected():
+        assert gc.get_threshold()[0] == SELDOM
+        with seldom_collected():
+            pass
+        assert gc.get_threshold()[0] == SELDOM
+        raise ValueError
+    assert gc.get_threshold()[:2] == (700, 11)
+
+
+@pytest.mark.parametrize("asked", [0, 2 * SELDOM])
+def test_what_the_user_chose_holds(asked: int) -> None:
+    gc.set_threshold(asked)
+    with seldom_collected():
+        assert gc.get_threshold()[0] == asked
+    assert gc.get_threshold()[0] == asked
+
+
+def test_threads_that_end_in_any_order() -> None:
+    gc.set_threshold(700)
+    begun, end = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with seldom_collected():
+            begun.set()
+            end.wait(10)
+
+    thread = threading.Thread(target=other)
+    with seldom_collected():
+        thread.start()
+        assert begun.wait(10)
+    assert gc.get_threshold()[0] == SELDOM
+    end.set()
+    thread.join()
+    assert gc.get_threshold()[0] == 700
+
+
+def test_a_capture_is_traced_so() -> None:
+    seen: list[int] = []
+
+    def looks(graph: torch.fx.GraphModule) -> None:
+        seen.append(gc.get_threshold()[0])
+
+    gc.set_threshold(700)
+    capture(lambda x: x + 1, (torch.randn(2),), {}, options=CaptureOptions({}, trace=looks))
+    assert seen == [SELDOM] and gc.get_threshold()[0] == 700
