@@ -50,7 +50,7 @@ def _compile_with(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, 
     watch = Stopwatch()
     trace = trace_for(program.name, program.options)
     if is_cuda(program.target) or has_cuda((args, kwargs)):
-        with suppress(ImportError):  # said once it is certain that Triton is needed
+        with suppress(ImportError, RuntimeError):  # no Triton, no thread: said once it is certain that they are needed
             warm_up()
     with watch.stage("capture"):
         frame = _capture(program, args, kwargs, dynamic, trace)
