@@ -64,8 +64,8 @@ struct LibraryBlocks {
     first = true;
     mallopt(MAP, 1 << 20);
   }
-  ~LibraryBlocks() { /* glibc's own limits, which it reaches by itself where a program frees blocks of 32 MiB */
-    if (first) { mallopt(MAP, 32 << 20); mallopt(TRIM, 64 << 20); }
+  ~LibraryBlocks() { /* the highest that glibc allows, and room for four such results */
+    if (first) { mallopt(MAP, 32 << 20); mallopt(TRIM, 128 << 20); }
   }
 };
 /* Copies `rows` rows of `width` bytes, `step` apart in `to`: the columns of one part of a product into the whole. */
