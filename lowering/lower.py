@@ -27,7 +27,7 @@ from precast.lowering.extern import extern, functional_form, is_launch, is_view,
 from precast.lowering.ir import ITEM, Bind, Constant, Extern, Load, Output, Program, Size, View, walk
 from precast.lowering.reals import is_real
 from precast.lowering.registry import LOWERINGS, VIEWS
-from precast.lowering.sizes import MAX_BOUND, Unsupported, is_unbacked, number_of, size_symbol, sizes
+from precast.lowering.sizes import MAX_BOUND, Unsupported, is_unbacked, is_unguarded, number_of, size_symbol, sizes
 from precast.lowering.tensor import Tensor
 from precast.lowering.user_kernels import is_uninitialised, launch
 
@@ -248,8 +248,9 @@ class _Walk:
             condition, message = node.args
             value = condition.meta.get("val") if isinstance(condition, fx.Node) else condition
             found = _scalar(value) if isinstance(value, torch.SymBool) else value
-            if isinstance(found, sympy.Basic) and any(is_unbacked(s) for s in found.free_symbols):
+            if isinstance(found, sympy.Basic) and (is_unbacked(found) or is_unguarded(value)):
                 self.b.checks.append(Check(found, str(message)))
+        self.b.bound(())  # what is said of the call's own sizes is checked before any step
 
     def _rule(self, node: fx.Node, value: Any) -> Any:
         """The rule's result, or None where there is no rule or it declines. For an op in place: what it will write."""

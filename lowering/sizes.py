@@ -119,6 +119,12 @@ def size_of(value: object) -> Size:
     return int(value)  # type: ignore[call-overload, no-any-return]
 
 
+def is_unguarded(condition: Any) -> bool:
+    """Whether a condition of the graph is about sizes of the call that no guard tells about."""
+    given = translator_of(condition.node.shape_env).given if isinstance(condition, torch.SymBool) else frozenset()
+    return bool(given) and not given.isdisjoint(condition.node.expr.free_symbols)
+
+
 def number_of(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
     """Any symbolic number of the graph: a `Size`, a real or a boolean expression (over torch's own functions), or a Python number."""
     if isinstance(value, torch.SymInt):
@@ -143,6 +149,8 @@ class Translator:
     def __init__(self, shape_env: Any) -> None:
         self.ranges: dict[Any, Any] = dict(shape_env.var_to_range)
         self.values: dict[Any, Any] = dict(shape_env.backed_var_to_val if hasattr(shape_env, "backed_var_to_val") else shape_env.var_to_val)
+        self.given: frozenset[Any] = frozenset(getattr(shape_env, "unbacked_inputs", ()))
+        """Sizes of the call that were marked as unknown (`mark_unbacked`): the trace saw no value, and no guard tells about them."""
         self.factors: dict[Any, int] = {}
         for fact in shape_env.divisible:
             self._divisible(*fact.args[:2])
@@ -162,7 +170,8 @@ class Translator:
         if not torch_symbol.is_integer:
             return float_symbol(str(torch_symbol), 1.0 if value is None else float(value), value is None)
         usable = value is not None and value.is_Integer
-        return size_symbol(str(torch_symbol), low, high, int(cast(Any, value)) if usable else HINT, value is None)
+        unbacked = value is None and torch_symbol not in self.given
+        return size_symbol(str(torch_symbol), low, high, int(cast(Any, value)) if usable else HINT, unbacked)
 
     def size(self, expr: Any) -> Size:
         """A size expression; `Unsupported` where it uses a function that precast has no integer form for."""

@@ -75,6 +75,49 @@ def test_a_mark_that_cannot_be_kept_is_an_error(store: Store) -> None:
     torch.testing.assert_close(precast.compile(picky, store=store)(y), y + 1)
 
 
+UNBACKED: dict[str, Callable[..., Any]] = {
+    "elementwise": scale,
+    "reduction": lambda x: x.sum(0) * x.shape[0],
+    "softmax": lambda x: x.softmax(0),
+    "product": lambda x: x @ torch.ones(4, 3),
+    "joined": lambda x: torch.cat([x, x * 2])[1:],
+}
+
+
+@pytest.mark.parametrize("name", UNBACKED)
+@pytest.mark.parametrize("rows", [1, 5])
+@torch.no_grad()
+def test_a_size_of_which_nothing_is_known(store: Store, name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRECAST_STRICT", "1")
+    function, x = UNBACKED[name], torch.randn(rows, 4)
+    precast.mark_unbacked(x, 0)
+    compiled = precast.compile(function, store=store)
+    for y in (x, torch.randn(2, 4), torch.randn(1, 4), torch.randn(7, 4)):
+        torch.testing.assert_close(compiled(y), function(y))
+    assert sum(limits._all.values()) == 1
+    torch.testing.assert_close(precast.load(function, store=store)(torch.ones(9, 4)), function(torch.ones(9, 4)))
+
+
+@torch.no_grad()
+def test_what_is_said_of_an_unknown_size_holds_at_each_call(store: Store) -> None:
+    def in_fours(x: torch.Tensor) -> torch.Tensor:
+        torch._check(x.shape[0] % 4 == 0)
+        return x.view(-1, 4, 4).sum(1)
+
+    x, y = torch.randn(8, 4), torch.randn(5, 4)
+    precast.mark_unbacked(x, 0)
+    precast.mark_unbacked(y, 0, min=2, max=8)
+    checked, bounded = precast.compile(in_fours, store=store), precast.compile(scale, store=store)
+    for size in (8, 4, 12):
+        z = x if size == 8 else torch.randn(size, 4)
+        torch.testing.assert_close(checked(z), in_fours(z))
+    for size in (6, 7):
+        with pytest.raises(RuntimeError):
+            checked(torch.randn(size, 4))
+    for z in (y, y[:2], torch.randn(9, 4), y[:1]):
+        torch.testing.assert_close(bounded(z), scale(z))
+
+
 def test_wrong_marks_are_refused() -> None:
     with pytest.raises(IndexError, match="dimension 2 of a tensor with 2 dimensions"):
         precast.mark_dynamic(torch.zeros(2, 3), 2)
