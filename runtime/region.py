@@ -50,9 +50,16 @@ class _InRegion:
 
     def __init__(self, owner: object) -> None:
         self.root = RootGuardManager()
-        self.root.add_lambda_guard(lambda values: _here.owner is owner, [], None)
+        self.root.add_lambda_guard(lambda values: _here.owner is owner, ["called by a program of precast"], None)
         self.diff_guard_root = RootGuardManager()
         self.id_matched_objs: dict[str, Any] = {}  # the tracer reads it of all entries
+
+    def check_verbose(self, values: Any) -> Any:
+        """Which guard failed, for what torch says where its stance forbids a recompile."""
+        return self.root.check_verbose(values)
+
+    def __str__(self) -> str:
+        return "precast's replacement of this function, which holds inside of its own programs only: "
 
 
 class _Here(threading.local):

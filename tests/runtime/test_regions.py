@@ -64,6 +64,18 @@ def test_outside_of_the_region_nothing_is_replaced(tmp_path: Path) -> None:
     torch.testing.assert_close(compiled(x), calls_scale(x))
 
 
+@torch.no_grad()
+def test_torchs_stance_names_a_replaced_function_as_any_other(tmp_path: Path) -> None:
+    compiled, x = precast.compile(calls_scale, store=tmp_path), torch.randn(7)
+    for _ in range(3):
+        compiled(x)
+    theirs = torch.compile(calls_scale, backend="eager")
+    theirs(x)
+    with torch.compiler.set_stance("fail_on_recompile"), pytest.raises(RuntimeError, match="Detected recompile") as caught:
+        theirs(torch.randn(9, 2))
+    assert "precast's replacement of this function" in str(caught.value)
+
+
 def test_an_exception_leaves_the_region(tmp_path: Path) -> None:
     def fails(x: torch.Tensor) -> torch.Tensor:
         y = scale(x)
