@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -39,6 +41,10 @@ class CompilerMissing(RuntimeError):
 
 class CompileFailed(RuntimeError):
     """The compiler refused generated code; the message holds its first errors."""
+
+
+class CompilerStopped(RuntimeError):
+    """The machine, not the code, ended a compilation: no room on a disk, no memory, a signal. The message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +112,7 @@ def lanes_of(target: str) -> int:
 def compile_shared(source: str, target: str) -> bytes:
     """Shared object of one translation unit for `target`.
 
-    Raises `CompilerMissing` or `CompileFailed`.
+    Raises `CompilerMissing`, `CompileFailed` or `CompilerStopped`.
     """
     flags, libraries = _flags(target)
     with _folder() as folder:
@@ -121,7 +127,7 @@ def compiling(source: str, target: str) -> Iterator[Callable[[str], bytes]]:
     """Compiles `source` while the body does other things. The function it is given waits for that, compiles a second and small
     translation unit, of what was not known before, and returns the shared object of both. A body left without it ends the compiler.
 
-    Raises `CompilerMissing` at once; the function raises `CompileFailed`.
+    Raises `CompilerMissing` at once; the function raises `CompileFailed` or `CompilerStopped`.
     """
     flags, libraries = _flags(target)
     with _folder() as folder:
@@ -145,9 +151,18 @@ def _flags(target: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """A folder for one compilation; the compiler's own temporary files go there too."""
-    with tempfile.TemporaryDirectory(prefix="precast-", ignore_cleanup_errors=True) as name:
-        yield Path(name)
+    """A folder for one compilation; the compiler's own temporary files go there too. Raises `CompilerStopped` where it has no room."""
+    try:
+        temporary = tempfile.TemporaryDirectory(prefix="precast-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise CompilerStopped(f"no folder for temporary files can be made: {error}. {_ELSEWHERE}") from error
+    with temporary as name:
+        try:
+            yield Path(name)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            raise CompilerStopped(_full(Path(error.filename or name))) from error
 
 
 @contextmanager
@@ -173,9 +188,48 @@ def _begun(arguments: list[str], folder: Path) -> Iterator[subprocess.Popen[str]
             process.wait()
 
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_ELSEWHERE = "Free some space, or let TMPDIR name a folder with room, and start the program again"
+_LITTLE = 16 << 20
+"""Bytes that are too few for a compilation. The compiler removes what it began, so that some are free again once it has failed."""
+_KILLED = re.compile(
+    r"Killed signal terminated|terminated with signal 9|command: Killed|virtual memory exhausted|out of memory|annot allocate memory"
+)
+
+
 def _finish(process: subprocess.Popen[str], folder: Path, target: str) -> None:
-    """Waits for the compiler. Raises `CompileFailed` with its first errors."""
-    if process.wait() != 0:
-        said = (folder / "errors.txt").read_text(errors="replace").splitlines()
-        errors = [line for line in said if "error" in line or "undefined" in line][:8]
-        raise CompileFailed(f"{find_compiler().version} refused generated code for {target}:\n" + "\n".join(errors or said[:8]))
+    """Waits for the compiler. Raises `CompileFailed` with its first errors, `CompilerStopped` where the code is not to blame."""
+    if process.wait() == 0:
+        return
+    said = (folder / "errors.txt").read_text(errors="replace")
+    lines = [line for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line or "undefined" in line][:8]
+    name = find_compiler().version
+    if stopped := _stopped(process.returncode, said, bool(errors), folder):
+        quoted = "".join(f"\n{line}" for line in errors or lines[:8])
+        raise CompilerStopped(f"{name} could not finish for {target}: {stopped}{quoted}")
+    raise CompileFailed(f"{name} refused generated code for {target}:\n" + "\n".join(errors or lines[:8]))
+
+
+def _stopped(status: int, said: str, errors: bool, folder: Path) -> str:
+    """What the machine lacked, where the compiler failed for such a reason."""
+    free = shutil.disk_usage(folder).free
+    if any(os.strerror(number) in said for number in _NO_ROOM) or (not errors and free < _LITTLE):
+        return _full(folder)
+    if status in (-signal.SIGKILL, 128 + signal.SIGKILL) or _KILLED.search(said):
+        return "it was killed, most likely because memory ran out. Allow for more memory, or compile less at once"
+    if status < 0:
+        return f"{signal.Signals(-status).name} ended it. Start the program again"
+    if not said.strip():
+        return (
+            f"it ended with status {status} and said nothing. Usually memory ran out, or the disk did: "
+            f"{free >> 20} MiB are free in {folder.parent}. {_ELSEWHERE}"
+        )
+    return ""
+
+
+def _full(path: Path) -> str:
+    """The sentence on a disk without room; `path` may be a file or a folder that is to go."""
+    where = path if path.is_dir() and not path.name.startswith("precast-") else path.parent
+    where = where.parent if where.name.startswith("precast-") else where
+    return f"there is no room left on the disk of {where} ({shutil.disk_usage(where).free >> 10} KiB are free). {_ELSEWHERE}"

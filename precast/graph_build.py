@@ -15,7 +15,7 @@ import torch.fx
 from precast.artifact_store import BlobSet, GraphRecord, Store, StoreError
 from precast.codegen import CompiledGraph, compile_program
 from precast.codegen.choices import tuning_name
-from precast.codegen.toolchain import CompilerMissing, find_compiler
+from precast.codegen.toolchain import CompilerMissing, CompilerStopped, find_compiler
 from precast.codegen.triton_ops import Unsupported as NoTritonForm
 from precast.compile_log import log_graph
 from precast.lowering.ir import Program
@@ -24,7 +24,7 @@ from precast.lowering.pipeline import schedule
 from precast.lowering.sizes import Unsupported
 from precast.lowering.text import program_text
 from precast.parts import build_parts
-from precast.runtime.errors import Refused
+from precast.runtime.errors import CompileStopped, Refused
 from precast.runtime.library import IMAGE
 from precast.runtime.log import logger
 from precast.runtime.targets import is_cuda, native_target
@@ -74,7 +74,10 @@ def compiler_version(target: str) -> str:
 
 
 def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopwatch, blobs: BlobSet) -> tuple[GraphRecord, dict[str, Any]]:
-    """Lower, schedule and compile `graph`; its blobs go into `blobs`. The record and the evidence for the manifest. Raises Refused."""
+    """Lower, schedule and compile `graph`; its blobs go into `blobs`. The record and the evidence for the manifest.
+
+    Raises Refused, and CompileStopped where the machine lacks disk or memory.
+    """
     options: dict[str, Any] = dict(request.options)
 
     def build_body(body: torch.fx.GraphModule, name: str) -> GraphRecord:
@@ -103,6 +106,8 @@ def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopw
         except (Unsupported, NoTritonForm) as error:
             request.trace.refused(str(error))
             raise Refused(str(error)) from error
+        except CompilerStopped as error:
+            raise CompileStopped(str(error)) from error
     watch.seconds |= {f"codegen.{part.removesuffix('_s')}": round(seconds, 4) for part, seconds in compiled.timings.items()}
     if not request.store.readonly:
         try:

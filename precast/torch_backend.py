@@ -22,7 +22,7 @@ from precast.capture.graph_capture import CapturedGraph, capture_graph
 from precast.lowering.decompositions import DECOMPOSITIONS
 from precast.runtime import stance
 from precast.runtime.api import StoreLike, open_store
-from precast.runtime.errors import InProcess, LoadError, Refused
+from precast.runtime.errors import InProcess, LoadError, Refused, failure_level, failure_text
 from precast.runtime.log import logger
 from precast.runtime.options import CudaGraphOptions, graph_options, key_options
 from precast.runtime.program import strict
@@ -67,9 +67,8 @@ def precast(
     except Exception as error:
         if strict():
             raise
-        logger("runtime").error("%s: compiling failed", name, exc_info=True)
-        text = f"compiling it failed, which is a bug of precast (PRECAST_STRICT=1 raises it): {type(error).__name__}: {error}"
-        return _eager(name, text[:500], original)
+        logger("runtime").log(failure_level(error), "%s: compiling failed", name, exc_info=True)
+        return _eager(name, f"compiling it failed{failure_text(error)}"[:500], original)
 
 
 def _function_name(gm: torch.fx.GraphModule) -> str:

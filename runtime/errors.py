@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -49,6 +51,10 @@ class RecompileForbidden(GuardMiss):
 
 class MarkError(PrecastError):
     """A dimension that was marked as dynamic is not: the code, or another mark, allows one size only (or fewer than the mark says)."""
+
+
+class CompileStopped(PrecastError):
+    """The machine ended a compilation: no room on a disk, no memory. The program runs eagerly; with `fullgraph=True` this is raised."""
 
 
 class LoadError(PrecastError):
@@ -105,3 +111,18 @@ class Deferred:
 
     guards: Sequence[Guard]
     finish: Callable[[], str | InProcess]
+
+
+def failure_level(error: Exception) -> int:
+    """The log level of a failed compile: with its stack as an error where precast may be to blame."""
+    return logging.INFO if isinstance(error, CompileStopped) else logging.ERROR
+
+
+def failure_text(error: Exception) -> str:
+    """Why compiling failed, to go behind "compiling it failed": the machine's fault where that is known, and else a bug of precast."""
+    if isinstance(error, CompileStopped):
+        return f": {error}"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" of {error.filename}" if error.filename else ""
+        return f": there is no room left on the disk{where}. Free some space and start the program again"
+    return f", which is a bug of precast (PRECAST_STRICT=1 raises it): {type(error).__name__}: {error}"

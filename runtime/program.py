@@ -32,6 +32,8 @@ from precast.runtime.errors import (
     RecompileForbidden,
     Refused,
     RegionError,
+    failure_level,
+    failure_text,
 )
 from precast.runtime.frame_code import Resume, build
 from precast.runtime.limits import Compiles, Shared
@@ -387,9 +389,8 @@ class Program:
             return None
 
     def _failed(self, error: Exception) -> None:
-        logger("runtime").error("%s: compiling failed", self.name, exc_info=error)
-        text = f"{type(error).__name__}: {error}"[:400]
-        self._run_eagerly(f"runs eagerly, because compiling it failed, which is a bug of precast (PRECAST_STRICT=1 raises it): {text}")
+        logger("runtime").log(failure_level(error), "%s: compiling failed", self.name, exc_info=error)
+        self._run_eagerly(f"runs eagerly, because compiling it failed{failure_text(error)}"[:500])
 
     def _defer(self, deferred: Deferred, compiled: Callable[[], None] | None) -> EagerVariant:
         """What serves such calls until the background thread has finished."""
