@@ -155,7 +155,7 @@ class Group:
             return _PLAIN
         program = CalleeProgram(self.settings, code, namespace)
         if not program.store.variants(program.key):
-            if skips.recall(program.store, program.key, compiles=not program.require_hit) or program.require_hit:
+            if skips.recall(program.store, program.key, compiles=not program.require_hit):
                 return _PLAIN
             if not (names_torch(code, namespace) or holds_tensor(tuple(frame.f_locals.values()))):
                 known.tries += 1

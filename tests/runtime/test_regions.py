@@ -141,6 +141,20 @@ def test_a_miss_after_a_break(tmp_path: Path) -> None:
     torch.testing.assert_close(loaded(-x), broken(-x), msg="another process may add to the store meanwhile")
 
 
+def test_a_miss_in_what_a_program_calls_that_is_not_compiled_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(7)
+    precast.compile(calls_scale, store=tmp_path)(x)
+    torch.testing.assert_close(precast.load(calls_scale, store=tmp_path)(x), calls_scale(x))
+
+    def edited(x: torch.Tensor, *rest: torch.Tensor, by: float = 2.0, **named: torch.Tensor) -> torch.Tensor:
+        return (x * by + sum(rest)).sin()
+
+    precast.reset()
+    monkeypatch.setitem(globals(), "scale", edited)
+    with pytest.raises(precast.GuardMiss, match="edited"):
+        precast.load(calls_scale, store=tmp_path)(x)
+
+
 def test_the_limit_holds_for_each_part(tmp_path: Path) -> None:
     def item(x: torch.Tensor, n: list[int]) -> torch.Tensor:
         y = x.sin()
