@@ -98,6 +98,8 @@ def functions_within(value: Any, seen: set[int] | None = None) -> Iterator[types
             stack.append(item.__dict__.get("__wrapped__"))
         elif isinstance(item, property):
             stack += [item.fget, item.fset]
+        elif isinstance(item, _CACHED):
+            stack.append(item.__wrapped__)
         elif isinstance(item, (functools.partial, functools.cached_property)):
             stack.append(item.func)
         elif isinstance(item, (staticmethod, classmethod, types.MethodType)):
@@ -113,7 +115,11 @@ def kernel_functions(layer: Any) -> list[Any]:
     return [held.get("fn"), held.get("perf_model"), held.get("early_config_prune"), *(values.values() if isinstance(values, dict) else ())]
 
 
-_FUNCTION_LIKE = (types.FunctionType, property, functools.partial, functools.cached_property, staticmethod, classmethod, types.MethodType)
+_CACHED = type(functools.lru_cache(len))
+_FUNCTION_LIKE = (
+    *(types.FunctionType, types.MethodType, property, staticmethod, classmethod),
+    *(functools.partial, functools.cached_property, _CACHED),
+)
 
 
 def _content(cell: types.CellType) -> Any:

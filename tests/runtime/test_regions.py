@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 from pathlib import Path
@@ -196,6 +197,33 @@ def test_precompile_runs_past_the_breaks_on_copies(tmp_path: Path) -> None:
         report = precast.precompile(calls_scale, [((x,), {})], store=tmp_path)
         assert report.ok and report.signatures[0].outcome == "skipped"
         torch.testing.assert_close(precast.load(calls_scale, store=tmp_path)(x), calls_scale(x))
+
+
+@functools.lru_cache
+def factor(n: int) -> int:
+    return n * 2
+
+
+def breaks_behind_a_cached_call(x: torch.Tensor) -> torch.Tensor:
+    n = factor(3)
+    mark()
+    return x * n
+
+
+def test_a_break_in_what_calls_a_cached_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return breaks_behind_a_cached_call(x.sin()) + 1
+
+    x = torch.randn(7)
+    compiled = precast.compile(program, store=tmp_path)
+    torch.testing.assert_close(compiled(x), program(x))
+    assert all(variant.stored for part in site_of(compiled).all_programs for variant in part.variants)
+    loaded = precast.load(program, store=tmp_path)
+    torch.testing.assert_close(loaded(x), program(x))
+    precast.reset()
+    monkeypatch.setitem(globals(), "factor", functools.lru_cache(lambda n: n * 5))
+    compiled = precast.compile(program, store=tmp_path)
+    torch.testing.assert_close(compiled(x), x.sin() * 15 + 1)
 
 
 def test_reset(tmp_path: Path) -> None:
