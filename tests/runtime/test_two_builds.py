@@ -1,6 +1,6 @@
 """Two builds of one program, each into a store of its own: equal artifact ids, equal heads and guards, and every blob byte for byte.
 
-A manifest's last part, `info`, differs: it says when, where and in how many seconds the artifact was built, and no loader reads it.
+A manifest's last part, `info`, differs: it says how many seconds each stage of the build took, and no loader reads it.
 """
 
 from __future__ import annotations
