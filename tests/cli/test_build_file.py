@@ -98,7 +98,7 @@ def test_the_file_in_the_documentation_is_right() -> None:
     assert (program.factory, program.arguments, program.label) == ("service.models:encoder", {"batch": 8}, "encoder")
 
 
-def test_dynamic_shapes_reach_the_program(tmp_path: Path) -> None:
+def test_dynamic_shapes_are_a_table(tmp_path: Path) -> None:
     content = {"program": [{"factory": "a:b", "dynamic_shapes": {"x": {"0": "rows"}}}]}
     assert parse(content, "f.toml", tmp_path).programs[0].dynamic_shapes == {"x": {"0": "rows"}}
     with pytest.raises(BuildFileError, match="`dynamic_shapes` is a table"):

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 
+import precast
 from precast.cli import main
+from tests.cli.app import sine
 
 ROOT = str(Path(__file__).parents[2])
 FILE = """
@@ -135,6 +138,16 @@ def test_what_goes_wrong_is_told(
     done = CliRunner().invoke(main, [*words, "--json"])
     assert done.exit_code == code, done.output
     assert message in done.output and "Traceback" not in done.output
+
+
+@torch.no_grad()
+def test_with_dynamic_shapes_one_artifact_serves_other_sizes(tmp_path: Path) -> None:
+    (tmp_path / "b.toml").write_text(FILE.replace('name = "sine"', 'dynamic_shapes = { x = { 0 = "n" } }'))
+    (item,) = data(tmp_path, "build", "b.toml", "--only", "sine")["programs"]
+    assert item["status"] == "compiled"
+    (function, _), store = sine(), tmp_path / "store"
+    for size in (5, 9, 70):
+        torch.testing.assert_close(precast.load(function, store=store)(torch.ones(size)), function(torch.ones(size)))
 
 
 def test_dynamic_shapes_that_do_not_fit_are_told_also_when_all_is_there(built: tuple[Path, Any]) -> None:

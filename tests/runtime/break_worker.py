@@ -68,7 +68,14 @@ def run(case: Case, store: str, kind: str) -> dict[str, Any]:
     torch.testing.assert_close(got[0], want[0], rtol=case.tolerance, atol=case.tolerance / 10)
     assert got[1] == want[1], f"left behind {got[1]!r}, eager leaves {want[1]!r}"
     assert got[2] == want[2], f"printed {got[2]!r}, eager prints {want[2]!r}"
-    return {"graphs": len(count)}
+    return {"graphs": len(count), "ran": ran(compiled)}
+
+
+def ran(compiled: Any) -> list[str]:
+    """The names of all programs of which a variant with a graph served a call."""
+    from precast.runtime.api import site_of
+
+    return sorted({p.name for p in site_of(compiled).all_programs if any(v.hits and v.manifest.graphs for v in p.variants)})
 
 
 def counting() -> list[str]:

@@ -55,6 +55,8 @@ def test_warm_equals_eager_without_the_tracer(name: str, cold: Reports, warm: Re
     assert "failed" not in warm[name], warm[name]["failed"]
     assert warm[name]["attempts"] == []
     assert warm[name]["graphs"] == 0, "a warm process compiles nothing"
+    assert warm[name]["ran"] == cold[name]["ran"], "what was compiled runs compiled"
+    assert bool(warm[name]["ran"]) == (cold[name]["graphs"] > 0)
 
 
 @pytest.mark.parametrize("name", CASES)
