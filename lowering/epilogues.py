@@ -173,8 +173,8 @@ def cpu_supported(step: Library, found: Epilogue) -> bool:
         return False
     if residual is not None and (step.residual is not None or step.activation != "none"):
         return False
-    if activation == "none":
-        return found.bias is not None or residual is not None
+    if activation == "none":  # nothing at all: a copy, which remains where a scale was folded into a convolution's weight
+        return found.bias is not None or residual is not None or isinstance(step, Conv)
     if step.activation != "none":
         return False
     if residual is None and step.residual is None:

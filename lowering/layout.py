@@ -25,19 +25,20 @@ Access = tuple[str, sympy.Expr, Value | None]
 
 
 def channels_last(program: Program, as_it_is: Callable[[Conv], bool] = lambda conv: False) -> Program:
-    """The program with channels-last temporaries around its two-dimensional convolutions. Those of which `as_it_is` holds read the
+    """The program with channels-last temporaries around all its two-dimensional convolutions. Those of which `as_it_is` holds read the
     program's inputs in any layout.
     """
-    if not any(_is_image(s) for s in program.steps):
+    if not any(is_image(s) for s in program.steps):
         return program
-    return _Layout(_copied_inputs(program, as_it_is)).run()
+    return Layout(_copied_inputs(program, as_it_is), is_image).run()
 
 
-def _is_image(step: Step) -> bool:
+def is_image(step: Step) -> bool:
+    """Whether a step is a two-dimensional convolution."""
     return isinstance(step, Conv) and len(step.x.size) == 4 and not step.transposed
 
 
-def _strides(size: tuple[Size, ...]) -> tuple[Size, ...]:
+def last_strides(size: tuple[Size, ...]) -> tuple[Size, ...]:
     n, c, h, w = size
     inner = ix.contiguous_strides((n, h, w, c))
     return (inner[0], inner[3], inner[1], inner[2])
@@ -52,7 +53,7 @@ def _copied_inputs(program: Program, as_it_is: Callable[[Conv], bool]) -> Progra
     buffers = list(program.buffers)
     overwritten = {w for s in program.steps for w in writes(s)}
     for step in program.steps:
-        images = isinstance(step, Conv) and _is_image(step) and step.x.size[1] != 1
+        images = isinstance(step, Conv) and is_image(step) and step.x.size[1] != 1
         if images and isinstance(step, Conv) and step.x.buffer in inputs - overwritten and not as_it_is(step):
             source = by_name[step.x.buffer]
             whole = step.x.size == source.size and step.x.stride == source.stride and step.x.offset == 0
@@ -60,26 +61,32 @@ def _copied_inputs(program: Program, as_it_is: Callable[[Conv], bool]) -> Progra
                 name = copies.get(source.name)
                 if name is None:
                     name = copies[source.name] = f"{source.name}_last"
-                    buffers.append(replace(source, name=name, stride=_strides(source.size)))
+                    buffers.append(replace(source, name=name, stride=last_strides(source.size)))
                     steps.append(_border(source, buffers[-1]))
-                step = replace(step, x=View(name, source.size, _strides(source.size)))
+                step = replace(step, x=View(name, source.size, last_strides(source.size)))
         steps.append(step)
     return replace(program, steps=tuple(steps), buffers=tuple(buffers))
 
 
 def _border(source: Buffer, target: Buffer) -> Kernel:
+    return into_layout(View(source.name, source.size, source.stride), target, f"{source.name}_channels_last")
+
+
+def into_layout(source: View, target: Buffer, name: str) -> Kernel:
+    """The kernel that copies an image into a buffer of another layout."""
     n, h, w, c = ix.symbols(4)
     place = (n, c, h, w)
     axes = tuple(shared_axis(s, source.size[d]) for s, d in zip((n, h, w, c), (0, 2, 3, 1), strict=True))
-    value = Load(source.name, ix.affine(0, tuple(zip(source.stride, place, strict=True))), source.dtype)
-    return Kernel(
-        f"{source.name}_channels_last", axes, (Store(target.name, ix.affine(0, tuple(zip(target.stride, place, strict=True))), value),)
-    )
+    value = Load(source.buffer, ix.affine(source.offset, tuple(zip(source.stride, place, strict=True))), target.dtype)
+    return Kernel(name, axes, (Store(target.name, ix.affine(0, tuple(zip(target.stride, place, strict=True))), value),))
 
 
-class _Layout:
-    def __init__(self, program: Program) -> None:
+class Layout:
+    """Which temporaries become channels-last around the convolutions of which `taking` holds, and the program in which they are."""
+
+    def __init__(self, program: Program, taking: Callable[[Step], bool]) -> None:
         self.program = program
+        self.taking = taking
         self.buffers = {b.name: b for b in program.buffers}
         self.chosen = self._choose()
 
@@ -91,7 +98,7 @@ class _Layout:
         able = {n for n, b in self.buffers.items() if n not in fixed and len(b.size) == 4 and b.stride == ix.contiguous_strides(b.size)}
         reached: set[str] = set()
         for step in program.steps:
-            if isinstance(step, Conv) and _is_image(step):
+            if isinstance(step, Conv) and self.taking(step):
                 reached |= {step.out, *(v.buffer for v in (step.x, step.residual) if v is not None)} & able
         grown = True
         while grown:
@@ -112,9 +119,9 @@ class _Layout:
                 bad.add(view.buffer)
         if not isinstance(step, Kernel):
             # an extern call writes its result with eager's strides: those of its channels-last input are not known here
-            return bad if isinstance(step, Conv) and _is_image(step) else bad | ({*writes(step), *reads(step)} & names)
+            return bad if self.taking(step) else bad | ({*writes(step), *reads(step)} & names)
         extents = extents_in(step)
-        for name, index, mask in _accesses(step):
+        for name, index, mask in accesses(step):
             if name in names and self._moved(name, index, mask, extents) is None:
                 bad.add(name)
         return bad
@@ -126,14 +133,14 @@ class _Layout:
     def run(self) -> Program:
         if not self.chosen:
             return self.program
-        buffers = tuple(replace(b, stride=_strides(b.size)) if b.name in self.chosen else b for b in self.program.buffers)
+        buffers = tuple(replace(b, stride=last_strides(b.size)) if b.name in self.chosen else b for b in self.program.buffers)
         return replace(self.program, buffers=buffers, steps=tuple(self._step(s) for s in self.program.steps))
 
     def _step(self, step: Step) -> Step:
         if not {*reads(step), *writes(step)} & self.chosen:
             return step
         if not isinstance(step, Kernel):
-            return map_views(step, lambda v: replace(v, stride=_strides(v.size)) if v.buffer in self.chosen else v)
+            return map_views(step, lambda v: replace(v, stride=last_strides(v.size)) if v.buffer in self.chosen else v)
         extents = extents_in(step)
 
         def rule(value: Value) -> Value:
@@ -160,7 +167,7 @@ class _Layout:
         where = dimensions(buffer, index, mask, extents)
         if where is None:
             return None
-        moved: sympy.Expr = ix.affine(0, tuple(zip(_strides(buffer.size), (where[d] for d in dims), strict=True)))
+        moved: sympy.Expr = ix.affine(0, tuple(zip(last_strides(buffer.size), (where[d] for d in dims), strict=True)))
         return moved
 
 
@@ -245,7 +252,8 @@ def _placements(rank: int, inside: list[tuple[sympy.Expr, int]], buffer: Buffer)
     return sorted(found, key=len, reverse=True)
 
 
-def _accesses(kernel: Kernel) -> list[Access]:
+def accesses(kernel: Kernel) -> list[Access]:
+    """Where a kernel stores and loads."""
     found: list[Access] = [(s.buffer, s.index, s.mask) for s in kernel.stores]
     for value in walk(*(r for s in kernel.stores for r in store_roots(s))):
         if isinstance(value, Load):

@@ -30,6 +30,7 @@ from precast.lowering.in_place import write_in_place
 from precast.lowering.invariants import hoist_invariants
 from precast.lowering.ir import Kernel, Program, Step
 from precast.lowering.layout import channels_last
+from precast.lowering.layout_choice import channels_last_where_it_pays
 from precast.lowering.memory import DEVICE_ALIGNMENT, plan_memory
 from precast.lowering.merge_gemms import merge_gemms
 from precast.lowering.order import order_steps
@@ -58,7 +59,7 @@ def passes(target: str, options: Mapping[str, Any]) -> list[tuple[str, Pass]]:
         ("merge products", merge_gemms(freeze, bound)),
         ("forward copies", forward_copies),
         ("epilogues", attach_epilogues if epilogues else unchanged),
-        ("channels last", channels_last),
+        ("channels last", channels_last_where_it_pays),
         ("fuse", fuse),
         ("split axes", split_axes),
         ("recognise attention", recognise_attention),

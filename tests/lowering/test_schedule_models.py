@@ -321,3 +321,61 @@ def test_a_mask_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = scheduled(Bare(attend), ROWS).steps
     assert [s.causal and s.mask is None for s in steps if isinstance(s, Attention)] == [True] * 3
     assert looked == [2 * 16 * 16]
+
+
+def convolved(after: Callable[[torch.Tensor], torch.Tensor] = lambda y: y, convs: int = 1, size: int = 1) -> nn.Module:
+    """Convolutions of 8 channels, and something behind them."""
+    return nn.Sequential(*(nn.Conv2d(8, 8, size, padding=size // 2) for _ in range(convs)), Bare(after))
+
+
+@pytest.mark.parametrize("after", [lambda y: y, F.relu, lambda y: F.gelu(y) * y], ids=["alone", "relu", "gelu"])
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_convolution_between_contiguous_images_stays_contiguous(after: Callable[[torch.Tensor], torch.Tensor], size: int) -> None:
+    program = scheduled(convolved(after, size=size), torch.randn(2, 8, 6, 6))
+    (conv,) = (s for s in program.steps if isinstance(s, Conv))
+    assert conv.x.buffer in program.inputs and program.buffer(conv.out).stride == (288, 36, 6, 1)
+    assert any(note.startswith("not channels-last: ") for note in program.notes)
+
+
+@pytest.mark.parametrize("after", [lambda y: y, F.relu], ids=["alone", "relu"])
+def test_what_leaves_channels_last_convolutions_is_copied_by_a_kernel(after: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """And not by the library's result being found in another layout than planned."""
+    program = scheduled(convolved(after, convs=4), torch.randn(2, 8, 6, 6))
+    convs = [s for s in program.steps if isinstance(s, Conv)]
+    assert all(c.x.stride[1] == 1 and program.buffer(c.out).stride[1] == 1 for c in convs)
+    assert count(program) == {"conv": 4, "kernel": 2} and isinstance(program.steps[-1], Kernel)
+    assert not any("channels-last" in note for note in program.notes)
+
+
+def test_one_convolution_whose_result_stays_inside_is_channels_last() -> None:
+    program = scheduled(convolved(lambda y: y.mean((2, 3))), torch.randn(2, 8, 6, 6))
+    (conv,) = (s for s in program.steps if isinstance(s, Conv))
+    assert conv.x.stride[1] == 1 and program.buffer(conv.out).stride[1] == 1
+
+
+def test_weights_of_contiguous_convolutions_do_not_look_channels_last() -> None:
+    """A folded scale makes a new weight: the library would answer its strides with a channels-last result."""
+    program = scheduled(nn.Sequential(nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8)), torch.randn(2, 8, 6, 6))
+    (conv,) = (s for s in program.steps if isinstance(s, Conv))
+    assert conv.weight.stride == (8, 1, 1, 1) and program.steps[-1] is conv
+
+
+def test_an_image_of_one_channel_is_channels_last_without_a_copy() -> None:
+    stem = nn.Conv2d(1, 8, 3)
+    program = scheduled(nn.Sequential(stem, nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)), torch.randn(2, 1, 12, 12))
+    first = next(s for s in program.steps if isinstance(s, Conv))
+    assert first.x.buffer in program.inputs and first.x.stride == (144, 1, 12, 1)
+
+
+def test_results_in_between_are_copied_and_read_channels_last() -> None:
+    class Between(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convs = nn.ModuleList([nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.convs[1](self.convs[0](x))
+            return torch.cat([y, self.convs[3](self.convs[2](y))[:, :4]], 1)
+
+    program = scheduled(Between(), torch.randn(2, 8, 6, 6))
+    assert all(s.x.stride[1] == 1 for s in program.steps if isinstance(s, Conv))
