@@ -129,7 +129,7 @@ def test_inputs_written_in_place_and_moving(compiled: Callable[..., Any]) -> Non
 
 
 def test_random_numbers_are_eagers(compiled: Callable[..., Any]) -> None:
-    net, x = model(p=0.5).train(), rows()
+    net, x, made = model(p=0.5).train(), rows(), Made()
     call = compiled(net)
     call(x)
     torch.manual_seed(3)
@@ -137,6 +137,7 @@ def test_random_numbers_are_eagers(compiled: Callable[..., Any]) -> None:
     torch.manual_seed(3)
     for output in got:
         close(output, net(x))
+    assert made.plays == 7 - WARM_UPS and not made.refused
 
 
 def test_several_streams(compiled: Callable[..., Any]) -> None:

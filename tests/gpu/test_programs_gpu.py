@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -149,8 +152,43 @@ def test_inference_mode_and_autocast(tmp_path: Path) -> None:
     near(call(x), model(x))
 
 
-def test_an_index_out_of_range_is_an_error_where_it_is_one_in_eager(tmp_path: Path) -> None:
-    """In range first: a device assertion would end this process's context, so the wrong index has a process of its own (sanitize.py)."""
+LOOK_UP = """
+import sys
+import torch
+import precast
+
+store, device, wrong = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+
+def look_up(table, index):
+    return table[index] * 2
+
+
+table, index = torch.randn(100, 16, device=device), torch.randint(-100, 100, (64,), device=device)
+index[7] = wrong
+with torch.no_grad():
+    call = precast.compile(look_up, store=store)
+    torch.testing.assert_close(call(table, index.clamp(-100, 99)), look_up(table, index.clamp(-100, 99)))
+    print("in range", flush=True)
+    print(float(call(table, index).sum().cpu()))
+    if device != "cpu":
+        torch.cuda.synchronize()
+print("no error", flush=True)
+"""
+"""A device assertion ends a process's context, so a wrong index has a process of its own."""
+
+
+@pytest.mark.parametrize("index", (100, -101))
+def test_an_index_out_of_range_is_an_error_where_it_is_one_in_eager(index: int, tmp_path: Path) -> None:
+    (tmp_path / "look_up.py").write_text(LOOK_UP)
+    command = [sys.executable, str(tmp_path / "look_up.py"), str(tmp_path / "store"), DEVICE, str(index)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert "in range" in done.stdout, done.stdout + done.stderr
+    assert done.returncode != 0 and "no error" not in done.stdout
+    assert re.search("device-side assert|index out of bounds|out of range|out of bounds", done.stderr), done.stderr
+
+
+def test_indices_from_both_ends(tmp_path: Path) -> None:
     table, index = rand(100, 16), torch.randint(-100, 100, (64,), device=DEVICE)
 
     def look_up(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
