@@ -133,3 +133,21 @@ def test_every_environment_variable_is_in_the_table() -> None:
 def test_the_licence_is_whole() -> None:
     text = (ROOT / "LICENSE").read_text("utf-8")
     assert text.lstrip().startswith("Apache License\n") and "END OF TERMS AND CONDITIONS" in text and len(text) > 11000
+
+
+def test_the_hooks_of_a_commit_are_the_checks_of_make_check() -> None:
+    """Each names a tool that the development set-up installs in a pinned version, or a script that is here; and `make check` runs it."""
+    text = (ROOT / ".pre-commit-config.yaml").read_text("utf-8")
+    ids, entries = (re.findall(rf"^ +(?:- )?{key}: (.+)$", text, re.MULTILINE) for key in ("id", "entry"))
+    assert len(ids) == len(set(ids)) == len(entries) == 4 and re.findall("repo: (.+)", text) == ["local"]
+    check = (ROOT / "Makefile").read_text("utf-8").replace("$(VENV)", ".venv").partition("\ncheck:")[2].partition("\n\n")[0]
+    pinned = (ROOT / "constraints.txt").read_text("utf-8")
+    for entry in entries:
+        command = entry.split()[0]
+        tool = command.removeprefix(".venv/bin/")
+        if tool == command:
+            assert os.access(ROOT / command, os.X_OK), f"{command} is no program"
+        else:
+            assert tool in PROJECT["project"]["optional-dependencies"]["dev"] and re.search(rf"^{tool}==", pinned, re.MULTILINE)
+        subcommand = " ".join(word for word in entry.split()[:2] if not word.startswith("-"))
+        assert subcommand in check, f"make check does not run {subcommand}"

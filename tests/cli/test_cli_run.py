@@ -1,4 +1,4 @@
-"""demo and bench: what the thin commands around them do. The demo itself is tested with the models, the benchmark by running it."""
+"""demo and bench: what the thin commands around them do, and the demo itself, which takes too long for `make test`."""
 
 from __future__ import annotations
 
@@ -76,3 +76,17 @@ def test_demo_that_cannot_run_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(precast.demo, "run", fake)
     result = CliRunner().invoke(main, ["demo"])
     assert result.exit_code == 1 and "pip install" in result.stderr
+
+
+@pytest.mark.slow  # two fresh processes, of which one compiles a real model
+def test_the_demo(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    store = tmp_path / "store"
+    assert precast.demo.run(store, as_json=True) == 0
+    report = json.loads(capfd.readouterr().out)
+    assert report["warm"]["first"] < report["cold"]["first"]
+    assert max(report[kind]["error"] for kind in ("cold", "warm")) < 1e-4
+    assert dict(pair[:2] for pair in report["warm"]["nearest"])["reset my password"].startswith("I forgot my login")
+    assert any("SentenceEncoder" in line for line in report["store"])
+    cold, warm = ({**report[kind], "nearest": [tuple(item) for item in report[kind]["nearest"]]} for kind in ("cold", "warm"))
+    screen = precast.demo._screen(precast.demo.ChildReport(**cold), precast.demo.ChildReport(**warm), store, kept=True)
+    assert len(screen.splitlines()) <= 24 and "speed-up over eager" in screen and f"precast ls --store {store}" in screen

@@ -168,3 +168,34 @@ def test_sizes_with_no_portable_guard_are_compiled_as_numbers(store: Store, monk
         torch.testing.assert_close(compiled(torch.ones(n)), grows(torch.ones(n)))
     variants = [v for v in site_of(compiled).programs[0].variants if isinstance(v, Variant)]
     assert len(variants) == 4 and all(variant.stored for variant in variants)
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.linear(x)) * x.mean()
+
+
+def test_gradients_arrive_with_one_warning(store: Store) -> None:
+    """Calls that record gradients are eager's, whatever their sizes; the same module without gradients is compiled."""
+    model, twin = Scaled(), Scaled()
+    twin.load_state_dict(model.state_dict())
+    compiled = precast.compile(model, store=store)
+    with warnings.catch_warnings(record=True) as caught, torch.enable_grad():
+        warnings.simplefilter("always")
+        for rows in (3, 3, 5, 7):
+            x = torch.randn(rows, 4, requires_grad=True)
+            own = x.detach().clone().requires_grad_()
+            compiled(x).sum().backward()
+            twin(own).sum().backward()
+            torch.testing.assert_close(x.grad, own.grad)
+    for got, want in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(got.grad, want.grad)
+    (message,) = [str(w.message) for w in caught]
+    assert "gradients are being recorded" in message and "torch.no_grad()" in message
+    assert store.programs() == []
+    torch.testing.assert_close(compiled(x), twin(x))
+    assert any(isinstance(v, Variant) for v in site_of(compiled).programs[0].variants)
