@@ -143,6 +143,9 @@ def _note(program: Program, found: bool) -> str:
     return f"Nothing could be read: {unread}." if unread else _nothing_stored(program)
 
 
+_MAYBE_KEPT = "If that is not it, what was compiled could not be stored: PRECAST_LOGS=runtime says why, in the process that compiles."
+
+
 def _nothing_stored(program: Program) -> str:
     """Nothing under this key: say under which name or options the store holds this very code, or which programs look alike."""
     held = [found for key in program.store.programs() if (found := _held(program, key))]
@@ -154,11 +157,12 @@ def _nothing_stored(program: Program) -> str:
         absent = "" if program.store.root.is_dir() else f"There is no store at {program.store.root}. "
         return (
             f"{absent}Nothing is stored for this program: run `precast build`, precast.precompile, or one call without require='hit' with "
-            "this store first."
+            f"this store first. {_MAYBE_KEPT}"
         )
     return (
         f"Nothing is stored under this key, but {len(alike)} program(s) of the same name are: {', '.join(alike[:4])}. "
-        "The function's code or the options (mode, freeze, name, …) differ from when it was compiled; compile again, or restore them."
+        "The function's code or the options (mode, freeze, name, …) differ from when it was compiled; compile again, or restore them. "
+        f"{_MAYBE_KEPT}"
     )
 
 

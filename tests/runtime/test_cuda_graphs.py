@@ -577,3 +577,25 @@ def test_an_artifact_for_a_gpu_is_replayed_when_asked(
         kept.append(call(x)[0])
     torch.testing.assert_close(torch.stack(kept)[:, 0], torch.arange(1.0, 7) + 1)
     assert device.replays == (6 - WARM_UPS if (mode, target) == ("reduce-overhead", "cuda:sm_90") else 0)
+
+
+@pytest.mark.parametrize("skipped", [True, False])
+def test_the_option_to_skip_symbolic_sizes_reaches_the_graphs(
+    skipped: bool, device: FakeDevice, said: list[str], set_compiler: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    inputs = [X, bound("w"), sized(1)[1]]
+
+    def compiled(program: Program, args: tuple[Any, ...], kwargs: Any) -> Any:
+        artifact = standin.manifest_for(program, [], inputs, "(graph(x)[0],)", standin.library(1.0), target="cuda:sm_90")
+        return standin.in_process(*artifact)
+
+    monkeypatch.setattr(cuda_call, "device_of", device.of)
+    monkeypatch.setattr(native, "loaded", lambda: device.native)
+    monkeypatch.setattr(devices, "capabilities", lambda: ((9, 0),))
+    set_compiler(compiled)
+    options = {"triton.cudagraphs": True, "triton.cudagraph_skip_dynamic_graphs": skipped}
+    call = precast.compile(Scaled(), options=options, store=Store.open(tmp_path))
+    for _ in range(6):
+        torch.testing.assert_close(call(torch.ones(3))[0], torch.full((3,), 3.0))
+    assert (device.captures, device.replays) == ((0, 0) if skipped else (1, 6 - WARM_UPS))
+    assert any("triton.cudagraph_skip_dynamic_graphs is set" in line for line in said) == skipped
