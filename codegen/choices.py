@@ -199,3 +199,20 @@ def conv_candidates(step: Conv, product: Gemm, buffers: Mapping[str, Buffer], pa
         }
 
     return make
+
+
+def plain_conv_candidates(step: Conv, buffers: Mapping[str, Buffer], packed: bool) -> Candidates:
+    """A 1x1 convolution over contiguous images as oneDNN's, which changes their layout and back, or as torch's own choice."""
+    dtype = torch_dtype(buffers[step.x.buffer])
+    ones, zeros = [1] * len(step.stride), [0] * len(step.stride)
+
+    def make() -> dict[str, Callable[[], object]]:
+        bias = None if step.bias is None else torch.full((int(step.weight.size[0]),), 0.5, dtype=dtype)
+        x, w = tensor(step.x, dtype), tensor(step.weight, dtype)
+        theirs = torch.ops.mkldnn._reorder_convolution_weight(w, zeros, ones, ones, 1, list(x.shape)) if packed else w
+        return {
+            "onednn": lambda: torch.ops.mkldnn._convolution_pointwise(x, theirs, bias, zeros, ones, ones, 1, "none", [], "none"),
+            "aten": lambda: torch.conv2d(x, w, bias),
+        }
+
+    return make

@@ -8,10 +8,11 @@ from typing import Literal
 
 import sympy
 
-from precast.codegen.choices import POST_OPS, Chooser, as_seen, conv_candidates, conv_key, gemm_candidates, gemm_key
+from precast.codegen.choices import POST_OPS, Chooser, as_seen, conv_candidates, conv_key, gemm_candidates, gemm_key, plain_conv_candidates
 from precast.codegen.cpp_attention import attention_fits
 from precast.codegen.epilogue import epilogue_kernel, gemm_kernel
 from precast.codegen.winograd import Shape, winograd_candidates, winograd_shape
+from precast.lowering import index as ix
 from precast.lowering.ir import Attention, Buffer, Conv, Extern, Gemm, Kernel, Program, Size, Step, View
 from precast.lowering.sizes import hint
 
@@ -201,6 +202,17 @@ def _pointwise_conv(step: Conv, buffers: Mapping[str, Buffer]) -> Gemm | None:
     return Gemm(x, weight, step.bias, step.out, step.activation, step.activation_args, residual)
 
 
+def _plain_pointwise(step: Conv, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether a step is a 1x1 convolution of stride one over contiguous images of known sizes, with nothing behind it but a bias."""
+    out = buffers[step.out]
+    sizes = (*step.x.size, *step.x.stride, *step.weight.size, *step.weight.stride, *out.stride)
+    if len(step.x.size) != 4 or step.activation != "none" or step.residual is not None or step.groups != 1 or not known(*sizes):
+        return False
+    unit = all(int(n) == 1 for n in (*step.weight.size[2:], *step.stride)) and not any(step.padding)
+    contiguous = all(tuple(v.stride) == ix.contiguous_strides(v.size) for v in (step.x, out))
+    return unit and contiguous and int(step.x.size[1]) > 1
+
+
 def _conv(step: Conv, name: str, buffers: Mapping[str, Buffer], chooser: Chooser, packed: bool, lanes: int) -> list[RunStep]:
     dtype = buffers[step.out].dtype.value
     shape = winograd_shape(step, buffers, lanes)
@@ -214,6 +226,8 @@ def _conv(step: Conv, name: str, buffers: Mapping[str, Buffer], chooser: Chooser
         key = conv_key(step, buffers) + (" packed" if packed else "")
         if product is not None and chooser.pick(key, conv_candidates(step, product, buffers, packed), "onednn") == "linear":
             return [LibraryCall(product, "linear")]
+        if _plain_pointwise(step, buffers) and chooser.pick(key, plain_conv_candidates(step, buffers, packed), "onednn") == "aten":
+            return [LibraryCall(step, "aten")]
         if step.residual is None:
             return [LibraryCall(step, "onednn")]
         if step.residual_order == "before" and step.activation in ("none", "relu") and step.residual.stride == buffers[step.out].stride:

@@ -181,6 +181,21 @@ def test_pointwise_convolution_as_a_product() -> None:
             assert got.stride() == tuple(out.stride)
 
 
+def test_contiguous_pointwise_convolution_as_torch_runs_it() -> None:
+    """The measured alternative for 1x1 convolutions over contiguous images gives the same result, shape and strides."""
+    x, w, bias = torch.randn(2, 32, 7, 7), torch.randn(48, 32, 1, 1), torch.randn(48)
+    bx, bw, bb, out = buffer("x", x.shape), buffer("w", w.shape), buffer("b", (48,)), buffer("o", (2, 48, 7, 7))
+    step = Conv(view(bx), view(bw), view(bb), "o", (1, 1), (0, 0), (1, 1), False, (0, 0), 1)
+    p = program([bx, bw, bb], [out], [step])
+    ((key, record),) = compile_program(p, "cpu:native", {}).evidence["choices"].items()
+    assert set(record["us"]) == {"onednn", "aten"}
+    for winner in ("onednn", "aten"):
+        compiled = compile_program(p, "cpu:native", {"tuning": {key: {**record, "winner": winner}}})
+        (got,) = Loaded(compiled.library)(x, w, bias)
+        torch.testing.assert_close(got, torch.nn.functional.conv2d(x, w, bias), rtol=1e-4, atol=1e-4)
+        assert got.stride() == tuple(out.stride)
+
+
 def attention_case(
     b: int, h: int, hk: int, s: int, t: int, d: int, causal: bool, masked: str, dtype: DType, packed: bool
 ) -> tuple[list[Buffer], list[torch.Tensor], Attention, Buffer, torch.Tensor]:
