@@ -226,8 +226,10 @@ def _conv(step: Conv, name: str, buffers: Mapping[str, Buffer], chooser: Chooser
         key = conv_key(step, buffers) + (" packed" if packed else "")
         if product is not None and chooser.pick(key, conv_candidates(step, product, buffers, packed), "onednn") == "linear":
             return [LibraryCall(product, "linear")]
-        if _plain_pointwise(step, buffers) and chooser.pick(key, plain_conv_candidates(step, buffers, packed), "onednn") == "aten":
-            return [LibraryCall(step, "aten")]
+        if _plain_pointwise(step, buffers):
+            default = "onednn" if packed else "aten"  # what eager runs: a short measurement on fresh pages should not lose to it
+            if chooser.pick(key, plain_conv_candidates(step, buffers, packed), default) == "aten":
+                return [LibraryCall(step, "aten")]
         if step.residual is None:
             return [LibraryCall(step, "onednn")]
         if step.residual_order == "before" and step.activation in ("none", "relu") and step.residual.stride == buffers[step.out].stride:
