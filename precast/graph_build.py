@@ -68,9 +68,9 @@ def compiler_version(target: str) -> str:
         host = find_compiler().version
         return f"{host}, triton {importlib.metadata.version('triton')}" if is_cuda(target) else host
     except CompilerMissing as error:
-        raise Refused(str(error)) from error
+        raise Refused(str(error), machine=True) from error
     except importlib.metadata.PackageNotFoundError as error:
-        raise Refused(f"Triton is not installed, which compiles for {target}", "pip install triton") from error
+        raise Refused(f"Triton is not installed, which compiles for {target}", "pip install triton", machine=True) from error
 
 
 def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopwatch, blobs: BlobSet) -> tuple[GraphRecord, dict[str, Any]]:

@@ -69,6 +69,7 @@ class Refused(Exception):
     of the program. `skipped`: the function itself
     stays plain Python, as with torch.compile, which is worth no warning: what it calls may be compiled. `forbidden`: a graph break that
     `error_on_graph_break` forbids. `raises`: the code seems to raise an exception; where it does, nothing is known of other calls.
+    `machine`: this machine cannot compile it (no compiler); nothing is said of the program, and others that share the store may.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Refused(Exception):
         unless: Sequence[Guard] = (),
         forbidden: bool = False,
         raises: bool = False,
+        machine: bool = False,
     ) -> None:
         super().__init__(reason)
         self.reason = reason
@@ -88,6 +90,7 @@ class Refused(Exception):
         self.unless = tuple(unless)
         self.forbidden = forbidden
         self.raises = raises
+        self.machine = machine
         self.permanent = guards is None
         self.skipped = skipped
 

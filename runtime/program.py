@@ -493,7 +493,7 @@ class Program:
                 self._skip(text)
             else:
                 self._run_eagerly(f"runs eagerly: {text}")
-            if refusal.skipped or self.is_part:
+            if (refusal.skipped or self.is_part) and not refusal.machine:
                 self._keep_skip(text)
             return None
         self._warn(refusal.reason, f"runs eagerly: {text}")
