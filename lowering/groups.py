@@ -317,12 +317,10 @@ def ordered(facts: KernelFacts, group: Group) -> Group | str:
 
 
 def _vector_axis(facts: KernelFacts, group: Group) -> sympy.Symbol | None:
-    """The axis along which the largest store is consecutive."""
+    """The axis along which the largest store (of equal ones the last) is consecutive."""
     best: tuple[int, sympy.Symbol | None] = (0, None)
-    for name in group.stores:
-        definition = facts.defined.get(name)
-        if definition is None:
-            continue
+    for name in sorted(group.stores & facts.defined.keys(), key=lambda name: (facts.writer[name], name), reverse=True):
+        definition = facts.defined[name]
         placed = dict(group.places[facts.writer[name]].mapping)
         size = facts.elements[name]
         pairs = strides_of(definition.index, definition.axes)
