@@ -43,11 +43,13 @@ static void huge_pages(void* memory, int64_t bytes) {
   const __UINTPTR_TYPE__ to = ((__UINTPTR_TYPE__)memory + (__UINTPTR_TYPE__)bytes) & ~(huge - 1);
   if (memory && to > from) (void)madvise((void*)from, to - from, 14 /* MADV_HUGEPAGE */);
 }
-/* Where glibc puts the results of libraries, which it allocates itself. The first run also makes blocks that stay (oneDNN's primitives and
-   small blocks that malloc keeps for each thread): among large results in the heap they would lie scattered, freed results could not grow
-   together again, and later runs would take fresh memory, by chance more or less. So the first run's large results are mapped apart.
-   Later ones come from the heap and stay mapped between runs: else each run would meet fresh pages, glibc unmapping what is large. */
+/* Where glibc puts the results of libraries, which it allocates itself: in the heap, and they stay mapped between runs, else each run would
+   meet fresh pages, glibc unmapping what is large. The first run also makes blocks that stay (oneDNN's primitives, small blocks that malloc
+   keeps for each thread) and lie scattered among large results: these, freed, cannot grow together again, and later runs take other memory.
+   So what the first run freed goes back to the system, once. (Mapping its results apart keeps the heap tidier still, but each then meets
+   fresh pages: a ResNet's first call took 90 ms more.) */
 extern "C" int mallopt(int, int) __attribute__((weak));
+extern "C" int malloc_trim(__SIZE_TYPE__) __attribute__((weak));
 extern "C" char* getenv(const char*);
 static bool malloc_is_tuned() {
   static const char* const names[] = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_"};
@@ -62,11 +64,9 @@ struct LibraryBlocks {
     static int begun;
     if (!mallopt || __atomic_exchange_n(&begun, 1, __ATOMIC_RELAXED) || malloc_is_tuned()) return;
     first = true;
-    mallopt(MAP, 1 << 20);
+    mallopt(MAP, 32 << 20); mallopt(TRIM, 128 << 20); /* the highest that glibc allows, and room for four such results */
   }
-  ~LibraryBlocks() { /* the highest that glibc allows, and room for four such results */
-    if (first) { mallopt(MAP, 32 << 20); mallopt(TRIM, 128 << 20); }
-  }
+  ~LibraryBlocks() { if (first && malloc_trim) malloc_trim(0); }
 };
 /* Copies `rows` rows of `width` bytes, `step` apart in `to`: the columns of one part of a product into the whole. */
 static void __attribute__((unused)) put_columns(char* to, int64_t step, const char* from, int64_t width, int64_t rows, int threads) {
