@@ -94,7 +94,8 @@ def test_debug_shows_every_guard_and_every_loop(logs: Callable[[str], Callable[[
 def test_hints_on_weights_and_layouts(logs: Callable[[str], Callable[[], list[str]]], store: Store) -> None:
     lines = logs("perf_hints")
     nn = torch.nn
-    model = nn.Sequential(nn.Conv2d(32, 32, 3, bias=False), nn.BatchNorm2d(32), nn.ReLU()).eval()
+    layers = [layer for _ in range(4) for layer in (nn.Conv2d(32, 32, 3, bias=False), nn.BatchNorm2d(32), nn.ReLU())]
+    model = nn.Sequential(*layers).eval()  # so many that channels-last pays, and with it the copy of the input
     precast.compile(model, store=store, name="net")(torch.randn(2, 32, 64, 64))
     found = lines()
     assert has(found, r"computed from weights alone at each call; options=\{'freeze': True\}")
