@@ -83,7 +83,7 @@ def _evaluate(program: Program, known: set[int], wanted: list[str]) -> dict[str,
 
 def _simplified(steps: tuple[Step, ...], known: set[int], values: dict[str, torch.Tensor]) -> list[Step]:
     distinct = {id(v): v for v in values.values()}
-    every = {i: v.reshape(-1)[0].item() for i, v in distinct.items() if v.numel() and bool((v == v.reshape(-1)[0]).all())}
+    every = {i: v.reshape(-1)[0].item() for i, v in distinct.items() if _is_uniform(v)}
     uniform = {n: every[id(v)] for n, v in values.items() if id(v) in every}
 
     def rule(value: Value) -> Value:
@@ -106,6 +106,15 @@ def _simplified(steps: tuple[Step, ...], known: set[int], values: dict[str, torc
             step = map_kernel(step, rule)
         result.append(step)
     return result
+
+
+def _is_uniform(values: torch.Tensor) -> bool:
+    """Whether all elements are one number; zeros of two signs are not."""
+    if not values.numel():
+        return False
+    first = values.reshape(-1)[0]
+    signs = values.signbit() if values.is_floating_point() and first == 0 else None
+    return bool((values == first).all()) and (signs is None or bool((signs == first.signbit()).all()))
 
 
 def _constant(number: bool | int | float, dtype: DType) -> Const:

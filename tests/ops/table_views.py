@@ -119,6 +119,11 @@ def _joins(table: Table) -> None:
     table.add("cartesian", lambda x, y: (x.unsqueeze(1) - y.unsqueeze(0)).abs().sum(-1), two, (F32,))
 
 
+def _copysign_of_zeros(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    zeros = torch.cat([torch.zeros(2, device=x.device), -torch.zeros(3, device=x.device)])
+    return x.copysign(zeros), 1 / zeros
+
+
 def _creation(table: Table) -> None:
     table.add(
         "arange",
@@ -147,6 +152,7 @@ def _creation(table: Table) -> None:
     table.add("tri_indices", lambda x: x[:, torch.tril_indices(4, 4)[0]], _x(3, 5), (F32,))
     table.add("constant_output", lambda x: (x, 3, None, "a", torch.zeros(2)), _x(2, 2), (F32,))
     table.add("size_arithmetic", lambda x: x.sum() / x.shape[0] + x.numel(), _x(3, 5), (F32,))
+    table.add("zeros_of_two_signs", _copysign_of_zeros, _x(3, 5), (F32,), tags="triton")
     table.add("rand_like", lambda x: torch.rand_like(x), _x(3, 5), (F32,), tags="random")
     table.add("dropout/eval", lambda x: F.dropout(x, 0.5, training=False) + 1, _x(3, 5), (F32,))
 
