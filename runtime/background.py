@@ -18,14 +18,17 @@ from precast.runtime.log import logger
 
 @dataclass(frozen=True)
 class Job:
-    """`run` never raises. `abandon` is called instead in a forked child, which has no background thread."""
+    """`abandon` is called instead of `run` in a forked child, which has no background thread."""
 
     run: Callable[[], None]
     abandon: Callable[[], None]
 
 
 class _Worker:
-    """Runs jobs in order of arrival in a thread that ends when there are none; the interpreter waits for it at exit."""
+    """Runs jobs in order of arrival in a thread that ends when there are none; the interpreter waits for it at exit.
+
+    What a job raises (a warning that is an error, `sys.exit` in code that is imported) is logged, and the next job has its turn.
+    """
 
     def __init__(self) -> None:
         self.jobs: deque[Job] = deque()
@@ -53,7 +56,10 @@ class _Worker:
                     self.change.notify_all()
                     return
                 job = self.jobs[0]
-            job.run()
+            try:
+                job.run()
+            except BaseException:  # noqa: BLE001 - nobody is there to catch it, and others wait
+                logger("compile").error("a compile in the background ended in an error", exc_info=True)
             with self.change:
                 self.jobs.popleft()
 

@@ -410,9 +410,9 @@ class Program:
             except Exception as error:  # noqa: BLE001 - reported, and nobody is there to catch it
                 self._failed(error)
             finally:
+                abandon()
                 if compiled is not None:
                     compiled()
-                abandon()
 
         def abandon() -> None:
             self._shelf.remove(pending)

@@ -125,6 +125,31 @@ def test_an_error_in_the_background_is_reported(store: Store, monkeypatch: pytes
     assert len(runs) == 2
 
 
+@pytest.mark.parametrize("error", [UserWarning, SystemExit])
+def test_what_a_job_raises_stops_no_other(error: type[BaseException], caplog: pytest.LogCaptureFixture) -> None:
+    def run() -> None:
+        raise error("of a job")
+
+    ran: list[int] = []
+    for job in (run, lambda: ran.append(1)):
+        background.submit(background.Job(job, lambda: None))
+    assert background.wait(10) and ran == [1]
+    assert "a compile in the background ended in an error" in caplog.text and "of a job" in caplog.text
+
+
+def test_calls_are_eager_no_longer_than_it_compiles_whatever_follows(store: Store) -> None:
+    """What is told that the compile has ended raises: the variant serves all the same."""
+    function, runs = eager_calls()
+    compiled = precast.compile(function, options=OPTIONS, store=store)
+    (program,) = site_of(compiled).programs
+    program.on_compile = lambda: lambda: 1 // 0  # type: ignore[assignment, return-value]
+    x = torch.randn(4)
+    compiled(x)
+    assert background.wait(60)
+    (variant,) = program.variants
+    assert variant.stored and not variant.pending
+
+
 def test_what_is_stored_serves_an_ordinary_program(store: Store) -> None:
     function, runs = eager_calls()
     x = torch.randn(4)
