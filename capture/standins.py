@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import copyreg
 import ctypes
 import itertools
 import os
@@ -37,7 +38,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
 def stand_ins(model: Any, signatures: Sequence[Signature]) -> tuple[Any, tuple[Signature, ...]] | None:
     """Copies of a program and its calls that can be traced for a GPU which is not here; None where their tensors are on one that is.
 
-    Tensors on `meta` and on the CPU stand for tensors on the GPU; where some are fake ones on a GPU, those on the CPU stay there.
+    Tensors on `meta` and on the CPU stand for tensors on the GPU, and a `torch.device` that an object keeps (a static cache does) for the
+    GPU's; where some tensors are fake ones on a GPU, those on the CPU stay there.
     Raises CaptureRefused for what cannot be copied or stood for.
     """
     found = list(_tensors(model, signatures))
@@ -82,9 +84,14 @@ class StandIns:
 
             return copied
 
+        def moved(device: torch.device) -> tuple[Any, ...]:
+            known = self._place(device) if threading.get_ident() == owner else device
+            return torch.device, (known.type,) if known.index is None else (known.type, known.index)
+
         with contextlib.ExitStack() as stack:
             for cls in originals:
                 stack.enter_context(mock.patch.object(cls, "__deepcopy__", deepcopied(cls)))
+            stack.enter_context(mock.patch.dict(copyreg.dispatch_table, {torch.device: moved}))
             try:
                 memo: dict[int, Any] = {}
                 return tuple(
@@ -109,10 +116,13 @@ class StandIns:
         made.__dict__[STANDS_FOR] = value.__dict__.get(STANDS_FOR, kind)
         return made
 
+    def _place(self, device: torch.device) -> torch.device:
+        """The device that the copy of what is on `device` is on."""
+        return device if device.type == "cuda" or (self._keep_cpu and device.type == "cpu") else DEVICE
+
     def _like(self, value: torch.Tensor) -> torch.Tensor:
         storage = value.untyped_storage()
-        kept = value.device.type == "cuda" or (self._keep_cpu and value.device.type == "cpu")
-        device = value.device if kept else DEVICE
+        device = self._place(value.device)
         with self._mode:
             known = self._storages.get(storage._cdata)
             if known is None:

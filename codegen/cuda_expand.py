@@ -16,9 +16,9 @@ from precast.codegen.cuda_candidates import (
     is_split,
 )
 from precast.codegen.cuda_choices import chooser_of
-from precast.codegen.epilogue import epilogue_kernel
 from precast.codegen.expand import LibraryCall, RunStep, attention_call
 from precast.lowering.ir import Attention, Buffer, Conv, Gemm, Program, Step
+from precast.lowering.library_loops import epilogue_kernel
 
 Buffers = Mapping[str, Buffer]
 

@@ -10,10 +10,10 @@ import sympy
 
 from precast.codegen.choices import POST_OPS, Chooser, as_seen, conv_candidates, conv_key, gemm_candidates, gemm_key, plain_conv_candidates
 from precast.codegen.cpp_attention import attention_fits
-from precast.codegen.epilogue import epilogue_kernel, gemm_kernel
 from precast.codegen.winograd import Shape, winograd_candidates, winograd_shape
 from precast.lowering import index as ix
 from precast.lowering.ir import Attention, Buffer, Conv, Extern, Gemm, Kernel, Program, Size, Step, View
+from precast.lowering.library_loops import epilogue_kernel, gemm_kernel
 from precast.lowering.sizes import hint
 
 How = Literal[

@@ -23,6 +23,7 @@ from precast.lowering.facts import KernelFacts, facts_of
 from precast.lowering.groups import Group, Site, merge_places, ordered, single, sites_between
 from precast.lowering.ir import Kernel, Program
 from precast.lowering.order import dependencies
+from precast.lowering.repeats import reductions_stay_single
 from precast.lowering.sizes import hint
 
 MAX_BUFFERS = 40
@@ -213,7 +214,7 @@ def hint_points(site: Site) -> int:
     return total * site.elements
 
 
-RULES: tuple[Rule, ...] = (_rule_recompute, _rule_repeats, _rule_nesting)
+RULES: tuple[Rule, ...] = (_rule_recompute, _rule_repeats, _rule_nesting, reductions_stay_single)
 
 
 def _horizontal(state: Fusion, facts: KernelFacts, launches: bool) -> None:

@@ -177,7 +177,7 @@ def _evaluations(b: Group, inner: list[Axis], used: Symbols) -> int:
 def merge_places(facts: KernelFacts, a: Group, b: Group, sites: list[Site], survivors: list[str]) -> Group | str:
     """`b` with `a` computed inside it, or why the two do not share a loop nest."""
     site = sites[0]
-    found = _axes_of_producer(facts, a, site)
+    found = axes_of_producer(facts, a, site)
     if isinstance(found, str):
         return found
     mapping, missing = found
@@ -228,7 +228,7 @@ def _freshen(placed: Placed, taken: set[sympy.Symbol]) -> Placed:
     return Placed(tuple((s, renamed(e, names)) for s, e in placed.mapping), binders)
 
 
-def _axes_of_producer(facts: KernelFacts, a: Group, site: Site) -> tuple[dict[sympy.Symbol, sympy.Expr], tuple[Axis, ...]] | str:
+def axes_of_producer(facts: KernelFacts, a: Group, site: Site) -> tuple[dict[sympy.Symbol, sympy.Expr], tuple[Axis, ...]] | str:
     """The producer's axes as the consumer sees them at this load, and those that the loaded buffer does not determine."""
     placed = a.places[facts.writer[site.load.buffer]]
     where = dict(site.coordinates)

@@ -25,6 +25,7 @@ from precast.lowering.gpu_odd import roomy_rows
 from precast.lowering.gpu_order import small_kernels_first
 from precast.lowering.gpu_patches import is_patch, patches_as_products
 from precast.lowering.gpu_reductions import gpu_reductions
+from precast.lowering.gpu_rows import vector_products
 from precast.lowering.gpu_stem import space_to_depth
 from precast.lowering.in_place import write_in_place
 from precast.lowering.invariants import hoist_invariants
@@ -86,6 +87,7 @@ def gpu_passes(options: Mapping[str, Any]) -> list[tuple[str, Pass]]:
         ("fold batch norm", fold_batch_norm(freeze, bound, gpu=True)),
         ("merge products", merge_gemms(freeze, bound)),
         ("forward copies", forward_copies),
+        ("vector products", vector_products),
         ("epilogues", attach_gpu_epilogues if epilogues else unchanged),
         ("roomy rows", roomy_rows),
         ("convolution biases", conv_biases),

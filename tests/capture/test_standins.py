@@ -32,7 +32,15 @@ def captured(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], **options: 
 
 def on_cpu(guards: tuple[Guard, ...]) -> set[tuple[str, str, str]]:
     """The guards in words, without what the device changes."""
-    plain = [dataclasses.replace(g, constant=g.constant | {"device": "any"}) if g.predicate is Predicate.TENSOR else g for g in guards]
+
+    def anywhere(g: Guard) -> Guard:
+        if g.predicate is Predicate.TENSOR:
+            return dataclasses.replace(g, constant=g.constant | {"device": "any"})
+        if isinstance(g.constant, list | tuple) and g.constant[:1] in (["device"], ("device",)):
+            return dataclasses.replace(g, constant=["device", "any"])
+        return g
+
+    plain = [anywhere(g) for g in guards]
     return {tuple(map(str, g.sort_key())) for g in plain if g.predicate is not Predicate.SAME_DEVICE}  # type: ignore[misc]
 
 
@@ -227,3 +235,24 @@ def test_gpu_inputs_are_on_one_device_and_on_which_where_the_bytecode_names_it()
     assert found(names_its_device, torch.ones(2)) == [{"paths": ((("local", "x"),),), "index": 0}]
     assert found(adds, torch.ones(2), torch.ones(2)) == [{"paths": ((("local", "x"),), (("local", "y"),)), "index": None}]
     assert found(torch.nn.ReLU(), torch.ones(2)) == []
+
+
+class Cache:
+    """As static caches are: it keeps the device that its memory was made on, and makes positions there."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self.seen = torch.zeros(8, device=self.device)
+        self.length = torch.zeros(1, dtype=torch.int64, device=self.device)
+
+
+def test_a_device_that_an_object_keeps_stands_for_the_gpu() -> None:
+    def step(x: torch.Tensor, cache: Cache) -> torch.Tensor:
+        place = torch.arange(x.shape[0], device=cache.device) + cache.length
+        cache.seen.index_copy_(0, place, x)
+        return cache.seen * 2
+
+    cache = Cache()
+    frame = captured(step, (torch.ones(2), cache), {})
+    assert not frame.uncacheable and frame.graph is not None
+    assert cache.device == torch.device("cpu") and copy.deepcopy(cache).device == torch.device("cpu")

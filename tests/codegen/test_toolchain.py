@@ -15,8 +15,8 @@ import torch
 
 from precast.codegen import compile_program, toolchain
 from precast.codegen.cpp_kernel import render_kernel
-from precast.codegen.epilogue import activate
 from precast.lowering.ir import Axis, Buffer, Const, DType, Gemm, Kernel, Op, Program, Reduce, ReduceOp, Store, Value
+from precast.lowering.library_loops import activate
 from tests.codegen.loader import Loaded
 from tests.codegen.programs import F32, alu, at, axis, buffer, load, map_kernel, program, view
 from tests.codegen.test_host import attention_case

@@ -215,3 +215,65 @@ def test_writes_that_may_collide_stay_torchs_own_where_asked_for() -> None:
     plain, strict = (lower(graph, "test", {"deterministic": d}) for d in (False, True))
     assert not any(isinstance(s, Extern) for s in plain.steps)
     assert [s.op for s in strict.steps if isinstance(s, Extern)] == ["aten::index_add"]
+
+
+class Decoder(nn.Module):
+    """One token through a gated layer with norms before and residuals after: what one-token decoding is made of."""
+
+    def __init__(self, depth: int = 512, wide: int = 768) -> None:
+        super().__init__()
+        self.norms = nn.ParameterList([nn.Parameter(torch.randn(depth)) for _ in range(2)])
+        self.parts = nn.ModuleList([nn.Linear(depth, depth, bias=False) for _ in range(4)])
+        self.gate, self.up, self.down = nn.Linear(depth, wide), nn.Linear(depth, wide), nn.Linear(wide, depth)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def normed(t: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            return t * torch.rsqrt(t.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
+
+        y = normed(x, self.norms[0])
+        q, k, v = (part(y) for part in self.parts[:3])
+        turned = q * 2 + torch.cat([-q[..., 256:], q[..., :256]], -1)  # each element needs two of the product's
+        x = x + self.parts[3](turned * k + v)
+        y = normed(x, self.norms[1])
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+def test_products_with_one_row_are_reductions_fused_with_what_follows() -> None:
+    """Norm, three products, the turned ones, a product with its residual, norm, two gated products, a product with bias and residual."""
+    program = scheduled(Decoder(), torch.randn(1, 1, 512))
+    kernels = [s for s in program.steps if isinstance(s, Kernel)]
+    assert len(program.steps) == len(kernels) == 7
+    read = [v.buffer for k in kernels for v in set(walk(*(s.value for s in k.stores))) if isinstance(v, Load) and v.dtype.is_float]
+    weights = [b.name for b in program.buffers if b.name in program.inputs and len(b.size) == 2]
+    assert len(weights) == 7 and all(read.count(name) == 1 for name in weights)  # no product is computed twice
+
+
+def test_products_with_one_column_read_their_matrix_once_with_what_makes_it() -> None:
+    class Scores(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(384, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sigmoid(self.head(F.gelu(x)))
+
+    program = scheduled(Scores(), torch.randn(64, 384))
+    assert [type(s) for s in program.steps] == [Kernel]
+
+
+@pytest.mark.parametrize("rows, depth", [(2, 512), (1, 64)])
+def test_other_products_stay_the_librarys(rows: int, depth: int) -> None:
+    program = scheduled(nn.Linear(depth, 96), torch.randn(rows, depth))
+    assert [type(s) for s in program.steps] == [Gemm]
+
+
+def test_a_matrix_whose_columns_lie_along_memory_is_the_librarys() -> None:
+    class Columns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(512, 96))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.weight
+
+    assert [type(s) for s in scheduled(Columns(), torch.randn(1, 512)).steps] == [Gemm]
