@@ -27,6 +27,8 @@ ENVIRONMENT = "PRECAST_STORE"
 def default_root(path: str | os.PathLike[str] | None = None) -> Path:
     """The store's folder: the argument, else PRECAST_STORE, else the platform's cache folder. Absolute, so that chdir does not move it."""
     chosen = os.fspath(path) if path is not None else os.environ.get(ENVIRONMENT, "")
+    if path is not None and not chosen:
+        raise StoreError(f"store '': an empty name; name a folder, or give none for {ENVIRONMENT} or the platform's cache folder")
     if not chosen:
         from platformdirs import user_cache_path  # only needed where nothing else says
 
@@ -199,7 +201,10 @@ class Store:
         for key in [program_key] if program_key is not None else self.programs():
             name = layout.manifest_name(key, artifact_id)
             if self._folder.path(name).exists():
-                self._folder.remove(name)
+                try:
+                    self._folder.remove(name)
+                except OSError as error:
+                    raise StoreError(f"cannot remove {name} from {self.root}: {error.strerror or error}; check the permissions") from error
                 return True
         return False
 

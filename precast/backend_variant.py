@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from typing import Any
 
 from precast import __version__
@@ -12,6 +11,7 @@ from precast.capture import CapturedFrame
 from precast.runtime.backends import Backend
 from precast.runtime.compatibility import LOWERING_VERSION, python_minor, torch_minor
 from precast.runtime.errors import InProcess, Refused
+from precast.runtime.log import warn
 from precast.runtime.program import Program
 
 _lock = threading.Lock()
@@ -55,8 +55,7 @@ def _tell_once(backend: Backend) -> None:
         new = backend.name not in _told and not backend.quiet
         _told.add(backend.name)
     if new:
-        warnings.warn(
+        warn(
             f"precast: what the backend {backend.name!r} compiles lives in this process only: nothing is stored, and a fresh process "
-            "compiles again (the backend 'precast' stores)",
-            stacklevel=2,
+            "compiles again (the backend 'precast' stores)"
         )

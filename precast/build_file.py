@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -66,7 +67,8 @@ def read(source: str) -> BuildFile:
     except OSError as error:
         raise BuildFileError(f"{source}: cannot be read ({error.strerror}); give a TOML file or pkg.mod:factory") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BuildFileError(f"{source}: not valid TOML: {error}") from error
+        other = "" if source.endswith(".toml") else "; give a TOML file or pkg.mod:factory"
+        raise BuildFileError(f"{source}: not valid TOML: {error}{other}") from error
     return parse(content, source, path.resolve().parent)
 
 
@@ -104,7 +106,21 @@ def load(spec: ProgramSpec, path: Sequence[str] = ()) -> Loaded:
         close = difflib.get_close_matches(function_name, [name for name, value in vars(module).items() if callable(value)], 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise BuildFileError(f"{spec.where}: {module_name} has no function {function_name!r}{hint}")
+    _check_arguments(spec, factory)
     return _loaded(spec, factory(**spec.arguments))
+
+
+def _check_arguments(spec: ProgramSpec, factory: Any) -> None:
+    """Raises BuildFileError where the factory cannot be called with the arguments that the file gives it."""
+    try:
+        parameters = inspect.signature(factory)
+    except (TypeError, ValueError):
+        return  # written in C: the call will say
+    try:
+        parameters.bind(**spec.arguments)
+    except TypeError as error:
+        said = f"{spec.where}: factory {spec.factory}{parameters}: {error}"
+        raise BuildFileError(f"{said}; its arguments stand in a build file, as `arguments = {{ … }}`") from error
 
 
 def _loaded(spec: ProgramSpec, made: Any) -> Loaded:
@@ -161,7 +177,9 @@ def _known(table: Mapping[str, Any], known: set[str], where: str) -> None:
 
 def _text(table: Mapping[str, Any], key: str, where: str) -> str | None:
     value = table.get(key)
-    if value is not None and not (isinstance(value, str) and value):
+    if value == "":
+        raise BuildFileError(f"{where}: {key} is empty; give it a value, or leave it out")
+    if value is not None and not isinstance(value, str):
         raise BuildFileError(f"{where}: {key} must be a text, not {_short(value)}")
     return value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -64,12 +65,25 @@ def main() -> None:
 
 
 def run() -> None:
-    """Entry point: as `main`, and quiet when the reader of our output goes away (`precast ls | head`)."""
+    """Entry point: as `main`, and quiet when the reader of our output goes away (`precast ls | head`); one sentence on a full disk."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # None where the caller closed it (`precast ls >&-`)
+    sys.stderr = sys.stderr or open(os.devnull, "w")
     try:
         main(prog_name="precast")
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
         sys.exit(1)
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        _forget_output()
+        click.echo(f"error: the output cannot be written: {error.strerror}", err=True)
+        sys.exit(1)
+
+
+def _forget_output() -> None:
+    """What is left in the buffer cannot go anywhere, and must not fail again when the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -99,15 +99,22 @@ def human_option(command: Callable[P, R]) -> Callable[P, R]:
     return click.option("-H", "--human", is_flag=True, help="A table with readable numbers, also into a pipe.")(command)
 
 
+def named(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    """An empty name is a slip (`--store "$STORE"` where STORE is not set), and would mean another store than the one meant."""
+    if value == "":
+        raise click.BadParameter("is empty: name a folder, or leave the option away")
+    return value
+
+
 def store_option(command: Callable[P, R]) -> Callable[P, R]:
     help_text = "The store's folder (default: PRECAST_STORE, else the platform's cache folder)."
-    return click.option("--store", "store_path", metavar="PATH", help=help_text)(command)
+    return click.option("--store", "store_path", metavar="PATH", callback=named, help=help_text)(command)
 
 
 def file_store_option(command: Callable[P, R]) -> Callable[P, R]:
     """`--store` of a command that reads a build file, which may name a store itself."""
     help_text = "The store's folder (default: the file's `store`, else PRECAST_STORE, else the platform's cache folder)."
-    return click.option("--store", "store_path", metavar="PATH", help=help_text)(command)
+    return click.option("--store", "store_path", metavar="PATH", callback=named, help=help_text)(command)
 
 
 def errors_to_json(command: Callable[P, R]) -> Callable[P, R]:

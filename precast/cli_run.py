@@ -11,21 +11,21 @@ from pathlib import Path
 import click
 
 import precast
-from precast.cli_output import Failure, errors_to_json, finish, json_option
+from precast.cli_output import Failure, errors_to_json, finish, json_option, named
 
 
 @click.command(short_help="Run a real model: eager, cold, warm in a fresh process.")
-@click.option("--store", "store_path", type=click.Path(path_type=Path), help="Keep what is compiled here (default: a temporary folder).")
+@click.option("--store", "store_path", metavar="PATH", callback=named, help="Keep what is compiled here (default: a temporary folder).")
 @json_option
 @errors_to_json
-def demo(store_path: Path | None, as_json: bool) -> None:
+def demo(store_path: str | None, as_json: bool) -> None:
     """A real model with its real weights: eager, cold, warm in a fresh process, and what is in the store."""
     if importlib.util.find_spec("torch") is None:
         raise Failure("torch is not installed: pip install torch")
     from precast.demo import DemoError, run
 
     try:
-        code = run(store_path, as_json)
+        code = run(Path(store_path) if store_path else None, as_json)
     except DemoError as error:
         raise Failure(str(error)) from error
     finish(code)

@@ -149,13 +149,14 @@ def _run_child(kind: str, store: Path) -> ChildReport:
 def _store_lines(store: Path) -> list[str]:
     """What the store holds, one line per artifact."""
     from precast.artifact_store.store import Store
+    from precast.units import human_size
 
     lines = []
     opened = Store.open(store, readonly=True)
     for manifest in opened.manifests():
         size = sum(path.stat().st_size for digest in manifest.blobs if (path := opened.blob_path(digest)))
         what = f"{manifest.artifact_id[:12]}  {manifest.program_name}  {manifest.target}"
-        lines.append(f"  {what}  {len(manifest.guard_rows)} guards  {size / 1024:.0f} KiB")
+        lines.append(f"  {what}  {len(manifest.guard_rows)} guards  {human_size(size)}")
     return lines
 
 

@@ -18,11 +18,11 @@ def parse_size(text: str) -> int:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds in "30d", "12h", "2w" or "90" (seconds). Raises ValueError."""
+    """Seconds in "30d", "12h", "2w" or "90s". Raises ValueError; also without a unit, since who writes 30 means days."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdwy]?)", text.strip().lower())
-    if match is None:
-        raise ValueError(f"{text!r} is not a duration; write for instance 30d, 12h, 2w or 90 (seconds)")
-    return float(match[1]) * _TIME_UNITS[match[2] or "s"]
+    if match is None or not match[2]:
+        raise ValueError(f"{text!r} {'is not a duration' if match is None else 'has no unit'}; write for instance 30d, 12h, 2w or 90s")
+    return float(match[1]) * _TIME_UNITS[match[2]]
 
 
 def human_size(size: int) -> str:

@@ -57,5 +57,6 @@ def build() -> bytes:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NativeBuildError(f"{compiler} could not be run: {error}") from error
         if done.returncode != 0:
-            raise NativeBuildError(f"{compiler} failed: {done.stderr.strip()[:2000]}")
+            said = done.stderr.strip()[:2000] or f"exit code {done.returncode}, without a word (interrupted or killed?)"
+            raise NativeBuildError(f"{compiler} failed: {said}")
         return out.read_bytes()

@@ -56,6 +56,7 @@ def test_an_import_path_is_a_build_of_one() -> None:
         ({"program": [{"factory": "a:b", "mode": "default", "options": {}}]}, "program 1: `mode` and `options` exclude one another"),
         ({"program": [{"factory": "a:b"}, {"factory": "c:b"}]}, "two programs are called 'b'"),
         ({"program": [{"factory": "a:b"}], "store": ["x"]}, "store must be a text"),
+        ({"program": [{"factory": "a:b"}], "store": ""}, "store is empty; give it a value, or leave it out"),
     ],
 )
 def test_a_wrong_file(content: dict[str, object], words: str) -> None:
@@ -68,8 +69,11 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(BuildFileError, match="cannot be read"):
         read(str(tmp_path / "none.toml"))
     (tmp_path / "bad.toml").write_text("= 3")
-    with pytest.raises(BuildFileError, match="not valid TOML"):
+    with pytest.raises(BuildFileError, match=r"not valid TOML: [^;]*$"):
         read(str(tmp_path / "bad.toml"))
+    (tmp_path / "app.py").write_text("import torch")
+    with pytest.raises(BuildFileError, match="not valid TOML: .*; give a TOML file or pkg.mod:factory"):
+        read(str(tmp_path / "app.py"))
 
 
 @pytest.mark.parametrize(
@@ -79,6 +83,10 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ("tests.cli.app:nett", "has no function 'nett'; did you mean 'net'?"),
         ("tests.cli.app:returns_three", "must return (callable, [(args, kwargs), …]), and returned int 3"),
         ("tests.cli.app:compiled", "returned a compiled program; return the callable, and give"),
+        (
+            "tests.cli.app:helper",
+            "app:helper(x: 'torch.Tensor') -> 'torch.Tensor': missing a required argument: 'x'; its",
+        ),
         ("tests.cli.app:no_signatures", "returned no signatures"),
         ("tests.cli.app:not_a_signature", "signature 1 of factory tests.cli.app:not_a_signature is not (args, kwargs)"),
     ],

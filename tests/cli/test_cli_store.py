@@ -271,7 +271,7 @@ def test_sizes(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("90", 90), ("90s", 90), ("2m", 120), ("12h", 43200), ("30d", 2592000), ("2w", 1209600), ("1y", 31536000)]
+    ("text", "seconds"), [("90s", 90), ("90 s", 90), ("2m", 120), ("12h", 43200), ("30d", 2592000), ("2w", 1209600), ("1y", 31536000)]
 )
 def test_durations(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
@@ -282,6 +282,34 @@ def test_what_is_neither(text: str) -> None:
     for parse in (parse_size, parse_duration):
         with pytest.raises(ValueError, match="write for instance"):
             parse(text)
+
+
+def test_an_age_without_a_unit_removes_nothing(store: Store) -> None:
+    """Who writes 30 means days: as seconds it would take all that is older than half a minute."""
+    for option in ("--older-than", "--unused-for"):
+        assert "'30' has no unit; write for instance 30d" in run("prune", option, "30", code=2).stderr
+    assert len(data("ls")) == 3
+
+
+@pytest.mark.parametrize("words", [["ls"], ["clean", "--yes"], ["prune"], ["build", "a.b:c"], ["demo"]])
+def test_an_empty_store_option_is_not_the_default_store(store: Store, words: list[str]) -> None:
+    assert "name a folder, or leave the option away" in run(*words, "--store", "", code=2).stderr
+    assert len(data("ls")) == 3
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize(("where", "code", "said"), [("/dev/full", 1, "error: the output cannot be written"), ("&-", 0, "")])
+def test_an_output_that_takes_nothing(store: Store, where: str, code: int, said: str) -> None:
+    done = subprocess.run(["bash", "-c", f"{sys.executable} -m precast.cli ls >{where}"], capture_output=True, text=True, check=False)
+    assert done.returncode == code and done.stderr.startswith(said) and "Traceback" not in done.stderr, done.stderr
+
+
+def test_prune_of_what_cannot_be_removed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("precast.artifact_store.tiers.Folder.remove", refuse)
+    assert re.search(r"error: cannot remove programs/\S+ from .*: Permission denied; check", run("prune", "--target", "*", code=1).stderr)
 
 
 def test_for_people() -> None:

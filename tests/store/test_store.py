@@ -98,6 +98,8 @@ def test_precedence_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert default_root().is_relative_to(tmp_path) or os.name != "posix"
     with pytest.raises(StoreError, match="copy a remote store into a folder"):
         default_root("s3://bucket/x")
+    with pytest.raises(StoreError, match="an empty name; name a folder"):
+        default_root("")
 
 
 # -- damage
