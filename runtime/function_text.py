@@ -9,6 +9,7 @@ import enum
 import functools
 import types
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from precast.runtime.account import Account, Line, code_line
@@ -17,7 +18,9 @@ from precast.runtime.constant_text import constant_text
 from precast.runtime.modules import Modules, is_versioned
 from precast.runtime.named import Named, Place, closure, named, set_on_classes, written
 
-_HOLDERS = (staticmethod, classmethod, types.MethodType)
+_PARTIALS = (functools.partial, functools.partialmethod)
+_LONG = 80
+"""Letters of a name from which on no more are added."""
 LIMIT = 250
 """Functions that are followed, the nearest first: further away stands what whole libraries are made of, down to the name of a session."""
 
@@ -30,14 +33,19 @@ def function_account(function: Any, modules: Modules | None = None) -> Account:
 
 
 def function_lines(function: Any, modules: Modules) -> Iterator[Line]:
-    """The code of the function and of its helpers, each with the constants that it reads and that none of them sets."""
+    """The code of the function and of its helpers, each with the constants that it reads and that none of them sets; then what the
+    classes and partials that were met on the way hold."""
     reach = _Reach(function, modules)
     for helper, items in reach.found.items():
-        where = f"{helper.__module__}.{helper.__qualname__}"
+        where = _where(helper)
         yield code_line(where, digest(helper.__code__))
         for item in items:
-            for name, text in _said(item.name, item.value, reach.changing):
-                yield Line(f"{name} (read by {where})", f"{name}={text}")
+            if (text := constant_text(item.value)) is not None:
+                yield Line(f"{item.name} (read by {where})", f"{item.name}={text}")
+    for met in reach.holders:
+        for name, value in _constants_in(met, reach.changing):
+            if (text := constant_text(value)) is not None:
+                yield Line(f"{name} (read by {met.reader})" if met.reader else name, f"{name}={text}")
 
 
 def reached(function: Any) -> Iterable[types.FunctionType]:
@@ -45,8 +53,22 @@ def reached(function: Any) -> Iterable[types.FunctionType]:
     return _Reach(function, Modules()).found
 
 
+@dataclass(frozen=True)
+class _Met:
+    """Something that was met on the way from the function, by a name under which `reader` calls it."""
+
+    reader: str
+    name: str
+    value: Any
+
+    def part(self, suffix: str, value: Any) -> _Met:
+        """What it holds. A long name does not get longer: tuples nest as deep as they like."""
+        return _Met(self.reader, self.name + suffix if len(self.name) < _LONG else self.name, value)
+
+
 class _Reach:
-    """`found`: the functions, each with what it reads and none of them sets; `changing`: the places that they set.
+    """`found`: the functions, each with what it reads and none of them sets; `holders`: the classes and partials among what they read;
+    `changing`: the places that they set.
 
     What such a place holds is not followed: it may be something else, or nothing, before the code has run.
     """
@@ -57,19 +79,21 @@ class _Reach:
         self._named: dict[types.FunctionType, list[Named]] = {}
         while True:
             self.found: dict[types.FunctionType, list[Named]] = {}
+            self.holders: list[_Met] = []
             set_here = self._walk(function)
             if set_here <= self.changing:
                 return
             self.changing |= set_here
 
     def _walk(self, function: Any) -> set[Place]:
-        """Fills `found`; the places that the functions in it set."""
+        """Fills `found` and `holders`; the places that the functions in it set."""
         set_here: set[Place] = set()
         seen: dict[int, Any] = {}  # with the objects: one that is gone would leave its identity to another
-        queue: list[Any] = [function]
+        queue = [_Met("", "", function)]
         at = 0
         while at < len(queue) and len(self.found) < LIMIT:
-            item = queue[at]
+            met = queue[at]
+            item = met.value
             at += 1
             if id(item) in seen:
                 continue
@@ -77,17 +101,28 @@ class _Reach:
             if not isinstance(item, types.FunctionType):
                 if isinstance(item, type):
                     set_here |= _set_by_methods(item)
-                queue += _inside(item)
+                if isinstance(item, (type, *_PARTIALS)):
+                    self.holders.append(met)
+                queue += [met.part(suffix, part) for suffix, part in _inside(item)]
             elif is_versioned(item.__module__):  # torch wraps what is registered: the user's function is in the wrapper's closure
-                queue += closure(item).values()
+                queue += [met.part("", held) for held in closure(item).values()]
             else:
                 set_here |= written(item, self._modules)
                 if item not in self._named:
                     self._named[item] = named(item, self._modules)
                 kept = self.found[item] = [other for other in self._named[item] if not self.changing.intersection(other.places)]
-                queue += [other.value for other in kept]
-                queue.append(item.__dict__.get("__wrapped__"))
+                queue += [_Met(_where(item), other.name, other.value) for other in kept if _is_used(other)]
+                queue.append(met.part("", item.__dict__.get("__wrapped__")))
         return set_here
+
+
+def _is_used(item: Named) -> bool:
+    """Whether what stands under this name may run: of an object of which nothing but data is read its class does not."""
+    return item.itself or isinstance(item.value, (type, tuple)) or not _class_of(item.value)
+
+
+def _where(function: types.FunctionType) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
 
 
 def _set_by_methods(cls: type) -> set[Place]:
@@ -101,42 +136,53 @@ def _set_by_methods(cls: type) -> set[Place]:
     return {(id(base), name) for base in bases for name in names}
 
 
-def _inside(value: Any) -> list[Any]:
-    """What runs where this is called: what it wraps; of a user's class its own methods and those of the classes below it."""
-    if isinstance(value, functools.partial):
-        return [value.func, *value.args, *value.keywords.values()]
-    if isinstance(value, _HOLDERS):
-        return [value.__func__]
+def _inside(value: Any) -> list[tuple[str, Any]]:
+    """What may run where this is used, by what follows its name: what it wraps; of a user's class its own methods and those of the
+    classes below it; of an object its class."""
+    if isinstance(value, _PARTIALS):
+        return [("", value.func), *_arguments(value)]
+    if isinstance(value, types.MethodType):
+        return [("", value.__func__), ("", value.__self__)]
+    if isinstance(value, (staticmethod, classmethod)):
+        return [("", value.__func__)]
     if isinstance(value, property):
-        return [value.fget, value.fset]
+        return [("", value.fget), ("", value.fset)]
     if isinstance(value, (functools._lru_cache_wrapper, functools.cached_property)):
-        return [getattr(value, "__wrapped__", None) or getattr(value, "func", None)]
+        return [("", getattr(value, "__wrapped__", None) or getattr(value, "func", None))]
     if isinstance(value, type):
-        return [part for base in _own_classes(value) for _, part in sorted(vars(base).items())]
+        return [(f".{part}", held) for base in _own_classes(value) for part, held in sorted(vars(base).items())]
     if isinstance(value, tuple):
-        return [part for part in tuple.__iter__(value) if callable(part) or isinstance(part, tuple)]
-    return []
+        held = [(f"[{n}]", part) for n, part in enumerate(tuple.__iter__(value)) if callable(part) or isinstance(part, tuple)]
+        return [*held, *_class_of(value)]
+    return _class_of(value)
+
+
+def _class_of(value: Any) -> list[tuple[str, Any]]:
+    """The class of an object, where a user has written it."""
+    return [] if is_versioned(type(value).__module__) else [("", type(value))]
+
+
+def _arguments(partial: functools.partial[Any] | functools.partialmethod[Any]) -> list[tuple[str, Any]]:
+    return [(f"({part})", given) for part, given in [*enumerate(partial.args), *sorted(partial.keywords.items())]]
 
 
 def _own_classes(cls: type) -> list[type]:
     return [base for base in cls.__mro__ if not is_versioned(base.__module__)]
 
 
-def _said(name: str, value: Any, changing: set[Place]) -> Iterator[tuple[str, str]]:
-    """What is said of a value: constants by value, what is called by name. Nothing of other objects: they may change at any time."""
-    if isinstance(value, functools.partial):
-        for part, given in [*enumerate(value.args), *sorted(value.keywords.items())]:
-            yield from _said(f"{name}({part})", given, changing)
-    if isinstance(value, type) and issubclass(value, enum.Enum):
-        for part, member in sorted(value.__members__.items()):
-            yield f"{name}.{part}", str(constant_text(member))
-    elif isinstance(value, type):
-        for base in _own_classes(value):
-            for part, held in sorted(vars(base).items()):
-                if not part.startswith("__") and (id(base), part) not in changing and not isinstance(held, (type, types.FunctionType)):
-                    text = constant_text(held)
-                    if text is not None:
-                        yield f"{name}.{part}", text
-    text = constant_text(value)
-    if text is not None:
-        yield name, text
+def _constants_in(met: _Met, changing: set[Place]) -> Iterator[tuple[str, Any]]:
+    """What a class or partial holds, by name. Not what methods of the class set on it, and not what is followed for itself."""
+    value = met.value
+    if not isinstance(value, type):
+        held = _arguments(value)
+    elif issubclass(value, enum.Enum):
+        held = [(f".{part}", member) for part, member in sorted(value.__members__.items())]
+    else:
+        held = [
+            (f".{part}", held)
+            for base in _own_classes(value)
+            for part, held in sorted(vars(base).items())
+            if not part.startswith("__") and (id(base), part) not in changing and not isinstance(held, (type, types.FunctionType))
+        ]
+    for suffix, part in held:
+        yield met.name + suffix, part

@@ -5,17 +5,22 @@ With the values that stand there now. So it is found what code that no tracer re
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from precast.runtime.modules import MISSING, Modules, is_versioned
 from precast.runtime.uses import Import, Name, uses
 
 _SIMPLE = (type(None), bool, int, float, complex, str, bytes, tuple, frozenset)
+_METHODS = (
+    *(types.FunctionType, staticmethod, classmethod, property),
+    *(functools.partialmethod, functools.cached_property, functools._lru_cache_wrapper),
+)
 
 Place = tuple[int, str]
 """Where a value stands: the identity of the namespace or object that holds it, and its name there."""
@@ -23,11 +28,15 @@ Place = tuple[int, str]
 
 @dataclass(frozen=True)
 class Named:
-    """A value under the name that the function calls it by. `places`: where it and what leads to it stand."""
+    """A value under the name that the function calls it by. `places`: where it and what leads to it stand.
+
+    `itself`: it is used, or a method of it; otherwise other attributes are read of it, and that is all.
+    """
 
     name: str
     value: Any
     places: tuple[Place, ...]
+    itself: bool = True
 
 
 def named(function: types.FunctionType, modules: Modules | None = None) -> list[Named]:
@@ -37,12 +46,14 @@ def named(function: types.FunctionType, modules: Modules | None = None) -> list[
     """
     modules = modules or Modules()
     found: dict[tuple[str, str], Named] = {}
-    for name in uses(function.__code__).read:
+    for name in sorted(uses(function.__code__).read, key=str):
         start = _start(function, name, modules)
         if start is not None:
             kind = name.root if isinstance(name.root, str) else "import"
             for item in _along(*start, modules):
-                found[item.name, kind] = item
+                known = found.get((item.name, kind))
+                if known is None or not known.itself:
+                    found[item.name, kind] = item
     for parameter, value in _defaults(function).items():
         found[f"{parameter}=", ""] = Named(f"{parameter}=", value, ((id(function), parameter),))
     return [found[key] for key in sorted(found)]
@@ -138,12 +149,10 @@ def _along(item: Named, rest: Sequence[str], modules: Modules) -> Iterator[Named
     for part in (*rest, None):
         is_module = isinstance(item.value, types.ModuleType)
         ends = is_versioned(item.value.__name__) if is_module else type(item.value) in _SIMPLE
+        value = MISSING if ends or part is None else _attribute(item.value, part, modules)
         if ends or not is_module:
-            yield item
-        if ends or part is None:
-            return
-        value = _attribute(item.value, part, modules)
-        if value is MISSING:
+            yield replace(item, itself=ends or part is None or isinstance(value, _METHODS))
+        if value is MISSING or part is None:
             return
         item = Named(f"{item.name}.{part}", value, (*item.places, (_identity(item.value), part)))
 

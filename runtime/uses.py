@@ -1,6 +1,6 @@
 """What code names outside of itself, read off its bytecode: globals, variables of its closure and its own imports, with dotted names.
 
-Nothing is looked up here: `runtime/named.py` says which values stand under these names now.
+Nothing is looked up here: `runtime/named.py` says which values stand under these names now; `runtime/stack.py` follows one value.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from precast.runtime.stack import uses_of_top
 
 _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 _FREE = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
@@ -105,10 +107,10 @@ def _bind_imports(steps: Sequence[dis.Instruction], found: _Reading) -> None:
         found.imports.add(origin)
 
 
-def _bind(step: dis.Instruction, name: Name, found: _Reading) -> None:
-    """Notes what is stored in a variable."""
+def _bind(step: dis.Instruction, name: Name, found: _Reading, place: int = 0) -> None:
+    """Notes that a name is stored in a variable; `place`: in which, where the instruction stores several."""
     if step.opname.startswith("STORE_") and "ATTR" not in step.opname and len(name.chain) <= _LONGEST:
-        variable = step.argval[0] if isinstance(step.argval, tuple) else step.argval
+        variable = step.argval[place] if isinstance(step.argval, tuple) else step.argval
         found.bound.setdefault(str(variable), set()).add(name)
 
 
@@ -121,22 +123,32 @@ def _read(steps: Sequence[dis.Instruction], found: _Reading) -> None:
         variable = _loaded(step)
         if not variable:
             continue
-        chain, is_set, end = _chain(steps, at + 1)
-        if not chain and step.opname in _GLOBAL and variable == "type":
+        if step.opname in _GLOBAL and variable == "type":
             chain, is_set = _through_type(steps, at + 1)
             if is_set:
                 found.set_on.add(chain)
-            continue
-        names = [Name(name.root, (*name.chain, *chain)) for name in _origins(step, variable, found)]
+                continue
+        chain, is_set, end = _chain(steps, at + 1)
         if is_set:
-            found.written.update(names)
             found.set_on.add((variable, *chain))
-            continue
-        found.read.update(names)
-        if end < len(steps):
+        _follow(steps, end, [Name(name.root, (*name.chain, *chain)) for name in _origins(step, variable, found)], is_set, found)
+
+
+def _follow(steps: Sequence[dis.Instruction], at: int, names: Sequence[Name], is_set: bool, found: _Reading) -> None:
+    """Notes the names of a value, and those that it leads to: attributes and variables, also behind a condition (`(A or B).c`)."""
+    if is_set:
+        found.written.update(names)
+        return
+    found.read.update(names)
+    if not names or len(names[0].chain) > _LONGEST:
+        return
+    for where, place in uses_of_top(steps, at):
+        if steps[where].opname in (*_ATTRIBUTE, "STORE_ATTR", "DELETE_ATTR"):
+            chain, is_set, end = _chain(steps, where)
+            _follow(steps, end, [Name(name.root, (*name.chain, *chain)) for name in names], is_set, found)
+        else:
             for name in names:
-                if steps[end].opname in ("STORE_FAST", "STORE_DEREF", "STORE_NAME", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST"):
-                    _bind(steps[end], name, found)
+                _bind(steps[where], name, found, place)
 
 
 def _origins(step: dis.Instruction, variable: str, found: _Reading) -> Iterator[Name]:

@@ -21,7 +21,7 @@ from tests.children import REFUSE, child
 
 SOURCES = {
     "unread_constants": """
-import collections, dataclasses, enum, types
+import collections, dataclasses, enum, functools, types
 import numpy as np
 
 STATE = types.SimpleNamespace(by=2)
@@ -59,6 +59,39 @@ WIDE = (2,)
 for _ in range(60):
     WIDE = (WIDE, WIDE)
 ALIAS = 2
+
+class Held:
+    def __init__(self, by):
+        self.by = by
+
+ONE = Held(2)
+OTHER = Held(20)
+
+def plus(x, by):
+    return x + by
+
+PARTIALS = (functools.partial(plus, by=2),)
+
+class Adder:
+    by_class = 2
+
+    class Inner:
+        by_inner = 2
+
+    def helper(self, x):
+        return x + self.by_class + 2
+
+    def add(self, x):
+        return self.helper(x) + self.Inner.by_inner
+
+    def __call__(self, x):
+        return x + self.by_class
+
+    fixed = functools.partialmethod(plus, 2)
+
+ADDER = Adder()
+METHOD = Adder().add
+CLASSES = (Adder,)
 """,
     "unread_package.__init__": "",
     "unread_package.consts": "K = 2",
@@ -201,6 +234,29 @@ def held_helper(x): return constants.HELPERS[0](x)
 def nest(x): return x + len(constants.NEST)
 def wide(x): return x + len(constants.WIDE)
 def per_process(x): return x + 0 * START
+
+def conditional(x):
+    held = constants.ONE if x else constants.OTHER
+    return x + held.by
+
+def conditional_attribute(x): return x + (constants.ONE or constants.OTHER).by
+def walrus(x): return x + held.by if (held := constants.ONE) else x
+
+def several(x):
+    held = other = constants.ONE
+    return x + other.by
+
+def unpacked(x):
+    held, other = constants.ONE, x
+    return x + held.by
+
+def held_partial(x): return constants.PARTIALS[0](x)
+def of_object(x): return constants.ADDER.add(x)
+def of_object_deep(x): return constants.ADDER.add(x)
+def called_object(x): return constants.ADDER(x)
+def bound_method(x): return constants.METHOD(x)
+def held_class(x): return constants.CLASSES[0]().add(x)
+def data_of_object(x): return x + constants.ADDER.by_class
 """,
 }
 ARE_READ = {
@@ -231,6 +287,17 @@ ARE_READ = {
     "nonlocal_counter": ("unread_constants", "ALIAS = 2", "ALIAS = 3"),
     "import_counter": ("unread_constants", "ALIAS = 2", "ALIAS = 3"),
     "dead": ("unread_constants", "ALIAS = 2", "ALIAS = 3"),
+    **{
+        name: ("unread_constants", "Held(2)", "Held(3)")
+        for name in ("conditional", "conditional_attribute", "walrus", "several", "unpacked")
+    },
+    "held_partial": ("unread_constants", "by=2),)", "by=3),)"),
+    "of_object": ("unread_constants", "self.by_class + 2", "self.by_class + 3"),
+    "of_object_deep": ("unread_constants", "by_inner = 2", "by_inner = 3"),
+    "called_object": ("unread_constants", "by_class = 2", "by_class = 3"),
+    "bound_method": ("unread_constants", "by_class = 2", "by_class = 3"),
+    "held_class": ("unread_constants", "by_class = 2", "by_class = 3"),
+    "data_of_object": ("unread_constants", "by_class = 2", "by_class = 3"),
 }
 """By function: an edit that another process must notice."""
 Process = Callable[..., Any]
@@ -274,6 +341,11 @@ def test_another_process_gives_the_same_account_until_what_is_read_is_edited(nam
     if name in ARE_READ:
         changed = function_account(process(name, *ARE_READ[name]), Modules(built.modules))
         assert changed.digest != built.digest and built.differing(changed)
+
+
+def test_of_an_object_whose_data_is_read_the_methods_do_not_count(process: Process) -> None:
+    built = function_account(process("data_of_object"))
+    assert function_account(process("data_of_object", "unread_constants", "self.by_class + 2", "self.by_class + 3")).digest == built.digest
 
 
 def test_what_stands_in_the_place_of_a_module_is_searched_by_name_only(process: Process) -> None:
