@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+import resource
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -53,6 +54,15 @@ THOROUGH = (0.2, 40)
 MARGIN = 0.95
 """What the time of another candidate must be below, as a part of the default's, to win: less is noise."""
 
+CALM, CALM_PER_S = 4, 40
+"""Preemptions, and these per second, up to which a measurement counts. Threads that wait for one that others put to sleep make any
+library look slow, and some more so than others: then the default stays, and nothing is remembered."""
+
+
+def preemptions() -> int:
+    """How often threads of this process had to leave a core to others."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
 
 def tuning_name(target: str = "cpu:native") -> str:
     """Name of the record that keeps measured choices: of this kind of CPU and this number of threads, or of a GPU's architecture."""
@@ -78,6 +88,10 @@ class Chooser:
         """Whether a product with a weight of so many elements is to be measured."""
         return self.thorough or elements <= WEIGHT_LIMIT
 
+    def product_default(self, packed: bool) -> str:
+        """Who computes a product where nothing is measured, or too noisily: MKL on an Intel chip, but for prepared weights."""
+        return "mkl" if self.measure and not packed and cpu_model().startswith("GenuineIntel") else "onednn"
+
     def pick(self, key: str, candidates: Candidates, default: str) -> str:
         """The fastest of `candidates`; `default` without measuring, or where no other is faster by a margin."""
         full = f"{key} | {cpu_model()} | threads {torch.get_num_threads()} | torch {torch.__version__.split('+')[0]}"
@@ -85,10 +99,12 @@ class Chooser:
         record = self.used.get(full) if thorough else self.tuning.get(full) or _memory.get(full)
         if record is None and self.measure and (thorough or self.spent_s < BUDGET_S):
             calls = candidates()
-            began = time.perf_counter()
-            record = decide(race(calls, *THOROUGH) if thorough else race(calls), default)
-            self.spent_s += time.perf_counter() - began
-            _memory[full] = record
+            began, before = time.perf_counter(), preemptions()
+            times = race(calls, *THOROUGH) if thorough else race(calls)
+            took = time.perf_counter() - began
+            self.spent_s += took
+            if thorough or preemptions() - before <= CALM + took * CALM_PER_S:
+                record = _memory[full] = decide(times, default)
         if record is None:
             return default
         self.used[full] = record
@@ -153,7 +169,10 @@ def as_seen(step: Gemm) -> Gemm:
 
 
 def gemm_candidates(step: Gemm, buffers: Mapping[str, Buffer], packed: bool) -> Candidates:
-    """oneDNN on the ordinary (or the `packed`) weight with its post-ops, against MKL through addmm."""
+    """oneDNN on the ordinary (or the `packed`) weight, against MKL and a pass that adds the bias.
+
+    Activations are left out: after MKL a kernel of ours computes them, whose time `out`'s pass stands for.
+    """
     dtype = torch_dtype(buffers[step.a.buffer])
     m, n = int(step.a.size[0]), int(step.b.size[1])
 
@@ -161,14 +180,13 @@ def gemm_candidates(step: Gemm, buffers: Mapping[str, Buffer], packed: bool) -> 
         bias = None if step.bias is None else torch.full((n,), 0.5, dtype=dtype)
         a, b = tensor(step.a, dtype), tensor(step.b, dtype)
         weight = torch.ops.mkldnn._reorder_linear_weight(b.t(), m) if packed else b.t()
-        name, algorithm = POST_OPS[step.activation]
-        scalars: list[float] = list(step.activation_args)
         out = torch.empty(m, n, dtype=dtype)
 
         def mkl() -> object:
-            return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
+            torch.mm(a, b, out=out)
+            return out if bias is None else out.add_(bias)
 
-        return {"onednn": lambda: torch.ops.mkldnn._linear_pointwise(a, weight, bias, name, scalars, algorithm), "mkl": mkl}
+        return {"onednn": lambda: torch.ops.mkldnn._linear_pointwise(a, weight, bias, "none", [], "none"), "mkl": mkl}
 
     return make
 

@@ -75,18 +75,26 @@ RunStep = Kernel | Extern | LibraryCall
 
 
 def expand(
-    program: Program, steps: Sequence[Step], chooser: Chooser, prefix: str = "library", weights: Collection[str] = (), lanes: int = 1
+    program: Program,
+    steps: Sequence[Step],
+    chooser: Chooser,
+    prefix: str = "library",
+    weights: Collection[str] = (),
+    lanes: int = 1,
+    bare: Collection[str] = (),
 ) -> list[RunStep]:
     """Replaces every library step by its chosen implementation and, where that lacks the epilogue, a kernel.
 
     `weights` are the buffers of which packed copies will be made: calls that read them are measured with such copies.
-    `lanes` is the number of f32 in the target's vectors.
+    `lanes` is the number of f32 in the target's vectors. `bare` are results of products that `mkl_products.py` left to MKL.
     """
     buffers = {b.name: b for b in program.buffers}
     result: list[RunStep] = []
     for number, step in enumerate(steps):
         name = f"{prefix}_{number}"
         match step:
+            case Gemm() if step.out in bare:
+                result.append(LibraryCall(step, "aten"))
             case Gemm():
                 result += _gemm(step, name, buffers, chooser, step.b.buffer in weights)
             case Conv():
@@ -130,7 +138,8 @@ def _bare(step: Gemm) -> Gemm:
     return replace(step, activation="none", activation_args=(), residual=None)
 
 
-def _gemm(step: Gemm, name: str, buffers: Mapping[str, Buffer], chooser: Chooser, packed: bool) -> list[RunStep]:
+def product_library(step: Gemm, buffers: Mapping[str, Buffer], chooser: Chooser, packed: bool) -> How:
+    """What computes a product: a `generated` loop, `onednn`, or `aten`, which is MKL on a CPU. `packed`: with a prepared weight."""
     dtype = buffers[step.out].dtype.value
     sizes = (*step.a.size, *step.b.size)
     if known(*sizes):
@@ -138,15 +147,23 @@ def _gemm(step: Gemm, name: str, buffers: Mapping[str, Buffer], chooser: Chooser
         for s in step.a.size:
             points *= int(s)
         if points <= TINY or int(step.a.size[-2]) == 1 and len(step.a.size) == 2 and dtype in ("f32", "bf16"):
-            return [gemm_kernel(name, step, buffers)]
+            return "generated"
     runs = all(1 in view.stride for view in (step.a, step.b))  # oneDNN takes no matrix without a unit stride
-    if runs and len(step.a.size) == 2 and dtype in ("f32", "bf16") and (step.bias is None or step.bias.stride == (1,)):
-        how = "onednn"
-        if known(*step.b.size) and chooser.worth_it(int(step.b.size[0]) * int(step.b.size[1])):
-            seen = as_seen(step)
-            key = gemm_key(seen, buffers) + (" packed" if packed else "")
-            how = chooser.pick(key, gemm_candidates(seen, buffers, packed), "onednn")
-        if how == "onednn":
+    if not runs or len(step.a.size) != 2 or dtype not in ("f32", "bf16") or (step.bias is not None and step.bias.stride != (1,)):
+        return "aten"
+    if known(*step.b.size) and chooser.worth_it(int(step.b.size[0]) * int(step.b.size[1])):
+        seen = as_seen(step)
+        key = gemm_key(seen, buffers) + (" packed" if packed else "")
+        winner = chooser.pick(key, gemm_candidates(seen, buffers, packed), chooser.product_default(packed))
+        return "aten" if winner == "mkl" else "onednn"
+    return "onednn"
+
+
+def _gemm(step: Gemm, name: str, buffers: Mapping[str, Buffer], chooser: Chooser, packed: bool) -> list[RunStep]:
+    match product_library(step, buffers, chooser, packed):
+        case "generated":
+            return [gemm_kernel(name, step, buffers)]
+        case "onednn":
             return _onednn_gemm(step, name, buffers)
     rest = epilogue_kernel(name, step, buffers)
     return [LibraryCall(_bare(step), "aten"), *([rest] if rest is not None else [])]

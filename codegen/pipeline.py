@@ -20,6 +20,7 @@ from precast.codegen.cuda_pipeline import compile_cuda
 from precast.codegen.expand import LibraryCall, Pack, RunStep, expand, pack_weights
 from precast.codegen.host_library import writes_in_place
 from precast.codegen.host_templates import ERROR
+from precast.codegen.mkl_products import bare_mkl_products
 from precast.codegen.toolchain import compile_shared, find_compiler, lanes_of, native_level
 from precast.codegen.winograd import winograd_source
 from precast.lowering.effects import lasting_inputs
@@ -49,12 +50,13 @@ def compile_program(program: Program, target: str, options: Mapping[str, Any] | 
     if target.startswith("cuda:"):
         return compile_cuda(program, target, options)
     began = time.perf_counter()
-    buffers = {b.name: b for b in program.buffers}
     measure = bool(options.get("measure", True)) and target == "cpu:native"
     chooser = Chooser(options.get("tuning", {}), measure, thorough=bool(options.get("max_autotune")))
     weights = _weights(program, options) if options.get("freeze") else frozenset()
     lanes = lanes_of(target)
-    steps = expand(program, program.steps, chooser, weights=weights, lanes=lanes)
+    program, bare = bare_mkl_products(program, chooser, weights)
+    buffers = {b.name: b for b in program.buffers}
+    steps = expand(program, program.steps, chooser, weights=weights, lanes=lanes, bare=bare)
     packs: list[Pack] = []
     if weights:
         steps, packs = pack_weights(steps, weights, buffers, lanes)

@@ -1,0 +1,59 @@
+"""Products that MKL computes are left bare: bias, activation and residual become kernels, which join their neighbours.
+
+`addmm` writes the bias into every row of its result, and MKL reads it back from there; a kernel that follows adds it on the way, and is
+often part of the kernel that uses the result anyway (the norm behind a residual). oneDNN, which does all of it itself, keeps its epilogue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from precast.codegen.choices import Chooser
+from precast.codegen.epilogue import finish, load_view, place
+from precast.codegen.expand import product_library
+from precast.lowering import index as ix
+from precast.lowering.collapse import collapse_axes
+from precast.lowering.fusion import fuse
+from precast.lowering.ir import Alu, Buffer, DType, Gemm, Kernel, Load, Op, Program, Step, Store, Value
+from precast.lowering.memory import plan_memory
+from precast.lowering.pipeline import name_kernels
+from precast.lowering.substitution import shared_axis
+
+
+def bare_mkl_products(program: Program, chooser: Chooser, weights: Collection[str] = ()) -> tuple[Program, frozenset[str]]:
+    """The program with its f32 MKL products bare, and the results of these. `weights` as for `expand.expand`."""
+    buffers = {b.name: b for b in program.buffers}
+    steps: list[Step] = []
+    bare: dict[str, Buffer] = {}
+    for step in program.steps:
+        steps.append(step)
+        if not isinstance(step, Gemm) or buffers[step.out].dtype is not DType.F32 or not _has_epilogue(step):
+            continue
+        if product_library(step, buffers, chooser, step.b.buffer in weights) != "aten":
+            continue
+        raw = replace(buffers[step.out], name=f"{step.out}_bare")
+        bare[raw.name] = raw
+        product = replace(step, out=raw.name, bias=None, activation="none", activation_args=(), residual=None)
+        steps[-1:] = [product, _rest(step, raw, {**buffers, **bare})]
+    if not bare:
+        return program, frozenset()
+    planned = bool(program.workspace)
+    program = replace(program, steps=tuple(steps), buffers=(*program.buffers, *bare.values()))
+    program = name_kernels(collapse_axes(fuse(program)))
+    return plan_memory(program) if planned else program, frozenset(bare)
+
+
+def _has_epilogue(step: Gemm) -> bool:
+    return len(step.a.size) == 2 and (step.bias is not None or step.activation != "none" or step.residual is not None)
+
+
+def _rest(step: Gemm, raw: Buffer, buffers: dict[str, Buffer]) -> Kernel:
+    """What `step` does to its product, as a kernel from `raw` into the step's result."""
+    out = buffers[step.out]
+    axes = tuple(shared_axis(s, n) for s, n in zip(ix.symbols(len(out.size)), out.size, strict=True))
+    value: Value = Load(raw.name, place(axes, raw.stride), raw.dtype)
+    if step.bias is not None:
+        value = Alu(Op.ADD, (value, load_view(step.bias, axes[-1:], buffers)), value.dtype)
+    value = finish(step, value, axes, buffers)
+    return Kernel(f"{step.out}_rest", axes, (Store(out.name, place(axes, out.stride), value),), step.origins)

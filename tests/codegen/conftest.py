@@ -1,0 +1,13 @@
+"""What all tests of the code generator share."""
+
+from __future__ import annotations
+
+import pytest
+
+from precast.codegen import choices
+
+
+@pytest.fixture(autouse=True)
+def calm_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measurements count, whatever else the machine does."""
+    monkeypatch.setattr(choices, "preemptions", lambda: 0)

@@ -1,0 +1,79 @@
+"""Products that MKL computes: their epilogues are kernels, which join what follows; and who computes a product that was not measured."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from precast.codegen import choices, compile_program
+from precast.codegen.choices import Chooser
+from precast.lowering import index as ix
+from precast.lowering.ir import Alu, Axis, Gemm, Kernel, Load, Op, Store, View
+from precast.lowering.pipeline import schedule
+from tests.codegen.loader import Loaded
+from tests.codegen.programs import buffer, program, view
+
+M, K, N = 24, 32, 48
+
+
+@pytest.fixture
+def by_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Chooser, "pick", lambda self, key, candidates, default: "mkl")
+
+
+def _twice(source: str, target: str) -> Kernel:
+    """`target = source + source` over an [M, N] buffer."""
+    i, j = ix.symbols(2)
+    load = Load(source, N * i + j, buffer(source, (M, N)).dtype)
+    return Kernel("twice", (Axis(i, M), Axis(j, N)), (Store(target, N * i + j, Alu(Op.ADD, (load, load), load.dtype)),))
+
+
+@pytest.mark.parametrize("activation", ["none", "gelu", "relu"])
+@pytest.mark.parametrize("residual", [None, "before", "after"])
+def test_the_epilogue_joins_the_kernel_that_follows(by_mkl: None, activation: str, residual: str | None) -> None:
+    x, w, bias, r, t, o = (
+        buffer(n, s) for n, s in (("x", (M, K)), ("w", (N, K)), ("b", (N,)), ("r", (M, N)), ("t", (M, N)), ("o", (M, N)))
+    )
+    rest = None if residual is None else view(r)
+    product = Gemm(view(x), View("w", (K, N), (1, K)), view(bias), "t", activation, (), rest, residual or "before")
+    p = program([x, w, bias, r], [o], [product, _twice("t", "o")], temps=[t])
+    compiled = compile_program(p, "cpu:native", {"measure": False})
+    assert "mm(x" in compiled.host_source and compiled.host_source.count("(o, ") == 1 and "+ b" not in compiled.host_source
+    assert compiled.kernel_source.count("static void") == 1, compiled.kernel_source
+    a, weight, c, d = torch.randn(M, K), torch.randn(N, K), torch.randn(N), torch.randn(M, N)
+    value = a @ weight.t() + c + (d if residual == "before" else 0)
+    value = {"none": lambda v: v, "gelu": torch.nn.functional.gelu, "relu": torch.relu}[activation](value)
+    torch.testing.assert_close(Loaded(compiled.library)(a, weight, c, d)[0], 2 * (value + (d if residual == "after" else 0)))
+
+
+def test_a_product_that_is_a_result_and_has_two_users(by_mkl: None) -> None:
+    x, w, bias, t, o = (buffer(n, s) for n, s in (("x", (M, K)), ("w", (K, N)), ("b", (N,)), ("t", (M, N)), ("o", (M, N))))
+    p = program([x, w, bias], [t, o], [Gemm(view(x), view(w), view(bias), "t"), _twice("t", "o")])
+    planned = schedule(p, "cpu:native")
+    loaded = Loaded(compile_program(planned, "cpu:native", {"measure": False}).library, 2)
+    a, weight, c = torch.randn(M, K), torch.randn(K, N), torch.randn(N)
+    first, second = loaded(a, weight, c)
+    torch.testing.assert_close(first, a @ weight + c)
+    torch.testing.assert_close(second, 2 * (a @ weight + c))
+
+
+def test_a_disturbed_measurement_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While other programs take the cores, times say more of them than of the libraries."""
+    candidates = {"mkl": lambda: None, "onednn": lambda: sum(range(20_000))}
+    count = iter(range(0, 1_000_000, 1_000))
+    monkeypatch.setattr(choices, "preemptions", lambda: next(count))
+    busy = Chooser()
+    assert busy.pick("disturbed op", lambda: dict(candidates), "onednn") == "onednn" and not busy.used
+    monkeypatch.setattr(choices, "preemptions", lambda: 0)
+    calm = Chooser()
+    assert calm.pick("disturbed op", lambda: dict(candidates), "onednn") == "mkl" and len(calm.used) == 1
+
+
+@pytest.mark.parametrize(
+    ("chip", "packed", "wanted"),
+    [("GenuineIntel 6 167", False, "mkl"), ("GenuineIntel 6 167", True, "onednn"), ("AuthenticAMD 25 17", False, "onednn")],
+)
+def test_who_computes_a_product_unmeasured(chip: str, packed: bool, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "cpu_model", lambda: chip)
+    assert Chooser().product_default(packed) == wanted
+    assert Chooser(measure=False).product_default(packed) == "onednn"
