@@ -10,12 +10,12 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from precast.codegen.choices import Chooser
-from precast.codegen.epilogue import finish, load_view, place
 from precast.codegen.expand import product_library
 from precast.lowering import index as ix
 from precast.lowering.collapse import collapse_axes
 from precast.lowering.fusion import fuse
 from precast.lowering.ir import Alu, Buffer, DType, Gemm, Kernel, Load, Op, Program, Step, Store, Value
+from precast.lowering.library_loops import finish, load_view, place
 from precast.lowering.memory import plan_memory
 from precast.lowering.pipeline import name_kernels
 from precast.lowering.substitution import shared_axis
