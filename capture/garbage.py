@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import gc
-import threading
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from precast.runtime.locks import Lock
 
 SELDOM = 100_000
 """New objects between two collections of the youngest; Python's own number is 700, from 3.12 on 2,000 at most."""
 
-_LOCK = threading.Lock()
+_LOCK = Lock()
 _before: list[tuple[int, int, int]] = []
 
 
@@ -31,6 +33,17 @@ def seldom_collected() -> Iterator[None]:
     finally:
         if mine:
             with _LOCK:
-                before = _before.pop()
-                if not _before:
+                before = _before.pop() if _before else None  # a fork has ended it
+                if before is not None and not _before:
                     gc.set_threshold(*before)
+
+
+def _end_in_child() -> None:
+    """The threads that trace do not exist in a forked child."""
+    if _before:
+        gc.set_threshold(*_before[0])
+        _before.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_end_in_child)

@@ -7,6 +7,7 @@ a device. Triton is imported here and nowhere else; its cache is pointed at a fo
 from __future__ import annotations
 
 import linecache
+import os
 import struct
 import tempfile
 import threading
@@ -71,6 +72,16 @@ def warm_up() -> threading.Thread:
     thread = threading.Thread(target=read, name="precast-triton-key", daemon=True)
     thread.start()
     return thread
+
+
+def _renew() -> None:
+    """A forked child finds the locks open: a thread of the parent may have held them, and it does not exist in the child."""
+    global _LOCK, _PARSING
+    _LOCK, _PARSING = threading.Lock(), threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
 
 
 def image_numbers(kernels: Sequence[TritonKernel]) -> list[int]:

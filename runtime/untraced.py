@@ -20,8 +20,8 @@ _known: dict[tuple[str, str, tuple[str, ...]], list[Account]] = {}
 def untraced_accounts(module: str, qualname: str, code: types.CodeType) -> dict[str, str]:
     """The accounts of the functions with this code that are found under this name, read now, by digest; none where it cannot be found."""
     wanted = digest(code)
-    for key in [key for key in _known if key[:2] == (module, qualname)]:
-        del _known[key]
+    for key in [key for key in tuple(_known) if key[:2] == (module, qualname)]:  # taken at once: other threads look at artifacts
+        _known.pop(key, None)
     found = [function_account(f) for f in find_functions(module, qualname) if digest(f.__code__) == wanted]
     return {account.digest: account.text() for account in sorted(found, key=lambda account: account.digest)}
 

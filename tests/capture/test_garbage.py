@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from collections.abc import Iterator
 
@@ -56,6 +57,40 @@ def test_threads_that_end_in_any_order() -> None:
     end.set()
     thread.join()
     assert gc.get_threshold()[0] == 700
+
+
+def test_a_forked_child_collects_as_before() -> None:
+    """The thread that traces is not there."""
+    gc.set_threshold(700)
+    begun, end = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with seldom_collected():
+            begun.set()
+            end.wait(10)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert begun.wait(10)
+    child = os.fork()
+    if child == 0:
+        found = [gc.get_threshold()[0]]
+        with seldom_collected():
+            found.append(gc.get_threshold()[0])
+        os._exit(0 if [*found, gc.get_threshold()[0]] == [700, SELDOM, 700] else 1)
+    end.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert gc.get_threshold()[0] == 700
+
+
+def test_a_fork_inside(thresholds: None) -> None:
+    gc.set_threshold(700)
+    with seldom_collected():
+        child = os.fork()
+    if child == 0:
+        os._exit(0 if gc.get_threshold()[0] == 700 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_capture_is_traced_so() -> None:

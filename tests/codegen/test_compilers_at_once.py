@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -144,6 +145,25 @@ def test_triton_reads_itself_once_in_a_thread_that_ends(monkeypatch: pytest.Monk
     assert triton_compile.warm_up() is thread
     thread.join()
     assert threads == ["precast-triton-key"] and set(threading.enumerate()) <= before
+
+
+def test_a_child_forked_while_kernels_are_compiled_compiles_its_own() -> None:
+    held, done = threading.Event(), threading.Event()
+
+    def compiles() -> None:
+        with triton_compile._LOCK, triton_compile._PARSING:
+            held.set()
+            done.wait(20)
+
+    thread = threading.Thread(target=compiles)
+    thread.start()
+    assert held.wait(20)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if triton_compile._LOCK.acquire(timeout=0) and triton_compile._PARSING.acquire(timeout=0) else 1)
+    done.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.parametrize(("target", "begins"), [(TARGET, ["triton", "capture"]), ("cpu:x86-64-v3", ["capture"])])

@@ -18,7 +18,7 @@ import torch
 import precast
 from precast.artifact_store import Guard, Predicate, Store
 from precast.artifact_store.records import GraphInput
-from precast.runtime import background, dispatch, modules, native
+from precast.runtime import background, dispatch, modules, native, untraced
 from precast.runtime.api import site_of
 from precast.runtime.errors import Deferred
 from precast.runtime.program import Program
@@ -180,6 +180,22 @@ def test_a_module_that_another_thread_is_importing(tmp_path: Path, monkeypatch: 
     judging.join(WAIT)
     importing.join(WAIT)
     assert whole == [True]
+
+
+def test_an_artifact_is_judged_while_another_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    known: dict[Any, list[Any]] = {}
+
+    class Key(tuple):  # type: ignore[type-arg]
+        def __getitem__(self, at: Any) -> Any:
+            known.pop(self, None)  # another thread compiles
+            known["other", "function", (str(len(known)),)] = []  # and another looks at an artifact
+            return super().__getitem__(at)
+
+    known[Key(("module", "function", ()))] = []
+    known[Key(("module", "function", ("loaded",)))] = []
+    monkeypatch.setattr(untraced, "_known", known)
+    assert untraced.untraced_accounts("module", "function", product.__code__) == {}
+    assert {key[0] for key in known} == {"other"}
 
 
 def test_a_reset_before_the_table_of_a_call_is_made(store: Store, native_store: Store) -> None:
