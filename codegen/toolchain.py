@@ -116,7 +116,7 @@ def compile_shared(source: str, target: str) -> bytes:
     """
     flags, libraries = _flags(target)
     with _folder() as folder:
-        (folder / "graph.cpp").write_text(source)
+        (folder / "graph.cpp").write_text(source, encoding="utf-8")
         with _begun([*flags, "graph.cpp", "-o", "graph.so", *libraries], folder) as process:
             _finish(process, folder, target)
         return (folder / "graph.so").read_bytes()
@@ -131,12 +131,12 @@ def compiling(source: str, target: str) -> Iterator[Callable[[str], bytes]]:
     """
     flags, libraries = _flags(target)
     with _folder() as folder:
-        (folder / "graph.cpp").write_text(source)
+        (folder / "graph.cpp").write_text(source, encoding="utf-8")
         with _begun([*flags, "-c", "graph.cpp", "-o", "graph.o"], folder) as process:
 
             def finish(rest: str) -> bytes:
                 _finish(process, folder, target)
-                (folder / "rest.cpp").write_text(rest)
+                (folder / "rest.cpp").write_text(rest, encoding="utf-8")
                 with _begun([*flags, "rest.cpp", "graph.o", "-o", "graph.so", *libraries], folder) as last:
                     _finish(last, folder, target)
                 return (folder / "graph.so").read_bytes()
@@ -167,18 +167,26 @@ def _folder() -> Iterator[Path]:
 
 @contextmanager
 def _begun(arguments: list[str], folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """The compiler at work in `folder`. It and its children do not outlive the body, however that ends."""
+    """The compiler at work in `folder`, speaking English. It and its children do not outlive the body, however that ends."""
+    path = find_compiler().path
     with open(folder / "errors.txt", "w") as errors:
-        process = subprocess.Popen(
-            [find_compiler().path, *arguments],
-            cwd=folder,
-            env={**os.environ, "TMPDIR": str(folder)},
-            stdin=subprocess.DEVNULL,
-            stdout=errors,
-            stderr=errors,
-            text=True,
-            process_group=0,
-        )
+        try:
+            process = subprocess.Popen(
+                [path, *arguments],
+                cwd=folder,
+                env={**os.environ, "TMPDIR": str(folder), "LC_ALL": "C"},
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                text=True,
+                process_group=0,
+            )
+        except OSError as error:
+            if error.errno not in _NO_PROCESS:
+                raise
+            raise CompilerStopped(
+                f"{path} could not be started: {error.strerror}. Allow for more memory, processes and open files, or compile less at once"
+            ) from error
     try:
         yield process
     finally:
@@ -188,6 +196,7 @@ def _begun(arguments: list[str], folder: Path) -> Iterator[subprocess.Popen[str]
             process.wait()
 
 
+_NO_PROCESS = (errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _ELSEWHERE = "Free some space, or let TMPDIR name a folder with room, and start the program again"
 _LITTLE = 16 << 20

@@ -76,6 +76,32 @@ def test_a_wrong_line_is_not_the_machines_fault(script: Script, monkeypatch: pyt
         compile_shared("int f();", TARGET)
 
 
+def test_its_words_are_understood_in_every_country(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    free_space(monkeypatch, 1 << 40)
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    words = {"C": "No space left on device", "*": "Auf dem Gerät ist kein Speicherplatz mehr verfügbar"}
+    script("case $LC_ALL in " + " ".join(f"{name}) echo 'cc1plus: {said}' >&2;;" for name, said in words.items()) + " esac; exit 1")
+    with pytest.raises(CompilerStopped, match="no room left"):
+        compile_shared("int f();", TARGET)
+
+
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.EAGAIN, errno.EMFILE])
+def test_a_compiler_that_cannot_be_started(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(toolchain.subprocess, "Popen", refuse)
+    with pytest.raises(CompilerStopped, match=f"could not be started: {os.strerror(number)}. Allow for more memory"):
+        compile_shared("int f();", TARGET)
+
+
+def test_letters_of_a_source_do_not_depend_on_the_country(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("locale.getencoding", lambda: "ascii")
+    monkeypatch.setattr("io.text_encoding", lambda encoding, level=2: encoding or "ascii")
+    unit = 'extern "C" const char* f() { return "größer"; }'
+    assert "größer".encode() in compile_shared(unit, TARGET)
+
+
 def no_room(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """Writing a source fails as on a full disk."""
     written = Path.write_text
