@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _MOST = 200
-"""Items that are told one by one; of longer accounts only the whole is compared."""
+"""Items that are told one by one; of longer accounts only what is code is told from what is not."""
 _CODE = "code of "
 
 
@@ -37,16 +37,19 @@ class Account:
     @classmethod
     def of(cls, lines: Iterable[Line], modules: Iterable[str]) -> Account:
         """The account of these lines, the modules among which they were read beside it."""
-        whole = hashlib.sha256()
+        whole, code, rest = (hashlib.sha256() for _ in range(3))
         items: dict[str, str] = {}
         seen: Counter[str] = Counter()
         for line in lines:
             data = line.text.encode("utf-8", "surrogatepass")
-            whole.update(data + b"\n")
+            for part in (whole, code if line.label.startswith(_CODE) else rest):
+                part.update(data + b"\n")
             seen[line.label] += 1
             label = line.label if seen[line.label] == 1 else f"{line.label} #{seen[line.label]}"
             items[label] = hashlib.sha256(data).hexdigest()[:8]
-        return cls(whole.hexdigest()[:32], tuple(sorted(modules)), items if len(items) <= _MOST else {})
+        if len(items) > _MOST:
+            items = {f"{_CODE}one of many functions": code.hexdigest()[:8], "one of many constants": rest.hexdigest()[:8]}
+        return cls(whole.hexdigest()[:32], tuple(sorted(modules)), items)
 
     @classmethod
     def read(cls, text: str) -> Account:

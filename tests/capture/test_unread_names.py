@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from precast.runtime.account import Account
+from precast.runtime.account import Account, Line, code_line
 from precast.runtime.code_digest import find_code, find_functions
 from precast.runtime.code_finder import changed_code
 from precast.runtime.function_text import function_account
@@ -359,6 +359,18 @@ def test_a_constant_of_the_process_is_named(process: Process) -> None:
     assert first.differs_in_values(second) == ["START (read by unread.per_process)"]
     edited = function_account(process("per_process", "unread", "0 * START", "1 * START"))
     assert first.differs_in_values(edited) == [] and "code of unread.per_process" in first.differing(edited)
+
+
+def test_constants_of_the_process_in_a_long_account() -> None:
+    """So that such a program does not fill the store either."""
+
+    def account(code: str, constant: str) -> Account:
+        return Account.of([code_line("f", code), *(Line(f"K{n}", "1") for n in range(300)), Line("START", constant)], ())
+
+    built = Account.read(account("a", "1").text())
+    assert len(built.text()) < 200 and built.differs_in_values(account("a", "1")) == []
+    assert built.differs_in_values(account("a", "2")) == ["one of many constants"]
+    assert built.differs_in_values(account("b", "2")) == [] and len(built.differing(account("b", "2"))) == 2
 
 
 PROGRAMS = """
