@@ -1,6 +1,7 @@
 """The text of a constant: equal in two processes exactly when the value is. Values nest as deep as they like.
 
-Numbers, strings, tuples, enum members, NumPy's scalars, types and functions by name. Inside of a tuple other objects count by their type.
+Numbers, strings, tuples, enum members, NumPy's scalars; types, functions and methods written in C by name.
+Inside of a tuple other objects count by their type.
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ from precast.artifact_store.constants import Untaggable, object_name, tag, type_
 
 _BASES = (int, float, complex, str, bytes)
 _LEAVES = (type(None), bool, *_BASES, range, slice, type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
-_BY_NAME = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
-_PRINTED = {("decimal", "Decimal"), ("fractions", "Fraction")}
+_BY_NAME = (
+    *(types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type),
+    *(types.MethodDescriptorType, types.WrapperDescriptorType),  # `torch.Tensor.add`, `float.__add__`
+    *(torch._ops.OpOverload, torch._ops.OpOverloadPacket),
+)
+_PRINTED = {("decimal", "Decimal"), ("fractions", "Fraction"), ("numpy", "ufunc")}
 _LONG = 64
 _END = object()
 

@@ -23,6 +23,10 @@ SOURCES = {
     "unread_constants": """
 import collections, dataclasses, enum, functools, types
 import numpy as np
+import torch
+
+TENSOR_METHOD = torch.Tensor.__neg__
+UFUNC = np.negative
 
 STATE = types.SimpleNamespace(by=2)
 NUMPY = np.float64(2)
@@ -256,6 +260,8 @@ def of_object_deep(x): return constants.ADDER.add(x)
 def called_object(x): return constants.ADDER(x)
 def bound_method(x): return constants.METHOD(x)
 def held_class(x): return constants.CLASSES[0]().add(x)
+def tensor_method(x): return x if isinstance(x, int) else constants.TENSOR_METHOD(x)
+def ufunc(x): return constants.UFUNC(x)
 def data_of_object(x): return x + constants.ADDER.by_class
 """,
 }
@@ -291,6 +297,8 @@ ARE_READ = {
         name: ("unread_constants", "Held(2)", "Held(3)")
         for name in ("conditional", "conditional_attribute", "walrus", "several", "unpacked")
     },
+    "tensor_method": ("unread_constants", "torch.Tensor.__neg__", "torch.Tensor.__pos__"),
+    "ufunc": ("unread_constants", "np.negative", "np.positive"),
     "held_partial": ("unread_constants", "by=2),)", "by=3),)"),
     "of_object": ("unread_constants", "self.by_class + 2", "self.by_class + 3"),
     "of_object_deep": ("unread_constants", "by_inner = 2", "by_inner = 3"),
