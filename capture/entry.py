@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from precast.capture.class_guards import resolution_guards
 from precast.capture.code import digests, frame_record, integers
 from precast.capture.constant_calls import constant_digests
 from precast.capture.constants import lift_constants
+from precast.capture.dataless import refusal_of_dataless
 from precast.capture.decompositions import default_decompositions
 from precast.capture.dynamic import Dynamic
 from precast.capture.floats import finite, is_float
@@ -38,6 +40,8 @@ from precast.capture.unguarded import unguarded
 from precast.runtime.entry import LocalsOf, entry_of
 from precast.runtime.guard_eval import failure
 from precast.runtime.paths import PathError, describe
+
+GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,10 @@ class _Capture:
         if state.constant["functorch"]:
             raise CaptureRefused(
                 "the call runs under a functorch transform (vmap, grad …)", hint="compile the function that contains the transform"
+            )
+        if self.function.__code__.co_flags & GENERATORS:
+            raise CaptureRefused(
+                "a generator or coroutine function runs later than it is called", hint="compile the functions that it calls"
             )
         traced = self._trace()
         if traced.graphargs is None and not self.needs_grad:
@@ -254,6 +262,9 @@ class _Capture:
             self.options.trace(gm)
         if self.options.backend is not None:
             self.compiled = run_backend(self.options.backend, gm, example_inputs)
+            return
+        self.refused = refusal_of_dataless(example_inputs)
+        if self.refused is not None:
             return
         table = self.options.decompositions
         try:

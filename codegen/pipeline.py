@@ -131,5 +131,5 @@ def _evidence(target: str, kernels: dict[str, RenderedKernel], chooser: Chooser)
         "compiler": find_compiler().version,
         "target_level": level,
         "choices": dict(sorted(chooser.used.items())),
-        "kernel_serial_ns": {k.name: round(k.serial_ns) for k in kernels.values()},
+        "kernel_serial_ns": {k.name: round(k.serial_ns) for k in kernels.values() if not k.symbols},  # unknown sizes count as huge
     }

@@ -157,6 +157,8 @@ def load(
     """
     if require not in ("hit", "any"):
         raise OptionError(f"require={require!r}: use 'hit' (a miss raises GuardMiss) or 'any' (a miss runs eagerly)")
+    if isinstance(model, str | os.PathLike):
+        raise OptionError(f"precast.load({model!r}): give the model, whose code and weights it keeps, and the folder as store=")
     merged = merge_options(mode, options)
     if require == "any":
         merged["recompile_limit"] = 0

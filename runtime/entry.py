@@ -138,4 +138,5 @@ def _collector(function: types.FunctionType) -> types.FunctionType:
     exec(compile(source, "<precast locals>", "exec"), namespace)  # names come from a code object, so they are identifiers
     collect = namespace["collect"]
     assert isinstance(collect, types.FunctionType)
-    return types.FunctionType(collect.__code__, {}, function.__name__)
+    named = collect.__code__.replace(co_qualname=function.__qualname__)  # a TypeError names it
+    return types.FunctionType(named, {}, function.__name__)

@@ -61,7 +61,8 @@ class Report:
         for item in self.signatures:
             detail = f": {item.reason}" if item.reason else ""
             lines.append(
-                f"  signature {item.index} for {item.target}: {item.outcome} {item.artifact_id[:12]} in {item.seconds:.2f} s{detail}"
+                f"  signature {item.index} for {item.target}: {' '.join(filter(None, (item.outcome, item.artifact_id[:12])))} in "
+                f"{item.seconds:.2f} s{detail}"
             )
         return "\n".join(lines)
 
@@ -89,6 +90,8 @@ def precompile(
     only. What cannot be compiled is in the report, not raised.
     For a GPU target the tensors need not be on a GPU: a copy is traced whose tensors stand for ones on it (`capture/standins.py`).
     """
+    if isinstance(targets, str):
+        raise OptionError(f"precompile: targets is a list, for example [{targets!r}]")
     model, made = _uncompiled(model)
     opened = made.store if made is not None and store is None else open_store(store)
     own = made if made is not None and mode is None and options is None else None

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from precast.artifact_store import Manifest, Store
 from precast.artifact_store.guards import Guard
 from precast.artifact_store.manifest import GuardRow
@@ -79,6 +81,12 @@ def program_key(name: str, digest: str, options: Mapping[str, Any], label: str |
     identity = repr((label or name, digest, sorted(key_options(options).items()), *((backend,) if backend else ())))
     readable = re.sub(r"[^A-Za-z0-9_]+", ".", label or name.rpartition(":")[2]).strip(".")[:60]
     return f"{readable or 'program'}-{hashlib.sha256(identity.encode()).hexdigest()[:24]}"
+
+
+def _another_tracer() -> bool:
+    """Whether torch.export, make_fx or torch.jit.trace is at work: they take the program as it is written."""
+    proxies = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
+    return proxies is not None or torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None
 
 
 class Program:
@@ -179,7 +187,7 @@ class Program:
 
     def _choose(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
         """What this call runs."""
-        if stance.state.force_eager:
+        if stance.state.force_eager or _another_tracer():
             return self.function
         if self._eager_reason and not self.variants:
             return self._plain()
@@ -238,7 +246,7 @@ class Program:
         return notice() if notice is not None else None
 
     def _known_here(self, local_values: Mapping[str, Any]) -> str:
-        binding = self.find(local_values)
+        binding = self.find(local_values, counts=False)
         stored = binding is not None and binding.variant.stored and serves(self.target, binding.variant.target)
         return binding.variant.artifact_id if binding is not None and stored else ""
 
@@ -257,9 +265,9 @@ class Program:
                 return manifest.artifact_id
         return ""
 
-    def find(self, local_values: Mapping[str, Any]) -> Binding | None:
-        """The binding of the first variant whose guards hold; looks into the store when none that is loaded does."""
-        binding = self._shelf.find(local_values, self.locals_of.cells(), look=not self._eager_reason)
+    def find(self, local_values: Mapping[str, Any], counts: bool = True) -> Binding | None:
+        """The binding of the first variant whose guards hold; looks into the store when none that is loaded does. `counts`: for a call."""
+        binding = self._shelf.find(local_values, self.locals_of.cells(), look=not self._eager_reason, counts=counts)
         if binding is None and not self.variants and not self._eager_reason:
             reason = skips.recall(self.store, self.key, compiles=not self.require_hit)
             if reason:

@@ -63,11 +63,14 @@ class Shelf:
 
     # -- taking down
 
-    def find(self, local_values: Mapping[str, Any], cells: Mapping[str, Any], look: bool) -> Binding | None:
-        """The binding of the first variant whose guards hold; with `look`, also of one that the store has and this process has not seen."""
+    def find(self, local_values: Mapping[str, Any], cells: Mapping[str, Any], look: bool, counts: bool = True) -> Binding | None:
+        """The binding of the first variant whose guards hold; with `look`, also of one that the store has and this process has not seen.
+
+        `counts`: a call is about to use it.
+        """
         tried = self.variants
-        binding = self._first_fit(tried, (), local_values, cells)
-        return self._first_fit(self._scan(), tried, local_values, cells) if binding is None and look else binding
+        binding = self._first_fit(tried, (), local_values, cells, counts)
+        return self._first_fit(self._scan(), tried, local_values, cells, counts) if binding is None and look else binding
 
     def _first_fit(
         self,
@@ -75,6 +78,7 @@ class Shelf:
         tried: Sequence[Variant | EagerVariant],
         local_values: Mapping[str, Any],
         cells: Mapping[str, Any],
+        counts: bool,
     ) -> Binding | None:
         for variant in variants:
             if variant in tried:
@@ -91,6 +95,8 @@ class Shelf:
                 continue
             except PathError:
                 continue  # what the graph reads is not there, and the guard that would have said so was waived by a filter
+            if not counts:
+                return binding
             if not variant.hits and variant.stored:
                 logger("store").info("hit: %s: artifact %s for %s", self._owner.name, variant.artifact_id[:12], variant.target)
             self.count_hit(variant)

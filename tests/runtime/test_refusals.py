@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import warnings
 import weakref
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import precast
 from precast.artifact_store import Store
@@ -199,3 +202,68 @@ def test_gradients_arrive_with_one_warning(store: Store) -> None:
     assert store.programs() == []
     torch.testing.assert_close(compiled(x), twin(x))
     assert any(isinstance(v, Variant) for v in site_of(compiled).programs[0].variants)
+
+
+def without_data(kind: str) -> torch.Tensor:
+    return torch.empty(3, device="meta") if kind == "meta" else FakeTensorMode().from_tensor(torch.ones(3))
+
+
+@pytest.mark.parametrize("kind", ["meta", "fake"])
+def test_tensors_without_data_never_reach_generated_code(kind: str, store: Store) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x) + 1
+
+    compiled = precast.compile(f, store=store)
+    with torch.no_grad(), pytest.warns(UserWarning, match="which holds no data"):
+        result = compiled(without_data(kind))
+    assert result.shape == (3,) and result.dtype == torch.float32 and not store.programs()
+    x = torch.randn(3)
+    torch.testing.assert_close(compiled(x), f(x))
+    assert store.programs()  # only such calls are left alone
+    with torch.no_grad():
+        report = precast.precompile(f, [((without_data(kind),), {})], store=store)
+    assert report.signatures[0].outcome == "eager" and "give real tensors" in report.signatures[0].reason
+
+
+TRACERS: dict[str, Callable[[Any, torch.Tensor], Callable[[torch.Tensor], Any]]] = {
+    "export": lambda m, x: torch.export.export(m, (x,)).module(),
+    "strict export": lambda m, x: torch.export.export(m, (x,), strict=True).module(),
+    "make_fx": lambda m, x: make_fx(m)(x),
+    "jit.trace": lambda m, x: torch.jit.trace(m, (x,)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("tracer", TRACERS)
+def test_another_tracer_takes_the_program_as_it_is_written(tracer: str, warm: bool, store: Store) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).eval()
+    compiled, served = precast.compile(model, store=store), precast.load(model, store=store)
+    x = torch.randn(2, 4)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("error", "precast:")
+        if warm:
+            compiled(x)
+        for program in (compiled, served):
+            torch.testing.assert_close(TRACERS[tracer](program, x)(x + 1), model(x + 1))
+        torch.testing.assert_close(compiled(x), model(x))
+        assert site_of(compiled).programs[0].variants  # it was not given up
+        served(x)
+
+
+async def later(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+def pieces(x: torch.Tensor) -> Any:
+    yield x + 1
+    yield x + 2
+
+
+@pytest.mark.parametrize("function", [later, pieces])
+def test_functions_that_run_later_are_refused_by_name(function: Callable[..., Any], store: Store) -> None:
+    compiled = precast.compile(function, store=store)
+    with pytest.warns(UserWarning, match="generator or coroutine function runs later than it is called"):
+        made = compiled(torch.ones(2))
+    results = list(made) if function is pieces else [asyncio.run(made)]
+    torch.testing.assert_close(results[0], torch.full((2,), 2.0))
