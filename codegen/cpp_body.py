@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import sympy
@@ -114,7 +115,8 @@ class Body:
             return ()
         if self._narrow(node) is not None:
             return ()
-        return operands(node)
+        inner = gelu_operand(node)
+        return operands(node) if inner is None else (inner,)
 
     def _define(self, node: Value) -> None:
         self._keep.append(node)
@@ -138,6 +140,9 @@ class Body:
                     return narrow
                 if op is Op.WHERE and dtype.compute is DType.F32 and level.axes and not self.facts.deps(args[0]) & level.axes:
                     return self._select(args[0], self.value(args[1]), self.value(args[2]), dtype, level)
+                inner = gelu_operand(node)
+                if inner is not None:
+                    return f"gelu_f32({self.value(inner)})"
                 return render(op, tuple(self.value(a) for a in args), tuple(a.dtype for a in args), dtype)
             case Cast(value=v, dtype=dtype):
                 if isinstance(v, Index) and self._fits(v.expr) and dtype.is_float:
@@ -333,6 +338,30 @@ class Body:
         result = self.fresh("v")
         level.add(f"const {COMPUTE[node.dtype]} {result} = {names.result};")
         return result
+
+
+def gelu_operand(node: Value) -> Value | None:
+    """The x of `x * 0.5 * (1 + erf(x * sqrt(0.5)))` in f32, as lowering writes GELU; None for anything else."""
+    for half, rest in _orders(node, Op.MUL):
+        for one, erf in _orders(rest, Op.ADD):
+            if not (_is_constant(one, 1.0) and isinstance(erf, Alu) and erf.op is Op.ERF):
+                continue
+            for x, root in _orders(erf.args[0], Op.MUL):
+                if _is_constant(root, math.sqrt(0.5)) and any(v is x and _is_constant(c, 0.5) for v, c in _orders(half, Op.MUL)):
+                    return x
+    return None
+
+
+def _orders(node: Value, op: Op) -> tuple[tuple[Value, Value], ...]:
+    """Both orders of the operands of an f32 `op`; nothing for any other value."""
+    if not (isinstance(node, Alu) and node.op is op and node.dtype is DType.F32):
+        return ()
+    first, second = node.args
+    return (first, second), (second, first)
+
+
+def _is_constant(value: Value, wanted: float) -> bool:
+    return isinstance(value, Const) and value.value == wanted
 
 
 def static_span(buffer: Buffer) -> int | None:

@@ -1,6 +1,8 @@
 """f32 functions written out, so that they are inlined and vectorised with the loop around them (no call, no spilled registers).
 
-Both stay within 2 ulp, take NaN, infinities and denormals as the library's do, and use fused multiply-add where the target has it.
+`exp_f32` and `erf_f32` stay within 2 ulp. `gelu_f32` is as exact as eager's (which takes a short erf as well) and needs less than half of
+the time that it would with `erf_f32`. All take NaN, infinities and denormals as the library's do, and use fused multiply-add where the
+target has it.
 """
 
 MATH = r"""
@@ -31,5 +33,13 @@ INLINE float erf_f32(float x) {
   q = MAD(q, s, -2.67681349e-2f); q = MAD(q, s, 1.12819925e-1f); q = MAD(q, s, -3.76125336e-1f); q = MAD(q, s, 1.28379166e-1f);
   const float near = MAD(q, x, x);
   return t > 0.927734375f ? far : near;
+}
+INLINE float gelu_f32(float x) {
+  const float y = x * 0.707106781f, t = __builtin_fabsf(y), s = y * y;
+  float p = MAD(2.12326290e-6f, s, 2.85935617e-4f), q = MAD(3.88992448e-5f, s, 1.14159612e-3f);
+  p = MAD(p, s, 3.65226949e-3f); p = MAD(p, s, 5.24170399e-2f); p = MAD(p, s, 1.87296584e-1f); p = MAD(p, s, 1.12837911f);
+  q = MAD(q, s, 1.47415223e-2f); q = MAD(q, s, 1.12895705e-1f); q = MAD(q, s, 4.99320179e-1f); q = MAD(q, s, 1.0f);
+  const float r = t * p / q, c = r > 1.0f ? 1.0f : r;
+  return x * 0.5f * (1.0f + __builtin_copysignf(t > 3.8325069f ? 1.0f : c, x));
 }
 """

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from precast.codegen.cpp_kernel import render_kernel
 from precast.codegen.cpp_ops import ROWS
 from precast.lowering.ir import COMPARISONS, Cast, Const, DType, Kernel, Op, Store, Value, arity
 from tests.codegen.programs import TORCH, Axis, Buffer, alu, at, axis, buffer, build, load
@@ -241,3 +242,27 @@ def test_written_out_functions_are_within_two_ulp() -> None:
             finite = single.isfinite()
             assert torch.equal(result.isfinite(), finite)
             assert (((result.double() - want).abs() / ulp)[finite]).max() < 2
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("target", ["cpu:x86-64-v2", "cpu:native"])
+def test_gelu_is_one_function_as_exact_as_eager(target: str, order: int) -> None:
+    n = 400_000
+    i = axis("i", n)
+    a, o = buffer("a", (n,)), buffer("o", (n,))
+    half, one, root = (Const(c, DType.F32) for c in (0.5, 1.0, math.sqrt(0.5)))
+
+    def both(op: Op, *args: Value) -> Value:
+        return alu(op, *args[::order])
+
+    x = load(a, (i,))
+    value = both(Op.MUL, both(Op.MUL, x, half), both(Op.ADD, alu(Op.ERF, both(Op.MUL, x, root)), one))
+    kernel = Kernel("k", (i,), (Store("o", i.symbol, value),))
+    assert "= gelu_f32(" in render_kernel(kernel, {"a": a, "o": o}).source
+    special = torch.tensor([0.0, -0.0, 1e-45, -1e-45, 5.41, 5.43, 30.0, -30.0, 1e30, -1e30, math.inf, math.nan])
+    data = torch.cat([special, torch.linspace(-8, 8, n - len(special))])
+    (got,) = build([a], [o], [kernel], target)(data)
+    want = torch.nn.functional.gelu(data.double())
+    eager = (torch.nn.functional.gelu(data) - want).abs()[len(special) :].max()
+    assert (got - want).abs()[len(special) :].max() <= max(eager, 1.1e-6)
+    torch.testing.assert_close(got[: len(special)].double(), want[: len(special)], rtol=1e-6, atol=1e-44, equal_nan=True)

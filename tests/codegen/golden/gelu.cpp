@@ -5,12 +5,8 @@ static void gelu(float* p0, const float* p1, const int threads, Error* error) {
     #pragma omp simd
     for (int32_t x0 = x0_0; x0 < x0_1; ++x0) {
       const float v1 = p1[x0];
-      const float v2 = v1 * 0x1.0000000000000p-1f;
-      const float v3 = v1 * 0x1.6a09e667f3bcdp-1f;
-      const float v4 = erf_f32(v3);
-      const float v5 = 1.0f + v4;
-      const float v6 = v2 * v5;
-      p0[x0] = v6;
+      const float v2 = gelu_f32(v1);
+      p0[x0] = v2;
     }
   }
 }
