@@ -21,11 +21,12 @@ from precast.artifact_store.constants import untag
 from precast.artifact_store.expressions import leaves, postfix
 from precast.artifact_store.guards import Guard, Path, Predicate
 from precast.runtime.class_digest import functions_described
-from precast.runtime.guard_eval import compile_checker
 from precast.runtime.guard_rules import joined, span
 from precast.runtime.kernel_digest import layers
 from precast.runtime.objects import ABSENT, Opaque, instance_dict, lacks_on_class, read_attribute
 from precast.runtime.paths import describe
+from precast.runtime.table_plan import Cells, Plan
+from precast.runtime.table_reads import TableReads
 
 _SCALARS = (int, float, str, bytes)
 _IMMUTABLE = (int, float, complex, str, bytes, bool, type(None), range, torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -41,7 +42,6 @@ _RELATIONS = (
 )
 _IN_SPEC = (Predicate.TYPE, Predicate.UNMARKED, Predicate.MARKS, Predicate.NOT_NONE, Predicate.RUNS_ON)
 """Guards on a call's tensor that ask for no more than its TENSOR guard has checked: class, device, no attributes of its own."""
-Cells = Callable[[], Mapping[str, Any]]
 
 
 class Unrecordable(Exception):
@@ -67,53 +67,6 @@ class _ClassDict:
         self.cls = cls
 
 
-class Plan:
-    """A guard set arranged for recording: made once per variant, used for each table.
-
-    `bound`: paths of the graph's bound inputs; a table also notices when another object stands there.
-    """
-
-    def __init__(self, guards: Sequence[Guard], names: Sequence[str], function: types.FunctionType, bound: Sequence[Path] = ()) -> None:
-        self.guards = tuple(guards)
-        self.bound = tuple(bound)
-        self.names = tuple(names)
-        self.function = function
-        self.under: dict[Path, dict[Path, None]] = {}
-        self.free = _free_numbers(self.guards)
-        self.at: dict[Path, list[int]] = {}
-        for index, guard in enumerate(self.guards):
-            self.at.setdefault(guard.path, []).append(index)
-            self._add(guard.path)
-        for path in self.bound:
-            self._add(path)
-        self._checkers: dict[tuple[int, ...], Callable[[Mapping[str, Any], Mapping[str, Any]], bool]] = {}
-
-    def _add(self, path: Path) -> None:
-        while len(path) > 1:
-            above = path[:-1]
-            siblings = self.under.get(above)
-            if siblings is not None:
-                siblings[path] = None
-                return  # the rest of the way was added with the first of them
-            self.under[above] = {path: None}
-            path = above
-
-    def checker(self, indices: tuple[int, ...], cells: Cells) -> Callable[[tuple[Any, ...]], bool]:
-        """A Python check of just these guards, from the tuple of locals."""
-        if indices not in self._checkers:
-            self._checkers[indices] = compile_checker([self.guards[i] for i in indices])
-        check, names = self._checkers[indices], self.names
-        return lambda values: check(dict(zip(names, values, strict=True)), cells())
-
-
-def _free_numbers(guards: Sequence[Guard]) -> frozenset[Path]:
-    """Paths of plain numbers and strings of which only the type matters."""
-    kinds: dict[Path, set[Predicate]] = {}
-    for guard in guards:
-        kinds.setdefault(guard.path, set()).add(guard.predicate)
-    return frozenset(path for path, found in kinds.items() if Predicate.TYPE in found and found <= {Predicate.TYPE, Predicate.NOT_NONE})
-
-
 def record(native: Any, plan: Plan, local_values: Mapping[str, Any], cells: Cells, bound: Sequence[Any] = ()) -> Any:
     """A table for the call with these locals, whether or not the guards hold for them. Raises Unrecordable.
 
@@ -131,51 +84,17 @@ def record(native: Any, plan: Plan, local_values: Mapping[str, Any], cells: Cell
     return recording.table
 
 
-class _Recording:
+class _Recording(TableReads):
     """One walk over a plan. `places`: what each path led to, a Live, an object, or the Opaque marker class."""
 
     def __init__(self, native: Any, plan: Plan, local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> None:
-        self.table = native.Table()
+        super().__init__(native.Table())
         self.plan = plan
         self.local_values = local_values
         self.cells = cells
         self.places: dict[Path, Any] = {}
         self.opaque: set[int] = set()
-        self._slots: set[tuple[int, str]] = set()
-        self._classes: set[type] = set()
-        self._dicts: dict[int, tuple[dict[Any, Any], dict[Any, None], bool]] = {}
-        self._seen: set[tuple[str, int]] = set()
         self._keep: list[Any] = []
-
-    # -- what was read (Reads)
-
-    def slot(self, owner: Any, kind: str) -> None:
-        if (id(owner), kind) in self._slots:
-            return
-        self._slots.add((id(owner), kind))
-        if not self.table.slot(owner, kind):
-            raise Opaque
-
-    def cls(self, cls: type) -> None:
-        if cls not in self._classes:
-            if not self.table.type(cls):
-                raise Opaque
-            self._classes.add(cls)
-
-    def key(self, namespace: dict[Any, Any], name: Any) -> None:
-        if type(name) not in (str, int, bool) and name is not None and not isinstance(name, type):
-            raise Opaque  # comparing other keys may run Python code
-        self._dicts.setdefault(id(namespace), (namespace, {}, False))[1][name] = None
-
-    def whole(self, namespace: dict[Any, Any]) -> None:
-        keys = self._dicts.setdefault(id(namespace), (namespace, {}, False))[1]
-        self._dicts[id(namespace)] = (namespace, keys, True)
-
-    def _once(self, kind: str, value: Any) -> None:
-        if (kind, id(value)) not in self._seen:
-            self._seen.add((kind, id(value)))
-            if not getattr(self.table, kind)(value):
-                raise Opaque
 
     # -- the walk
 
@@ -192,8 +111,7 @@ class _Recording:
         for path in self.plan.bound:
             if self.places.get(path, Opaque) is Opaque or isinstance(self.places[path], Live):
                 raise Unrecordable(f"the bound input at {describe(path)} cannot be watched")
-        for namespace, keys, whole in self._dicts.values():
-            self.table.dict(namespace, tuple(keys), whole)
+        self.finish()
         return self.opaque
 
     def _enter(self, path: Path, reach: Callable[[], Any]) -> None:
@@ -335,7 +253,7 @@ class _Recording:
             self.key(place, key)
             return dict.__getitem__(place, key)
         if isinstance(place, list):
-            self._once("items", place)
+            self.once("items", place)
             return list.__getitem__(place, key)
         if isinstance(place, tuple):
             return tuple.__getitem__(place, key)
@@ -403,7 +321,7 @@ class _Recording:
                 self.key(self._own(layer), "configs")
                 if type(layer.configs) is not list:
                     raise Opaque
-                self._once("items", layer.configs)
+                self.once("items", layer.configs)
 
     def _constant(self, value: Any, predicate: Predicate) -> None:
         """What an equality guard read of an object that stays the same object: nothing more if it is immutable."""
@@ -411,7 +329,7 @@ class _Recording:
             return
         if not _immutable(value):
             if type(value) is list and all(map(_immutable, value)):
-                self._once("items", value)
+                self.once("items", value)
             elif type(value) is dict and all(map(_immutable, value.values())):
                 self.whole(value)
             else:
@@ -421,13 +339,13 @@ class _Recording:
         if not isinstance(value, torch.Tensor) or value.dim() > 5 or value.layout is not torch.strided:
             raise Opaque  # more dimensions are kept outside the TensorImpl
         self.slot(value, "type")
-        self._once("tensor", value)
+        self.once("tensor", value)
 
     def _length(self, value: Any) -> None:
         if isinstance(value, dict):
-            self._once("used", value)
+            self.once("used", value)
         elif isinstance(value, list):
-            self._once("items", value)
+            self.once("items", value)
         elif not isinstance(value, (tuple, str, bytes, range)):
             raise Opaque
 
@@ -535,7 +453,7 @@ class _Recording:
             fixed = [place for place in places if not isinstance(place, Live)]
             for tensor in fixed:
                 self._tensor(tensor)
-                self._once("data", tensor)
+                self.once("data", tensor)
             ranges.append(joined(span(tensor) for tensor in fixed))
         fresh = [(place, i < len(written)) for i, place in enumerate((*written, *read)) if isinstance(place, Live)]
         if len(fresh) ** 2 > _MAX_PAIRS:

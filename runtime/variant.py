@@ -71,7 +71,7 @@ class _Planned:
     def plan(self, names: Sequence[str]) -> Any:
         """The guards arranged for recording, made on first use."""
         if self._plan is None:
-            from precast.runtime.recorder import Plan  # wanted only where there is a native runtime
+            from precast.runtime.table_plan import Plan  # wanted only where there is a native runtime
 
             self._plan = Plan(self.all_guards(), names, self.entry.function, self.bound_paths)
         return self._plan

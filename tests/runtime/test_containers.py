@@ -15,7 +15,8 @@ from precast.artifact_store import Guard, Predicate, Store
 from precast.runtime import native
 from precast.runtime.api import site_of
 from precast.runtime.entry import LocalsOf, parameters
-from precast.runtime.recorder import Plan, record
+from precast.runtime.recorder import record
+from precast.runtime.table_plan import Plan
 
 X, Y = torch.zeros(2, 3), torch.zeros(4)
 

@@ -16,7 +16,8 @@ from precast.artifact_store import Guard, Predicate, Store
 from precast.runtime import known_getters, native
 from precast.runtime.entry import LocalsOf, parameters
 from precast.runtime.guard_eval import compile_checker
-from precast.runtime.recorder import Plan, record
+from precast.runtime.recorder import record
+from precast.runtime.table_plan import Plan
 
 FACTOR = 2
 
@@ -396,3 +397,25 @@ def test_the_installed_transformers_has_getters_that_are_known() -> None:
 
     own = [base.__dict__["__getattribute__"] for base in PreTrainedConfig.__mro__[:-1] if "__getattribute__" in base.__dict__]
     assert own and all(known_getters.known_kind(getter) for getter in own)
+
+
+class Shifter:
+    def by(self, first: int = 1, second: int = 2) -> int:
+        return first + second
+
+
+SHIFT = Shifter().by
+
+
+def test_what_cannot_be_watched_is_left_to_python_for_each_guard_on_it(native_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bound method's defaults are its function's, which may be given others."""
+    guards = [
+        Guard((("global", HERE, "SHIFT"), ("default", at)), Predicate.EQUALS, ("int", value)) for at, value in enumerate(SHIFT.__defaults__)
+    ]
+    x = torch.zeros(1)
+    table = record(native.loaded(), Plan(guards, ("x",), helper), {"x": x}, dict)  # type: ignore[arg-type]
+    assert table.check((x,))
+    for changed in ((3, 2), (1, 3)):
+        with monkeypatch.context() as patch:
+            patch.setattr(Shifter.by, "__defaults__", changed)
+            assert not table.check((x,)), changed
