@@ -60,13 +60,22 @@ def find_compiler() -> Compiler:
     asked = os.environ.get("CXX")
     for name in (asked,) if asked else ("g++", "clang++", "c++"):
         path = shutil.which(name)
-        if path:
-            text = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
-            return Compiler(path, text.splitlines()[0].strip())
+        if path and (version := _version(path)):
+            return Compiler(path, version)
+    found = "no compiler that says its version" if asked and shutil.which(asked) else "no program on the PATH"
     raise CompilerMissing(
-        f"precast needs a C++ compiler to compile: {f'CXX is {asked!r}, which is no program' if asked else 'no g++, clang++ or c++ is'} "
-        "on the PATH. Install g++ (12 or newer), or serve from a store that was built elsewhere."
+        f"precast needs a C++ compiler to compile: {f'CXX is {asked!r}, which is {found}' if asked else 'no g++, clang++ or c++ works'}. "
+        "Install g++ (12 or newer), or serve from a store that was built elsewhere."
     )
+
+
+def _version(path: str) -> str:
+    """The first line of what a compiler says of its version; empty where it says none."""
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, errors="replace", check=False)
+    except OSError:
+        return ""
+    return "" if done.returncode else done.stdout.partition("\n")[0].strip()
 
 
 @functools.cache

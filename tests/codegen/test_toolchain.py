@@ -204,6 +204,18 @@ def test_the_compiler_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_pa
     toolchain.find_compiler.cache_clear()
 
 
+@pytest.mark.parametrize("text", ["#!/bin/sh\nexit 1", "#!/bin/sh\nexit 0", "no program"])
+def test_a_program_that_is_no_compiler(text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text(text)
+    other.chmod(0o755)
+    monkeypatch.setenv("CXX", str(other))
+    toolchain.find_compiler.cache_clear()
+    with pytest.raises(toolchain.CompilerMissing, match="other', which is no compiler that says its version. Install g"):
+        toolchain.find_compiler()
+    toolchain.find_compiler.cache_clear()
+
+
 @pytest.mark.parametrize("level", toolchain.TARGETS)
 def test_every_target_that_a_machine_may_have_compiles(level: str) -> None:
     """The baseline too: `precast doctor` lists it."""
