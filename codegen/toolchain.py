@@ -64,7 +64,8 @@ def find_compiler() -> Compiler:
             return Compiler(path, version)
     found = "no compiler that says its version" if asked and shutil.which(asked) else "no program on the PATH"
     raise CompilerMissing(
-        f"precast needs a C++ compiler to compile: {f'CXX is {asked!r}, which is {found}' if asked else 'no g++, clang++ or c++ works'}. "
+        "precast needs a C++ compiler to compile: "
+        f"{f'CXX is {asked!r}, which is {found}' if asked else 'no g++, clang++ or c++ is on the PATH'}. "
         "Install g++ (12 or newer), or serve from a store that was built elsewhere."
     )
 
