@@ -17,11 +17,12 @@ def target_of(graph: torch.fx.GraphModule | None, requested: str) -> str:
     """The target of `graph` (None: a frame that computes no tensor) under the resolved option `requested`. Raises Refused.
 
     A graph with a tensor on a GPU is for the requested GPU target, or for the device that the tensors are on. Without one it is for the
-    requested CPU, or, where a program is built for a GPU, for one that most machines with GPUs have.
+    requested CPU, or, where a program is built for a GPU, for one that most machines with GPUs have. What a graph makes on the meta
+    device has no memory to compute in.
     """
     devices = {tensor.device for tensor in _tensors(graph)}
     gpus = sorted({device.index or 0 for device in devices if device.type == "cuda"})
-    others = sorted({device.type for device in devices} - {"cuda", "cpu", "meta"})
+    others = sorted({device.type for device in devices} - {"cuda", "cpu"})
     if others:
         raise Refused(f"its tensors are on {' and '.join(others)}", "precast compiles for CPUs and NVIDIA GPUs")
     if not gpus:

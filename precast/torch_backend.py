@@ -10,7 +10,6 @@ import hashlib
 import importlib
 import re
 import threading
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,7 +22,7 @@ from precast.lowering.decompositions import DECOMPOSITIONS
 from precast.runtime import stance
 from precast.runtime.api import StoreLike, open_store
 from precast.runtime.errors import InProcess, LoadError, Refused, failure_level, failure_text
-from precast.runtime.log import logger
+from precast.runtime.log import logger, warn
 from precast.runtime.options import CudaGraphOptions, graph_options, key_options
 from precast.runtime.program import strict
 from precast.runtime.source import MemoryBlobs
@@ -85,7 +84,7 @@ def _eager(name: str, reason: str, original: Callable[..., Any]) -> Callable[...
         new = reason not in _warned
         _warned.add(reason)
     if new:
-        warnings.warn(f"precast: {name} runs as torch traced it: {reason}", stacklevel=2)
+        warn(f"precast: {name} runs as torch traced it: {reason}")
     logger("runtime").info("%s: runs as torch traced it: %s", name, reason)
     return original
 

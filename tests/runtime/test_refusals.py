@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import precast
+from precast import torch_backend
 from precast.artifact_store import Store
 from precast.runtime.api import site_of
 from precast.runtime.variant import Variant
@@ -267,3 +268,24 @@ def test_functions_that_run_later_are_refused_by_name(function: Callable[..., An
         made = compiled(torch.ones(2))
     results = list(made) if function is pieces else [asyncio.run(made)]
     torch.testing.assert_close(results[0], torch.full((2,), 2.0))
+
+
+def makes_meta(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return x + 1, x.to("meta") + 1, torch.ones(3, device="meta") * 2
+
+
+@pytest.mark.parametrize("door", [False, True])
+def test_what_is_made_on_the_meta_device_stays_there(door: bool, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_backend, "_warned", set())
+    compiled = torch.compile(makes_meta, backend="precast") if door else precast.compile(makes_meta, store=store)
+    with pytest.warns(UserWarning, match="its tensors are on meta") as caught:
+        results = compiled(torch.ones(3))
+    assert [result.device.type for result in results] == ["cpu", "meta", "meta"]
+    assert {warning.filename for warning in caught if "on meta" in str(warning.message)} == {__file__}
+    torch.testing.assert_close(results[0], torch.full((3,), 2.0))
+
+
+def test_a_module_on_the_meta_device_by_torchs_door(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_backend, "_warned", set())
+    with torch.no_grad(), pytest.warns(UserWarning, match="its tensors are on meta"):
+        assert torch.compile(torch.nn.Linear(2, 2, device="meta"), backend="precast")(torch.ones(1, 2, device="meta")).is_meta
