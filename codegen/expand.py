@@ -148,7 +148,8 @@ def product_library(step: Gemm, buffers: Mapping[str, Buffer], chooser: Chooser,
             points *= int(s)
         if points <= TINY or int(step.a.size[-2]) == 1 and len(step.a.size) == 2 and dtype in ("f32", "bf16"):
             return "generated"
-    runs = all(1 in view.stride for view in (step.a, step.b))  # oneDNN takes no matrix without a unit stride
+    # oneDNN takes no matrix without a unit stride, and no product that is a sum of nothing
+    runs = all(1 in view.stride for view in (step.a, step.b)) and sympy.sympify(step.b.size[-2]).is_positive
     if not runs or len(step.a.size) != 2 or dtype not in ("f32", "bf16") or (step.bias is not None and step.bias.stride != (1,)):
         return "aten"
     if known(*step.b.size) and chooser.worth_it(int(step.b.size[0]) * int(step.b.size[1])):

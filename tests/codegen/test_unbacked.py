@@ -78,6 +78,9 @@ CASES: dict[str, Case] = {
     "product of some rows": Case(
         lambda x, w: x[x[:, 0] > 0] @ w, [[r(9, 7), r(7, 4)], [r(30, 7), r(7, 4)], [-torch.ones(3, 7), r(7, 4)]], [[0], []]
     ),
+    "product over the rows found": Case(
+        lambda x: torch.relu(x[x[:, 0] > 0].t() @ x[x[:, 0] > 0] + torch.ones(7)), [[r(9, 7)], [-torch.ones(3, 7)], [r(30, 7)]], [[0]]
+    ),
     "several uses": Case(several, [[r(9, 7)], [r(30, 7)]], [[0]]),
     "split by data": Case(lambda x, k: torch.cat([t * 2 for t in x.split(k.tolist())]), [[r(9, 7), n(4, 5)], [r(9, 7), n(2, 7)]], [[], []]),
 }
