@@ -129,7 +129,7 @@ def compile_shared(source: str, target: str) -> bytes:
         (folder / "graph.cpp").write_text(source, encoding="utf-8")
         with _begun([*flags, "graph.cpp", "-o", "graph.so", *libraries], folder) as process:
             _finish(process, folder, target)
-        return (folder / "graph.so").read_bytes()
+        return _made(folder, target)
 
 
 @contextmanager
@@ -149,7 +149,7 @@ def compiling(source: str, target: str) -> Iterator[Callable[[str], bytes]]:
                 (folder / "rest.cpp").write_text(rest, encoding="utf-8")
                 with _begun([*flags, "rest.cpp", "graph.o", "-o", "graph.so", *libraries], folder) as last:
                     _finish(last, folder, target)
-                return (folder / "graph.so").read_bytes()
+                return _made(folder, target)
 
             yield finish
 
@@ -209,6 +209,7 @@ def _begun(arguments: list[str], folder: Path) -> Iterator[subprocess.Popen[str]
 _NO_PROCESS = (errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _ELSEWHERE = "Free some space, or let TMPDIR name a folder with room, and start the program again"
+_MEND = "Mend or replace the compiler, and start the program again"
 _LITTLE = 16 << 20
 """Bytes that are too few for a compilation. The compiler removes what it began, so that some are free again once it has failed."""
 _KILLED = re.compile(
@@ -228,6 +229,13 @@ def _finish(process: subprocess.Popen[str], folder: Path, target: str) -> None:
         quoted = "".join(f"\n{line}" for line in errors or lines[:8])
         raise CompilerStopped(f"{name} could not finish for {target}: {stopped}{quoted}")
     raise CompileFailed(f"{name} refused generated code for {target}:\n" + "\n".join(errors or lines[:8]))
+
+
+def _made(folder: Path, target: str) -> bytes:
+    try:
+        return (folder / "graph.so").read_bytes()
+    except FileNotFoundError:
+        raise CompilerStopped(f"{find_compiler().path} said that all went well for {target}, and wrote nothing. {_MEND}") from None
 
 
 def _stopped(status: int, said: str, errors: bool, folder: Path) -> str:

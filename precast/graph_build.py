@@ -27,6 +27,7 @@ from precast.parts import build_parts
 from precast.runtime.errors import CompileStopped, Refused
 from precast.runtime.library import IMAGE
 from precast.runtime.log import logger
+from precast.runtime.shared_object import is_whole
 from precast.runtime.targets import is_cuda, native_target
 from precast.trace import Trace
 
@@ -108,6 +109,11 @@ def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopw
             raise Refused(str(error)) from error
         except CompilerStopped as error:
             raise CompileStopped(str(error)) from error
+    if not is_whole(compiled.library):
+        raise CompileStopped(
+            f"{compiled.evidence['compiler']} said that all went well, and left no whole shared object. "
+            "Mend or replace the compiler, and start the program again"
+        )
     watch.seconds |= {f"codegen.{part.removesuffix('_s')}": round(seconds, 4) for part, seconds in compiled.timings.items()}
     if not request.store.readonly:
         try:

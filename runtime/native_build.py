@@ -11,6 +11,8 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+from precast.runtime.shared_object import is_whole
+
 SOURCES = Path(__file__).parent / "native"
 FLAGS = ("-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-s", "-Wl,--build-id=none")
 TIMEOUT_SECONDS = 300
@@ -59,4 +61,7 @@ def build() -> bytes:
         if done.returncode != 0:
             said = done.stderr.strip()[:2000] or f"exit code {done.returncode}, without a word (interrupted or killed?)"
             raise NativeBuildError(f"{compiler} failed: {said}")
-        return out.read_bytes()
+        library = out.read_bytes() if out.exists() else b""
+    if not is_whole(library):
+        raise NativeBuildError(f"{compiler} said that all went well, and left no whole shared object")
+    return library

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import precast
+from precast.artifact_store import Store
 from precast.codegen import toolchain
 from precast.codegen.toolchain import CompileFailed, CompilerStopped, compile_shared
 from precast.runtime.errors import CompileStopped
@@ -67,6 +68,23 @@ def test_a_silent_failure_on_a_full_disk_is_a_full_disk(script: Script, monkeypa
     script("exit 1")
     with pytest.raises(CompilerStopped, match=rf"left on the disk of {tmp_path}/tmp \(20 KiB are free\). Free some space, or"):
         compile_shared("int f();", TARGET)
+
+
+def test_a_compiler_that_wrote_nothing(script: Script) -> None:
+    script("exit 0")
+    with pytest.raises(CompilerStopped, match="said that all went well .* and wrote nothing. Mend or replace"):
+        compile_shared("int f();", TARGET)
+
+
+@pytest.mark.parametrize("text", ["echo garbage > graph.so", '$CXX "$@" && truncate -s 3000 graph.so'])
+@torch.no_grad()
+def test_half_a_shared_object_is_not_stored(text: str, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRECAST_STRICT", "1")
+    script(text)
+    store = Store(tmp_path / "store")
+    with pytest.raises(CompileStopped, match="left no whole shared object. Mend or replace the compiler"):
+        precast.compile(lambda x: x.exp() * 2, store=store)(torch.zeros(5))
+    assert not list(store.root.glob("programs/*/*"))
 
 
 def test_a_wrong_line_is_not_the_machines_fault(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,6 +132,15 @@ def test_the_build_is_deterministic() -> None:
     assert native_build.build() == native_build.build()
 
 
+def test_a_compiler_that_leaves_no_library_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for does in ("exit 0", 'while [ "$1" != -o ]; do shift; done; echo half > "$2"'):
+        (tmp_path / "cc").write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / "cc").chmod(0o755)
+        monkeypatch.setenv("CC", str(tmp_path / "cc"))
+        with pytest.raises(native_build.NativeBuildError, match="left no whole shared object"):
+            native_build.build()
+
+
 def test_a_dispatcher_made_before_the_native_runtime_takes_it_up(tmp_path: Path) -> None:
     """The second of two callables finds what the first compiled, and so never compiles (and builds) itself."""
     (tmp_path / "two.py").write_text("def double(x):\n    return x * 2\n")
