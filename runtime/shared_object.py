@@ -13,7 +13,8 @@ def is_whole(data: bytes) -> bool:
     if len(data) < _HEADER.size or not data.startswith(b"\x7fELF"):
         return False
     start, size, count = _HEADER.unpack_from(data)
-    return len(data) >= start + size * count
+    end: int = start + size * count
+    return len(data) >= end
 
 
 __all__ = ["is_whole"]
