@@ -41,7 +41,7 @@ def bare_mkl_products(program: Program, chooser: Chooser, weights: Collection[st
     planned = bool(program.workspace)
     program = replace(program, steps=tuple(steps), buffers=(*program.buffers, *bare.values()))
     program = name_kernels(collapse_axes(fuse(program)))
-    return plan_memory(program) if planned else program, frozenset(bare)
+    return program if planned else plan_memory(program), frozenset(bare)  # what was planned is planned again with the libraries' choices
 
 
 def _has_epilogue(step: Gemm) -> bool:

@@ -57,6 +57,16 @@ def test_a_product_that_is_a_result_and_has_two_users(by_mkl: None) -> None:
     torch.testing.assert_close(second, 2 * (a @ weight + c))
 
 
+def test_a_lone_product_has_its_place_in_the_workspace(by_mkl: None) -> None:
+    """Its bare result is no fresh allocation at each call."""
+    x, w, bias, o = buffer("x", (M, K)), buffer("w", (K, N)), buffer("b", (N,)), buffer("o", (M, N))
+    p = schedule(program([x, w, bias], [o], [Gemm(view(x), view(w), view(bias), "o")]), "cpu:native")
+    compiled = compile_program(p, "cpu:native", {"measure": False})
+    assert compiled.workspace_bytes == 4 * M * N
+    a, weight, c = torch.randn(M, K), torch.randn(K, N), torch.randn(N)
+    torch.testing.assert_close(Loaded(compiled.library)(a, weight, c)[0], a @ weight + c)
+
+
 def test_a_disturbed_measurement_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """While other programs take the cores, times say more of them than of the libraries."""
     candidates = {"mkl": lambda: None, "onednn": lambda: sum(range(20_000))}
