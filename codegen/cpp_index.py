@@ -12,6 +12,8 @@ Interval = tuple[int, int] | None
 """Inclusive bounds of an integer expression, or None where they are not known."""
 
 INT32 = 2**31 - 1
+SHORT = 40
+"""Characters of an operand up to which the larger of two is written as a comparison in place."""
 
 
 def free_symbols(expr: sympy.Basic) -> frozenset[sympy.Symbol]:
@@ -169,12 +171,18 @@ class IndexPrinter:
         raise TypeError(f"the number {expr} holds {name}, which has no C++ form")
 
     def _extreme(self, expr: sympy.Basic, names: Mapping[sympy.Symbol, str]) -> str:
-        sign = ">" if isinstance(expr, sympy.Max) else "<"
-        text = self.print(expr.args[0], names)
-        for other in expr.args[1:]:
-            right = self.print(other, names)
-            text = f"({text} {sign} {right} ? {text} : {right})"
-        return text
+        largest = isinstance(expr, sympy.Max)
+        texts = [self.print(a, names) for a in expr.args]
+        if len(texts) == 2 and max(map(len, texts)) <= SHORT:
+            left, right = texts
+            return f"({left} {'>' if largest else '<'} {right} ? {left} : {right})"
+        function = "max_index" if largest else "min_index"
+        while len(texts) > 1:  # each text once: written out, dozens of sizes would double it each time
+            texts = [
+                f"{function}({', '.join(pair)})" if len(pair) == 2 else pair[0]
+                for pair in (texts[n : n + 2] for n in range(0, len(texts), 2))
+            ]
+        return texts[0]
 
     def _division(self, expr: sympy.Basic, names: Mapping[sympy.Symbol, str]) -> str:
         left, right = expr.args
@@ -189,6 +197,8 @@ class IndexPrinter:
 
 
 INDEX_HELPERS = r"""
+INLINE int64_t max_index(int64_t a, int64_t b) { return a > b ? a : b; }
+INLINE int64_t min_index(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t floordiv_index(int64_t a, int64_t b) { const int64_t q = a / b; return q - (a % b < 0); }
 INLINE int64_t modulo_index(int64_t a, int64_t b) { const int64_t r = a % b; return r < 0 ? r + b : r; }
 """

@@ -129,5 +129,6 @@ def _reach(buffers: Iterable[Buffer], counts: Iterable[sympy.Expr]) -> Any:
         spans.append(sympy.Add(*terms, 1))
     fixed = [s for s in spans if s.is_Integer]
     rest = sorted({s for s in spans if not s.is_Integer}, key=str)
+    every = [*([max(fixed)] if fixed else []), *rest]
     largest: Any = sympy.Max
-    return largest(*([max(fixed)] if fixed else []), *rest)
+    return every[0] if len(every) == 1 else largest(*every, evaluate=False)  # comparing dozens of products in symbols takes seconds

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import sympy
 import torch
 import torch.nn.functional as F
 
 from precast.codegen import compile_program
+from precast.codegen.cpp_index import IndexPrinter
 from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
 from tests.codegen.loader import Loaded
@@ -106,3 +108,15 @@ def test_prepared_weights_serve_every_number_of_rows() -> None:
     for n in (6, 50, 300):
         given = [r(n, 64), *inputs[1:]]
         agree(perceptron(*given), loaded(*given), 1e-3)
+
+
+@pytest.mark.parametrize("function", [sympy.Max, sympy.Min])
+def test_the_largest_of_many_sizes_is_written_once_each(function: Any) -> None:
+    """Comparisons in place would write each operand twice, and those inside it again: gigabytes of source for sixty sizes."""
+    sizes = sympy.symbols("s0:64", integer=True, nonnegative=True)
+    text = IndexPrinter({}).print(function(*(a * b for a, b in zip(sizes, sizes[1:], strict=False))), {s: s.name for s in sizes})
+    assert len(text) < 64 * 40
+    values = {s.name: 3 + 7 * n % 61 for n, s in enumerate(sizes)}
+    found = eval(text, {"max_index": max, "min_index": min}, values)
+    ordered = list(values.values())
+    assert found == (max if function is sympy.Max else min)(a * b for a, b in zip(ordered, ordered[1:], strict=False))
