@@ -289,6 +289,7 @@ class _Capture:
                     self._note_scope(name, identity, functions)
                 case ("builtins",):
                     self.aliases[name] = (("module", "builtins"), ("dict",))
+        self.sources.memo.clear()  # paths that were asked for before, while tracing
 
     def _note_scope(self, name: str, identity: int, functions: tuple[types.FunctionType, ...]) -> None:
         """The namespace of code made by `exec`, as the globals of a function that can be found by name.

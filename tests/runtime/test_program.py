@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import importlib
 import os
 import pickle
 import resource
@@ -694,3 +695,12 @@ def test_what_is_no_store_is_refused_and_nothing_is_written(store: Store, tmp_pa
         with pytest.raises(TypeError, match="store= takes a Store, a path or None"):
             precast.compile(lambda x: x + 1, store=wrong)(torch.ones(2))  # type: ignore[arg-type]
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_tensor_that_an_imported_module_holds(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "holds_a_tensor.py").write_text("import torch\nT = torch.tensor(3.0)\n\ndef times(x):\n    return x * T\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("holds_a_tensor")
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert precast.compile(lambda x: module.times(x), store=store)(torch.ones(2)).tolist() == [3.0, 3.0]
