@@ -20,7 +20,6 @@ OTHERWISE = {
     "conv2d/1x1-bf16": "likewise",
 }
 NESTED = {
-    "chain/mean_pool_normalize-f32",
     "cross_entropy-f32",
     "cross_entropy-f64",
     "cross_entropy/2d-f32",
