@@ -192,6 +192,9 @@ def _begun(arguments: list[str], folder: Path) -> Iterator[subprocess.Popen[str]
                 process_group=0,
             )
         except OSError as error:
+            if error.errno in (errno.ENOENT, errno.EACCES):
+                gone = f"the C++ compiler {path}, which was there before, cannot be started: {error.strerror}"
+                raise CompilerMissing(f"{gone}. Install it again, and start the program again") from error
             if error.errno not in _NO_PROCESS:
                 raise
             raise CompilerStopped(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 import precast
 from precast.artifact_store import Store
 from precast.codegen import toolchain
-from precast.codegen.toolchain import CompileFailed, CompilerStopped, compile_shared
+from precast.codegen.toolchain import CompileFailed, CompilerMissing, CompilerStopped, compile_shared
 from precast.runtime.errors import CompileStopped
 from tests.codegen.test_compilers_at_once import use_compiler
 
@@ -110,6 +111,14 @@ def test_a_compiler_that_cannot_be_started(number: int, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(toolchain.subprocess, "Popen", refuse)
     with pytest.raises(CompilerStopped, match=f"could not be started: {os.strerror(number)}. Allow for more memory"):
+        compile_shared("int f();", TARGET)
+
+
+def test_a_compiler_that_went_away_is_missing(script: Script) -> None:
+    script("exit 0")
+    path = Path(toolchain.find_compiler().path)
+    path.unlink()
+    with pytest.raises(CompilerMissing, match=f"{re.escape(str(path))}, which was there before, cannot be started: No such file"):
         compile_shared("int f();", TARGET)
 
 
