@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import gc
 import logging
 import random
 import types
@@ -116,7 +115,6 @@ def trace(
     drawn = random.getstate()
     try:
         with (
-            _quiet_process(),
             _recorded_inlining(functions),
             _recorded_ids(compared),
             _recorded_reads(consumed),
@@ -234,23 +232,6 @@ def _where(error: Exception, function: types.FunctionType) -> str:
     if stack:
         return f"{stack[-1].filename}:{stack[-1].lineno}"
     return f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
-
-
-@contextlib.contextmanager
-def _quiet_process() -> Iterator[None]:
-    """No garbage collection while millions of small objects are made; nothing collected is lost: the heap is frozen and thawed."""
-    enabled = gc.isenabled()
-    gc.disable()
-    frozen = gc.get_freeze_count() == 0
-    if frozen:
-        gc.freeze()
-    try:
-        yield
-    finally:
-        if frozen:
-            gc.unfreeze()
-        if enabled:
-            gc.enable()
 
 
 @contextlib.contextmanager

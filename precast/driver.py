@@ -15,6 +15,7 @@ from precast import __version__
 from precast.artifact_store import BlobSet, GraphRecord, Manifest, Versions
 from precast.backend_variant import backend_variant
 from precast.capture import CapturedFrame, CaptureOptions, CaptureRefused, Dynamic, MarkViolated, capture
+from precast.capture.garbage import seldom_collected
 from precast.codegen.triton_compile import warm_up
 from precast.compile_log import log_dynamic, log_guards
 from precast.dynamic_capture import SymbolsRefused, due_to_symbols, dynamic_of, symbolic_build, with_symbols_or_without
@@ -43,7 +44,8 @@ def compile_variant(program: Program, args: tuple[Any, ...], kwargs: Mapping[str
     Raises Refused where the call has to run eagerly.
     """
     dynamic = dynamic_of(program, program.locals_of(args, kwargs))
-    return with_symbols_or_without(program.name, dynamic, lambda chosen: _compile_with(program, args, kwargs, chosen))
+    with seldom_collected():
+        return with_symbols_or_without(program.name, dynamic, lambda chosen: _compile_with(program, args, kwargs, chosen))
 
 
 def _compile_with(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic: Dynamic) -> str | InProcess | Deferred:
@@ -98,10 +100,11 @@ def _target(program: Program, frame: CapturedFrame) -> str:
 
 def _finish(job: _Job) -> str | InProcess:
     """All that comes after the capture."""
-    if job.frame.uncacheable:
-        manifest, blobs = _compile(job)
-        return InProcess(manifest, blobs, "; ".join(job.frame.uncacheable))
-    return _store(job)
+    with seldom_collected():
+        if job.frame.uncacheable:
+            manifest, blobs = _compile(job)
+            return InProcess(manifest, blobs, "; ".join(job.frame.uncacheable))
+        return _store(job)
 
 
 def _capture(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic: Dynamic, trace: Trace) -> CapturedFrame:

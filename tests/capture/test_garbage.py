@@ -6,12 +6,15 @@ import gc
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+import precast
 from precast.capture import CaptureOptions, capture
-from precast.capture.garbage import SELDOM, seldom_collected
+from precast.capture.garbage import NEVER, SELDOM, seldom_collected
 
 
 @pytest.fixture(autouse=True)
@@ -24,12 +27,30 @@ def thresholds() -> Iterator[None]:
 def test_thresholds_are_as_before(thresholds: None) -> None:
     gc.set_threshold(700, 11, 12)
     with pytest.raises(ValueError), seldom_collected():
-        assert gc.get_threshold()[0] == SELDOM
+        assert gc.get_threshold() == (SELDOM, 11, NEVER)
         with seldom_collected():
             pass
         assert gc.get_threshold()[0] == SELDOM
         raise ValueError
-    assert gc.get_threshold()[:2] == (700, 11)
+    assert gc.get_threshold() == (700, 11, 12)
+
+
+def test_the_next_full_collection_is_not_brought_forward() -> None:
+    gc.set_threshold(700, 10, 10)
+    with seldom_collected():
+        for _ in range(20):
+            gc.collect(1)
+    assert gc.get_count()[2] <= 1 and not gc.get_freeze_count()
+
+
+def test_what_is_frozen_stays_so() -> None:
+    gc.freeze()
+    try:
+        with seldom_collected():
+            pass
+        assert gc.get_freeze_count()
+    finally:
+        gc.unfreeze()
 
 
 @pytest.mark.parametrize("asked", [0, 2 * SELDOM])
@@ -102,3 +123,19 @@ def test_a_capture_is_traced_so() -> None:
     gc.set_threshold(700)
     capture(lambda x: x + 1, (torch.randn(2),), {}, options=CaptureOptions({}, trace=looks))
     assert seen == [SELDOM] and gc.get_threshold()[0] == 700
+
+
+def test_what_follows_the_capture_is_compiled_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from precast import driver
+
+    seen: list[tuple[int, ...]] = []
+    build = driver.build_graph
+
+    def looks(*args: Any) -> Any:
+        seen.append(gc.get_threshold())
+        return build(*args)
+
+    monkeypatch.setattr(driver, "build_graph", looks)
+    gc.set_threshold(700, 10, 10)
+    precast.compile(lambda x: x + 1, store=str(tmp_path))(torch.randn(4))
+    assert seen == [(SELDOM, 10, NEVER)] and gc.get_threshold() == (700, 10, 10)
