@@ -23,6 +23,8 @@ ELEMENTS = 256
 """Elements of a row for each warp."""
 LINE = 16
 """Fewer neighbours than these are not worth a dimension of their own."""
+MOST_TOGETHER = 64
+"""Buffers of one launch that several parts share: Triton needs more than twice the time for twice the text, and one thread for each."""
 PERSISTENT = 16384
 """Lanes of the longest row that stays in registers."""
 
@@ -122,6 +124,21 @@ def together(parts: Sequence[Part]) -> bool:
         if any(isinstance(v, Reduce | Scan) for v in _values(part)) or {s.buffer for s in part.stores} & loaded(others):
             return False
     return True
+
+
+def portions(parts: Sequence[Part]) -> list[list[Part]]:
+    """The parts in order, dealt to launches of at most `MOST_TOGETHER` buffers and of about equal size; a part is not cut."""
+    counts = [len({s.buffer for s in part.stores} | loaded(part.stores)) for part in parts]
+    share = sum(counts) / math.ceil(sum(counts) / MOST_TOGETHER)
+    dealt: list[list[Part]] = []
+    held = 0
+    for part, count in zip(parts, counts, strict=True):
+        if not dealt or held + count > MOST_TOGETHER or held + count / 2 > share:
+            dealt.append([])
+            held = 0
+        dealt[-1].append(part)
+        held += count
+    return dealt
 
 
 def choose_together(parts: Sequence[Part], flat: Tiling | None = None) -> list[Tiling]:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import sympy
 
 from precast.codegen.triton_body import Body
-from precast.codegen.triton_choose import choose, choose_together, together, two_dimensional
+from precast.codegen.triton_choose import choose, choose_together, portions, together, two_dimensional
 from precast.codegen.triton_module import module
 from precast.codegen.triton_ops import POINTERS
 from precast.codegen.triton_tiling import Part, Tiling, split
@@ -76,11 +76,14 @@ def render(kernel: Kernel, buffers: Iterable[Buffer], tiling: Tiling | Sequence[
     first = next((t for t in given if t is not None), None)
     kernel = unroll(kernel, (first or Tiling(1)).unroll, facts)
     parts = [two_dimensional(part, known) for part in split(kernel, facts)]
-    if len(parts) > 1 and together(parts):
-        return (_render(kernel.name, parts, known, choose_together(parts, first)),)
-    wanted = [first] * len(parts) if isinstance(tiling, Tiling) else given or [None] * len(parts)
-    names = [kernel.name] if len(parts) == 1 else [f"{kernel.name}_{n}" for n in range(len(parts))]
-    return tuple(_render(name, [part], known, [t or choose(part, known)]) for name, part, t in zip(names, parts, wanted, strict=True))
+    dealt = portions(parts) if len(parts) > 1 and together(parts) else [[part] for part in parts]
+    wanted = [first] * len(dealt) if isinstance(tiling, Tiling) else given or [None] * len(dealt)
+    names = [kernel.name] if len(dealt) == 1 else [f"{kernel.name}_{n}" for n in range(len(dealt))]
+
+    def launch(name: str, some: Sequence[Part], own: Tiling | None) -> TritonKernel:
+        return _render(name, some, known, choose_together(some, own) if len(some) > 1 else [own or choose(some[0], known)])
+
+    return tuple(launch(name, some, own) for name, some, own in zip(names, dealt, wanted, strict=True))
 
 
 def render_program(program: Program, tiling: Tiling | None = None) -> dict[str, tuple[TritonKernel, ...]]:

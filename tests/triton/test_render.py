@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import sympy
 
-from precast.codegen.triton_choose import choose
+from precast.codegen.triton_choose import MOST_TOGETHER, choose
 from precast.codegen.triton_compile import PTX, architecture, compile_cubin, compile_images
 from precast.codegen.triton_ops import HELPERS, ROWS, Unsupported, needed_helpers
 from precast.codegen.triton_render import TritonKernel, render, render_program
@@ -122,6 +122,21 @@ def test_equal_kernels_are_compiled_once() -> None:
     assert images[0] is images[2]
     assert [i.entry for i in images] == [kernel.entry, other.entry, kernel.entry]
     assert images[1].image == compile_cubin(other, "sm_80").image
+
+
+def test_many_small_parts_are_dealt_to_launches_of_bounded_size() -> None:
+    """One kernel of two hundred buffers took Triton three seconds while the other threads had nothing to do."""
+    axes = tuple(Axis(axis_symbol(f"i{n}"), 64 + 32 * n) for n in range(20))
+    stores: list[Store] = []
+    buffers: list[Buffer] = []
+    for n in range(100):
+        axis = axes[n % 20]
+        buffers += [Buffer(name, DType.F32, (axis.extent,), (1,)) for name in (f"in{n}", f"out{n}")]
+        stores.append(Store(f"out{n}", axis.symbol, Load(f"in{n}", axis.symbol, DType.F32), axes=(axis,)))
+    launches = render(Kernel("many", axes, tuple(stores)), buffers)
+    assert len(launches) == 4 and all(len(k.arguments) <= MOST_TOGETHER for k in launches)
+    assert sorted(a.buffer or "" for k in launches for a in k.arguments) == sorted(b.name for b in buffers)
+    assert len({k.name for k in launches}) == len(launches)
 
 
 def test_sizes_known_at_run_time_have_two_widths() -> None:
