@@ -88,9 +88,9 @@ class Chooser:
         """Whether a product with a weight of so many elements is to be measured."""
         return self.thorough or elements <= WEIGHT_LIMIT
 
-    def product_default(self, packed: bool) -> str:
-        """Who computes a product where nothing is measured, or too noisily: MKL on an Intel chip, but for prepared weights."""
-        return "mkl" if self.measure and not packed and cpu_model().startswith("GenuineIntel") else "onednn"
+    def product_default(self) -> str:
+        """Who computes a product where nothing is measured, or too noisily, or none is clearly faster: MKL on an Intel chip."""
+        return "mkl" if self.measure and cpu_model().startswith("GenuineIntel") else "onednn"
 
     def pick(self, key: str, candidates: Candidates, default: str) -> str:
         """The fastest of `candidates`; `default` without measuring, or where no other is faster by a margin."""
@@ -168,25 +168,44 @@ def as_seen(step: Gemm) -> Gemm:
     return replace(step, a=view(step.a), b=view(step.b), bias=bias, residual=residual)
 
 
-def gemm_candidates(step: Gemm, buffers: Mapping[str, Buffer], packed: bool) -> Candidates:
-    """oneDNN on the ordinary (or the `packed`) weight, against MKL and a pass that adds the bias.
+_IN_PLACE: dict[str, Callable[[torch.Tensor], object]] = {
+    "relu": torch.relu_, "gelu": torch.ops.aten.gelu_.default, "gelu_tanh": lambda t: torch.ops.aten.gelu_.default(t, approximate="tanh"),
+    "sigmoid": torch.sigmoid_, "tanh": torch.tanh_, "silu": torch.ops.aten.silu_.default, "hardswish": torch.ops.aten.hardswish_.default,
+}  # fmt: skip
+"""A pass over a product's result that costs what its activation costs; the others of `POST_OPS` cost what relu does."""
 
-    Activations are left out: after MKL a kernel of ours computes them, whose time `out`'s pass stands for.
+
+def gemm_candidates(step: Gemm, buffers: Mapping[str, Buffer], packed: bool) -> Candidates:
+    """oneDNN, which takes bias, activation or residual itself, on the ordinary (or the `packed`) weight, against MKL and one more pass.
+
+    The pass stands for a kernel of ours, which does everything that follows a product of MKL's at once.
     """
     dtype = torch_dtype(buffers[step.a.buffer])
     m, n = int(step.a.size[0]), int(step.b.size[1])
+    fused = step.activation in POST_OPS and step.residual is None
+    name, algorithm = POST_OPS[step.activation] if fused else ("none", "none")
+    scalars: list[float] = list(step.activation_args) if fused else []
 
     def make() -> dict[str, Callable[[], object]]:
         bias = None if step.bias is None else torch.full((n,), 0.5, dtype=dtype)
         a, b = tensor(step.a, dtype), tensor(step.b, dtype)
         weight = torch.ops.mkldnn._reorder_linear_weight(b.t(), m) if packed else b.t()
-        out = torch.empty(m, n, dtype=dtype)
+        out, other = torch.empty(m, n, dtype=dtype), torch.full((m, n), 0.5, dtype=dtype)
+
+        def onednn() -> object:
+            if step.residual is not None:
+                return torch.ops.mkldnn._linear_pointwise(a, other, weight, bias, "add")
+            return torch.ops.mkldnn._linear_pointwise(a, weight, bias, name, scalars, algorithm)
 
         def mkl() -> object:
             torch.mm(a, b, out=out)
+            if step.activation != "none":
+                return _IN_PLACE.get(step.activation, torch.relu_)(out)
+            if step.residual is not None:
+                return out.add_(other)
             return out if bias is None else out.add_(bias)
 
-        return {"onednn": lambda: torch.ops.mkldnn._linear_pointwise(a, weight, bias, "none", [], "none"), "mkl": mkl}
+        return {"onednn": onednn, "mkl": mkl}
 
     return make
 

@@ -154,8 +154,8 @@ def product_library(step: Gemm, buffers: Mapping[str, Buffer], chooser: Chooser,
         return "aten"
     if known(*step.b.size) and chooser.worth_it(int(step.b.size[0]) * int(step.b.size[1])):
         seen = as_seen(step)
-        key = gemm_key(seen, buffers) + (" packed" if packed else "")
-        winner = chooser.pick(key, gemm_candidates(seen, buffers, packed), chooser.product_default(packed))
+        key = f"{gemm_key(seen, buffers)} with what follows{' packed' if packed else ''}"
+        winner = chooser.pick(key, gemm_candidates(seen, buffers, packed), chooser.product_default())
         return "aten" if winner == "mkl" else "onednn"
     return "onednn"
 
