@@ -151,6 +151,8 @@ def _refuse_unsupported(state: Any, captured: Any, inputs: int) -> None:
     for i, info in enumerate(metadata.input_info):
         if info.mutation_type is MutationType.MUTATED_OUT_GRAPH:
             raise CaptureRefused(f"graph input {i} changes its shape, strides or storage in place (such as by t_, resize_ or set_)")
+    if any("resize_storage_bytes_" in str(n.target) for n in captured.graph_module.graph.nodes if n.op == "call_function"):
+        raise CaptureRefused("the traced code gives or takes a tensor's memory (untyped_storage().resize_)")
     placeholders = sum(1 for n in captured.graph_module.graph.nodes if n.op == "placeholder")
     if placeholders != inputs:
         raise CaptureRefused("two inputs share memory and the traced code writes one of them", shared_memory=True)

@@ -276,9 +276,19 @@ class HostWriter(ABC):
                 self.call("aoti_torch_get_data_ptr", f"inputs[{position}], (void**)&{self.pointer(item)}", f"input {position}")
         self.python.append(f"def {self.program.name or 'run'}({', '.join(str(i) for i in self.program.inputs)}):")
         emit_bindings(self)
-        for item in self.program.inputs:
+        for position, item in enumerate(self.program.inputs):
             if isinstance(item, str):
+                if item in self.last_use:
+                    self.has_memory(position, item)
                 self.bound(item)
+
+    def has_memory(self, position: int, name: str) -> None:
+        """Ends the call where an input has elements and no memory, such as after `t.untyped_storage().resize_(0)`."""
+        count = sympy.Mul(*self.buffers[name].size)
+        if count == 0:
+            return
+        some = "" if count.is_Integer else f" && ({self.size(count)}) > 0"
+        self.add(f"if (__builtin_expect(!{self.pointer(name)}, 0){some}) return say_no_memory({position}, error, capacity);")
 
     @property
     def prepares(self) -> bool:
@@ -424,6 +434,7 @@ class HostWriter(ABC):
             if isinstance(item, str) and item in needed:
                 self.handle[item] = f"inputs[{position}]"
                 self.call("aoti_torch_get_data_ptr", f"inputs[{position}], (void**)&{self.pointer(item)}", f"input {position}")
+                self.has_memory(position, item)
                 self.bound(item)
         self.point_at_literals()
         self.persistent()

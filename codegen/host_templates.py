@@ -26,6 +26,10 @@ static int say_index(const Error& fault, char* error, int64_t capacity) {
   else snprintf(error, room, "I: index %lld is out of bounds for a dimension with size %lld", index, size);
   return 1;
 }
+static int __attribute__((noinline, cold, unused)) say_no_memory(int position, char* error, int64_t capacity) {
+  if (capacity > 0) snprintf(error, (__SIZE_TYPE__)capacity, "E:%d", position);
+  return 1;
+}
 static int64_t __attribute__((unused)) double_bits(double x) { int64_t bits; __builtin_memcpy(&bits, &x, 8); return bits; }
 static bool differs(void* const* table, void* tensor, int64_t rank, const int64_t* sizes, const int64_t* strides) {
   int64_t* have = 0;

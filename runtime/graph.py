@@ -108,7 +108,7 @@ class PythonGraphCall:
             if stamp != self._stamp:
                 inputs, handles = input_words(self.spec, values)
                 try:
-                    self._prepared = Prepared(self.library, self.library.prepare_state(inputs))
+                    self._prepared = Prepared(self.library, self.library.prepare_state(inputs, self.spec.inputs))
                 finally:
                     delete_handles(handles)
                 self._stamp = stamp
@@ -140,7 +140,7 @@ def graph_call(library: Library, spec: GraphSpec, bound: Sequence[torch.Tensor])
     sources = tuple(numbers[i] if i in numbers else item.position if item.read is None else item.read for i, item in enumerate(spec.inputs))
     kinds = "".join({"int": "i", "float": "f"}.get(item.kind, "t") for item in spec.inputs)
     addresses = (library.run, library.prepare, library.release, library.table)
-    call: Callable[..., Any] = native.GraphCall(*addresses, sources, kinds, spec.raw_kinds, tuple(bound), spec.finish, library)
+    call: Callable[..., Any] = native.GraphCall(*addresses, sources, kinds, spec.raw_kinds, tuple(bound), spec.finish, library, spec.inputs)
     return call
 
 
@@ -196,7 +196,7 @@ def run_library(
         delete_handles(handles)
     if failed:
         delete_handles([outputs[i] or 0 for i, kind in enumerate(spec.raw_kinds) if kind == "t" and outputs[i]])
-        raise_run_error(error.value.decode(errors="replace"))
+        raise_run_error(error.value.decode(errors="replace"), spec.inputs)
     return tuple(
         take_handle(outputs[i] or 0) if kind == "t" else ctypes.c_int64(outputs[i] or 0).value for i, kind in enumerate(spec.raw_kinds)
     )

@@ -12,10 +12,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from precast.artifact_store.records import GraphInput
 from precast.runtime.cuda_driver import driver_library, driver_problem, is_driver_symbol
 from precast.runtime.errors import LoadError
 from precast.runtime.externs import PENDING, Externs, take_exception
 from precast.runtime.locks import Lock
+from precast.runtime.paths import describe
 from precast.runtime.ptx import loadable
 from precast.runtime.source import BlobSource
 
@@ -147,14 +149,15 @@ class Library:
         self._image_sizes = (ctypes.c_int64 * (count + 1))(*map(len, self._images), 0)
         _IMAGES(address)(ctypes.addressof(self._image_addresses), ctypes.addressof(self._image_sizes), count)
 
-    def prepare_state(self, inputs: ctypes.Array[ctypes.c_void_p]) -> int:
-        """Run `precast_prepare` on input handles; the state's address, 0 where the library has nothing to prepare."""
+    def prepare_state(self, inputs: ctypes.Array[ctypes.c_void_p], graph: Sequence[GraphInput] = ()) -> int:
+        """Run `precast_prepare` on handles of the graph's inputs; the state's address, 0 where the library has nothing to prepare."""
         if not self.prepare:
             return 0
         state = ctypes.c_void_p()
         error = ctypes.create_string_buffer(ERROR_CAPACITY)
         if _PREPARE(self.prepare)(self.table, ctypes.addressof(inputs), ctypes.addressof(state), error, ERROR_CAPACITY):
-            raise RuntimeError(f"preparing weights failed: {error.value.decode(errors='replace')}")
+            message = error.value.decode(errors="replace")
+            raise_run_error(message if message.startswith("E:") else f"preparing weights failed: {message}", graph)
         return state.value or 0
 
     def release_state(self, state: int) -> None:
@@ -194,15 +197,23 @@ def _found(digest: str, what: str, find: Callable[[str], Path | None]) -> Path:
     return path
 
 
-def raise_run_error(message: str) -> None:
-    """Turn the text that `precast_run` left into an exception.
+def raise_run_error(message: str, inputs: Sequence[GraphInput] = ()) -> None:
+    """Turn the text that `precast_run` or `precast_prepare` left into an exception; `inputs`: those of the graph.
 
-    "I:" marks an index error, `externs.PENDING` what an op raised in Python; an allocator's complaint becomes torch's own class.
+    "I:" marks an index error, "E:" the number of an input without memory, `externs.PENDING` what an op raised in Python; an allocator's
+    complaint becomes torch's own class.
     """
     if message.startswith(PENDING) and (problem := take_exception()) is not None:
         raise problem
     if message.startswith("I:"):
         raise IndexError(message[2:].strip())
+    if message.startswith("E:"):
+        number = int(message[2:])
+        name = describe(inputs[number].path) if number < len(inputs) else f"input {number} of a compiled graph"
+        raise RuntimeError(
+            f"{name} has elements but no memory: its storage was resized to 0 bytes, as FSDP does with parameters between their uses; "
+            "give it its memory back before the call (with FSDP: unshard the module first)"
+        )
     if "CUDA out of memory" in message:
         import torch
 

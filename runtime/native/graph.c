@@ -22,6 +22,17 @@ static void state_drop(GraphCall *self, State *state) {
     }
 }
 
+/* Sets the exception that the text stands for: one place knows how (runtime/library.py). */
+static void raise_run_error(GraphCall *self, const char *error) {
+    PyObject *module = PyImport_ImportModule("precast.runtime.library");
+    PyObject *text = module ? PyUnicode_DecodeUTF8(error, (Py_ssize_t)strlen(error), "replace") : NULL;
+    PyObject *result = text ? PyObject_CallMethod(module, "raise_run_error", "OO", text, self->described) : NULL;
+    if (result) PyErr_SetString(PyExc_SystemError, "raise_run_error returned");
+    Py_XDECREF(result);
+    Py_XDECREF(text);
+    Py_XDECREF(module);
+}
+
 /* The state for the bound tensors as they are now, with one more user. NULL with an exception set when preparing failed; NULL, and
  * `prepare` gone, when the library has nothing to prepare. */
 static State *state_current(GraphCall *self, void **words) {
@@ -37,7 +48,8 @@ static State *state_current(GraphCall *self, void **words) {
         if (!fresh) return (State *)PyErr_NoMemory();
         if (self->prepare(self->table, words, &fresh->value, error, ERROR_CAPACITY)) {
             PyMem_Free(fresh);
-            PyErr_Format(PyExc_RuntimeError, "preparing weights failed: %s", error);
+            if (!strncmp(error, "E:", 2)) raise_run_error(self, error);
+            else PyErr_Format(PyExc_RuntimeError, "preparing weights failed: %s", error);
             return NULL;
         }
         if (!fresh->value) { /* this library keeps no copies: nothing to look after from now on */
@@ -160,17 +172,6 @@ PyObject *graph_finish(GraphCall *self, PyObject *finish, PyObject *raw, PyObjec
     return result;
 }
 
-/* Sets the exception that the text stands for: one place knows how (runtime/library.py). */
-static void raise_run_error(const char *error) {
-    PyObject *module = PyImport_ImportModule("precast.runtime.library");
-    PyObject *text = module ? PyUnicode_DecodeUTF8(error, (Py_ssize_t)strlen(error), "replace") : NULL;
-    PyObject *result = text ? PyObject_CallMethod(module, "raise_run_error", "O", text) : NULL;
-    if (result) PyErr_SetString(PyExc_SystemError, "raise_run_error returned");
-    Py_XDECREF(result);
-    Py_XDECREF(text);
-    Py_XDECREF(module);
-}
-
 /* New handles of the tensors in `homes`, for the library to write into. */
 static int lend(GraphCall *self, PyObject *homes, void **outputs) {
     if (!PyTuple_Check(homes) || PyTuple_GET_SIZE(homes) != self->outputs) {
@@ -218,7 +219,7 @@ static PyObject *run_graph(PyObject *object, PyObject *homes, PyObject *const *a
     Py_END_ALLOW_THREADS
     if (failed) {
         drop_outputs(self, outputs);
-        raise_run_error(error);
+        raise_run_error(self, error);
     } else {
         result = collect_outputs(self, outputs);
         if (result && self->finish) {
@@ -264,13 +265,13 @@ static int add_read(GraphCall *self, Py_ssize_t input, PyObject *given, Py_ssize
     return 0;
 }
 
-/* GraphCall(run, prepare, release, table, sources, input_kinds, output_kinds, bound, finish, library) */
+/* GraphCall(run, prepare, release, table, sources, input_kinds, output_kinds, bound, finish, library, described inputs) */
 static PyObject *graph_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords) {
     unsigned long long run, prepare, release, table;
-    PyObject *sources, *bound, *finish, *library;
+    PyObject *sources, *bound, *finish, *library, *described;
     const char *input_kinds, *output_kinds;
-    if (!PyArg_ParseTuple(arguments, "KKKKO!ssO!OO", &run, &prepare, &release, &table, &PyTuple_Type, &sources, &input_kinds, &output_kinds,
-                          &PyTuple_Type, &bound, &finish, &library))
+    if (!PyArg_ParseTuple(arguments, "KKKKO!ssO!OOO!", &run, &prepare, &release, &table, &PyTuple_Type, &sources, &input_kinds, &output_kinds,
+                          &PyTuple_Type, &bound, &finish, &library, &PyTuple_Type, &described))
         return NULL;
     if (!layout.ready || (prepare && layout.version_pointer < 0))
         return PyErr_Format(PyExc_RuntimeError, "the native runtime does not know this torch's tensor layout");
@@ -322,6 +323,7 @@ static PyObject *graph_new(PyTypeObject *type, PyObject *arguments, PyObject *ke
     self->bound = Py_NewRef(bound);
     self->finish = finish == Py_None ? NULL : Py_NewRef(finish);
     self->library = Py_NewRef(library);
+    self->described = Py_NewRef(described);
     return (PyObject *)self;
 }
 
@@ -330,6 +332,7 @@ static int graph_traverse(PyObject *object, visitproc visit, void *arg) {
     Py_VISIT(self->bound);
     Py_VISIT(self->finish);
     Py_VISIT(self->library);
+    Py_VISIT(self->described);
     return 0;
 }
 
@@ -346,6 +349,7 @@ static void graph_dealloc(PyObject *object) {
     Py_XDECREF(self->bound);
     Py_XDECREF(self->finish);
     Py_XDECREF(self->library);
+    Py_XDECREF(self->described);
     PyMem_Free(self->sources);
     PyMem_Free(self->stamps);
     PyMem_Free(self->reads);

@@ -42,6 +42,7 @@ typedef struct {
     PyObject *bound;  /* tuple of tensors */
     PyObject *finish; /* (raw, inputs) -> outputs, or NULL */
     PyObject *library;
+    PyObject *described; /* of the inputs, for messages: tuple of GraphInput */
     State *state;
     Stamp *stamps; /* of the bound tensors when `state` was made */
 } GraphCall;

@@ -196,6 +196,17 @@ def shifted(tensor: torch.Tensor, elements: int) -> torch.Tensor:
     return room[start : start + tensor.numel()].view(tensor.shape).copy_(tensor)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_an_input_without_memory_is_refused_before_a_kernel_reads_it(dynamic: bool) -> None:
+    stub = on_stub(lambda x, y: x * 2 + y, r(6, 4), r(4), dynamic=dynamic)
+    gone = r(5 if dynamic else 6, 4)
+    gone.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="E:0"):
+        stub(gone, r(4))
+    if dynamic:
+        assert stub(r(0, 4), r(4))[0].shape == (0, 4)
+
+
 def test_misaligned_inputs_are_copied() -> None:
     stub = on_stub(perceptron, *(inputs := CASES["perceptron"][1]()))
     stub(*inputs)
