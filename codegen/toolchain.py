@@ -211,7 +211,7 @@ def _begun(arguments: list[str], folder: Path) -> Iterator[subprocess.Popen[str]
 
 _NO_PROCESS = (errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-_ELSEWHERE = "Free some space, or let TMPDIR name a folder with room, and start the program again"
+_ELSEWHERE = "Free some space, or start the program again with a TMPDIR that names a folder with room"
 _MEND = "Mend or replace the compiler, and start the program again"
 _LITTLE = 16 << 20
 """Bytes that are too few for a compilation. The compiler removes what it began, so that some are free again once it has failed."""
@@ -247,9 +247,9 @@ def _stopped(status: int, said: str, errors: bool, folder: Path) -> str:
     if any(os.strerror(number) in said for number in _NO_ROOM) or (not errors and free < _LITTLE):
         return _full(folder)
     if status in (-signal.SIGKILL, 128 + signal.SIGKILL) or _KILLED.search(said):
-        return "it was killed, most likely because memory ran out. Allow for more memory, or compile less at once"
+        return "it was killed, most likely because memory ran out. Free memory, allow for more, or compile less at once"
     if status < 0:
-        return f"{signal.Signals(-status).name} ended it. Start the program again"
+        return f"{signal.Signals(-status).name} ended it"
     if not said.strip():
         return (
             f"it ended with status {status} and said nothing. Usually memory ran out, or the disk did: "

@@ -67,7 +67,7 @@ def precast(
         if strict():
             raise
         logger("runtime").log(failure_level(error), "%s: compiling failed", name, exc_info=True)
-        return _eager(name, f"compiling it failed{failure_text(error)}"[:500], original)
+        return _eager(name, f"compiling it failed{failure_text(error, 'torch.compiler.reset()')}"[:500], original)
 
 
 def _function_name(gm: torch.fx.GraphModule) -> str:

@@ -121,11 +121,15 @@ def failure_level(error: Exception) -> int:
     return logging.INFO if isinstance(error, CompileStopped) else logging.ERROR
 
 
-def failure_text(error: Exception) -> str:
-    """Why compiling failed, to go behind "compiling it failed": the machine's fault where that is known, and else a bug of precast."""
+def failure_text(error: Exception, reset: str = "precast.reset()") -> str:
+    """Why compiling failed, to go behind "compiling it failed": the machine's fault where that is known, and else a bug of precast.
+
+    `reset`: the call that makes this process compile it again.
+    """
+    again = f" (once that is mended, {reset} or a new start of the program compiles it)"
     if isinstance(error, CompileStopped):
-        return f": {error}"
+        return f"{again}: {error}"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f" of {error.filename}" if error.filename else ""
-        return f": there is no room left on the disk{where}. Free some space and start the program again"
+        return f"{again}: there is no room left on the disk{where}. Free some space"
     return f", which is a bug of precast (PRECAST_STRICT=1 raises it): {type(error).__name__}: {error}"

@@ -180,10 +180,33 @@ def test_a_users_call_on_a_full_disk(door: str, how: str, script: Script, monkey
         for _ in range(3):
             torch.testing.assert_close(call(X), product(X))
     (warning,) = [str(w.message) for w in caught]
-    assert "compiling it failed: " in warning and f"no room left on the disk of {tmp_path}/tmp" in warning and "bug" not in warning
+    assert "compiling it failed (" in warning and f"no room left on the disk of {tmp_path}/tmp" in warning and "bug" not in warning
 
 
 def test_fullgraph_raises_it(script: Script, tmp_path: Path) -> None:
     script("kill -9 $$")
     with torch.no_grad(), pytest.raises(CompileStopped, match="most likely because memory ran out"):
         precast.compile(product, fullgraph=True, store=tmp_path / "store")(X)
+
+
+@pytest.mark.parametrize("door", ["precast.compile", "torch.compile"])
+def test_what_the_warning_names_compiles_it_again(door: str, script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("PRECAST_STRICT", raising=False)
+    monkeypatch.setenv("PRECAST_STORE", str(tmp_path / "store"))
+    script('test -e "$COMPILERS_MAY_RUN" || kill -9 $$; exec $CXX "$@"')
+    may_run = tmp_path / "may_run"
+    monkeypatch.setenv("COMPILERS_MAY_RUN", str(may_run))
+    torch._dynamo.reset()
+    mine = door == "precast.compile"
+    call, name = (
+        (precast.compile(product), "precast.reset()") if mine else (torch.compile(product, backend="precast"), "torch.compiler.reset()")
+    )
+    with torch.no_grad():
+        with pytest.warns(
+            UserWarning, match=re.escape(f"once that is mended, {name}") + ".*most likely because memory ran out. Free memory"
+        ):
+            call(X)
+        may_run.touch()
+        (precast.reset if mine else torch.compiler.reset)()
+        torch.testing.assert_close(call(X), product(X))
+    assert [*(tmp_path / "store" / "programs").rglob("*.msgpack")]
