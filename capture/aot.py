@@ -29,6 +29,7 @@ from precast.capture.higher_order import expand_higher_order
 from precast.capture.one_device import on_one_device
 from precast.capture.sources import NotPortable
 from precast.capture.symbols import SymbolTable
+from precast.capture.unexpressed import sizes_expressed
 from precast.capture.user_kernels import LAUNCH, is_launch, writes_known
 
 Decompositions = Mapping[Any, Callable[..., Any]]
@@ -55,6 +56,7 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
     _drop_idle_dropout(gm)
     floats = float_positions(gm)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(sizes_expressed(example_inputs))
         prepared = _prepare(gm, example_inputs, dict(decompositions))
         call, own_tensors, fake_args, descriptions, config, fake_mode, shape_env, activations = prepared
         if own_tensors:

@@ -213,3 +213,22 @@ def test_what_depends_on_data_stays_in_the_graph(option: str, function: Callable
             torch.testing.assert_close(compiled(x), function(x))
         report = precast.explain(compiled)(x)
         assert bool(report.graphs) and (not report.breaks) == asked
+
+
+def _rows(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    return x[: n.item()] * 2
+
+
+@torch.no_grad()
+def test_a_size_that_torch_cannot_express_is_no_bug_of_precast(tmp_path: Path) -> None:
+    options = {"capture_scalar_outputs": True}
+    compiled = precast.compile(_rows, store=tmp_path, options=options)
+    empty, x, n = torch.randn(0, 3), torch.randn(6, 3), torch.tensor(2)
+    with pytest.warns(
+        UserWarning, match="torch cannot express a size here that depends on data, as part of a tensor without elements.*test_options.py:"
+    ):
+        assert compiled(empty, n).shape == (0, 3)
+    torch.testing.assert_close(compiled(x, n), x[:2] * 2)
+    assert len(precast.explain(compiled)(x, n).graphs) == 1, "other calls are compiled"
+    with pytest.raises(precast.PrecastError, match="torch cannot express a size"):
+        precast.compile(_rows, store=tmp_path, options=options, fullgraph=True)(empty, n)
