@@ -37,6 +37,8 @@ class LibraryCall:
     how: How
     packed: int | None = None
     """Number of the (first) prepared weight in the library's own layout that takes the place of the ordinary one (under `freeze`)."""
+    over: bool = False
+    """The result is written over the residual, which dies with this call (`over_residuals.py`)."""
 
     @property
     def out(self) -> str:

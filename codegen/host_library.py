@@ -174,8 +174,9 @@ def _onednn_conv(writer: Writer, step: Conv, chosen: LibraryCall, label: str) ->
         other, number = writer.view_handle(step.residual, label), len(writer.python)
         writer.add(f"const char* pu{number} = {name};")
         unary = f"&pu{number}" if step.activation != "none" else "0"
-        arguments = f'{x}, {other}, {w}, {bias}, {shape}, "add", 0, {unary}, 0, 0, 0, &{target}'
-        writer.call("aoti_torch_cpu_mkldnn__convolution_pointwise_binary", arguments, label)
+        operands = f"{other}, {x}" if chosen.over else f"{x}, {other}"
+        arguments = f'{operands}, {w}, {bias}, {shape}, "add", 0, {unary}, 0, 0, 0, &{target}'
+        writer.call(f"aoti_torch_cpu_mkldnn__convolution_pointwise_binary{'_' if chosen.over else ''}", arguments, label)
     show_convolution(writer, step)
     writer.settle(step.out, target, label)
 

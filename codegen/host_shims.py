@@ -38,6 +38,10 @@ SHIMS: dict[str, str] = {
         "int32_t(*)(void*, void*, void*, void**, const int64_t*, int64_t, const int64_t*, int64_t, const int64_t*, int64_t, int64_t, "
         "const char*, double*, const char**, const double**, int64_t, const char**, void**)"
     ),
+    "aoti_torch_cpu_mkldnn__convolution_pointwise_binary_": (
+        "int32_t(*)(void*, void*, void*, void**, const int64_t*, int64_t, const int64_t*, int64_t, const int64_t*, int64_t, int64_t, "
+        "const char*, double*, const char**, const double**, int64_t, const char**, void**)"
+    ),
     "aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu": (
         "int32_t(*)(void*, void*, void*, double, int32_t, void**, double*, void**, void**)"
     ),

@@ -21,6 +21,7 @@ from precast.codegen.expand import LibraryCall, Pack, RunStep, expand, pack_weig
 from precast.codegen.host_library import writes_in_place
 from precast.codegen.host_templates import ERROR
 from precast.codegen.mkl_products import bare_mkl_products
+from precast.codegen.over_residuals import write_over_residuals
 from precast.codegen.toolchain import compile_shared, find_compiler, lanes_of, native_level
 from precast.codegen.winograd import winograd_source
 from precast.lowering.effects import lasting_inputs
@@ -60,6 +61,7 @@ def compile_program(program: Program, target: str, options: Mapping[str, Any] | 
     packs: list[Pack] = []
     if weights:
         steps, packs = pack_weights(steps, weights, buffers, lanes)
+    steps = write_over_residuals(steps, program)
     if program.workspace:
         program = plan_memory(program, elsewhere=_library_owned(steps))
     prepare = expand(program, program.prepare, chooser, "prepare")
