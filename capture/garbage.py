@@ -18,6 +18,9 @@ SELDOM = 100_000
 NEVER = 2**31 - 1
 """Collections of the middle generation between two full ones."""
 
+FEW = 1_000
+"""Frozen objects that say nothing: from 3.12 on the interpreter freezes some hundreds of its own; a program that freezes, ten thousands."""
+
 _LOCK = Lock()
 _before: list[tuple[int, int, int]] = []
 
@@ -48,7 +51,7 @@ def seldom_collected() -> Iterator[None]:
 
 def _age() -> None:
     """All objects belong to the oldest generation; where somebody has frozen some, thawing would thaw those too."""
-    if not gc.get_freeze_count():
+    if gc.get_freeze_count() < FEW:
         gc.freeze()
         gc.unfreeze()
 
