@@ -187,6 +187,16 @@ class Store:
         log.info("put: %s: artifact %s for %s", manifest.program_name, manifest.artifact_id[:12], manifest.target)
         return manifest.artifact_id
 
+    def check_writable(self) -> None:
+        """Raises StoreError where an artifact could not be put now; for whoever is about to work long for one."""
+        self._writable()
+        try:
+            self._prepare()
+            for folder in ("objects", "programs"):
+                self._folder.probe(folder)
+        except OSError as error:
+            raise StoreError(f"cannot write to the store at {self.root}: {error.strerror or error}; {_advice()}") from error
+
     def try_put(self, manifest: Manifest, blobs: Mapping[str, bytes]) -> str | None:
         """`put`, except that a store that cannot be written is logged and answered by None: for the user's call path."""
         try:

@@ -50,6 +50,15 @@ class Folder:
             raise
         sync_folder(target.parent)
 
+    def probe(self, folder: str) -> None:
+        """Raises OSError where a file cannot be put into `folder`, which is made where it is missing."""
+        self.make_folder(self.path(folder))
+        aside = self.path(f"{folder}/{TEMPORARY_PREFIX}{os.getpid()}-{secrets.token_hex(6)}")
+        try:
+            aside.write_bytes(b"probe")
+        finally:
+            aside.unlink(missing_ok=True)
+
     def put_new(self, name: str, data: bytes) -> None:
         """Keep content-addressed `data`, read-only. What is there already and sound is kept (its time renewed, so that prune spares it)."""
         path = self.path(name)

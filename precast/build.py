@@ -15,7 +15,7 @@ import precast
 from precast.artifact_store import Manifest, Store
 from precast.build_file import Loaded
 from precast.runtime.entry import Entry
-from precast.runtime.errors import OptionError
+from precast.runtime.errors import OptionError, StoreUnwritable
 from precast.runtime.marks import marked
 from precast.runtime.options import merge_options
 from precast.runtime.precompile import Traced, traced_for
@@ -103,6 +103,8 @@ class Job:
                     name=spec.label,
                     dynamic_shapes=spec.dynamic_shapes,
                 )
+            except StoreUnwritable:
+                raise  # for all programs
             except Exception as error:  # one program that fails must not stop the others; the report names it
                 log.info("%s", spec.name, exc_info=True)
                 return f"{type(error).__name__}: {error} (PRECAST_LOGS=driver shows where)"

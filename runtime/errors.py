@@ -57,6 +57,10 @@ class CompileStopped(PrecastError):
     """The machine ended a compilation: no room on a disk, no memory. The program runs eagerly; with `fullgraph=True` this is raised."""
 
 
+class StoreUnwritable(PrecastError):
+    """What is to be compiled ahead of time could not be kept: raised before it is compiled."""
+
+
 class LoadError(PrecastError):
     """An artifact of the store cannot be used here (damaged, foreign, a symbol is missing). Always turned into a logged miss."""
 

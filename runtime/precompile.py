@@ -28,7 +28,7 @@ _STAND_INS = "precast.device_free"  # imported where it is wanted: it knows the 
 class SignatureReport:
     """`outcome`: "hit" (already stored), "compiled", "skipped" (stays plain Python, what it calls is compiled) or "eager", with the reason.
 
-    `seconds`: wall time.
+    `index`: the signature's number, from 1. `seconds`: wall time.
     """
 
     index: int
@@ -87,7 +87,8 @@ def precompile(
     Grad mode and the other global state are those at the call: wrap it in `torch.no_grad()` to prepare inference. `dynamic_shapes`: which
     dimensions are symbolic, for every signature, in torch.export's form (`runtime/marks.py`). Raises OptionError for bad options and
     shapes, PrecastError where a signature is not `(args, kwargs)`, MarkError where a dimension that was marked as dynamic allows one size
-    only. What cannot be compiled is in the report, not raised.
+    only, StoreUnwritable where something is to be compiled and the store cannot be written. What cannot be compiled is in the report, not
+    raised.
     For a GPU target the tensors need not be on a GPU: a copy is traced whose tensors stand for ones on it (`capture/standins.py`).
     """
     if isinstance(targets, str):
@@ -98,15 +99,15 @@ def precompile(
     label = made.label if made is not None and name is None else name
     reports: list[SignatureReport] = []
     program = None
-    calls = [_checked(signature, index) for index, signature in enumerate(signatures)]
+    calls = [_checked(signature, index) for index, signature in enumerate(signatures, 1)]
     for target in targets or ((own.options["target"] if own is not None else None) or "cpu:native",):
         traced = traced_for(target, model, calls)
         merged = {**own.options, "target": target} if own is not None else merge_options(mode, options, target=target)
         site = Site(traced.model, Settings(merged, opened, label))
-        for index, (args, kwargs) in enumerate(traced.calls):
+        for index, (args, kwargs) in enumerate(traced.calls, 1):
             program, entry = site.program_for_call()
             if progress is not None:
-                progress(f"{program.name}: signature {index + 1} of {len(signatures)} for {target}")
+                progress(f"{program.name}: signature {index} of {len(signatures)} for {target}")
             started = time.perf_counter()
             whole, keywords = (*entry.prefix, *args), {**entry.keywords, **kwargs}
             with contextlib.ExitStack() as stack:

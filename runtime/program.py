@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from precast.artifact_store import Manifest, Store
+from precast.artifact_store import Manifest, Store, StoreError
 from precast.artifact_store.guards import Guard
 from precast.artifact_store.manifest import GuardRow
 from precast.artifact_store.records import FrameRecord
@@ -34,6 +34,7 @@ from precast.runtime.errors import (
     RecompileForbidden,
     Refused,
     RegionError,
+    StoreUnwritable,
     failure_level,
     failure_text,
 )
@@ -212,7 +213,7 @@ class Program:
         """Make sure that a stored artifact serves this call, without running it: (outcome, artifact id, reason), see SignatureReport.
 
         A target that this machine cannot run is compiled for all the same; such an artifact is only stored. `here`: the call's tensors are
-        on a device of this machine, and no stand-ins.
+        on a device of this machine, and no stand-ins. Raises StoreUnwritable before it compiles what could not be kept.
         """
         local_values = self.locals_of(args, kwargs)
         known = self._known_here(local_values) if here and rank(self.target) is not None else self.stored(local_values)
@@ -220,6 +221,8 @@ class Program:
             return "hit", known, ""
         if self._skipped:
             return "skipped", "", self._eager_reason
+        if self.options["store_results"] and not skips.recall(self.store, self.key, compiles=False):
+            self._check_store()
         with _compile_lock:
             compiled = self._begin()
             try:
@@ -239,6 +242,12 @@ class Program:
         if isinstance(outcome, InProcess):
             return "eager", "", f"cannot be stored: {outcome.reason}"
         return "compiled", outcome, ""
+
+    def _check_store(self) -> None:
+        try:
+            self.store.check_writable()
+        except StoreError as error:
+            raise StoreUnwritable(f"{error}. Nothing was compiled for {self.name}") from error
 
     def _begin(self) -> Callable[[], None] | None:
         """Tell who waits for it that a compile begins; what to call when it ends."""

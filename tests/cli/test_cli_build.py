@@ -49,6 +49,19 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return folder, data(folder, "build", "b.toml")
 
 
+def test_a_store_that_cannot_be_written_ends_the_build_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "b.toml").write_text(FILE)
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "objects").write_text("in the way")
+    monkeypatch.setattr("precast.driver.compile_variant", lambda *given: pytest.fail("it compiles"))
+    for words in ([], ["--json"]):
+        result = CliRunner().invoke(main, ["build", str(tmp_path / "b.toml"), *words])
+        assert result.exit_code == 1, result.output
+        wanted = f"cannot write to the store at {tmp_path / 'store'}: "
+        assert wanted in result.output and "choose another folder with --store or PRECAST_STORE" in result.output
+        assert result.output.count("signature 1 of") == 1 and "signature 2 of" not in result.output
+
+
 def test_build_reports_every_signature(built: tuple[Path, Any]) -> None:
     folder, report = built
     assert report["good"] and report["store"] == str(folder / "store")

@@ -571,8 +571,30 @@ def test_precompile_reports(store: Store, compiler: Counting) -> None:
     again = precast.precompile(product, signatures, store=store)
     assert [item.outcome for item in again.signatures] == ["hit", "hit"] and again.to_dict()["ok"]
     torch.testing.assert_close(precast.load(product, store=store)(X, X), X * X)
-    with pytest.raises(precast.PrecastError, match="signature 0 must be"):
+    with pytest.raises(precast.PrecastError, match="signature 1 must be"):
         precast.precompile(product, [X], store=store)  # type: ignore[list-item]
+
+
+def test_signatures_are_counted_from_one(store: Store, compiler: Counting) -> None:
+    said: list[str] = []
+    report = precast.precompile(product, [((X, X), {}), ((X[:2], X[:2]), {})], store=store, progress=said.append)
+    assert [item.index for item in report.signatures] == [1, 2]
+    assert "signature 1 of 2" in said[0] and "signature 1 for" in str(report) and "signature 0" not in str(report)
+
+
+def test_precompile_into_what_cannot_be_written_compiles_nothing(tmp_path: Path, compiler: Counting) -> None:
+    stored = Store.open(tmp_path / "good")
+    assert precast.precompile(product, [((X, X), {})], store=stored).ok
+    compiler.frame_count = 0
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "programs").write_text("in the way")
+    for bad in (Store.open(tmp_path / "bad"), Store.open(tmp_path / "good", readonly=True), Store.open(tmp_path / "bad" / "programs")):
+        with pytest.raises(precast.PrecastError, match="store .*(bad|good).*. Nothing was compiled for .*product"):
+            precast.precompile(product, [((X[:2], X[:2]), {})], store=bad)
+    assert not compiler.frame_count
+    report = precast.precompile(product, [((X, X), {})], store=Store.open(tmp_path / "good", readonly=True))
+    assert [item.outcome for item in report.signatures] == ["hit"], "what is there needs no writing"
+    assert not [*(tmp_path / "bad").rglob(".tmp-*")]
 
 
 def test_precompile_of_a_compiled_program_makes_what_it_finds(store: Store, compiler: Counting) -> None:
