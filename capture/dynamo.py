@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 import torch.fx
 from torch._dynamo import config as dynamo_config
-from torch._dynamo import convert_frame, exc
+from torch._dynamo import convert_frame, exc, symbolic_convert
 from torch._dynamo.codegen import PyCodegen
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.source import TensorProperty, TensorPropertySource
@@ -115,6 +115,7 @@ def trace(
     drawn = random.getstate()
     try:
         with (
+            _without_headers(),
             _recorded_inlining(functions),
             _recorded_ids(compared),
             _recorded_reads(consumed),
@@ -232,6 +233,18 @@ def _where(error: Exception, function: types.FunctionType) -> str:
     if stack:
         return f"{stack[-1].filename}:{stack[-1].lineno}"
     return f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+
+
+@contextlib.contextmanager
+def _without_headers() -> Iterator[None]:
+    """For each call Dynamo writes a line to a log that is usually off; to name the function in it, it tokenizes every source file that it
+    meets: a twentieth of the trace.
+    """
+    if any(log.isEnabledFor(logging.DEBUG) for log in (symbolic_convert.trace_call_log, symbolic_convert.trace_source_log)):
+        yield
+        return
+    with mock.patch.object(symbolic_convert, "get_funcname", lambda filename, lineno: None):
+        yield
 
 
 @contextlib.contextmanager
