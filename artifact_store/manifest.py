@@ -21,12 +21,12 @@ from typing import Any
 
 from precast.artifact_store import layout
 from precast.artifact_store.errors import DamagedRecord, ForeignRecord, FutureFormat
-from precast.artifact_store.guards import Guard, Path, Predicate, canonical_order, guard_hash
+from precast.artifact_store.guard_table import GuardRow, pack_guards, unpack_guards
+from precast.artifact_store.guards import Guard, Predicate, canonical_order, guard_hash
 from precast.artifact_store.serial import Data, digest, pack, unpack
 
 FORMAT = 1
 MAGIC = "precast-manifest"
-GuardRow = tuple[Path, str, Data]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Manifest:
         Raises TypeError or ValueError, naming the field, for what is not plain data or breaks the schema.
         """
         ordered = canonical_order(guards)
-        guard_bytes = pack(guard_rows(ordered), "guards")
+        guard_bytes = pack_guards(guard_rows(ordered))
         head = {
             "format": FORMAT,
             "program_key": program_key,
@@ -173,10 +173,7 @@ class Manifest:
     @cached_property
     def guard_rows(self) -> tuple[GuardRow, ...]:
         """The guards as `(path, predicate, constant)` tuples: thousands per model, so no objects are built for them."""
-        rows = unpack(self._sections[1], "guards")
-        if type(rows) is not tuple or any(type(row) is not tuple or len(row) != 3 for row in rows):
-            raise DamagedRecord("guards: expected a list of (path, predicate, constant)")
-        return rows
+        return unpack_guards(self._sections[1])
 
     @cached_property
     def guards(self) -> tuple[Guard, ...]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from precast.artifact_store.guard_table import GuardRow
 from precast.artifact_store.guards import Guard, Predicate
-from precast.artifact_store.manifest import GuardRow
 from precast.runtime.checker import Checker, compile_checker
 from precast.runtime.global_state import global_state
 from precast.runtime.guard_eval import evaluate

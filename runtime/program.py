@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from precast.artifact_store import Manifest, Store, StoreError
+from precast.artifact_store.guard_table import GuardRow
 from precast.artifact_store.guards import Guard
-from precast.artifact_store.manifest import GuardRow
 from precast.artifact_store.records import FrameRecord
 from precast.runtime import code_digest, region, skips, stance
 from precast.runtime.backends import Backend

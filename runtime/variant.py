@@ -11,8 +11,9 @@ import torch
 
 from precast.artifact_store import Manifest
 from precast.artifact_store.errors import RecordError
+from precast.artifact_store.guard_table import GuardRow
 from precast.artifact_store.guards import Guard, Path, Predicate
-from precast.artifact_store.manifest import GuardRow, guard_rows
+from precast.artifact_store.manifest import guard_rows
 from precast.artifact_store.records import FrameRecord, GraphInput, GraphOutput
 from precast.runtime.devices import capabilities
 from precast.runtime.entry import Entry

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from precast.artifact_store.constants import tag, untag
+from precast.artifact_store.guard_table import GuardRow
 from precast.artifact_store.guards import Path, Predicate
-from precast.artifact_store.manifest import GuardRow
 from precast.runtime.paths import PathError, resolve
 
 Varied = dict[Path, tuple[tuple[str, int], ...]]

@@ -1,0 +1,74 @@
+"""The guards section: what goes in comes out, shared, in either form; anything else is a damaged record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from precast.artifact_store.errors import DamagedRecord
+from precast.artifact_store.guard_table import pack_guards, unpack_guards
+from precast.artifact_store.serial import pack
+
+LAYER = (("local", "self"), ("submodule", "layers"), ("submodule", "0"))
+ROWS = (
+    ((*LAYER, ("attr", "hooks")), "empty", None),
+    (LAYER, "type", "app:Layer"),
+    ((*LAYER, ("attr", "hooks")), "lacks_own", "forward"),
+    ((("state",),), "global_state", {"grad": True, "threads": 1}),
+    ((("local", "x"), ("item", ("int", 1))), "equals", 1),
+    ((("local", "x"), ("item", ("int", True))), "equals", True),
+    ((("local", "x"), ("item", ("int", 1.0))), "equals", 1.0),
+    ((("local", "x"), ("item", ("int", 0.0))), "equals", 0.0),
+    ((("local", "x"), ("item", ("int", -0.0))), "equals", -0.0),
+)
+
+
+def test_round_trip() -> None:
+    assert repr(unpack_guards(pack_guards(ROWS))) == repr(ROWS)  # repr: 1 is not True, 0.0 is not -0.0
+    assert unpack_guards(pack_guards(())) == ()
+
+
+def test_rows_in_full_are_read() -> None:
+    assert repr(unpack_guards(pack(ROWS))) == repr(ROWS)
+
+
+def test_what_rows_share_is_stored_and_read_once() -> None:
+    many = [((*LAYER, ("attr", f"name{i % 10}")), "equals", ("str", "x" * 100)) for i in range(1000)]
+    assert len(pack_guards(many)) < len(pack(many)) / 20
+    rows = unpack_guards(pack_guards(many))
+    assert rows[3][0] is rows[13][0] and rows[3][2] is rows[4][2]
+    assert rows[3][0][0] is rows[4][0][0]
+
+
+TABLE: dict[str, Any] = {"steps": [["local", "x"]], "predicates": ["empty"], "constants": [None], "paths": [-1, 0], "rows": [0, 0, 0]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"paths": [0, 0]},
+        {"paths": [-2, 0]},
+        {"paths": [-1]},
+        {"paths": [-1, 1]},
+        {"paths": [-1, -1]},
+        {"paths": None},
+        {"rows": [0, 0]},
+        {"rows": [0, 1, 0]},
+        {"rows": [0, 0, -1]},
+        {"rows": [0, False, 0]},
+        {"rows": "abc"},
+        {"steps": 3},
+    ],
+    ids=repr,
+)
+def test_a_table_that_does_not_hold_together_is_damaged(change: dict[str, Any]) -> None:
+    assert unpack_guards(pack(TABLE)) == (((("local", "x"),), "empty", None),)
+    with pytest.raises(DamagedRecord, match="guards"):
+        unpack_guards(pack({**TABLE, **change}))
+
+
+@pytest.mark.parametrize("data", [pack(3), pack([[1, 2]]), pack({"rows": []}), b"", b"\xc1"], ids=repr)
+def test_anything_else_is_damaged(data: bytes) -> None:
+    with pytest.raises(DamagedRecord, match="guards"):
+        unpack_guards(data)
