@@ -240,7 +240,7 @@ class _Outputs:
         if isinstance(value.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return self._number(value)
         base = self.bases.get(_storage(value)) if _is_strided(value) else None
-        if base is not None and base is not value and _holds(_reach(value) <= _reach(base)):
+        if base is not None and base is not value and _lies_within(value, base):
             window = self._window(value.meta["val"], base.meta["val"])
             if base.op == "placeholder":
                 return GraphOutput("view", self.placeholders.index(base), *window)
@@ -276,9 +276,32 @@ class _Outputs:
 
     def _integer(self, size: Any) -> Expression:
         try:
-            return self.symbols.expression(size)
+            return self.symbols.expression(size, self._found)
         except NotPortable as error:
-            raise CaptureRefused("the size or place of an output depends on data", hint="return a copy (clone()) of that view") from error
+            raise _by_data() from error
+
+    def _found(self, name: str) -> Expression:
+        """A number that depends on data: one that the graph gives back, or where a slice or a selection at such a number begins."""
+        placed = None
+        for node in self.graph.graph.nodes:
+            value = node.meta.get("val")
+            if isinstance(value, torch.SymInt) and _is_symbol(value, name):
+                return ("raw", self._raw_index(node))
+            if placed is None and _is_strided(node) and _is_symbol(value.storage_offset(), name):
+                placed = node
+        if placed is None or placed.target not in (torch.ops.aten.slice.Tensor, torch.ops.aten.select.int):
+            raise NotPortable(f"the number {name} depends on data")
+        return self._beginning(placed)
+
+    def _beginning(self, node: torch.fx.Node) -> Expression:
+        """The storage offset of a slice or a selection: Python's meaning of where it starts."""
+        x, dim, start = node.args[:3]
+        assert isinstance(x, torch.fx.Node) and isinstance(dim, int)
+        base = x.meta["val"]
+        position = self._integer(start.meta["val"] if isinstance(start, torch.fx.Node) else start)
+        size, stride, offset = map(self._integer, (base.shape[dim], base.stride(dim), base.storage_offset()))
+        first = ("min", ("max", ("if", ("<", position, 0), ("+", position, size), position), 0), size)
+        return ("+", offset, ("*", stride, first))
 
     def _input_view(self, value: torch.fx.Node, info: Any) -> GraphOutput:
         base = self.placeholders[info.base_idx].meta["val"]
@@ -308,7 +331,25 @@ def _holds(condition: Any) -> bool:
     try:
         return bool(condition)
     except GuardOnDataDependentSymNode as error:
-        raise CaptureRefused("the size or place of an output depends on data", hint="return a copy (clone()) of that view") from error
+        raise _by_data() from error
+
+
+def _lies_within(value: torch.fx.Node, base: torch.fx.Node) -> bool:
+    """Whether a tensor shows nothing beyond what the owner of its storage shows. A view that data places was checked when taken."""
+    try:
+        return bool(_reach(value) <= _reach(base))
+    except GuardOnDataDependentSymNode as error:
+        if base.target is operator.getitem:  # a part of a split: the others lie beyond it
+            raise _by_data() from error
+        return True
+
+
+def _by_data() -> CaptureRefused:
+    return CaptureRefused("the size or place of an output depends on data", hint="return a copy (clone()) of that view")
+
+
+def _is_symbol(number: Any, name: str) -> bool:
+    return isinstance(number, torch.SymInt) and str(number.node.expr) == name
 
 
 def _is_input_alias(info: Any) -> bool:
@@ -351,4 +392,4 @@ def _reach(node: torch.fx.Node) -> Any:
     """One past the last byte of the storage that the tensor shows. Parts made by unsafe_split reach past the first of them: own memory."""
     value = node.meta["val"]
     last = value.storage_offset() + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
-    return (last + 1) * value.element_size() if not _holds(value.numel() == 0) else 0
+    return (last + 1) * value.element_size() if not bool(value.numel() == 0) else 0

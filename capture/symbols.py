@@ -58,12 +58,12 @@ _CALLS = {
 }
 
 
-def parse(printed: str, leaf: Callable[[str], Leaf]) -> Expression:
+def parse(printed: str, leaf: Callable[[str], Expression]) -> Expression:
     """`printed`: a Python expression of torch's printers; `leaf`: what a name in it means. Raises NotPortable for what has no form."""
     return _convert(ast.parse(printed.strip(), mode="eval").body, leaf)
 
 
-def _convert(node: ast.expr, leaf: Callable[[str], Leaf]) -> Expression:
+def _convert(node: ast.expr, leaf: Callable[[str], Expression]) -> Expression:
     match node:
         case ast.Constant(value=bool(value)):
             return int(value)
@@ -115,16 +115,19 @@ class SymbolTable:
         if isinstance(number, (torch.SymInt, torch.SymFloat)) and isinstance(number.node.expr, sympy.Symbol):
             self._leaves.setdefault(str(number.node.expr), leaf)
 
-    def expression(self, number: Any) -> Expression:
-        """A size, stride or other number of the graph. Raises NotPortable where it cannot be computed from the inputs (data decides)."""
+    def expression(self, number: Any, found: Callable[[str], Expression] | None = None) -> Expression:
+        """A size, stride or other number of the graph. `found` says what a name is that cannot be read from the inputs (data decides);
+        without it such a number raises NotPortable."""
         if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             known = number.node.maybe_as_int() if isinstance(number, torch.SymInt) else None
-            return known if known is not None else parse(_print(number.node.expr), self._leaf)
+            return known if known is not None else parse(_print(number.node.expr), lambda name: self._leaf(name, found))
         plain: Expression = number
         return plain
 
-    def _leaf(self, name: str) -> Leaf:
+    def _leaf(self, name: str, found: Callable[[str], Expression] | None) -> Expression:
         if name not in self._leaves:
+            if found is not None:
+                return found(name)
             raise NotPortable(f"the number {name} depends on data")
         return self._leaves[name]
 

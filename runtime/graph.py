@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from precast.artifact_store.expressions import evaluate
+from precast.artifact_store.expressions import evaluate, leaves
 from precast.artifact_store.records import GraphInput, GraphOutput
 from precast.runtime import native as native_runtime
 from precast.runtime.externs import new_handle, take_handle
@@ -48,6 +48,8 @@ def raw_kinds(outputs: Sequence[GraphOutput], io: Any) -> str:
     for output in outputs:
         if output.index is not None and (output.kind in ("raw", "output_view") or (output.kind == "int" and output.value is None)):
             kinds[output.index] = "i" if output.kind == "int" else "t"
+        numbers = (*output.size, *output.stride, output.offset)
+        kinds.update((leaf[1], "i") for number in numbers for leaf in leaves(number) if leaf[0] == "raw")
     declared = io.get("outputs") if isinstance(io, dict) else None
     count = max(len(declared) if declared is not None else 0, max(kinds, default=-1) + 1)
     return "".join(kinds.get(i, "t") for i in range(count))

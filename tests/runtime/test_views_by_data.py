@@ -1,0 +1,90 @@
+"""Views that are given back and whose place or size depends on data: windows onto the same memory as eager's, from one artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import precast
+from precast.runtime.api import site_of
+from tests.children import cold_then_warm
+
+
+def narrowed(x: torch.Tensor, i: torch.Tensor) -> Any:
+    return torch.narrow(x, 1, i, 2)
+
+
+def beginning(x: torch.Tensor, i: torch.Tensor) -> Any:
+    return x[: i.item() % 4]
+
+
+def selected(x: torch.Tensor, i: torch.Tensor) -> Any:
+    return x.transpose(0, 1)[1:].select(1, i.item())
+
+
+def of_a_result(x: torch.Tensor, i: torch.Tensor) -> Any:
+    y = x * 2
+    return torch.narrow(y, 0, i, 2), y
+
+
+def two_of_a_selection(x: torch.Tensor, i: torch.Tensor) -> Any:
+    y = x[x > i]
+    return y[1:], y
+
+
+def views(result: Any) -> list[tuple[Any, ...]]:
+    tensors = result if isinstance(result, tuple) else (result,)
+    return [(t.tolist(), t.shape, t.stride(), t.storage_offset()) for t in tensors]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("fn", [narrowed, beginning, selected, of_a_result, two_of_a_selection])
+def test_the_same_window_for_every_value(fn: Callable[..., Any], dynamic: bool | None, tmp_path: Path) -> None:
+    compiled = precast.compile(fn, fullgraph=True, dynamic=dynamic, store=str(tmp_path))
+    with torch.no_grad():
+        for start in (2, 0, 3, 1, -2, -5):
+            x, i = torch.randn(5, 5, 6), torch.tensor(start)
+            assert views(compiled(x, i)) == views(fn(x, i)), start
+    assert len(site_of(compiled).programs[0].variants) <= 2  # one counts from the front, one from the end
+
+
+def test_writes_through_the_view_reach_the_input(tmp_path: Path) -> None:
+    compiled, x = precast.compile(narrowed, fullgraph=True, store=str(tmp_path)), torch.zeros(5, 5, 6)
+    with torch.no_grad():
+        compiled(x, torch.tensor(3)).fill_(1.0)
+        whole = precast.compile(two_of_a_selection, fullgraph=True, store=str(tmp_path))
+        part, all_of_it = whole(torch.ones(4), torch.tensor(0))
+        part.zero_()
+    assert x.sum(dim=(0, 2)).tolist() == [0, 0, 0, 30, 30] and all_of_it.tolist() == [1, 0, 0, 0]
+
+
+def test_a_place_outside_raises_as_eager_does(tmp_path: Path) -> None:
+    compiled, x = precast.compile(narrowed, store=str(tmp_path)), torch.randn(5, 5, 6)
+    with torch.no_grad():
+        compiled(x, torch.tensor(2))
+        for start in (4, -1):
+            with pytest.raises(RuntimeError, match="exceeds"):
+                compiled(x, torch.tensor(start))
+        with pytest.raises(IndexError, match="range"):
+            compiled(x, torch.tensor(7))
+
+
+def test_served_by_a_fresh_process(tmp_path: Path) -> None:
+    source = """
+import sys
+import torch
+import precast
+
+def narrowed(x, i):
+    return torch.narrow(x, 1, i, 2)
+
+compiled, x = precast.compile(narrowed, store=sys.argv[1]), torch.randn(5, 5, 6)
+with torch.no_grad():
+    same = all(torch.equal(compiled(x, torch.tensor(n)), narrowed(x, torch.tensor(n))) for n in (0, 3, -2))
+print(same, "torch._dynamo" in sys.modules)
+"""
+    assert cold_then_warm(tmp_path, "narrowing", source) == [["True", "True"], ["True", "False"]]
