@@ -49,5 +49,7 @@ def test_what_counts_as_a_failure() -> None:
         Judged("a", "precast", "tensor 0 is off", True, 1, 0.0),
         Judged("a", "precast", "Refused: no", False, 0, 0.0),
         Judged("a", "precast", "", False, 2, 0.0),
+        Judged("a", "precast", "", False, 1, 0.0, breaks=1),
+        Judged("a", "precast", "", False, 1, 0.0, served="GuardMiss: no"),
     ):
         assert failures([(ours, one)]) == ["a"]

@@ -1,0 +1,34 @@
+"""One architecture from the store that `zoo_run.py --serve` filled, in a fresh process in which no frame of precast may import the tracer:
+`python -m tests.models.zoo_served LIBRARY DEVICE ARCHITECTURE STORE` prints how it differs from eager."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+import warnings
+
+import torch
+
+import precast
+from tests.children import REFUSE
+from tests.models.zoo_run import ANSWER, LIBRARIES, difference
+
+
+def served(library: str, device: str, name: str, store: str) -> str:
+    """The difference, "" where it agrees. A miss, or an import of the tracer, is one."""
+    refusal: dict[str, object] = {}
+    exec(REFUSE, refusal)
+    builtins.__import__ = refusal["guarded"]  # type: ignore[assignment]
+    model, kwargs = LIBRARIES[library][1](name)
+    model, kwargs = model.to(device), {k: v.to(device) for k, v in kwargs.items()}
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        want = model(**kwargs)
+        try:
+            return difference(want, precast.load(model, store=store, require="hit")(**kwargs))
+        except Exception as error:  # noqa: BLE001 - that is the verdict
+            return f"{type(error).__name__}: {error}"[:300].replace("\n", " ")
+
+
+if __name__ == "__main__":
+    print(ANSWER + served(*sys.argv[1:]))
