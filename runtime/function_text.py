@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from precast.artifact_store.constants import type_name
 from precast.runtime.account import Account, Line, code_line
 from precast.runtime.code_digest import digest
 from precast.runtime.constant_text import constant_text
@@ -151,10 +152,23 @@ def _inside(value: Any) -> list[tuple[str, Any]]:
         return [("", getattr(value, "__wrapped__", None) or getattr(value, "func", None))]
     if isinstance(value, type):
         return [(f".{part}", held) for base in _own_classes(value) for part, held in sorted(vars(base).items())]
-    if isinstance(value, tuple):
-        held = [(f"[{n}]", part) for n, part in enumerate(tuple.__iter__(value)) if callable(part) or isinstance(part, tuple)]
+    if isinstance(value, (tuple, frozenset)):
+        parts = tuple.__iter__(value) if isinstance(value, tuple) else sorted(frozenset.__iter__(value), key=_order)
+        held = [
+            (f"[{n}]", part) for n, part in enumerate(parts) if callable(part) or isinstance(part, (tuple, frozenset)) or _class_of(part)
+        ]
         return [*held, *_class_of(value)]
     return _class_of(value)
+
+
+def _order(part: Any) -> str:
+    """Where it stands among what a frozenset holds, whose own order is another one in each process."""
+    if isinstance(part, _PARTIALS):
+        return f"{_order(part.func)} {constant_text((part.args, *sorted(part.keywords.items())))}"
+    if isinstance(part, types.FunctionType):
+        held = (*(part.__defaults__ or ()), *closure(part).values())
+        return f"{_where(part)} {digest(part.__code__)} {constant_text(held)}"
+    return f"{type_name(type(part))} {constant_text(part)}"
 
 
 def _class_of(value: Any) -> list[tuple[str, Any]]:

@@ -82,6 +82,26 @@ def counts(x):
 reads_a_closure = made_with(2)
 calls_a_partial = torch._dynamo.allow_in_graph(lambda x: added(x))
 
+class Shift:
+    ADDED = 2
+
+    def of(self, x):
+        return x + self.ADDED
+
+SHIFTS = (Shift(),)
+SETS = frozenset({functools.partial(torch.add, other=2), (Shift(),), frozenset({helpers.raised})})
+
+def calls_held_objects(x):
+    return SHIFTS[0].of(x)
+
+def calls_in_sets(x):
+    for held in SETS:
+        if isinstance(held, functools.partial):
+            x = held(x)
+        elif isinstance(held, frozenset):
+            x = torch.vmap([*held][0])(x)  # not seen to run: torch calls it
+    return x
+
 def operator(name, function):
     LIB.define(f"{name}(Tensor x) -> Tensor")
     LIB.impl(name, function, "CompositeImplicitAutograd")
@@ -92,6 +112,8 @@ def calls_a_helper(x):
 
 composite = operator("composite", calls_a_helper)
 closed_over = operator("closed_over", reads_a_closure)
+held = operator("held", calls_held_objects)
+in_sets = operator("in_sets", calls_in_sets)
 
 def p_global(x): return reads_a_global(x) * 2
 def p_class(x): return calls_a_class(x) * 2
@@ -102,6 +124,8 @@ def p_counts(x): return counts(x) * 2
 def p_partial(x): return calls_a_partial(x) * 2
 def p_helper(x): return composite(x) * 2
 def p_closure(x): return closed_over(x) * 2
+def p_held(x): return held(x) * 2
+def p_sets(x): return in_sets(x) * 2
 """
 CONSTANTS = """
 import enum, torch
@@ -118,10 +142,12 @@ HELPERS = """
 import constants
 def shifted(x):
     return x + constants.SHIFT
+def raised(x):
+    return 1 + x
 """
-ALL = {f"p_{name}" for name in "global class import default mode counts partial helper closure".split()}
+ALL = {f"p_{name}" for name in "global class import default mode counts partial helper closure held sets".split()}
 Edit = tuple[str, str, str, str]
-"""The module, what is there, what stands there then, the program that it concerns."""
+"""The module, what is there, what stands there then, the programs that it concerns."""
 EDITS: dict[str, tuple[Edit, ...]] = {
     "other lines": (
         ("programs", "    return x - 1", "    # moved\n\n    return x - 2", ""),
@@ -136,10 +162,13 @@ EDITS: dict[str, tuple[Edit, ...]] = {
     ),
     "what is held or imported": (
         ("programs", "made_with(2)", "made_with(3)", "p_closure"),
-        ("programs", "other=2", "other=3", "p_partial"),
+        ("programs", "add, other=2)\n", "add, other=3)\n", "p_partial"),
         ("constants", "DTYPE = torch.float32", "DTYPE = torch.float64", "p_import"),
         ("constants", "MODE = Mode.PLAIN", "MODE = Mode.OTHER", "p_mode"),
     ),
+    "what tuples and frozensets hold": (("helpers", "1 + x", "3 + x", "p_sets"),),
+    "constants of classes of what they hold": (("programs", "ADDED = 2", "ADDED = 3", "p_held p_sets"),),
+    "partials in frozensets": (("programs", "other=2), (", "other=3), (", "p_sets"),),
     "code": (
         ("programs", "return x + Step.BY", "return x - Step.BY", "p_class"),
         ("programs", "return x + K", "return x - K", "p_global"),
@@ -182,7 +211,7 @@ def write(folder: Path, edits: tuple[Edit, ...] = ()) -> None:
 def test_an_edit_is_a_miss_where_it_is_read_and_a_hit_elsewhere(edits: str, folder: Path) -> None:
     write(folder, EDITS[edits])
     said = dict(line.split(" ", 1) for line in child(folder, REFUSE + "builtins.__import__ = guarded\n" + SERVE).splitlines())
-    expected = {program for *_, program in EDITS[edits] if program}
+    expected = {program for *_, programs in EDITS[edits] for program in programs.split()}
     assert set(said) == ALL
     assert {name for name, answer in said.items() if answer.startswith("miss")} == expected
     for name in expected:
