@@ -39,6 +39,7 @@ from precast.capture.dynamo_gaps import guarded_gaps
 from precast.capture.floats import is_float
 from precast.capture.frame import CaptureRefused, GraphBreak, MarkViolated
 from precast.capture.installed import installed
+from precast.capture.installed_names import names_of_this_trace
 from precast.capture.integers import larger_are_constants
 from precast.capture.operator_breaks import broken_at_operators
 from precast.capture.resume import resume_functions
@@ -92,11 +93,10 @@ def trace(
     `finished` is shown the result while the frame's names and torch's state are still those of the trace.
 
     Where `one_graph` is not asked for, the frame may end at a graph break, and its bytecode calls what resumes it.
-    Nothing is left in the function's module globals. Raises CaptureRefused.
+    Nothing that Dynamo put into the function's module globals is left there. Raises CaptureRefused.
     """
     tell_tracer()
     namespace = function.__globals__
-    before = dict.fromkeys(namespace)
     graphs: list[tuple[Any, ...]] = []
     functions: dict[types.FunctionType, None] = {}
     compared: dict[Any, int] = {}
@@ -112,8 +112,9 @@ def trace(
         source = next((s for s in reversed(consumed) if s.name == name), None)
         return None if source is None else path_of(source, tx.output)
 
-    drawn = random.getstate()
-    try:
+    with contextlib.ExitStack() as ending:
+        ending.callback(random.setstate, random.getstate())
+        ending.enter_context(names_of_this_trace(namespace))
         with (
             _without_headers(),
             _recorded_inlining(functions),
@@ -137,10 +138,6 @@ def trace(
         resumed = resume_functions(output, namespace)
         if not graph_names(out.bytecode, names):
             graphs.clear()
-    finally:
-        random.setstate(drawn)
-        for name in [n for n in namespace if n not in before]:
-            del namespace[name]
     graphargs = graphs[-1] if graphs else None
     return Traced(out.bytecode, output, graphargs, tuple(functions), names, compared, tuple(consumed), broke, resumed, tuple(constants))
 

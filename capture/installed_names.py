@@ -1,0 +1,55 @@
+"""The names that Dynamo puts into a module's globals while it traces, and no others: other threads may set globals meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from torch._dynamo.codegen import PyCodegen
+from torch._dynamo.output_graph import OutputGraph
+from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+
+
+@contextlib.contextmanager
+def names_of_this_trace(namespace: dict[str, Any]) -> Iterator[None]:
+    """What Dynamo puts into `namespace` for this thread's trace is taken out at the end, however that comes."""
+    mine = threading.get_ident()
+    found: dict[str, None] = {}
+    install, import_, cached = OutputGraph.install_global_unsafe, InstructionTranslatorBase.import_source, PyCodegen.setup_globally_cached
+
+    def put(scope: Any, call: Any, name_of: Any) -> Any:
+        """The result of `call`, whose new name in `scope` is noted."""
+        if scope is not namespace or threading.get_ident() != mine:
+            return call()
+        before = set(namespace)
+        result = call()
+        name = name_of(result)
+        if name not in before:
+            found[name] = None
+        return result
+
+    def install_global_unsafe(self: OutputGraph, name: str, value: Any) -> None:
+        put(self.global_scope, lambda: install(self, name, value), lambda _: name)
+
+    def import_source(self: InstructionTranslatorBase, module_name: str) -> Any:
+        return put(self.output.global_scope, lambda: import_(self, module_name), lambda source: source.global_name)
+
+    def setup_globally_cached(self: PyCodegen, name: str, value: Any) -> Any:
+        return put(self.tx.f_globals, lambda: cached(self, name, value), lambda code: code[-1].argval)
+
+    try:
+        with (
+            mock.patch.object(OutputGraph, "install_global_unsafe", install_global_unsafe),
+            mock.patch.object(InstructionTranslatorBase, "import_source", import_source),
+            mock.patch.object(PyCodegen, "setup_globally_cached", setup_globally_cached),
+        ):
+            yield
+    finally:
+        for name in found:
+            namespace.pop(name, None)
+
+
+__all__ = ["names_of_this_trace"]
