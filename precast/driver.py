@@ -21,6 +21,7 @@ from precast.compile_log import log_dynamic, log_guards
 from precast.dynamic_capture import SymbolsRefused, due_to_symbols, dynamic_of, symbolic_build, with_symbols_or_without
 from precast.graph_build import GraphRequest, Stopwatch, build_graph, compiler_version
 from precast.lowering.decompositions import DECOMPOSITIONS
+from precast.lowering.late_imports import import_what_comes_late
 from precast.runtime import break_errors
 from precast.runtime.compatibility import LOWERING_VERSION, python_minor, torch_minor
 from precast.runtime.errors import Deferred, InProcess, MarkError, Refused
@@ -75,6 +76,7 @@ def _compile_with(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, 
         raise Refused("; ".join(frame.uncacheable) or "its bytecode cannot be kept")
     job = _Job(program, frame, _target(program, frame), watch, trace)
     if program.options["background_compile"] and frame.graph is not None:
+        import_what_comes_late()
         return Deferred(frame.guards, lambda: _finish(job))
     return _finish(job)
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -179,3 +182,36 @@ def test_reset_while_it_compiles_and_a_forked_child(gate: Gate, store: Store) ->
 def test_precompile_waits(store: Store) -> None:
     report = precast.precompile(eager_calls()[0], [((torch.randn(4),), {})], options=OPTIONS, store=store)
     assert report.ok and [item.outcome for item in report.signatures] == ["compiled"]
+
+
+IMPORTS = """
+import sys, threading
+import torch, precast
+from precast.runtime import background
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if threading.current_thread().name == "precast-background-compile":
+            late.append(name)
+
+late = []
+sys.meta_path.insert(0, Watch())
+
+def function(x, w):
+    y = torch.nn.functional.conv2d(x, w).relu()
+    return y.mean((2, 3)).softmax(-1), y.cumsum(1), torch.cat([y, y], 1).transpose(1, 2) @ y.new_ones(5, 3)
+
+for dynamic in (False, True):
+    compiled = precast.compile(function, options={"background_compile": True}, dynamic=dynamic)
+    with torch.no_grad():
+        compiled(torch.randn(2, 3, 7, 7), torch.randn(4, 3, 3, 3))
+        assert background.wait(120)
+print(late)
+"""
+
+
+def test_nothing_is_imported_in_the_background(tmp_path: Path) -> None:
+    """A child that is forked in the middle of an import waits for ever for the module that the thread was importing."""
+    environment = {**os.environ, "PRECAST_STORE": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", IMPORTS], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "[]\n", done.stdout + done.stderr
