@@ -10,8 +10,9 @@ from precast.artifact_store.guards import Guard, Predicate
 from precast.runtime.checker import Checker, compile_checker
 from precast.runtime.global_state import global_state
 from precast.runtime.guard_eval import evaluate
-from precast.runtime.guard_rules import RULES
+from precast.runtime.guard_rules import RULES, tensor_fits
 from precast.runtime.paths import start, walk
+from precast.runtime.standins import class_of
 
 INTERPRETED_CALLS = 3
 """How many checks are interpreted before the checker is compiled: a warm start with the native runtime needs two."""
@@ -69,6 +70,7 @@ def _interpret(rows: Sequence[GuardRow], local_values: Mapping[str, Any], cells:
     """Walk the paths in the order given; what a path has in common with the one before it is not walked again."""
     before: Sequence[Any] = ()
     places: list[Any] = []
+    stands: dict[tuple[int, str], type] = {}  # classes that were found under their names: most modules of a model are of a few
     for path, predicate, constant in rows:
         if predicate == "global_state":
             if global_state() != constant:
@@ -92,7 +94,14 @@ def _interpret(rows: Sequence[GuardRow], local_values: Mapping[str, Any], cells:
                 place = walk(place, step) if places else start(step, local_values, cells)
                 places.append(place)
             before = path
-        if not _holds(predicate, places[-1], constant):
+        place = places[-1]
+        if predicate == "type":
+            cls = class_of(place)
+            if (id(cls), constant) not in stands:
+                if not _holds(predicate, place, constant):
+                    return False
+                stands[id(cls), constant] = cls
+        elif not _holds(predicate, place, constant):
             return False
     return True
 
@@ -109,4 +118,6 @@ def _holds(predicate: str, value: Any, constant: Any) -> bool:
         plain = _PLAIN.get(constant[0])
         if plain is not None:
             return type(value) is plain and bool(value == constant[1])
+    if predicate == "tensor":
+        return tensor_fits(value, constant)
     return RULES[predicate](value, constant)[0]  # type: ignore[index]  # a Predicate is its string

@@ -6,9 +6,11 @@ import random
 from typing import Any
 
 import pytest
+import torch
 
 from precast.artifact_store.guards import Guard, Predicate, canonical_order
 from precast.artifact_store.manifest import guard_rows
+from precast.runtime import guard_rules
 from precast.runtime.checker import compile_checker
 from precast.runtime.first_check import INTERPRETED_CALLS, LazyChecker
 from precast.runtime.guard_eval import failure
@@ -100,3 +102,31 @@ def test_guards_are_decoded_once_and_only_when_checked() -> None:
     for _ in range(6):
         assert check({"self": tree()}, {})
     assert asked == [1]
+
+
+def test_a_check_that_holds_describes_no_tensor_and_finds_each_class_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of guards stand between a server's start and its first answer."""
+    found: list[str] = []
+    find = guard_rules.find_object
+    monkeypatch.setattr(guard_rules, "find_object", lambda name: found.append(name) or find(name))
+    monkeypatch.setattr(guard_rules, "describe_tensor", lambda *_: pytest.fail("a tensor was described"))
+    weights = [torch.nn.Parameter(torch.randn(2, 3)) for _ in range(4)]
+    spec = guard_rules._spec_of(weights[0])
+    guards = [
+        guard
+        for i in range(4)
+        for path in [((("local", "weights")), ("item", ("int", i)))]
+        for guard in (Guard(path, Predicate.TENSOR, spec), Guard(path, Predicate.TYPE, "torch.nn.parameter:Parameter"))
+    ]
+    check = LazyChecker(lambda: guard_rows(guards))
+    assert check({"weights": weights}, {})
+    assert found == ["torch.nn.parameter:Parameter"]
+    assert not check({"weights": [*weights[:3], torch.randn(2, 3)]}, {})
+    assert not check({"weights": [*weights[:3], torch.nn.Parameter(torch.randn(3, 2))]}, {})
+
+
+def test_a_class_that_was_shadowed_is_another() -> None:
+    guards = [Guard((("local", name),), Predicate.TYPE, f"{__name__}:Node") for name in ("a", "b")]
+    other = type("Node", (), {"__module__": __name__})
+    for second, wanted in ((Node(1), True), (other(), False)):
+        assert LazyChecker(lambda: guard_rows(guards))({"a": Node(0), "b": second}, {}) is wanted
