@@ -16,8 +16,8 @@ from precast.runtime.targets import concerns
 from precast.runtime.varied import Varied, varied
 
 T = TypeVar("T")
-_FORMATS = "BUILD_STRING type error"
-"""Begins the tracer's words for an f-string with a symbol in it."""
+_WITH_SYMBOLS_ONLY = ("BUILD_STRING type error", "Operator does not support running with fake tensors")
+"""How the tracer's words begin for an f-string with a symbol in it, and for an operator whose sizes torch learns by running it."""
 
 
 class SymbolsRefused(Refused):
@@ -57,7 +57,9 @@ def with_symbols_or_without(name: str, dynamic: Dynamic, compile_with: Callable[
 
 def due_to_symbols(refused: CaptureRefused, dynamic: Dynamic) -> bool:
     """Whether a refused capture may do with plain sizes and numbers: of code that seems to raise, as `"%d" % n` does for a symbol."""
-    return (refused.symbols or refused.raises or refused.reason.startswith(_FORMATS)) and (dynamic.mode == "yes" or bool(dynamic.varied))
+    return (refused.symbols or refused.raises or refused.reason.startswith(_WITH_SYMBOLS_ONLY)) and (
+        dynamic.mode == "yes" or bool(dynamic.varied)
+    )
 
 
 def symbolic_build(build: Callable[[], T], symbolic: bool) -> T:
