@@ -490,8 +490,11 @@ class Program:
     def _try_it(self, refusal: Refused, local_values: Mapping[str, Any]) -> Binding:
         """Run this call eagerly. If it raises, the call was at fault; if not, the refusal stands."""
 
+        around = self.around if refusal.skipped else None
+        function = self.function if around is None else around(self.function)  # what it calls is compiled, as in later calls
+
         def run(*args: Any, **kwargs: Any) -> Any:
-            result = self.function(*args, **kwargs)
+            result = function(*args, **kwargs)
             if not refusal.skipped and strict():
                 raise refusal
             self._refused(refusal, local_values)

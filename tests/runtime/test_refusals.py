@@ -16,7 +16,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import precast
 from precast import torch_backend
 from precast.artifact_store import Store
+from precast.runtime import program as programs
 from precast.runtime.api import site_of
+from precast.runtime.errors import Refused
 from precast.runtime.variant import Variant
 
 
@@ -289,3 +291,27 @@ def test_a_module_on_the_meta_device_by_torchs_door(store: Store, monkeypatch: p
     monkeypatch.setattr(torch_backend, "_warned", set())
     with torch.no_grad(), pytest.warns(UserWarning, match="its tensors are on meta"):
         assert torch.compile(torch.nn.Linear(2, 2, device="meta"), backend="precast")(torch.ones(1, 2, device="meta")).is_meta
+
+
+def _rows_of(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(x) * 2 + 1
+
+
+def _calls_rows_of(x: torch.Tensor) -> torch.Tensor:
+    return _rows_of(x)
+
+
+def test_what_the_tracer_took_for_an_exception_compiles_its_callees_at_once(set_compiler: Any, store: Store) -> None:
+    """As torch.compile does it: the function runs as it is, and the functions that it calls are compiled, in that very call."""
+    real = programs._compile_callable()
+
+    def compiler(asked: Any, args: Any, kwargs: Any) -> Any:
+        if asked.name.endswith("_calls_rows_of"):
+            raise Refused("Observed exception", skipped=True, raises=True)
+        return real(asked, args, kwargs)  # type: ignore[operator]
+
+    set_compiler(compiler)
+    x = torch.randn(5)
+    torch.testing.assert_close(precast.compile(_calls_rows_of, store=store)(x), _rows_of(x))
+    (manifest,) = store.manifests()
+    assert manifest.program_name.endswith("_rows_of") and manifest.graphs
