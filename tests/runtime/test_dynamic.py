@@ -329,3 +329,17 @@ def test_integers_beyond_64_bits_are_constants(store: Store, large: int, dynamic
         for n, most in zip(calls, expected, strict=True):
             assert torch.equal(compiled(x, n), remainder(x, n)), n
             assert compiles() <= most, (n, compiles())
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_an_operator_whose_sizes_torch_learns_by_running_it_is_compiled_for_each_size(dynamic: bool | None, tmp_path: Path) -> None:
+    """Such an operator runs in the trace, which torch does with plain sizes only."""
+
+    def reflectors(x: torch.Tensor) -> Any:
+        return torch.geqrf(x)
+
+    compiled = precast.compile(reflectors, fullgraph=True, dynamic=dynamic, store=str(tmp_path))
+    with torch.no_grad():
+        for size in (3, 4):
+            x = torch.randn(size, size)
+            assert all(map(torch.equal, compiled(x), reflectors(x)))
