@@ -122,10 +122,10 @@ class Tables:
 
     def remember(self, binding: Binding, local_values: Mapping[str, Any]) -> None:
         """Record what the guards of `binding` read on this call, so that the next like it needs no Python."""
-        from precast.runtime.recorder import Unrecordable, record  # the recorder is wanted only where there is a native runtime
-
         if binding.variant.hits < 2 or not binding.variant.tabled or not self._worth_it():
             return  # a table takes longer than the check: a first answer does not wait for it, and a second call is the first to gain
+        from precast.runtime.recorder import Unrecordable, record  # nor for the recorder's modules, which nothing else needs
+
         plan = binding.variant.plan(self.names)
         cells = self._program.locals_of.cells
         try:
