@@ -7,7 +7,8 @@ import sympy
 
 def import_what_comes_late() -> None:
     """For a compile in another thread: a process that forks while that thread imports has, in its child, modules that wait for ever."""
-    sympy.Add(sympy.Symbol("a"), sympy.Symbol("b"))  # the first sum imports sympy.tensor and what that needs
+    # the first sum imports sympy.tensor and what that needs
+    sympy.Add(sympy.Symbol("a"), sympy.Symbol("b"))  # type: ignore[no-untyped-call]
 
 
 __all__ = ["import_what_comes_late"]

@@ -39,6 +39,11 @@ def bmm(b: Builder, x: Tensor, y: Tensor) -> Result:
     return gemm(b, x, y, None, b.output()) if x.dtype.is_float else None
 
 
+def _of_one_type(*tensors: Tensor) -> bool:
+    """Whether eager multiplies them: products of several types are its errors to raise."""
+    return all(tensor.dtype is tensors[0].dtype for tensor in tensors)
+
+
 def _scaled(b: Builder, addend: Tensor, product: Tensor, beta: v.Number, alpha: v.Number) -> Tensor:
     """`beta * addend + alpha * product`; a beta of 0 ignores the addend, NaN included."""
     total = v.mul(product.body(), v.number(alpha, b.dtype))
@@ -49,10 +54,10 @@ def _scaled(b: Builder, addend: Tensor, product: Tensor, beta: v.Number, alpha: 
 
 @lowering("addmm")
 def addmm(b: Builder, bias: Tensor, x: Tensor, y: Tensor, *, beta: v.Number = 1, alpha: v.Number = 1) -> Result:
-    if not x.dtype.is_float:
+    if not x.dtype.is_float or not _of_one_type(bias, x, y):
         return None
     flat = bias.rank == 1 or (bias.rank == 2 and bias.size[0] == 1)
-    if beta == 1 and alpha == 1 and flat and bias.size[-1] == y.size[1] and bias.dtype is x.dtype:
+    if beta == 1 and alpha == 1 and flat and bias.size[-1] == y.size[1]:
         return gemm(b, x, y, bias if bias.rank == 1 else tx.select(bias, 0, 0), b.output())
     product = gemm(b, x, y, None, b.whole(b.buffer(b.size, b.dtype)))
     assert isinstance(product, Tensor)
@@ -61,7 +66,7 @@ def addmm(b: Builder, bias: Tensor, x: Tensor, y: Tensor, *, beta: v.Number = 1,
 
 @lowering("baddbmm")
 def baddbmm(b: Builder, addend: Tensor, x: Tensor, y: Tensor, *, beta: v.Number = 1, alpha: v.Number = 1) -> Result:
-    if not x.dtype.is_float:
+    if not x.dtype.is_float or not _of_one_type(addend, x, y):
         return None
     product = gemm(b, x, y, None, b.whole(b.buffer(b.size, b.dtype)))
     assert isinstance(product, Tensor)
@@ -70,7 +75,7 @@ def baddbmm(b: Builder, addend: Tensor, x: Tensor, y: Tensor, *, beta: v.Number 
 
 @lowering("linear")
 def linear(b: Builder, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Result:
-    if not x.dtype.is_float or weight.rank != 2 or x.rank == 0:
+    if not x.dtype.is_float or weight.rank != 2 or x.rank == 0 or not _of_one_type(x, weight, *([] if bias is None else [bias])):
         return None
     rows = ix.numel(x.size[:-1])
     flat = tx.reshape(x, (rows, x.size[-1]))
@@ -82,7 +87,7 @@ def linear(b: Builder, x: Tensor, weight: Tensor, bias: Tensor | None = None) ->
 @lowering("matmul")
 def matmul(b: Builder, x: Tensor, y: Tensor) -> Result:
     """Vectors are reductions; a matrix on the right takes all leading dimensions at once; otherwise batches are broadcast."""
-    if not x.dtype.is_float or empty_sizes(b.size):
+    if not x.dtype.is_float or empty_sizes(b.size) or not _of_one_type(x, y):
         return None
     if x.rank == 1 and y.rank == 1:
         return b.reduce(ReduceOp.SUM, b.lazy(x.size, b.dtype, v.mul(x.body(), y.body())), [0], b.dtype)
@@ -115,12 +120,13 @@ def _vector_product(b: Builder, matrix: Tensor, vector: Tensor) -> Tensor:
 
 @lowering("mv")
 def mv(b: Builder, matrix: Tensor, vector: Tensor) -> Result:
-    return _vector_product(b, matrix, vector)
+    return _vector_product(b, matrix, vector) if _of_one_type(matrix, vector) else None
 
 
 @lowering("addmv")
 def addmv(b: Builder, x: Tensor, matrix: Tensor, vector: Tensor, *, beta: v.Number = 1, alpha: v.Number = 1) -> Result:
-    return _scaled(b, x, _vector_product(b, matrix, vector), beta, alpha) if b.dtype.is_float else None
+    fits = b.dtype.is_float and _of_one_type(x, matrix, vector)
+    return _scaled(b, x, _vector_product(b, matrix, vector), beta, alpha) if fits else None
 
 
 @lowering("addr")
