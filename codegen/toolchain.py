@@ -56,6 +56,11 @@ class Compiler:
 
 @functools.cache
 def find_compiler() -> Compiler:
+    """The compiler of this process, found once: see `look_for_compiler`."""
+    return look_for_compiler()
+
+
+def look_for_compiler() -> Compiler:
     """The environment's CXX, else g++, clang++ or c++. `CompilerMissing` says what to install."""
     asked = os.environ.get("CXX")
     for name in (asked,) if asked else ("g++", "clang++", "c++"):
@@ -218,6 +223,11 @@ _LITTLE = 16 << 20
 _KILLED = re.compile(
     r"Killed signal terminated|terminated with signal 9|command: Killed|virtual memory exhausted|out of memory|annot allocate memory"
 )
+_INCOMPLETE = re.compile(
+    r"cannot execute|cannot find|error trying to exec|installation problem|unable to execute command"
+    r"|fatal error: '?[\w./+-]+'?: No such file or directory|fatal error: '[\w./+-]+' file not found|libgomp\.spec"
+)
+"""How compilers say that a program of theirs, a library or a header is not there: generated code includes their own headers only."""
 
 
 def _finish(process: subprocess.Popen[str], folder: Path, target: str) -> None:
@@ -248,6 +258,8 @@ def _stopped(status: int, said: str, errors: bool, folder: Path) -> str:
         return _full(folder)
     if status in (-signal.SIGKILL, 128 + signal.SIGKILL) or _KILLED.search(said):
         return "it was killed, most likely because memory ran out. Free memory, allow for more, or compile less at once"
+    if _INCOMPLETE.search(said):
+        return f"a part of it is missing on this machine, or not on the PATH. {_MEND}"
     if status < 0:
         return f"{signal.Signals(-status).name} ended it"
     if not said.strip():

@@ -88,23 +88,22 @@ def _triton() -> Iterator[Finding]:
 
 
 def _compiler() -> Iterator[Finding]:
-    name = os.environ.get("CXX") or "g++"
-    path = shutil.which(name)
-    if path is None:
-        yield Finding(
-            "compiler", WARN, f"{name} is not on the PATH: this machine can load artifacts and cannot compile (apt install g++, or set CXX)"
-        )
+    from precast.codegen.toolchain import CompilerMissing, look_for_compiler
+
+    try:
+        compiler = look_for_compiler()
+    except CompilerMissing as error:
+        yield Finding("compiler", WARN, f"this machine can load artifacts and cannot compile: {error}")
         return
-    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.partition("\n")[0]
     loop = "#pragma omp parallel for\n for (long i = 0; i < n; ++i) x[i] = std::sqrt(x[i]);"
     trial = f'#include <cmath>\nextern "C" void f(float* x, long n) {{\n{loop} }}\n'
     with tempfile.TemporaryDirectory() as folder:
-        command = [path, "-x", "c++", "-", "-shared", "-fPIC", "-O2", "-fopenmp", "-o", os.path.join(folder, "trial.so")]
+        command = [compiler.path, "-x", "c++", "-", "-shared", "-fPIC", "-O2", "-fopenmp", "-o", os.path.join(folder, "trial.so")]
         done = subprocess.run(command, input=trial, capture_output=True, text=True, check=False)
     if done.returncode:
-        yield Finding("compiler", BAD, f"{version}: cannot build a shared object with OpenMP: {done.stderr.strip()[:200]}")
+        yield Finding("compiler", BAD, f"{compiler.version}: cannot build a shared object with OpenMP: {done.stderr.strip()[:200]}")
     else:
-        yield Finding("compiler", GOOD, f"{version} ({path})")
+        yield Finding("compiler", GOOD, f"{compiler.version} ({compiler.path})")
 
 
 def _cpu() -> Iterator[Finding]:

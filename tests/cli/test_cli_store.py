@@ -241,6 +241,10 @@ def test_doctor(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert {finding["state"] for finding in findings} <= {"ok", "warning"}
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert any(f["topic"] == "compiler" and f["state"] == "warning" and "cannot compile" in f["detail"] for f in data("doctor"))
+    (tmp_path / "text").write_text("no program")
+    (tmp_path / "text").chmod(0o755)
+    monkeypatch.setenv("CXX", str(tmp_path / "text"))
+    assert any(f["topic"] == "compiler" and "which is no compiler that says its version" in f["detail"] for f in data("doctor"))
     store.root.chmod(0o777)
     assert "chmod 700" in run("doctor", code=1).stdout
     (tmp_path / "file").write_text("x")
