@@ -20,9 +20,12 @@ def names_of_this_trace(namespace: dict[str, Any]) -> Iterator[None]:
     found: dict[str, None] = {}
     install, import_, cached = OutputGraph.install_global_unsafe, InstructionTranslatorBase.import_source, PyCodegen.setup_globally_cached
 
+    def concerns(scope: Any) -> bool:
+        return scope is namespace and threading.get_ident() == mine
+
     def put(scope: Any, call: Any, name_of: Any) -> Any:
-        """The result of `call`, whose new name in `scope` is noted."""
-        if scope is not namespace or threading.get_ident() != mine:
+        """The result of `call`, whose new name in `scope` is noted; what the name will be is known only afterwards."""
+        if not concerns(scope):
             return call()
         before = set(namespace)
         result = call()
@@ -32,7 +35,9 @@ def names_of_this_trace(namespace: dict[str, Any]) -> Iterator[None]:
         return result
 
     def install_global_unsafe(self: OutputGraph, name: str, value: Any) -> None:
-        put(self.global_scope, lambda: install(self, name, value), lambda _: name)
+        if concerns(self.global_scope) and name not in namespace:  # hundreds in a trace
+            found[name] = None
+        install(self, name, value)
 
     def import_source(self: InstructionTranslatorBase, module_name: str) -> Any:
         return put(self.output.global_scope, lambda: import_(self, module_name), lambda source: source.global_name)

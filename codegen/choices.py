@@ -190,10 +190,11 @@ def gemm_candidates(step: Gemm, buffers: Mapping[str, Buffer], packed: bool) -> 
         bias = None if step.bias is None else torch.full((n,), 0.5, dtype=dtype)
         a, b = tensor(step.a, dtype), tensor(step.b, dtype)
         weight = torch.ops.mkldnn._reorder_linear_weight(b.t(), m) if packed else b.t()
-        out, other = torch.empty(m, n, dtype=dtype), torch.full((m, n), 0.5, dtype=dtype)
+        out = torch.empty(m, n, dtype=dtype)
+        other = None if step.residual is None else torch.full((m, n), 0.5, dtype=dtype)
 
         def onednn() -> object:
-            if step.residual is not None:
+            if other is not None:
                 return torch.ops.mkldnn._linear_pointwise(a, other, weight, bias, "add")
             return torch.ops.mkldnn._linear_pointwise(a, weight, bias, name, scalars, algorithm)
 
@@ -201,7 +202,7 @@ def gemm_candidates(step: Gemm, buffers: Mapping[str, Buffer], packed: bool) -> 
             torch.mm(a, b, out=out)
             if step.activation != "none":
                 return _IN_PLACE.get(step.activation, torch.relu_)(out)
-            if step.residual is not None:
+            if other is not None:
                 return out.add_(other)
             return out if bias is None else out.add_(bias)
 
