@@ -27,6 +27,7 @@ from precast.capture.floats import float_positions, floats_as_numbers
 from precast.capture.frame import CaptureRefused
 from precast.capture.higher_order import expand_higher_order
 from precast.capture.one_device import on_one_device
+from precast.capture.one_pass import functional_graph, metadata_of
 from precast.capture.sources import NotPortable
 from precast.capture.symbols import SymbolTable
 from precast.capture.unexpressed import sizes_expressed
@@ -65,22 +66,26 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
         stack.enter_context(_effects_as_calls(gm))
         stack.enter_context(whole_attention(gm))
         stack.enter_context(writes_known())
-        state = create_aot_state(stack, call, fake_args, descriptions, config, fake_mode, shape_env)
-        if state.needs_autograd:
-            return None
-        if activations is not None:
-            state.fw_metadata.act_input_indices = activations
-        captured = aot_stage1_graph_capture(state, call)
-        _refuse_unsupported(state, captured, len(example_inputs))
-        graph = captured.graph_module
+        graph = functional_graph(gm, fake_args, dict(decompositions), fake_mode)
+        if graph is not None:
+            metadata = metadata_of(graph)
+        else:
+            state = create_aot_state(stack, call, fake_args, descriptions, config, fake_mode, shape_env)
+            if state.needs_autograd:
+                return None
+            if activations is not None:
+                state.fw_metadata.act_input_indices = activations
+            captured = aot_stage1_graph_capture(state, call)
+            _refuse_unsupported(state, captured, len(example_inputs))
+            graph, metadata = captured.graph_module, state.fw_metadata
         name_attention(graph)
         expand_higher_order(graph, fake_mode, decompositions)
         floats_as_numbers(graph, floats, shape_env)
         absolute = _from_whole_inputs([n for n in graph.graph.nodes if _storage_offset_given(n)])
-        outputs = _Outputs(graph).split(state.fw_metadata)
-        _resolve_lazy_inputs(graph, absolute, {i for i, info in enumerate(state.fw_metadata.input_info) if info.mutates_data})
+        outputs = _Outputs(graph).split(metadata)
+        mutated = frozenset(i for i, info in enumerate(metadata.input_info) if info.mutates_data)
+        _resolve_lazy_inputs(graph, absolute, mutated)
         graph.graph.eliminate_dead_code(lambda node: node.is_impure() or is_launch(node))  # torch 2.11 takes launches for pure
-        mutated = frozenset(i for i, info in enumerate(state.fw_metadata.input_info) if info.mutates_data)
         on_one_device(graph, fake_mode, mutated)
     graph.recompile()
     return AotGraph(graph, outputs, mutated, absolute)

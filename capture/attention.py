@@ -39,7 +39,7 @@ def _fake(
     return query.new_empty((batch, rows, heads, value.shape[-1])).transpose(1, 2)
 
 
-def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *args: Any, **kwargs: Any) -> Any:
+def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *args: Any, **kwargs: Any) -> Any:
     """What is called in the place of torch's function while a graph is traced."""
     tensors = [t for t in (query, key, value, attn_mask) if isinstance(t, torch.Tensor)]
     recorded = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
@@ -53,12 +53,12 @@ def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_
 def whole_attention(gm: torch.fx.GraphModule) -> Iterator[None]:
     """While `gm`, Dynamo's graph, is traced further, its attention on a GPU is one call, that in functions of torch too."""
     modules = [module for module in gm.modules() if isinstance(module, torch.fx.GraphModule)]
-    _retarget(modules, _functional, _attention)
+    _retarget(modules, _functional, attention)
     try:
-        with mock.patch.object(torch.nn.functional, _NAME, _attention):
+        with mock.patch.object(torch.nn.functional, _NAME, attention):
             yield
     finally:
-        _retarget(modules, _attention, _functional)
+        _retarget(modules, attention, _functional)
 
 
 def _retarget(modules: list[torch.fx.GraphModule], old: Callable[..., Any], new: Callable[..., Any]) -> None:

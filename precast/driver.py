@@ -16,6 +16,7 @@ from precast.artifact_store import BlobSet, GraphRecord, Manifest, Versions
 from precast.backend_variant import backend_variant
 from precast.capture import CapturedFrame, CaptureOptions, CaptureRefused, Dynamic, MarkViolated, capture
 from precast.capture.garbage import seldom_collected
+from precast.codegen.cuda_start import start_libraries
 from precast.codegen.triton_compile import warm_up
 from precast.compile_log import log_dynamic, log_guards
 from precast.dynamic_capture import SymbolsRefused, due_to_symbols, dynamic_of, symbolic_build, with_symbols_or_without
@@ -78,7 +79,11 @@ def _compile_with(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, 
     if program.options["background_compile"] and frame.graph is not None:
         import_what_comes_late()
         return Deferred(frame.guards, lambda: _finish(job))
-    return _finish(job)
+    libraries = start_libraries(frame.graph) if frame.graph is not None and is_cuda(job.target) else None
+    outcome = _finish(job)
+    if libraries is not None:
+        libraries.join()  # what it holds, the first computation takes over
+    return outcome
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,120 @@
+"""Graphs that mutate nothing: traced to ATen in one pass, where AOTAutograd takes two and wraps every tensor to make mutation functional.
+
+That halves the time until a functional graph is there. Which graphs qualify is looked up beforehand where that is cheap, and proved from
+what the trace found: no operator whose schema writes, no result in an input's memory. All others go through AOTAutograd.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.utils import preserve_rng_state
+from torch._functorch._aot_autograd.schemas import OutputType
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import traceback
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from precast.capture.attention import attention
+from precast.capture.overwriting import Functional, is_in_place, writes_nothing_read_later
+
+
+def functional_graph(
+    gm: torch.fx.GraphModule, inputs: list[Any], decompositions: dict[Any, Callable[..., Any]], fake_mode: Any
+) -> torch.fx.GraphModule | None:
+    """The graph of ATen operators that AOTAutograd would make of `gm` on the fake `inputs`; None where it has to make it."""
+    if torch.is_grad_enabled() or not all(map(_is_plain, inputs)) or not writes_nothing_read_later(gm.graph, _is_pure_call):
+        return None
+
+    def run(*args: Any) -> Any:
+        return Functional(gm).run(*args)
+
+    with torch.autograd.set_multithreading_enabled(False), preserve_rng_state(), fake_mode, enable_python_dispatcher():
+        with traceback.preserve_node_meta():
+            graph = make_fx(run, decomposition_table=decompositions, record_module_stack=True)(*inputs)
+    graph.graph.eliminate_dead_code()
+    return graph if _is_functional(graph) else None
+
+
+def metadata_of(graph: torch.fx.GraphModule) -> Any:
+    """What AOTAutograd records of inputs and outputs, for a `functional_graph`: nothing is written, no output shows an input."""
+    made = SimpleNamespace(output_type=OutputType.non_alias)
+    return SimpleNamespace(input_info=[], output_info=[made for _ in _results(graph)])
+
+
+def _is_plain(value: Any) -> bool:
+    """A dense real tensor of constant size, with memory of its own and no lazy bit."""
+    return (
+        type(value) is FakeTensor
+        and value.layout is torch.strided
+        and not value.is_complex()
+        and not value.is_neg()
+        and not any(isinstance(n, torch.SymInt) for n in (*value.shape, *value.stride(), value.storage_offset()))
+    )
+
+
+def _is_pure_call(node: torch.fx.Node) -> bool:
+    """Whether a node of Dynamo's graph is a plain call of torch's that may be expected to write nothing; `_is_functional` decides."""
+    if node.op == "output":
+        return True
+    if not all(map(_is_plain, _tensors(node.meta.get("example_value")))):
+        return False
+    if node.op in ("placeholder", "call_method"):
+        return node.op == "placeholder" or not _writes(str(node.target))
+    if node.op != "call_function":
+        return False
+    name, home = getattr(node.target, "__name__", "_"), getattr(node.target, "__module__", "")
+    if home == "_operator":
+        return name not in _ASSIGNING
+    if home not in _HOMES or name.startswith("_") or _writes(name):
+        return node.target is torch._C._log_api_usage_once
+    return "out" not in node.kwargs and not is_in_place(node)
+
+
+def _writes(name: str) -> bool:
+    return name.endswith("_") and not name.endswith("__") or name.startswith("__i") or name == "__setitem__"
+
+
+_ASSIGNING = frozenset(n for n in dir(operator) if n[0] == "i" and (hasattr(operator, n[1:]) or hasattr(operator, f"{n[1:]}_")))
+_ASSIGNING |= {"setitem", "delitem"}
+_HOMES = ("math", "torch", "torch._C._nn", "torch.functional", "torch.nn.functional", attention.__module__)
+
+
+def _is_functional(graph: torch.fx.GraphModule) -> bool:
+    given = {_memory(n.meta["val"]) for n in graph.graph.find_nodes(op="placeholder")}
+    for node in graph.graph.nodes:
+        if node.op in ("placeholder", "output", "get_attr"):  # get_attr: a tensor constant, which AOTAutograd leaves as it is, too
+            continue
+        if node.op != "call_function" or not (node.target is operator.getitem or _writes_nothing(node.target)):
+            return False
+        if not all(map(_is_plain, _tensors(node.meta.get("val")))):
+            return False
+    made = [n for n in _results(graph) if isinstance(n, torch.fx.Node) and n.op == "call_function"]
+    return len(made) == len(_results(graph)) and not any(_memory(n.meta["val"]) in given for n in made)
+
+
+def _results(graph: torch.fx.GraphModule) -> list[Any]:
+    results: Any = graph.graph.output_node().args[0]
+    return list(results)
+
+
+def _writes_nothing(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and target.namespace in ("aten", "prims", "precast") and not target._schema.is_mutable
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    """The tensors and the symbolic numbers in what a node gives."""
+    if isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool):
+        yield value
+
+
+def _memory(value: torch.Tensor) -> int:
+    return int(value.untyped_storage()._cdata)

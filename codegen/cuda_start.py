@@ -1,0 +1,68 @@
+"""Starts the device's libraries beside the compiler: cuBLAS and cuDNN take a tenth of a second and more for their first call.
+
+A thread makes one small call of each kind that a captured graph will make. What it starts stays: torch keeps a library's handles in a
+pool when a thread ends, and the first computation finds them there.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.fx
+
+log = logging.getLogger("precast.compile")
+
+Kind = tuple[str, torch.dtype, torch.device]
+
+
+def start_libraries(graph: torch.fx.GraphModule) -> threading.Thread | None:
+    """Begins what `graph` needs of the device's libraries. None where there is nothing to begin: no such call in it, a device that this
+    process has not started, or a CUDA graph being captured."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    kinds = dict.fromkeys(_kinds(graph))
+    if not kinds or torch.cuda.is_current_stream_capturing():
+        return None
+    streams = {device: torch.cuda.current_stream(device) for _, _, device in kinds}
+
+    def start() -> None:
+        for name, dtype, device in kinds:
+            try:
+                with torch.no_grad(), torch.cuda.stream(streams[device]):
+                    _CALLS[name](dtype, device)
+            except RuntimeError as error:  # out of memory, say: the computation itself will tell
+                log.info("%s could not be started ahead: %s", name, error)
+
+    thread = threading.Thread(target=start, name="precast-libraries", daemon=True)
+    thread.start()
+    return thread
+
+
+def _kinds(graph: torch.fx.GraphModule) -> Iterator[Kind]:
+    count = torch.cuda.device_count()
+    for node in graph.graph.nodes:
+        name = _NAMES.get(node.target)
+        value = node.meta.get("val")
+        if name and isinstance(value, torch.Tensor) and value.is_cuda and (value.device.index or 0) < count:
+            yield name, value.dtype, value.device
+
+
+def _product(dtype: torch.dtype, device: torch.device) -> None:
+    square = torch.ones(64, 64, dtype=dtype, device=device)
+    torch.addmm(square[0], square, square)
+    torch.mm(square, square)
+
+
+def _convolution(dtype: torch.dtype, device: torch.device) -> None:
+    image = torch.ones(1, 8, 16, 16, dtype=dtype, device=device).to(memory_format=torch.channels_last)
+    torch.conv2d(image, torch.ones(8, 8, 3, 3, dtype=dtype, device=device))
+
+
+_CALLS: dict[str, Callable[[torch.dtype, torch.device], None]] = {"cuBLAS": _product, "cuDNN": _convolution}
+_NAMES = {
+    **{getattr(torch.ops.aten, name).default: "cuBLAS" for name in ("mm", "addmm", "bmm", "baddbmm")},
+    torch.ops.aten.convolution.default: "cuDNN",
+}

@@ -1,0 +1,222 @@
+"""Graphs that write nothing are traced in one pass: the very graphs that AOTAutograd makes, and only where that is certain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import models
+import pytest
+import torch
+from harness import run_frame
+from torch.nn import functional
+
+from precast.capture import CapturedFrame, aot, capture
+from precast.capture.graph_capture import identity
+
+Function = Callable[..., Any]
+
+
+def _both(monkeypatch: pytest.MonkeyPatch, fn: Any, *args: Any, **kwargs: Any) -> tuple[CapturedFrame, CapturedFrame, bool]:
+    """The frame as it is captured, the same through AOTAutograd, and whether the first was traced in one pass."""
+    made: list[Any] = []
+    real = aot.functional_graph
+    monkeypatch.setattr(aot, "functional_graph", lambda *given: made.append(real(*given)) or made[-1])
+    one = capture(fn, args, kwargs)
+    monkeypatch.setattr(aot, "functional_graph", lambda *given: None)
+    two = capture(fn, args, kwargs)
+    monkeypatch.undo()
+    return one, two, made[-1] is not None
+
+
+def _same(one: CapturedFrame, two: CapturedFrame) -> None:
+    assert one.graph is not None and two.graph is not None
+    assert identity(one.graph) == identity(two.graph)
+    assert one.outputs == two.outputs
+    assert one.inputs == two.inputs
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_models(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    model, args, kwargs = models.make(name)
+    with torch.no_grad():
+        one, two, _ = _both(monkeypatch, model, *args, **kwargs)
+    _same(one, two)
+
+
+def _mlp(x: Any, w: Any) -> Any:
+    return functional.layer_norm(functional.gelu(x @ w), (8,)).softmax(-1), (x + 1).relu()
+
+
+def _convolution(x: Any, w: Any) -> Any:
+    image = x.reshape(1, 1, 8, 8)
+    y = functional.batch_norm(functional.conv2d(image, w.reshape(1, 1, 8, 8), padding=4), x[0, :1], x[1, :1].exp())
+    return functional.max_pool2d(functional.relu(y), 2).mean()
+
+
+def _attention(x: Any, w: Any) -> Any:
+    q = x.reshape(1, 2, 4, 8)
+    return functional.scaled_dot_product_attention(q, q, w.reshape(1, 2, 4, 8), is_causal=True).transpose(1, 2).flatten(2)
+
+
+def _parts(x: Any, w: Any) -> Any:
+    a, b = x.chunk(2, dim=-1)
+    both = torch.cat([a * 2, b], dim=0)
+    return both, both[2:], torch.topk(w, 2), torch.where(x > 0, x, w), x.to(torch.float64).sum(dtype=torch.float32)
+
+
+def _drawn(x: Any, w: Any) -> Any:
+    return x + torch.rand(8) * 0, functional.dropout(w, 0.0)
+
+
+def _overwrites(x: Any, w: Any) -> Any:
+    y = x * 2
+    above = y[:4].sum()
+    y += w
+    y -= w[0]
+    y = functional.relu(y, inplace=True)
+    z = y.t() @ w
+    z *= 0.5
+    z /= 3
+    return z + above, y
+
+
+PURE: list[Function] = [_mlp, _convolution, _attention, _parts, _drawn, _overwrites]
+
+
+@pytest.mark.parametrize("fn", PURE)
+@pytest.mark.parametrize("how", [torch.no_grad, torch.inference_mode])
+def test_pure_functions_take_one_pass(monkeypatch: pytest.MonkeyPatch, fn: Function, how: Any) -> None:
+    x, w = torch.randn(8, 8), torch.randn(8, 8)
+    with how():
+        one, two, taken = _both(monkeypatch, fn, x, w)
+        assert taken
+        _same(one, two)
+        got = run_frame(one, fn, (x, w), {})
+        torch.testing.assert_close(got, fn(x, w))
+
+
+def _adds_in_place(x: Any, w: Any) -> Any:
+    y = x * 2
+    view = y[0]
+    y += w
+    return y, view + 0
+
+
+def _adds_to_view_of_argument(x: Any, w: Any) -> Any:
+    y = x.t()
+    y += w
+    return y * 2
+
+
+def _adds_narrower(x: Any, w: Any) -> Any:
+    y = x.to(torch.float64) * 2
+    y += w
+    i = (x > 0).to(torch.int64)
+    i += 2
+    return y, i
+
+
+def _adds_into_part(x: Any, w: Any) -> Any:
+    y = x * 2
+    a, b = y.chunk(2)
+    a += w[:4]
+    return y, b * 2
+
+
+def _reads_the_old_name(x: Any, w: Any) -> Any:
+    old = y = x * 2
+    y += w
+    return old * 3 + y
+
+
+def _writes_argument(x: Any, w: Any) -> Any:
+    x.mul_(2)
+    return x + w
+
+
+def _writes_to_out(x: Any, w: Any) -> Any:
+    y = torch.empty(8, 8)
+    torch.add(x, w, out=y)
+    return y
+
+
+def _assigns(x: Any, w: Any) -> Any:
+    y = x.clone()
+    y[0] = w[1]
+    return y
+
+
+def _inplace_activation(x: Any, w: Any) -> Any:
+    y = x + w
+    functional.relu(y, inplace=True)
+    return y
+
+
+def _trains_norm(x: Any, w: Any) -> Any:
+    mean, variance = torch.zeros(8), torch.ones(8)
+    return functional.batch_norm(x, mean, variance, training=True), mean, variance, w + 1
+
+
+def _writes_statistics(x: Any, w: Any) -> Any:
+    y = functional.batch_norm(x, w[0], w[1], training=True)
+    return y
+
+
+def _shows_argument(x: Any, w: Any) -> Any:
+    return x.t(), w + 1
+
+
+def _records(x: Any, w: Any) -> Any:
+    with torch.enable_grad():
+        y = x * 2
+    return y + w
+
+
+def _by_data(x: Any, w: Any) -> Any:
+    return torch.nonzero(x > 0) * 2, w
+
+
+def _complex(x: Any, w: Any) -> Any:
+    return torch.complex(x, w).conj().imag + 1
+
+
+def _branches(x: Any, w: Any) -> Any:
+    return torch.cond(x.sum() > 0, lambda a, b: a + b, lambda a, b: a - b, (x, w))
+
+
+OTHERS: list[Function] = [
+    _adds_in_place,
+    _adds_to_view_of_argument,
+    _adds_narrower,
+    _adds_into_part,
+    _reads_the_old_name,
+    _writes_argument,
+    _writes_to_out,
+    _assigns,
+    _inplace_activation,
+    _trains_norm,
+    _writes_statistics,
+    _shows_argument,
+    _records,
+    _by_data,
+    _complex,
+    _branches,
+]
+
+
+@pytest.mark.parametrize("fn", OTHERS)
+def test_whatever_writes_or_shows_an_input_does_not(monkeypatch: pytest.MonkeyPatch, fn: Function) -> None:
+    x, w = torch.randn(8, 8), torch.rand(8, 8) + 0.5
+    with torch.no_grad():
+        one, two, taken = _both(monkeypatch, fn, x, w)
+        assert not taken
+        _same(one, two)
+        mine, theirs = (x.clone(), w.clone()), (x.clone(), w.clone())
+        got, expected = run_frame(one, fn, mine, {}), fn(*theirs)
+        torch.testing.assert_close((got, mine), (expected, theirs))
+
+
+def test_gradients_leave_it_to_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(8, 8)
+    assert not _both(monkeypatch, _mlp, x, torch.randn(8, 8))[2], "gradients are recorded: AOTAutograd says whether a graph is needed"
