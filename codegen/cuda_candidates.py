@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import sympy
 import torch
@@ -28,6 +28,8 @@ ACTIVATIONS = ("relu", "gelu_tanh")
 FLASH_ROWS = 128
 """Rows of queries up to which flash attention beat cuDNN's."""
 FLASH_DEPTH, CUDNN_DEPTH = 256, 128
+PLACE = "cuda"
+"""Where the operands of what is timed lie."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,17 @@ class Choice:
     calls: Calls
 
 
+@dataclass(frozen=True)
+class StandIn:
+    """What is timed where one of our own kernels takes part, that a tuner does not have: `call` costs as much, `answer` is the result."""
+
+    call: Callable[[], object]
+    answer: Callable[[], object] = field(repr=False)
+
+    def __call__(self) -> object:
+        return self.call()
+
+
 def gemm_choice(step: Gemm, buffers: Buffers) -> Choice:
     """A product with an activation: in one call of cuBLASLt ("activation"), or followed by a kernel ("aten")."""
     seen = as_seen(step)
@@ -50,8 +63,9 @@ def gemm_choice(step: Gemm, buffers: Buffers) -> Choice:
 
     def calls() -> dict[str, Callable[[], object]]:
         dtype = torch_dtype(buffers[step.out])
-        a, b = tensor(seen.a, dtype), tensor(seen.b, dtype)
-        bias, out = tensor(View("", (b.shape[1],), (1,)), dtype), torch.empty(a.shape[0], b.shape[1], dtype=dtype, device="cuda")
+        a, b = tensor(seen.a, dtype, 0), tensor(seen.b, dtype, 1, hint(seen.b.size[0]))
+        bias = tensor(View("", (b.shape[1],), (1,)), dtype, 2)
+        out = torch.empty(a.shape[0], b.shape[1], dtype=dtype, device=PLACE)
         gelu = step.activation == "gelu_tanh"
         after = (lambda x: F.gelu(x, approximate="tanh")) if gelu else torch.relu_
         return {
@@ -130,9 +144,9 @@ def fused_convolution(step: Conv) -> Extern:
 
 def _conv_calls(step: Conv, buffers: Buffers, names: list[str]) -> dict[str, Callable[[], object]]:
     dtype = torch_dtype(buffers[step.out])
-    x, w = tensor(_seen(step.x), dtype), tensor(_seen(step.weight), dtype)
-    bias = None if step.bias is None else tensor(_seen(step.bias), dtype)
-    z = None if step.residual is None else tensor(_seen(step.residual), dtype)
+    x, w = tensor(_seen(step.x), dtype, 0), tensor(_seen(step.weight), dtype, 1, math.prod(hint(n) for n in step.weight.size[1:]))
+    bias = None if step.bias is None else tensor(_seen(step.bias), dtype, 2)
+    z = None if step.residual is None else tensor(_seen(step.residual), dtype, 3)
     sizes = (step.stride, step.padding, step.dilation)
 
     def fused() -> object:
@@ -143,16 +157,26 @@ def _conv_calls(step: Conv, buffers: Buffers, names: list[str]) -> dict[str, Cal
     def product() -> object:
         rows, matrix = x.permute(0, 2, 3, 1).reshape(-1, x.shape[1]), w.flatten(1).t()
         if step.activation == "relu":
-            return torch.ops.aten._addmm_activation(bias, rows, matrix)
-        return rows @ matrix if bias is None else torch.addmm(bias, rows, matrix)
+            found = torch.ops.aten._addmm_activation(bias, rows, matrix)
+        else:
+            found = rows @ matrix if bias is None else torch.addmm(bias, rows, matrix)
+        return found.view(x.shape[0], *x.shape[2:], -1).permute(0, 3, 1, 2)
 
-    def plain() -> object:
-        out = torch.convolution(x, w, None, *sizes, step.transposed, step.output_padding, step.groups)
-        if bias is not None or z is not None or step.activation != "none":  # one pass of a kernel of ours
-            torch.relu_(out)
-        return out
+    def bare(with_bias: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.convolution(x, w, with_bias, *sizes, step.transposed, step.output_padding, step.groups)
 
-    return {name: {"cudnn": fused, "product": product, "aten": plain}[name] for name in names}
+    def one_pass() -> object:
+        out = bare()
+        if z is not None:
+            return out.add_(z)
+        return out if bias is None and step.activation == "none" else torch.relu_(out)
+
+    def whole() -> object:
+        out = bare(bias) if z is None else bare(bias) + z
+        return out if step.activation == "none" else torch.relu(out)
+
+    every: dict[str, Callable[[], object]] = {"cudnn": fused, "product": product, "aten": StandIn(one_pass, whole)}
+    return {name: every[name] for name in names}
 
 
 def attention_choice(step: Attention, buffers: Buffers) -> Choice:
@@ -230,9 +254,9 @@ def heads_once(mask: View) -> View:
 
 def _attention_calls(step: Attention, buffers: Buffers, names: tuple[str, ...]) -> dict[str, Callable[[], object]]:
     dtype = torch_dtype(buffers[step.out])
-    q, k, v = (tensor(_seen(view), dtype) for view in (step.q, step.k, step.v))
-    mask = None if step.mask is None else tensor(_seen(step.mask), dtype)
-    once = None if step.mask is None else tensor(_seen(heads_once(step.mask)), dtype)
+    q, k, v = (tensor(_seen(view), dtype, seed) for seed, view in enumerate((step.q, step.k, step.v)))
+    mask = None if step.mask is None else tensor(_seen(step.mask), dtype, 3)
+    once = None if step.mask is None else tensor(_seen(heads_once(step.mask)), dtype, 3)  # the same numbers: its span is the mask's
     aten, causal, scale = torch.ops.aten, step.causal, step.scale
     grouped = q.shape[1] != k.shape[1]
     every: dict[str, Callable[[], object]] = {
@@ -250,8 +274,11 @@ def _seen(view: View) -> View:
     return View(view.buffer, sizes, strides)
 
 
-def tensor(view: View, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor on the current device with a view's sizes and strides."""
+def tensor(view: View, dtype: torch.dtype, seed: int, terms: int = 1) -> torch.Tensor:
+    """A tensor at `PLACE` with a view's sizes and strides and normal numbers, the same for a seed. `terms`: as many of them are added up
+    into each result, which stays of the size of one, so that what is added to it counts in a comparison.
+    """
     sizes, strides = tuple(int(n) for n in view.size), tuple(int(n) for n in view.stride)
     span = 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
-    return torch.full((max(span, 1),), 1 / math.sqrt(max(sizes[-1], 1)), dtype=dtype, device="cuda").as_strided(sizes, strides)
+    drawn = torch.randn(max(span, 1), device=PLACE, generator=torch.Generator(PLACE).manual_seed(seed))
+    return (drawn / math.sqrt(max(terms, 1))).to(dtype).as_strided(sizes, strides)

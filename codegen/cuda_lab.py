@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from precast.codegen.choices import Record, torch_dtype
+from precast.codegen.cuda_candidates import StandIn
 from precast.codegen.cuda_choices import Problem
 from precast.codegen.triton_compile import Cubin, compile_images
 from precast.codegen.triton_render import TritonKernel
@@ -55,8 +56,7 @@ class Lab:
 
     def measure(self, problem: Problem) -> Record | None:
         """Times the candidates of one problem that run and agree with the default. Raises RuntimeError where that does not run."""
-        calls = problem.calls() if problem.calls is not None else self.launches(problem)
-        usable = {name: call for name, call in calls.items() if self.runs(call)}
+        usable = self.agreeing(problem.calls(), problem.default) if problem.calls is not None else self.launches(problem)
         if problem.default not in usable:
             raise RuntimeError(f"{problem.default} does not run on this device, for {problem.key}")
         return {**decide(self.race(usable), problem.default), "device": torch.cuda.get_device_name()}
@@ -68,6 +68,25 @@ class Lab:
         except RuntimeError as error:
             log.warning("not measured: %s", error)
             return None
+
+    def agreeing(self, calls: Mapping[str, Call], default: str) -> dict[str, Call]:
+        """The library calls that run and give what the default gives; none where that does not run. The default comes first."""
+        found: dict[str, Call] = {}
+        wanted: list[torch.Tensor] = []
+        for name in sorted(calls, key=lambda name: name != default):
+            if not self.runs(calls[name]):
+                if name == default:
+                    return {}
+                continue
+            given = calls[name]
+            result = _result(given.answer() if isinstance(given, StandIn) else given())
+            if name == default:
+                wanted = [t.clone() for t in result]  # candidates may share the memory that they write to
+            if len(result) == len(wanted) and all(g.shape == w.shape and _agrees(g, w) for g, w in zip(result, wanted, strict=True)):
+                found[name] = given
+            else:
+                log.warning("%s is left out: its result is not that of %s", name, default)
+        return found
 
     def runs(self, call: Call) -> bool:
         """Whether the candidate runs at all: libraries refuse what they do not support, kernels may need too much shared memory."""
@@ -182,6 +201,12 @@ def _tensor(buffer: Buffer) -> torch.Tensor:
     if dtype.is_floating_point:
         flat.normal_(0, 0.5, generator=torch.Generator(device="cuda").manual_seed(span))
     return flat
+
+
+def _result(given: object) -> list[torch.Tensor]:
+    """The tensor that a library call is made for: attention's operators give what backward needs behind it."""
+    first = given[0] if isinstance(given, tuple | list) else given
+    return [first] if isinstance(first, torch.Tensor) else []
 
 
 def _agrees(got: torch.Tensor, want: torch.Tensor) -> bool:

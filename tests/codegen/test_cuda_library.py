@@ -9,8 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from precast.codegen.cuda_candidates import attention_choice, conv_choice
+from precast.codegen import cuda_candidates
+from precast.codegen.cuda_candidates import Choice, attention_choice, conv_choice, gemm_choice, heads_once
+from precast.codegen.cuda_choices import Problem
 from precast.codegen.cuda_expand import expand
+from precast.codegen.cuda_lab import Lab
 from precast.codegen.expand import LibraryCall
 from precast.lowering.ir import Attention, Conv, Extern, Gemm, Kernel, Program
 from precast.lowering.lower import lower
@@ -103,6 +106,67 @@ def test_each_form_of_a_convolution(how: str) -> None:
     first = {"product": "product conv", "cudnn": "aten::cudnn_convolution_relu", "aten": "aten conv"}[how]
     assert first in calls(program, **options)
     agree(on_stub(block, *inputs, options=options)(*inputs), block(*inputs))
+
+
+@pytest.fixture
+def lab(monkeypatch: pytest.MonkeyPatch) -> Lab:
+    """A lab on the CPU, by whose clock the default is the slowest."""
+    monkeypatch.setattr(cuda_candidates, "PLACE", "cpu")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "none")
+    monkeypatch.setattr(Lab, "race", lambda self, calls: {name: [100.0 - number] for number, name in enumerate(calls)})
+    return Lab("sm_90")
+
+
+def asked(program: Program) -> list[Choice]:
+    buffers = {b.name: b for b in program.buffers}
+    found = [
+        conv_choice(s, buffers) if isinstance(s, Conv) else gemm_choice(s, buffers) for s in program.steps if isinstance(s, Conv | Gemm)
+    ]
+    return [choice for choice in found if len(choice.names) > 1]
+
+
+@pytest.mark.parametrize("name", ["convolutions", "relu"])
+def test_what_a_tuner_compares_is_the_same_computation(name: str, lab: Lab) -> None:
+    """Every way of a step agrees with the default on numbers that tell ways apart."""
+    fn, make = RUN[name]
+    choices = asked(scheduled(fn, *make()))
+    assert choices
+    for choice in choices:
+        made = choice.calls()
+        assert set(lab.agreeing(made, choice.default)) == set(made) == set(choice.names)
+
+
+@pytest.mark.parametrize("spoilt", range(3), ids=["other axis", "other type of result", "no result"])
+def test_a_library_call_that_computes_something_else_is_left_out(spoilt: int, lab: Lab) -> None:
+    """The sums of constant numbers would be equal; a candidate may write to memory that the default wrote to."""
+    choice = next(c for c in asked(scheduled(block, *RUN["convolutions"][1]())) if "product" in c.names)
+
+    def calls() -> dict[str, Callable[[], object]]:
+        made = choice.calls()
+        right = made[choice.default]
+        wrong = [lambda: right().flip(1), lambda: right().sum(), lambda: None][spoilt]  # type: ignore[attr-defined]
+        return {"wrong": wrong, **made}
+
+    record = lab.measure(Problem(choice.key, choice.default, calls=calls))
+    assert record is not None and set(record["us"]) == set(choice.names) and record["winner"] != "wrong"
+
+
+def test_a_default_that_does_not_run_is_an_error(lab: Lab) -> None:
+    def refuses() -> object:
+        raise RuntimeError("not supported")
+
+    with pytest.raises(RuntimeError, match="plain does not run on this device"):
+        lab.measure(Problem("k", "plain", calls=lambda: {"plain": refuses, "other": lambda: r(3)}))
+
+
+def test_what_is_timed_has_numbers_of_its_own(lab: Lab) -> None:
+    """Operands differ from each other, and are the same in the next run; the two forms of a mask are one mask."""
+    view = cuda_candidates.View("m", (2, 4, 3, 8), (24, 0, 8, 1))
+    first, again, other = (cuda_candidates.tensor(view, torch.float32, seed) for seed in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.allclose(first, other) and first.std() > 0.5
+    once = cuda_candidates.tensor(heads_once(view), torch.float32, 1)
+    assert once.shape == (2, 1, 3, 8) and torch.equal(first, once.expand(2, 4, 3, 8))
 
 
 @pytest.mark.parametrize("how", ["flash", "cudnn", "efficient", "aten"])

@@ -57,6 +57,13 @@ def test_a_candidate_that_computes_something_else_is_left_out(lab: Lab) -> None:
     assert set(lab.launches(damaged)) == {problem.default}
 
 
+def test_a_library_call_that_computes_something_else_is_left_out(lab: Lab) -> None:
+    a, b = (torch.randn(1024, 1024, device="cuda") for _ in range(2))
+    calls = {"default": lambda: [a @ b for _ in range(3)][0], "wrong": lambda: a.t() @ b, "right": lambda: a @ b}
+    record = lab.measure(Problem("k", "default", calls=lambda: dict(calls)))
+    assert record is not None and record["winner"] == "right" and "wrong" not in record["us"]
+
+
 def test_library_calls_are_timed_and_refusals_left_out(lab: Lab) -> None:
     def calls() -> dict[str, object]:
         a, b = (torch.randn(2048, 2048, device="cuda") for _ in range(2))
@@ -64,7 +71,7 @@ def test_library_calls_are_timed_and_refusals_left_out(lab: Lab) -> None:
         def refuses() -> object:
             raise RuntimeError("not supported")
 
-        return {"slow": lambda: (a @ b) @ b @ b, "fast": lambda: a @ b, "none": refuses}
+        return {"slow": lambda: [a @ b for _ in range(3)][0], "fast": lambda: a @ b, "none": refuses}
 
     record = lab.measure(Problem("k", "slow", calls=calls))  # type: ignore[arg-type]
     assert record is not None and record["winner"] == "fast" and "none" not in record["us"]
