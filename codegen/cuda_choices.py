@@ -125,6 +125,8 @@ def _rendered(kernel: Kernel, buffers: Sequence[Buffer], number: int, chosen: Tr
             variant = render(kernel, buffers, tiling)[number]
         except Unsupported:
             continue
+        if variant.tiling.num_stages > 1 and STAGED not in variant.source:
+            continue  # nothing is looped over: the same machine code as with one stage
         if _identity(variant) not in seen:
             seen.add(_identity(variant))
             found[tiling_name(tiling)] = variant
@@ -138,10 +140,14 @@ def _identity(kernel: TritonKernel) -> tuple[object, ...]:
 WHOLE_ROW = 1 << 14
 """Lanes of the longest row that one program is tried to hold at once."""
 MOST_ROWS, MOST_WARPS = 4096, 16
+STAGES, STAGED = (2, 3, 4), "num_stages="
+"""Steps of a loop whose loads are in flight together, and what a kernel says that has such a loop (`triton_reduce.py`)."""
 
 
 def candidates(default: Tiling) -> list[Tiling]:
-    """Some twenty tilings around the default: other numbers of rows and warps; whole rows and loops, one row a program."""
+    """Some thirty tilings around the default: other numbers of rows and warps; whole rows and loops, one row a program; for what is
+    looped over, other numbers of stages.
+    """
     found: list[Tiling] = []
     for rows in (1, 2, 4, 1 / 2, 1 / 4):
         for warps in (1, 2, 1 / 2):
@@ -154,5 +160,8 @@ def candidates(default: Tiling) -> list[Tiling]:
     for rblock in (1024, 4096):
         for warps in (8, 16):
             found.append(dataclasses.replace(default, xblock=1, persistent=1, rblock=rblock, num_warps=warps))
+        for stages in STAGES:
+            found.append(dataclasses.replace(default, xblock=1, persistent=1, rblock=rblock, num_warps=8, num_stages=stages))
+    found += [dataclasses.replace(default, num_stages=stages) for stages in STAGES]
     possible = (t for t in found if 1 <= t.xblock <= MOST_ROWS and 1 <= t.num_warps <= MOST_WARPS)
     return [t for t in dict.fromkeys(possible) if t != default]

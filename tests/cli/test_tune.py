@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,36 @@ def test_picking_a_library_call() -> None:
 def test_tilings_have_names() -> None:
     for tiling in (Tiling(4), *candidates(Tiling(8, num_warps=2))):
         assert tiling_of(tiling_name(tiling)) == tiling
+
+
+def _variants(fn: Callable[[torch.Tensor], torch.Tensor], width: int) -> dict[str, str]:
+    """The sources of all candidates, by name."""
+    graph, _ = trace(fn, (torch.randn(64, width),))
+    program = schedule(lower(graph, "row"), TARGET, {})
+    asked: list[Problem] = []
+    for step in program.steps:
+        if isinstance(step, Kernel):
+            CudaChooser(measure=asked.append).tilings(step, program.buffers)
+    return {name: kernel.source for problem in asked for name, kernel in problem.kernels.items()}
+
+
+def test_loops_are_tried_with_several_stages() -> None:
+    """A long row is read by a loop, whose loads may run ahead; the choice without a record has one stage."""
+    variants = _variants(lambda x: x.exp().sum(-1), 40_000)
+    stages = {tiling.num_stages for name in variants if (tiling := tiling_of(name)) is not None}
+    assert stages == {1, 2, 3, 4}
+    for name, source in variants.items():
+        tiling = tiling_of(name)
+        assert tiling is not None and tiling_name(tiling) == name
+        assert ("tl.range(" in source) == (tiling.num_stages > 1) and (
+            tiling.num_stages == 1 or f"num_stages={tiling.num_stages})" in source
+        )
+    assert next(iter(variants)).count("num_stages=1") == 1, "the default"
+
+
+def test_what_has_no_loop_has_no_stages() -> None:
+    names = list(_variants(lambda x: x.exp() + 1, 512))
+    assert len(names) > 2 and all("num_stages=1 " in name for name in names)
 
 
 def test_candidates_are_possible_and_different() -> None:
