@@ -16,6 +16,7 @@ from precast.artifact_store.guards import Guard, Predicate
 from precast.capture import CapturedFrame, CaptureRefused, capture
 from precast.capture.attention import whole_attention
 from precast.capture.standins import StandIns, stand_ins, without_device
+from tests.needs import needs
 
 MIXED = ("linear algebra", "global tensor", "literal tensor")
 """They use a tensor that they make on the CPU, or find in a global: with the others on a GPU eager refuses that, too."""
@@ -207,7 +208,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_transformers(name: str) -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = needs("transformers")
     config = transformers.AutoConfig.for_model(name, use_cache=False, **MODELS[name])
     model = transformers.AutoModel.from_config(config).eval().to(torch.bfloat16)
     kwargs = {"input_ids": torch.arange(12).reshape(2, 6), "attention_mask": torch.ones(2, 6, dtype=torch.int64)}

@@ -16,6 +16,7 @@ from precast.runtime.api import site_of
 from precast.runtime.function_text import LIMIT, function_account, reached
 from precast.runtime.named import imports, named, written
 from tests.children import REFUSE, child
+from tests.needs import needs
 
 PROGRAMS = """
 import enum, functools
@@ -264,7 +265,7 @@ for name in ("p_body", "p_heuristic"):
 
 
 def test_what_traced_bodies_and_heuristics_read_through_modules(tmp_path: Path) -> None:
-    pytest.importorskip("triton")
+    needs("triton")
     (tmp_path / "programs.py").write_text(TRITON)
     (tmp_path / "constants.py").write_text("SHIFT = 3\nOTHER = 1\n")
     assert child(tmp_path, LAUNCH, "compile").split() == ["found", "found"]

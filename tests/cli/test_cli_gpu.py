@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from precast.cli import main
 from precast.gpu_findings import findings
 from precast.runtime import devices
+from tests.needs import needs
 
 FILE = """
 store = "store"
@@ -31,7 +32,7 @@ def data(*words: str, code: int = 0) -> Any:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, Any]]:
     """A build file, its store, and the report of building it."""
-    pytest.importorskip("triton")
+    needs("triton")
     folder = tmp_path_factory.mktemp("gpu")
     (folder / "b.toml").write_text(FILE)
     yield str(folder / "b.toml"), str(folder / "store"), data("build", str(folder / "b.toml"))

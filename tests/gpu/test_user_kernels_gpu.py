@@ -10,9 +10,10 @@ import torch
 
 import precast
 from tests.gpu.device import DEVICE, poison
+from tests.needs import needs
 
-triton = pytest.importorskip("triton")
-tl = pytest.importorskip("triton.language")
+triton = needs("triton")
+tl = needs("triton.language")
 from tests.runtime import kernel_programs as programs  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DEVICE == "cpu", reason="Triton launches on a GPU only")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,7 +42,9 @@ def native_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """A store that holds the native runtime of this Python."""
     store = Store.open(tmp_path_factory.mktemp("native"))
     if native.ensure(store) is None:
-        pytest.skip(f"no native runtime here: {native._state.failed}")
+        if os.environ.get(native.ENVIRONMENT) == "0":
+            pytest.skip(f"{native.ENVIRONMENT}=0 turns the native runtime off")
+        pytest.fail(f"the native runtime of a supported Python and torch: {native._state.failed}", pytrace=False)
     return store
 
 

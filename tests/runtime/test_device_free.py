@@ -13,8 +13,9 @@ from precast.artifact_store import Store
 from precast.runtime import devices
 from precast.runtime import program as program_module
 from precast.runtime.errors import PrecastError
+from tests.needs import needs
 
-pytest.importorskip("triton")
+needs("triton")
 
 
 class Net(torch.nn.Module):

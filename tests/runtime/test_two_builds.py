@@ -5,7 +5,6 @@ A manifest's last part, `info`, differs: it says how many seconds each stage of 
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -16,8 +15,10 @@ import torch
 import precast
 from precast import graph_build
 from precast.artifact_store import Manifest
+from tests.needs import has
 
-TARGETS = ["cpu:x86-64-v3", *(["cuda:sm_90"] if importlib.util.find_spec("triton") else [])]
+ROOT = Path(__file__).parents[2]
+TARGETS = ["cpu:x86-64-v3", *(["cuda:sm_90"] if has("triton") else [])]
 
 
 class Block(torch.nn.Module):
@@ -49,7 +50,9 @@ def read(folder: Path) -> tuple[dict[str, Manifest], dict[str, bytes]]:
 def test_two_builds_are_equal(tmp_path: Path) -> None:
     folders = [tmp_path / "one", tmp_path / "a folder of another name"]
     builds = [
-        subprocess.Popen([sys.executable, __file__, str(folder)], env={**os.environ, "PYTHONHASHSEED": str(seed)})
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.runtime.test_two_builds", str(folder)], cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": str(seed)}
+        )
         for seed, folder in enumerate(folders, 1)
     ]
     assert [build.wait(timeout=300) for build in builds] == [0, 0]

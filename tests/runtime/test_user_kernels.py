@@ -27,9 +27,10 @@ from precast.runtime.kernel_digest import find_kernel, kernel_digest, layers, un
 from precast.runtime.variant import Variant
 from precast.torch_backend import precast as torch_backend
 from tests.children import REFUSE, child
+from tests.needs import needs
 
-triton = pytest.importorskip("triton")
-tl = pytest.importorskip("triton.language")
+triton = needs("triton")
+tl = needs("triton.language")
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER))
 import kernel_programs as programs  # noqa: E402
