@@ -23,6 +23,9 @@ FEW = 1_000
 
 _LOCK = Lock()
 _before: list[tuple[int, int, int]] = []
+"""What holds again once the last body has ended, once for each body that runs."""
+_set: list[tuple[int, int, int]] = []
+"""What the first of these bodies made of it: where something else is found at the end, somebody has chosen it meanwhile."""
 
 
 @contextmanager
@@ -30,23 +33,38 @@ def seldom_collected() -> Iterator[None]:
     """Fewer collections for the body and no full one; what was set before holds again once the last body of any thread has ended.
 
     What was made is old then, as if a collection had passed over it: the next full one comes in its time, not in the first call. A
-    collector that is off, or that was told to work as seldom, is left alone.
+    collector that is off, or that was told to work as seldom, is left alone, and so are thresholds that somebody sets meanwhile.
     """
     with _LOCK:
-        young, *older = gc.get_threshold()
-        mine = bool(_before) or 0 < young < SELDOM
-        if mine:
-            _before.append(_before[0] if _before else (young, older[0], older[1]))
-            gc.set_threshold(SELDOM, older[0], NEVER)
+        mine = _begin()
     try:
         yield
     finally:
         if mine:
             with _LOCK:
-                before = _before.pop() if _before else None  # a fork has ended it
-                if before is not None and not _before:
-                    gc.set_threshold(*before)
-                    _age()
+                _end()
+
+
+def _begin() -> bool:
+    now = gc.get_threshold()
+    if _before and now == _set[0]:
+        _before.append(_before[0])
+        return True
+    if not 0 < now[0] < SELDOM:
+        return False
+    _before[:] = [now] * (len(_before) + 1)
+    gc.set_threshold(SELDOM, now[1], NEVER)
+    _set[:] = [gc.get_threshold()]  # not every Python keeps all three
+    return True
+
+
+def _end() -> None:
+    before = _before.pop() if _before else None  # a fork has ended it
+    if before is None or _before:
+        return
+    if gc.get_threshold() == _set[0]:
+        gc.set_threshold(*before)
+    _age()
 
 
 def _age() -> None:
@@ -59,7 +77,8 @@ def _age() -> None:
 def _end_in_child() -> None:
     """The threads that trace do not exist in a forked child."""
     if _before:
-        gc.set_threshold(*_before[0])
+        if gc.get_threshold() == _set[0]:
+            gc.set_threshold(*_before[0])
         _before.clear()
 
 

@@ -61,6 +61,22 @@ def test_what_the_user_chose_holds(asked: int) -> None:
     assert gc.get_threshold()[0] == asked
 
 
+@pytest.mark.parametrize("asked", [(50, 5, 5), (0, 10, 10), (2 * SELDOM, 10, 10)])
+def test_what_the_user_chooses_meanwhile_holds(asked: tuple[int, int, int]) -> None:
+    """Another thread, or code that the trace runs."""
+    gc.set_threshold(700, 11, 12)
+    with seldom_collected():
+        with seldom_collected():
+            gc.set_threshold(*asked)
+        assert gc.get_threshold() == asked
+        with seldom_collected():  # the next of two compiles at once
+            assert gc.get_threshold()[0] == (SELDOM if 0 < asked[0] < SELDOM else asked[0])
+    assert gc.get_threshold() == asked
+    with seldom_collected():
+        pass
+    assert gc.get_threshold() == asked
+
+
 def test_threads_that_end_in_any_order() -> None:
     gc.set_threshold(700)
     begun, end = threading.Event(), threading.Event()
