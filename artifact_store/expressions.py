@@ -25,6 +25,13 @@ def _divide(a: Any, b: Any) -> Any:
     return a / b
 
 
+def _place(position: int, size: int, dim: int) -> int:
+    """A position of a dimension, counted from its front. Raises IndexError in eager's words where it lies outside."""
+    if not -size <= position < size:
+        raise IndexError(f"index {position} is out of bounds for dimension {dim} with size {size}")
+    return position if position >= 0 else position + size
+
+
 _FUNCTIONS: dict[str, tuple[Callable[..., Any], str]] = {
     "+": (lambda *v: sum(v[1:], v[0]), " + "),
     "*": (lambda *v: reduce(operator.mul, v), " * "),
@@ -47,6 +54,7 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], str]] = {
     "if": (lambda condition, then, otherwise: then if condition else otherwise, ""),
     "abs": (abs, ""),
     "/": (_divide, " / "),
+    "place": (_place, ""),
     "&": (operator.and_, " & "),
     "|": (operator.or_, " | "),
     "^": (operator.xor, " ^ "),

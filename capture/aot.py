@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -254,12 +255,20 @@ class _Outputs:
 
     def _number(self, node: torch.fx.Node) -> GraphOutput:
         """From the inputs where it can be computed from them; else the graph gives it back."""
+        number = node.meta["val"]
         try:
-            return GraphOutput("int", value=self.symbols.expression(node.meta["val"]))
+            return GraphOutput("int", value=self.symbols.expression(number))
         except NotPortable:
-            if not isinstance(node.meta["val"], torch.SymInt):
+            if not isinstance(number, torch.SymInt):
                 raise CaptureRefused("the graph gives back a number that depends on data and is no integer") from None
+            if self._counts_from_storage(number):
+                return GraphOutput("int", value=self._integer(number))
             return GraphOutput("int", self._raw_index(node))
+
+    def _counts_from_storage(self, number: torch.SymInt) -> bool:
+        """Whether it is made of a storage offset that depends on data."""
+        places = {str(n.meta["val"].storage_offset()) for n in self.graph.graph.nodes if _is_strided(n)}
+        return any(str(symbol) in places for symbol in number.node.expr.free_symbols)
 
     def _raw_index(self, node: torch.fx.Node) -> int:
         if node not in self.raw:
@@ -286,27 +295,42 @@ class _Outputs:
             raise _by_data() from error
 
     def _found(self, name: str) -> Expression:
-        """A number that depends on data: one that the graph gives back, or where a slice or a selection at such a number begins."""
-        placed = None
+        """A number that depends on data: where a slice or a selection at such a number begins and how long it is, or one that the graph
+        gives back. (It cannot give back a storage offset: what it computes may lie in other memory.)
+        """
         for node in self.graph.graph.nodes:
             value = node.meta.get("val")
-            if isinstance(value, torch.SymInt) and _is_symbol(value, name):
+            if isinstance(value, torch.SymInt) and _is_symbol(value, name) and node.target not in _OFFSETS:
                 return ("raw", self._raw_index(node))
-            if placed is None and _is_strided(node) and _is_symbol(value.storage_offset(), name):
-                placed = node
-        if placed is None or placed.target not in (torch.ops.aten.slice.Tensor, torch.ops.aten.select.int):
-            raise NotPortable(f"the number {name} depends on data")
-        return self._beginning(placed)
+            if node.target not in (torch.ops.aten.slice.Tensor, torch.ops.aten.select.int) or not _is_strided(node):
+                continue
+            if _is_symbol(value.storage_offset(), name):
+                return self._beginning(node)
+            if node.target is torch.ops.aten.slice.Tensor and _is_symbol(value.shape[_slice_arguments(node)[1]], name):
+                return self._length(node)
+        raise NotPortable(f"the number {name} depends on data")
 
     def _beginning(self, node: torch.fx.Node) -> Expression:
         """The storage offset of a slice or a selection: Python's meaning of where it starts."""
-        x, dim, start = node.args[:3]
-        assert isinstance(x, torch.fx.Node) and isinstance(dim, int)
-        base = x.meta["val"]
-        position = self._integer(start.meta["val"] if isinstance(start, torch.fx.Node) else start)
+        base, dim, position, _, _ = _slice_arguments(node)
         size, stride, offset = map(self._integer, (base.shape[dim], base.stride(dim), base.storage_offset()))
-        first = ("min", ("max", ("if", ("<", position, 0), ("+", position, size), position), 0), size)
+        first = self._place(position, size) if node.target is torch.ops.aten.slice.Tensor else ("place", self._at(position), size, dim)
         return ("+", offset, ("*", stride, first))
+
+    def _length(self, node: torch.fx.Node) -> Expression:
+        """How many positions a slice takes."""
+        base, dim, start, end, step = _slice_arguments(node)
+        size = self._integer(base.shape[dim])
+        span = ("max", ("-", self._place(end, size), self._place(start, size)), 0)
+        return ("//", ("+", span, step - 1), step)
+
+    def _place(self, position: Any, size: Expression) -> Expression:
+        """Where a slice starts or ends: negative positions count from the end, and none lies outside."""
+        at = self._at(position)
+        return ("min", ("max", ("if", ("<", at, 0), ("+", at, size), at), 0), size)
+
+    def _at(self, position: Any) -> Expression:
+        return self._integer(position.meta["val"] if isinstance(position, torch.fx.Node) else position)
 
     def _input_view(self, value: torch.fx.Node, info: Any) -> GraphOutput:
         base = self.placeholders[info.base_idx].meta["val"]
@@ -325,6 +349,16 @@ class _Outputs:
             view = torch._C._functionalization.apply_view_meta_sequence(stand_in, sequence)
         window = self._window(view, stand_in)
         return GraphOutput("view", info.base_idx, *window, detach=base.requires_grad and not info.requires_grad)
+
+
+_OFFSETS = (torch.ops.aten.sym_storage_offset.default, torch.ops.aten.sym_storage_offset)
+
+
+def _slice_arguments(node: torch.fx.Node) -> tuple[torch.Tensor, int, Any, Any, int]:
+    """What a slice or a selection is taken of: the dimension, where it starts, where it ends (of a selection: nothing), its step."""
+    x, dim, start, end, step = (*node.args, *(0, None, None, 1)[len(node.args) - 1 :])
+    assert isinstance(x, torch.fx.Node) and isinstance(dim, int) and isinstance(step, int)
+    return x.meta["val"], dim, 0 if start is None else start, sys.maxsize if end is None else end, step
 
 
 def _is_symbolic(value: torch.Tensor) -> bool:

@@ -132,7 +132,11 @@ class _Walk:
             derived=tuple(self.derived.items()),
         )
         given = [i for i in self.inputs if isinstance(i, sympy.Symbol)]
-        return replace(program, symbols=tuple(dict.fromkeys([*given, *sorted(symbols_used(program), key=str)])))
+        used = sorted(symbols_used(program), key=str)
+        unknown = [str(s) for s in used if is_unbacked(s) and s not in b.known and s not in given and s not in self.derived]
+        if unknown:
+            raise Unsupported(f"no step tells the number {unknown[0]}, which depends on data (such as the storage offset of a view)")
+        return replace(program, symbols=tuple(dict.fromkeys([*given, *used])))
 
     # --- leaves ------------------------------------------------------------------------------------------------------------------
 

@@ -36,6 +36,24 @@ def two_of_a_selection(x: torch.Tensor, i: torch.Tensor) -> Any:
     return y[1:], y
 
 
+def parts(x: torch.Tensor, i: torch.Tensor) -> Any:
+    n = int((i + 0).item())
+    return x[:n], x[n:], x[:, n:4:2], x[n : n + 2].transpose(0, 2), x[n:][:, :n]
+
+
+def parts_of_a_result(x: torch.Tensor, i: torch.Tensor) -> Any:
+    y, n = x * 2, int((i + 0).item())
+    return y[n:], y[:n], y
+
+
+def split(x: torch.Tensor, i: torch.Tensor) -> Any:
+    return torch.tensor_split(x, torch.stack([i, i + 1]), 1)
+
+
+def from_the_largest(x: torch.Tensor, i: torch.Tensor) -> Any:
+    return x[x[:, 0, 0].argmax().item() :]
+
+
 def views(result: Any) -> list[tuple[Any, ...]]:
     tensors = result if isinstance(result, tuple) else (result,)
     return [(t.tolist(), t.shape, t.stride(), t.storage_offset()) for t in tensors]
@@ -50,6 +68,16 @@ def test_the_same_window_for_every_value(fn: Callable[..., Any], dynamic: bool |
             x, i = torch.randn(5, 5, 6), torch.tensor(start)
             assert views(compiled(x, i)) == views(fn(x, i)), start
     assert len(site_of(compiled).programs[0].variants) <= 2  # one counts from the front, one from the end
+
+
+@pytest.mark.parametrize("fn", [parts, parts_of_a_result, split, from_the_largest])
+def test_parts_of_computed_lengths(fn: Callable[..., Any], tmp_path: Path) -> None:
+    compiled = precast.compile(fn, fullgraph=True, store=str(tmp_path))
+    with torch.no_grad():
+        for start in (2, 0, 4, -3, 9, -9, 2**40):
+            x, i = torch.randn(5, 5, 6), torch.tensor(start)
+            assert views(compiled(x, i)) == views(fn(x, i)), start
+    assert len(site_of(compiled).programs[0].variants) == 1
 
 
 def test_writes_through_the_view_reach_the_input(tmp_path: Path) -> None:
@@ -71,6 +99,40 @@ def test_a_place_outside_raises_as_eager_does(tmp_path: Path) -> None:
                 compiled(x, torch.tensor(start))
         with pytest.raises(IndexError, match="range"):
             compiled(x, torch.tensor(7))
+
+
+def test_a_selection_outside_of_a_selection_raises_as_eager_does(tmp_path: Path) -> None:
+    def picked(x: torch.Tensor, i: torch.Tensor) -> Any:
+        y = x[x[:, 0, 0] > -100]
+        return y[(i + 0).item()], y  # type: ignore[index]
+
+    compiled, x = precast.compile(picked, fullgraph=True, store=str(tmp_path)), torch.randn(5, 5, 6)
+    with torch.no_grad():
+        for inside in (2, -5, 4):
+            assert views(compiled(x, torch.tensor(inside))) == views(picked(x, torch.tensor(inside)))
+        for outside in (-6, 5, 2**40):
+            with pytest.raises(IndexError, match=f"index {outside} is out of bounds for dimension 0 with size 5"):
+                compiled(x, torch.tensor(outside))
+
+
+def test_where_a_view_begins_as_a_number(tmp_path: Path) -> None:
+    def begins(x: torch.Tensor, i: torch.Tensor) -> Any:
+        y = x[(i + 0).item() :]  # type: ignore[misc]
+        return y.storage_offset() + 1, y
+
+    compiled, x = precast.compile(begins, fullgraph=True, store=str(tmp_path)), torch.randn(5, 5, 6)
+    with torch.no_grad():
+        for start in (2, -1, 9):
+            found, wanted = compiled(x, torch.tensor(start)), begins(x, torch.tensor(start))
+            assert found[0] == wanted[0] and views(found[1]) == views(wanted[1])
+
+
+def test_a_view_of_an_input_that_begins_later(tmp_path: Path) -> None:
+    compiled, memory = precast.compile(parts, fullgraph=True, store=str(tmp_path), dynamic=True), torch.randn(300)
+    with torch.no_grad():
+        for x in (memory[7:157].view(5, 5, 6), memory[3:171].view(7, 4, 6), memory[:150].view(5, 6, 5).transpose(1, 2)):
+            for start in (2, -3):
+                assert views(compiled(x, torch.tensor(start))) == views(parts(x, torch.tensor(start)))
 
 
 def test_served_by_a_fresh_process(tmp_path: Path) -> None:
