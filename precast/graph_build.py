@@ -61,6 +61,8 @@ class GraphRequest:
     bound: tuple[bool, ...]
     store: Store
     trace: Trace
+    part: str = ""
+    """Of a body of another graph (`torch.cond`): its name, under which its compiler's seconds are kept."""
 
 
 def compiler_version(target: str) -> str:
@@ -83,7 +85,8 @@ def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopw
 
     def build_body(body: torch.fx.GraphModule, name: str) -> GraphRecord:
         inputs = sum(1 for n in body.graph.nodes if n.op == "placeholder")
-        return build_graph(body, replace(request, name=f"{request.name}.{name}", bound=(False,) * inputs), watch, blobs)[0]
+        part = f"{request.part}{name}."
+        return build_graph(body, replace(request, name=f"{request.name}.{name}", bound=(False,) * inputs, part=part), watch, blobs)[0]
 
     parts = build_parts(graph, build_body)
     with watch.stage("lower"):
@@ -114,7 +117,7 @@ def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopw
             f"{compiled.evidence['compiler']} said that all went well, and left no whole shared object. "
             "Mend or replace the compiler, and start the program again"
         )
-    watch.seconds |= {f"codegen.{part.removesuffix('_s')}": round(seconds, 4) for part, seconds in compiled.timings.items()}
+    watch.seconds |= {f"codegen.{request.part}{step.removesuffix('_s')}": round(seconds, 4) for step, seconds in compiled.timings.items()}
     if not request.store.readonly:
         try:
             keep_choices(request.store, request.target, compiled.evidence["choices"])

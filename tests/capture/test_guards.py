@@ -6,6 +6,9 @@ import builtins
 import functools
 import gc
 import itertools
+import os
+import platform
+import socket
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -199,6 +202,7 @@ STATES: dict[str, tuple[Callable[[], Any], bool]] = {
     "threads": (lambda: _setting(torch.set_num_threads, torch.get_num_threads(), 1), True),
     "deterministic": (lambda: _setting(torch.use_deterministic_algorithms, False, True), False),
     "default dtype": (lambda: _setting(torch.set_default_dtype, torch.float32, torch.float64), False),
+    "default device": (lambda: _setting(torch.set_default_device, None, "meta"), False),
 }
 
 
@@ -224,6 +228,21 @@ def test_global_state(name: str) -> None:
             assert check(values, values) == hits
             assert (first_failing(frame.guards, values) == -1) == hits
         assert check(values, values)
+
+
+def test_the_guard_hash_knows_no_host_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.no_grad():
+        here = capture(programs.plain, (x(), x()))
+        system, kernel = platform.uname(), os.uname()
+        monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
+        monkeypatch.setattr(socket, "getfqdn", lambda name="": "elsewhere.example")
+        monkeypatch.setattr(os, "uname", lambda: type(kernel)((kernel.sysname, "elsewhere", "0.0", "#0", kernel.machine)))
+        monkeypatch.setattr(platform, "node", lambda: "elsewhere")
+        monkeypatch.setattr(platform, "uname", lambda: system._replace(node="elsewhere", release="0.0", version="#0"))
+        monkeypatch.setenv("HOSTNAME", "elsewhere")
+        there = capture(programs.plain, (x(), x()))
+    assert there.guard_hash == here.guard_hash
+    assert [guard.to_data() for guard in there.guards] == [guard.to_data() for guard in here.guards]
 
 
 def test_a_miss_is_explained() -> None:

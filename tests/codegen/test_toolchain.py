@@ -17,6 +17,7 @@ from precast.codegen import compile_program, toolchain
 from precast.codegen.cpp_kernel import render_kernel
 from precast.lowering.ir import Axis, Buffer, Const, DType, Gemm, Kernel, Op, Program, Reduce, ReduceOp, Store, Value
 from precast.lowering.library_loops import activate
+from tests.children import child
 from tests.codegen.loader import Loaded
 from tests.codegen.programs import F32, alu, at, axis, buffer, load, map_kernel, program, view
 from tests.codegen.test_host import attention_case
@@ -114,6 +115,43 @@ def everything() -> Program:
     inputs, outputs, kernel = kernels()["softmax"]
     a, b, c = buffer("a0", (64, 128)), buffer("b0", (128, 32)), buffer("c0", (64, 32))
     return program([*buffers, *inputs, a, b], [out, *outputs, c], [step, kernel, Gemm(view(a), view(b), None, "c0")])
+
+
+ALLOWED = {"libgomp.so.1", "libm.so.6", "libmvec.so.1", "libc.so.6", "libgcc_s.so.1", "libstdc++.so.6", "ld-linux-x86-64.so.2"}
+"""What a machine that runs torch has."""
+
+
+def test_a_library_needs_only_what_every_machine_has(tmp_path: Path) -> None:
+    path = tmp_path / "graph.so"
+    path.write_bytes(compile_program(everything(), "cpu:x86-64-v3", {"measure": False}).library)
+    shown = subprocess.run(["readelf", "-dW", str(path)], capture_output=True, text=True, check=True, env={**os.environ, "LC_ALL": "C"})
+    needed = set(re.findall(r"\(NEEDED\).*\[(.+)\]", shown.stdout))
+    assert "libgomp.so.1" in needed and needed <= ALLOWED
+    assert not re.search(r"\((RPATH|RUNPATH)\)", shown.stdout), "libraries of the machine that builds would be looked for"
+
+
+ONE_OPENMP = """
+import re, sys, torch, precast
+def openmp():
+    return {line.split()[-1] for line in open("/proc/self/maps") if re.search(r"lib(gomp|iomp|omp)[^/]*[.]so", line)}
+before = openmp()
+def f(x):
+    return torch.nn.functional.gelu(x).sum(1)
+x = torch.randn(512, 4096)
+with torch.no_grad():
+    torch.testing.assert_close(precast.compile(f, store=sys.argv[1])(x), f(x), rtol=1e-4, atol=1e-3)
+after = openmp()
+assert after == before, (before, after)
+(path,) = after
+assert "/torch" in path, path
+print("one")
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
+def test_one_openmp_runtime_is_mapped(tmp_path: Path) -> None:
+    (tmp_path / "one_openmp.py").write_text(ONE_OPENMP)
+    assert child(tmp_path, "import one_openmp", str(tmp_path / "store")).strip() == "one"
 
 
 @pytest.mark.parametrize("target", ["cpu:x86-64-v2", "cpu:x86-64-v3", "cpu:x86-64-v4", "cpu:native"])

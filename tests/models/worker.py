@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import importlib
 import json
+import os
 import sys
 import time
 from typing import Any
@@ -57,6 +58,24 @@ def largest_difference(got: Any, want: Any) -> float:
     return max(float((x.double() - y.double()).abs().max()) for x, y in zip(a, b, strict=True))
 
 
+def timed_compiler() -> list[float]:
+    """From now on the list collects the CPU seconds of each run of the C++ compiler (of it and its children; waiting is not counted)."""
+    from precast.codegen import pipeline
+
+    spent: list[float] = []
+    plain = pipeline.compile_shared
+
+    def timed(source: str, target: str) -> bytes:
+        before = os.times()
+        library = plain(source, target)
+        after = os.times()
+        spent.append(after.children_user + after.children_system - before.children_user - before.children_system)
+        return library
+
+    pipeline.compile_shared = timed
+    return spent
+
+
 def run(name: str, store: str, kind: str) -> dict[str, Any]:
     """One model: its first answer, a second one on other inputs of the same shape, and their distances from eager."""
     import precast
@@ -80,13 +99,15 @@ def main() -> None:
     import precast  # noqa: F401 - before the refusal, as a server would
 
     attempts = refuse_tracer() if kind == "warm" else []
+    compiler = timed_compiler() if kind == "cold" else []
     for name in names:
+        compiler.clear()
         with torch.no_grad():
             try:
                 report = run(name, store, kind)
             except Exception as error:  # noqa: BLE001 - the test shows it
                 report = {"name": name, "failed": f"{type(error).__name__}: {error}"}
-        print(json.dumps({**report, "attempts": list(attempts)}), flush=True)
+        print(json.dumps({**report, "attempts": list(attempts), "compiler": list(compiler)}), flush=True)
 
 
 if __name__ == "__main__":

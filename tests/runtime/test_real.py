@@ -57,6 +57,22 @@ def test_a_compiled_module_inside_a_compiled_module_is_inlined(store: Store) -> 
 
 
 @torch.no_grad()
+def test_a_compiled_module_moved_to_another_type(store: Store) -> None:
+    model, x = Outer(Inner()).eval(), torch.randn(3, 8)
+    compiled = precast.compile(model, store=store)
+    torch.testing.assert_close(compiled(x), model(x))
+    assert compiled.to(torch.float64) is compiled and model.last.weight.dtype == torch.float64
+    wide = torch.randn(3, 8, dtype=torch.float64)
+    for _ in range(3):
+        got = compiled(wide)
+        assert got.dtype == torch.float64
+        torch.testing.assert_close(got, model(wide), rtol=1e-12, atol=1e-12)
+    assert [variant.stored for variant in site_of(compiled).programs[0].variants] == [True, True]
+    compiled.to(torch.float32)
+    torch.testing.assert_close(compiled(x), model(x))
+
+
+@torch.no_grad()
 def test_threads_with_different_shapes_on_a_cold_store_and_forks(store: Store) -> None:
     model = Inner().eval()
     compiled = precast.compile(model, store=store, dynamic=False)
