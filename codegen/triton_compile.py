@@ -1,30 +1,28 @@
 """Compiles rendered kernels for GPUs that this machine need not have.
 
 `triton.compile` takes the target as data and carries its own assembler, so a cubin for any architecture comes out of a machine without
-a device. Triton is imported here and nowhere else; its cache is pointed at a folder that goes away: the result depends on the source alone.
+a device. Triton is imported here, in `triton_worker.py` and `triton_pool.py` alone; its cache is pointed at a folder that goes away: the
+result depends on the source alone.
 """
 
 from __future__ import annotations
 
-import linecache
 import os
 import struct
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from precast.codegen import triton_pool
 from precast.codegen.triton_render import TritonKernel
+from precast.codegen.triton_share import shared
+from precast.codegen.triton_worker import PTX, clean_settings, function_of, image_of, target
 
-PTX_VERSION = 80
-"""What drivers from 12.0 on can read; Triton's own assembler would stamp a newer one."""
-
-PTX = "ptx_80"
-"""The fall-back architecture: PTX text for sm_80, which the driver of any later device compiles when it loads it."""
+__all__ = ["PTX", "Cubin", "architecture", "compile_cubin", "compile_images", "image_numbers", "load", "warm_up"]
 
 _LOCK = threading.Lock()
 _PARSING = threading.Lock()
@@ -44,18 +42,32 @@ class Cubin:
     metadata: dict[str, Any] = field(compare=False)
 
 
-def compile_images(kernels: Sequence[TritonKernel], arch: str, workers: int = 1) -> list[Cubin]:
+def compile_images(kernels: Sequence[TritonKernel], arch: str, workers: int = 1, pool: triton_pool.Pool | None = None) -> list[Cubin]:
     """The image of each kernel, in order; kernels of equal source, argument types and launch share one object.
 
     `arch` is "sm_80", "sm_90", "sm_100" … or "ptx_80"; another form raises `ValueError`. `workers` threads compile: Triton's passes and
-    its assembler, four fifths of the time, run without the interpreter's lock. Raises Triton's own error for a source that it refuses.
+    its assembler, four fifths of the time, run without the interpreter's lock. Some of them have a process do it: one of `pool`, or of
+    those that `triton_pool` has begun. Raises Triton's own error for a source that it refuses.
     """
-    _target(arch)
+    target(arch)
     warm_up().join()  # every thread of the pool would do it
     distinct = {_identity(kernel): kernel for kernel in kernels}
-    with _LOCK, _clean_settings(), ThreadPoolExecutor(max(1, min(workers, len(distinct)))) as pool:
-        compiled = dict(zip(distinct, pool.map(lambda kernel: _compile(kernel, arch), distinct.values()), strict=True))
+    with _LOCK, triton_pool.taken(len(distinct)) if pool is None else nullcontext(pool.alive()) as processes, _folder() as folder:
+
+        def there(kernel: TritonKernel, process: triton_pool.Worker) -> Cubin | None:
+            found = process.image({**_task(kernel, arch), "entry": kernel.entry, "source": kernel.source, "folder": folder})
+            return None if found is None else Cubin(kernel.entry, arch, *found)
+
+        images = shared(list(distinct.values()), lambda kernel: _compile(kernel, arch), there, workers, processes)
+    compiled = dict(zip(distinct, images, strict=True))
     return [compiled[_identity(kernel)] for kernel in kernels]
+
+
+@contextmanager
+def _folder() -> Iterator[str]:
+    """A folder for the compilations of the body, to which Triton's settings point."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, clean_settings(folder):
+        yield folder
 
 
 @cache
@@ -108,27 +120,18 @@ def _compile(kernel: TritonKernel, arch: str) -> Cubin:
 
 
 def _compiled(kernel: TritonKernel, arch: str) -> Cubin:
-    import triton
-    from triton.backends.compiler import GPUTarget
+    return Cubin(kernel.entry, arch, *image_of(load(kernel), _task(kernel, arch), _source_class()))
 
-    capability, form = _target(arch)
-    signature = {a.name: a.type for a in kernel.arguments}
-    attributes = {(n,): [["tt.divisibility", 16]] for n, a in enumerate(kernel.arguments) if a.aligned}
-    options: dict[str, object] = {
+
+def _task(kernel: TritonKernel, arch: str) -> dict[str, Any]:
+    """What `image_of` has to know of a kernel beside its source."""
+    return {
+        "arguments": [(a.name, a.type, a.aligned) for a in kernel.arguments],
         "num_warps": kernel.tiling.num_warps,
         "num_stages": kernel.tiling.num_stages,
-        "enable_fp_fusion": False,  # the IR does not contract
+        "checks": kernel.checks,
+        "arch": arch,
     }
-    if capability < 100:
-        options["ptx_version"] = PTX_VERSION
-    if kernel.checks:  # assertions; without checks of integer overflow, which may be meant
-        options |= {"debug": True, "sanitize_overflow": False}
-    source = _source_class()(load(kernel), signature=signature, attrs=attributes)
-    run: Callable[..., Any] = triton.compile
-    compiled = run(source, target=GPUTarget("cuda", capability, 32), options=options)
-    image = compiled.asm[form]
-    data = image if isinstance(image, bytes) else image.encode() + b"\0"
-    return Cubin(kernel.entry, arch, data, _metadata(compiled.metadata))
 
 
 @cache
@@ -149,12 +152,8 @@ def _source_class() -> Any:
 
 
 def load(kernel: TritonKernel) -> Any:
-    """The jit function that the kernel's source defines. There is no file: `linecache` holds the text for Triton, which reads it back."""
-    file = f"<precast {kernel.entry}>"
-    namespace: dict[str, Any] = {"__name__": f"precast_{kernel.entry}"}
-    linecache.cache[file] = (len(kernel.source), None, kernel.source.splitlines(keepends=True), file)
-    exec(compile(kernel.source, file, "exec"), namespace)
-    return namespace[kernel.entry]
+    """The jit function that the kernel's source defines."""
+    return function_of(kernel.entry, kernel.source)
 
 
 def architecture(image: bytes) -> str:
@@ -165,43 +164,3 @@ def architecture(image: bytes) -> str:
     # CUDA 13's ELF version keeps the number in bits 8 and up, older ones in the low byte.
     number = flags >> 8 & 0xFF if image[7] == 0x41 else flags & 0xFF
     return f"sm_{number}"
-
-
-def _target(arch: str) -> tuple[int, str]:
-    """The capability to compile for and which of Triton's results is wanted."""
-    if arch == PTX:
-        return 80, "ptx"
-    digits = arch.removeprefix("sm_")
-    if not arch.startswith("sm_") or not digits.isdecimal():
-        raise ValueError(f"architecture {arch!r}: expected sm_80, sm_90, … or {PTX}")
-    return int(digits), "cubin"
-
-
-def _metadata(metadata: Any) -> dict[str, Any]:
-    wanted = (
-        "shared",
-        "num_warps",
-        "num_ctas",
-        "global_scratch_size",
-        "global_scratch_align",
-        "profile_scratch_size",
-        "profile_scratch_align",
-    )
-    found = {key: getattr(metadata, key) for key in wanted}
-    found["launch_pdl"] = bool(metadata.launch_pdl)
-    found["launch_cooperative_grid"] = bool(metadata.launch_cooperative_grid)
-    found["entry"] = metadata.name
-    found["block"] = 32 * metadata.num_warps
-    return found
-
-
-@contextmanager
-def _clean_settings() -> Iterator[None]:
-    """Triton's settings for one compilation: a throw-away cache, no line tables (they name files and double the size), no interpreter."""
-    from triton import knobs
-
-    with tempfile.TemporaryDirectory() as folder, knobs.cache.scope(), knobs.compilation.scope(), knobs.runtime.scope():
-        knobs.cache.dir = folder
-        knobs.compilation.disable_line_info = True
-        knobs.runtime.interpret = False
-        yield

@@ -18,6 +18,7 @@ from precast.capture import CapturedFrame, CaptureOptions, CaptureRefused, Dynam
 from precast.capture.garbage import seldom_collected
 from precast.codegen.cuda_start import start_libraries
 from precast.codegen.triton_compile import warm_up
+from precast.codegen.triton_pool import begin as begin_processes
 from precast.compile_log import log_dynamic, log_guards
 from precast.dynamic_capture import SymbolsRefused, due_to_symbols, dynamic_of, symbolic_build, with_symbols_or_without
 from precast.graph_build import GraphRequest, Stopwatch, build_graph, compiler_version
@@ -56,6 +57,7 @@ def _compile_with(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, 
     if is_cuda(program.target) or has_cuda((args, kwargs)):
         with suppress(ImportError, RuntimeError):  # no Triton, no thread: said once it is certain that they are needed
             warm_up()
+            begin_processes()
     with watch.stage("capture"):
         frame = _capture(program, args, kwargs, dynamic, trace)
     trace.frame(frame)
