@@ -11,6 +11,7 @@ store stays right, because artifacts appear atomically. No file locks are used, 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -73,7 +74,7 @@ def _take_or_wait(path: Path, token: str, timeout: float, expiry: float) -> Leas
             if _create(path, token):
                 return Lease(path, True, waited)
             try:
-                now = (path.stat().st_mtime_ns, str(_holder(path).get("token")))
+                now = (path.lstat().st_mtime_ns, str(_holder(path).get("token")))
             except FileNotFoundError:
                 continue  # released between the two calls
         except OSError as error:
@@ -96,6 +97,9 @@ def _create(path: Path, token: str) -> bool:
     holder = pack({"token": token, "pid": os.getpid(), "place": _place(), "started": _started(os.getpid())})
     try:
         Folder(path.parent.parent).make_folder(path.parent)
+    except FileExistsError as error:  # a file or a broken link: nobody holds anything there
+        raise NotADirectoryError(errno.ENOTDIR, f"something that is no folder is in the way at {error.filename}") from error
+    try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         return False

@@ -26,7 +26,7 @@ ENVIRONMENT = "PRECAST_STORE"
 
 def default_root(path: str | os.PathLike[str] | None = None) -> Path:
     """The store's folder: the argument, else PRECAST_STORE, else the platform's cache folder. Absolute, so that chdir does not move it."""
-    chosen = os.fspath(path) if path is not None else os.environ.get(ENVIRONMENT, "")
+    chosen = os.fsdecode(path) if path is not None else os.environ.get(ENVIRONMENT, "")
     if path is not None and not chosen:
         raise StoreError(f"store '': an empty name; name a folder, or give none for {ENVIRONMENT} or the platform's cache folder")
     if not chosen:
@@ -37,7 +37,12 @@ def default_root(path: str | os.PathLike[str] | None = None) -> Path:
         chosen = chosen.removeprefix("file://")
     if "://" in chosen:
         raise StoreError(f"store {chosen!r}: this version opens local folders and file:// only; copy a remote store into a folder first")
-    return Path(os.path.abspath(os.path.expanduser(chosen)))
+    if "\0" in chosen:
+        raise StoreError(f"store {chosen!r}: no folder has a name with a null character; {_elsewhere()}")
+    try:
+        return Path(os.path.abspath(os.path.expanduser(chosen)))
+    except FileNotFoundError as error:
+        raise StoreError(f"store {chosen!r}: the current folder was removed; give an absolute path") from error
 
 
 class Store:
@@ -336,6 +341,8 @@ class Store:
 
     def _prepare(self) -> None:
         """Make the store's own files on first write. The format file comes first: a folder without it is not yet a store."""
+        if problem := _unusable(self.root):  # the folder may be another one than when it was opened
+            raise StoreError(problem)
         if (self.root / layout.FORMAT_FILE).exists():
             return
         self._folder.make_folder(self.root)
