@@ -1,17 +1,18 @@
 """Pointwise kernels that do not need one another become one: a launch costs a GPU more than a small kernel's work.
 
 The norms that are folded into a network's weights, at each call, are a hundred such kernels. Members keep axes of their own; the renderer
-gives each some of the launch's programs.
+gives each some of the launch's programs. What `small_kernels_first` put off stays where it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
 from precast.lowering import index as ix
 from precast.lowering.effects import reads, store_roots, writes
+from precast.lowering.gpu_order import LARGE, MOST_POINTS
 from precast.lowering.ir import Kernel, Program, Reduce, Scan, Step, Store, walk
 from precast.lowering.order import dependencies, nbytes_hint
 from precast.lowering.sizes import hint
@@ -42,11 +43,18 @@ def gpu_batches(program: Program) -> Program:
     place = list(range(len(program.steps)))
     size = {b.name: nbytes_hint(b) for b in program.buffers}
     batches: list[_Batch] = []
+    prepares: list[bool] = []  # of each step: is it a kernel of inputs alone, or of such kernels' results?
+    since = 0  # where the latest of such steps began that have no other between them
     for position, step in enumerate(program.steps):
+        prepares.append(isinstance(step, Kernel) and all(prepares[p] for p in before[position]))
+        since = since if prepares[-1] else position + 1
         if not isinstance(step, Kernel) or not _suits(step):
             continue
         needed = max((place[p] for p in before[position]), default=-1)
-        batch = next((b for b in reversed(batches) if needed < b.position and _fits(b, step, position, needed, size)), None)
+        earliest = since if prepares[-1] and _put_off(step, size) else 0
+        batch = next(
+            (b for b in reversed(batches) if max(needed + 1, earliest) <= b.position and _fits(b, step, position, needed, size)), None
+        )
         if batch is None:
             batch = _Batch(position)
             batches.append(batch)
@@ -57,6 +65,11 @@ def gpu_batches(program: Program) -> Program:
     merged = {b.position: _merged([program.steps[m] for m in b.members]) for b in batches if len(b.members) > 1}
     gone = {m for b in batches if len(b.members) > 1 for m in b.members[1:]}
     return replace(program, steps=tuple(merged.get(n, step) for n, step in enumerate(program.steps) if n not in gone))
+
+
+def _put_off(kernel: Kernel, size: Mapping[str, int]) -> bool:
+    """Whether `small_kernels_first` chose when the kernel runs because of what its result takes."""
+    return prod(hint(a.extent) for a in kernel.axes) <= MOST_POINTS and sum(size[n] for n in writes(kernel)) >= LARGE
 
 
 def _suits(kernel: Kernel) -> bool:
