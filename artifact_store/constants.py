@@ -119,12 +119,32 @@ def named(value: Any, name: str) -> bool:
 
 
 def same_object(a: Any, b: Any) -> bool:
-    """Identity, except for what is made anew when it is looked up: a class's bound method, and an operator that was registered again."""
+    """Identity, except for what is made anew when it is looked up: a bound method, and an operator that was registered again."""
     if isinstance(a, types.MethodType) and isinstance(b, types.MethodType):
         return a.__func__ is b.__func__ and a.__self__ is b.__self__
+    if is_method_of_object(a) and is_method_of_object(b):
+        return a.__self__ is b.__self__ and a.__name__ == b.__name__
     if isinstance(a, torch._ops.OpOverload) and isinstance(b, torch._ops.OpOverload):
         return (a._schema.name, str(a._schema)) == (b._schema.name, str(b._schema))
     return a is b
+
+
+def is_method_of_object(value: Any) -> bool:
+    """Whether this is a method in C (or Cython) of an object other than a class or a module, whose functions are such methods too."""
+    in_c = isinstance(value, types.BuiltinMethodType) or (
+        isinstance(value, types.MethodType) and not isinstance(value.__func__, types.FunctionType)
+    )
+    return in_c and not isinstance(value.__self__, (type, types.ModuleType, type(None)))
+
+
+def _names_through_owner(method: Any) -> list[str]:
+    """`random.random` is the method `random` of `random._inst`: named through the object, in whose class's module it has to stand.
+
+    Whatever is put under `random.random` for a while, another generator's method say, has not this name.
+    """
+    module = type(method.__self__).__module__
+    held = vars(sys.modules[module]) if module in sys.modules else {}
+    return [f"{module}:{name}.{method.__name__}" for name, value in list(held.items()) if value is method.__self__]
 
 
 def _candidate_names(value: Any) -> list[str]:
@@ -135,11 +155,13 @@ def _candidate_names(value: Any) -> list[str]:
     if type(value).__module__.startswith("triton.") and (function := _innermost(value)) is not None:
         name = f"{function.__module__}:{function.__qualname__}"  # an autotuner has no name of its own, nor the kernel in it
         return [name, f"{name}.fn", f"{name}.fn.fn"]
+    if is_method_of_object(value) and (names := _names_through_owner(value)):
+        return names
     if isinstance(value, types.MethodType):
         return [f"{type_name(value.__self__)}.{value.__func__.__name__}"] if isinstance(value.__self__, type) else []
     module = getattr(value, "__module__", None)
     qualname = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
-    names: list[str] = []
+    names = []
     if isinstance(qualname, str):
         if isinstance(module, str):
             names.append(f"{module}:{qualname}")

@@ -13,6 +13,7 @@ Rules for what is left out, all stated here:
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -164,7 +165,13 @@ def identity(path: Path, value: Any) -> Guard:
 
 
 def same_object_guards(path: Path, value: Any) -> list[Guard]:
-    """`identity`; a function is held to its module too, whose globals its code reads: a wrapper may bear its name, and stand there."""
+    """`identity`; a function is held to its module too, whose globals its code reads: a wrapper may bear its name, and stand there.
+
+    A compiled regular expression has no name, and needs none: it is its text and its flags.
+    """
+    if isinstance(value, re.Pattern):
+        told = [Guard((*path, ("attr", name)), Predicate.EQUALS, tag(getattr(value, name))) for name in ("pattern", "flags")]
+        return [Guard(path, Predicate.TYPE, type_name(re.Pattern)), *told]
     guards = [identity(path, value)]
     if isinstance(value, types.FunctionType):
         guards += _namespace(path, value)
@@ -208,7 +215,7 @@ def _constant_subclass(value: Any) -> tuple[Predicate, Any]:
 def _closure(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
     value = context.sources.value(path)
     if type(value) is not types.FunctionType:
-        return [Guard(path, Predicate.IS, object_name(value))]
+        return same_object_guards(path, value) if isinstance(value, re.Pattern) else [Guard(path, Predicate.IS, object_name(value))]
     if str(value.__module__).partition(".")[0] == "torch":
         # Calls of torch's own functions enter the graph whole, and many share one code and differ by their closures.
         return same_object_guards(path, value)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from precast.artifact_store import expressions
-from precast.artifact_store.constants import find_object, named, untag
+from precast.artifact_store.constants import find_object, is_method_of_object, named, untag
 from precast.artifact_store.guards import Guard, Path, Predicate, Step
 from precast.runtime.class_digest import ClassCheck
 from precast.runtime.global_state import global_state
@@ -199,7 +199,7 @@ def _short_identity(predicate: Predicate, constant: str, place: str, name: Calla
         wanted = find_object(constant)
     except LookupError:
         return None  # not loaded yet: looked up at each check
-    if isinstance(wanted, types.MethodType) or not named(wanted, constant):
+    if isinstance(wanted, types.MethodType) or is_method_of_object(wanted) or not named(wanted, constant):
         return None  # a method is made anew at each look-up; and something else may stand under the name for a while
     return f"type({place}) is not {name(wanted)}" if predicate is Predicate.TYPE else f"{place} is not {name(wanted)}"
 

@@ -153,6 +153,22 @@ def bound_call(graph: Callable[..., Any], spec: GraphSpec, bound: Sequence[Any])
     return lambda *args: tuple(graph(*graph_inputs(spec.inputs, bound, args)))
 
 
+def with_draws_as_traced(graph: Callable[..., Any], inputs: Sequence[GraphInput]) -> Callable[..., Any]:
+    """`graph`, given the numbers that the bytecode draws from Python's `random` in the dtype that they were traced with.
+
+    The bytecode makes a float a float64 tensor, and Dynamo traces with one of the default dtype.
+    """
+    drawn = {item.position for item in inputs if item.path[0][0] == "random"}
+    if not drawn:
+        return graph
+
+    def call(*args: Any) -> tuple[Any, ...]:
+        dtype = torch.get_default_dtype()
+        return tuple(graph(*(a.to(dtype) if i in drawn and a.is_floating_point() else a for i, a in enumerate(args))))
+
+    return call
+
+
 def tensor_handles(tensors: Sequence[torch.Tensor]) -> list[int]:
     """New AtenTensorHandles; the caller deletes them with `delete_handles`."""
     return [new_handle(tensor) for tensor in tensors]

@@ -20,7 +20,7 @@ from precast.runtime.entry import Entry
 from precast.runtime.errors import LoadError
 from precast.runtime.first_check import LazyChecker
 from precast.runtime.frame_code import FrameCodeError, build
-from precast.runtime.graph import Finish, GraphSpec, bound_call, graph_call, is_plain, raw_kinds
+from precast.runtime.graph import Finish, GraphSpec, bound_call, graph_call, is_plain, raw_kinds, with_draws_as_traced
 from precast.runtime.graph_outputs import graph_outputs
 from precast.runtime.kernel_digest import kernel_guards
 from precast.runtime.library import Library, graph_library
@@ -231,7 +231,7 @@ class Variant(_Planned):
         elif self._graph is not None:
             graph = bound_call(self._graph, self._spec, bound)
         try:
-            frame = self._build_frame(self._record, graph)
+            frame = self._build_frame(self._record, with_draws_as_traced(graph, self._spec.inputs))
         except FrameCodeError as error:
             raise LoadError(f"artifact {self.artifact_id[:12]}: {error}") from error
         return Binding(self, frame, graph, bound, defaults)

@@ -10,6 +10,7 @@ import functools
 import logging
 import operator
 import random
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -354,6 +355,60 @@ def random_state() -> Callable[..., Any]:
         return y + n, random.randint(0, 100)
 
     return random_state
+
+
+@case(vectors())
+def drawn_in_the_graph() -> Callable[..., Any]:
+    random.seed(6)
+
+    def drawn_in_the_graph(x: torch.Tensor) -> torch.Tensor:
+        return x * random.uniform(2, 3) + random.randrange(5)
+
+    return drawn_in_the_graph
+
+
+@case(vectors())
+def generator_method() -> Callable[..., Any]:
+    random.seed(7)
+
+    def generator_method(x: torch.Tensor) -> torch.Tensor:
+        return (x + 1) * random.random()  # a method in C of an object without a name of its own
+
+    return generator_method
+
+
+@case(vectors())
+def numpy_rand() -> Callable[..., Any]:
+    np.random.seed(8)
+
+    def numpy_rand(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        print("drawn")
+        return y * float(np.random.rand())
+
+    return numpy_rand
+
+
+@case(vectors())
+def numpy_randint() -> Callable[..., Any]:
+    np.random.seed(9)
+
+    def numpy_randint(x: torch.Tensor) -> torch.Tensor:
+        y = x.cos()
+        return y * int(np.random.randint(1, 9))
+
+    return numpy_randint
+
+
+DIGIT = re.compile(r"a(\d)")
+
+
+@case(vectors())
+def compiled_pattern() -> Callable[..., Any]:
+    def compiled_pattern(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if DIGIT.match("a1") else x - 1
+
+    return compiled_pattern
 
 
 @case(vectors())
