@@ -8,17 +8,8 @@ import sys
 import textwrap
 from pathlib import Path
 
-REFUSE = """
-import builtins
-REFUSED = ("torch._dynamo", "torch._inductor", "sympy", "triton", "precast.capture", "precast.lowering", "precast.codegen")
-real = builtins.__import__
-def guarded(name, globals=None, locals=None, fromlist=(), level=0):
-    importer = (globals or {}).get("__name__", "")
-    if importer.startswith("precast") and name.startswith(REFUSED):
-        raise AssertionError(f"{importer} imports {name} on the warm path")
-    return real(name, globals, locals, fromlist, level)
-"""
-"""Source that defines `guarded`; `builtins.__import__ = guarded` puts it in force."""
+REFUSE = (Path(__file__).parent / "refuse.py").read_text().replace("from __future__ import annotations\n", "")
+"""Source that defines `refuse_tracer`, for code that is run by `child`; `refuse_tracer()` puts it in force."""
 
 
 def child(folder: Path, code: str, *arguments: str, expect: int = 0) -> str:

@@ -36,7 +36,7 @@ def test_warm_without_the_tracer(store: Path) -> None:
         REFUSE
         + f"""
 import custom_operators, precast, torch
-builtins.__import__ = guarded
+refuse_tracer()
 with torch.no_grad():
     for name, program in custom_operators.PROGRAMS.items():
         custom_operators.check(name, precast.load(program, store={str(store)!r}))
@@ -154,7 +154,7 @@ def test_edits_of_the_body_take_effect_and_edits_of_the_interface_miss(tmp_path:
         REFUSE
         + f"""
 import edited, precast, torch
-builtins.__import__ = guarded
+refuse_tracer()
 for source in {sources!r}:
     exec(compile(source, "edited.py", "exec"), edited.__dict__)
     edited.main("store", precast.load)

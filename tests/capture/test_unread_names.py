@@ -410,7 +410,7 @@ def test_a_process_that_loads_hits_and_says_what_was_edited(tmp_path: Path) -> N
     (tmp_path / "programs.py").write_text(PROGRAMS)
     hits = "p_class_counter 10.0\np_dead 10.0\np_import_deep 10.0\n"
     assert child(tmp_path, SERVE.format(how="compile")) == hits
-    refuse = REFUSE + "builtins.__import__ = guarded\n"
+    refuse = REFUSE + "refuse_tracer()\n"
     assert child(tmp_path, refuse + SERVE.format(how="load")) == hits
     (tmp_path / "unread_package" / "deep.py").write_text("K = 30")
     first, second, third = child(tmp_path, refuse + SERVE.format(how="load")).splitlines()

@@ -211,7 +211,7 @@ def write(folder: Path, edits: tuple[Edit, ...] = ()) -> None:
 @pytest.mark.parametrize("edits", EDITS)
 def test_an_edit_is_a_miss_where_it_is_read_and_a_hit_elsewhere(edits: str, folder: Path) -> None:
     write(folder, EDITS[edits])
-    said = dict(line.split(" ", 1) for line in child(folder, REFUSE + "builtins.__import__ = guarded\n" + SERVE).splitlines())
+    said = dict(line.split(" ", 1) for line in child(folder, REFUSE + "refuse_tracer()\n" + SERVE).splitlines())
     expected = {program for *_, programs in EDITS[edits] for program in programs.split()}
     assert set(said) == ALL
     assert {name for name, answer in said.items() if answer.startswith("miss")} == expected

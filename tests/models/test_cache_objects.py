@@ -58,7 +58,7 @@ WARM = (
     REFUSE
     + """
 import decoding, precast, sys, torch
-builtins.__import__ = guarded
+refuse_tracer()
 with torch.no_grad():
     decoding.compare(precast.load(decoding.model, store=sys.argv[1], require="hit"))
 print("served")

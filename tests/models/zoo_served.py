@@ -3,22 +3,19 @@
 
 from __future__ import annotations
 
-import builtins
 import sys
 import warnings
 
 import torch
 
 import precast
-from tests.children import REFUSE
 from tests.models.zoo_run import ANSWER, LIBRARIES, difference
+from tests.refuse import refuse_tracer
 
 
 def served(library: str, device: str, name: str, store: str) -> str:
     """The difference, "" where it agrees. A miss, or an import of the tracer, is one."""
-    refusal: dict[str, object] = {}
-    exec(REFUSE, refusal)
-    builtins.__import__ = refusal["guarded"]  # type: ignore[assignment]
+    refuse_tracer()
     model, kwargs = LIBRARIES[library][1](name)
     model, kwargs = model.to(device), {k: v.to(device) for k, v in kwargs.items()}
     with warnings.catch_warnings(), torch.no_grad():

@@ -9,10 +9,9 @@ import json
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "models")]
-from worker import refuse_tracer  # noqa: E402
-
-from tests.programs.judge import OPTIONS, compare  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.programs.judge import OPTIONS, compare
+from tests.refuse import refuse_tracer
 
 
 def main(folder: Path) -> None:

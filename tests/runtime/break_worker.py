@@ -21,9 +21,10 @@ from typing import Any
 
 import torch
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "models")]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 from break_programs import CASES, Case  # noqa: E402
-from worker import refuse_tracer  # noqa: E402
+
+from tests.refuse import refuse_tracer  # noqa: E402
 
 
 def outcome(function: Callable[..., Any], state: Callable[[], Any], calls: Any) -> tuple[list[Any], Any, str]:

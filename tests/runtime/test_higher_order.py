@@ -40,7 +40,7 @@ def test_warm_without_the_tracer(store: Path) -> None:
     code = f"""
     import torch, precast
     import higher_order_programs as programs
-    builtins.__import__ = guarded
+    refuse_tracer()
     with torch.no_grad():
         for name, program in programs.PROGRAMS.items():
             programs.check(name, precast.compile(program, store={str(store)!r}, fullgraph=True))

@@ -91,7 +91,7 @@ def test_warm_without_the_tracer(shared: Path, monkeypatch: pytest.MonkeyPatch) 
     code = f"""
     import torch, precast
     import kernel_programs as programs
-    builtins.__import__ = guarded
+    refuse_tracer()
     with torch.no_grad():
         for name, (program, _, _) in programs.PROGRAMS.items():
             programs.check(name, precast.compile(program, store={str(shared)!r}, fullgraph=True))
