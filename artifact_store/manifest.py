@@ -108,7 +108,7 @@ class Manifest:
         body = {
             "program_name": program_name,
             "frames": list(frames),
-            "graphs": {name: {"blobs": graph.blobs, "io": graph.io} for name, graph in graphs.items()},
+            "graphs": _graph_data(graphs),
             "blobs": blobs,
         }
         info = {"precast": precast_version, "evidence": evidence or {}, "provenance": provenance or {}}
@@ -117,6 +117,28 @@ class Manifest:
             made.check()
         except DamagedRecord as error:
             raise ValueError(f"cannot make this manifest: {error}") from error
+        return made
+
+    def completed(
+        self,
+        *,
+        graphs: Mapping[str, GraphRecord],
+        blobs: Mapping[str, int],
+        evidence: Mapping[str, Data],
+        provenance: Mapping[str, Data],
+    ) -> Manifest:
+        """This artifact with what its compilation produced. Its head and its guards, thousands of them, stay the bytes that they are.
+
+        Raises TypeError or ValueError, naming the field, for what is not plain data or breaks the schema.
+        """
+        head, guards, _, _ = self._sections
+        body = {**self._body, "graphs": _graph_data(graphs), "blobs": blobs}
+        info = {**self._info, "evidence": evidence, "provenance": provenance}
+        made = Manifest(head, guards, pack(body, "body"), pack(info, "info"))
+        try:
+            made._check_results()
+        except DamagedRecord as error:
+            raise ValueError(f"cannot complete this manifest: {error}") from error
         return made
 
     # -- identity
@@ -250,11 +272,20 @@ class Manifest:
                 raise DamagedRecord(f"guards: unknown predicate {predicate!r} at {path!r}")
         if self.guard_hash != guard_hash(self.guards):
             raise DamagedRecord("head: guard_hash is not the hash of the guards")
+        _ = self.versions
+        self._check_results()
+
+    def _check_results(self) -> None:
+        """The sections that hold what a compilation produced."""
         for name, graph in self.graphs.items():
             for role, blob in graph.blobs.items():
                 if blob not in self._body["blobs"]:
                     raise DamagedRecord(f"body: graph {name!r} names blob {role} = {blob!r} which is not in the artifact's blob list")
-        _ = self.versions, self.precast_version, self.evidence, self.provenance
+        _ = self.precast_version, self.evidence, self.provenance
+
+
+def _graph_data(graphs: Mapping[str, GraphRecord]) -> dict[str, Data]:
+    return {name: {"blobs": graph.blobs, "io": graph.io} for name, graph in graphs.items()}
 
 
 # -- the schema: field -> check; both a missing and an unknown field is an error

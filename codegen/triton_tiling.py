@@ -81,10 +81,11 @@ def split(kernel: Kernel, facts: Facts) -> tuple[Part, ...]:
 def _ordered(kernel: Kernel, parts: list[Part]) -> tuple[Part, ...]:
     """The parts so that each reads before another overwrites."""
     order: list[Part] = []
+    reads = {id(part): loaded(part.stores) for part in parts}
     while parts:
         for part in parts:
-            others = [s for other in parts if other is not part for s in other.stores]
-            if not {s.buffer for s in part.stores} & loaded(others):
+            written = {s.buffer for s in part.stores}
+            if not any(written & reads[id(other)] for other in parts if other is not part):
                 break
         else:
             raise Unsupported(f"{kernel.name}: its parts overwrite what the others read")

@@ -26,23 +26,30 @@ def _hardswish(x: Value) -> Value:
     return v.mul(x, v.div(clamped, v.const(x, 6.0)))
 
 
-FORMS: tuple[tuple[Unary, Callable[[Value], Value]], ...] = (
-    ("relu", lambda x: v.maximum(x, v.const(x, 0.0))),
-    ("gelu", v.gelu),
-    ("gelu_tanh", v.gelu_tanh),
-    ("gelu_tanh", _gelu_new),
-    ("sigmoid", v.sigmoid),
-    ("silu", _silu),
-    ("silu", lambda x: v.mul(x, v.sigmoid(x))),
-    ("tanh", lambda x: alu(Op.TANH, x)),
-    ("hardswish", _hardswish),
+def relu(x: Value) -> Value:
+    return v.maximum(x, v.const(x, 0.0))
+
+
+FORMS: tuple[tuple[Unary, Op, Callable[[Value], Value]], ...] = (
+    ("relu", Op.MAX, relu),
+    ("gelu", Op.MUL, v.gelu),
+    ("gelu_tanh", Op.DIV, v.gelu_tanh),
+    ("gelu_tanh", Op.MUL, _gelu_new),
+    ("sigmoid", Op.DIV, v.sigmoid),
+    ("silu", Op.DIV, _silu),
+    ("silu", Op.MUL, lambda x: v.mul(x, v.sigmoid(x))),
+    ("tanh", Op.TANH, lambda x: alu(Op.TANH, x)),
+    ("hardswish", Op.MUL, _hardswish),
 )
-"""Every form computes exactly eager's function; the forms of one activation differ in rounding only."""
+"""Name, outermost operation, form. Every form computes exactly eager's function; the forms of one activation differ in rounding only."""
 
 
 def match_activation(value: Value, of: Load) -> tuple[Unary, tuple[float, ...], Value] | None:
     """`(activation, arguments, operand)` when the value is an activation of some operand that contains the load."""
-    if not isinstance(value, Alu) or len(nodes := list(walk(value))) > 64:
+    if not isinstance(value, Alu):
+        return None
+    forms = [(name, form) for name, op, form in FORMS if op is value.op]  # building the others would be for nothing
+    if not (forms or value.op is Op.MIN) or len(nodes := list(walk(value))) > 64:
         return None
     holds: set[Value] = {of}
     for node in nodes:
@@ -50,7 +57,7 @@ def match_activation(value: Value, of: Load) -> tuple[Unary, tuple[float, ...], 
             holds.add(node)
     for operand in nodes:
         if operand in holds and operand is not value and operand.dtype.compute.is_float:
-            for name, form in FORMS:
+            for name, form in forms:
                 if form(operand) is value:
                     return name, (), operand
             clamped = _match_hardtanh(value, operand)

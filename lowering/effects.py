@@ -17,6 +17,7 @@ from precast.lowering.ir import (
     RANGE,
     Attention,
     Bind,
+    Buffer,
     Conv,
     DType,
     Extern,
@@ -35,7 +36,7 @@ from precast.lowering.ir import (
 from precast.lowering.sizes import is_unbacked
 from precast.lowering.symbolic import symbols_of
 
-K = TypeVar("K", bound=Step)
+K = TypeVar("K", bound=Step | Buffer)
 R = TypeVar("R")
 
 
@@ -107,7 +108,7 @@ def _map_arg(arg: Any, change: Callable[[View], View]) -> Any:
 
 
 def remembered(function: Callable[[K], R]) -> Callable[[K], R]:
-    """The function with its result kept for as long as the step lives: passes ask the same of a step that they leave alone."""
+    """The function with its result kept for as long as the step (or buffer) lives: passes ask the same of one that they leave alone."""
     known: WeakKeyDictionary[K, R] = WeakKeyDictionary()
 
     @wraps(function)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from precast.lowering import index as ix
-from precast.lowering.activations import FORMS, match_activation
+from precast.lowering.activations import match_activation, relu
 from precast.lowering.effects import reads, store_roots, writes
 from precast.lowering.emit import without_unused_buffers
 from precast.lowering.ir import Alu, Buffer, Conv, Gemm, Kernel, Load, Op, Program, Size, Step, Store, Unary, Value, View, operands, walk
@@ -143,7 +143,6 @@ def _early_relu(step: Library, kernel: Kernel) -> Kernel | None:
             if isinstance(operand, Load) and operand.buffer == step.out:
                 users.setdefault(operand, []).append(value)
     roots = {r for s in kernel.stores for r in store_roots(s)}
-    relu = dict(FORMS)["relu"]
     if not users or any(load in roots or any(u is not relu(load) for u in found) for load, found in users.items()):
         return None
     plain = {relu(load): load for load in users}

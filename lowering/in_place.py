@@ -19,8 +19,9 @@ from precast.lowering.transform import map_kernel
 def write_in_place(program: Program) -> Program:
     """The program without such copies."""
     outputs = {o.view.buffer for o in program.outputs if o.view is not None}
+    written = {n for s in program.steps for n in writes(s)}
     for name in program.inputs:
-        if isinstance(name, str):
+        if isinstance(name, str) and name in written:
             program = _without_copies(program, name, outputs)
     return without_unused_buffers(program)
 

@@ -20,7 +20,7 @@ Semantics (every renderer keeps these; `lowering/verify.py` checks the rest):
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal
 from weakref import WeakValueDictionary
@@ -178,10 +178,11 @@ class Interned(type):
     """Equal nodes are one object: `is` is equality, hashing is O(1), sharing is CSE."""
 
     pool: WeakValueDictionary[tuple[Any, ...], Any] = WeakValueDictionary()
+    __match_args__: tuple[str, ...]
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         node = super().__call__(*args, **kwargs)
-        parts = [getattr(node, f.name) for f in fields(node)]
+        parts = [getattr(node, name) for name in cls.__match_args__]  # the fields, in order
         # repr: 0.0 is not -0.0, 1 is not True, nan is nan
         key = (cls, *((type(p).__name__, repr(p)) if isinstance(p, (bool, int, float)) else p for p in parts))
         return Interned.pool.setdefault(key, node)
@@ -502,10 +503,12 @@ def operands(value: Value) -> tuple[Value, ...]:
     match value:
         case Alu(args=args):
             return args
+        case Load(gathers=gathers, mask=mask):
+            if not gathers:
+                return () if mask is None else (mask,)
+            return (*(g.value for g in gathers), *((mask,) if mask is not None else ()))
         case Cast(value=v) | Reduce(value=v) | Scan(value=v):
             return (v,)
-        case Load(gathers=gathers, mask=mask):
-            return (*(g.value for g in gathers), *((mask,) if mask is not None else ()))
         case Const() | Index():
             return ()
 
@@ -522,5 +525,10 @@ def walk(*roots: Value) -> Iterator[Value]:
         if id(node) in seen:
             continue
         seen.add(id(node))
+        below = operands(node)
+        if not below:
+            yield node
+            continue
         stack.append((node, True))
-        stack.extend((child, False) for child in reversed(operands(node)))
+        for child in reversed(below):
+            stack.append((child, False))

@@ -110,8 +110,9 @@ def _reusable(
     """An operand that dies at this step and over which the kernel may write."""
     step = program.steps[position]
     assert isinstance(step, Kernel)
+    written = set(writes(step))
     for candidate in reads(step):
-        if candidate in writes(step):
+        if candidate in written:
             continue
         block = blocks.get(candidate)
         if block is None or block.buffers[-1] != candidate or live[candidate][1] != position or block.nbytes != nbytes:

@@ -27,7 +27,7 @@ def dependencies(program: Program) -> list[set[int]]:
     last_write: dict[object, int] = {}
     readers: dict[object, list[int]] = {}
     before: list[set[int]] = []
-    allocated = {b.name: _unbacked_in((b.size, b.stride)) for b in program.buffers}
+    allocated = {b.name: found for b in program.buffers if (found := _unbacked_in_buffer(b))}
     for position, step in enumerate(program.steps):
         needed: set[int] = set()
         read: tuple[object, ...] = (*reads(step), *_unbacked_in_step(step), *(s for n in writes(step) for s in allocated.get(n, ())))
@@ -57,8 +57,9 @@ def _ordered_kinds(step: Step) -> tuple[str, ...]:
     return (("custom",) if is_custom(step.op) else ()) + (("random",) if may_draw(step.op) else ())
 
 
-def _unbacked_in(sizes: object) -> tuple[object, ...]:
-    return tuple(s for s in symbols_in(sizes) if is_unbacked(s))
+@remembered
+def _unbacked_in_buffer(buffer: Buffer) -> tuple[object, ...]:
+    return tuple(s for s in symbols_in((buffer.size, buffer.stride)) if is_unbacked(s))
 
 
 @remembered

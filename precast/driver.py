@@ -111,7 +111,7 @@ def _finish(job: _Job) -> str | InProcess:
     """All that comes after the capture."""
     with seldom_collected():
         if job.frame.uncacheable:
-            manifest, blobs = _compile(job)
+            manifest, blobs = _compile(job, _planned(job))
             return InProcess(manifest, blobs, "; ".join(job.frame.uncacheable))
         return _store(job)
 
@@ -159,10 +159,10 @@ def _store(job: _Job) -> str | InProcess:
     """One compile per artifact across threads, processes and machines that share the store."""
     program = job.program
     if not program.options["store_results"]:
-        manifest, blobs = _compile(job)
+        manifest, blobs = _compile(job, _planned(job))
         return InProcess(manifest, blobs, "store_results is off")
     store = program.store
-    planned = _manifest(job, {}, BlobSet(), {})
+    planned = _planned(job)
     artifact_id = planned.artifact_id
     with job.watch.stage("wait"), store.lease(artifact_id):
         known = store.get(artifact_id, program.key)
@@ -170,7 +170,7 @@ def _store(job: _Job) -> str | InProcess:
             log.info("%s: artifact %s was compiled meanwhile by another process", program.name, artifact_id[:12])
             return artifact_id
         unsteady = why_unsteady(planned, store.variants(program.key))
-        manifest, blobs = _compile(job)
+        manifest, blobs = _compile(job, planned)
         if unsteady:
             warn(f"precast: {program.name} is kept in this process: {unsteady}")
             return InProcess(manifest, blobs, unsteady)
@@ -179,7 +179,7 @@ def _store(job: _Job) -> str | InProcess:
     return artifact_id
 
 
-def _compile(job: _Job) -> tuple[Manifest, BlobSet]:
+def _compile(job: _Job, planned: Manifest) -> tuple[Manifest, BlobSet]:
     program, frame = job.program, job.frame
     blobs = BlobSet()
     graphs: dict[str, GraphRecord] = {}
@@ -191,12 +191,13 @@ def _compile(job: _Job) -> tuple[Manifest, BlobSet]:
         graphs["forward"], evidence = symbolic_build(lambda: build_graph(graph, request, job.watch, blobs), frame.symbolic)
     if frame.symbols:
         evidence = {**evidence, "dynamic": list(frame.symbols)}
-    manifest = _manifest(job, graphs, blobs, evidence)
+    manifest = planned.completed(graphs=graphs, blobs=blobs.sizes(), evidence=evidence, provenance=_provenance(job))
     log.info("%s: compiled artifact %s (%s)", program.name, manifest.artifact_id[:12], job.watch)
     return manifest, blobs
 
 
-def _manifest(job: _Job, graphs: Mapping[str, GraphRecord], blobs: BlobSet, evidence: Mapping[str, Any]) -> Manifest:
+def _planned(job: _Job) -> Manifest:
+    """The artifact that the job is to make: all but what its compilation produces."""
     program, frame = job.program, job.frame
     assert frame.code is not None
     record = {
@@ -215,9 +216,12 @@ def _manifest(job: _Job, graphs: Mapping[str, GraphRecord], blobs: BlobSet, evid
         frames=[record],
         waived=frame.waived,
         digests={f"{d.module}:{d.qualname}#{d.digest[:6]}": d.digest for d in frame.digests},
-        graphs=graphs,
-        blobs=blobs.sizes(),
-        evidence=evidence,
-        provenance={"seconds": dict(job.watch.seconds)} | ({"graph_break": str(frame.broke)} if frame.broke is not None else {}),
+        graphs={},
+        blobs={},
         precast_version=__version__,
     )
+
+
+def _provenance(job: _Job) -> dict[str, Any]:
+    broke = job.frame.broke
+    return {"seconds": dict(job.watch.seconds)} | ({"graph_break": str(broke)} if broke is not None else {})

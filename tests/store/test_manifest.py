@@ -186,3 +186,24 @@ def test_format_1_loads_for_ever(tmp_path: Path) -> None:
     assert store.blob(first.graphs["forward"].kernel_source) == b"void kernel() {}"
     assert complete(store, first) and complete(store, second)
     first.check()
+
+
+def test_a_completed_manifest_is_the_one_that_would_have_been_made() -> None:
+    whole, _ = make(5)
+    planned, _ = make(5, graphs={}, blobs={}, evidence={}, provenance={})
+    done = planned.completed(graphs=whole.graphs, blobs=whole.blobs, evidence=whole.evidence, provenance=whole.provenance)
+    assert done.to_bytes() == whole.to_bytes() and planned.artifact_id == whole.artifact_id
+    assert Manifest.from_bytes(done.to_bytes()).graphs.keys() == {"forward"}
+
+
+def test_a_manifest_is_not_completed_with_blobs_that_it_does_not_list() -> None:
+    whole, _ = make(5)
+    with pytest.raises(ValueError, match="which is not in the artifact's blob list"):
+        whole.completed(graphs=whole.graphs, blobs={}, evidence={}, provenance={})
+
+
+def test_completing_a_manifest_leaves_its_guards_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, _ = make(5)
+    for name in ("canonical_order", "pack_guards", "guard_hash"):
+        monkeypatch.delattr(f"precast.artifact_store.manifest.{name}")
+    assert whole.completed(graphs={}, blobs={}, evidence={}, provenance={}).guard_hash == whole.guard_hash
