@@ -257,10 +257,21 @@ class Keeper:
 _keeper = Keeper()
 
 
-def begin() -> None:
-    """Starts the processes, where this machine has cores for them, and returns at once. Never raises for a machine that has not."""
-    with suppress(OSError, RuntimeError):
-        _keeper.begin()
+def begin() -> threading.Thread | None:
+    """Starts the processes, where this machine has cores for them, in a thread: eight take a tenth of a second. None where there can be
+    no thread. Nothing is raised for a machine that has no room for them.
+    """
+
+    def start() -> None:
+        with suppress(OSError, RuntimeError):
+            _keeper.begin()
+
+    thread = threading.Thread(target=start, name="precast-triton-start", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return None
+    return thread
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -84,6 +85,11 @@ def gone(pid: int, seconds: float = 10) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+def started(thread: threading.Thread | None) -> None:
+    assert thread is not None
+    thread.join()
 
 
 def wait_ready(pool: Pool) -> None:
@@ -253,7 +259,7 @@ def test_a_forked_child_leaves_them_alone(
                 os.fstat(pipe)
             except OSError:
                 closed += 1
-        triton_pool.begin()
+        started(triton_pool.begin())
         os._exit(0 if closed == 2 and triton_pool._keeper.pool is None and not pool.alive() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     wait_ready(pool)
@@ -335,7 +341,7 @@ def test_a_compilation_uses_those_that_were_begun(
     monkeypatch.setattr(triton_pool, "_keeper", keeper)
     monkeypatch.setattr(triton_pool, "FEW_KERNELS", 2)
     monkeypatch.setattr(triton_pool, "worker_count", lambda: 1)
-    triton_pool.begin()
+    started(triton_pool.begin())
     assert keeper.pool is not None
     wait_ready(keeper.pool)
     monkeypatch.setattr(triton_compile, "_compile", refuse)
