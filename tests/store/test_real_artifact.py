@@ -1,0 +1,114 @@
+"""Real artifacts of released versions (tests/store/real.py makes them): today's code reads each, and runs those of its own versions."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import precast
+from precast.artifact_store import Manifest, Store
+from precast.artifact_store.records import FrameRecord, GraphInput, GraphOutput
+from precast.runtime import compatibility
+from precast.runtime import program as runtime_program
+from precast.runtime.compatibility import LOWERING_VERSION, python_minor, torch_minor, why_unfit
+from precast.runtime.errors import GuardMiss
+from precast.runtime.frame_code import FrameCodeError, build
+from precast.runtime.guard_eval import first_failing
+from precast.runtime.shared_object import is_whole
+from tests.store import real
+
+STORES = sorted(path for path in real.FIXTURES.iterdir() if path.is_dir())
+SIZE = 100_000
+
+
+@pytest.fixture(params=STORES, ids=lambda path: path.name)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    shutil.copytree(request.param, tmp_path / "store")
+    return Store.open(tmp_path / "store", strict=True)
+
+
+def only(store: Store) -> Manifest:
+    (manifest,) = store.manifests()
+    return manifest
+
+
+def expected_reason(manifest: Manifest) -> str:
+    """What keeps the artifact from running here, by its versions alone."""
+    versions = manifest.versions
+    if versions.torch != torch_minor():
+        return f"it was compiled for torch {versions.torch}"
+    if versions.python != python_minor():
+        return f"its bytecode is for Python {versions.python}"
+    if versions.lowering != LOWERING_VERSION:
+        return f"it was made by lowering version {versions.lowering}"
+    return ""
+
+
+def test_there_is_one_and_each_is_small_and_names_no_machine() -> None:
+    assert STORES
+    for path in STORES:
+        data = [file.read_bytes() for file in path.rglob("*") if file.is_file()]
+        assert sum(map(len, data)) < SIZE
+        for word in (b"/tmp/", b"/home/", b"/root/", b"/usr/", str(Path(__file__).parents[2]).encode()):
+            assert not [item for item in data if word in item], f"{path.name} names {word.decode()}"
+
+
+def test_records_guards_and_blobs_are_read(store: Store) -> None:
+    manifest = only(store)
+    manifest.check()
+    assert manifest.target == "cpu:x86-64-v2" and store.complete(manifest)
+    graph = manifest.graphs["forward"]
+    library, schedule = store.blob(graph.library), store.blob(graph.blobs["schedule"])
+    assert library is not None and is_whole(library) and schedule
+    (frame,) = manifest.frames
+    assert [GraphInput.from_data(item).position for item in frame["inputs"]] == [0]
+    assert [(output.kind, output.index) for output in map(GraphOutput.from_data, frame["outputs"])] == [("raw", 0)]
+    assert any("shifted" in name for name in manifest.digests)
+    (x,) = real.call()
+    values: dict[str, Any] = {"x": x, "scale": 2.0}
+    with torch.no_grad():
+        assert first_failing(manifest.guards, values) == -1
+        assert first_failing(manifest.guards, {**values, "scale": 3.0}) != -1
+        assert first_failing(manifest.guards, {**values, "x": x.double()}) != -1
+
+
+def test_the_frame_is_rebuilt(store: Store) -> None:
+    record = FrameRecord.from_data(dict(only(store).frames[0]["code"]))
+    (x,) = real.call()
+    if record.python != python_minor():
+        with pytest.raises(FrameCodeError, match=f"for Python {record.python}"):
+            build(record, real.program, lambda *inputs: inputs)
+        return
+    seen: list[torch.Tensor] = []
+    function = build(record, real.program, lambda y: (seen.append(y), (y + 1,))[1])  # stands in for the graph
+    torch.testing.assert_close(function(x), x + 1)
+    assert len(seen) == 1 and seen[0] is x
+
+
+@torch.no_grad()
+def test_it_runs_or_is_a_miss_that_says_why(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_program, "_compiler", lambda *_: pytest.fail("it compiles"))
+    manifest, reason = only(store), expected_reason(only(store))
+    assert why_unfit(manifest).startswith(reason) and bool(why_unfit(manifest)) == bool(reason)
+    served = precast.load(real.program, store=store, require="hit")
+    if reason:
+        with pytest.raises(GuardMiss):
+            served(*real.call())
+        return
+    for _ in range(4):
+        torch.testing.assert_close(served(*real.call()), real.program(*real.call()))
+    with pytest.raises(GuardMiss):
+        served(real.call()[0][:2])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("version", ["torch_minor", "LOWERING_VERSION"])
+def test_other_versions_miss(store: Store, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compatibility, version, "0" if version.isupper() else lambda: "0.0")
+    assert why_unfit(only(store))
+    with pytest.raises(GuardMiss):
+        precast.load(real.program, store=store, require="hit")(*real.call())
