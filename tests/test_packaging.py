@@ -151,3 +151,14 @@ def test_the_hooks_of_a_commit_are_the_checks_of_make_check() -> None:
             assert tool in PROJECT["project"]["optional-dependencies"]["dev"] and re.search(rf"^{tool}==", pinned, re.MULTILINE)
         subcommand = " ".join(word for word in entry.split()[:2] if not word.startswith("-"))
         assert subcommand in check, f"make check does not run {subcommand}"
+
+
+@pytest.mark.parametrize(("file", "newest"), [("constraints.txt", True), ("constraints-oldest.txt", False)])
+def test_the_pinned_torch_is_one_end_of_the_range(file: str, newest: bool) -> None:
+    pinned = dict(line.split("==") for line in (ROOT / file).read_text().splitlines() if line and not line.startswith("#"))
+    wanted = PROJECT["project"]["dependencies"]
+    (torch,) = (item for item in wanted if item.startswith("torch>="))
+    low, high = torch.removeprefix("torch>=").split(",<")
+    major, minor = high.split(".")
+    assert pinned["torch"].startswith(f"{major}.{int(minor) - 1}." if newest else f"{low}.")
+    assert {"triton", "transformers", "pytest", "hypothesis", "numpy"} <= set(pinned)
