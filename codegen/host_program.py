@@ -7,12 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import sympy
+import torch
 
 from precast.codegen.cpp_index import IndexPrinter
 from precast.codegen.expand import LibraryCall, Pack, RunStep
 from precast.codegen.host_calls import emit_extern
 from precast.codegen.host_library import weight_view
-from precast.codegen.host_shims import SymbolTable, dtype_code
+from precast.codegen.host_shims import SymbolTable, dtype_code, torch_name
 from precast.codegen.host_sizes import emit_bindings
 from precast.codegen.host_steps import step_reads, step_writes
 from precast.codegen.host_templates import MESSAGES, NEEDS_STATE, STATE
@@ -283,12 +284,16 @@ class HostWriter(ABC):
                 self.bound(item)
 
     def has_memory(self, position: int, name: str) -> None:
-        """Ends the call where an input has elements and no memory, such as after `t.untyped_storage().resize_(0)`."""
+        """Ends the call where an input has elements and no memory, such as after `t.untyped_storage().resize_(0)` of it or its base."""
         count = sympy.Mul(*self.buffers[name].size)
         if count == 0:
             return
         some = "" if count.is_Integer else f" && ({self.size(count)}) > 0"
-        self.add(f"if (__builtin_expect(!{self.pointer(name)}, 0){some}) return say_no_memory({position}, error, capacity);")
+        pointer = self.pointer(name)  # of a view: where it would begin, counted from 0
+        self.add(f"if (__builtin_expect(!((uint64_t){pointer} >> 40), 0){some}) {{ int64_t start = 0;")
+        self.call("aoti_torch_get_storage_offset", f"inputs[{position}], &start", f"input {position}")
+        itemsize = getattr(torch, torch_name(self.buffers[name])).itemsize
+        self.add(f"if ((int64_t){pointer} == start * {itemsize}) return say_no_memory({position}, error, capacity); }}")
 
     @property
     def prepares(self) -> bool:

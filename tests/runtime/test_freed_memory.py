@@ -68,6 +68,25 @@ def test_memory_freed_after_the_first_calls(tmp_path: Path) -> None:
         gone.copy_(values)
 
 
+@pytest.mark.usefixtures("runtime")
+def test_a_view_of_freed_memory_is_named(tmp_path: Path) -> None:
+    """Its address is not 0, but its place in the storage: what FSDP's parameters are."""
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.sort(x + 1)[0] @ y
+
+    compiled = precast.compile(program, store=tmp_path)
+    for _ in range(2):
+        flat, y = torch.randn(200), torch.randn(8, 4)
+        x, gone = flat[8:72].view(8, 8), flat[2:34].view(8, 4)
+        torch.testing.assert_close(compiled(x, y), program(x, y))
+        flat.untyped_storage().resize_(0)
+        with pytest.raises(RuntimeError, match="^x has elements but no memory"):
+            compiled(x, y)
+        with pytest.raises(RuntimeError, match="^y has elements but no memory"):
+            compiled(torch.randn(200)[8:72].view(8, 8), gone)
+
+
 def test_tensors_without_elements_need_no_memory(tmp_path: Path) -> None:
     def rows(x: torch.Tensor) -> torch.Tensor:
         return x * 2 + 1
