@@ -1,6 +1,7 @@
 """Everything that runs on a device, within a few minutes on 16 cores: `python -m tests.gpu.run_all [--minutes 8] [--out FOLDER]`.
 
-The tests of this folder by pytest, torch's op_db on the device in float32 and bfloat16 beside them, compute-sanitizer over a sample last.
+The tests of this folder by pytest, torch's op_db on the device in float32 and bfloat16 beside them (`--dtypes f16,f64,i64`: in others
+too), compute-sanitizer over a sample last: memcheck, and over a smaller one racecheck and synccheck.
 What is printed is short; the logs are in `--out`. Exit code 1 where anything failed or was not reached.
 """
 
@@ -13,14 +14,18 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.gpu.device import MISSING
-from tests.ops.opdb import behind, run, summary
+from tests.ops.opdb import Results, behind, run, summary
 
 ROOT = Path(__file__).resolve().parents[2]
 BACKENDS = ("precast-cuda", "precast-cuda-bf16")
-RIVALS = ("inductor-cuda", "inductor-cuda-bf16")
+MORE = ("f16", "f64", "i64")
+"""Dtypes that op_db is judged in when asked."""
+SANITIZERS = (("memcheck", 12), ("racecheck", 40), ("synccheck", 40))
+"""compute-sanitizer's tools, and every how many rows of the op table each is run over."""
 
 
 class Tests(threading.Thread):
@@ -71,19 +76,38 @@ class Tests(threading.Thread):
         ]
 
 
-def opdb(workers: int, samples: int, out: Path, until: float, rivals: bool) -> tuple[list[str], bool]:
+def backends(dtypes: Sequence[str]) -> tuple[str, ...]:
+    """Ours, in float32 and bfloat16 and in `dtypes`. Raises ValueError."""
+    unknown = [d for d in dtypes if d not in MORE]
+    if unknown:
+        raise ValueError(f"--dtypes: {', '.join(unknown)} is none of {', '.join(MORE)}")
+    return (*BACKENDS, *(f"precast-cuda-{d}" for d in dtypes))
+
+
+def opdb(workers: int, samples: int, out: Path, until: float, rivals: bool, ours: Sequence[str] = BACKENDS) -> tuple[list[str], bool]:
     """Verdicts over op_db; whether nothing is wrong, and nothing fails that Inductor passes where it was judged too."""
     from tests.ops.opdb_judge import operators
 
-    names = list(operators())
-    results = run([*BACKENDS, *(RIVALS if rivals else ())], names, samples, out=out, workers=workers, timeout=60, until=until)
+    results: Results = {}
+    pairs = {name: name.replace("precast", "inductor") for name in ours}
+    for backend in (*pairs, *(pairs.values() if rivals else ())):
+        results = run([backend], list(operators(backend)), samples, out=out, workers=workers, timeout=60, until=until)
     lines = [line[:200] for line in summary(results) if not line.startswith("  inductor")]
-    for ours, theirs in zip(BACKENDS, RIVALS, strict=True):
+    for mine, theirs in pairs.items():
         if theirs in results:
-            lacking = behind(results[ours], results[theirs])
-            lines.append(f"{ours}: {len(lacking)} fail that {theirs} passes: {', '.join(lacking)[:1500]}")
-    good = all(v["verdict"] in ("pass", "refused", "no sample") for name in BACKENDS for v in results.get(name, {}).values())
-    return lines, good and all(len(results.get(name, {})) == len(names) for name in BACKENDS)
+            lacking = behind(results[mine], results[theirs])
+            lines.append(f"{mine}: {len(lacking)} fail that {theirs} passes: {', '.join(lacking)[:1500]}")
+    good = all(v["verdict"] in ("pass", "refused", "no sample") for name in ours for v in results.get(name, {}).values())
+    return lines, good and all(len(results.get(name, {})) == len(operators(name)) for name in ours)
+
+
+def sanitized() -> bool:
+    """compute-sanitizer's tools one after another; whether none reported anything."""
+    clean = True
+    for tool, every in SANITIZERS:
+        command = [sys.executable, "-m", "tests.gpu.sanitize", "--tool", tool, "--every", str(every)]
+        clean = subprocess.run(command, cwd=ROOT, check=False).returncode == 0 and clean
+    return clean
 
 
 def main() -> int:
@@ -93,11 +117,18 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=1, help="of each operator")
     parser.add_argument("--select", default="", help="pytest -k")
     parser.add_argument("--rivals", action="store_true", help="judge Inductor on op_db as well")
+    parser.add_argument("--dtypes", default="", help=f"judge op_db in these, too, of {','.join(MORE)}; give it more minutes then")
     parser.add_argument("--no-opdb", action="store_true")
     parser.add_argument("--no-tests", action="store_true")
-    parser.add_argument("--sanitize", action="store_true", help="compute-sanitizer over a sample at the end")
+    parser.add_argument(
+        "--sanitize", action="store_true", help="compute-sanitizer (memcheck, racecheck, synccheck) over samples at the end"
+    )
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    try:
+        ours = backends(args.dtypes.split(",") if args.dtypes else ())
+    except ValueError as error:
+        parser.error(str(error))
     if MISSING:
         print(MISSING)
         return 0
@@ -112,14 +143,14 @@ def main() -> int:
         tests.start()
     lines: list[str] = []
     if not args.no_opdb:
-        lines, good = opdb(share, args.samples, folder / "opdb.json", until - 60, args.rivals)
+        lines, good = opdb(share, args.samples, folder / "opdb.json", until - 60, args.rivals, ours)
     if tests is not None:
         tests.join()
         lines = [*tests.report(), *lines]
         good = good and tests.status == 0
     print("\n".join(lines), flush=True)
     if args.sanitize:
-        good = subprocess.run([sys.executable, "-m", "tests.gpu.sanitize"], cwd=ROOT, check=False).returncode == 0 and good
+        good = sanitized() and good
     print(f"logs in {folder}; {'all good' if good else 'NOT all good'}; {until - time.monotonic():.0f} s left of {60 * args.minutes:.0f}")
     return 0 if good else 1
 

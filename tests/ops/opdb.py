@@ -23,7 +23,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PASS_LIST = Path(__file__).resolve().parent / "opdb_pass_list.txt"
-ON_GPU = ("precast-cuda", "inductor-cuda", "precast-cuda-bf16", "inductor-cuda-bf16")
+KINDS_ON_GPU = ("cuda", "cuda-bf16", "cuda-f16", "cuda-f64", "cuda-i64")
+ON_GPU = tuple(f"{whose}-{kind}" for kind in KINDS_ON_GPU for whose in ("precast", "inductor"))
 BACKEND_NAMES = ("lowered", "scheduled", "precast", "inductor", "precast-dynamic", "inductor-dynamic", *ON_GPU)
 Results = dict[str, dict[str, dict[str, Any]]]
 """Backend to operator to verdict."""

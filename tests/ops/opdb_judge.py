@@ -32,13 +32,21 @@ class Refused(Exception):
 
 
 @cache
-def operators() -> dict[str, Any]:
-    """Name (with its variant) to OpInfo; the same list for every backend. Ops without float32 on the CPU are left out."""
+def every() -> dict[str, Any]:
+    """Name (with its variant) to OpInfo."""
     from torch.testing._internal import common_methods_invocations as invocations
 
     # Random operators are wrapped in something that seeds, which no tracer follows: the operators themselves are judged.
     invocations.wrapper_set_seed = lambda function, *args, **kwargs: function(*args, **kwargs)
-    return {op.full_name: op for op in invocations.op_db if torch.float32 in op.dtypes}
+    return {op.full_name: op for op in invocations.op_db}
+
+
+@cache
+def operators(backend: str = "") -> dict[str, Any]:
+    """What a backend is judged on: ops with float32 on the CPU, the same list for all; and those of integers where it is of integers."""
+    device, dtype = where(backend)
+    integers = device != "cpu" and not dtype.is_floating_point
+    return {name: op for name, op in every().items() if torch.float32 in op.dtypes or (integers and dtype in op.dtypesIfCUDA)}
 
 
 def lowered(fn: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -95,7 +103,13 @@ def inductor(fn: Function, args: tuple[Any, ...], kwargs: dict[str, Any], *, dyn
 Where = tuple[str, torch.dtype]
 """Device and dtype of the samples."""
 CPU: Where = ("cpu", torch.float32)
-DEVICES: dict[str, Where] = {"cuda": ("cuda", torch.float32), "cuda-bf16": ("cuda", torch.bfloat16)}
+DEVICES: dict[str, Where] = {
+    "cuda": ("cuda", torch.float32),
+    "cuda-bf16": ("cuda", torch.bfloat16),
+    "cuda-f16": ("cuda", torch.float16),
+    "cuda-f64": ("cuda", torch.float64),
+    "cuda-i64": ("cuda", torch.int64),
+}
 
 
 BACKENDS: dict[str, Backend] = {
@@ -128,7 +142,7 @@ def device_lost(backend: str) -> bool:
 
 def judge(name: str, backend: str, samples: int) -> dict[str, Any]:
     """The verdict on the first samples of the operator: the worst of them, with its reason."""
-    op, run = operators()[name], BACKENDS[backend]
+    op, run = every()[name], BACKENDS[backend]
     if name in UNTRACEABLE and backend in ("lowered", "scheduled"):
         return {"verdict": "refused", "reason": "data-dependent or not functional under the bare tracer", "samples": 0, "other_strides": 0}
     order = ("pass", "refused", "error", "wrong")
@@ -188,8 +202,15 @@ def _one(op: Any, sample: Any, run: Backend) -> tuple[str, str, bool]:
     return ("wrong", why, True) if why else ("pass", "", _same_strides(want, got))
 
 
-TOLERANCES = {torch.float32: (1e-4, 1e-5, 1e-6), torch.bfloat16: (1.6e-2, 1e-2, 1e-2)}
-"""Of each dtype: relative and absolute distance from eager, and how much farther than eager a result may be from float64."""
+TOLERANCES = {
+    torch.float32: (1e-4, 1e-5, 1e-6),
+    torch.bfloat16: (1.6e-2, 1e-2, 1e-2),
+    torch.float16: (2e-3, 2e-3, 2e-3),
+    torch.float64: (1e-7, 1e-9, 1e-9),
+}
+"""Of each dtype: relative and absolute distance from eager, and how much farther than eager a result may be from float64. Integers are
+compared bit by bit.
+"""
 
 
 def _precise(call: Function, inputs: Callable[[], Any]) -> Any:
@@ -223,9 +244,12 @@ def difference(want: Any, got: Any, precise: Any, *, values: bool = True) -> str
         if not values or w.layout != torch.strided or w.is_quantized:
             continue
         relative, absolute, slack = TOLERANCES.get(w.dtype, TOLERANCES[torch.float32])
-        if torch.allclose(_wide(w), _wide(g), rtol=relative, atol=absolute, equal_nan=True):
+        exact = not (w.is_floating_point() or w.is_complex())
+        if torch.equal(w, g) if exact else torch.allclose(_wide(w), _wide(g), rtol=relative, atol=absolute, equal_nan=True):
             continue
         r = references[position] if len(references) == len(wants) and isinstance(references[position], torch.Tensor) else None
+        if exact and r is not None and r.dtype == w.dtype and r.shape == w.shape and torch.equal(r, w):
+            r = None  # eager's is the answer, and in float64 large integers that differ look alike
         if r is not None and r.shape == w.shape and _error(g, r) <= 2 * _error(w, r) + slack:
             continue
         return f"result {position} of shape {list(w.shape)} is off by {_error(g, w):.3g}"

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import precast
-from tests.ops.opdb import pass_list
-from tests.ops.opdb_judge import difference, judge, operators
+from tests.ops.opdb import BACKEND_NAMES, pass_list
+from tests.ops.opdb_judge import BACKENDS, TOLERANCES, difference, every, judge, operators, where
 
 STRIDE = 11
 SAMPLE = [name for name in pass_list() if name in operators()][::STRIDE]
@@ -59,3 +59,30 @@ def test_the_list_is_long_enough() -> None:
     lacking = set(pass_list()) - set(operators())
     assert not lacking or torch.__version__ < "2.13", "op_db of torch 2.13 has every operator of the list; earlier ones lack a few"
     assert len(lacking) < 20, lacking
+
+
+def test_every_backend_can_be_asked_for() -> None:
+    """`opdb.py` lists them itself, so that its parent process need not import torch's tests."""
+    assert set(BACKEND_NAMES) == set(BACKENDS)
+    assert {where(f"precast-cuda-{kind}") for kind in ("f16", "f64", "i64")} == {
+        ("cuda", torch.float16), ("cuda", torch.float64), ("cuda", torch.int64),
+    }  # fmt: skip
+
+
+def test_backends_of_integers_have_more_operators() -> None:
+    assert operators("precast-cuda-bf16") == operators("precast-cuda-f64") == operators()
+    more = set(operators("precast-cuda-i64")) - set(operators())
+    assert {"bitwise_and", "gcd"} <= more and set(operators("precast-cuda-i64")) <= set(every())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_a_deviation_of_one_rounding_passes_and_many_do_not(dtype: torch.dtype) -> None:
+    want, eps = torch.ones(4, dtype=dtype), torch.finfo(dtype).eps
+    few, many = 1 + eps, 1 + (2e-7 if dtype == torch.float64 else 2e-4 if dtype == torch.float32 else 8 * eps)
+    assert difference(want, want * few, None) == "" and difference(want, (want.double() * many).to(dtype), None) != ""
+
+
+def test_integers_are_compared_bit_by_bit() -> None:
+    """Float64 does not tell these two apart."""
+    want = torch.tensor([1 << 60])
+    assert difference(want, want + 1, want) != "" and difference(want, want + 1, None) != "" and difference(want, want.clone(), want) == ""
