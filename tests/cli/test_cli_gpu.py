@@ -17,7 +17,7 @@ from tests.needs import needs
 
 FILE = """
 store = "store"
-targets = ["cuda:sm_80", "cuda:sm_90", "cuda:ptx_80"]
+targets = ["cuda:sm_80", "cuda:sm_90", "cuda:sm_100", "cuda:ptx_80"]
 [[program]]
 factory = "tests.cli.app:net"
 """
@@ -41,9 +41,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, 
 def test_every_target_gets_its_artifacts(store: tuple[str, str, Any]) -> None:
     file, _, report = store
     assert [(item["target"], item["signature"], item["status"]) for item in report["programs"]] == [
-        (target, number, "compiled") for target in ("cuda:sm_80", "cuda:sm_90", "cuda:ptx_80") for number in (1, 2)
+        (target, number, "compiled") for target in ("cuda:sm_80", "cuda:sm_90", "cuda:sm_100", "cuda:ptx_80") for number in (1, 2)
     ]
-    assert len({item["artifact"] for item in report["programs"]}) == 6
+    assert len({item["artifact"] for item in report["programs"]}) == 8
     assert {item["status"] for item in data("build", file)["programs"]} == {"there already"}
 
 
@@ -52,8 +52,9 @@ def test_every_target_gets_its_artifacts(store: tuple[str, str, Any]) -> None:
     [
         ("cuda:sm_90", ""),
         ("cuda:sm_80", ""),
+        ("cuda:sm_100", ""),
         ("cuda:sm_86", "by its fall-back for cuda:sm_80"),
-        ("cuda:sm_100", "by its fall-back for cuda:ptx_80"),
+        ("cuda:sm_120", "by its fall-back for cuda:ptx_80"),
     ],
 )
 def test_check_for_machines_that_are_not_here(store: tuple[str, str, Any], target: str, reason: str) -> None:
@@ -69,7 +70,7 @@ def test_check_says_why_this_machine_would_miss(store: tuple[str, str, Any]) -> 
 def test_images_are_listed(store: tuple[str, str, Any]) -> None:
     images = data("ls", "--images", "--store", store[1])
     kinds = {image["kind"] for image in images}
-    assert kinds == {"sm_80", "sm_90", "ptx 8.0 for sm_80"}
+    assert kinds == {"sm_80", "sm_90", "sm_100", "ptx 8.0 for sm_80"}
     for image in images:
         assert image["size"] > 500 and image["shared"] == 0 and image["entry"]
         assert (image["registers"] is None) is image["kind"].startswith("ptx")

@@ -22,6 +22,7 @@ from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
 from tests.codegen.cuda_stub import STREAM, CudaStub, compile_cuda
 from tests.codegen.programs import alu, axis, buffer, load, map_kernel, program, view
+from tests.lowering.test_schedule_models import Bottleneck, PostNorm
 from tests.ops.symbolic import trace_symbolic
 from tests.ops.trace import trace
 
@@ -391,6 +392,47 @@ def test_outputs_go_into_memory_that_the_caller_lends() -> None:
     for i, home in homes.items():
         torch.testing.assert_close(home, want[i])
     agree(stub(*inputs), want)
+
+
+class Encoder(torch.nn.Module):
+    """A BERT of two layers: embeddings with their norm, and a pooler."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = torch.nn.Embedding(50, 32), torch.nn.Embedding(12, 32)
+        self.norm, self.pooler = torch.nn.LayerNorm(32), torch.nn.Linear(32, 32)
+        self.layers = torch.nn.Sequential(PostNorm(), PostNorm())
+
+    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        found = self.layers(self.norm(self.words(ids) + self.places.weight))
+        return found, torch.tanh(self.pooler(found[:, 0]))
+
+
+MODELS: dict[str, tuple[Callable[[], torch.nn.Module], Callable[[], torch.Tensor]]] = {
+    "encoder": (Encoder, lambda: torch.randint(0, 50, (2, 12))),
+    "residual network": (Bottleneck, lambda: r(2, 3, 32, 32)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_takes_one_allocation_a_call_and_calls_no_python(name: str) -> None:
+    """All that lives between its steps lies in one workspace; outputs are tensors of their own."""
+    torch.manual_seed(0)
+    make, draw = MODELS[name]
+    model, x = make().eval(), draw()
+    values = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+    def call(x: Any, *flat: Any) -> Any:
+        return torch.func.functional_call(model, dict(zip(values, flat, strict=True)), (x,))
+
+    inputs = [x, *(value.detach() for value in values.values())]
+    with torch.no_grad():
+        stub = on_stub(call, *inputs)
+        assert stub.graph.python_calls == ()
+        for calls in (1, 2):
+            agree(stub(*inputs), model(x))
+            assert stub.calls.count("aoti_torch_cuda_caching_allocator_raw_alloc") == calls
+    assert len(stub.launched) > 4 and not stub.memory
 
 
 def test_whether_it_may_draw_random_numbers_is_known() -> None:
