@@ -194,6 +194,25 @@ def test_the_table_in_the_docs_names_a_test_for_each() -> None:
         assert f"def {function}(" in text, f"{name}: {test} does not exist"
 
 
+def test_every_public_name_has_a_row_in_the_docs_that_names_a_test() -> None:
+    """docs/directives.md: names in the first column, tests in the last, each file's further tests without the file."""
+    rows = [line.split(" | ") for line in (ROOT / "docs" / "directives.md").read_text("utf-8").splitlines() if line.startswith("| `")]
+    told = {name for row in rows for name in re.findall(r"`([A-Za-z_]+)", row[0])}
+    assert set(precast.__all__) - {"__version__"} <= told
+    for first, *_, last in rows:
+        tests = re.findall(r"`(?:(test_\w+\.py)::)?(…?\w+)(?:\[[^]`]*\])?`", last)
+        assert tests and tests[0][0], f"{first}: names no test"
+        text = ""
+        for file, test in tests:
+            text = (ROOT / "tests" / "runtime" / file).read_text("utf-8") if file else text
+            assert f"{test.removeprefix('…')}(" in text, f"{first}: {test} does not exist"
+
+
+def test_options_are_described() -> None:
+    text = precast.describe_options()
+    assert [name for name in precast.list_options() if f"{name} (" not in text] == []
+
+
 def _itemed(x: torch.Tensor) -> torch.Tensor:
     return x * x.sum().item() + 1
 
