@@ -224,16 +224,20 @@ def test_written_out_attention_is_causal_and_reads_without_copies() -> None:
     [
         (lambda s: torch.zeros(s, s), False, False),
         (lambda s: torch.full((s, s), float("-inf")).triu(1), True, False),
+        (lambda s: (torch.arange(s)[None, :] >= 0).expand(s, s), False, False),
+        (lambda s: ((1.0 - torch.ones(2, s)[:, None, None, :]) * torch.finfo(torch.float32).min).expand(2, 1, s, s)[0, 0], False, False),
+        (lambda s: torch.arange(s)[None, :] <= torch.arange(s)[:, None], True, False),
         (lambda s: torch.arange(s * s).reshape(s, s) * 0.01, False, True),
     ],
-    ids=["nothing", "causal", "other"],
+    ids=["nothing", "causal", "bert, of booleans", "bert, of numbers", "causal, of booleans", "other"],
 )
-def test_masks_that_the_graph_computes_from_nothing(mask: Callable[[int], torch.Tensor], causal: bool, kept: bool) -> None:
+@pytest.mark.parametrize("target", ["cpu:native", "cuda:sm_90"])
+def test_masks_that_the_graph_computes_from_nothing(mask: Callable[[int], torch.Tensor], causal: bool, kept: bool, target: str) -> None:
     def attend(x: torch.Tensor) -> torch.Tensor:
         q = x.view(2, 16, 4, 8).transpose(1, 2)
         return F.scaled_dot_product_attention(q, q, q, attn_mask=mask(16)[None, None].expand(2, 1, 16, 16))
 
-    (found,) = (s for s in scheduled(Bare(attend), ROWS).steps if isinstance(s, Attention))
+    (found,) = (s for s in scheduled(Bare(attend), ROWS, target=target).steps if isinstance(s, Attention))
     assert found.causal == causal and (found.mask is not None) == kept
 
 
