@@ -356,8 +356,9 @@ _OFFSETS = (torch.ops.aten.sym_storage_offset.default, torch.ops.aten.sym_storag
 
 def _slice_arguments(node: torch.fx.Node) -> tuple[torch.Tensor, int, Any, Any, int]:
     """What a slice or a selection is taken of: the dimension, where it starts, where it ends (of a selection: nothing), its step."""
-    given: tuple[Any, ...] = node.args
-    x, dim, start, end, step = (*given, *(0, None, None, 1)[len(given) - 1 :])
+    given: list[Any] = list(node.args)
+    given += [0, None, None, 1][len(given) - 1 :]
+    x, dim, start, end, step = given
     assert isinstance(x, torch.fx.Node) and isinstance(dim, int) and isinstance(step, int)
     return x.meta["val"], dim, 0 if start is None else start, sys.maxsize if end is None else end, step
 
