@@ -39,6 +39,21 @@ def kernels() -> list[TritonKernel]:
     return [kernel for row in ROWS for kernel in kernels_of(row)]
 
 
+@pytest.fixture(autouse=True)
+def settings_of_a_fresh_process() -> Iterator[None]:
+    """Other tests set knobs of Triton and set them back: to the same value, but no longer by default."""
+    from triton import knobs
+
+    groups = (knobs.build, knobs.cache, knobs.compilation, knobs.runtime, knobs.language, knobs.nvidia)
+    kept = [(group.__dict__, dict(group.__dict__)) for group in groups]
+    for now, _ in kept:
+        now.clear()
+    yield
+    for now, before in kept:
+        now.clear()
+        now.update(before)
+
+
 @pytest.fixture
 def pools() -> Iterator[Callable[..., Pool]]:
     made: list[Pool] = []
