@@ -56,10 +56,10 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
     Must run inside the Dynamo backend callback: the live TracingContext holds the fake tensors. Raises CaptureRefused.
     """
     _drop_idle_dropout(gm)
-    floats = float_positions(gm)
+    floats, table = float_positions(gm), dict(decompositions)
     with contextlib.ExitStack() as stack:
         stack.enter_context(sizes_expressed(example_inputs))
-        prepared = _prepare(gm, example_inputs, dict(decompositions))
+        prepared = _prepare(gm, example_inputs, table)
         call, own_tensors, fake_args, descriptions, config, fake_mode, shape_env, activations = prepared
         if own_tensors:
             raise CaptureRefused("the traced code registers tensors of its own inside the graph")
@@ -67,7 +67,7 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
         stack.enter_context(_effects_as_calls(gm))
         stack.enter_context(whole_attention(gm))
         stack.enter_context(writes_known())
-        graph = functional_graph(gm, fake_args, dict(decompositions), fake_mode)
+        graph = functional_graph(gm, fake_args, table, fake_mode)
         if graph is not None:
             metadata = metadata_of(graph)
         else:

@@ -36,7 +36,7 @@ def functional_graph(
 
     with torch.autograd.set_multithreading_enabled(False), preserve_rng_state(), fake_mode, enable_python_dispatcher():
         with traceback.preserve_node_meta():
-            graph = make_fx(run, decomposition_table=decompositions, record_module_stack=True)(*inputs)
+            graph = make_fx(run, decomposition_table=decompositions)(*inputs)
     graph.graph.eliminate_dead_code()
     return graph if _is_functional(graph) else None
 

@@ -20,7 +20,7 @@ Kind = tuple[str, torch.dtype, torch.device]
 
 def start_libraries(graph: torch.fx.GraphModule) -> threading.Thread | None:
     """Begins what `graph` needs of the device's libraries. None where there is nothing to begin: no such call in it, a device that this
-    process has not started, or a CUDA graph being captured."""
+    process has not started, a CUDA graph being captured, or no room for a thread."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     kinds = dict.fromkeys(_kinds(graph))
@@ -37,7 +37,11 @@ def start_libraries(graph: torch.fx.GraphModule) -> threading.Thread | None:
                 log.info("%s could not be started ahead: %s", name, error)
 
     thread = threading.Thread(target=start, name="precast-libraries", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:  # the limit of threads: the first computation starts them
+        log.info("the device's libraries are not started ahead: %s", error)
+        return None
     return thread
 
 

@@ -82,10 +82,11 @@ def _compile_with(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, 
         import_what_comes_late()
         return Deferred(frame.guards, lambda: _finish(job))
     libraries = start_libraries(frame.graph) if frame.graph is not None and is_cuda(job.target) else None
-    outcome = _finish(job)
-    if libraries is not None:
-        libraries.join()  # what it holds, the first computation takes over
-    return outcome
+    try:
+        return _finish(job)
+    finally:
+        if libraries is not None:
+            libraries.join()  # what it holds, the first computation takes over
 
 
 @dataclass(frozen=True)

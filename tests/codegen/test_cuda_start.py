@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from typing import Any
 
 import pytest
@@ -78,3 +79,16 @@ def test_what_fails_is_logged_and_left_to_the_computation(monkeypatch: pytest.Mo
         assert thread is not None
         thread.join()
     assert "cuBLAS could not be started ahead: no room" in caplog.text
+
+
+@pytest.mark.usefixtures("device")
+def test_a_machine_without_room_for_a_thread_compiles_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuses(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuses)
+    with caplog.at_level(logging.INFO, "precast.compile"):
+        assert cuda_start.start_libraries(_graph()) is None
+    assert "can't start new thread" in caplog.text
