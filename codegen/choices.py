@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from precast.codegen.few_rows import few_rows, product_call
 from precast.codegen.host_shims import TORCH_NAMES
 from precast.lowering.ir import Buffer, Conv, Gemm, View
 from precast.lowering.sizes import hint
@@ -176,9 +177,10 @@ _IN_PLACE: dict[str, Callable[[torch.Tensor], object]] = {
 
 
 def gemm_candidates(step: Gemm, buffers: Mapping[str, Buffer], packed: bool) -> Candidates:
-    """oneDNN, which takes bias, activation or residual itself, on the ordinary (or the `packed`) weight, against MKL and one more pass.
+    """oneDNN, which takes bias, activation or residual itself, on the ordinary (or the `packed`) weight, against MKL and one more pass,
+    and against our own code for few rows, and that pass.
 
-    The pass stands for a kernel of ours, which does everything that follows a product of MKL's at once.
+    The pass stands for a kernel of ours, which does everything that follows such a product at once.
     """
     dtype = torch_dtype(buffers[step.a.buffer])
     m, n = int(step.a.size[0]), int(step.b.size[1])
@@ -198,15 +200,26 @@ def gemm_candidates(step: Gemm, buffers: Mapping[str, Buffer], packed: bool) -> 
                 return torch.ops.mkldnn._linear_pointwise(a, other, weight, bias, "add")
             return torch.ops.mkldnn._linear_pointwise(a, weight, bias, name, scalars, algorithm)
 
-        def mkl() -> object:
-            torch.mm(a, b, out=out)
+        def rest() -> object:
             if step.activation != "none":
                 return _IN_PLACE.get(step.activation, torch.relu_)(out)
             if other is not None:
                 return out.add_(other)
             return out if bias is None else out.add_(bias)
 
-        return {"onednn": onednn, "mkl": mkl}
+        def mkl() -> object:
+            torch.mm(a, b, out=out)
+            return rest()
+
+        if not few_rows(step, buffers):
+            return {"onednn": onednn, "mkl": mkl}
+        product = product_call(a, b, out, torch.get_num_threads())
+
+        def own() -> object:
+            product()
+            return rest()
+
+        return {"onednn": onednn, "mkl": mkl, "own": own}
 
     return make
 

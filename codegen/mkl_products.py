@@ -1,4 +1,4 @@
-"""Products that MKL computes are left bare: bias, activation and residual become kernels, which join their neighbours.
+"""Products that MKL, or our own code for few rows, computes are left bare: what follows them becomes kernels, which join their neighbours.
 
 `addmm` writes the bias into every row of its result, and MKL reads it back from there; a kernel that follows adds it on the way, and is
 often part of the kernel that uses the result anyway (the norm behind a residual). oneDNN, which does all of it itself, keeps its epilogue.
@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from precast.codegen.choices import Chooser
-from precast.codegen.expand import product_library
+from precast.codegen.expand import How, product_library
 from precast.lowering import index as ix
 from precast.lowering.collapse import collapse_axes
 from precast.lowering.fusion import fuse
@@ -21,27 +21,33 @@ from precast.lowering.pipeline import name_kernels
 from precast.lowering.substitution import shared_axis
 
 
-def bare_mkl_products(program: Program, chooser: Chooser, weights: Collection[str] = ()) -> tuple[Program, frozenset[str]]:
-    """The program with its f32 MKL products bare, and the results of these. `weights` as for `expand.expand`."""
+def bare_mkl_products(program: Program, chooser: Chooser, weights: Collection[str] = ()) -> tuple[Program, dict[str, How]]:
+    """The program with its f32 products by MKL and by us bare, and the results of these, with who computes them.
+
+    `weights` as for `expand.expand`.
+    """
     buffers = {b.name: b for b in program.buffers}
     steps: list[Step] = []
     bare: dict[str, Buffer] = {}
+    found: dict[str, How] = {}
     for step in program.steps:
         steps.append(step)
         if not isinstance(step, Gemm) or buffers[step.out].dtype is not DType.F32 or not _has_epilogue(step):
             continue
-        if product_library(step, buffers, chooser, step.b.buffer in weights) != "aten":
+        how = product_library(step, buffers, chooser, step.b.buffer in weights)
+        if how not in ("aten", "own"):
             continue
         raw = replace(buffers[step.out], name=f"{step.out}_bare")
         bare[raw.name] = raw
+        found[raw.name] = how
         product = replace(step, out=raw.name, bias=None, activation="none", activation_args=(), residual=None)
         steps[-1:] = [product, _rest(step, raw, {**buffers, **bare})]
     if not bare:
-        return program, frozenset()
+        return program, found
     planned = bool(program.workspace)
     program = replace(program, steps=tuple(steps), buffers=(*program.buffers, *bare.values()))
     program = name_kernels(collapse_axes(fuse(program)))
-    return program if planned else plan_memory(program), frozenset(bare)  # what was planned is planned again with the libraries' choices
+    return program if planned else plan_memory(program), found  # what was planned is planned again with the libraries' choices
 
 
 def _has_epilogue(step: Gemm) -> bool:

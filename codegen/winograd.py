@@ -20,6 +20,7 @@ import torch
 
 from precast.codegen.choices import POST_OPS, Candidates, tensor
 from precast.codegen.toolchain import compile_shared, lanes_of
+from precast.codegen.vectors import transposed
 from precast.lowering.ir import Buffer, Conv, DType, Size, View
 
 A, B = 0.75, 1.5
@@ -68,23 +69,6 @@ def _scales() -> str:
     return ", ".join(_number(x * y) for x in row for y in row)
 
 
-def _transposed(lanes: int) -> str:
-    """Rows `v0…` of a square of `lanes`, transposed in place by exchanging blocks of growing size."""
-    lines = []
-    distance = 1
-    while distance < lanes:
-        low = ", ".join(str(j if not j & distance else lanes + j - distance) for j in range(lanes))
-        high = ", ".join(str(j + distance if not j & distance else lanes + j) for j in range(lanes))
-        for i in (i for i in range(lanes) if not i & distance):
-            j = i + distance
-            lines.append(
-                f"{{ const V x = __builtin_shufflevector(v{i}, v{j}, {low}), y = __builtin_shufflevector(v{i}, v{j}, {high}); "
-                f"v{i} = x; v{j} = y; }}"
-            )
-        distance *= 2
-    return "\n        ".join(lines)
-
-
 def _micro(rows: int) -> str:
     """`rows` tiles by two vectors of output channels, over all input channels."""
     lines = [f"static void wino_product{rows}(const float* a, int64_t lda, const float* b, int64_t K, float* c) {{"]
@@ -111,7 +95,7 @@ def winograd_source(lanes: int) -> str:
         .replace("@SCALES", _scales())
         .replace("@LOADS", "V " + ", ".join(f"v{i} = *(const V*)(p + {i} * L)" for i in range(lanes)) + ";")
         .replace("@STORES", " ".join(f"*(V*)(q + {i} * 2 * L) = v{i};" for i in range(lanes)))
-        .replace("@TRANSPOSED", _transposed(lanes))
+        .replace("@TRANSPOSED", transposed(lanes))
         .replace("@INPUTS", " ".join(_inputs()))
         .replace("@OUTPUTS", " ".join(_outputs()))
     )
