@@ -20,6 +20,7 @@ from precast.codegen.triton_render import Argument, TritonKernel
 from precast.lowering.ir import Buffer, Kernel, Program, View
 from precast.lowering.memory import nbytes_of
 from precast.lowering.sizes import Unsupported
+from precast.lowering.workspace_parts import part_uses, slots_in
 
 NUMBER = 16
 """Bytes kept for a number that kernels read and that lies in the host's memory."""
@@ -50,6 +51,7 @@ class CudaHostWriter(HostWriter):
         self.kept = 0
         self.keeps, self.keeping = True, False
         self.second: CudaHostWriter | None = None
+        self.parts = part_uses(program, [(*step_reads(s), *step_writes(s)) for s in steps])
         self.lent = self.lendable()
         taken = {b for s in steps if isinstance(s, Kernel) for launch in launches[s.name] for b in _buffers(launch.kernel)}
         self.kernel_inputs = [i for i in program.inputs if isinstance(i, str) and i in taken and not self.buffers[i].on_cpu]
@@ -113,6 +115,9 @@ class CudaHostWriter(HostWriter):
             self.add(f"{self.pointer(constant.buffer)} = literal_base + {self.offsets[constant.buffer]};")
 
     def workspace(self) -> None:
+        if self.program.parts:
+            self._numbers_alone()
+            return
         numbers = sum(1 for b in self.program.buffers if b.on_cpu) * NUMBER
         if self.slots or numbers:
             self.held += 1
@@ -121,6 +126,29 @@ class CudaHostWriter(HostWriter):
             self.add("if (!base) return 1;")
             self.add(f"char* const host_numbers = base + {total}; (void)host_numbers;")
             self.point_at_slots()
+
+    def _numbers_alone(self) -> None:
+        """Room for numbers of the host's, where the workspace is allocated part by part, each before the first step that uses it."""
+        numbers = sum(1 for b in self.program.buffers if b.on_cpu) * NUMBER
+        if numbers:
+            self.held += 1
+            self.add(f'char* const host_numbers = hold(run, {numbers}, "numbers of the host"); if (!host_numbers) return 1;')
+        for number in range(len(self.program.parts)):
+            self.held += 1
+            self.add(f"int part{number} = -1;")
+
+    def begin_step(self, number: int) -> None:
+        for part, (which, (first, _)) in enumerate(self.parts):
+            if first == number:
+                self.python.append(f"    part{part} = empty({which.nbytes}, uint8)")
+                self.add(f'{{ char* const base = hold(run, {which.nbytes}, "workspace"); if (!base) return 1; part{part} = run.held - 1;')
+                self.point_at("base", slots_in(self.program, which), which.offset)
+                self.add("}")
+
+    def end_step(self, number: int) -> None:
+        for part, (_, (_, last)) in enumerate(self.parts):
+            if last == number:
+                self.add(f"give_back(run, part{part});")
 
     def settle(self, name: str, target: str, label: str) -> None:
         super().settle(name, target, label)

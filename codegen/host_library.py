@@ -37,7 +37,7 @@ class Writer(Protocol):
 
 def writes_in_place(call: LibraryCall) -> bool:
     """Whether the call writes memory that the host program supplies (`out=`); others return a tensor of their own."""
-    return call.how in ("generated", "parts", "winograd") or call.how == "aten" and isinstance(call.step, Gemm)
+    return call.how in ("generated", "parts", "winograd", "own") or call.how == "aten" and isinstance(call.step, Gemm)
 
 
 def emit_library(writer: Writer, call: LibraryCall, label: str) -> None:
@@ -47,6 +47,8 @@ def emit_library(writer: Writer, call: LibraryCall, label: str) -> None:
             _onednn_gemm(writer, step, call.packed, label)
         case Gemm() as step if call.how == "parts":
             _gemm_in_parts(writer, step, call.packed, label)
+        case Gemm() as step if call.how == "own":
+            _few_rows(writer, step)
         case Gemm() as step:
             aten_gemm(writer, step, label, "cpu")
         case Conv() as step if call.how == "winograd":
@@ -217,6 +219,16 @@ def _winograd(writer: Writer, step: Conv, packed: int | None, label: str) -> Non
         f"    {step.out} = {step.activation}(winograd({show(step.x)}, {show(step.weight)}, {show(step.bias)}, padding={step.padding})"
         + (f" + {show(step.residual)})" if step.residual is not None else ")")
     )
+
+
+def _few_rows(writer: Writer, step: Gemm) -> None:
+    out = writer.buffers[step.out]
+    a, b, bias = (_place(writer, v) for v in (step.a, step.b, step.bias))
+    steps = [writer.size(n) for n in (step.a.stride[0], step.b.stride[1], out.stride[0])]
+    sizes = ", ".join(writer.size(n) for n in (step.a.size[0], step.b.size[1], step.b.size[0]))
+    operands = f"{a}, {steps[0]}, {b}, {steps[1]}, {bias}, (float*){writer.pointer(step.out)}, {steps[2]}"
+    writer.add(f"few::product({operands}, {sizes}, threads);")
+    writer.python.append(f"    {step.out} = mm({show(step.a)}, {show(step.b)})" + (f" + {show(step.bias)}" if step.bias else ""))
 
 
 def _own_attention(writer: Writer, step: Attention) -> None:

@@ -17,7 +17,7 @@ from precast.codegen.host_shims import SymbolTable, dtype_code, torch_name
 from precast.codegen.host_sizes import emit_bindings
 from precast.codegen.host_steps import step_reads, step_writes
 from precast.codegen.host_templates import MESSAGES, NEEDS_STATE, STATE
-from precast.lowering.ir import Buffer, Extern, Kernel, Program, Size, View
+from precast.lowering.ir import Buffer, Extern, Kernel, Program, Size, Slot, View
 from precast.lowering.reals import is_real
 
 
@@ -247,6 +247,7 @@ class HostWriter(ABC):
         for number, step in enumerate(self.steps):
             label = self._label(f"{word} {number}", step)
             self.add(f"// {label}")
+            self.begin_step(number)
             self._prepare_outputs(step, label)
             match step:
                 case Kernel():
@@ -258,6 +259,15 @@ class HostWriter(ABC):
             for name in dict.fromkeys((*step_reads(step), *step_writes(step))):
                 if self.last_use[name] == number and name not in self.output_buffers and name not in self.given:
                     self.release(name)
+            self.end_step(number)
+
+    def begin_step(self, number: int) -> None:
+        """Called before what a step does is written."""
+        return None
+
+    def end_step(self, number: int) -> None:
+        """Called after it."""
+        return None
 
     def _label(self, position: str, step: RunStep) -> str:
         what = (
@@ -303,9 +313,13 @@ class HostWriter(ABC):
     def point_at_slots(self) -> None:
         """Temporaries at their places in the workspace, whose memory begins at `base`."""
         self.python.append(f"    workspace = empty({self.program.workspace_bytes}, uint8)")
-        for slot in self.program.workspace:
+        self.point_at("base", self.program.workspace)
+
+    def point_at(self, base: str, slots: Sequence[Slot], begin: int = 0) -> None:
+        """Points at the temporaries in memory that `base` names, in which byte `begin` of the workspace is the first."""
+        for slot in slots:
             if slot.buffer not in self.output_buffers:
-                self.add(f"{self.pointer(slot.buffer)} = base + {self.size(slot.offset)};")
+                self.add(f"{self.pointer(slot.buffer)} = {base} + {self.size(slot.offset - begin)};")
 
     def persistent(self) -> None:
         """Buffers that `precast_prepare` filled, in the prepared state's block."""

@@ -9,7 +9,7 @@ data-dependent size are not in the plan: the host program allocates them when th
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -65,6 +65,27 @@ def _unit(nbytes: sympy.Expr) -> tuple[int, sympy.Expr]:
 def plan_memory(program: Program, *, reuse: bool = True, elsewhere: Collection[str] = (), alignment: int = ALIGNMENT) -> Program:
     """The program with a workspace slot for each temporary. Inputs, outputs, persistent and opaque buffers and
     operands of custom operators have none, nor have the buffers named in `elsewhere`, which libraries allocate."""
+    blocks = blocks_of(program, reuse=reuse, elsewhere=elsewhere, alignment=alignment)
+    distinct = distinct_blocks(blocks)
+    constant = [b for b in distinct if isinstance(b.nbytes, int)]
+    offsets, top = place(constant)
+    total: Size = top
+    groups: dict[sympy.Expr, list[Block]] = {}
+    for block in distinct:
+        if not isinstance(block.nbytes, int):
+            groups.setdefault(_unit(block.nbytes)[1], []).append(block)
+    for unit, group in groups.items():
+        scaled = {id(b): replace(b, nbytes=_unit(cast(sympy.Expr, b.nbytes))[0]) for b in group}
+        places, top = place(list(scaled.values()))
+        for block in group:
+            offsets[id(block)] = expand(total + places[id(scaled[id(block)])] * unit)
+        total = total + top * unit
+    slots = [Slot(name, offsets[id(block)], block.nbytes) for name, block in blocks.items()]
+    return replace(program, workspace=tuple(slots), workspace_bytes=total)
+
+
+def blocks_of(program: Program, *, reuse: bool = True, elsewhere: Collection[str] = (), alignment: int = ALIGNMENT) -> dict[str, Block]:
+    """The block of each temporary that `plan_memory` places."""
     live = lifetimes(program)
     by_name = {b.name: b for b in program.buffers}
     outside = {i for i in program.inputs if isinstance(i, str)} | set(program.persistent) | {c.buffer for c in program.constants}
@@ -86,22 +107,12 @@ def plan_memory(program: Program, *, reuse: bool = True, elsewhere: Collection[s
             else:
                 block = Block([name], nbytes, *live[name])
             blocks[name] = block
-    distinct = list({id(b): b for b in blocks.values()}.values())
-    constant = [b for b in distinct if isinstance(b.nbytes, int)]
-    offsets, top = _place(constant)
-    total: Size = top
-    groups: dict[sympy.Expr, list[Block]] = {}
-    for block in distinct:
-        if not isinstance(block.nbytes, int):
-            groups.setdefault(_unit(block.nbytes)[1], []).append(block)
-    for unit, group in groups.items():
-        scaled = {id(b): replace(b, nbytes=_unit(cast(sympy.Expr, b.nbytes))[0]) for b in group}
-        places, top = _place(list(scaled.values()))
-        for block in group:
-            offsets[id(block)] = expand(total + places[id(scaled[id(block)])] * unit)
-        total = total + top * unit
-    slots = [Slot(name, offsets[id(block)], block.nbytes) for name, block in blocks.items()]
-    return replace(program, workspace=tuple(slots), workspace_bytes=total)
+    return blocks
+
+
+def distinct_blocks(blocks: Mapping[str, Block]) -> list[Block]:
+    """Each block once."""
+    return list({id(b): b for b in blocks.values()}.values())
 
 
 def _reusable(
@@ -122,7 +133,7 @@ def _reusable(
     return None
 
 
-def _place(blocks: list[Block]) -> tuple[dict[int, Size], int]:
+def place(blocks: list[Block]) -> tuple[dict[int, Size], int]:
     """Byte offsets of blocks with known sizes, and the bytes needed in all."""
     offsets: dict[int, Size] = {}
     placed: list[tuple[int, int, Block]] = []  # (offset, end, block), by offset
