@@ -234,7 +234,7 @@ class Body:
         return hits[0] if len(hits) == 1 else -1
 
     def _gather(self, gather: Gather, mask: Value | None, dimension: int, user: Level) -> str:
-        """Variable that holds a gathered index: wrapped, checked and clamped."""
+        """Variable that holds a gathered index: wrapped where it wraps, checked and clamped."""
         deps = self.facts.deps(gather.value) | (self.facts.deps(mask) if mask is not None else frozenset())
         level = self.home(deps)
         key = (id(gather), id(mask))
@@ -244,7 +244,7 @@ class Body:
         raw = self.value(gather.value)
         size = self.index(sympy.sympify(gather.size))
         name = self.fresh("g")
-        wrapped = f"({raw} < 0 ? {raw} + {size} : {raw})" if gather.value.dtype is not DType.U8 else raw
+        wrapped = f"({raw} < 0 ? {raw} + {size} : {raw})" if gather.wraps and gather.value.dtype is not DType.U8 else raw
         if not gather.checked:
             level.add(f"const {self.index_type} {name} = ({self.index_type}){wrapped};")
         else:

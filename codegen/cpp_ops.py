@@ -52,6 +52,10 @@ ROWS: dict[Op, Row] = {
     Op.ERF: _math("erf", 40),
     Op.ERFC: _math("erfc"),
     Op.LGAMMA: Row("lgamma{f}_({a})", cost=400),
+    Op.J0: _math("j0", 200),
+    Op.J1: _math("j1", 200),
+    Op.Y0: _math("y0", 200),
+    Op.Y1: _math("y1", 200),
     Op.FLOOR: Row("__builtin_floor{f}({a})", "{a}", "{a}"),
     Op.CEIL: Row("__builtin_ceil{f}({a})", "{a}", "{a}"),
     Op.TRUNC: Row("__builtin_trunc{f}({a})", "{a}", "{a}"),
@@ -76,6 +80,7 @@ ROWS: dict[Op, Row] = {
     Op.HYPOT: Row("hypot{f}({a}, {b})", cost=60),
     Op.COPYSIGN: Row("__builtin_copysign{f}({a}, {b})"),
     Op.NEXTAFTER: Row("nextafter{f}({a}, {b})", cost=40),
+    Op.GCD: Row(None, "igcd_<{T}, {U}>({a}, {b})", cost=200),
     Op.LT: Row("{a} < {b}", "{a} < {b}", "!{a} & {b}"),
     Op.LE: Row("{a} <= {b}", "{a} <= {b}", "!{a} | {b}"),
     Op.EQ: Row("{a} == {b}", "{a} == {b}", "{a} == {b}"),
@@ -94,6 +99,7 @@ WRITTEN_OUT = {Op.EXP: "exp_f32", Op.ERF: "erf_f32"}
 
 VECTOR_UNARY = "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc".split()
 VECTOR_BINARY = "pow atan2 hypot".split()
+SCALAR_UNARY = "j0 j1 y0 y1".split()
 SCALAR_BINARY = "fmod nextafter".split()
 
 
@@ -107,6 +113,7 @@ def prototypes() -> str:
     for suffix, kind in (("f", "float"), ("", "double")):
         lines += [f"SIMD {kind} {name}{suffix}({kind});" for name in VECTOR_UNARY]
         lines += [f"SIMD {kind} {name}{suffix}({kind}, {kind});" for name in VECTOR_BINARY]
+        lines += [f"PURE {kind} {name}{suffix}({kind});" for name in SCALAR_UNARY]
         lines += [f"PURE {kind} {name}{suffix}({kind}, {kind});" for name in SCALAR_BINARY]
         lines += [f"{kind} lgamma{suffix}_r({kind}, int*) __attribute__((nothrow));"]
     return "\n".join([*lines, "}", HELPERS])
@@ -141,6 +148,11 @@ template <class T> INLINE T ipow_(T a, T b) {
   uint64_t r = 1, x = (uint64_t)a; uint64_t e = (uint64_t)b;
   while (e) { if (e & 1) r *= x; x *= x; e >>= 1; }
   return (T)r;
+}
+template <class T, class U> INLINE T igcd_(T a, T b) {
+  U x = a < 0 ? -(U)a : (U)a, y = b < 0 ? -(U)b : (U)b;
+  while (y != 0) { const U r = x % y; x = y; y = r; }
+  return (T)x;
 }
 template <class T, class U> INLINE T ishl_(T a, T b) { return (b < 0 || b >= (T)(8 * sizeof(T))) ? 0 : (T)((U)a << b); }
 template <class T> INLINE T ishr_(T a, T b) { return (b < 0 || b >= (T)(8 * sizeof(T))) ? (a < 0 ? (T)-1 : 0) : (T)(a >> b); }

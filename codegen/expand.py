@@ -10,6 +10,7 @@ import sympy
 
 from precast.codegen.choices import POST_OPS, Chooser, as_seen, conv_candidates, conv_key, gemm_candidates, gemm_key, plain_conv_candidates
 from precast.codegen.cpp_attention import attention_fits
+from precast.codegen.few_rows import few_rows
 from precast.codegen.winograd import Shape, winograd_candidates, winograd_shape
 from precast.lowering import index as ix
 from precast.lowering.ir import Attention, Buffer, Conv, Extern, Gemm, Kernel, Program, Size, Step, View
@@ -17,11 +18,11 @@ from precast.lowering.library_loops import epilogue_kernel, gemm_kernel
 from precast.lowering.sizes import hint
 
 How = Literal[
-    "onednn", "aten", "flash", "generated", "linear", "parts", "winograd", "activation", "product", "split", "cudnn", "efficient"
+    "onednn", "aten", "flash", "generated", "linear", "parts", "winograd", "own", "activation", "product", "split", "cudnn", "efficient"
 ]  # fmt: skip
 """`linear`: a 1x1 convolution over channels-last data as one oneDNN product, which reads the ordinary weight without reordering it.
 `parts`: a product with a very large result, column block by column block into memory of ours (see `PART`).
-`winograd`: a 3x3 convolution by our own code (`codegen/winograd.py`).
+`winograd`: a 3x3 convolution by our own code (`codegen/winograd.py`). `own`: a product of few rows by our own code (`codegen/few_rows.py`).
 On CUDA (`codegen/cuda_candidates.py`) `activation`: a product with cuBLASLt's epilogue; `product`: a 1x1 convolution as a product;
 `split`: a product in two calls; `flash`, `cudnn`, `efficient`: torch's attention kernels."""
 
@@ -74,6 +75,7 @@ def gemm_parts(step: Gemm) -> list[tuple[int, Gemm]]:
 
 
 RunStep = Kernel | Extern | LibraryCall
+_NO_BARE: Mapping[str, How] = {}
 
 
 def expand(
@@ -83,12 +85,13 @@ def expand(
     prefix: str = "library",
     weights: Collection[str] = (),
     lanes: int = 1,
-    bare: Collection[str] = (),
+    bare: Mapping[str, How] = _NO_BARE,
 ) -> list[RunStep]:
     """Replaces every library step by its chosen implementation and, where that lacks the epilogue, a kernel.
 
     `weights` are the buffers of which packed copies will be made: calls that read them are measured with such copies.
-    `lanes` is the number of f32 in the target's vectors. `bare` are results of products that `mkl_products.py` left to MKL.
+    `lanes` is the number of f32 in the target's vectors. `bare` are results of products that `mkl_products.py` left bare, and
+    who computes them.
     """
     buffers = {b.name: b for b in program.buffers}
     result: list[RunStep] = []
@@ -96,7 +99,7 @@ def expand(
         name = f"{prefix}_{number}"
         match step:
             case Gemm() if step.out in bare:
-                result.append(LibraryCall(step, "aten"))
+                result.append(LibraryCall(step, bare[step.out]))
             case Gemm():
                 result += _gemm(step, name, buffers, chooser, step.b.buffer in weights)
             case Conv():
@@ -141,7 +144,10 @@ def _bare(step: Gemm) -> Gemm:
 
 
 def product_library(step: Gemm, buffers: Mapping[str, Buffer], chooser: Chooser, packed: bool) -> How:
-    """What computes a product: a `generated` loop, `onednn`, or `aten`, which is MKL on a CPU. `packed`: with a prepared weight."""
+    """What computes a product: a `generated` loop, `own` code for few rows, `onednn`, or `aten`, which is MKL on a CPU.
+
+    `packed`: with a prepared weight.
+    """
     dtype = buffers[step.out].dtype.value
     sizes = (*step.a.size, *step.b.size)
     if known(*sizes):
@@ -156,20 +162,21 @@ def product_library(step: Gemm, buffers: Mapping[str, Buffer], chooser: Chooser,
         return "aten"
     if known(*step.b.size) and chooser.worth_it(int(step.b.size[0]) * int(step.b.size[1])):
         seen = as_seen(step)
-        key = f"{gemm_key(seen, buffers)} with what follows{' packed' if packed else ''}"
+        key = f"{gemm_key(seen, buffers)} with what follows{' packed' if packed else ''}{' few rows' if few_rows(seen, buffers) else ''}"
         winner = chooser.pick(key, gemm_candidates(seen, buffers, packed), chooser.product_default())
-        return "aten" if winner == "mkl" else "onednn"
+        return "aten" if winner == "mkl" else "own" if winner == "own" else "onednn"
     return "onednn"
 
 
 def _gemm(step: Gemm, name: str, buffers: Mapping[str, Buffer], chooser: Chooser, packed: bool) -> list[RunStep]:
-    match product_library(step, buffers, chooser, packed):
+    how = product_library(step, buffers, chooser, packed)
+    match how:
         case "generated":
             return [gemm_kernel(name, step, buffers)]
         case "onednn":
             return _onednn_gemm(step, name, buffers)
     rest = epilogue_kernel(name, step, buffers)
-    return [LibraryCall(_bare(step), "aten"), *([rest] if rest is not None else [])]
+    return [LibraryCall(_bare(step), how), *([rest] if rest is not None else [])]
 
 
 def _onednn_gemm(step: Gemm, name: str, buffers: Mapping[str, Buffer]) -> list[RunStep]:

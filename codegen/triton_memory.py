@@ -11,7 +11,7 @@ from precast.codegen.triton_lanes import Lanes
 from precast.codegen.triton_lines import NARROW, Lines
 from precast.codegen.triton_ops import BITS, TYPES, Unsupported
 from precast.codegen.triton_values import kind
-from precast.lowering.ir import DType, Gather, Load, Store, Value
+from precast.lowering.ir import Const, DType, Gather, Load, Store, Value
 
 OUT_OF_RANGE = "index out of bounds"
 NATIVE = {
@@ -34,7 +34,7 @@ class Memory(Lines):
         """Names of the gathered positions, which are checked where the gather asks for it."""
         names: dict[sympy.Symbol, str] = {}
         for gather in gathers:
-            key = (gather.value, gather.size, mask)
+            key = (gather.value, gather.size, gather.checked, gather.wraps, mask)
             names[gather.symbol] = self.found(key) or self._gather(key, gather, mask)
         return names
 
@@ -44,7 +44,10 @@ class Memory(Lines):
         raw = self.emit(gather.value)
         if kind(gather.value) in (*NARROW, DType.BOOL):
             raw = f"{raw}.to(tl.int32)"
-        whole = self.line((key, "whole"), f"tl.where({raw} < 0, {raw} + {size}, {raw})", lanes)
+        wraps = gather.wraps or isinstance(gather.value, Const)  # a literal has to become a tensor
+        whole = (
+            self.line((key, "whole"), f"tl.where({raw} < 0, {f'{raw} + {size}' if gather.wraps else raw}, {raw})", lanes) if wraps else raw
+        )
         if gather.checked:
             self.checks = True
             wide = self.lanes_of(gather.value, mask) if mask is not None else lanes

@@ -69,7 +69,7 @@ def _compare(sign: str) -> Row:
 
 
 ROWS: dict[Op, Row] = {
-    Op.NEG: Row("-{a}", "-{a}"),
+    Op.NEG: Row("({a} * -1.0)", "-{a}"),  # Triton 3.6 subtracts from zero, which loses the sign of a zero
     Op.ABS: Row("tl.abs({a})", "tl.abs({a})", "{a}"),
     Op.EXP: Row("libdevice.exp({a})", rough="tl.exp({a})", beside="power_of_two({a} * 1.4426950408889634)"),
     Op.EXP2: Row("libdevice.exp2({a})", rough="tl.exp2({a})"),
@@ -95,6 +95,10 @@ ROWS: dict[Op, Row] = {
     Op.ERF: Row("libdevice.erf({a})", rough="erf_by_exp({a})", beside="erf_beside({a})"),
     Op.ERFC: _device("erfc"),
     Op.LGAMMA: _device("lgamma"),
+    Op.J0: _device("j0"),
+    Op.J1: _device("j1"),
+    Op.Y0: _device("y0"),
+    Op.Y1: _device("y1"),
     Op.FLOOR: Row("tl.floor({a})", "{a}", "{a}"),
     Op.CEIL: Row("tl.ceil({a})", "{a}", "{a}"),
     Op.TRUNC: Row("libdevice.trunc({a})", "{a}", "{a}"),
@@ -118,6 +122,7 @@ ROWS: dict[Op, Row] = {
     Op.HYPOT: _device2("hypot"),
     Op.COPYSIGN: _device2("copysign"),
     Op.NEXTAFTER: _device2("nextafter"),
+    Op.GCD: Row(None, "gcd_int({a}, {b})"),
     Op.LT: _compare("<"),
     Op.LE: _compare("<="),
     Op.EQ: _compare("=="),
@@ -210,6 +215,15 @@ def pow_int(a, b):
         a = a * a
         left = left >> 1
     return result
+""",
+    "gcd_int": """
+def gcd_int(a, b):
+    a, b = a + b * 0, b + a * 0
+    while tl.max((b != 0).to(tl.int32).reshape([b.numel]), 0) > 0:
+        rest = rem_int(a, b)
+        a = tl.where(b != 0, b, a)
+        b = tl.where(b != 0, rest, b)
+    return tl.where(a < 0, -a, a)
 """,
     "minimum": """
 def minimum(a, b):

@@ -103,7 +103,7 @@ def rebuild(node: Value, new: Mapping[int, Value]) -> Value:
         case Load(gathers=gathers, mask=mask):
             if not gathers and mask is None:
                 return node
-            bound = tuple(Gather(g.symbol, get(g.value), g.size, g.checked) for g in gathers)
+            bound = tuple(Gather(g.symbol, get(g.value), g.size, g.checked, g.wraps) for g in gathers)
             return Load(node.buffer, node.index, node.dtype, bound, None if mask is None else get(mask))
         case Const() | Index():
             return node
@@ -113,7 +113,7 @@ def rebuild_store(store: Store, new: Mapping[int, Value]) -> Store:
     def get(v: Value) -> Value:
         return new.get(id(v), v)
 
-    gathers = tuple(Gather(g.symbol, get(g.value), g.size, g.checked) for g in store.gathers)
+    gathers = tuple(Gather(g.symbol, get(g.value), g.size, g.checked, g.wraps) for g in store.gathers)
     return replace(store, value=get(store.value), gathers=gathers, mask=None if store.mask is None else get(store.mask))
 
 
@@ -128,7 +128,7 @@ def substitute(value: Value, mapping: Mapping[sympy.Symbol, sympy.Expr], facts: 
             continue
         match node:
             case Load(index=index, gathers=gathers, mask=mask):
-                bound = tuple(Gather(g.symbol, new[id(g.value)], g.size, g.checked) for g in gathers)
+                bound = tuple(Gather(g.symbol, new[id(g.value)], g.size, g.checked, g.wraps) for g in gathers)
                 new[id(node)] = Load(
                     node.buffer, replace_symbols(index, mapping), node.dtype, bound, None if mask is None else new[id(mask)]
                 )

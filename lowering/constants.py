@@ -13,7 +13,7 @@ from math import prod
 import torch
 
 from precast.lowering.dedupe import duplicates
-from precast.lowering.effects import reads, step_symbols, writes
+from precast.lowering.effects import may_draw, reads, step_symbols, writes
 from precast.lowering.emit import without_unused_buffers
 from precast.lowering.interpret import run
 from precast.lowering.ir import Attention, Buffer, Const, Constant, DType, Extern, Kernel, Load, Output, Program, Step, Value, View
@@ -146,7 +146,7 @@ def without_dead_steps(program: Program, carried: set[str]) -> Program:
     kept: list[Step] = []
     for step in reversed(program.steps):
         written = set(writes(step))
-        effect = isinstance(step, Extern) and (bool(step.mutates) or not step.outs or bool(step.binds))
+        effect = isinstance(step, Extern) and (bool(step.mutates) or not step.outs or bool(step.binds) or may_draw(step.op))
         if not effect and (not written & needed or written <= carried):
             continue
         kept.append(step)

@@ -12,6 +12,7 @@ import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 import precast.lowering.ops  # noqa: F401  (fills the table)
+from precast.lowering.operand_types import strict
 from precast.lowering.registry import LOWERINGS
 
 EXTRA = (
@@ -49,7 +50,7 @@ def _decompositions() -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
     table = dict(core_aten_decompositions())
     packets = [getattr(torch.ops.aten, n) for n in EXTRA if hasattr(torch.ops.aten, n)]
     table |= get_decompositions(packets)
-    return {op: rule for op, rule in table.items() if op not in LOWERINGS and op not in WHOLE}
+    return {op: strict(op, rule) for op, rule in table.items() if op not in LOWERINGS and op not in WHOLE}
 
 
 DECOMPOSITIONS: dict[torch._ops.OperatorBase, Callable[..., Any]] = _decompositions()

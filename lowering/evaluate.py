@@ -179,7 +179,8 @@ class _Scope:
     def gathered(self, gather: Gather, mask: Tensor | None) -> Tensor:
         value = self.values[gather.value].to(torch.int64)
         size = int_of(gather.size, self.env)
-        value = torch.where(value < 0, value + size, value)
+        if gather.wraps:
+            value = torch.where(value < 0, value + size, value)
         bad = (value < 0) | (value >= size)
         if mask is not None:
             bad, value = bad & mask, torch.where(mask & ~bad, value, 0)
@@ -339,6 +340,10 @@ ALU: dict[Op, Callable[..., Tensor]] = {
     Op.ERF: torch.erf,
     Op.ERFC: torch.erfc,
     Op.LGAMMA: torch.lgamma,
+    Op.J0: torch.special.bessel_j0,
+    Op.J1: torch.special.bessel_j1,
+    Op.Y0: torch.special.bessel_y0,
+    Op.Y1: torch.special.bessel_y1,
     Op.FLOOR: torch.floor,
     Op.CEIL: torch.ceil,
     Op.TRUNC: torch.trunc,
@@ -362,6 +367,7 @@ ALU: dict[Op, Callable[..., Tensor]] = {
     Op.HYPOT: torch.hypot,
     Op.COPYSIGN: torch.copysign,
     Op.NEXTAFTER: torch.nextafter,
+    Op.GCD: torch.gcd,
     Op.LT: torch.lt,
     Op.LE: torch.le,
     Op.EQ: torch.eq,

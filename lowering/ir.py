@@ -109,6 +109,10 @@ class Op(Enum):
     ERF = "erf"
     ERFC = "erfc"
     LGAMMA = "lgamma"
+    J0 = "j0"  # Bessel functions
+    J1 = "j1"
+    Y0 = "y0"
+    Y1 = "y1"
     FLOOR = "floor"
     CEIL = "ceil"
     TRUNC = "trunc"
@@ -134,6 +138,7 @@ class Op(Enum):
     HYPOT = "hypot"
     COPYSIGN = "copysign"
     NEXTAFTER = "nextafter"
+    GCD = "gcd"  # of integers, never negative unless it wraps
     LT = "lt"
     LE = "le"
     EQ = "eq"
@@ -228,14 +233,16 @@ class Index(metaclass=Interned):
 class Gather(metaclass=Interned):
     """Binds `symbol` in an index expression to run-time data.
 
-    `value` (integer) selects along a dimension of `size`; negative values wrap once; anything outside `[-size, size)` must stop
-    the call with an index error (checked by the renderer unless `checked` is False, which means that it was proven in range).
+    `value` (integer) selects along a dimension of `size`. Where it `wraps`, negative values count from the end, as those of `x[i]` do.
+    Anything outside `[-size, size)`, or `[0, size)` where it does not wrap, must stop the call with an index error (checked by the
+    renderer unless `checked` is False, which means that it was proven in range).
     """
 
     symbol: sympy.Symbol
     value: Value
     size: Size
     checked: bool = True
+    wraps: bool = True
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
@@ -459,6 +466,14 @@ class Slot:
 
 
 @dataclass(frozen=True, eq=False)
+class Part:
+    """Bytes of the workspace, from `offset` on, that need to be there only from the first to the last step that uses a buffer in them."""
+
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, eq=False)
 class Constant:
     """A buffer whose contents are part of the program (a tensor literal of the user's code): `data` in the buffer's dtype, contiguous."""
 
@@ -486,6 +501,7 @@ class Program:
     steps: tuple[Step, ...]
     workspace: tuple[Slot, ...] = ()
     workspace_bytes: Size = 0
+    parts: tuple[Part, ...] = ()  # of the workspace, each allocated apart; none: it is one piece, there for the whole call
     prepare: tuple[Step, ...] = ()  # `freeze`: run once per binding of the weights, writes `persistent` buffers
     persistent: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # why-not-fused and other remarks for people

@@ -25,6 +25,7 @@ from precast.lowering.control_flow import control_flow, is_body, is_control_flow
 from precast.lowering.effects import symbols_in
 from precast.lowering.extern import extern, functional_form, is_launch, is_view, written_nodes
 from precast.lowering.ir import ITEM, Bind, Constant, Extern, Load, Output, Program, Size, View, walk
+from precast.lowering.operand_types import fits
 from precast.lowering.reals import is_real
 from precast.lowering.registry import LOWERINGS, VIEWS
 from precast.lowering.sizes import MAX_BOUND, Unsupported, is_unbacked, is_unguarded, number_of, size_symbol, sizes
@@ -264,6 +265,8 @@ class _Walk:
             return None
         odd = node.target not in VIEWS and self._is_odd(node, value)
         if odd or self._crosses(node, value):
+            return None
+        if not fits(target, node.args, node.kwargs):
             return None
         args = [self._argument(a) for a in node.args]
         kwargs = {k: self._argument(a) for k, a in node.kwargs.items() if k not in ("layout", "pin_memory", "device")}

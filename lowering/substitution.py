@@ -117,7 +117,7 @@ class Rewriter:
         self.envs: dict[tuple[Mapping_, Value | None, tuple[Gather, ...]], Env] = {}
         self.heights: dict[Value, int] = {}
         self.bound: dict[tuple[int, int, Size], Axis] = {}
-        self.gather_symbols: dict[tuple[Value, Size], sympy.Symbol] = {}
+        self.gather_symbols: dict[tuple[Value, Size, bool], sympy.Symbol] = {}
 
     def env(self, items: Mapping_, gathers: Mapping[sympy.Symbol, Gather] | None = None, mask: Value | None = None) -> Env:
         key = (items, mask, tuple((gathers or {}).values()))
@@ -202,9 +202,9 @@ class Rewriter:
         found = {}
         for g in gathers:
             value = self.memo[(g.value, env)]
-            name = self.gather_symbols.setdefault((value, g.size), axis_symbol(f"g{len(self.gather_symbols)}"))
+            name = self.gather_symbols.setdefault((value, g.size, g.wraps), axis_symbol(f"g{len(self.gather_symbols)}"))
             self._know(name, g.size)
-            found[g.symbol] = Gather(name, value, g.size, g.checked)
+            found[g.symbol] = Gather(name, value, g.size, g.checked, g.wraps)
         return found
 
     def place(

@@ -143,7 +143,7 @@ def substitute(value: Value, mapping: tuple[tuple[sympy.Symbol, sympy.Expr], ...
         match node:
             case Load(buffer=buffer, index=place, dtype=dtype, gathers=gathers, mask=mask):
                 known = extents if not gathers else (*extents, *((g.symbol, g.size) for g in gathers))
-                bound = tuple(Gather(g.symbol, get(g.value), g.size, g.checked) for g in gathers)
+                bound = tuple(Gather(g.symbol, get(g.value), g.size, g.checked, g.wraps) for g in gathers)
                 return Load(buffer, ix.substitute(place, mapping, known), dtype, bound, None if mask is None else get(mask))
             case Index(expr=expr, dtype=dtype):
                 return Index(ix.substitute(expr, mapping, extents), dtype)
@@ -158,7 +158,7 @@ def masked(value: Value, mask: Value) -> Value:
 
     def change(node: Value, get: Any) -> Value:
         if isinstance(node, Load):
-            bound = tuple(Gather(g.symbol, get(g.value), g.size, g.checked) for g in node.gathers)
+            bound = tuple(Gather(g.symbol, get(g.value), g.size, g.checked, g.wraps) for g in node.gathers)
             old = None if node.mask is None else get(node.mask)
             return Load(node.buffer, node.index, node.dtype, bound, both(old, mask))
         return _with_operands(node, get)

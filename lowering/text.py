@@ -156,7 +156,10 @@ class _Values:
         return lines
 
     def gathers(self, gathers: tuple[Gather, ...]) -> str:
-        return "".join(f"; {g.symbol} <- {self.use(g.value)} of {g.size}{'' if g.checked else ' unchecked'}" for g in gathers)
+        return "".join(
+            f"; {g.symbol} <- {self.use(g.value)} of {g.size}{'' if g.wraps else ' from 0'}{'' if g.checked else ' unchecked'}"
+            for g in gathers
+        )
 
     def use(self, value: Value) -> str:
         return self.names.get(value) or self.define(value)

@@ -40,7 +40,7 @@ def rebuilt(value: Value, found: Mapping[Value, Value]) -> Value:
 
 
 def _gathers(gathers: tuple[Gather, ...], found: Mapping[Value, Value]) -> tuple[Gather, ...]:
-    return tuple(Gather(g.symbol, found[g.value], g.size, g.checked) for g in gathers)
+    return tuple(Gather(g.symbol, found[g.value], g.size, g.checked, g.wraps) for g in gathers)
 
 
 def replace_values(kernel: Kernel, instead: Mapping[Value, Value]) -> Kernel:

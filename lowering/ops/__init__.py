@@ -1,5 +1,31 @@
 """ATen lowerings: importing this package fills `registry.LOWERINGS`."""
 
-from precast.lowering.ops import creation, indexing, joining, linear, norms, pointwise, pooling, reductions, resampling, scans, views
+from precast.lowering.ops import (
+    creation,
+    indexing,
+    joining,
+    linear,
+    norms,
+    pointwise,
+    pooling,
+    reductions,
+    resampling,
+    scans,
+    special,
+    views,
+)
 
-__all__ = ["creation", "indexing", "joining", "linear", "norms", "pointwise", "pooling", "reductions", "resampling", "scans", "views"]
+__all__ = [
+    "creation",
+    "indexing",
+    "joining",
+    "linear",
+    "norms",
+    "pointwise",
+    "pooling",
+    "reductions",
+    "resampling",
+    "scans",
+    "special",
+    "views",
+]

@@ -26,14 +26,14 @@ class Places:
         self.gathers: list[Gather] = []
         self.negative = False
 
-    def at(self, value: Value, extent: Size, checked: bool = True) -> sympy.Expr:
-        """An index expression for a value along a dimension of `extent`."""
+    def at(self, value: Value, extent: Size, checked: bool = True, wraps: bool = False) -> sympy.Expr:
+        """An index expression for a value along a dimension of `extent`; where it `wraps`, negative values count from the end."""
         if extent == 1 and not checked:
             return sympy.S.Zero
         if isinstance(value, Index) and ix.in_range(value.expr, extent, ix.extents_of(self.size)):
             return value.expr
         symbol = self.b.gather_symbol()
-        self.gathers.append(Gather(symbol, tx.cast(value, DType.I64), extent, checked))
+        self.gathers.append(Gather(symbol, tx.cast(value, DType.I64), extent, checked, wraps))
         return symbol
 
     def load(self, source: Tensor, index: Sequence[sympy.Expr]) -> Value:
@@ -115,7 +115,7 @@ class Advanced:
         rest = iter(names[: self.first] + names[self.first + self.rank :])
         extents = ix.extents_of(size)
         at = {d: t.at(own[self.rank - t.rank :], extents) for d, t in given}
-        self.index = [self.places.at(at[d], x.size[d], checked) if d in at else next(rest) for d in range(x.rank)]
+        self.index = [self.places.at(at[d], x.size[d], checked, wraps=True) if d in at else next(rest) for d in range(x.rank)]
 
 
 def _indices(x: Tensor, indices: Sequence[Tensor | None]) -> Sequence[Tensor | None] | None:
@@ -282,10 +282,10 @@ def index_fill(b: Builder, x: Tensor, dim: int, found: Tensor, value: v.Operand)
         return None
     dim %= x.rank
     size = (*x.size[:dim], found.numel, *x.size[dim + 1 :])
-    return _index_store(b, x, dim, found, b.lazy(size, x.dtype, v.value_of(value, x.dtype)), "set")
+    return _index_store(b, x, dim, found, b.lazy(size, x.dtype, v.value_of(value, x.dtype)), "set", wraps=True)
 
 
-def _index_store(b: Builder, x: Tensor, dim: int, found: Tensor, source: Tensor, mode: StoreMode) -> Result:
+def _index_store(b: Builder, x: Tensor, dim: int, found: Tensor, source: Tensor, mode: StoreMode, wraps: bool = False) -> Result:
     """`x` with whole slices written at the positions that a vector gives."""
     if empty_sizes(source.size):
         return fresh_copy(b, x)
@@ -295,7 +295,7 @@ def _index_store(b: Builder, x: Tensor, dim: int, found: Tensor, source: Tensor,
     names = _names(source.size)
     flat = tx.reshape(found, (found.numel,))
     body = flat.at([names[dim]], ix.extents_of(source.size))
-    names[dim] = places.at(body, x.size[dim])
+    names[dim] = places.at(body, x.size[dim], wraps=wraps)
     places.store(out, names, v.value_of(source, x.dtype), mode)
     return _rounded(b, out, x.dtype)
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 
 from precast.lowering import index as ix
 from precast.lowering import tensor as tx
 from precast.lowering.builder import Builder
-from precast.lowering.ir import Axis, Const, DType, Index, Op, Reduce, ReduceOp, Value
+from precast.lowering.ir import Axis, Const, DType, Index, Op, Reduce, ReduceOp, Size, Value
 from precast.lowering.ops import values as v
 from precast.lowering.ops.creation import empty_sizes
 from precast.lowering.registry import Result, lowering
@@ -26,6 +27,8 @@ class Window:
     place: sympy.Expr
     mask: Value | None
     count: Value | int  # positions that count, I64
+    first: sympy.Expr  # the position that it reads first, which may lie before the tensor
+    step: int = 1
 
 
 def each(values: Sequence[int] | int, rank: int) -> tuple[int, ...]:
@@ -51,11 +54,11 @@ def _strided(
     mask = _inside(place, extent, pad > 0, last >= extent)
     start, reach = Index(first), Index(first + kernel)
     if mask is None or (include_pad and last < extent + pad):
-        return Window(axis, place, mask, kernel)
+        return Window(axis, place, mask, kernel, first, dilation)
     limit = extent + pad if include_pad else extent
     end = alu(Op.MIN, reach, tx.constant(limit, DType.I64)) if last >= limit else reach
     begin = start if include_pad or pad == 0 else alu(Op.MAX, start, tx.constant(0, DType.I64))
-    return Window(axis, place, mask, alu(Op.SUB, end, begin))
+    return Window(axis, place, mask, alu(Op.SUB, end, begin), first, dilation)
 
 
 def _adaptive(b: Builder, dim: int, extent: int, number: int) -> Window:
@@ -65,7 +68,8 @@ def _adaptive(b: Builder, dim: int, extent: int, number: int) -> Window:
     place = ix.symbols(len(b.size))[dim] if out != 1 else sympy.S.Zero
     if extent % out == 0:
         axis = Axis(ix.reduction_symbol(number), extent // out)
-        return Window(axis, place * (extent // out) + (axis.symbol if axis.extent != 1 else 0), None, extent // out)
+        first = place * (extent // out)
+        return Window(axis, first + (axis.symbol if axis.extent != 1 else 0), None, extent // out, first)
     extents = ix.extents_of(b.size)
     start = ix.floordiv(ix.expand(place * extent), out, extents)
     end = ix.floordiv(ix.expand((place + 1) * extent + out - 1), out, extents)
@@ -73,27 +77,107 @@ def _adaptive(b: Builder, dim: int, extent: int, number: int) -> Window:
     axis = Axis(ix.reduction_symbol(number), longest)
     place = start + (axis.symbol if longest != 1 else 0)
     inside = v.lt(Index(place), Index(end)) if longest != 1 else None
-    return Window(axis, place, inside, alu(Op.SUB, Index(end), Index(start)))
+    return Window(axis, place, inside, alu(Op.SUB, Index(end), Index(start)), start)
 
 
 def pool(b: Builder, x: Tensor, windows: Sequence[Window], op: ReduceOp, out: Tensor, divisor: Value | None = None) -> Tensor:
     """Reduces the windows over the trailing dimensions of `x` into `out`."""
+    neutral = tx.constant(0, x.dtype) if op is ReduceOp.SUM else lowest(x.dtype)
+    value = _read(x, windows, out.size, neutral)
+    axes = tuple(w.axis for w in windows if w.axis.extent != 1)
+    kind = x.dtype.compute
+    found: Value = Reduce(op, value, axes, kind) if axes else value
+    b.store(out, b.lazy(out.size, out.dtype, found if divisor is None else v.div(found, tx.cast(divisor, kind))))
+    return out
+
+
+def _read(x: Tensor, windows: Sequence[Window], size: tuple[Size, ...], neutral: Value) -> Value:
+    """What the windows see, and `neutral` where they see nothing."""
     rank = len(windows)
     names = ix.symbols(x.rank)
     lead = [n if s != 1 else sympy.S.Zero for n, s in zip(names[: x.rank - rank], x.size, strict=False)]
     mask: Value | None = None
     for w in windows:
         mask = tx.both(mask, w.mask)
-    extents = (*ix.extents_of(out.size), *((w.axis.symbol, w.axis.extent) for w in windows))
+    extents = (*ix.extents_of(size), *((w.axis.symbol, w.axis.extent) for w in windows))
     value = x.at([*lead, *(w.place for w in windows)], extents)
-    if mask is not None:
-        neutral = tx.constant(0, x.dtype) if op is ReduceOp.SUM else lowest(x.dtype)
-        value = v.where(mask, tx.masked(value, mask), neutral)
+    return value if mask is None else v.where(mask, tx.masked(value, mask), neutral)
+
+
+def _max_place(b: Builder, x: Tensor, windows: Sequence[Window], out: Tensor) -> Tensor:
+    """Where in the trailing dimensions each window has its maximum: the last NaN, else the first of equals, as eager has it."""
+    value = _read(x, windows, out.size, lowest(x.dtype))
+    value = tx.rounded(value, x.dtype)  # ties as in eager's memory
     axes = tuple(w.axis for w in windows if w.axis.extent != 1)
-    kind = x.dtype.compute
-    found: Value = Reduce(op, value, axes, kind) if axes else value
-    b.store(out, b.lazy(out.size, out.dtype, found if divisor is None else v.div(found, tx.cast(divisor, kind))))
+    at: Value = tx.constant(0, DType.I64)
+    if axes:
+        at = Reduce(ReduceOp.ARGMAX, value, axes, DType.I64)
+        if x.dtype.is_float:
+            number = sympy.S.Zero
+            for axis in axes:
+                number = number * axis.extent + axis.symbol
+            last = Reduce(ReduceOp.MAX, v.where(v.isnan(value), Index(number), tx.constant(-1, DType.I64)), axes, DType.I64)
+            at = v.where(v.ge(last, tx.constant(0, DType.I64)), last, at)
+    place: Value = tx.constant(0, DType.I64)
+    for w, extent in zip(windows, x.size[x.rank - len(windows) :], strict=True):
+        inner = math.prod(int(o.axis.extent) for o in windows[windows.index(w) + 1 :])
+        step = alu(Op.FLOORDIV, at, tx.constant(inner, DType.I64)) if inner != 1 else at
+        at = v.sub(at, v.mul(step, tx.constant(inner, DType.I64)))
+        here = v.add(Index(w.first), v.mul(step, tx.constant(w.step, DType.I64)))
+        if w.mask is not None:  # a window of least values has it at its start, which may lie before the tensor
+            here = v.where(v.lt(here, tx.constant(0, DType.I64)), alu(Op.MOD, here, tx.constant(w.step, DType.I64)), here)
+        place = v.add(v.mul(place, tx.constant(int(extent), DType.I64)), here)
+    b.store(out, b.lazy(out.size, DType.I64, place))
     return out
+
+
+WRITTEN_OUT = 16
+"""Windows of at most so many positions are compared one after the other, without a loop."""
+
+
+def _fixed(w: Window, number: int, extents: ix.Extents) -> Window:
+    """The window with one position, its `number`th."""
+    mapping = ((w.axis.symbol, sympy.Integer(number)),)
+    mask = None if w.mask is None else tx.substitute(w.mask, mapping, extents)
+    return replace(w, axis=Axis(w.axis.symbol, 1), place=ix.substitute(w.place, mapping, extents), mask=mask)
+
+
+def _compared(b: Builder, x: Tensor, windows: Sequence[Window]) -> Result:
+    """Small windows: one comparison a position, which runs as vectors. A later NaN wins over an earlier one, as in eager."""
+    extents = ix.extents_of(b.sizes(b.value[0]))
+    sizes = [int(n) for n in x.size[x.rank - len(windows) :]]
+    seen: list[tuple[Value, Value | None, Value]] = []
+    for numbers in itertools.product(*(range(int(w.axis.extent)) for w in windows)):
+        fixed = [_fixed(w, n, extents) for w, n in zip(windows, numbers, strict=True)]
+        inside: Value | None = None
+        distance = 0
+        for w, n, extent in zip(fixed, numbers, sizes, strict=True):
+            inside = tx.both(inside, w.mask)
+            distance = distance * extent + n * w.step
+        value = tx.rounded(_read(x, fixed, b.sizes(b.value[0]), lowest(x.dtype)), x.dtype)  # ties as in eager's memory
+        seen.append((value, inside, tx.constant(distance, DType.I32)))
+    best = lowest(x.dtype)
+    at = seen[-1][2]
+    for _, inside, offset in reversed(seen[:-1]):  # the first that is inside stands where none is larger
+        at = offset if inside is None else v.where(inside, offset, at)
+    for value, _, offset in seen:
+        more = v.gt(value, best)
+        more = v.either(more, v.isnan(value)) if x.dtype.is_float else more
+        best, at = v.where(more, value, best), v.where(more, offset, at)
+    start: Value = tx.constant(0, DType.I64)
+    for w, extent in zip(windows, sizes, strict=True):
+        start = v.add(v.mul(start, tx.constant(extent, DType.I64)), Index(w.first))
+    found, places = b.output(0), b.output(1)
+    b.store(found, b.lazy(found.size, x.dtype, best))
+    b.store(places, b.lazy(places.size, DType.I64, v.add(start, tx.cast(at, DType.I64))))
+    return found, places
+
+
+def _maxima(b: Builder, x: Tensor, windows: Sequence[Window]) -> Result:
+    """The maxima, and where they are if that is read."""
+    if b.is_used(1) and math.prod(int(w.axis.extent) for w in windows) <= WRITTEN_OUT and math.prod(map(int, x.size)) < 1 << 31:
+        return _compared(b, x, windows)
+    return pool(b, x, windows, ReduceOp.MAX, b.output(0)), _max_place(b, x, windows, b.output(1)) if b.is_used(1) else None
 
 
 def lowest(dtype: DType) -> Value:
@@ -118,8 +202,7 @@ def _max_pool(
     *,
     rank: int,
 ) -> Result:
-    """Where the indices are read, the call stays whole."""
-    if b.is_used(1) or not _poolable(b, x) or x.dtype is DType.BOOL:
+    if not _poolable(b, x) or x.dtype is DType.BOOL:
         return None
     sides, steps = each(kernel, rank), each(stride or kernel, rank)
     pads, gaps = each(padding, rank), each(dilation, rank)
@@ -127,7 +210,7 @@ def _max_pool(
     windows = [
         _strided(b, x.rank - rank + k, int(x.size[x.rank - rank + k]), sides[k], steps[k], pads[k], gaps[k], False, k) for k in range(rank)
     ]
-    return pool(b, x, windows, ReduceOp.MAX, b.output(0)), None
+    return _maxima(b, x, windows)
 
 
 def _avg_pool(
@@ -172,11 +255,10 @@ def _adaptive_avg(b: Builder, x: Tensor, size: Sequence[int] | int, *, rank: int
 
 
 def _adaptive_max(b: Builder, x: Tensor, size: Sequence[int] | int, *, rank: int) -> Result:
-    if b.is_used(1) or not _poolable(b, x):
+    if not _poolable(b, x):
         return None
     x = b.settle(x)
-    windows = [_adaptive(b, x.rank - rank + k, int(x.size[x.rank - rank + k]), k) for k in range(rank)]
-    return pool(b, x, windows, ReduceOp.MAX, b.output(0)), None
+    return _maxima(b, x, [_adaptive(b, x.rank - rank + k, int(x.size[x.rank - rank + k]), k) for k in range(rank)])
 
 
 def _register() -> None:

@@ -10,6 +10,24 @@ from precast.lowering.ops.creation import empty_sizes
 from precast.lowering.registry import Result, lowering
 from precast.lowering.tensor import Tensor
 
+LIBRARY_LENGTH = 8192
+"""Elements from which the scan of a single row is the library's on a GPU. In a kernel of ours a row is one block's work, from its first
+element to its last; the library's sums and products over one row (CUB's) run on all multiprocessors, for one more launch. Of two rows
+and more, and of running extremes, the library makes a block's work, too: those stay ours."""
+
+
+def _is_librarys(b: Builder, x: Tensor, dim: int) -> bool:
+    length = x.size[dim] if x.rank else 1
+    alone = all(n == 1 for d, n in enumerate(x.size) if d != dim)
+    return b.on_gpu and alone and isinstance(length, int) and length >= LIBRARY_LENGTH
+
+
+def _accumulated(b: Builder, op: ReduceOp, x: Tensor, dim: int) -> Result:
+    dim %= max(x.rank, 1)
+    if b.dtype is DType.BOOL or _is_librarys(b, x, dim):
+        return None
+    return scan(b, op, x, dim, b.output())
+
 
 def scan(b: Builder, op: ReduceOp, x: Tensor, dim: int, out: Tensor) -> Tensor:
     """Writes the inclusive scan of `x` along `dim` into `out`, a whole buffer."""
@@ -35,12 +53,12 @@ def scan(b: Builder, op: ReduceOp, x: Tensor, dim: int, out: Tensor) -> Tensor:
 
 @lowering("cumsum")
 def cumsum(b: Builder, x: Tensor, dim: int, *, dtype: object = None) -> Result:
-    return scan(b, ReduceOp.SUM, x, dim % max(x.rank, 1), b.output()) if b.dtype is not DType.BOOL else None
+    return _accumulated(b, ReduceOp.SUM, x, dim)
 
 
 @lowering("cumprod")
 def cumprod(b: Builder, x: Tensor, dim: int, *, dtype: object = None) -> Result:
-    return scan(b, ReduceOp.PROD, x, dim % max(x.rank, 1), b.output()) if b.dtype is not DType.BOOL else None
+    return _accumulated(b, ReduceOp.PROD, x, dim)
 
 
 def _extremes(b: Builder, x: Tensor, dim: int, op: ReduceOp, arg: ReduceOp) -> Result:

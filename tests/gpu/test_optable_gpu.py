@@ -20,7 +20,7 @@ from tests.ops.runners import SEED, batches, compare_batch
 pytestmark = pytest.mark.gpu
 BATCHES = batches(ROWS, 24)
 DYNAMIC = batches([row for row in ROWS if "mutates" not in row.tags][::3], 16)
-EAGER_REFUSES = frozenset({"mm/int-i64"})
+EAGER_REFUSES = frozenset({"mm/int-i64", "pool2d/indices/int-i64", "pool2d/indices/int-u8", "angle/special-bf16"})
 """Rows that eager itself does not run on a GPU: they judge nobody."""
 NO_FAKE = frozenset({"lstm_cell-f32"})
 """Rows that torch's tracer cannot follow on a GPU (torch 2.11: the fake of `_thnn_fused_lstm_cell` fails)."""

@@ -277,3 +277,22 @@ def test_a_matrix_whose_columns_lie_along_memory_is_the_librarys() -> None:
             return x @ self.weight
 
     assert [type(s) for s in scheduled(Columns(), torch.randn(1, 512)).steps] == [Gemm]
+
+
+@pytest.mark.parametrize(
+    "op, size, librarys",
+    [
+        ("cumsum", (8192,), True),
+        ("cumprod", (1, 100_000), True),
+        ("cumsum", (8191,), False),
+        ("cumsum", (2, 100_000), False),
+        ("cummax", (100_000,), False),
+    ],
+)
+def test_the_scan_of_one_long_row_is_the_librarys(op: str, size: tuple[int, ...], librarys: bool) -> None:
+    """On a GPU; on a CPU it is ours at any length."""
+    for device in ("cuda", "cpu"):
+        with FakeTensorMode():
+            graph = make_fx(lambda x: getattr(torch, op)(x * 2, -1))(torch.empty(size, device=device))
+        calls = [step.op for step in lower(graph, "test").steps if isinstance(step, Extern)]
+        assert calls == ([f"aten::{op}"] if librarys and device == "cuda" else [])

@@ -35,7 +35,7 @@ def test_the_list_of_pointwise_externs_is_true() -> None:
     section = PAGE.read_text().partition("## Pointwise operators that torch computes")[2].partition("##")[0]
     listed = re.findall(r"`([a-z0-9_*]+)`", section)
     operators = pointwise()
-    assert len(listed) > 10 and len(operators) > 100
+    assert len(listed) > 5 and len(operators) > 100
     ours = [name for name, left in operators.items() if not left]
     for name, left in operators.items():
         if left:

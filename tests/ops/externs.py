@@ -34,17 +34,13 @@ COMPLEX: dict[str, tuple[str, ...]] = {
 RARE: dict[str, tuple[str, ...]] = {
     "as_strided_scatter": ("aten::as_strided_scatter",),
     "bucketize": ("aten::bucketize.Tensor",),
-    "digamma/domain": ("aten::digamma",),
     "dist": ("aten::dist",),
     "embedding_bag_extern": ("aten::_embedding_bag_forward_only",),
-    "erfinv/domain": ("aten::erfinv",),
-    "gcd_extern": ("aten::gcd",),
     "histc_extern": ("aten::histc",),
-    "i0/domain": ("aten::i0",),
     "logcumsumexp": ("aten::logcumsumexp",),
     "masked_scatter_extern": ("aten::masked_scatter",),
     "median_extern": ("aten::median.dim",),
-    "pool2d/max_indices": ("aten::max_pool2d_with_indices",),
+    "polygamma_extern": ("aten::polygamma",),
     "rand_like": ("aten::rand_like",),
     "searchsorted_extern": ("aten::searchsorted.Tensor",),
     "tri_indices": ("aten::tril_indices",),
@@ -54,7 +50,6 @@ RARE: dict[str, tuple[str, ...]] = {
 """Not lowered, because models hardly use them; random numbers, because they have to be eager's."""
 
 BARE_TRACE: dict[str, tuple[str, ...]] = {
-    "pool1d/all": ("aten::adaptive_max_pool2d", "aten::max_pool2d_with_indices"),
     "view/as_strided": ("aten::as_strided_copy",),
 }
 """Only the tests' own tracer meets these; capture gives the graph other operators, which are lowered."""

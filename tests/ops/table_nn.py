@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tests.ops.rows import BF16, BOOL, F16, F32, F64, I64, Make, Table
+from tests.ops.rows import BF16, BOOL, F16, F32, F64, I64, U8, Make, Table
 
 Fn = Callable[..., Any]
 
@@ -41,6 +41,27 @@ def _pooling(table: Table) -> None:
     table.add("pool2d/max_cl", lambda x: F.max_pool2d(x, 3, 2, 1), lambda s: (s.channels_last(2, 4, 9, 10),), (F32,))
     table.add("pool2d/avg_cl", lambda x: F.avg_pool2d(x, 2), lambda s: (s.channels_last(2, 4, 9, 10),), (F32,))
     table.add("pool2d/max_indices", lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True), distinct, (F32,))
+    both = {"return_indices": True}
+    placed: list[tuple[str, Fn, Make]] = [
+        ("ties", lambda x: F.max_pool2d(x.round(), 3, 2, 1, **both), image),
+        ("nan", lambda x: F.max_pool2d(x, 3, 2, 1, **both), lambda s: (s.special(2, 2, 6, 7),)),
+        ("least", lambda x: F.max_pool2d(x, 3, 2, 1, 2, ceil_mode=True, **both), lambda s: (s.t(1, 2, 9, 10) * 0 - float("inf"),)),
+        ("large", lambda x: F.max_pool2d(x.round(), 5, 2, 2, ceil_mode=True, **both), image),
+        ("large_nan", lambda x: F.max_pool2d(x, 5, 2, 2, **both), lambda s: (s.special(2, 2, 6, 7),)),
+        ("large_least", lambda x: F.max_pool2d(x, (5, 4), 2, (2, 1), 2, **both), lambda s: (s.t(1, 2, 9, 10) * 0 - float("inf"),)),
+        ("dilated", lambda x: F.max_pool2d(x, (3, 2), (2, 3), (1, 1), (2, 1), ceil_mode=True, **both), image),
+        ("cl", lambda x: F.max_pool2d(x.round(), 3, 2, 1, ceil_mode=True, **both), lambda s: (s.channels_last(2, 4, 9, 10),)),
+        ("unbatched", lambda x: F.max_pool2d(x, 2, **both), lambda s: (s.t(3, 8, 7),)),
+        ("1d", lambda x: F.max_pool1d(x.round(), 4, 2, 1, 1, **both), lambda s: (s.t(2, 3, 17),)),
+        ("3d", lambda x: F.max_pool3d(x.round(), 2, 1, 1, **both), lambda s: (s.t(1, 2, 4, 5, 3),)),
+        ("adaptive", lambda x: F.adaptive_max_pool2d(x.round(), (3, 4), return_indices=True), image),
+        ("adaptive_whole", lambda x: F.adaptive_max_pool2d(x.round(), (3, 5), return_indices=True), image),
+        ("unpooled", lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, **both), 2), lambda s: (s.distinct(2, 3, 8, 6),)),
+    ]
+    for name, fn, make in placed:
+        table.add(f"pool2d/indices/{name}", fn, make, (F32, BF16), tags="triton", reference="eager")
+    table.add("pool2d/indices/of_chain", lambda x: F.max_pool2d((x * 9 + 0.3).relu(), 2, **both), image, (F32,), reference="eager")
+    table.add("pool2d/indices/int", lambda x: F.max_pool2d(x, 3, 2, 1, **both), image, (I64, U8), reference="eager")
     table.add("pool2d/max_nan", lambda x: F.max_pool2d(x, 2), lambda s: (s.special(1, 2, 6, 6),), (F32,))
     table.add(
         "pool1d/all",

@@ -83,7 +83,25 @@ UNARY_DOMAIN: list[tuple[str, Fn, float, float]] = [
     ("digamma", torch.digamma, 2.0, 6.0),
     ("erfinv", torch.erfinv, -0.9, 0.9),
     ("i0", torch.i0, -3.0, 3.0),
+    ("erfinv/tails", torch.erfinv, -1.0, 1.0),
+    ("digamma/negative", torch.digamma, -5.9, -5.1),
+    ("trigamma", lambda x: torch.polygamma(1, x), 0.6, 20.0),
+    ("i0/far", torch.i0, 8.0, 30.0),
     ("logit_eps", lambda x: torch.logit(x, 0.1), 0.0, 1.0),
+]
+SPECIAL_FUNCTIONS: list[tuple[str, Fn, float, float]] = [
+    ("bessel_j0", torch.special.bessel_j0, 0.1, 30.0),
+    ("bessel_j1", torch.special.bessel_j1, -30.0, -0.1),
+    ("bessel_y0", torch.special.bessel_y0, 0.1, 30.0),
+    ("bessel_y1", torch.special.bessel_y1, 0.1, 30.0),
+    ("spherical_bessel_j0", torch.special.spherical_bessel_j0, -9.0, 9.0),
+    ("modified_bessel_i0", torch.special.modified_bessel_i0, -20.0, 20.0),
+    ("modified_bessel_i1", torch.special.modified_bessel_i1, -20.0, 20.0),
+    ("ndtri", torch.special.ndtri, 0.0, 1.0),
+    ("ndtri/tail", torch.special.ndtri, 1e-30, 1e-12),
+    ("i0e", torch.special.i0e, -20.0, 20.0),
+    ("i1", torch.special.i1, -20.0, 20.0),
+    ("i1e", torch.special.i1e, -20.0, 20.0),
 ]
 BINARY: list[tuple[str, Fn]] = [
     ("add", torch.add),
@@ -173,7 +191,7 @@ def _unary(table: Table) -> None:
         table.add(
             f"{name}/domain", fn, lambda s, low=low, high=high: (s.uniform(4, 33, low=low, high=high),), dtypes, tags="triton", ulps=16
         )
-        if name not in ("digamma", "erfinv", "i0", "lgamma", "tan"):
+        if name not in ("lgamma", "tan"):
             table.add(f"{name}/special", fn, lambda s: (s.special(3, 13),), (F32,), ulps=16)
     for name, fn in [
         ("isnan", torch.isnan),
@@ -183,6 +201,17 @@ def _unary(table: Table) -> None:
         ("isposinf", torch.isposinf),
     ]:
         table.add(f"{name}/special", fn, lambda s: (s.special(3, 13),), (F32, BF16), tags="triton")
+    for name, fn, low, high in SPECIAL_FUNCTIONS:
+        table.add(
+            f"{name}/domain", fn, lambda s, low=low, high=high: (s.uniform(4, 33, low=low, high=high),), (F32,), tags="triton", ulps=32
+        )
+        table.add(f"{name}/special", fn, lambda s: (s.special(3, 13).clamp(-9e3, 9e3),), (F32,), tags="triton", ulps=64)
+    table.add("neg/of_zero", lambda x: torch.reciprocal(torch.neg(x)), lambda s: (s.special(3, 13),), (F32, F64, BF16), tags="triton")
+    table.add("angle/special", torch.angle, lambda s: (s.special(3, 13),), (F32, F64, BF16), tags="triton")
+    table.add("polygamma_extern", lambda x: torch.polygamma(2, x), lambda s: (s.uniform(3, 9, low=0.5, high=9.0),), (F32,))
+    table.add("angle/int", torch.angle, _one("c"), (I64,))
+    table.add("frexp/special", torch.frexp, lambda s: (s.special(3, 13) * 1e-5,), (F32, F64, BF16), reference="eager", tags="triton")
+    table.add("frexp/denormal", torch.frexp, lambda s: (s.t(3, 13) * 1e-39,), (F32,), reference="eager")
     for number, (name, fn) in enumerate(INT_UNARY):
         table.add(
             f"{name}/int", fn, _one(kinds[number % len(kinds)]), (I64, (I32, I16, I8, U8)[number % 4]) if name != "neg" else (I64, I32)
@@ -226,7 +255,10 @@ def _binary(table: Table) -> None:
     table.add("logical_and/float", torch.logical_and, lambda s: (s.special(3, 9), s.t(9)), (F32, I64))
     for name, fn in [("shl", torch.bitwise_left_shift), ("shr", torch.bitwise_right_shift)]:
         table.add(name, fn, lambda s: (s.t(4, 5), s.ints(5, low=0, high=6, dtype=s.dtype)), (I64, I32, U8))
-    table.add("gcd_extern", torch.gcd, lambda s: (s.t(4, 5), s.t(5)), (I64,))
+    for name, fn in [("gcd", torch.gcd), ("lcm", torch.lcm)]:
+        table.add(name, fn, lambda s: (s.t(4, 5), s.t(5)), (I64, I32, U8), tags="triton")
+        table.add(f"{name}/far", fn, lambda s: (s.ints(30, low=-127, high=128, dtype=I8), s.ints(30, low=-127, high=128, dtype=I8)), (I8,))
+    table.add("ldexp", torch.ldexp, lambda s: (s.special(5, 9), s.t(9, dtype=I32) * 9), (F32, BF16), tags="triton")
     table.add("nextafter", torch.nextafter, lambda s: (s.special(3, 6), s.special(3, 6)), (F32, F64))
 
 

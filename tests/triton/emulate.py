@@ -41,7 +41,9 @@ def _block(scalar: Any, shape: tuple[int, ...]) -> Any:
 
 
 LIBDEVICE = SimpleNamespace(
-    **{name: _stand_in(getattr(torch, name)) for name in [*UNARY.split(), *BINARY.split()]}, nearbyint=_stand_in(torch.round)
+    **{name: _stand_in(getattr(torch, name)) for name in [*UNARY.split(), *BINARY.split()]},
+    nearbyint=_stand_in(torch.round),
+    **{name: _stand_in(getattr(torch.special, f"bessel_{name}")) for name in ("j0", "j1", "y0", "y1")},
 )
 
 

@@ -1,0 +1,90 @@
+"""Operators whose operands must agree in type: eager's kernels check that, the tracer's stand-ins and the decompositions do not.
+
+Where a call does not fit, neither a rule nor a decomposition takes it: it stays the library's call, and raises eager's own error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+HALF = (torch.bfloat16, torch.float16)
+Operands = Mapping[str, Any]
+"""The arguments of a call, tensors or nodes of a graph, by the names that the schema gives them."""
+
+
+def _dtypes(operands: Operands, names: tuple[str, ...]) -> set[torch.dtype]:
+    found = (operands.get(n) for n in names)
+    values = (f.meta.get("val") if isinstance(f, fx.Node) else f for f in found)
+    return {value.dtype for value in values if isinstance(value, torch.Tensor)}
+
+
+def _alike(*names: str) -> Callable[[Operands], bool]:
+    """These have one type."""
+    return lambda operands: len(_dtypes(operands, names)) <= 1
+
+
+def _normalises(operands: Operands) -> bool:
+    """Parameters and statistics have one type: the input's, or float32 beside half types."""
+    found, (kind,) = _dtypes(operands, ("weight", "bias", "running_mean", "running_var")), _dtypes(operands, ("input",))
+    return not found or found == {kind} or kind in HALF and found == {torch.float32}
+
+
+def _counts(name: str, *dtypes: torch.dtype) -> Callable[[Operands], bool]:
+    return lambda operands: _dtypes(operands, (name,)) <= set(dtypes)
+
+
+def _both(*rules: Callable[[Operands], bool]) -> Callable[[Operands], bool]:
+    return lambda operands: all(rule(operands) for rule in rules)
+
+
+LONG = torch.int64
+LOSS = _both(_alike("self", "weight"), _counts("target", LONG))
+
+RULES: dict[str, Callable[[Operands], bool]] = {
+    "native_layer_norm": _normalises,
+    "native_group_norm": _normalises,
+    "native_batch_norm": _normalises,
+    "_native_batch_norm_legit": _normalises,
+    "_native_batch_norm_legit_no_training": _normalises,
+    "_native_batch_norm_legit_functional": _normalises,
+    "_batch_norm_with_update": _normalises,
+    "_batch_norm_no_update": _normalises,
+    "_batch_norm_with_update_functional": _normalises,
+    "index_put": _alike("self", "values"),
+    "index_add": _alike("self", "source"),
+    "index_copy": _alike("self", "source"),
+    "index_select": _counts("index", LONG, torch.int32),
+    "index_fill": _counts("index", LONG),
+    "linalg_cross": _alike("self", "other"),
+    "heaviside": _alike("self", "values"),
+    "grid_sampler_2d": _alike("input", "grid"),
+    "binary_cross_entropy": _alike("self", "target", "weight"),
+    "nll_loss_forward": LOSS,
+    "nll_loss2d_forward": LOSS,
+}
+"""By the operator's name, of whatever overload."""
+
+
+def fits(op: torch._ops.OperatorBase, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether eager has a kernel for operands of these types."""
+    if not isinstance(op, torch._ops.OpOverload):
+        return True
+    rule = RULES.get(op._schema.name.removeprefix("aten::"))
+    if rule is None:
+        return True
+    names = [a.name for a in op._schema.arguments]
+    return rule({**dict(zip(names, args, strict=False)), **kwargs})
+
+
+def strict(op: torch._ops.OperatorBase, decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """The decomposition, for operands that fit."""
+
+    def decomposed(*args: Any, **kwargs: Any) -> Any:
+        return decomposition(*args, **kwargs) if fits(op, args, kwargs) else NotImplemented
+
+    named = isinstance(op, torch._ops.OpOverload) and op._schema.name.removeprefix("aten::") in RULES
+    return decomposed if named else decomposition
