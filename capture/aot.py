@@ -83,7 +83,7 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
         expand_higher_order(graph, fake_mode, decompositions)
         floats_as_numbers(graph, floats, shape_env)
         absolute = _from_whole_inputs([n for n in graph.graph.nodes if _storage_offset_given(n)])
-        outputs = _Outputs(graph).split(metadata)
+        outputs = _Outputs(graph, fake_args).split(metadata)
         mutated = frozenset(i for i, info in enumerate(metadata.input_info) if info.mutates_data)
         _resolve_lazy_inputs(graph, absolute, mutated)
         graph.graph.eliminate_dead_code(lambda node: node.is_impure() or is_launch(node))  # torch 2.11 takes launches for pure
@@ -93,11 +93,13 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
 
 
 def _drop_idle_dropout(gm: torch.fx.GraphModule) -> None:
-    """Dropout that is off returns its very argument; torch's own decomposition would copy it."""
-    for node in gm.graph.find_nodes(op="call_function", target=torch.nn.functional.dropout):
-        training = node.kwargs.get("training", node.args[2] if len(node.args) > 2 else True)
+    """Dropout that is off, or drops nothing, returns its very argument; torch's own decomposition would copy it."""
+    calls = [n for f in (torch.nn.functional.dropout, torch.dropout) for n in gm.graph.find_nodes(op="call_function", target=f)]
+    for node in calls:
+        training = node.kwargs.get("training", node.kwargs.get("train", node.args[2] if len(node.args) > 2 else True))
+        share = node.kwargs.get("p", node.args[1] if len(node.args) > 1 else 0.5)
         source = node.kwargs.get("input", node.args[0] if node.args else None)
-        if training is False and isinstance(source, torch.fx.Node):
+        if (training is False or type(share) in (int, float) and share == 0) and isinstance(source, torch.fx.Node):
             node.replace_all_uses_with(source)
             gm.graph.erase_node(node)
     gm.recompile()
@@ -127,7 +129,11 @@ _impure = torch._library.utils.is_impure
 
 
 def _is_impure(op: Any, **given: Any) -> bool:
-    """Launches of Triton kernels write; torch 2.11 does not look for higher-order operators among those with side effects."""
+    """Launches of Triton kernels write; torch 2.11 does not look for higher-order operators among those with side effects. A draw moves
+    the generator, read or not: what is drawn after it are eager's numbers only if it stays.
+    """
+    if "impure_random" in given:
+        given["impure_random"] = True
     return op is LAUNCH or _impure(op, **given)
 
 
@@ -214,8 +220,9 @@ def _from_whole_inputs(nodes: list[torch.fx.Node]) -> bool:
 class _Outputs:
     """What the caller gets per position, and the raw outputs that it is made from."""
 
-    def __init__(self, graph: torch.fx.GraphModule) -> None:
+    def __init__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> None:
         self.graph = graph
+        self.inputs = inputs  # the graph's own ones are detached
         self.placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
         self.symbols = SymbolTable([n.meta.get("val") for n in self.placeholders])
         self.raw: list[torch.fx.Node] = []
@@ -348,7 +355,7 @@ class _Outputs:
                 )
             view = torch._C._functionalization.apply_view_meta_sequence(stand_in, sequence)
         window = self._window(view, stand_in)
-        return GraphOutput("view", info.base_idx, *window, detach=base.requires_grad and not info.requires_grad)
+        return GraphOutput("view", info.base_idx, *window, detach=self.inputs[info.base_idx].requires_grad and not info.requires_grad)
 
 
 _OFFSETS = (torch.ops.aten.sym_storage_offset.default, torch.ops.aten.sym_storage_offset)

@@ -33,9 +33,22 @@ def _sentence(text: str) -> str:
     return text if len(text) <= 300 else text[:297] + "…"
 
 
+BY_DATA = "index with a number, x[i.item()]; bound a size with torch._check; or mark the call with precast.disable"
+
+
+def known_by_data(error: Exception) -> tuple[str, str]:
+    """(reason, `file:line` or "") for a size or a place that depends on data, where tracing the graph had to know it."""
+    text = str(error)
+    lines = re.findall(r'^\s*File "(.+)", line (\d+), in .*\n\s*(.*)', text.partition("Original traceback:")[2], re.MULTILINE)
+    where, source = (f"{lines[-1][0]}:{lines[-1][1]}", lines[-1][2]) if lines else ("", "")
+    needed = re.search(r"data-dependent expression (.+?) \(unhinted", text)
+    what = f"a size or a place{f' ({needed[1]})' if needed else ''} that depends on the data of a tensor"
+    return f"`{source}` needs {what}" if source else f"it needs {what}", where
+
+
 def user_stack(frames: Iterable[traceback.FrameSummary]) -> tuple[str, ...]:
     """`file:line in function: source`, outermost first."""
     return tuple(f"{f.filename}:{f.lineno} in {f.name}{f': {f.line}' if f.line else ''}" for f in frames)
 
 
-__all__ = ["shorten", "user_stack"]
+__all__ = ["BY_DATA", "known_by_data", "shorten", "user_stack"]

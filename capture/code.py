@@ -95,8 +95,8 @@ def _strip(
         else:
             side.append(((*where, i), ("globals",) if constant is module_globals else _tagged(constant)))
             constants.append(None)
-    # The file name and line table stay: they make tracebacks readable; neither is part of any key.
-    return code.replace(co_names=names, co_consts=tuple(constants))
+    # The line table stays: it makes tracebacks readable. The file's name is that of the function on the machine that loads.
+    return code.replace(co_names=names, co_consts=tuple(constants), co_filename="")
 
 
 def _tagged(constant: Any) -> tuple[Any, ...]:

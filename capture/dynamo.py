@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 import torch.fx
 from torch._dynamo import config as dynamo_config
-from torch._dynamo import convert_frame, exc, symbolic_convert
+from torch._dynamo import convert_frame, exc
 from torch._dynamo.codegen import PyCodegen
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.source import TensorProperty, TensorPropertySource
@@ -27,10 +27,10 @@ from torch._dynamo.utils import dynamo_timed, get_metrics_context
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._guards import CompileContext, compile_context
-from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
+from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode
 
 from precast.artifact_store.guards import Path
-from precast.capture.break_text import shorten, user_stack
+from precast.capture.break_text import BY_DATA, known_by_data, shorten, user_stack
 from precast.capture.code import graph_names
 from precast.capture.constant_calls import ConstantCall, recorded_constants
 from precast.capture.directives import tell_tracer
@@ -43,6 +43,7 @@ from precast.capture.installed_names import names_of_this_trace
 from precast.capture.integers import larger_are_constants
 from precast.capture.operator_breaks import broken_at_operators
 from precast.capture.resume import resume_functions
+from precast.capture.shortcuts import shortcuts
 from precast.capture.user_kernels import kernels_known
 from precast.runtime.errors import RegionError
 from precast.runtime.log import logger
@@ -116,7 +117,7 @@ def trace(
         ending.callback(random.setstate, random.getstate())
         ending.enter_context(names_of_this_trace(namespace))
         with (
-            _without_headers(),
+            shortcuts(),
             _recorded_inlining(functions),
             _recorded_ids(compared),
             _recorded_reads(consumed),
@@ -211,6 +212,8 @@ def _compile(
         inner = error.inner_exception
         if isinstance(inner, CaptureRefused):
             raise CaptureRefused(inner.reason, inner.where or _where(error, function), inner.hint) from inner
+        if isinstance(inner, GuardOnDataDependentSymNode):
+            raise CaptureRefused(*known_by_data(inner), hint=BY_DATA) from inner
         raise inner from error
 
 
@@ -230,18 +233,6 @@ def _where(error: Exception, function: types.FunctionType) -> str:
     if stack:
         return f"{stack[-1].filename}:{stack[-1].lineno}"
     return f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
-
-
-@contextlib.contextmanager
-def _without_headers() -> Iterator[None]:
-    """For each call Dynamo writes a line to a log that is usually off; to name the function in it, it tokenizes every source file that it
-    meets: a twentieth of the trace.
-    """
-    if any(log.isEnabledFor(logging.DEBUG) for log in (symbolic_convert.trace_call_log, symbolic_convert.trace_source_log)):
-        yield
-        return
-    with mock.patch.object(symbolic_convert, "get_funcname", lambda filename, lineno: None):
-        yield
 
 
 @contextlib.contextmanager

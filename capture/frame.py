@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch.fx
@@ -54,6 +55,13 @@ class GraphBreak:
     def __str__(self) -> str:
         where = f"{self.stack[-1]}: " if self.stack else ""
         return f"{where}{self.reason}" + (f" ({self.hint})" if self.hint else "")
+
+    def without_folders(self) -> str:
+        """The same for an artifact, which says nothing of the machine that built it: the file without its folder."""
+        if not self.stack:
+            return str(self)
+        file, line, rest = self.stack[-1].partition(":")
+        return str(replace(self, stack=(f"{os.path.basename(file)}{line}{rest}",)))
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,14 @@ from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from precast.capture.attention import attention
-from precast.capture.overwriting import Functional, is_in_place, writes_nothing_read_later
+from precast.capture.overwriting import Functional, SeenAgain, is_in_place, memory_of
 
 
 def functional_graph(
     gm: torch.fx.GraphModule, inputs: list[Any], decompositions: dict[Any, Callable[..., Any]], fake_mode: Any
 ) -> torch.fx.GraphModule | None:
     """The graph of ATen operators that AOTAutograd would make of `gm` on the fake `inputs`; None where it has to make it."""
-    if torch.is_grad_enabled() or not all(map(_is_plain, inputs)) or not writes_nothing_read_later(gm.graph, _is_pure_call):
+    if torch.is_grad_enabled() or not all(map(_is_plain, inputs)) or not all(map(_may_be_pure, gm.graph.nodes)):
         return None
 
     def run(*args: Any) -> Any:
@@ -36,7 +36,10 @@ def functional_graph(
 
     with torch.autograd.set_multithreading_enabled(False), preserve_rng_state(), fake_mode, enable_python_dispatcher():
         with traceback.preserve_node_meta():
-            graph = make_fx(run, decomposition_table=decompositions)(*inputs)
+            try:
+                graph = make_fx(run, decomposition_table=decompositions)(*inputs)
+            except SeenAgain:
+                return None
     graph.graph.eliminate_dead_code()
     return graph if _is_functional(graph) else None
 
@@ -58,9 +61,10 @@ def _is_plain(value: Any) -> bool:
     )
 
 
-def _is_pure_call(node: torch.fx.Node) -> bool:
-    """Whether a node of Dynamo's graph is a plain call of torch's that may be expected to write nothing; `_is_functional` decides."""
-    if node.op == "output":
+def _may_be_pure(node: torch.fx.Node) -> bool:
+    """Whether a node of Dynamo's graph is a call of torch's that may be expected to write nothing, or nothing that matters: `Functional`
+    and `_is_functional` decide."""
+    if node.op == "output" or is_in_place(node):
         return True
     if not all(map(_is_plain, _tensors(node.meta.get("example_value")))):
         return False
@@ -73,7 +77,7 @@ def _is_pure_call(node: torch.fx.Node) -> bool:
         return name not in _ASSIGNING
     if home not in _HOMES or name.startswith("_") or _writes(name):
         return node.target is torch._C._log_api_usage_once
-    return "out" not in node.kwargs and not is_in_place(node)
+    return "out" not in node.kwargs and node.kwargs.get("inplace") is not True
 
 
 def _writes(name: str) -> bool:
@@ -86,7 +90,7 @@ _HOMES = ("math", "torch", "torch._C._nn", "torch.functional", "torch.nn.functio
 
 
 def _is_functional(graph: torch.fx.GraphModule) -> bool:
-    given = {_memory(n.meta["val"]) for n in graph.graph.find_nodes(op="placeholder")}
+    given = {memory_of(n.meta["val"]) for n in graph.graph.find_nodes(op="placeholder")}
     for node in graph.graph.nodes:
         if node.op in ("placeholder", "output", "get_attr"):  # get_attr: a tensor constant, which AOTAutograd leaves as it is, too
             continue
@@ -95,7 +99,7 @@ def _is_functional(graph: torch.fx.GraphModule) -> bool:
         if not all(map(_is_plain, _tensors(node.meta.get("val")))):
             return False
     made = [n for n in _results(graph) if isinstance(n, torch.fx.Node) and n.op == "call_function"]
-    return len(made) == len(_results(graph)) and not any(_memory(n.meta["val"]) in given for n in made)
+    return len(made) == len(_results(graph)) and not any(memory_of(n.meta["val"]) in given for n in made)
 
 
 def _results(graph: torch.fx.GraphModule) -> list[Any]:
@@ -114,7 +118,3 @@ def _tensors(value: Any) -> Iterator[Any]:
             yield from _tensors(item)
     elif isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool):
         yield value
-
-
-def _memory(value: torch.Tensor) -> int:
-    return int(value.untyped_storage()._cdata)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,8 +17,32 @@ _PLAIN: dict[Any, Callable[..., Any]] = {
 }
 
 
+class SeenAgain(Exception):
+    """What an in-place operator writes is seen otherwise than through its result, or its result is of another kind than its operand."""
+
+
 class Functional(torch.fx.Interpreter):
-    """Runs a graph with plain operators in the place of those that `writes_nothing_read_later` allows to write."""
+    """Runs a graph with plain operators in the place of those that are in place. Raises SeenAgain where that makes a difference.
+
+    What decides is the memory of the values as they are computed here: those that Dynamo noted may show other memory, since a dropout
+    that is off has been taken out of the graph.
+    """
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """The graph's results."""
+        self._given = args
+        return super().run(*args, **kwargs)
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        """A node's value."""
+        result = super().run_node(n)
+        if is_in_place(n):
+            operand = self.env[_operand(n)]
+            ends = self.user_to_last_uses.get(n, [])
+            kept = [value for node, value in self.env.items() if node not in ends]  # the others have been dropped
+            if _look(result) != _look(operand) or memory_of(operand) in map(memory_of, tensors((kept, self._given))):
+                raise SeenAgain
+        return result
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call, on operands as they are."""
@@ -28,47 +52,35 @@ class Functional(torch.fx.Interpreter):
 
 
 def is_in_place(node: torch.fx.Node) -> bool:
-    """Whether a node is an operator of those that `Functional` replaces."""
-    return node.op == "call_function" and (node.target in _PLAIN or node.kwargs.get("inplace") is True)
-
-
-def writes_nothing_read_later(graph: torch.fx.Graph, is_pure: Callable[[torch.fx.Node], bool]) -> bool:
-    """Whether each node of Dynamo's graph is pure, or writes memory that the graph made itself and that nothing reads later but through
-    the node's result, of the same type and size as the operand."""
-    position = {node: i for i, node in enumerate(graph.nodes)}
-    showing: dict[int, list[torch.fx.Node]] = {}
-    for node in graph.nodes:
-        value = node.meta.get("example_value")
-        if is_in_place(node):
-            if not _keeps_its_kind(node) or not _is_last_reader(node, showing.get(_memory(node.args[0]), []), position):
-                return False
-        elif not is_pure(node):
-            return False
-        for tensor in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
-                showing.setdefault(int(tensor.untyped_storage()._cdata), []).append(node)
-    return True
-
-
-def _memory(operand: Any) -> int:
-    return int(operand.meta["example_value"].untyped_storage()._cdata)
-
-
-def _keeps_its_kind(node: torch.fx.Node) -> bool:
-    """Whether the plain operator gives what the operand can hold: floats of one type, the operand the larger one."""
-    x, *others = [v.meta.get("example_value") if isinstance(v, torch.fx.Node) else v for v in node.args]
-    if not isinstance(x, torch.Tensor) or x.layout is not torch.strided or not x.is_floating_point():
+    """Whether a node is an operator of those that `Functional` replaces, on a tensor that the graph made."""
+    if node.op != "call_function":
         return False
-    if node.target not in _PLAIN:
-        return True
-    (y,) = others
-    if isinstance(y, torch.Tensor):
-        return y.dtype == x.dtype  # its size fits: Dynamo ran it
-    return type(y) in (int, float)
-
-
-def _is_last_reader(node: torch.fx.Node, showing: list[torch.fx.Node], position: dict[torch.fx.Node, int]) -> bool:
-    """`showing`: the nodes before that show the memory which `node` writes."""
-    if not showing or any(n.op == "placeholder" for n in showing):
+    if node.target not in _PLAIN and not (node.kwargs.get("inplace") is True and node.target.__module__ == "torch.nn.functional"):
         return False
-    return all(position[user] <= position[node] for n in showing for user in n.users)
+    operand = _operand(node)
+    return isinstance(operand, torch.fx.Node) and operand.op != "placeholder"
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a value, at any depth of lists and tuples."""
+    if isinstance(value, tuple | list):
+        for item in value:
+            yield from tensors(item)
+    elif isinstance(value, torch.Tensor):
+        yield value
+
+
+def _operand(node: torch.fx.Node) -> Any:
+    return node.args[0] if node.args else node.kwargs.get("input")
+
+
+def _look(value: Any) -> Any:
+    """What a tensor shows of its memory, and how much there is: `as_strided` reaches all of it."""
+    if not isinstance(value, torch.Tensor):
+        raise SeenAgain
+    return value.dtype, value.shape, value.stride(), value.storage_offset(), value.untyped_storage().nbytes()
+
+
+def memory_of(value: torch.Tensor) -> int:
+    """The same number for tensors that share memory."""
+    return int(value.untyped_storage()._cdata)

@@ -225,4 +225,4 @@ def _planned(job: _Job) -> Manifest:
 
 def _provenance(job: _Job) -> dict[str, Any]:
     broke = job.frame.broke
-    return {"seconds": dict(job.watch.seconds)} | ({"graph_break": str(broke)} if broke is not None else {})
+    return {"seconds": dict(job.watch.seconds)} | ({"graph_break": broke.without_folders()} if broke is not None else {})

@@ -103,4 +103,4 @@ def _torch() -> Any:
     return importlib.import_module("precast.capture.backends")
 
 
-__all__ = ["Backend", "list_backends", "make_backend", "register_backend"]
+__all__ = ["Backend", "CompilerFunction", "list_backends", "make_backend", "register_backend"]

@@ -46,12 +46,12 @@ def build(
     values = {}
     for name, supply in record.names:
         if supply[0] == "resume":
-            values[renamed[name]] = _resume(record.resumes[supply[1]], target.__globals__, resume or plain_resume)
+            values[renamed[name]] = _resume(record.resumes[supply[1]], target, resume or plain_resume)
         else:
             values[renamed[name]] = _supply(supply, graph_callable)
     side = {tuple(where): tagged for where, tagged in record.constants}
     plain = marshal.loads(record.code)  # noqa: S302 - only from manifests of the local store whose digests held; signatures are not built yet
-    code = _restore(plain, renamed, side, target.__globals__, ())
+    code = _restore(plain, renamed, side, target.__globals__, target.__code__.co_filename, ())
     code = code.replace(co_qualname=f"{OWN_CODE}{code.co_qualname}")
     target.__globals__.update(values)
     function = types.FunctionType(code, target.__globals__, target.__name__, target.__defaults__, target.__closure__)
@@ -69,11 +69,14 @@ def _object(name: str) -> Any:
         raise FrameCodeError(f"the stored bytecode needs {name}, which is not here: {error}") from error
 
 
-def _resume(record: ResumeRecord, own: dict[str, Any], resume: Resume) -> Callable[..., Any]:
-    namespace = importlib.import_module(record.module).__dict__ if record.module else own
+def _resume(record: ResumeRecord, target: types.FunctionType, resume: Resume) -> Callable[..., Any]:
+    namespace, file = target.__globals__, target.__code__.co_filename
+    if record.module:
+        namespace = importlib.import_module(record.module).__dict__
+        file = str(namespace.get("__file__") or f"<{record.module}>")
     side = {tuple(where): tagged for where, tagged in record.constants}
     plain = marshal.loads(record.code)  # noqa: S302 - as for the frame's own code
-    return resume(record, _restore(plain, {}, side, namespace, ()), namespace)
+    return resume(record, _restore(plain, {}, side, namespace, file, ()), namespace)
 
 
 def plain_resume(record: ResumeRecord, code: types.CodeType, namespace: dict[str, Any]) -> Callable[..., Any]:
@@ -107,15 +110,22 @@ def _supply(supply: tuple[Any, ...], graph_callable: Callable[..., Any]) -> Any:
 
 
 def _restore(
-    code: types.CodeType, renamed: Mapping[str, str], side: Mapping[tuple[int, ...], Any], namespace: dict[str, Any], where: tuple[int, ...]
+    code: types.CodeType,
+    renamed: Mapping[str, str],
+    side: Mapping[tuple[int, ...], Any],
+    namespace: dict[str, Any],
+    file: str,
+    where: tuple[int, ...],
 ) -> types.CodeType:
+    """The code as it runs here; `file` is where its source lies on this machine, for tracebacks."""
     constants: list[Any] = []
     for i, constant in enumerate(code.co_consts):
         place = (*where, i)
         if isinstance(constant, types.CodeType):
-            constants.append(_restore(constant, renamed, side, namespace, place))
+            constants.append(_restore(constant, renamed, side, namespace, file, place))
         elif place in side:
             constants.append(namespace if side[place] == ("globals",) else untag(side[place]))
         else:
             constants.append(constant)
-    return code.replace(co_names=tuple(renamed.get(n, n) for n in code.co_names), co_consts=tuple(constants))
+    names = tuple(renamed.get(n, n) for n in code.co_names)
+    return code.replace(co_names=names, co_consts=tuple(constants), co_filename=file)

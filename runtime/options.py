@@ -235,6 +235,9 @@ def _closest(name: str, known: list[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(known))}"
 
 
+_GENERATED = ("freeze", "epilogue_fusion", "max_autotune", "triton.cudagraphs", "triton.cudagraph_skip_dynamic_graphs")
+
+
 def merge_options(mode: str | None = None, options: Mapping[str, Any] | None = None, **fixed: Any) -> dict[str, Any]:
     """All options with their values: defaults, then the mode's, then `options`, then `fixed` (None leaves the default).
 
@@ -250,6 +253,11 @@ def merge_options(mode: str | None = None, options: Mapping[str, Any] | None = N
         if value is not None:
             merged[name] = _checked(_known_option(name), value)
     return merged
+
+
+def without_generated_code() -> dict[str, Any]:
+    """The defaults of the options that are about the code which precast generates, and about how that runs."""
+    return {name: OPTIONS[name].default for name in _GENERATED}
 
 
 def graph_options(mode: str | None = None, options: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from precast.runtime.callees import Callees
 from precast.runtime.dispatch import make_dispatcher
 from precast.runtime.entry import Entry, entry_of
 from precast.runtime.module import has_hooks, wrapper_guards
+from precast.runtime.options import without_generated_code
 from precast.runtime.program import Program
 from precast.runtime.resume import Resumes
 
@@ -33,6 +34,10 @@ class Settings:
     require_hit: bool = False
     backend: Backend | None = None
 
+    def forcing(self, backend: Backend | None) -> Settings:
+        """These for a backend that the stance forces: the options of precast's generated code are left out."""
+        return replace(self, options={**self.options, **without_generated_code()}, backend=backend)
+
     def program(self, entry: Entry, extra_guards: Sequence[Guard] = ()) -> Program:
         program = Program(entry, self.options, self.store, self.label, self.require_hit, extra_guards, self.backend)
         Resumes(program)
@@ -43,9 +48,12 @@ class Settings:
 class Site:
     """Owns the programs of one compiled callable: usually one; a module with hooks, or whose `forward` was replaced, has another."""
 
-    def __init__(self, target: Any, settings: Settings) -> None:
+    def __init__(self, target: Any, settings: Settings, forced: bool = False) -> None:
+        """`forced`: stands for another site while a stance forces the backend that `settings` names."""
         self.target = target
         self.settings = settings
+        self._is_forced = forced
+        self._forced: dict[stance.Forced, Site] = {}
         self.module = target if isinstance(target, torch.nn.Module) else None
         self._routes: dict[Any, tuple[Program, Callable[..., Any]]] = {}
         dispatcher = self._route(entry_of(target))[1]
@@ -93,6 +101,8 @@ class Site:
         function, code, prefix = made_for.function, made_for.function.__code__, len(made_for.prefix)
 
         def slow(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+            if (other := self._stands_in()) is not None:
+                return other._route(made_for if self.module is None else self._entry())[1](*args[prefix:], **kwargs)
             if self.module is None:
                 if function.__code__ is code:
                     return program.call(args, kwargs)
@@ -105,6 +115,17 @@ class Site:
             return self._route(entry)[1](*args[prefix:], **kwargs)
 
         return slow
+
+    def _stands_in(self) -> Site | None:
+        """The site that compiles with the backend which the stance forces; None where no other is wanted."""
+        forced = stance.state.stance.forced
+        if forced is None or self._is_forced or self.settings.require_hit or stance.state.force_eager:
+            return None
+        if forced.backend is self.settings.backend is None:
+            return None
+        if (found := self._forced.get(forced)) is None:
+            found = self._forced.setdefault(forced, Site(self.target, self.settings.forcing(forced.backend), forced=True))
+        return found
 
     def reset(self) -> None:
         for program in self.programs:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._contextlib import _DecoratorContextManager
 
+from precast.runtime.backends import Backend, CompilerFunction, make_backend
 from precast.runtime.errors import OptionError, RegionError
 
 STANCES = ("default", "force_eager", "eager_on_recompile", "fail_on_recompile", "eager_then_compile", "aot_eager_then_compile")
@@ -20,12 +21,21 @@ _COMPILING = ("default", "fail_on_recompile", *FIRST_CALL_EAGER)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+@dataclass(frozen=True, eq=False)
+class Forced:
+    """A backend that a stance forces, as it was given; `backend` is None for precast's own."""
+
+    given: str | CompilerFunction
+    backend: Backend | None
+
+
 @dataclass(frozen=True)
 class Stance:
-    """`skip_guards`: look only at the guards in which the loaded variants differ."""
+    """`skip_guards`: look only at the guards in which the loaded variants differ. `forced`: what compiles, whatever programs say."""
 
     name: str = "default"
     skip_guards: bool = False
+    forced: Forced | None = None
 
 
 class _State:
@@ -43,7 +53,7 @@ class _State:
 
     @property
     def detour(self) -> bool:
-        return self.force_eager or self.stance.skip_guards
+        return self.force_eager or self.stance.skip_guards or self.stance.forced is not None
 
 
 state = _State()
@@ -59,6 +69,17 @@ def _apply(stance: Stance) -> None:
         state.stance = stance
         for listener in state.listeners:
             listener(state.detour)
+
+
+_forced: dict[object, Forced] = {}
+
+
+def _forcing(backend: str | CompilerFunction) -> Forced:
+    """The same for the same backend: what it compiled is found again when the stance returns. Raises OptionError for an unknown one."""
+    key = backend if isinstance(backend, str) else id(backend)
+    if key not in _forced:
+        _forced[key] = Forced(backend, make_backend(backend, None, None, None)[0])
+    return _forced[key]
 
 
 _outside: set[int] = set()
@@ -103,20 +124,26 @@ class set_stance(_DecoratorContextManager):
     original code, later ones compile.
     `skip_guard_eval_unsafe`: check only the guards in which the loaded variants differ, and those on tensors; wrong results where
     another one has changed. The check is then made by Python, which the native one is faster than.
-    Raises OptionError for an unknown stance, RegionError inside a compiled program.
+    `force_backend`: with the stance "default", programs are compiled by this backend (a name or a callable), whatever they were given;
+    what their own backend made is kept, and used again afterwards. Programs of `precast.load` compile nothing, and are served as ever.
+    Raises OptionError for an unknown stance or backend and for `force_backend` with another stance, RegionError inside a compiled program.
     """
 
     _dynamo_forbidden = True  # a tracer that meets this raises
 
-    def __init__(self, stance: str = "default", *, skip_guard_eval_unsafe: bool = False) -> None:
+    def __init__(
+        self, stance: str = "default", *, skip_guard_eval_unsafe: bool = False, force_backend: str | CompilerFunction | None = None
+    ) -> None:
         if stance not in STANCES:
             raise OptionError(f"unknown stance {stance!r}; known: {', '.join(STANCES)}")
+        if force_backend is not None and stance != "default":
+            raise OptionError(f"non-default stance cannot have force_backend set: give force_backend= without the stance {stance!r}")
         if in_region():
             raise RegionError(
                 "attempted to set_stance in a compiled region (precast.compile or torch.compile); set it outside of the compiled function, "
                 "or in a function marked by precast.disable"
             )
-        self.stance = Stance(stance, skip_guard_eval_unsafe)
+        self.stance = Stance(stance, skip_guard_eval_unsafe, _forcing(force_backend) if force_backend is not None else None)
         self.previous = state.stance
         _apply(self.stance)
 
@@ -127,7 +154,8 @@ class set_stance(_DecoratorContextManager):
         return wrapped  # type: ignore[no-any-return]
 
     def clone(self) -> set_stance:
-        return set_stance(self.stance.name, skip_guard_eval_unsafe=self.stance.skip_guards)
+        forced = self.stance.forced.given if self.stance.forced is not None else None
+        return set_stance(self.stance.name, skip_guard_eval_unsafe=self.stance.skip_guards, force_backend=forced)
 
     def __enter__(self) -> None:
         _apply(self.stance)

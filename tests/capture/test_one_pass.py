@@ -66,7 +66,7 @@ def _parts(x: Any, w: Any) -> Any:
 
 
 def _drawn(x: Any, w: Any) -> Any:
-    return x + torch.rand(8) * 0, functional.dropout(w, 0.0)
+    return x + torch.rand(8) * 0, functional.dropout(w, 0.5) * 0
 
 
 def _overwrites(x: Any, w: Any) -> Any:
@@ -81,7 +81,19 @@ def _overwrites(x: Any, w: Any) -> Any:
     return z + above, y
 
 
-PURE: list[Function] = [_mlp, _convolution, _attention, _parts, _drawn, _overwrites]
+def _by_keyword(x: Any, w: Any) -> Any:
+    return functional.relu(input=x + w, inplace=True)
+
+
+def _adds_narrower(x: Any, w: Any) -> Any:
+    y = x.to(torch.float64) * 2
+    y += w
+    i = (x > 0).to(torch.int64)
+    i += 2
+    return y, i
+
+
+PURE: list[Function] = [_mlp, _convolution, _attention, _parts, _drawn, _overwrites, _by_keyword, _adds_narrower]
 
 
 @pytest.mark.parametrize("fn", PURE)
@@ -109,12 +121,10 @@ def _adds_to_view_of_argument(x: Any, w: Any) -> Any:
     return y * 2
 
 
-def _adds_narrower(x: Any, w: Any) -> Any:
-    y = x.to(torch.float64) * 2
-    y += w
-    i = (x > 0).to(torch.int64)
-    i += 2
-    return y, i
+def _adds_wider(x: Any, w: Any) -> Any:
+    y = x * 2
+    y += w.to(torch.float64)
+    return y
 
 
 def _adds_into_part(x: Any, w: Any) -> Any:
@@ -122,6 +132,57 @@ def _adds_into_part(x: Any, w: Any) -> Any:
     a, b = y.chunk(2)
     a += w[:4]
     return y, b * 2
+
+
+def _keeps_strides(x: Any, w: Any) -> Any:
+    a = (x * 2)[:, 1:5]
+    a += w[:, :4]
+    return a
+
+
+def _rectifies_columns(x: Any, w: Any) -> Any:
+    return functional.relu((x + w)[:, 1:5], inplace=True)
+
+
+def _reaches_beyond(x: Any, w: Any) -> Any:
+    a = (x * 2)[1]
+    a += w[0]
+    return a.as_strided((8, 8), (8, 1), 0) + 1
+
+
+def _reads_between(x: Any, w: Any) -> Any:
+    a = (x * 2)[:, :4]
+    a += w[:, :4]
+    return a.as_strided((16,), (1,)) + 1
+
+
+def _adds_to_view_of_kept(x: Any, w: Any) -> Any:
+    y = functional.dropout(x, 0.5, False)[:4]
+    y += w[:4]
+    return y * 2
+
+
+def _sees_through_dropout(x: Any, w: Any) -> Any:
+    y = functional.dropout(x * 2, 0.5, False)
+    part = y[:4]
+    y += w
+    return y, part
+
+
+def _drops_nothing(x: Any, w: Any) -> Any:
+    y = functional.dropout(x, 0.0)
+    y += w
+    return y
+
+
+def _returns_undropped(x: Any, w: Any) -> Any:
+    return functional.dropout(x, 0, training=True), w + 1
+
+
+def _calls_torch_dropout(x: Any, w: Any) -> Any:
+    y = torch.dropout(x, 0.5, train=False)
+    y += w
+    return y
 
 
 def _reads_the_old_name(x: Any, w: Any) -> Any:
@@ -188,8 +249,17 @@ def _branches(x: Any, w: Any) -> Any:
 OTHERS: list[Function] = [
     _adds_in_place,
     _adds_to_view_of_argument,
-    _adds_narrower,
+    _adds_wider,
     _adds_into_part,
+    _keeps_strides,
+    _rectifies_columns,
+    _reaches_beyond,
+    _reads_between,
+    _adds_to_view_of_kept,
+    _sees_through_dropout,
+    _drops_nothing,
+    _returns_undropped,
+    _calls_torch_dropout,
     _reads_the_old_name,
     _writes_argument,
     _writes_to_out,
@@ -214,9 +284,22 @@ def test_whatever_writes_or_shows_an_input_does_not(monkeypatch: pytest.MonkeyPa
         _same(one, two)
         mine, theirs = (x.clone(), w.clone()), (x.clone(), w.clone())
         got, expected = run_frame(one, fn, mine, {}), fn(*theirs)
-        torch.testing.assert_close((got, mine), (expected, theirs))
+        torch.testing.assert_close((got, mine), (expected, theirs), check_stride=True)
 
 
 def test_gradients_leave_it_to_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(8, 8)
     assert not _both(monkeypatch, _mlp, x, torch.randn(8, 8))[2], "gradients are recorded: AOTAutograd says whether a graph is needed"
+
+
+def _detaches(x: Any) -> Any:
+    return x.detach(), x.view(64), x.detach().t(), x.data[1:], x + 1
+
+
+@pytest.mark.parametrize("how", [torch.no_grad, torch.inference_mode])
+def test_views_of_parameters_require_gradients_where_eager_says(how: Any) -> None:
+    x = torch.nn.Parameter(torch.randn(8, 8))
+    with how():
+        got = run_frame(capture(_detaches, (x,), {}), _detaches, (x,), {})
+        assert [t.requires_grad for t in got] == [t.requires_grad for t in _detaches(x)]
+        assert {t.untyped_storage().data_ptr() for t in got[:-1]} == {x.untyped_storage().data_ptr()}

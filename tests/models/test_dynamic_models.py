@@ -2,52 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import precast
+from tests.models.dynamic_models import MODELS, SIZES, agree
 
-VOCABULARY = 500
-
-
-def gpt2() -> torch.nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    return GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=VOCABULARY, use_cache=False))
+ROOT = Path(__file__).parents[2]
 
 
-def bert() -> torch.nn.Module:
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(num_hidden_layers=2, hidden_size=64, num_attention_heads=4, intermediate_size=128, vocab_size=VOCABULARY)
-    return BertModel(config)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("dynamic")
 
 
-def llama() -> torch.nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=VOCABULARY,
-        use_cache=False,
-    )
-    return LlamaForCausalLM(config)
-
-
-@pytest.mark.parametrize("make", [gpt2, bert, llama], ids=lambda f: f.__name__)
-def test_one_artifact_for_every_length(make: Callable[[], torch.nn.Module], tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", MODELS)
+def test_one_artifact_for_every_length(name: str, folder: Path) -> None:
     torch.manual_seed(0)
-    model = make().eval()
-    compiled = precast.compile(model, dynamic=True, store=str(tmp_path))
-    with torch.no_grad():
-        for batch, length in [(2, 16), (3, 5), *((2 + n % 3, 7 + 6 * n) for n in range(14))]:
-            ids = torch.randint(0, VOCABULARY, (batch, length))
-            torch.testing.assert_close(compiled(input_ids=ids)[0], model(input_ids=ids)[0], atol=1e-4, rtol=1e-4)
-    assert len(list((tmp_path / "programs").rglob("*.msgpack"))) == 1
+    model = MODELS[name]().eval()
+    agree(precast.compile(model, dynamic=True, store=folder / name), model, SIZES)
+    assert len(list((folder / name / "programs").rglob("*.msgpack"))) == 1
+
+
+def test_from_the_store_without_the_tracer(folder: Path) -> None:
+    """Every model that the test above stored, in one fresh process. Runs after it."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.models.dynamic_models", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == sorted(path.name for path in folder.iterdir()), done.stdout

@@ -134,7 +134,7 @@ def table(rows: Iterable[Sequence[Judged]]) -> Iterator[str]:
     yield ", ".join(f"{backend}: {count} agree" for backend, count in passed.items())
 
 
-def _row(name: str, backends: Sequence[str], library: str, device: str, serve: bool) -> list[Judged]:
+def row(name: str, backends: Sequence[str], library: str, device: str, serve: bool) -> list[Judged]:
     torch.backends.cudnn.allow_tf32 = False  # for a difference to be one
     with tempfile.TemporaryDirectory() as folder:
         ours, *theirs = [judge(name, backend, Path(folder) / name, library, device) for backend in backends]
@@ -145,7 +145,7 @@ def _row(name: str, backends: Sequence[str], library: str, device: str, serve: b
 
 def _served(name: str, store: Path, library: str, device: str) -> str:
     """What a fresh process makes of the store: "" where it agrees with eager, without the tracer."""
-    command = [sys.executable, "-m", "tests.models.zoo_served", library, device, name, str(store)]
+    command = [sys.executable, "-m", "tests.models.zoo_served", library, device, f"{name}={store}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith(ANSWER)]
     return lines[-1].removeprefix(ANSWER) if lines else f"exit {done.returncode}: {done.stderr[-300:]}"
@@ -191,8 +191,8 @@ def main() -> int:
         parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(known)}")
     rows = []
     backends = BACKENDS[:1] if options.alone else TRACED if options.counts else BACKENDS
-    row = partial(_row, backends=backends, library=options.library, device=options.device, serve=options.serve)
-    for judged in rows_of(options.names or known, row, options.jobs):
+    one = partial(row, backends=backends, library=options.library, device=options.device, serve=options.serve)
+    for judged in rows_of(options.names or known, one, options.jobs):
         rows.append(judged)
         print(next(iter(table([judged]))), flush=True)
     failed = failures(rows)

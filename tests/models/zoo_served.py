@@ -1,5 +1,5 @@
-"""One architecture from the store that `zoo_run.py --serve` filled, in a fresh process in which no frame of precast may import the tracer:
-`python -m tests.models.zoo_served LIBRARY DEVICE ARCHITECTURE STORE` prints how it differs from eager."""
+"""Architectures from the stores that `zoo_run.py --serve` or a test filled, in a fresh process in which no frame of precast may import the
+tracer: `python -m tests.models.zoo_served LIBRARY DEVICE ARCHITECTURE=STORE...` prints for each how it differs from eager."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from tests.refuse import refuse_tracer
 
 def served(library: str, device: str, name: str, store: str) -> str:
     """The difference, "" where it agrees. A miss, or an import of the tracer, is one."""
-    refuse_tracer()
     model, kwargs = LIBRARIES[library][1](name)
     model, kwargs = model.to(device), {k: v.to(device) for k, v in kwargs.items()}
     with warnings.catch_warnings(), torch.no_grad():
@@ -28,4 +27,7 @@ def served(library: str, device: str, name: str, store: str) -> str:
 
 
 if __name__ == "__main__":
-    print(ANSWER + served(*sys.argv[1:]))
+    refuse_tracer()
+    library, device, *places = sys.argv[1:]
+    for name, _, store in (place.partition("=") for place in places):
+        print(ANSWER + served(library, device, name, store))

@@ -47,8 +47,7 @@ def check(source: str, folder: Path, dynamic: bool | None, seed: int) -> None:
     store = Store.open(folder / "store")
     found, _ = compare(source, name, folder, lambda f: precast.compile(f, store=store, dynamic=dynamic, options=OPTIONS), seed)
     assert not found, f"{found}\n{source[source.index('def program') :]}"
-    if dynamic is None:
-        (folder / f"{name}.json").write_text(json.dumps({"source": source, "seed": seed}))
+    (folder / f"{name}.json").write_text(json.dumps({"source": source, "seed": seed, "dynamic": dynamic}))
 
 
 @settings(max_examples=COUNT, **relaxed)

@@ -1,6 +1,6 @@
 """Runs stored programs in a fresh process with the tracer refused to precast; prints one JSON line per program.
 
-worker.py FOLDER    FOLDER holds `store` and NAME.json files: {"source": text, "seed": number}
+worker.py FOLDER    FOLDER holds `store` and NAME.json files: {"source": text, "seed": number, "dynamic": true or null}
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def main(folder: Path) -> None:
     for file in sorted(folder.glob("*.json")):
         case = json.loads(file.read_text())
         attempts.clear()
-        found, _ = compare(case["source"], file.stem, folder, lambda f: precast.load(f, store=store, options=OPTIONS), case["seed"])
+        options = {**OPTIONS, **({"dynamic": "yes"} if case["dynamic"] else {})}
+        found, _ = compare(case["source"], file.stem, folder, lambda f, o=options: precast.load(f, store=store, options=o), case["seed"])
         print(json.dumps({"name": file.stem, "difference": found, "attempts": list(attempts)}), flush=True)
 
 

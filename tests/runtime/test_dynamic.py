@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
 import sys
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from dynamic_programs import SEQUENCES, scale, shift
 from torch._dynamo.testing import CompileCounter
 
 import precast
@@ -30,48 +32,25 @@ def _fresh_torch() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+WORKER = Path(__file__).parent / "dynamic_worker.py"
+
+
 def compiles() -> int:
     """Since the test began, of all programs."""
     return sum(limits._all.values())
 
 
-def scale(x: torch.Tensor) -> torch.Tensor:
-    return torch.relu(x * 2 + 1)
-
-
-def shift(x: torch.Tensor, n: int) -> torch.Tensor:
-    return x * n + x.size(0)
-
-
-def pair(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return x @ y
-
-
-def rows(x: torch.Tensor) -> torch.Tensor:
-    return x.reshape(x.size(0) * x.size(1), -1).sum(-1)
-
-
-Calls = list[tuple[Any, ...]]
-SEQUENCES: dict[str, tuple[Callable[..., Any], Callable[[], Calls]]] = {
-    "one length": (scale, lambda: [(torch.randn(n, 4),) for n in (3, 3, 3)]),
-    "many lengths": (scale, lambda: [(torch.randn(n, 4),) for n in (3, 4, 5, 9, 33)]),
-    "two dims, one after the other": (scale, lambda: [(torch.randn(*s),) for s in ((3, 4), (5, 4), (5, 6), (7, 8), (9, 9))]),
-    "down to one and none": (scale, lambda: [(torch.randn(n, 4),) for n in (5, 6, 7, 1, 1, 0, 8)]),
-    "from one": (scale, lambda: [(torch.randn(n, 4),) for n in (1, 2, 3, 1, 5)]),
-    "numbers": (shift, lambda: [(torch.randn(4, 4), n) for n in (3, 5, 7, 9)]),
-    "numbers down to one": (shift, lambda: [(torch.randn(4, 4), n) for n in (3, 5, 1, 0, 9)]),
-    "numbers and lengths": (shift, lambda: [(torch.randn(n, 4), n) for n in (3, 5, 7, 2)]),
-    "equal sizes": (pair, lambda: [(torch.randn(n, n), torch.randn(n, n)) for n in (3, 4, 5, 6)]),
-    "sizes that come apart": (pair, lambda: [(torch.randn(a, b), torch.randn(b, a)) for a, b in ((3, 3), (4, 4), (5, 6), (7, 9))]),
-    "another rank": (scale, lambda: [(torch.randn(3, 4),), (torch.randn(3, 4, 5),), (torch.randn(3, 4, 7),), (torch.randn(6, 8),)]),
-    "server": (rows, lambda: [(torch.randn(b, t, 4),) for b, t in ((2, 8), (2, 8), (3, 17), (8, 5), (4, 64), (2, 9))]),
-}
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where each sequence of calls leaves its store."""
+    return tmp_path_factory.mktemp("served")
 
 
 @pytest.mark.parametrize("dynamic", [None, True, False])
 @pytest.mark.parametrize("name", SEQUENCES)
-def test_it_compiles_as_often_as_torch(store: Store, name: str, dynamic: bool | None) -> None:
+def test_it_compiles_as_often_as_torch(served: Path, name: str, dynamic: bool | None) -> None:
     function, make = SEQUENCES[name]
+    store = Store.open(served / f"{name}, {dynamic}")
     calls = make()
     counter = CompileCounter()
     theirs = torch.compile(function, backend=counter, dynamic=dynamic)
@@ -82,6 +61,14 @@ def test_it_compiles_as_often_as_torch(store: Store, name: str, dynamic: bool | 
         theirs(*args)
         counts.append((compiles(), counter.frame_count))
     assert [a for a, _ in counts] == [b for _, b in counts]
+
+
+def test_from_the_store_without_the_tracer(served: Path) -> None:
+    """Every sequence of calls that the test above made, a server's varying batch and length among them. Runs after it."""
+    done = subprocess.run([sys.executable, str(WORKER), str(served)], capture_output=True, text=True, timeout=300, check=False)
+    reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert done.returncode == 0 and {report["name"] for report in reports} == {path.name for path in served.iterdir()}, done.stderr[-3000:]
+    assert not [report for report in reports if report["failed"] or report["attempts"]], reports
 
 
 def test_what_was_made_for_one_size_goes_before_what_serves_all(store: Store) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -67,3 +69,35 @@ def test_fullgraph_names_line_reason_and_hint(tmp_path: Path) -> None:
     assert f"{__file__}:{line}" in text and "print" in text and "equivalent alternative" in text
     with pytest.raises(precast.PrecastError, match="data-dependent|value of a tensor|Data-dependent"):
         precast.compile(lambda b: b if b.sum() < 0 else b + 1, fullgraph=True, store=tmp_path)(torch.randn(3))
+
+
+def rows_at(x: torch.Tensor, mask: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    return x[mask][i]
+
+
+def row_at(x: torch.Tensor, mask: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    return x[i]
+
+
+@pytest.mark.parametrize("function", [rows_at, row_at])
+def test_an_index_by_a_tensor_that_cannot_stay_in_the_graph(function: Any, tmp_path: Path) -> None:
+    """torch raises its GuardOnDataDependentSymNode from within AOTAutograd; here the user's line, the reason and a hint that holds."""
+    args = torch.randn(6, 4), torch.tensor([True] * 5 + [False]), torch.tensor(-2)
+    captured = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
+    line = inspect.getsourcelines(function)[1] + 1
+    for dynamic in (None, True):
+        compiled = precast.compile(function, store=tmp_path, fullgraph=True, dynamic=dynamic, options=captured)
+        with torch.no_grad(), pytest.raises(precast.PrecastError) as caught:
+            compiled(*args)
+        text = str(caught.value)
+        assert "cannot be compiled as one graph" in text and f"{Path(__file__).name}:{line}" in text
+        assert "needs a size or a place" in text and "depends on the data of a tensor" in text and "x[i.item()]" in text
+
+    def with_a_number(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return x[i.item()] * 2
+
+    with torch.no_grad():
+        compiled = precast.compile(with_a_number, store=tmp_path, fullgraph=True, options=captured)
+        assert torch.equal(compiled(args[0], args[2]), args[0][-2] * 2)
+        free = precast.compile(function, store=tmp_path)
+        assert torch.equal(free(*args), function(*args))

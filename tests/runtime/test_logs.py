@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -155,3 +157,50 @@ def test_every_topic_has_somebody_who_speaks() -> None:
     text = "\n".join(path.read_text("utf-8") for folder in folders for path in (root / folder).rglob("*.py"))
     spoken = set(re.findall(r'(?:logger\("|getLogger\("precast\.)(\w+)"', text))
     assert spoken == set(log.TOPICS)
+
+
+PROGRAM = """
+import sys
+import torch
+import precast
+
+def step(x, scale):
+    y = torch.nn.functional.layer_norm(x, (8,)).relu() * scale + x.sum(-1, keepdim=True)
+    print("between")
+    return torch.linalg.inv(y @ y.T + torch.eye(len(x))).sin()
+
+compiled = precast.compile(step, store=sys.argv[1], name="f")
+with torch.no_grad():
+    for rows, scale in ((4, 2.0), (5, 2.0), (5, 3.0)):
+        compiled(torch.randn(rows, 8), scale)
+"""
+LINES = {
+    "guards": (r"f: \d+ guards \(.*\d tensor",),
+    "recompiles": (
+        r"f: none of 1 variants fits this call",
+        r"f:   x: expected a tensor float32\[4, 8\].*found a tensor float32\[5, 8\]",
+        r"f:   scale: expected 2.0, found 3.0",
+    ),
+    "graph_breaks": (r"step: the graph ends at .*program.py:8: .*print",),
+    "dynamic": (r"f: symbolic: nothing", r"f: symbolic: size 0 of x"),
+    "kernels": (r"f:   0 kernel0 over .*; \d.*B; from .*layer_norm",),
+    "fusion": (r"f: \d+ kernels became \d", r"fused into kernel\d: "),
+    "perf_hints": (r"linalg_inv_ex.* through Python",),
+    "store": (r"put: f: artifact [0-9a-f]{12}",),
+}
+"""What each topic says of the program above."""
+
+
+def test_topics_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each topic gives its lines, and those that were not asked for give none."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    monkeypatch.setenv("PRECAST_LOGS", ",".join((*LINES, "recompile", "store=loud")))
+    command = [sys.executable, "-W", "ignore", "program.py", str(tmp_path / "store")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stderr.splitlines()
+    for topic in log.TOPICS:
+        said = [line for line in lines if re.match(rf"\d\d:\d\d:\d\d precast\.{topic}: ", line)]
+        assert bool(said) == (topic in LINES), (topic, said)
+        assert all(has(said, pattern) for pattern in LINES.get(topic, ())), (topic, said)
+    assert has(lines, "unknown topic 'recompile'; did you mean 'recompiles'") and has(lines, "store: the level 'loud' is not known")

@@ -52,6 +52,11 @@ def test_outputs_are_right_and_are_freed(wrapping: str, call: Any) -> None:
     assert ref() is None
 
 
+def test_pythons_headers_assert_nothing() -> None:
+    """Debug checks of a header's inline functions would be paid at each call."""
+    assert b"__assert_fail" not in native_build.build()
+
+
 def test_outputs_in_memory_of_the_callers(native_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("native", "python"):
         path = tmp_path / kind

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import re
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +18,7 @@ import precast
 from precast import driver
 from precast.artifact_store import Store
 from precast.codegen import choices
+from precast.runtime import targets
 from precast.runtime.api import site_of
 from precast.runtime.log import TOPICS
 from precast.runtime.options import MODE_NOTES, MODES, OPTIONS, TORCHS, CudaGraphOptions, graph_options, key_options, merge_options
@@ -108,6 +113,44 @@ def test_target_decides_the_instructions(store: Store) -> None:
     assert manifest.target == "cpu:x86-64-v3"
 
 
+def test_another_target_is_other_machine_code(store: Store, tmp_path: Path) -> None:
+    """Whether this machine can run it or not: v4 code holds 512-bit registers, v3 code 256-bit ones, v2 code neither."""
+    objdump = shutil.which("objdump")
+    assert objdump, "binutils, which the C++ compiler needs, has it"
+    names = ("cpu:x86-64-v4", "cpu:x86-64-v3", "cpu:x86-64-v2")
+    call = (torch.randn(4096), torch.randn(4096)), {}
+    precast.precompile(lambda x, y: torch.relu(x * y + 1), [call], targets=names, store=store)
+    found = {}
+    for manifest in store.variants(store.programs()[0]):
+        file = tmp_path / "library.so"
+        file.write_bytes(store.blob(manifest.graphs["forward"].blobs["library"]))
+        text = subprocess.run([objdump, "-d", file], capture_output=True, text=True, check=True).stdout
+        found[manifest.target] = tuple(bool(re.search(name, text)) for name in (r"%zmm\d", r"%ymm\d"))
+    assert found[names[0]][0], "512 bits"
+    assert found[names[1]] == (False, True) and found[names[2]] == (False, False)
+
+
+def test_code_for_another_cpu_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is neither loaded nor run, and the message says what this machine runs."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() + 2
+
+    x = torch.randn(64)
+    precast.precompile(function, [((x,), {})], targets=["cpu:x86-64-v4"], store=store)
+    monkeypatch.setattr(targets, "ladder", lambda: ("cpu:x86-64-v3", "cpu:x86-64-v2"))
+    monkeypatch.setattr(targets, "native_target", lambda: "cpu:x86-64-v3")
+    why = "compiled for cpu:x86-64-v4, and this machine's CPU runs cpu:x86-64-v3, cpu:x86-64-v2"
+    with pytest.raises(precast.GuardMiss, match=why):
+        precast.load(function, store=store)(x)
+    with pytest.warns(UserWarning, match=f"cannot be loaded: its target is {why.removeprefix('compiled for ')}"):
+        torch.testing.assert_close(precast.compile(function, options={"target": "cpu:x86-64-v4"}, store=store)(x), function(x))
+    torch.testing.assert_close(precast.compile(function, store=store)(x), function(x))
+    assert {m.target for m in store.variants(store.programs()[0])} == {"cpu:x86-64-v4", "cpu:x86-64-v3"}
+    with pytest.raises(precast.OptionError, match="unknown target 'cpu:x86-64-v9'; known: .*cpu:x86-64-v4"):
+        precast.compile(function, options={"target": "cpu:x86-64-v9"}, store=store)
+
+
 @pytest.mark.parametrize("mode", list(MODES))
 def test_modes_are_sets_of_options(mode: str, store: Store) -> None:
     given = precast.list_mode_options(mode)
@@ -137,6 +180,9 @@ def test_random_numbers_are_those_of_eager(store: Store) -> None:
         b = torch.nn.functional.dropout(x, 0.5, training=True)
         c = torch.randint(0, 9, (5,)).float().sin()
         d = torch.bernoulli(torch.full((6,), 0.4)) * torch.randn(6)
+        torch.rand_like(x)  # draws that nobody reads move the generator, too
+        torch.nn.functional.dropout(x.exp(), 0.1).sum()
+        torch.normal(x, 1.0)
         return d, c, b.relu() + 1, a, torch.randperm(4)
 
     compiled = precast.compile(function, store=store, fullgraph=True)
@@ -149,6 +195,25 @@ def test_random_numbers_are_those_of_eager(store: Store) -> None:
         for got, want in zip(compiled(x), expected, strict=True):
             torch.testing.assert_close(got, want)
         assert torch.equal(torch.rand(1), after), "the generator stands where eager leaves it"
+
+
+def test_whose_generators_python_and_numpy_draw_from(store: Store) -> None:
+    """Python's random, and numbers of NumPy's, are eager's; arrays that traced code draws with NumPy come from torch's generator."""
+
+    def number(x: torch.Tensor) -> torch.Tensor:
+        return x * float(np.random.rand()) + random.random() + random.uniform(0, 2)
+
+    def array(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.from_numpy(np.random.randn(40)).float()
+
+    def drawn(function: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        random.seed(3), np.random.seed(3), torch.manual_seed(3)
+        return [function(torch.ones(40)) for _ in range(3)]
+
+    torch.testing.assert_close(drawn(precast.compile(number, store=store)), drawn(number))
+    found = drawn(precast.compile(array, store=store))
+    torch.testing.assert_close(found, drawn(torch.compile(array, backend="eager")))
+    assert not torch.allclose(found[0], drawn(array)[0]) and not torch.equal(found[0], found[1])
 
 
 @pytest.mark.parametrize("name", list(TORCHS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -158,6 +159,108 @@ def test_unknown_stances(store: Store) -> None:
         precast.set_stance("lazy")
     assert isinstance(caught.value, RuntimeError), "torch raises RuntimeError, at the next call"
     assert stance.current() == "default"
+
+
+def forced(set_stance: Any, compile: Any, **settings: Any) -> list[tuple[int, int]]:
+    """How often two backends were asked, call by call, in and outside of stances that force one of them."""
+    first, second, seen = CompileCounter(), CompileCounter(), []
+    compiled = compile(body, dynamic=False, **settings)
+
+    def call(size: int) -> None:
+        x = torch.randn(size)
+        torch.testing.assert_close(compiled(x), body(x))
+        seen.append((first.frame_count, second.frame_count))
+
+    call(3)
+    with set_stance(force_backend=first):
+        call(3), call(3), call(5)
+    call(3)
+    with set_stance(force_backend=first):
+        call(3)
+    with set_stance("default", force_backend=second):
+        call(3)
+    with set_stance(force_backend="eager"):
+        call(3)
+    with set_stance(force_backend=first):
+        with set_stance("force_eager"):
+            call(7)
+        with set_stance("default"):
+            call(3)
+        call(9)
+    return seen
+
+
+@pytest.mark.parametrize("settings", [{}, {"backend": "eager"}, {"mode": "max-autotune"}], ids=["precast", "eager", "with a mode"])
+def test_a_forced_backend_compiles_as_often_as_with_torch(settings: dict[str, Any], store: Store, counter: Counting) -> None:
+    expected = forced(torch.compiler.set_stance, torch.compile, backend="eager")
+    assert expected == [(0, 0), (1, 0), (1, 0), (2, 0), (2, 0), (2, 0), (2, 1), (2, 1), (2, 1), (2, 1), (3, 1)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert forced(precast.set_stance, precast.compile, store=store, **settings) == expected
+    assert len(list(Path(store.root).rglob("*.msgpack"))) == (0 if "backend" in settings else 1), "what others make is not stored"
+
+
+def test_a_forced_backend_for_all_kinds_of_programs(store: Store) -> None:
+    graphs = CompileCounter()
+
+    def breaks(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        print("between")
+        return y + 1
+
+    layer, hooked = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    hooked.register_forward_hook(lambda module, given, out: out * 2)
+    x = torch.randn(2, 3)
+    programs = (breaks, functools.partial(body), functools.partial(breaks, x=x), layer, hooked, layer.forward)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for program, count in zip(programs, (2, 1, 2, 1, 1, 1), strict=True):
+            compiled, before = precast.compile(program, store=store), graphs.frame_count
+            args = () if getattr(program, "keywords", None) else (x,)
+            for _ in range(2):
+                with precast.set_stance(force_backend=graphs):
+                    torch.testing.assert_close(compiled(*args), program(*args))
+            assert graphs.frame_count - before == count, program
+    assert store.programs() == []
+
+
+def test_a_forced_backend_may_be_precast(store: Store, counter: Counting) -> None:
+    f = precast.compile(body, backend="eager", store=store)
+    with precast.set_stance(force_backend="precast"):
+        torch.testing.assert_close(f(torch.ones(3)), body(torch.ones(3)))
+    assert counter.frame_count == 1 and len(store.programs()) == 1
+    with precast.set_stance(force_backend="eager"):
+        served = precast.load(body, store=store, require="hit")
+        torch.testing.assert_close(served(torch.ones(3)), body(torch.ones(3)))
+        with pytest.raises(precast.GuardMiss):
+            served(torch.ones(4, 4))
+    assert counter.frame_count == 1
+
+
+def test_as_decorator_a_backend_is_forced_inside_calls(store: Store) -> None:
+    graphs = CompileCounter()
+    compiled = precast.compile(body, store=store)
+
+    @precast.set_stance(force_backend=graphs)
+    def serve() -> torch.Tensor:
+        return compiled(torch.ones(2))
+
+    compiled(torch.ones(2))
+    assert graphs.frame_count == 0
+    serve(), serve()
+    assert graphs.frame_count == 1
+
+
+def test_wrong_forced_backends(store: Store) -> None:
+    with pytest.raises(RuntimeError) as theirs:
+        torch.compiler.set_stance("fail_on_recompile", force_backend="eager")
+    with pytest.raises(precast.OptionError, match=str(theirs.value)):
+        precast.set_stance("fail_on_recompile", force_backend="eager")
+    with pytest.raises(precast.OptionError, match="unknown backend 'eagr'; did you mean 'eager'"):
+        precast.set_stance(force_backend="eagr")
+    with pytest.raises(precast.OptionError, match="wants a name or a callable"):
+        precast.set_stance(force_backend=3)  # type: ignore[arg-type]
+    assert not stance.state.detour
 
 
 def sets_it(set_stance: Any) -> Callable[[torch.Tensor], torch.Tensor]:
