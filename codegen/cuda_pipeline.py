@@ -25,6 +25,7 @@ from precast.codegen.triton_compile import Cubin, compile_images, image_numbers
 from precast.codegen.triton_render import TritonKernel, render
 from precast.lowering.ir import Extern, Kernel, Program
 from precast.lowering.memory import DEVICE_ALIGNMENT, plan_memory
+from precast.lowering.workspace_parts import in_parts, most_held
 
 log = logging.getLogger("precast.compile")
 
@@ -41,7 +42,8 @@ def compile_cuda(program: Program, target: str, options: Mapping[str, Any]) -> C
     options = {**options, "chooser": chooser}
     steps = expand(program, program.steps, options)
     if program.workspace:
-        program = plan_memory(program, elsewhere=_library_owned(steps), alignment=DEVICE_ALIGNMENT)
+        owned = _library_owned(steps)
+        program = in_parts(plan_memory(program, elsewhere=owned, alignment=DEVICE_ALIGNMENT), owned)
     prepare = expand(program, program.prepare, options, "prepare")
     buffers = program.buffers
     rendered = {s.name: render(s, buffers, chooser.tilings(s, buffers)) for s in (*steps, *prepare) if isinstance(s, Kernel)}
@@ -59,7 +61,7 @@ def compile_cuda(program: Program, target: str, options: Mapping[str, Any]) -> C
         host_source="\n".join(host.python) + "\n",
         inputs=input_records(program),
         outputs=output_records(program),
-        workspace_bytes=plain_size(program.workspace_bytes),
+        workspace_bytes=plain_size(most_held(program)),
         evidence={**_evidence(target, cubins), "choices": chooser.used},
         timings={"triton_s": loaded - began, "compiler_s": done - loaded},
         python_calls=tuple(str(record["op"]) for record in host.externs),

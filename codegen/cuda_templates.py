@@ -13,7 +13,7 @@ struct Call {
   int32_t device = 0; void* stream = 0; void* guard = 0; void** functions = 0; int held = 0; void* memory[HELD]; Views* views = 0;
   Call(void* const* t, char* e, int64_t c) : table(t), error(e), capacity(c) {}
   ~Call() {
-    while (held) aoti_torch_cuda_caching_allocator_raw_delete(memory[--held]);
+    while (held) if (void* const some = memory[--held]) aoti_torch_cuda_caching_allocator_raw_delete(some);
     if (views) __atomic_store_n(&views->taken, 0, __ATOMIC_RELEASE);
     if (guard) aoti_torch_delete_cuda_guard(guard);
   }
@@ -104,6 +104,12 @@ static char* hold(Call& call, int64_t bytes, const char* what) {
   void* found = 0;
   if (aoti_torch_cuda_caching_allocator_raw_alloc((uint64_t)(bytes > 0 ? bytes : 1), &found)) { no_memory(call, bytes, what); return 0; }
   return (char*)(call.memory[call.held++] = found);
+}
+/* Memory that `hold` got, given back before the call ends: what is queued on the stream later may get it. */
+static void __attribute__((unused)) give_back(Call& call, int which) {
+  void* const* const table = call.table;
+  aoti_torch_cuda_caching_allocator_raw_delete(call.memory[which]);
+  call.memory[which] = 0;
 }
 static inline bool misaligned(const void* pointer) { return ((__UINTPTR_TYPE__)pointer & (ALIGNED - 1)) != 0; }
 /* Kernels rely on aligned pointers: replaces a pointer that is none by one to a copy. */

@@ -18,6 +18,7 @@ from precast.codegen.cpp_types import PROLOGUE
 from precast.codegen.cpu_host import CpuHostWriter
 from precast.codegen.cuda_pipeline import compile_cuda
 from precast.codegen.expand import LibraryCall, Pack, RunStep, expand, pack_weights
+from precast.codegen.few_rows import few_rows_source
 from precast.codegen.host_library import writes_in_place
 from precast.codegen.host_templates import ERROR
 from precast.codegen.mkl_products import bare_mkl_products
@@ -70,6 +71,8 @@ def compile_program(program: Program, target: str, options: Mapping[str, Any] | 
     kernel_source = "".join({k.name: k.source for k in kernels.values()}.values()) + attention_source
     if any(isinstance(s, LibraryCall) and s.how == "winograd" for s in steps):
         kernel_source += winograd_source(lanes)
+    if any(isinstance(s, LibraryCall) and s.how == "own" for s in [*steps, *prepare]):
+        kernel_source += few_rows_source(lanes)
     host = CpuHostWriter(program, steps, kernels, functions)
     host_source = host.source(packs, prepare)
     rendered = time.perf_counter()

@@ -23,8 +23,10 @@ FLAGS = (
 """No fast-math of any kind: beside changing results it would set flush-to-zero for the whole process on load."""
 
 LIBRARIES = ("-lmvec", "-lm")
-HOST_FLAGS = tuple(flag for flag in FLAGS if flag not in ("-fopenmp", "-ftree-vectorize", "-fexpensive-optimizations"))
-"""For the host program of a GPU graph: it computes nothing and runs on any CPU."""
+_LOOPS = ("-fopenmp", "-ftree-vectorize", "-fexpensive-optimizations")
+HOST_FLAGS = ("-O0", *(flag for flag in FLAGS if flag not in ("-O1", *_LOOPS)))
+"""For the host program of a GPU graph, which computes nothing and runs on any CPU: a third of the time to compile, which a cold start waits
+for, and calls as fast as optimized ones, for they are calls (`benchmarks/gpu_overhead.py`)."""
 
 TARGETS = {level: f"-march={level}" for level in ("x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4", "native")}
 

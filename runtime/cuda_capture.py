@@ -63,7 +63,7 @@ class Capturer:
         self._torch_pool: Any = None
 
     def capture(self, run: Run, draws: Draws) -> Taken:
-        """Raises CaptureFailed."""
+        """Where it may draw, the current stream comes after all replays, and none is enqueued meanwhile. Raises CaptureFailed."""
         if draws == "yes":
             return self._by_torch(run)
         try:
@@ -111,7 +111,25 @@ class Capturer:
             raise CaptureFailed(_first_line(problem)) from problem
         return Taken(outputs, launchable.replay, launchable.address)
 
+    @contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        """Our stream comes after what the current one was given, and before what it is given next.
+
+        Beginning a capture writes, on our stream, the numbers from which every graph that draws reads seed and offset; each replay writes
+        them on its own.
+        """
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        try:
+            yield
+        finally:
+            current.wait_stream(self._stream)
+
     def _by_torch(self, run: Run) -> Taken:
+        with self._in_turn():
+            return self._captured_by_torch(run)
+
+    def _captured_by_torch(self, run: Run) -> Taken:
         graph = torch.cuda.CUDAGraph()
         problem: Exception | None = None
         outputs: tuple[Any, ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -97,7 +97,8 @@ class CudaDevice:
                 torch.cuda.empty_cache()  # what the first calls worked in: captures have memory of their own
             if self._capturer is None:
                 self._capturer = Capturer(self.index)
-            return self._capturer.capture(run, draws)
+            with self.entered() if draws != "no" else nullcontext():
+                return self._capturer.capture(run, draws)
 
 
 def unfit(operators: Sequence[str]) -> str:

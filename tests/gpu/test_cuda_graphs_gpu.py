@@ -140,6 +140,39 @@ def test_random_numbers_are_eagers(compiled: Callable[..., Any]) -> None:
     assert made.plays == 7 - WARM_UPS and not made.refused
 
 
+def drawing_late(x: torch.Tensor) -> torch.Tensor:
+    """Numbers that are drawn some time after the graph has begun."""
+    y = x
+    for _ in range(200):
+        y = y @ y * 1e-4
+    return torch.bernoulli(torch.sigmoid(y))
+
+
+@pytest.mark.parametrize("busy", ("captures", "calls"))
+def test_a_capture_and_replays_that_draw_do_not_overtake_one_another(busy: str, compiled: Callable[..., Any]) -> None:
+    """Captures and replays write the numbers that graphs draw from, each on its own stream: here one of the two is late."""
+    x = torch.randn(2048, 2048, device=DEVICE)
+    calls = [compiled(lambda x, k=k: drawing_late(x) * k) for k in (2, 3)]
+    for _ in range(WARM_UPS + 1):
+        calls[0](x)
+    calls[1](x)
+    for _ in range(3):
+        torch.manual_seed(3)
+        torch.rand(8, device=DEVICE)  # a capture begins with the offset 0
+        wants = [drawing_late(x) * k for k in (2, 3, 2, 3)]
+        torch.cuda.synchronize()
+        torch.manual_seed(3)
+        torch.rand(8, device=DEVICE)
+        capturer = device_of({"x": x})._capturer
+        assert capturer is not None
+        if busy == "captures":
+            with torch.cuda.stream(capturer._stream):
+                torch.cuda._sleep(300_000_000)
+        got = [call(x) for call in (*calls, *calls)]
+        for output, want in zip(got, wants, strict=True):
+            close(output, want)
+
+
 def test_several_streams(compiled: Callable[..., Any]) -> None:
     net, made = model(), Made()
     call = compiled(net)
