@@ -143,7 +143,8 @@ class Row:
     """One line of the table.
 
     `reference` is "f64" (compare with the function run in float64: error at most `factor` times eager's own plus `ulps` units in the
-    last place) or "eager" (the function's meaning depends on the dtype: compare with eager itself). Tags: "mutates" (writes to its
+    last place), "eager" (the function's meaning depends on the dtype: compare with eager itself) or a function of the same arguments (as
+    "f64", where torch's own in float64 is not exact enough). Tags: "mutates" (writes to its
     arguments), "random" (only shape and type can be compared), "extern" (a library call is expected), "free_strides" (eager's strides
     are an accident of its implementation), "triton" (of the part that the Triton interpreter runs).
     """
@@ -152,7 +153,7 @@ class Row:
     fn: Callable[..., Any]
     make: Make
     dtype: torch.dtype
-    reference: str = "f64"
+    reference: str | Callable[..., Any] = "f64"
     factor: float = 2.0
     ulps: float = 8.0
     tags: frozenset[str] = frozenset()
@@ -176,7 +177,7 @@ class Table:
         dtypes: Sequence[torch.dtype] = (F32,),
         *,
         tags: str = "",
-        reference: str = "f64",
+        reference: str | Callable[..., Any] = "f64",
         factor: float = 2.0,
         ulps: float = 8.0,
     ) -> None:
