@@ -76,6 +76,7 @@ def tuning_name(target: str = "cpu:native") -> str:
 class Chooser:
     """Answers "which implementation", from given tuning records, this process's memory, or a short measurement.
 
+    `measure`: without it, what other programs of this process measured counts for nothing: the same input gives the same program.
     `thorough`: measures each call anew, with more rounds, and never runs out of time.
     """
 
@@ -97,7 +98,8 @@ class Chooser:
         """The fastest of `candidates`; `default` without measuring, or where no other is faster by a margin."""
         full = f"{key} | {cpu_model()} | threads {torch.get_num_threads()} | torch {torch.__version__.split('+')[0]}"
         thorough = self.thorough and self.measure
-        record = self.used.get(full) if thorough else self.tuning.get(full) or _memory.get(full)
+        remembered = _memory if self.measure else {}
+        record = self.used.get(full) if thorough else self.tuning.get(full) or remembered.get(full)
         if record is None and self.measure and (thorough or self.spent_s < BUDGET_S):
             calls = candidates()
             began, before = time.perf_counter(), preemptions()

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from precast.codegen import compile_program
+from precast.codegen import choices, compile_program
 from precast.codegen.choices import Chooser, gemm_candidates
 from precast.codegen.expand import product_library
 from precast.codegen.few_rows import few_rows
@@ -174,8 +174,13 @@ def test_the_choice_is_measured_and_recorded(packed: bool) -> None:
         torch.testing.assert_close(call(), torch.full((8, 256), 64.0))
 
 
-def test_unmeasured_it_is_not_taken() -> None:
+def test_unmeasured_it_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where another program of this process was measured, and it won."""
     step, buffers = product(8, 256, 256)
+    monkeypatch.setattr(choices, "race", lambda calls, *_: {name: [1.0 if name == "own" else 9.0] for name in calls})
+    monkeypatch.setattr(choices, "CALM", 1_000_000)
+    monkeypatch.setattr(choices, "_memory", memory := {})
+    assert product_library(step, buffers, Chooser(), False) == "own" and memory
     *inputs, out = buffers.values()
     compiled = compile_program(program(inputs, [out], [step]), "cpu:native", {"measure": False})
     assert "namespace few" not in compiled.kernel_source
