@@ -199,8 +199,8 @@ def gemm_candidates(step: Gemm, buffers: Mapping[str, Buffer], packed: bool) -> 
 
         def onednn() -> object:
             if other is not None:
-                return torch.ops.mkldnn._linear_pointwise(a, other, weight, bias, "add")
-            return torch.ops.mkldnn._linear_pointwise(a, weight, bias, name, scalars, algorithm)
+                return torch.ops.mkldnn._linear_pointwise.binary(a, other, weight, bias, "add")
+            return torch.ops.mkldnn._linear_pointwise.default(a, weight, bias, name, scalars, algorithm)
 
         def rest() -> object:
             if step.activation != "none":
@@ -247,8 +247,8 @@ def conv_candidates(step: Conv, product: Gemm, buffers: Mapping[str, Buffer], pa
             w = torch.ops.mkldnn._reorder_convolution_weight(w, zeros, ones, ones, 1, list(x.shape))
             b = torch.ops.mkldnn._reorder_linear_weight(b, a.shape[0])
         return {
-            "onednn": lambda: torch.ops.mkldnn._convolution_pointwise(x, w, bias, zeros, ones, ones, 1, name, scalars, algorithm),
-            "linear": lambda: torch.ops.mkldnn._linear_pointwise(a, b, bias, name, scalars, algorithm),
+            "onednn": lambda: torch.ops.mkldnn._convolution_pointwise.default(x, w, bias, zeros, ones, ones, 1, name, scalars, algorithm),
+            "linear": lambda: torch.ops.mkldnn._linear_pointwise.default(a, b, bias, name, scalars, algorithm),
         }
 
     return make
@@ -264,7 +264,7 @@ def plain_conv_candidates(step: Conv, buffers: Mapping[str, Buffer], packed: boo
         x, w = tensor(step.x, dtype), tensor(step.weight, dtype)
         theirs = torch.ops.mkldnn._reorder_convolution_weight(w, zeros, ones, ones, 1, list(x.shape)) if packed else w
         return {
-            "onednn": lambda: torch.ops.mkldnn._convolution_pointwise(x, theirs, bias, zeros, ones, ones, 1, "none", [], "none"),
+            "onednn": lambda: torch.ops.mkldnn._convolution_pointwise.default(x, theirs, bias, zeros, ones, ones, 1, "none", [], "none"),
             "aten": lambda: torch.conv2d(x, w, bias),
         }
 

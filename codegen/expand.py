@@ -162,10 +162,15 @@ def product_library(step: Gemm, buffers: Mapping[str, Buffer], chooser: Chooser,
         return "aten"
     if known(*step.b.size) and chooser.worth_it(int(step.b.size[0]) * int(step.b.size[1])):
         seen = as_seen(step)
-        key = f"{gemm_key(seen, buffers)} with what follows{' packed' if packed else ''}{' few rows' if few_rows(seen, buffers) else ''}"
+        key = f"{gemm_key(seen, buffers)} with what follows{_notes(seen, packed)}{' few rows' if few_rows(seen, buffers) else ''}"
         winner = chooser.pick(key, gemm_candidates(seen, buffers, packed), chooser.product_default())
         return "aten" if winner == "mkl" else "own" if winner == "own" else "onednn"
     return "onednn"
+
+
+def _notes(step: Gemm | Conv, packed: bool) -> str:
+    """The end of a choice's key. "by overload": earlier records of steps with a residual had timed torch's search for an overload, too."""
+    return (" packed" if packed else "") + (" by overload" if step.residual is not None else "")
 
 
 def _gemm(step: Gemm, name: str, buffers: Mapping[str, Buffer], chooser: Chooser, packed: bool) -> list[RunStep]:
@@ -244,7 +249,7 @@ def _conv(step: Conv, name: str, buffers: Mapping[str, Buffer], chooser: Chooser
     dtype = buffers[step.out].dtype.value
     shape = winograd_shape(step, buffers, lanes)
     if shape is not None:
-        key = f"{conv_key(step, buffers)} padding{list(step.padding)}" + (" packed" if packed else "")
+        key = f"{conv_key(step, buffers)} padding{list(step.padding)}{_notes(step, packed)}"
         default = "winograd" if packed and shape.pays else "onednn"
         if chooser.pick(key, winograd_candidates(step, shape, buffers, packed), default) == "winograd":
             return [LibraryCall(step, "winograd")]

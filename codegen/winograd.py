@@ -375,9 +375,9 @@ def winograd_candidates(step: Conv, shape: Shape, buffers: Mapping[str, Buffer],
 
         def direct() -> object:
             if residual is None:
-                return torch.ops.mkldnn._convolution_pointwise(x, theirs, bias, *shaped, name, [], algorithm)
+                return torch.ops.mkldnn._convolution_pointwise.default(x, theirs, bias, *shaped, name, [], algorithm)
             unary = None if name == "none" else name
-            return torch.ops.mkldnn._convolution_pointwise(x, residual, theirs, bias, *shaped, "add", None, unary, [], None)
+            return torch.ops.mkldnn._convolution_pointwise.binary(x, residual, theirs, bias, *shaped, "add", None, unary, [], None)
 
         return {"onednn": direct, "winograd": lambda: convolve(shape, x, own, bias, residual, result, name == "relu", threads)}
 

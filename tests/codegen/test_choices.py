@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
 from precast.codegen import compile_program, expand
-from precast.codegen.choices import Chooser, decide, tuning_name
+from precast.codegen.choices import Chooser, decide, gemm_candidates, tuning_name
+from precast.codegen.winograd import winograd_candidates, winograd_shape
 from precast.lowering.effects import lasting_inputs
 from precast.lowering.ir import Gemm, View
 from precast.lowering.pipeline import schedule
 from tests.codegen.loader import Loaded
 from tests.codegen.programs import buffer, program, view
+from tests.codegen.test_few_rows import product as few_rows_product
+from tests.codegen.test_winograd import conv
 
 RACES = [
     ("a clear win", {"onednn": [100, 101, 102], "mkl": [80, 81, 82]}, "mkl"),
@@ -37,6 +42,29 @@ def test_given_records_replace_measuring() -> None:
     assert again.pick("test op", refuse, "mkl") == "onednn" and again.used == first.used and again.spent_s == 0.0
     assert Chooser(spent_s=10.0).pick("test op that nobody measured", refuse, "onednn") == "onednn"
     assert tuning_name().replace("-", "").replace(".", "").isalnum()
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_nothing_but_the_libraries_is_timed(residual: bool, packed: bool) -> None:
+    """Among several overloads torch searches at each call, and prints the tensors into an error that nobody sees: milliseconds."""
+    product, named = few_rows_product(
+        8, 256, 256, bias=View("b", (256,), (1,)), residual=View("r", (8, 256), (256, 1)) if residual else None
+    )
+    step, inputs, out = conv((1, 64, 8, 8), 64, (1, 1), True, True, residual, True)
+    images = {b.name: b for b in (*inputs, out)}
+    shape = winograd_shape(step, images, 16)
+    assert shape is not None
+    seen: list[str] = []
+    for calls in (gemm_candidates(product, named, packed)(), winograd_candidates(step, shape, images, packed)()):
+        for call in calls.values():
+            call()
+            sys.setprofile(lambda frame, event, _: seen.append(frame.f_code.co_filename) if event == "call" else None)
+            try:
+                call()
+            finally:
+                sys.setprofile(None)
+    assert seen and not [name for name in seen if "_tensor_str" in name]
 
 
 def test_under_freeze_only_bound_inputs_are_weights() -> None:
