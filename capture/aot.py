@@ -93,15 +93,24 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
 
 
 def _drop_idle_dropout(gm: torch.fx.GraphModule) -> None:
-    """Dropout that is off, or drops nothing, returns its very argument; torch's own decomposition would copy it."""
+    """Dropout that is off, or drops nothing, returns its very argument; one that drops all multiplies by zero, and draws nothing. torch's
+    own decomposition would copy, and draw.
+    """
     calls = [n for f in (torch.nn.functional.dropout, torch.dropout) for n in gm.graph.find_nodes(op="call_function", target=f)]
     for node in calls:
         training = node.kwargs.get("training", node.kwargs.get("train", node.args[2] if len(node.args) > 2 else True))
         share = node.kwargs.get("p", node.args[1] if len(node.args) > 1 else 0.5)
         source = node.kwargs.get("input", node.args[0] if node.args else None)
-        if (training is False or type(share) in (int, float) and share == 0) and isinstance(source, torch.fx.Node):
+        known = type(share) in (int, float)
+        if not isinstance(source, torch.fx.Node):
+            continue
+        if training is False or (known and share == 0):
             node.replace_all_uses_with(source)
             gm.graph.erase_node(node)
+        elif training is True and known and share == 1:
+            in_place = node.kwargs.get("inplace", node.args[3] if len(node.args) > 3 else False)
+            node.target = torch.Tensor.mul_ if in_place else torch.mul
+            node.args, node.kwargs = (source, 0), {}
     gm.recompile()
 
 

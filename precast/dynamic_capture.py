@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 
 from precast.artifact_store.manifest import guard_rows
 from precast.capture import CaptureRefused, Dynamic
+from precast.runtime.compiler import strict
 from precast.runtime.errors import Refused
 from precast.runtime.log import logger
 from precast.runtime.paths import resolve
-from precast.runtime.program import Program, strict
+from precast.runtime.program import Program
 from precast.runtime.targets import concerns
 from precast.runtime.varied import Varied, varied
 

@@ -21,10 +21,10 @@ from precast.capture.graph_capture import CapturedGraph, capture_graph
 from precast.lowering.decompositions import DECOMPOSITIONS
 from precast.runtime import stance
 from precast.runtime.api import StoreLike, open_store
+from precast.runtime.compiler import strict
 from precast.runtime.errors import InProcess, LoadError, Refused, failure_level, failure_text
 from precast.runtime.log import logger, warn
 from precast.runtime.options import CudaGraphOptions, graph_options, key_options
-from precast.runtime.program import strict
 from precast.runtime.source import MemoryBlobs
 from precast.runtime.stored_graph import GraphCallable, find_graph, open_graph, prepare_native
 from precast.runtime.targets import resolve

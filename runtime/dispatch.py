@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from precast.runtime import native
+from precast.runtime.compiler import strict
 from precast.runtime.entry import Entry, parameters
 from precast.runtime.locks import Lock
 from precast.runtime.log import logger, warn
-from precast.runtime.program import Program, strict
+from precast.runtime.program import Program
 from precast.runtime.variant import Binding
 
 TABLES_LIMIT = 64

@@ -98,6 +98,11 @@ class Refused(Exception):
         self.permanent = guards is None
         self.skipped = skipped
 
+    @property
+    def text(self) -> str:
+        """The reason, and what to do."""
+        return f"{self.reason} ({self.hint})" if self.hint else self.reason
+
 
 @dataclass(frozen=True)
 class InProcess:

@@ -81,7 +81,7 @@ def ran(compiled: Any) -> list[str]:
 
 def counting() -> list[str]:
     """Fills with the ids of artifacts with a graph that are compiled from now on."""
-    from precast.runtime import program as programs
+    from precast.runtime.compiler import set_compiler
 
     found: list[str] = []
 
@@ -94,7 +94,7 @@ def counting() -> list[str]:
             found.append(manifest.artifact_id)
         return made
 
-    programs.set_compiler(compile_variant)
+    set_compiler(compile_variant)
     return found
 
 

@@ -13,7 +13,7 @@ import torch
 import torch._dynamo
 
 from precast.artifact_store import Store
-from precast.runtime import native, program
+from precast.runtime import compiler, native
 
 sys.path.insert(0, str(Path(__file__).parent))
 from standin import Counting
@@ -51,14 +51,14 @@ def native_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 @pytest.fixture
 def set_compiler() -> Iterator[Callable[[Callable[..., Any]], None]]:
     """Replaces the compile callable for one test."""
-    before = program._compiler
-    yield program.set_compiler
-    program.set_compiler(before)
+    before = compiler._compiler
+    yield compiler.set_compiler
+    compiler.set_compiler(before)
 
 
 @pytest.fixture
 def counter(set_compiler: Callable[[Any], None]) -> Counting:
     """Counts what the real compile callable is asked for."""
-    counted = Counting(program._compile_callable())
+    counted = Counting(compiler.compiler())
     set_compiler(counted)
     return counted

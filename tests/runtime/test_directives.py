@@ -20,7 +20,7 @@ from torch._dynamo.testing import CompileCounter
 
 import precast
 from precast.artifact_store import Store
-from precast.runtime import program
+from precast.runtime import compiler
 from precast.runtime.api import site_of
 
 X = torch.randn(4)
@@ -53,7 +53,7 @@ def counted(function: Callable[..., Any], *args: Any) -> tuple[int, int]:
 @pytest.fixture
 def graphs(set_compiler: Callable[[Any], None]) -> list[str]:
     """Names of the programs of which a graph was compiled."""
-    compile_variant, found = program._compile_callable(), []
+    compile_variant, found = compiler.compiler(), []
 
     def counting(compiled: Any, args: Any, kwargs: Any) -> Any:
         made = compile_variant(compiled, args, kwargs)

@@ -16,8 +16,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import precast
 from precast import torch_backend
 from precast.artifact_store import Store
-from precast.runtime import program as programs
 from precast.runtime.api import site_of
+from precast.runtime.compiler import compiler as compile_callable
 from precast.runtime.errors import Refused
 from precast.runtime.variant import Variant
 
@@ -303,7 +303,7 @@ def _calls_rows_of(x: torch.Tensor) -> torch.Tensor:
 
 def test_what_the_tracer_took_for_an_exception_compiles_its_callees_at_once(set_compiler: Any, store: Store) -> None:
     """As torch.compile does it: the function runs as it is, and the functions that it calls are compiled, in that very call."""
-    real = programs._compile_callable()
+    real = compile_callable()
 
     def compiler(asked: Any, args: Any, kwargs: Any) -> Any:
         if asked.name.endswith("_calls_rows_of"):

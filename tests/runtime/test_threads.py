@@ -224,8 +224,8 @@ def test_a_reset_while_a_limit_is_reported(store: Store) -> None:
             return True
 
     (program,) = site_of(precast.compile(product, store=store)).programs
-    program._failures = Cleared("x")
-    program._worst_guard()
+    program._misses._failures = Cleared("x")
+    program._misses._worst_guard()
 
 
 def test_a_reset_while_other_threads_compile_and_call(store: Store) -> None:

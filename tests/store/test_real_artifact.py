@@ -13,7 +13,7 @@ import precast
 from precast.artifact_store import Manifest, Store
 from precast.artifact_store.records import FrameRecord, GraphInput, GraphOutput
 from precast.runtime import compatibility
-from precast.runtime import program as runtime_program
+from precast.runtime import compiler as runtime_compiler
 from precast.runtime.compatibility import LOWERING_VERSION, python_minor, torch_minor, why_unfit
 from precast.runtime.errors import GuardMiss
 from precast.runtime.frame_code import FrameCodeError, build
@@ -91,7 +91,7 @@ def test_the_frame_is_rebuilt(store: Store) -> None:
 
 @torch.no_grad()
 def test_it_runs_or_is_a_miss_that_says_why(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime_program, "_compiler", lambda *_: pytest.fail("it compiles"))
+    monkeypatch.setattr(runtime_compiler, "_compiler", lambda *_: pytest.fail("it compiles"))
     manifest, reason = only(store), expected_reason(only(store))
     assert why_unfit(manifest).startswith(reason) and bool(why_unfit(manifest)) == bool(reason)
     served = precast.load(real.program, store=store, require="hit")
