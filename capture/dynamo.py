@@ -27,7 +27,7 @@ from torch._dynamo.utils import dynamo_timed, get_metrics_context
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._guards import CompileContext, compile_context
-from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode
+from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode, PendingUnbackedSymbolNotFound
 
 from precast.artifact_store.guards import Path
 from precast.capture.break_text import BY_DATA, known_by_data, shorten, user_stack
@@ -204,6 +204,9 @@ def _compile(
         refused = CaptureRefused(what, _where(error, function))
         refused.raises = True
         raise refused from error
+    except PendingUnbackedSymbolNotFound as error:
+        what = f"torch's tracer loses a size that depends on data: {_first_line(error)}"
+        raise CaptureRefused(what, _where(error, function), "call that operator outside of the one graph", skipped=not one_graph) from error
     except AssertionError as error:
         if _FORBIDDEN in str(error):
             raise RegionError(f"{_first_line(error)} ({_where(error, function)}): it cannot be called inside a compiled program") from error

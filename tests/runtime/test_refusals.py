@@ -207,6 +207,19 @@ def test_gradients_arrive_with_one_warning(store: Store) -> None:
     assert any(isinstance(v, Variant) for v in site_of(compiled).programs[0].variants)
 
 
+def test_a_size_that_the_tracer_loses(store: Store) -> None:
+    """torch.combinations makes two sizes that depend on data, and torch's simulation of it knows one."""
+
+    def pairs(x: torch.Tensor) -> torch.Tensor:
+        return torch.combinations(x * 2, 2) + 1
+
+    x = torch.randn(5)
+    with torch.no_grad(), pytest.raises(precast.PrecastError, match=r"loses a size that depends on data.*outside of the one graph"):
+        precast.compile(pairs, store=store, fullgraph=True)(x)
+    with torch.no_grad():
+        torch.testing.assert_close(precast.compile(pairs, store=store)(x), pairs(x))
+
+
 def without_data(kind: str) -> torch.Tensor:
     return torch.empty(3, device="meta") if kind == "meta" else FakeTensorMode().from_tensor(torch.ones(3))
 
