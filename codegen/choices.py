@@ -57,7 +57,9 @@ MARGIN = 0.95
 
 CALM, CALM_PER_S = 4, 40
 """Preemptions, and these per second, up to which a measurement counts. Threads that wait for one that others put to sleep make any
-library look slow, and some more so than others: then the default stays, and nothing is remembered."""
+library look slow, and some more so than others: then it is measured again, and after some ATTEMPTS the default stays, and nothing is
+remembered."""
+ATTEMPTS = 3
 
 
 def preemptions() -> int:
@@ -100,18 +102,29 @@ class Chooser:
         thorough = self.thorough and self.measure
         remembered = _memory if self.measure else {}
         record = self.used.get(full) if thorough else self.tuning.get(full) or remembered.get(full)
-        if record is None and self.measure and (thorough or self.spent_s < BUDGET_S):
-            calls = candidates()
+        if record is None and self.measure:
+            record = self._measured(candidates, default, thorough)
+            if record is not None:
+                _memory[full] = record
+        if record is None:
+            return default
+        self.used[full] = record
+        return str(record["winner"])
+
+    def _measured(self, candidates: Candidates, default: str, thorough: bool) -> Record | None:
+        """A race that was not disturbed; None where each attempt was, or no time is left."""
+        calls: dict[str, Callable[[], object]] | None = None
+        for _ in range(ATTEMPTS):
+            if not thorough and self.spent_s >= BUDGET_S:
+                break
+            calls = candidates() if calls is None else calls
             began, before = time.perf_counter(), preemptions()
             times = race(calls, *THOROUGH) if thorough else race(calls)
             took = time.perf_counter() - began
             self.spent_s += took
             if thorough or preemptions() - before <= CALM + took * CALM_PER_S:
-                record = _memory[full] = decide(times, default)
-        if record is None:
-            return default
-        self.used[full] = record
-        return str(record["winner"])
+                return decide(times, default)
+        return None
 
 
 def decide(times: Mapping[str, list[float]], default: str) -> Record:

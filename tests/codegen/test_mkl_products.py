@@ -82,6 +82,25 @@ def test_a_disturbed_measurement_is_not_believed(monkeypatch: pytest.MonkeyPatch
     assert calm.pick("disturbed op", lambda: dict(candidates), "onednn") == "mkl" and len(calm.used) == 1
 
 
+@pytest.mark.parametrize("disturbed", range(4))
+def test_a_disturbed_measurement_is_made_again(disturbed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = iter([x for _ in range(disturbed) for x in (0, 1_000)] + [0] * 10)
+    monkeypatch.setattr(choices, "preemptions", lambda: next(count))
+    monkeypatch.setattr(choices, "BUDGET_S", 60.0)
+    chooser, made = Chooser(), []
+    candidates = {"mkl": lambda: None, "onednn": lambda: sum(range(20_000))}
+    chosen = chooser.pick(f"op disturbed {disturbed} times", lambda: made.append(1) or dict(candidates), "onednn")
+    assert chosen == ("mkl" if disturbed < choices.ATTEMPTS else "onednn") and len(made) == 1
+    assert len(chooser.used) == (disturbed < choices.ATTEMPTS)
+
+
+def test_the_time_for_measuring_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = iter(range(0, 1_000_000, 1_000))
+    monkeypatch.setattr(choices, "preemptions", lambda: next(count))
+    monkeypatch.setattr(choices, "BUDGET_S", 0.0)
+    assert Chooser().pick("op without time", lambda: pytest.fail("measured"), "onednn") == "onednn"
+
+
 @pytest.mark.parametrize(("chip", "wanted"), [("GenuineIntel 6 167", "mkl"), ("AuthenticAMD 25 17", "onednn")])
 def test_who_computes_a_product_unmeasured(chip: str, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choices, "cpu_model", lambda: chip)
