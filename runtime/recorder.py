@@ -18,44 +18,22 @@ import torch
 import torch.utils._device
 
 from precast.artifact_store.constants import untag
-from precast.artifact_store.expressions import leaves, postfix
 from precast.artifact_store.guards import Guard, Path, Predicate
-from precast.runtime.class_digest import functions_described
-from precast.runtime.guard_rules import joined, span
 from precast.runtime.kernel_digest import layers
 from precast.runtime.objects import ABSENT, Opaque, instance_dict, lacks_on_class, read_attribute
 from precast.runtime.paths import describe
+from precast.runtime.relations import RELATIONS, relation
 from precast.runtime.table_plan import Cells, Plan
-from precast.runtime.table_reads import TableReads
+from precast.runtime.table_reads import Live, TableReads
 
 _SCALARS = (int, float, str, bytes)
 _IMMUTABLE = (int, float, complex, str, bytes, bool, type(None), range, torch.dtype, torch.device, torch.layout, torch.memory_format)
-_MAX_PAIRS = 64
-_MAX_OTHERS = 4096
-_RELATIONS = (
-    Predicate.SAME_AS,
-    Predicate.NOT_ALIASED,
-    Predicate.SAME_DEVICE,
-    Predicate.GLOBAL_STATE,
-    Predicate.CLASSES,
-    Predicate.SHAPE,
-)
 _IN_SPEC = (Predicate.TYPE, Predicate.UNMARKED, Predicate.MARKS, Predicate.NOT_NONE, Predicate.RUNS_ON)
 """Guards on a call's tensor that ask for no more than its TENSOR guard has checked: class, device, no attributes of its own."""
 
 
 class Unrecordable(Exception):
     """No table can be made for this call; the generated checker decides each time."""
-
-
-class Live:
-    """A place that gets a fresh object with each call: checked by value. `number`: its value in the table."""
-
-    __slots__ = ("number", "value")
-
-    def __init__(self, number: int, value: Any) -> None:
-        self.number = number
-        self.value = value
 
 
 class _ClassDict:
@@ -72,7 +50,7 @@ def record(native: Any, plan: Plan, local_values: Mapping[str, Any], cells: Cell
 
     `bound`: what has to stand at the plan's bound paths.
     """
-    recording = _Recording(native, plan, local_values, cells())
+    recording = Recording(native, plan, local_values, cells())
     try:
         opaque = recording.run()
     except OverflowError as error:
@@ -84,7 +62,7 @@ def record(native: Any, plan: Plan, local_values: Mapping[str, Any], cells: Cell
     return recording.table
 
 
-class _Recording(TableReads):
+class Recording(TableReads):
     """One walk over a plan. `places`: what each path led to, a Live, an object, or the Opaque marker class."""
 
     def __init__(self, native: Any, plan: Plan, local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> None:
@@ -106,8 +84,8 @@ class _Recording(TableReads):
         for root in sorted(roots, key=lambda path: path[0][0] != "local"):
             self._enter(root, lambda root=root: self._root(root))  # type: ignore[misc]
         for index, guard in enumerate(self.plan.guards):
-            if guard.predicate in _RELATIONS:
-                self._attempt(index, lambda guard=guard: self._relation(guard))  # type: ignore[misc]
+            if guard.predicate in RELATIONS:
+                self._attempt(index, lambda guard=guard: relation(self, guard))  # type: ignore[misc]
         for path in self.plan.bound:
             if self.places.get(path, Opaque) is Opaque or isinstance(self.places[path], Live):
                 raise Unrecordable(f"the bound input at {describe(path)} cannot be watched")
@@ -126,7 +104,7 @@ class _Recording(TableReads):
                 continue
             self.places[path] = place
             for index in self.plan.at.get(path, ()):
-                if self.plan.guards[index].predicate not in _RELATIONS:
+                if self.plan.guards[index].predicate not in RELATIONS:
                     self._attempt(index, lambda index=index: self._guard(self.plan.guards[index], path, place))  # type: ignore[misc]  # noqa: B023
             for child in self.plan.under.get(path, ()):
                 stack.append((child, lambda child=child, place=place: self._step(place, child)))  # type: ignore[misc]
@@ -294,7 +272,7 @@ class _Recording(TableReads):
             case Predicate.EQUALS | Predicate.BASE_EQUALS:
                 self._constant(place, guard.predicate)
             case Predicate.TENSOR | Predicate.RUNS_ON:
-                self._tensor(place)
+                self.tensor(place)
             case Predicate.UNMARKED | Predicate.MARKS:
                 self.slot(place, "dict")
                 if place.__dict__:
@@ -335,7 +313,7 @@ class _Recording(TableReads):
             else:
                 raise Opaque
 
-    def _tensor(self, value: Any) -> None:
+    def tensor(self, value: Any) -> None:
         if not isinstance(value, torch.Tensor) or value.dim() > 5 or value.layout is not torch.strided:
             raise Opaque  # more dimensions are kept outside the TensorImpl
         self.slot(value, "type")
@@ -383,124 +361,15 @@ class _Recording(TableReads):
         if not plain or not self.table.live_tensor(place.number, place.value, spec["requires_grad"], spec["offset"], size, stride):
             raise Opaque
 
-    def _relation(self, guard: Guard) -> None:
-        if guard.predicate is Predicate.GLOBAL_STATE:
-            self._state()
-        elif guard.predicate is Predicate.SAME_AS:
-            pair = (self._place(guard.path), self._place(guard.constant))
-            if any(isinstance(place, Live) for place in pair):
-                raise Opaque
-        elif guard.predicate is Predicate.SAME_DEVICE:
-            for path in guard.constant["paths"]:
-                self._device(path, self._place(path))
-        elif guard.predicate is Predicate.CLASSES:
-            self._resolved(guard.constant)
-        elif guard.predicate is Predicate.SHAPE:
-            self._shape(guard.constant)
-        else:
-            self._distinct(guard.constant)
-
-    def _device(self, path: Path, place: Any) -> None:
-        """A tensor's device is among what its TENSOR guard has recorded."""
-        if isinstance(place, Live):
-            if not any(self.plan.guards[i].predicate is Predicate.TENSOR and i not in self.opaque for i in self.plan.at.get(path, ())):
-                raise Opaque
-        else:
-            self._tensor(place)
-
-    def _resolved(self, constant: Mapping[str, Any]) -> None:
-        """A class's version covers what it and its bases define, but not the code in a function that stays the same object."""
-        classes = [self._place(path) for path, _, _ in constant["classes"]]
-        if not all(isinstance(cls, type) for cls in classes):
-            raise Opaque
-        for cls in classes:
-            self.cls(cls)
-        for function in functions_described(constant, classes):
-            self.slot(function, "code")
-
-    def _place(self, path: Path) -> Any:
+    def place(self, path: Path) -> Any:
         """What `path` led to; walked now where no guard is on it."""
         if path not in self.places:
-            parent = self._place(path[:-1]) if len(path) > 1 else None
+            parent = self.place(path[:-1]) if len(path) > 1 else None
             self.places[path] = self._step(parent, path) if len(path) > 1 else self._root(path)
         place = self.places[path]
         if place is Opaque:
             raise Opaque
         return place
-
-    def _distinct(self, paths: Mapping[str, Any]) -> None:
-        if paths["mutated"]:
-            self._apart(paths)
-        places = [self._place(path) for path in paths["distinct"]]
-        fresh = [place for place in places if isinstance(place, Live)]
-        fixed = [place for place in places if not isinstance(place, Live)]
-        if len(fresh) ** 2 > _MAX_PAIRS or len(fresh) * len(fixed) > _MAX_OTHERS:
-            raise Opaque
-        for i, place in enumerate(fresh):
-            for other in fresh[:i]:
-                self.table.live(place.number, "different", other.number)
-            for constant in fixed:
-                self.table.live(place.number, "other", constant)
-
-    def _apart(self, paths: Mapping[str, Any]) -> None:
-        """What the graph writes shares no memory with other inputs. Among tensors that live on that is so while they lie where they do."""
-        written = [self._place(path) for path in paths["mutated"]]
-        read = [self._place(path) for path in paths["others"]]
-        if not all(isinstance(place.value if isinstance(place, Live) else place, torch.Tensor) for place in (*written, *read)):
-            raise Opaque
-        ranges = []
-        for places in (written, [*written, *read]):
-            fixed = [place for place in places if not isinstance(place, Live)]
-            for tensor in fixed:
-                self._tensor(tensor)
-                self.once("data", tensor)
-            ranges.append(joined(span(tensor) for tensor in fixed))
-        fresh = [(place, i < len(written)) for i, place in enumerate((*written, *read)) if isinstance(place, Live)]
-        if len(fresh) ** 2 > _MAX_PAIRS:
-            raise Opaque
-        for i, (place, writes) in enumerate(fresh):
-            self.table.apart(place.number, (place.value.element_size(), *ranges[writes]))
-            for other, also_writes in fresh[:i]:
-                if writes or also_writes:
-                    self.table.apart(place.number, (place.value.element_size(), other.value.element_size()), other.number)
-
-    def _shape(self, constant: Mapping[str, Any]) -> None:
-        """A relation between numbers of the call. What objects that live on add to it is as it was recorded of them."""
-        places = [self._place(path) for path in constant["paths"]]
-        read = {leaf[1] for leaf in leaves(constant["expr"])}
-        if any(isinstance(places[k], Live) and type(places[k].value) is float for k in read):
-            raise Opaque  # the native runtime computes with integers only
-        if all(isinstance(places[k], Live) for k in read):
-            try:
-                program = postfix(constant["expr"], lambda k: int(places[k].number))
-            except ValueError as error:
-                raise Opaque from error
-            self.table.shape(tuple(program))
-        elif any(isinstance(places[k], Live) for k in read):
-            raise Opaque
-
-    def _state(self) -> None:
-        """torch's state as cheap calls whose results have to stay what they are now."""
-        if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
-            raise Opaque
-        self.key(torch.utils._device.__dict__, "CURRENT_DEVICE")
-        for function in (_state_check(), *_STATE):
-            self.table.probe(function, function())
-
-
-_STATE = (
-    torch._C._len_torch_function_stack,
-    torch._C._len_torch_dispatch_stack,
-    torch.is_inference_mode_enabled,
-    torch._C._is_torch_function_all_disabled,
-    torch._C._get_float32_matmul_precision,
-)
-
-
-def _state_check() -> Callable[[], Any]:
-    """A function that says whether grad mode, autocast, deterministic algorithms, default dtype, … are what they are now."""
-    check: Callable[[], Any] = torch._C._dynamo.guards.GlobalStateGuard().check  # C code: no part of the tracer
-    return check
 
 
 def _immutable(value: Any) -> bool:

@@ -7,6 +7,16 @@ from typing import Any
 from precast.runtime.objects import Opaque
 
 
+class Live:
+    """A place that gets a fresh object with each call: checked by value. `number`: its value in the table."""
+
+    __slots__ = ("number", "value")
+
+    def __init__(self, number: int, value: Any) -> None:
+        self.number = number
+        self.value = value
+
+
 class TableReads:
     """Notes reads (`objects.Reads`) in `table`. Raises Opaque for what the table has no entry for, however often it is read."""
 
