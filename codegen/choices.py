@@ -48,7 +48,7 @@ def cpu_model() -> str:
     return " ".join(found.get(k, "") for k in ("vendor_id", "cpu family", "model"))
 
 
-BUDGET_S = 0.4
+BUDGET_S = 0.6
 """Seconds of measuring per graph: library calls met after that take the default, which seldom loses by much."""
 THOROUGH = (0.2, 40)
 """Seconds and rounds at most for one library call when every one is measured."""
@@ -60,6 +60,8 @@ CALM, CALM_PER_S = 4, 40
 library look slow, and some more so than others: then it is measured again, and after some ATTEMPTS the default stays, and nothing is
 remembered."""
 ATTEMPTS = 3
+DEAR_S = 0.1
+"""Seconds of a race that is run once only: what few large calls take is not to use up the time of all others."""
 
 
 def preemptions() -> int:
@@ -124,6 +126,8 @@ class Chooser:
             self.spent_s += took
             if thorough or preemptions() - before <= CALM + took * CALM_PER_S:
                 return decide(times, default)
+            if took > DEAR_S:
+                break
         return None
 
 

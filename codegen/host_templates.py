@@ -12,7 +12,7 @@ extern "C" { void* aligned_alloc(__SIZE_TYPE__, __SIZE_TYPE__); void free(void*)
              int madvise(void*, __SIZE_TYPE__, int); }
 static void say(char* error, int64_t capacity, const char* text) { if (capacity > 0) snprintf(error, (__SIZE_TYPE__)capacity, "%s", text); }
 static int fail(void* const* table, char* error, int64_t capacity, const char* step) {
-  const char* what = 0;
+  const char* what = "the library call failed; torch before 2.12 keeps no text of why: it is on stderr";
   if (torch_exception_get_what_without_backtrace) what = torch_exception_get_what_without_backtrace();
   if (capacity > 0) snprintf(error, (__SIZE_TYPE__)capacity, "%s [in %s]", what && *what ? what : "the library call failed", step);
   return 1;

@@ -125,8 +125,10 @@ class Stub(Loaded):
         return ctypes.cast(callback, P).value
 
     def text(self) -> bytes | None:
-        """What torch says of the last failure; nothing of a failure that was asked for."""
-        function = getattr(TORCH_CPU, LAST_TEXT)
+        """What torch says of the last failure; nothing of a failure that was asked for, and nothing before torch 2.12."""
+        function = getattr(TORCH_CPU, LAST_TEXT, None)
+        if function is None:
+            return None
         function.restype = ctypes.c_char_p
         return None if self.fail else function()
 
