@@ -13,6 +13,7 @@ Rules for what is left out, all stated here:
 
 from __future__ import annotations
 
+import functools
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -214,12 +215,24 @@ def _constant_subclass(value: Any) -> tuple[Predicate, Any]:
 
 def _closure(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
     value = context.sources.value(path)
+    if type(value) is functools.partial:
+        return _partial(path, value)
     if type(value) is not types.FunctionType:
         return same_object_guards(path, value) if isinstance(value, re.Pattern) else [Guard(path, Predicate.IS, object_name(value))]
     if str(value.__module__).partition(".")[0] == "torch":
         # Calls of torch's own functions enter the graph whole, and many share one code and differ by their closures.
         return same_object_guards(path, value)
     return [Guard(path, Predicate.CODE, digest(value.__code__)), *_namespace(path, value)]
+
+
+def _partial(path: Path, value: functools.partial[Any]) -> list[Guard]:
+    """A partial is what it calls and with what; the arguments that the traced code takes out of it have guards of their own."""
+    return [
+        Guard(path, Predicate.TYPE, type_name(functools.partial)),
+        *same_object_guards((*path, ("attr", "func")), value.func),
+        Guard((*path, ("attr", "args")), Predicate.LENGTH, len(value.args)),
+        Guard((*path, ("attr", "keywords")), Predicate.KEYS, {"keys": tuple(map(tag, value.keywords)), "ordered": True}),
+    ]
 
 
 def _length(path: Path, guard: Any, context: GuardContext) -> list[Guard]:

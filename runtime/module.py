@@ -27,13 +27,17 @@ def has_hooks(module: torch.nn.Module) -> bool:
 
 
 def wrapper_guards(entry: Entry) -> tuple[Guard, ...]:
-    """What has to hold of a module for its compiled `forward` to be what calling it means: no hooks, and the same `forward`."""
+    """What has to hold of a module for its compiled `forward` to be what calling it means: no hooks, and the class's `forward`.
+
+    `_call_impl` asks for both itself, and the tracer guards what it found.
+    """
+    if entry.function is torch.nn.Module._call_impl:
+        return ()
     names = parameters(entry.function.__code__)
     root: Path = (("local", names[0]),) if entry.function.__code__.co_argcount else (("local", names[0]), ("item", ("int", 0)))
     guards = [Guard(root, Predicate.LACKS_OWN, "forward"), Guard(root, Predicate.HAS_ATTR, "forward")]
-    if entry.function is not torch.nn.Module._call_impl:
-        guards += [Guard((*root, ("attr", name)), Predicate.EMPTY) for name in _OWN_HOOKS]
-        guards += [Guard((("global", torch_module.__name__, name),), Predicate.EMPTY) for name in _GLOBAL_HOOKS]
+    guards += [Guard((*root, ("attr", name)), Predicate.EMPTY) for name in _OWN_HOOKS]
+    guards += [Guard((("global", torch_module.__name__, name),), Predicate.EMPTY) for name in _GLOBAL_HOOKS]
     return tuple(guards)
 
 
