@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,15 @@ def results() -> dict[str, str]:
     return run_worker("all")
 
 
-@pytest.mark.parametrize("row_id", [i for i in IDS if i not in OTHERWISE])
+OLD_TRITON = metadata.version("triton").startswith("3.6.")
+REPEATED = pytest.mark.xfail(
+    OLD_TRITON, reason="where addresses repeat, Triton 3.6's interpreter adds a scalar once; its compiler does not"
+)
+
+
+@pytest.mark.parametrize(
+    "row_id", [pytest.param(i, marks=REPEATED) if i == "scatter_reduce/mean-f32" else i for i in IDS if i not in OTHERWISE]
+)
 def test_row(row_id: str, results: dict[str, str]) -> None:
     assert results[row_id] == ""
 
