@@ -13,7 +13,8 @@ import sympy
 
 from precast.codegen.cpp_index import IndexPrinter, free_symbols
 from precast.lowering.index import is_nonnegative
-from precast.lowering.ir import Attention, Buffer, DType, Size
+from precast.lowering.ir import Attention, Buffer, Size
+from precast.lowering.scalars import DType
 from precast.lowering.sizes import hint
 
 ROWS = 6

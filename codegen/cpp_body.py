@@ -13,8 +13,9 @@ from precast.codegen.cpp_plan import has_loop, unrolled
 from precast.codegen.cpp_reduce import identity, inline_fold, update_lines
 from precast.codegen.cpp_types import COMPUTE, literal, load
 from precast.codegen.values import Facts, substitute
-from precast.lowering.ir import Alu, Axis, Buffer, Cast, Const, DType, Gather, Index, Load, Op, Reduce, Scan, Value, operands
+from precast.lowering.ir import Alu, Axis, Buffer, Cast, Const, Gather, Index, Load, Reduce, Scan, Value, operands
 from precast.lowering.reals import is_real
+from precast.lowering.scalars import DType, Op
 from precast.lowering.symbolic import expand
 
 INT32_RANGE = (-(2**31), 2**31 - 1)

@@ -14,8 +14,9 @@ from precast.codegen.cpp_plan import ROW_LIMIT, TILE, Phase, Section, has_loop, 
 from precast.codegen.cpp_reduce import Accumulator, update_lines
 from precast.codegen.cpp_types import COMPUTE, load, storage, store
 from precast.codegen.values import Facts, static_product, store_roots
-from precast.lowering.ir import Axis, Buffer, DType, Gather, Index, Kernel, Load, Op, Reduce, ReduceOp, Scan, Size, Store, walk
+from precast.lowering.ir import Axis, Buffer, Gather, Index, Kernel, Load, Reduce, Scan, Size, Store, walk
 from precast.lowering.reals import is_real
+from precast.lowering.scalars import DType, Op, ReduceOp
 
 LANES = 64
 """Lanes of a tile along an outer axis: four AVX-512 registers of f32, enough to hide latency."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from precast.codegen.cpp_types import COMPUTE, UNSIGNED
-from precast.lowering.ir import COMPARISONS, DType, Op
+from precast.lowering.scalars import COMPARISONS, DType, Op
 
 
 @dataclass(frozen=True)

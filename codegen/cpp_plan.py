@@ -19,25 +19,8 @@ import sympy
 from precast.codegen.cpp_index import stride_along
 from precast.codegen.cpp_types import LIMITS
 from precast.codegen.values import Facts, rebuild, rebuild_store, static_product, store_roots, substitute
-from precast.lowering.ir import (
-    TRANSCENDENTAL,
-    Alu,
-    Axis,
-    Cast,
-    Const,
-    DType,
-    Index,
-    Kernel,
-    Load,
-    Op,
-    Reduce,
-    ReduceOp,
-    Scan,
-    Store,
-    Value,
-    operands,
-    walk,
-)
+from precast.lowering.ir import Alu, Axis, Cast, Const, Index, Kernel, Load, Reduce, Scan, Store, Value, operands, walk
+from precast.lowering.scalars import TRANSCENDENTAL, DType, Op, ReduceOp
 
 UNROLL_LIMIT = 32
 """Reductions of at most this many points are unrolled into the body of the surrounding loop."""

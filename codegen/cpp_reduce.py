@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from precast.codegen.cpp_types import COMPUTE, LIMITS, literal
-from precast.lowering.ir import DType, ReduceOp
+from precast.lowering.scalars import DType, ReduceOp
 
 
 def identity(op: ReduceOp, dtype: DType) -> str:

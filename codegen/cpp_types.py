@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from precast.lowering.ir import DType
+from precast.lowering.scalars import DType
 
 STORAGE: dict[DType, str] = {
     DType.F64: "double",

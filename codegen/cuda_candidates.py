@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from precast.codegen.choices import as_seen, conv_key, gemm_key, torch_dtype
 from precast.lowering import index as ix
 from precast.lowering.gpu_odd import VECTOR
-from precast.lowering.ir import Attention, Buffer, Conv, DType, Extern, Gemm, Size, View
+from precast.lowering.ir import Attention, Buffer, Conv, Extern, Gemm, Size, View
+from precast.lowering.scalars import DType
 from precast.lowering.sizes import hint
 
 Buffers = Mapping[str, Buffer]

@@ -16,7 +16,8 @@ import torch
 
 from precast.codegen.toolchain import compile_shared, lanes_of
 from precast.codegen.vectors import totals
-from precast.lowering.ir import Buffer, DType, Gemm
+from precast.lowering.ir import Buffer, Gemm
+from precast.lowering.scalars import DType
 from precast.lowering.sizes import hint
 
 ROWS = range(2, 33)

@@ -13,7 +13,8 @@ from precast.codegen.expand import LibraryCall, Pack, gemm_parts
 from precast.codegen.host_dispatch import BUILD_VERSION
 from precast.codegen.host_shims import DTYPE_CODES
 from precast.codegen.winograd import Shape
-from precast.lowering.ir import Attention, Buffer, Conv, DType, Gemm, Size, View
+from precast.lowering.ir import Attention, Buffer, Conv, Gemm, Size, View
+from precast.lowering.scalars import DType
 from precast.lowering.sizes import hint
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from precast.lowering.ir import Buffer, DType
+from precast.lowering.ir import Buffer
+from precast.lowering.scalars import DType
 
 _SIZES = "const int64_t*, int64_t"
 

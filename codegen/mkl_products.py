@@ -14,10 +14,11 @@ from precast.codegen.expand import How, product_library
 from precast.lowering import index as ix
 from precast.lowering.collapse import collapse_axes
 from precast.lowering.fusion import fuse
-from precast.lowering.ir import Alu, Buffer, DType, Gemm, Kernel, Load, Op, Program, Step, Store, Value
+from precast.lowering.ir import Alu, Buffer, Gemm, Kernel, Load, Program, Step, Store, Value
 from precast.lowering.library_loops import finish, load_view, place
 from precast.lowering.memory import plan_memory
 from precast.lowering.pipeline import name_kernels
+from precast.lowering.scalars import DType, Op
 from precast.lowering.substitution import shared_axis
 
 

@@ -11,7 +11,8 @@ from precast.codegen.triton_tiling import Part, Tiling, power_of_two, static
 from precast.codegen.triton_values import beside_one, in_tiles, kind, rough_values
 from precast.codegen.values import Facts
 from precast.lowering.index import bounds
-from precast.lowering.ir import COMPARISONS, Alu, Axis, Buffer, Cast, Const, DType, Index, Load, Op, Reduce, Scan, Value, operands
+from precast.lowering.ir import Alu, Axis, Buffer, Cast, Const, Index, Load, Reduce, Scan, Value, operands
+from precast.lowering.scalars import COMPARISONS, DType, Op
 
 NARROW = (DType.I16, DType.I8, DType.U8)
 

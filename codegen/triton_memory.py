@@ -11,7 +11,8 @@ from precast.codegen.triton_lanes import Lanes
 from precast.codegen.triton_lines import NARROW, Lines
 from precast.codegen.triton_ops import BITS, TYPES, Unsupported
 from precast.codegen.triton_values import kind
-from precast.lowering.ir import Const, DType, Gather, Load, Store, Value
+from precast.lowering.ir import Const, Gather, Load, Store, Value
+from precast.lowering.scalars import DType
 
 OUT_OF_RANGE = "index out of bounds"
 NATIVE = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from precast.lowering.ir import COMPARISONS, DType, Op, ReduceOp
+from precast.lowering.scalars import COMPARISONS, DType, Op, ReduceOp
 
 TYPES: dict[DType, str] = {
     DType.F64: "tl.float64",

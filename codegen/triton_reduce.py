@@ -7,7 +7,8 @@ from precast.codegen.triton_lines import NARROW
 from precast.codegen.triton_memory import Memory
 from precast.codegen.triton_ops import COMBINE, RUNNING, TYPES, identity
 from precast.codegen.triton_values import kind
-from precast.lowering.ir import DType, Reduce, ReduceOp, Scan
+from precast.lowering.ir import Reduce, Scan
+from precast.lowering.scalars import DType, ReduceOp
 
 INDEXED = (ReduceOp.ARGMIN, ReduceOp.ARGMAX)
 LAST_PLACE = (1 << 31) - 1

@@ -12,26 +12,8 @@ import sympy
 
 from precast.codegen.triton_ops import Unsupported
 from precast.codegen.values import Facts, rebuild, rebuild_store, store_roots, substitute
-from precast.lowering.ir import (
-    COMPARISONS,
-    Alu,
-    Axis,
-    Buffer,
-    Cast,
-    Const,
-    DType,
-    Kernel,
-    Load,
-    Op,
-    Reduce,
-    ReduceOp,
-    Scan,
-    Store,
-    Value,
-    axis_symbol,
-    operands,
-    walk,
-)
+from precast.lowering.ir import Alu, Axis, Buffer, Cast, Const, Kernel, Load, Reduce, Scan, Store, Value, axis_symbol, operands, walk
+from precast.lowering.scalars import COMPARISONS, DType, Op, ReduceOp
 
 FOLD: dict[ReduceOp, Op] = {
     ReduceOp.SUM: Op.ADD,

@@ -21,7 +21,8 @@ import torch
 from precast.codegen.choices import POST_OPS, Candidates, tensor
 from precast.codegen.toolchain import compile_shared, lanes_of
 from precast.codegen.vectors import transposed
-from precast.lowering.ir import Buffer, Conv, DType, Size, View
+from precast.lowering.ir import Buffer, Conv, Size, View
+from precast.lowering.scalars import DType
 
 A, B = 0.75, 1.5
 """The finite points besides 0, each with both signs."""

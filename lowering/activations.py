@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from precast.lowering.ir import Alu, Const, Load, Op, Unary, Value, walk
+from precast.lowering.ir import Alu, Const, Load, Unary, Value, walk
 from precast.lowering.ops import values as v
+from precast.lowering.scalars import Op
 from precast.lowering.tensor import alu
 
 

@@ -23,16 +23,13 @@ from precast.lowering.ir import (
     Axis,
     Buffer,
     Const,
-    DType,
     Gemm,
     Index,
     Kernel,
     Load,
-    Op,
     Output,
     Program,
     Reduce,
-    ReduceOp,
     Size,
     Step,
     Store,
@@ -40,6 +37,7 @@ from precast.lowering.ir import (
     View,
     walk,
 )
+from precast.lowering.scalars import DType, Op, ReduceOp
 from precast.lowering.substitution import Rewriter, coordinates, shared_axis
 
 

@@ -17,7 +17,8 @@ from precast.lowering import index as ix
 from precast.lowering.constants import without_dead_steps
 from precast.lowering.effects import index_expr, lasting_inputs, reads, writes
 from precast.lowering.emit import without_unused_buffers
-from precast.lowering.ir import Alu, Buffer, Conv, DType, Kernel, Load, Op, Program, Size, Step, Store, Value, View, operands, walk
+from precast.lowering.ir import Alu, Buffer, Conv, Kernel, Load, Program, Size, Step, Store, Value, View, operands, walk
+from precast.lowering.scalars import DType, Op
 from precast.lowering.sizes import hint
 from precast.lowering.substitution import Definition, Rewriter, Uninvertible, coordinates, shared_axis
 from precast.lowering.transform import map_kernel

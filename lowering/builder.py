@@ -16,19 +16,16 @@ from precast.lowering.ir import (
     LET,
     POSITION,
     RANGE,
-    TRANSCENDENTAL,
     Alu,
     Axis,
     Bind,
     Buffer,
     Const,
-    DType,
     Extern,
     Index,
     Kernel,
     Load,
     Reduce,
-    ReduceOp,
     Scan,
     Size,
     Step,
@@ -39,6 +36,7 @@ from precast.lowering.ir import (
     axis_symbol,
     walk,
 )
+from precast.lowering.scalars import TRANSCENDENTAL, DType, ReduceOp
 from precast.lowering.sizes import Unsupported, bounds_of, is_unbacked, sizes
 from precast.lowering.tensor import Tensor
 

@@ -19,7 +19,6 @@ from precast.lowering.ir import (
     Bind,
     Buffer,
     Conv,
-    DType,
     Extern,
     Gemm,
     Index,
@@ -33,6 +32,7 @@ from precast.lowering.ir import (
     View,
     walk,
 )
+from precast.lowering.scalars import DType
 from precast.lowering.sizes import is_unbacked
 from precast.lowering.symbolic import symbols_of
 

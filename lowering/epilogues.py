@@ -13,7 +13,8 @@ from precast.lowering import index as ix
 from precast.lowering.activations import match_activation, relu
 from precast.lowering.effects import reads, store_roots, writes
 from precast.lowering.emit import without_unused_buffers
-from precast.lowering.ir import Alu, Buffer, Conv, Gemm, Kernel, Load, Op, Program, Size, Step, Store, Unary, Value, View, operands, walk
+from precast.lowering.ir import Alu, Buffer, Conv, Gemm, Kernel, Load, Program, Size, Step, Store, Unary, Value, View, operands, walk
+from precast.lowering.scalars import Op
 from precast.lowering.substitution import coordinates, shared_axis
 from precast.lowering.symbolic import same
 from precast.lowering.transform import map_kernel

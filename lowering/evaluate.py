@@ -11,26 +11,9 @@ from typing import Any, cast
 import sympy
 import torch
 
-from precast.lowering.ir import (
-    Alu,
-    Axis,
-    Cast,
-    Const,
-    DType,
-    Gather,
-    Index,
-    Kernel,
-    Load,
-    Op,
-    Reduce,
-    ReduceOp,
-    Scan,
-    Size,
-    Store,
-    Value,
-    walk,
-)
+from precast.lowering.ir import Alu, Axis, Cast, Const, Gather, Index, Kernel, Load, Reduce, Scan, Size, Store, Value, walk
 from precast.lowering.reals import is_real
+from precast.lowering.scalars import DType, Op, ReduceOp
 
 Tensor = torch.Tensor
 Points = tuple[Tensor, Tensor]

@@ -8,8 +8,9 @@ from functools import lru_cache
 import sympy
 
 from precast.lowering.effects import index_expr, reads, remembered, store_roots, writes
-from precast.lowering.ir import TRANSCENDENTAL, Alu, Axis, Const, Kernel, Load, Op, Program, Reduce, Scan, Store, Value, operands, walk
+from precast.lowering.ir import Alu, Axis, Const, Kernel, Load, Program, Reduce, Scan, Store, Value, operands, walk
 from precast.lowering.order import nbytes_hint
+from precast.lowering.scalars import TRANSCENDENTAL, Op
 from precast.lowering.sizes import hint
 from precast.lowering.substitution import Definition, strides_of
 

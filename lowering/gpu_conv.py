@@ -12,7 +12,8 @@ from dataclasses import replace
 from precast.lowering import index as ix
 from precast.lowering.effects import lasting_inputs, reads
 from precast.lowering.gpu_patches import is_patch
-from precast.lowering.ir import Alu, Buffer, Conv, DType, Kernel, Load, Op, Program, Size, Step, Store, View
+from precast.lowering.ir import Alu, Buffer, Conv, Kernel, Load, Program, Size, Step, Store, View
+from precast.lowering.scalars import DType, Op
 from precast.lowering.substitution import shared_axis
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from precast.lowering.ir import DType, Gemm, Program
+from precast.lowering.ir import Gemm, Program
 from precast.lowering.restride import Move, moved
+from precast.lowering.scalars import DType
 from precast.lowering.sizes import hint
 
 VECTOR = 8

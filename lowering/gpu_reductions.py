@@ -22,14 +22,11 @@ from precast.lowering.ir import (
     Axis,
     Buffer,
     Const,
-    DType,
     Index,
     Kernel,
     Load,
-    Op,
     Program,
     Reduce,
-    ReduceOp,
     Scan,
     Size,
     Step,
@@ -39,6 +36,7 @@ from precast.lowering.ir import (
     operands,
     walk,
 )
+from precast.lowering.scalars import DType, Op, ReduceOp
 from precast.lowering.sizes import hint
 from precast.lowering.substitution import Mapping_, Rewriter, shared_axis
 from precast.lowering.transform import replace_values

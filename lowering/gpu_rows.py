@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from precast.lowering.ir import Buffer, DType, Gemm, Program
+from precast.lowering.ir import Buffer, Gemm, Program
 from precast.lowering.library_loops import gemm_kernel
+from precast.lowering.scalars import DType
 
 TYPES = (DType.BF16, DType.F16, DType.F32)
 MIN_DEPTH = 256

@@ -27,7 +27,6 @@ from precast.lowering.ir import (
     Attention,
     Buffer,
     Conv,
-    DType,
     Extern,
     Gemm,
     Index,
@@ -37,6 +36,7 @@ from precast.lowering.ir import (
     View,
 )
 from precast.lowering.reals import is_real
+from precast.lowering.scalars import DType
 from precast.lowering.sizes import range_message
 
 TORCH_DTYPES: dict[DType, torch.dtype] = {

@@ -15,7 +15,8 @@ import sympy
 from precast.lowering import index as ix
 from precast.lowering.effects import map_views, reads, store_roots, views, writes
 from precast.lowering.facts import points
-from precast.lowering.ir import Alu, Axis, Buffer, Conv, Kernel, Load, Op, Program, Reduce, Size, Step, Store, Value, View, walk
+from precast.lowering.ir import Alu, Axis, Buffer, Conv, Kernel, Load, Program, Reduce, Size, Step, Store, Value, View, walk
+from precast.lowering.scalars import Op
 from precast.lowering.simplify import position_of
 from precast.lowering.substitution import coordinates, shared_axis
 from precast.lowering.symbolic import expand

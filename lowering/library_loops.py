@@ -7,26 +7,8 @@ from collections.abc import Mapping
 
 import sympy
 
-from precast.lowering.ir import (
-    Alu,
-    Axis,
-    Buffer,
-    Cast,
-    Const,
-    Conv,
-    DType,
-    Gemm,
-    Kernel,
-    Load,
-    Op,
-    Reduce,
-    ReduceOp,
-    Size,
-    Store,
-    Value,
-    View,
-    axis_symbol,
-)  # fmt: skip
+from precast.lowering.ir import Alu, Axis, Buffer, Cast, Const, Conv, Gemm, Kernel, Load, Reduce, Size, Store, Value, View, axis_symbol
+from precast.lowering.scalars import DType, Op, ReduceOp
 
 
 def constant(value: float, dtype: DType) -> Const:

@@ -7,7 +7,8 @@ from typing import Any
 import sympy
 
 from precast.lowering import tensor as tx
-from precast.lowering.ir import Const, DType, Index, Op, Value
+from precast.lowering.ir import Const, Index, Value
+from precast.lowering.scalars import DType, Op
 from precast.lowering.sizes import Unsupported
 
 F64 = DType.F64

@@ -8,8 +8,9 @@ import sympy
 
 from precast.lowering import index as ix
 from precast.lowering.effects import map_views, reads, store_roots, views, writes
-from precast.lowering.ir import Buffer, DType, Kernel, Load, Output, Program, Size, Step, Store, Value, View, walk
+from precast.lowering.ir import Buffer, Kernel, Load, Output, Program, Size, Step, Store, Value, View, walk
 from precast.lowering.layout import dimensions, extents_in
+from precast.lowering.scalars import DType
 from precast.lowering.transform import map_kernel
 
 

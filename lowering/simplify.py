@@ -14,7 +14,8 @@ import sympy
 from precast.lowering import index as ix
 from precast.lowering.bounds import Interval, interval
 from precast.lowering.effects import store_roots, value_dtype
-from precast.lowering.ir import Alu, Cast, Const, DType, Index, Kernel, Load, Op, Program, Reduce, Size, Value, walk
+from precast.lowering.ir import Alu, Cast, Const, Index, Kernel, Load, Program, Reduce, Size, Value, walk
+from precast.lowering.scalars import DType, Op
 from precast.lowering.substitution import zero
 from precast.lowering.symbolic import expand
 from precast.lowering.transform import map_kernel

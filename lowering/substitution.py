@@ -15,24 +15,8 @@ from functools import lru_cache
 import sympy
 
 from precast.lowering import index as ix
-from precast.lowering.ir import (
-    Alu,
-    Axis,
-    Cast,
-    Const,
-    DType,
-    Gather,
-    Index,
-    Load,
-    Op,
-    Reduce,
-    Scan,
-    Size,
-    Store,
-    Value,
-    axis_symbol,
-    operands,
-)
+from precast.lowering.ir import Alu, Axis, Cast, Const, Gather, Index, Load, Reduce, Scan, Size, Store, Value, axis_symbol, operands
+from precast.lowering.scalars import DType, Op
 from precast.lowering.symbolic import expand, symbols_of
 
 Mapping_ = tuple[tuple[sympy.Symbol, sympy.Expr], ...]

@@ -14,7 +14,8 @@ from typing import Any
 import sympy
 
 from precast.lowering import index as ix
-from precast.lowering.ir import Alu, Cast, Const, DType, Gather, Index, Load, Op, Reduce, Scan, Size, Value, View, operands
+from precast.lowering.ir import Alu, Cast, Const, Gather, Index, Load, Reduce, Scan, Size, Value, View, operands
+from precast.lowering.scalars import DType, Op
 
 Row = tuple[Size, tuple[tuple[int, Size], ...]]
 """One old index as an affine function of the new dimensions: `offset + sum(coefficient * index[new dimension])`."""

@@ -16,7 +16,6 @@ from precast.lowering.ir import (
     Index,
     Kernel,
     Load,
-    Op,
     Output,
     Program,
     Reduce,
@@ -28,6 +27,7 @@ from precast.lowering.ir import (
     operands,
     walk,
 )
+from precast.lowering.scalars import Op
 
 INFIX = {
     Op.ADD: "+",

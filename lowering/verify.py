@@ -13,31 +13,27 @@ from precast.lowering.bounds import Interval, interval, ranges_of
 from precast.lowering.effects import index_expr, reads, store_roots, value_dtype, views, writes
 from precast.lowering.evaluate import evaluate_index
 from precast.lowering.ir import (
-    COMPARISONS,
     LAUNCH,
     Alu,
     Axis,
     Buffer,
     Const,
-    DType,
     Extern,
     Gather,
     Kernel,
     Load,
-    Op,
     Program,
     Reduce,
-    ReduceOp,
     Scan,
     Step,
     Store,
     Value,
-    arity,
     operands,
     walk,
 )
 from precast.lowering.lifetimes import lifetimes
 from precast.lowering.reuse import may_reuse
+from precast.lowering.scalars import COMPARISONS, DType, Op, ReduceOp, arity
 from precast.lowering.symbolic import symbols_of
 from precast.lowering.text import step_text
 

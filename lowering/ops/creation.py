@@ -9,10 +9,11 @@ import sympy
 from precast.lowering import index as ix
 from precast.lowering import tensor as tx
 from precast.lowering.builder import Builder
-from precast.lowering.ir import DType, Index, Op, Size, Value
+from precast.lowering.ir import Index, Size, Value
 from precast.lowering.ops import values as v
 from precast.lowering.reals import is_real
 from precast.lowering.registry import Result, lowering
+from precast.lowering.scalars import DType, Op
 from precast.lowering.tensor import Tensor, alu
 
 

@@ -10,11 +10,12 @@ import sympy
 from precast.lowering import index as ix
 from precast.lowering import tensor as tx
 from precast.lowering.builder import Builder
-from precast.lowering.ir import Axis, DType, Gather, Index, Load, Size, Store, StoreMode, Value
+from precast.lowering.ir import Axis, Gather, Index, Load, Size, Store, StoreMode, Value
 from precast.lowering.ops import values as v
 from precast.lowering.ops import views
 from precast.lowering.ops.creation import empty_sizes, position
 from precast.lowering.registry import Result, lowering
+from precast.lowering.scalars import DType
 from precast.lowering.tensor import Tensor
 
 

@@ -10,10 +10,11 @@ import sympy
 from precast.lowering import index as ix
 from precast.lowering import tensor as tx
 from precast.lowering.builder import Builder
-from precast.lowering.ir import Attention, Conv, DType, Gemm, ReduceOp, Size, Value, View
+from precast.lowering.ir import Attention, Conv, Gemm, Size, Value, View
 from precast.lowering.ops import values as v
 from precast.lowering.ops.creation import empty_sizes
 from precast.lowering.registry import Result, lowering
+from precast.lowering.scalars import DType, ReduceOp
 from precast.lowering.tensor import Tensor
 
 

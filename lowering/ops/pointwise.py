@@ -8,10 +8,11 @@ from typing import Any
 
 from precast.lowering import tensor as tx
 from precast.lowering.builder import Builder
-from precast.lowering.ir import DType, Op, Value
+from precast.lowering.ir import Value
 from precast.lowering.ops import values as v
 from precast.lowering.ops.values import Number, Operand, const
 from precast.lowering.registry import Result, lowering
+from precast.lowering.scalars import DType, Op
 from precast.lowering.tensor import Tensor, alu, compare
 
 

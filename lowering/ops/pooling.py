@@ -12,10 +12,11 @@ import sympy
 from precast.lowering import index as ix
 from precast.lowering import tensor as tx
 from precast.lowering.builder import Builder
-from precast.lowering.ir import Axis, Const, DType, Index, Op, Reduce, ReduceOp, Size, Value
+from precast.lowering.ir import Axis, Const, Index, Reduce, Size, Value
 from precast.lowering.ops import values as v
 from precast.lowering.ops.creation import empty_sizes
 from precast.lowering.registry import Result, lowering
+from precast.lowering.scalars import DType, Op, ReduceOp
 from precast.lowering.tensor import Tensor, alu
 
 

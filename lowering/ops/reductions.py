@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from precast.lowering import index as ix
 from precast.lowering import tensor as tx
 from precast.lowering.builder import Builder
-from precast.lowering.ir import DType, Op, ReduceOp, Size, Value
+from precast.lowering.ir import Size, Value
 from precast.lowering.ops import values as v
 from precast.lowering.ops.creation import empty_sizes
 from precast.lowering.registry import Result, lowering
+from precast.lowering.scalars import DType, Op, ReduceOp
 from precast.lowering.sizes import Unsupported
 from precast.lowering.tensor import Tensor, alu
 

@@ -10,11 +10,12 @@ import sympy
 from precast.lowering import index as ix
 from precast.lowering import tensor as tx
 from precast.lowering.builder import Builder
-from precast.lowering.ir import DType, Op, Value
+from precast.lowering.ir import Value
 from precast.lowering.ops import values as v
 from precast.lowering.ops.creation import empty_sizes, position
 from precast.lowering.ops.indexing import Places
 from precast.lowering.registry import Result, lowering
+from precast.lowering.scalars import DType, Op
 from precast.lowering.tensor import Tensor, alu
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from precast.lowering import index as ix
 from precast.lowering import tensor as tx
 from precast.lowering.builder import Builder
-from precast.lowering.ir import Axis, DType, ReduceOp, Scan, Store
+from precast.lowering.ir import Axis, Scan, Store
 from precast.lowering.ops.creation import empty_sizes
 from precast.lowering.registry import Result, lowering
+from precast.lowering.scalars import DType, ReduceOp
 from precast.lowering.tensor import Tensor
 
 LIBRARY_LENGTH = 8192

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 
 from precast.lowering import tensor as tx
 from precast.lowering.builder import Builder
-from precast.lowering.ir import Alu, DType, Op, Value
+from precast.lowering.ir import Alu, Value
 from precast.lowering.ops import series
 from precast.lowering.ops import values as v
 from precast.lowering.ops.values import Operand, const
 from precast.lowering.registry import Result, lowering
+from precast.lowering.scalars import DType, Op
 from precast.lowering.tensor import Tensor, alu
 
 

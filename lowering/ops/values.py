@@ -11,8 +11,9 @@ import torch
 from precast.lowering import index as ix
 from precast.lowering import tensor as tx
 from precast.lowering.builder import Builder
-from precast.lowering.ir import Const, DType, Index, Op, Size, Value
+from precast.lowering.ir import Const, Index, Size, Value
 from precast.lowering.reals import is_real, real_value
+from precast.lowering.scalars import DType, Op
 from precast.lowering.tensor import Tensor, alu, compare, constant
 
 Number = bool | int | float | sympy.Expr

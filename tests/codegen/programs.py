@@ -8,7 +8,8 @@ import sympy
 import torch
 
 from precast.codegen import compile_program
-from precast.lowering.ir import Alu, Axis, Buffer, DType, Kernel, Load, Op, Output, Program, Store, Value, View, axis_symbol
+from precast.lowering.ir import Alu, Axis, Buffer, Kernel, Load, Output, Program, Store, Value, View, axis_symbol
+from precast.lowering.scalars import DType, Op
 from tests.codegen.loader import Loaded
 
 F32 = DType.F32

@@ -17,9 +17,10 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from precast.codegen.triton_compile import architecture
-from precast.lowering.ir import Extern, Op
+from precast.lowering.ir import Extern
 from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
+from precast.lowering.scalars import Op
 from tests.codegen.cuda_stub import STREAM, CudaStub, compile_cuda
 from tests.codegen.programs import alu, axis, buffer, load, map_kernel, program, view
 from tests.lowering.test_schedule_models import Bottleneck, PostNorm

@@ -13,9 +13,10 @@ from precast.codegen import choices, compile_program
 from precast.codegen.choices import Chooser, gemm_candidates
 from precast.codegen.expand import product_library
 from precast.codegen.few_rows import few_rows
-from precast.lowering.ir import Buffer, DType, Gemm, View
+from precast.lowering.ir import Buffer, Gemm, View
 from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
+from precast.lowering.scalars import DType
 from tests.codegen.loader import Loaded
 from tests.codegen.programs import buffer, program, view
 from tests.codegen.test_mkl_products import _twice

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from precast.codegen import compile_program
-from precast.lowering.ir import Attention, Buffer, Const, Conv, DType, Extern, Gemm, Kernel, Load, Op, Slot, Store, View
+from precast.lowering.ir import Attention, Buffer, Const, Conv, Extern, Gemm, Kernel, Load, Slot, Store, View
+from precast.lowering.scalars import DType, Op
 from tests.codegen.loader import Loaded
 from tests.codegen.programs import F32, TORCH, alu, at, axis, buffer, build, contiguous, load, map_kernel, program, view
 

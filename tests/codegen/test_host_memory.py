@@ -12,7 +12,8 @@ CHILD = """
 import resource, sys
 import torch
 from precast.codegen import compile_program
-from precast.lowering.ir import Gemm, Op, Reduce, ReduceOp
+from precast.lowering.ir import Gemm, Reduce
+from precast.lowering.scalars import Op, ReduceOp
 from tests.codegen.loader import Loaded
 from tests.codegen.programs import alu, axis, buffer, load, map_kernel, program, view
 

@@ -5,24 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from precast.lowering.ir import (
-    Alu,
-    Axis,
-    Buffer,
-    Const,
-    DType,
-    Gather,
-    Index,
-    Kernel,
-    Load,
-    Op,
-    Reduce,
-    ReduceOp,
-    Scan,
-    Store,
-    Value,
-    axis_symbol,
-)
+from precast.lowering.ir import Alu, Axis, Buffer, Const, Gather, Index, Kernel, Load, Reduce, Scan, Store, Value, axis_symbol
+from precast.lowering.scalars import DType, Op, ReduceOp
 from tests.codegen.programs import F32, TORCH, alu, at, axis, buffer, build, load, map_kernel
 
 SHAPES = [(4, 5, 6), (1, 1, 1), (33, 7, 100), (3, 300, 17), (2, 3, 4096), (70, 130, 3), (0, 3, 4), (3, 0, 4), (3, 4, 0), (5, 64, 64)]

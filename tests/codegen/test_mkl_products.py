@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from precast.codegen import choices, compile_program
 from precast.codegen.choices import POST_OPS, Chooser
 from precast.lowering import index as ix
-from precast.lowering.ir import Alu, Axis, Gemm, Kernel, Load, Op, Store, View
+from precast.lowering.ir import Alu, Axis, Gemm, Kernel, Load, Store, View
 from precast.lowering.pipeline import schedule
+from precast.lowering.scalars import Op
 from tests.codegen.loader import Loaded
 from tests.codegen.programs import buffer, program, view
 

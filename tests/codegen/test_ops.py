@@ -10,7 +10,8 @@ import torch
 
 from precast.codegen.cpp_kernel import render_kernel
 from precast.codegen.cpp_ops import ROWS
-from precast.lowering.ir import COMPARISONS, Cast, Const, DType, Kernel, Op, Store, Value, arity
+from precast.lowering.ir import Cast, Const, Kernel, Store, Value
+from precast.lowering.scalars import COMPARISONS, DType, Op, arity
 from tests.codegen.programs import TORCH, Axis, Buffer, alu, at, axis, buffer, build, load
 from tests.ops import bessel
 

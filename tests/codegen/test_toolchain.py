@@ -15,8 +15,9 @@ import torch
 
 from precast.codegen import compile_program, toolchain
 from precast.codegen.cpp_kernel import render_kernel
-from precast.lowering.ir import Axis, Buffer, Const, DType, Gemm, Kernel, Op, Program, Reduce, ReduceOp, Store, Value
+from precast.lowering.ir import Axis, Buffer, Const, Gemm, Kernel, Program, Reduce, Store, Value
 from precast.lowering.library_loops import activate
+from precast.lowering.scalars import DType, Op, ReduceOp
 from tests.children import child
 from tests.codegen.loader import Loaded
 from tests.codegen.programs import F32, alu, at, axis, buffer, load, map_kernel, program, view

@@ -17,15 +17,12 @@ from precast.lowering.ir import (
     Axis,
     Buffer,
     Const,
-    DType,
     Gemm,
     Kernel,
     Load,
-    Op,
     Output,
     Program,
     Reduce,
-    ReduceOp,
     Size,
     Step,
     Store,
@@ -34,6 +31,7 @@ from precast.lowering.ir import (
     axis_symbol,
 )
 from precast.lowering.pipeline import schedule
+from precast.lowering.scalars import DType, Op, ReduceOp
 from precast.lowering.verify import verify
 
 F = DType.F32

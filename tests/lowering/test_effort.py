@@ -13,9 +13,10 @@ import sympy
 from precast.lowering import activations, in_place, memory, order
 from precast.lowering.activations import FORMS, match_activation
 from precast.lowering.in_place import write_in_place
-from precast.lowering.ir import DType, Interned, Load, Op, Program
+from precast.lowering.ir import Interned, Load, Program
 from precast.lowering.memory import plan_memory
 from precast.lowering.order import dependencies
+from precast.lowering.scalars import DType, Op
 from tests.lowering.build import Build, alu
 
 SIZE = 12

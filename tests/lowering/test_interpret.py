@@ -10,26 +10,8 @@ import sympy
 import torch
 
 from precast.lowering.interpret import run
-from precast.lowering.ir import (
-    Alu,
-    Attention,
-    Axis,
-    Conv,
-    DType,
-    Extern,
-    Gather,
-    Index,
-    Kernel,
-    Load,
-    Op,
-    ReduceOp,
-    Scan,
-    Slot,
-    Store,
-    Value,
-    View,
-    axis_symbol,
-)
+from precast.lowering.ir import Alu, Attention, Axis, Conv, Extern, Gather, Index, Kernel, Load, Scan, Slot, Store, Value, View, axis_symbol
+from precast.lowering.scalars import DType, Op, ReduceOp
 from precast.lowering.verify import InvalidProgram, verify
 from tests.lowering.build import Build, F, alu, const, reduce
 

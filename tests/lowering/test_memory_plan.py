@@ -7,10 +7,11 @@ import sympy
 
 from precast.lowering import index as ix
 from precast.lowering.evaluate import int_of
-from precast.lowering.ir import Op, Program
+from precast.lowering.ir import Program
 from precast.lowering.lifetimes import lifetimes
 from precast.lowering.memory import ALIGNMENT, nbytes_of, plan_memory
 from precast.lowering.order import order_steps
+from precast.lowering.scalars import Op
 from precast.lowering.verify import verify
 from tests.lowering.build import Build, alu, checked_schedule, random_inputs
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from precast.lowering import index as ix
 from precast.lowering import tensor as tx
-from precast.lowering.ir import DType, Load, View
+from precast.lowering.ir import Load, View
+from precast.lowering.scalars import DType
 from precast.lowering.tensor import Tensor
 
 I1, I0 = ix.symbol(1), ix.symbol(0)

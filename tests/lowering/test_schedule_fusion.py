@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from precast.lowering.ir import Load, Op, Program, ReduceOp
+from precast.lowering.ir import Load, Program
+from precast.lowering.scalars import Op, ReduceOp
 from tests.lowering.build import Build, F, alu, checked_schedule, const, gelu, kernels, layer_norm, reduce, softmax
 
 

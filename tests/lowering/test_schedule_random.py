@@ -8,7 +8,8 @@ import sympy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from precast.lowering.ir import DType, Index, Op, Program, ReduceOp, Store, Value
+from precast.lowering.ir import Index, Program, Store, Value
+from precast.lowering.scalars import DType, Op, ReduceOp
 from tests.lowering.build import Build, F, alu, checked_schedule, const, reduce
 
 ROWS, COLUMNS = 6, 8

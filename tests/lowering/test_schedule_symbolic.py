@@ -7,7 +7,8 @@ import sympy
 import torch
 
 from precast.lowering.interpret import run
-from precast.lowering.ir import Op, Program
+from precast.lowering.ir import Program
+from precast.lowering.scalars import Op
 from tests.lowering.build import Build, alu, checked_schedule, gelu, kernels, layer_norm, random_inputs, softmax
 
 S = sympy.Symbol("s0", integer=True, positive=True)

@@ -18,7 +18,8 @@ from precast.codegen.triton_compile import PTX, architecture, compile_cubin, com
 from precast.codegen.triton_ops import HELPERS, ROWS, Unsupported, needed_helpers
 from precast.codegen.triton_render import TritonKernel, render, render_program
 from precast.codegen.triton_tiling import Part, Tiling
-from precast.lowering.ir import Axis, Buffer, Const, DType, Kernel, Load, Op, Reduce, ReduceOp, Store, axis_symbol
+from precast.lowering.ir import Axis, Buffer, Const, Kernel, Load, Reduce, Store, axis_symbol
+from precast.lowering.scalars import DType, Op, ReduceOp
 from tests.ops.optable import BY_ID
 from tests.ops.runners import program_of
 
