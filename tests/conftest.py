@@ -1,8 +1,13 @@
-"""Shared by all tests: an error while compiling is an error, and not a fall-back to eager that then agrees with eager."""
+"""Shared by all tests: an error while compiling is an error, and not a fall-back to eager that then agrees with eager; one seed."""
 
 import os
+import random
+import zlib
 
 import hypothesis
+import numpy
+import pytest
+import torch
 
 os.environ.setdefault("PRECAST_STRICT", "1")
 
@@ -10,3 +15,28 @@ os.environ.setdefault("PRECAST_STRICT", "1")
 hypothesis.settings.register_profile("repeatable", derandomize=True, print_blob=True)
 if os.environ.get("PRECAST_TEST_SEED"):
     hypothesis.settings.load_profile("repeatable")
+SEED = int(os.environ.get("PRECAST_TEST_SEED") or int.from_bytes(os.urandom(4), "little"))
+
+
+def _seed(text: str) -> None:
+    seed = SEED ^ zlib.crc32(text.encode())
+    random.seed(seed)
+    numpy.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+_seed("what is drawn while tests are collected")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Each test draws numbers of its own, whatever ran before it: fresh ones in each run, those of PRECAST_TEST_SEED where it is set."""
+    _seed(item.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> object:
+    report = yield
+    if report.failed:
+        report.sections.append(("Inputs", f"repeat with PRECAST_TEST_SEED={SEED}"))
+    return report

@@ -38,7 +38,7 @@ class Mine(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = torch.nn.Linear(4, 4)
-        self.norm = torch.nn.LayerNorm(4)
+        self.norm = torch.nn.LayerNorm(4, eps=0.1)  # of nearly equal numbers, a smaller one makes rounding errors large
         self.factor = 3.0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
