@@ -3,6 +3,7 @@
 import os
 import random
 import zlib
+from collections.abc import Generator
 
 import hypothesis
 import numpy
@@ -35,7 +36,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> object:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed:
         report.sections.append(("Inputs", f"repeat with PRECAST_TEST_SEED={SEED}"))
