@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import enum
 import itertools
 import math
@@ -260,6 +261,8 @@ def tag(value: Any) -> Tagged:
         return ("enum", type_name(type(value)), value.name)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return ("namedtuple", type_name(type(value)), tuple(tag(v) for v in value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type) and (held := _fields(value)) is not None:
+        return ("dataclass", object_name(type(value)), tuple((name, tag(v)) for name, v in held.items()))
     if type(value).__module__ == "numpy" and hasattr(value, "dtype") and getattr(value, "ndim", None) == 0:
         return ("numpy", str(value.dtype), value.tobytes())
     if type(value).__module__ == "triton.language.core" and type(value).__name__ == "dtype":
@@ -269,6 +272,22 @@ def tag(value: Any) -> Tagged:
     if type(value).__name__ == "dtype" or type(value).__module__.startswith("numpy.dtypes"):
         return ("numpy_dtype", value.str)
     return ("object", object_name(value))
+
+
+def _fields(value: Any) -> dict[str, Any] | None:
+    """What a dataclass's instance holds, by field; None where it holds anything else."""
+    names = [field.name for field in dataclasses.fields(value)]
+    if getattr(value, "__dict__", {}).keys() - set(names) or not all(hasattr(value, name) for name in names):
+        return None
+    return {name: getattr(value, name) for name in names}
+
+
+def _untag_dataclass(name: str, held: Any) -> Any:
+    cls = find_object(name)
+    made = object.__new__(cls)
+    for field, value in held:
+        object.__setattr__(made, field, untag(value))
+    return made
 
 
 def untag(tagged: Tagged) -> Any:
@@ -326,6 +345,7 @@ _UNTAGGERS: dict[str, Callable[..., Any]] = {
     "memory_format": lambda name: getattr(torch, name),
     "enum": lambda cls, name: find_object(cls)[name],
     "namedtuple": lambda cls, items: find_object(cls)(*(untag(i) for i in items)),
+    "dataclass": _untag_dataclass,
     "numpy": _untag_numpy,
     "numpy_dtype": _untag_numpy_dtype,
     "triton_dtype": lambda name: _triton("dtype")(name),

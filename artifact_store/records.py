@@ -29,6 +29,9 @@ class GraphInput(_Record):
     The others arrive by the call, at `position` of the graph callable's arguments. `constant` inputs are tensors that the record carries
     (`path` is `(("constant", i),)`): they are bound for ever. An int with `read` is neither passed nor bound: it is ("size" | "stride",
     k, dim) or ("offset", k) of the graph's input `k`.
+
+    `part`: what of the object at `position` the graph takes, where that is a tensor subclass that wraps others: names of attributes, and
+    ("size" | "stride", dim) for a number. (The `path` of a bound input leads to the inner tensor itself.)
     """
 
     path: Path
@@ -38,6 +41,13 @@ class GraphInput(_Record):
     mutated: bool = False
     parameter: bool = False  # an nn.Parameter
     read: tuple[Any, ...] | None = None
+    part: tuple[Any, ...] = ()
+
+
+Wrap = int | tuple[Any, ...]
+"""What the bytecode gets at one position, where a graph's outputs are not it: output `i` of the graph; ("input", i), the object that the
+call passed at position `i`; ("subclass", class, tagged metadata, ((attribute, Wrap), …), sizes, strides), an instance made by the class's
+`__tensor_unflatten__`. Sizes and strides are integers, or ("output", i), the integer that the graph gives back there."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch._functorch.aot_autograd import create_aot_state, prepare_aot_module_s
 from torch._higher_order_ops import effects
 from torch._subclasses.functional_tensor import PythonFunctionalizeAPI
 
-from precast.artifact_store.records import GraphOutput
+from precast.artifact_store.records import GraphOutput, Wrap
 from precast.capture.attention import name_attention, whole_attention
 from precast.capture.floats import float_positions, floats_as_numbers
 from precast.capture.frame import CaptureRefused
@@ -27,6 +27,7 @@ from precast.capture.one_device import on_one_device
 from precast.capture.one_pass import functional_graph, metadata_of
 from precast.capture.outputs import Outputs
 from precast.capture.storages import owner, storage_of
+from precast.capture.subclasses import Part, parts_of, plain_inputs, positions_of, refuse_shared, wraps_of
 from precast.capture.unexpressed import sizes_expressed
 from precast.capture.user_kernels import LAUNCH, is_launch, writes_known
 
@@ -38,12 +39,16 @@ class AotGraph:
     """`graph`'s outputs are raw outputs only; `outputs` says what the caller gets. `mutated`: indices of inputs that the graph writes.
 
     `absolute`: the traced code counts offsets from the start of a storage, so that results depend on the inputs' offsets.
+    `parts`: what the placeholders take, where tensor subclasses are among the inputs; `wraps`: what the caller gets, where subclasses are
+    among that. None: the inputs and `outputs` themselves.
     """
 
     graph: torch.fx.GraphModule
     outputs: tuple[GraphOutput, ...]
     mutated: frozenset[int]
     absolute: bool
+    parts: tuple[Part, ...] | None = None
+    wraps: tuple[Wrap, ...] | None = None
 
 
 def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompositions: Decompositions) -> AotGraph | None:
@@ -53,6 +58,8 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
     """
     _drop_idle_dropout(gm)
     floats, table = float_positions(gm), dict(decompositions)
+    parts: tuple[Part, ...] | None = None
+    wraps: tuple[Wrap, ...] | None = None
     with contextlib.ExitStack() as stack:
         stack.enter_context(sizes_expressed(example_inputs))
         prepared = _prepare(gm, example_inputs, table)
@@ -72,12 +79,18 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
                 return None
             if activations is not None:
                 state.fw_metadata.act_input_indices = activations
+            flat = parts_of(fake_args)
+            if len(flat) > len(fake_args) and any(info.mutates_data for info in state.fw_metadata.input_info):
+                refuse_shared(plain_inputs(fake_args, flat), flat)
             captured = aot_stage1_graph_capture(state, call)
-            _refuse_unsupported(state, captured, len(example_inputs))
             graph, metadata = captured.graph_module, state.fw_metadata
+            if captured.maybe_subclass_meta is not None:
+                parts, wraps = flat, wraps_of(metadata)
+                fake_args, metadata = plain_inputs(fake_args, parts), captured.maybe_subclass_meta.fw_metadata
+            _refuse_unsupported(state, metadata, captured, len(fake_args))
         name_attention(graph)
         expand_higher_order(graph, fake_mode, decompositions)
-        floats_as_numbers(graph, floats, shape_env)
+        floats_as_numbers(graph, floats if parts is None else positions_of(floats, parts), shape_env)
         absolute = _from_whole_inputs([n for n in graph.graph.nodes if _storage_offset_given(n)])
         outputs = Outputs(graph, fake_args).split(metadata)
         mutated = frozenset(i for i, info in enumerate(metadata.input_info) if info.mutates_data)
@@ -85,7 +98,7 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
         graph.graph.eliminate_dead_code(lambda node: node.is_impure() or is_launch(node))  # torch 2.11 takes launches for pure
         on_one_device(graph, fake_mode, mutated)
     graph.recompile()
-    return AotGraph(graph, outputs, mutated, absolute)
+    return AotGraph(graph, outputs, mutated, absolute, parts, wraps)
 
 
 def _drop_idle_dropout(gm: torch.fx.GraphModule) -> None:
@@ -161,13 +174,10 @@ def _prepare(gm: torch.fx.GraphModule, inputs: list[Any], decompositions: dict[A
     return call, tensors, fake_args, descriptions, config, fake_mode, shape_env, activations
 
 
-def _refuse_unsupported(state: Any, captured: Any, inputs: int) -> None:
-    metadata = state.fw_metadata
-    if captured.maybe_subclass_meta is not None:
-        raise CaptureRefused("a tensor subclass with its own dispatch enters or leaves the graph")
-    if metadata.tokens:
+def _refuse_unsupported(state: Any, metadata: Any, captured: Any, inputs: int) -> None:
+    if metadata.tokens or state.fw_metadata.tokens:
         raise CaptureRefused("the traced code calls an operator with side effects outside of tensors")
-    for i, info in enumerate(metadata.input_info):
+    for i, info in enumerate((*state.fw_metadata.input_info, *metadata.input_info)):
         if info.mutation_type is MutationType.MUTATED_OUT_GRAPH:
             raise CaptureRefused(f"graph input {i} changes its shape, strides or storage in place (such as by t_, resize_ or set_)")
     if any("resize_storage_bytes_" in str(n.target) for n in captured.graph_module.graph.nodes if n.op == "call_function"):

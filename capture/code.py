@@ -17,7 +17,8 @@ import torch
 from precast.artifact_store.constants import Untaggable, tag
 from precast.artifact_store.records import CodeDigest, FrameRecord, ResumeRecord, TensorConstant
 from precast.capture.sources import NotPortable
-from precast.runtime.code_digest import digest, find_code
+from precast.runtime.code_digest import digest, file_digest, filed_code, find_code
+from precast.runtime.code_finder import FILED
 
 PRIVATE = "__precast_"
 _GLOBAL_OPS = frozenset(("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME"))
@@ -182,7 +183,7 @@ def _locate(
     code: types.CodeType, function: types.FunctionType | None, home: str | None, filed: str | None, modules: list[str]
 ) -> CodeDigest | None:
     """Where a fresh process finds this code: by its function's name, in the module `home` of the function around it, in `filed`, its file's
-    module, or (generated methods) in a traced module's class.
+    module, or (generated methods) in a traced module's class; at last, in the file of such a module.
     """
     wanted = digest(code)
     candidates = [] if function is None else [(function.__module__, function.__qualname__), (function.__module__, code.co_qualname)]
@@ -195,6 +196,9 @@ def _locate(
     for module_name, qualname in candidates:
         if module_name is not None and wanted in {digest(c) for c in find_code(module_name, qualname)}:
             return CodeDigest(module_name, qualname, wanted)
+    for module_name, qualname in candidates:
+        if module_name is not None and wanted in map(digest, filed_code(module_name, qualname)):
+            return CodeDigest(FILED + module_name, qualname, file_digest(module_name))
     return None
 
 

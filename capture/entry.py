@@ -15,7 +15,7 @@ from torch._dynamo.source import RandomValueSource
 
 from precast.artifact_store.constants import Untaggable, object_name
 from precast.artifact_store.guards import Guard, Path, Predicate, canonical_order
-from precast.artifact_store.records import CodeDigest, FrameRecord, GraphInput, GraphOutput, TensorConstant
+from precast.artifact_store.records import CodeDigest, FrameRecord, GraphInput, GraphOutput, TensorConstant, Wrap
 from precast.capture import aot, dynamo
 from precast.capture.backends import run_backend
 from precast.capture.class_guards import resolution_guards
@@ -35,6 +35,7 @@ from precast.capture.implicit import aliasing_guards, apart, device_guards, stat
 from precast.capture.integers import within_64_bits
 from precast.capture.operators import OperatorUse, watched
 from precast.capture.sources import NotPortable, SourceContext
+from precast.capture.subclasses import attribute_set, flat_inputs, positioned
 from precast.capture.symbols import explained, shape_guards
 from precast.capture.unguarded import unguarded
 from precast.runtime.entry import LocalsOf, entry_of
@@ -121,6 +122,7 @@ class _Capture:
     aliases: dict[str, Path] = field(default_factory=dict)
     waived: tuple[Any, ...] = ()
     refused: CaptureRefused | None = None
+    wraps: tuple[Wrap, ...] | None = None
     operators: OperatorUse = field(default_factory=OperatorUse)
 
     def run(self) -> CapturedFrame:
@@ -165,6 +167,7 @@ class _Capture:
             broke=traced.broke,
             symbols=explained(traced.output, self.sources),
             compiled=self.compiled,
+            wraps=self.wraps,
         )
 
     def _trace(self) -> dynamo.Traced:
@@ -180,6 +183,8 @@ class _Capture:
             self._ask_filter,
             self.options.raises,
         )
+        if name := attribute_set(traced.output):
+            self.refused = CaptureRefused(f"the traced code sets the attribute {name} of a tensor subclass with its own dispatch")
         self._note_aliases(traced.private_names, traced.functions)
         self._keep_memory_guards(traced.graphargs or ())
         return traced
@@ -206,8 +211,10 @@ class _Capture:
 
     def _digests(self, traced: dynamo.Traced, checked: list[str]) -> tuple[tuple[CodeDigest, ...], list[str]]:
         """Digests of the code and of the constant results that the graph was made from, and what of it has none."""
-        codes = (*traced.output.traced_code, *self.operators.other_code())
-        found, missing = digests((self.function, *traced.functions), codes, self.function.__code__, checked)
+        covered = self.operators.covered()
+        codes = [code for code in (*traced.output.traced_code, *self.operators.other_code()) if code not in covered]
+        functions = [function for function in traced.functions if function.__code__ not in covered]
+        found, missing = digests((self.function, *functions), codes, self.function.__code__, checked)
         ran, unread = self.operators.digests()
         assumed, unassumed = constant_digests(traced.constants)
         return (*found, *ran, *assumed), [*missing, *unread, *unassumed]
@@ -331,7 +338,7 @@ class _Capture:
     def _inputs(self, graphargs: tuple[Any, ...]) -> list[GraphInput]:
         inputs: list[GraphInput] = []
         position = 0
-        mutated = self.graph.mutated if self.graph is not None else frozenset()
+        mutated: frozenset[int] = self.graph.mutated if self.graph is not None else frozenset()
         for i, arg in enumerate(graphargs):
             bound = self._is_bound(arg.source)
             if isinstance(arg.source, RandomValueSource):  # drawn by the bytecode, and handed over as a tensor
@@ -361,7 +368,10 @@ class _Capture:
                 GraphInput(path, bound, None if bound else position, "tensor", i in mutated, isinstance(value, torch.nn.Parameter))
             )
             position += not bound
-        return inputs
+        if self.graph is not None and self.graph.wraps is not None:
+            self.wraps = positioned(self.graph.wraps, inputs)
+        found = self.graph or self.refused
+        return inputs if found is None or found.parts is None else flat_inputs(inputs, found.parts, mutated)
 
 
 __all__ = ["CaptureOptions", "Dynamic", "Guard", "Predicate", "capture", "replace"]

@@ -10,7 +10,7 @@ from typing import Any
 import torch.fx
 
 from precast.artifact_store.guards import Guard, Predicate, guard_hash
-from precast.artifact_store.records import CodeDigest, FrameRecord, GraphInput, GraphOutput
+from precast.artifact_store.records import CodeDigest, FrameRecord, GraphInput, GraphOutput, Wrap
 
 __all__ = ["CaptureRefused", "CapturedFrame", "CodeDigest", "FrameRecord", "GraphBreak", "GraphInput", "GraphOutput", "MarkViolated"]
 
@@ -30,6 +30,7 @@ class CaptureRefused(Exception):
     symbols = False
     guards: tuple[Guard, ...] | None = None
     unless: tuple[Guard, ...] = ()
+    parts: tuple[Any, ...] | None = None  # as in `AotGraph`
 
     def __init__(self, reason: str, where: str = "", hint: str = "", skipped: bool = False, shared_memory: bool = False) -> None:
         super().__init__(": ".join(part for part in (where, reason) if part) + (f" ({hint})" if hint else ""))
@@ -89,6 +90,7 @@ class CapturedFrame:
     broke: GraphBreak | None = None
     symbols: tuple[str, ...] = ()  # for people: what is symbolic, and what fixed the rest
     compiled: Callable[..., Any] | None = None  # what another backend made of Dynamo's graph; `graph` is None then
+    wraps: tuple[Wrap, ...] | None = None  # what the bytecode gets, where `outputs` are not it
 
     @property
     def symbolic(self) -> bool:

@@ -15,11 +15,12 @@ import torch
 import torch.fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from precast.artifact_store.records import GraphInput, GraphOutput, TensorConstant
+from precast.artifact_store.records import GraphInput, GraphOutput, TensorConstant, Wrap
 from precast.artifact_store.serial import digest
 from precast.capture.aot import inference_graph
 from precast.capture.constants import lift_constants
 from precast.capture.frame import CaptureRefused
+from precast.capture.subclasses import flat_inputs
 
 Decompositions = Mapping[Any, Callable[..., Any]]
 
@@ -34,6 +35,7 @@ class CapturedGraph:
     constants: tuple[TensorConstant, ...]
     identity: str
     traced: torch.fx.GraphModule  # as torch traced it
+    wraps: tuple[Wrap, ...] | None = None  # as in AotGraph
 
 
 def capture_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompositions: Decompositions) -> CapturedGraph | None:
@@ -47,12 +49,14 @@ def capture_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decomposi
     if found.absolute:
         raise CaptureRefused("the graph counts offsets from the start of an input's storage (as_strided), which torch's guards do not pin")
     with _disable_current_modes():
-        graph, constants = lift_constants(found.graph, len(example_inputs))
-    inputs = [_input(i, value, i in found.mutated) for i, value in enumerate(example_inputs)]
+        graph, constants = lift_constants(found.graph, len(found.parts or example_inputs))
+    inputs = [_input(i, value, found.parts is None and i in found.mutated) for i, value in enumerate(example_inputs)]
+    if found.parts is not None:
+        inputs = flat_inputs(inputs, found.parts, found.mutated)
     inputs += [GraphInput((("constant", i),), True, None, "constant") for i in range(len(constants))]
     text = identity(graph)
-    parts = [text, *(repr(item) for item in (*inputs, *found.outputs)), *(repr(c) for c in constants)]
-    return CapturedGraph(graph, tuple(inputs), found.outputs, constants, "\n".join(parts), gm)
+    parts = [text, *(repr(item) for item in (*inputs, *found.outputs)), *(repr(c) for c in constants), repr(found.wraps)]
+    return CapturedGraph(graph, tuple(inputs), found.outputs, constants, "\n".join(parts), gm, found.wraps)
 
 
 def _input(number: int, value: Any, mutated: bool) -> GraphInput:

@@ -24,7 +24,7 @@ import torch
 
 from precast.artifact_store.constants import Untaggable, hold, object_name, tag, type_name
 from precast.artifact_store.guards import Guard, Path, Predicate
-from precast.capture.sources import NotPortable, SourceContext
+from precast.capture.sources import FLATTENED, NotPortable, SourceContext
 from precast.runtime.code_digest import digest
 from precast.runtime.guard_rules import MARKS
 from precast.runtime.paths import PathError
@@ -274,6 +274,12 @@ def _tensor(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
     return [Guard(path, Predicate.TENSOR, tensor_spec(value, size, stride)), _marks(path, value)]
 
 
+def _metadata(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
+    """What a tensor subclass says of itself beside its inner tensors."""
+    _, metadata = context.sources.value(path).__tensor_flatten__()
+    return [Guard((*path, *FLATTENED, ("item", ("int", 1))), Predicate.EQUALS, tag(metadata))]
+
+
 def _marks(path: Path, value: torch.Tensor) -> Guard:
     """A tensor with other marks of dynamic dimensions than these has to be compiled anew; one without marks has not."""
     marks = {name: tuple(sorted(getattr(value, name))) for name in sorted(MARKS) if hasattr(value, name)}
@@ -343,6 +349,7 @@ _RULES: dict[str, Callable[[Path, Any, GuardContext], list[Guard]]] = {
     "HASATTR": _has_attr,
     "DUPLICATE_INPUT": _duplicate,
     "TENSOR_MATCH": _tensor,
+    "TENSOR_SUBCLASS_METADATA_MATCH": _metadata,
     "TUPLE_ITERATOR_LEN": _value_rule(_tuple_iterator),
     "RANGE_ITERATOR_MATCH": _value_rule(_range_iterator),
     "COUNT_ITERATOR_MATCH": _value_rule(_count_iterator),

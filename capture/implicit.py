@@ -19,10 +19,11 @@ def state_guard() -> Guard:
 def aliasing_guards(inputs: Sequence[GraphInput], sources: SourceContext) -> list[Guard]:
     """Tensors passed per call are different objects, and nothing overlaps what the graph writes.
 
-    Bound inputs are left out of the identity check, as parameters are in Dynamo: two names for one unwritten tensor change no result.
+    Bound inputs are left out of the identity check, as parameters are in Dynamo: two names for one unwritten tensor change no result. Of a
+    tensor subclass it is the whole that has to be another object than the others.
     """
     tensors = [i for i in inputs if i.kind == "tensor" and i.path[0][0] != "random"]  # a drawn number is a tensor of its own
-    distinct = tuple(sorted((i.path for i in tensors if not i.bound), key=repr))
+    distinct = tuple(sorted({i.path[: len(i.path) - len(i.part)] for i in tensors if not i.bound}, key=repr))
     mutated = tuple(sorted((i.path for i in tensors if i.mutated), key=repr))
     others = tuple(sorted((i.path for i in tensors if not i.mutated), key=repr)) if mutated else ()
     if len(distinct) < 2 and not mutated:

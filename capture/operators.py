@@ -13,11 +13,14 @@ import torch
 import torch.fx
 from torch._higher_order_ops.flat_apply import flat_apply
 
+from precast.artifact_store.constants import type_name
 from precast.artifact_store.records import CodeDigest
-from precast.capture.untraced import untraced_records
+from precast.capture.subclasses import met_subclasses
+from precast.capture.untraced import untraced_records, within
 from precast.capture.user_kernels import launched
 from precast.runtime.modules import is_versioned
 from precast.runtime.operators import OPERATOR, operator_account, operator_home, operator_name, reached_code
+from precast.runtime.subclass_code import SUBCLASS, subclass_account, subclass_code
 
 _OWN = ("aten", "prim", "prims", "inductor", "rngprims", "_c10d_functional", "quantized", "higher_order")
 """Namespaces that belong to torch: their version is part of the key."""
@@ -28,6 +31,7 @@ _DISPATCHERS = ("torch._ops", "torch._library", "torch.library")
 class OperatorUse:
     """What was found while a graph was made: operators, and all code that Python ran for them, with the modules whose globals it reads.
 
+    `classes`: tensor subclasses whose dispatch was traced through.
     `hidden`: names of functions of which it cannot be said what they depend on.
     """
 
@@ -37,6 +41,11 @@ class OperatorUse:
         self.functions: dict[types.CodeType, types.FunctionType] = {}
         self.kernels: dict[CodeDigest, None] = {}
         self.hidden: dict[str, None] = {}
+        self.classes: dict[type, None] = {}
+
+    def meet(self, classes: Iterable[type]) -> None:
+        """Note tensor subclasses that are the user's."""
+        self.classes |= dict.fromkeys(cls for cls in classes if not is_versioned(cls.__module__))
 
     def add(self, graph_module: torch.fx.GraphModule) -> None:
         """Note the operators of a graph and of the graphs nested in it, the functions in it, and the Triton kernels that it launches."""
@@ -62,7 +71,10 @@ class OperatorUse:
             name = operator_name(op)
             account = operator_account(name)
             records.append(CodeDigest(f"{OPERATOR}{operator_home(op)}", name, "" if account is None else account.text()))
-        untraced, problems = untraced_records(self.codes, self.functions, self._covered())
+        for cls in self.classes:
+            module, _, qualname = type_name(cls).partition(":")
+            records.append(CodeDigest(f"{SUBCLASS}{module}", qualname, subclass_account(cls).text()))
+        untraced, problems = untraced_records(self.codes, self.functions, self.covered())
         problems += [
             f"{name} is marked by nonstrict_trace: it runs unread, so that an edit of it could not be noticed" for name in self.hidden
         ]
@@ -70,11 +82,13 @@ class OperatorUse:
 
     def other_code(self) -> tuple[types.CodeType, ...]:
         """Code that ran while tracing and is not part of an operator's own digest: bodies of composite operators, helpers."""
-        covered = self._covered()
+        covered = self.covered()
         return tuple(code for code in self.codes if code not in covered)
 
-    def _covered(self) -> set[types.CodeType]:
-        return {code for op in self.operators for code in reached_code(op)}
+    def covered(self) -> set[types.CodeType]:
+        """Code that the digests of operators and of tensor subclasses tell of."""
+        dispatching = within(code for cls in self.classes for code in subclass_code(cls))
+        return dispatching.union(code for op in self.operators for code in reached_code(op))
 
 
 def _operators_of(operand: Any) -> Iterable[torch._ops.OpOverload]:
@@ -93,14 +107,16 @@ def watched(graph_module: torch.fx.GraphModule, use: OperatorUse) -> Iterator[No
     """Notes into `use` the graph's operators and, where it has any, all user code that runs inside: fake implementations, the bodies of
     composite operators and functions marked by `allow_in_graph` run there without Dynamo's knowing."""
     use.add(graph_module)
-    if not use.operators and not use.codes:
+    use.meet(met_subclasses(graph_module))
+    dispatching = use.classes and {code for cls in use.classes for code in subclass_code(cls)}  # called by any code of torch's
+    if not use.operators and not use.codes and not dispatching:
         yield
         return
     before = sys.getprofile()
 
     def note(frame: types.FrameType, event: str, _: Any) -> None:
         if event == "call" and frame.f_code not in use.codes and (caller := frame.f_back) is not None:
-            called_by_torch = str(caller.f_globals.get("__name__", "")).startswith(_DISPATCHERS)
+            called_by_torch = frame.f_code in dispatching or str(caller.f_globals.get("__name__", "")).startswith(_DISPATCHERS)
             home = str(frame.f_globals.get("__name__", ""))
             if (called_by_torch or caller.f_code in use.codes) and not is_versioned(home):
                 use.codes[frame.f_code] = home

@@ -73,6 +73,10 @@ class SourceContext:
             raise NotPortable(f"a key on its path cannot be named: {error}") from None
 
 
+FLATTENED: Path = (("method", "__tensor_flatten__"),)
+"""From a tensor subclass that wraps others to the names of its inner tensors and its metadata."""
+
+
 def _nothing(context: SourceContext, source: Any, before: Path) -> Path:
     return ()
 
@@ -120,6 +124,7 @@ _CHAINED: dict[type, _Rule] = {
     S.CallFunctionNoArgsSource: lambda c, s, b: (("call",),),
     S.CallMethodItemSource: lambda c, s, b: (("method", "item"),),
     S.TensorPropertySource: _tensor_property,
+    S.SubclassAttrListSource: lambda c, s, b: (*FLATTENED, ("item", ("int", 0))),
     S.NumpyTensorSource: lambda c, s, b: (("as_tensor",),),
 }
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from precast.artifact_store.records import CodeDigest
 from precast.runtime.function_text import function_account, reached
 from precast.runtime.named import imports
-from precast.runtime.untraced import UNTRACED, untraced_accounts
+from precast.runtime.untraced import UNTRACED, UNTRACED_FILED, untraced_accounts
 
 
 def untraced_records(
@@ -70,17 +70,30 @@ def _records(code: types.CodeType, home: str, functions: Iterable[types.Function
     """
     found: list[CodeDigest] = []
     for function in functions:
-        wanted = function_account(function).digest
-        places = ((str(function.__module__), function.__qualname__), (home, code.co_qualname))
-        place, told = next(((place, told) for place in places if (told := untraced_accounts(*place, code).get(wanted))), (None, ""))
-        if place is None:
+        names = ((str(function.__module__), function.__qualname__), (home, code.co_qualname))
+        alike = {False: function, True: types.FunctionType(code, function.__globals__) if not code.co_freevars else None}
+        for filed, like in alike.items():
+            wanted = "" if like is None else function_account(like).digest
+            record = next((_record(*n, filed, told) for n in names if (told := _accounts(*n, filed, code).get(wanted))), None)
+            if record is not None:
+                found.append(record)
+                break
+        else:
             return None
-        found.append(CodeDigest(UNTRACED + place[0], place[1], told))
     if functions:
         return found
-    return [
-        CodeDigest(UNTRACED + home, code.co_qualname, told) for told in untraced_accounts(home, code.co_qualname, code).values()
-    ] or None
+    for filed in (False, True):
+        if accounts := _accounts(home, code.co_qualname, filed, code):
+            return [_record(home, code.co_qualname, filed, told) for told in accounts.values()]
+    return None
+
+
+def _accounts(module: str, qualname: str, filed: bool, code: types.CodeType) -> dict[str, str]:
+    return untraced_accounts(module, qualname, code, filed)
+
+
+def _record(module: str, qualname: str, filed: bool, told: str) -> CodeDigest:
+    return CodeDigest((UNTRACED_FILED if filed else UNTRACED) + module, qualname, told)
 
 
 __all__ = ["untraced_records", "within"]

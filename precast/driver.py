@@ -13,6 +13,7 @@ from typing import Any
 
 from precast import __version__
 from precast.artifact_store import BlobSet, GraphRecord, Manifest, Versions
+from precast.artifact_store.guards import thaw
 from precast.backend_variant import backend_variant
 from precast.capture import CapturedFrame, CaptureOptions, CaptureRefused, Dynamic, MarkViolated, capture
 from precast.capture.garbage import seldom_collected
@@ -206,6 +207,7 @@ def _planned(job: _Job) -> Manifest:
         "code": frame.code.to_data(),
         "inputs": [item.to_data() for item in frame.inputs],
         "outputs": [item.to_data() for item in frame.outputs],
+        "wraps": thaw(frame.wraps),
     }
     return Manifest.make(
         program_key=program.key,

@@ -7,6 +7,7 @@ from typing import Any
 
 from precast import __version__
 from precast.artifact_store import BlobSet, GraphRecord, Manifest, Store, Versions
+from precast.artifact_store.guards import thaw
 from precast.capture.graph_capture import CapturedGraph
 from precast.graph_build import GraphRequest, Stopwatch, build_graph, compiler_version
 from precast.runtime.compatibility import LOWERING_VERSION, torch_minor
@@ -39,6 +40,7 @@ def compile_graph(
             "inputs": [item.to_data() for item in captured.inputs],
             "outputs": [item.to_data() for item in captured.outputs],
             "constants": [item.to_data() for item in captured.constants],
+            "wraps": thaw(captured.wraps),
         }
         return Manifest.make(
             program_key=key,

@@ -11,15 +11,17 @@ from collections.abc import Iterable
 from precast.artifact_store import Manifest
 from precast.runtime.account import Account, names_of
 from precast.runtime.operators import OPERATOR
-from precast.runtime.untraced import UNTRACED
+from precast.runtime.subclass_code import SUBCLASS
+from precast.runtime.untraced import UNTRACED, UNTRACED_FILED
 
+_ACCOUNTS = (UNTRACED, UNTRACED_FILED, OPERATOR, SUBCLASS)
 LIMIT = 8
 """So many artifacts that differ in such constants are kept; what is compiled beside them stays in its process."""
 
 
 def why_unsteady(made: Manifest, stored: Iterable[Manifest]) -> str:
     """Why `made` should not be stored beside these artifacts of the same program; empty where it should."""
-    if not any(name.startswith((UNTRACED, OPERATOR)) for name in made.digests):
+    if not any(name.startswith(_ACCOUNTS) for name in made.digests):
         return ""
     differing = [labels for other in stored if (labels := _values_apart(made, other))]
     if len(differing) < LIMIT:
@@ -43,7 +45,7 @@ def _values_apart(made: Manifest, other: Manifest) -> set[str]:
     for name in mine:
         for one, another in zip(mine[name], theirs[name], strict=False):
             if one != another:
-                labels = Account.read(one).differs_in_values(Account.read(another)) if name.startswith((UNTRACED, OPERATOR)) else []
+                labels = Account.read(one).differs_in_values(Account.read(another)) if name.startswith(_ACCOUNTS) else []
                 if not labels:
                     return set()
                 found.update(labels)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from precast.artifact_store import expressions
-from precast.artifact_store.constants import find_object, is_method_of_object, named, untag
+from precast.artifact_store.constants import equals, find_object, is_method_of_object, named, untag
 from precast.artifact_store.guards import Guard, Path, Predicate, Step
 from precast.runtime.class_digest import ClassCheck
 from precast.runtime.global_state import global_state
@@ -18,6 +18,8 @@ from precast.runtime.paths import start, walk
 
 Checker = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
 
+_DTYPES = {f"dtype_{str(value).removeprefix('torch.')}": value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+_CONTAINERS = ("dict", "list", "tuple")
 _ORDER = {
     Predicate.GLOBAL_STATE: 0,
     Predicate.EQUALS: 1,
@@ -64,12 +66,15 @@ class _Writer:
             "item": _item,
             "rules": {p.value: r for p, r in RULES.items()},
             "global_state": global_state,
+            "equals": equals,
             "aliased": aliased,
             "strays": strays,
             "MARKS": MARKS,
             "Tensor": torch.Tensor,
+            **_DTYPES,
         }
         self.places: dict[Path, str] = {}
+        self.parts = 0
 
     def name(self, value: Any, prefix: str = "c") -> str:
         made = f"{prefix}{len(self.names)}"
@@ -108,6 +113,8 @@ class _Writer:
                 return f"{place}._parameters[{name!r}]"
             case ("buffer", name):
                 return f"{place}._buffers[{name!r}]"
+            case ("method", name) if name.isidentifier():
+                return f"{place}.{name}()"
             case ("dict",):
                 return f"{place}.__dict__"
             case ("type",):
@@ -131,6 +138,8 @@ class _Writer:
                 self.refuse(f"not {self.name(ClassCheck(guard.constant))}([{places}])")
             case Predicate.SHAPE:
                 self._shape(guard.constant)
+            case Predicate.EQUALS if guard.constant[0] in _CONTAINERS:
+                self._contains(guard.constant, self.place(guard.path))
             case Predicate.SAME_AS:
                 self.refuse(f"{self.place(guard.path)} is not {self.place(guard.constant)}")
             case _:
@@ -139,6 +148,20 @@ class _Writer:
                 if short is None:
                     short = f"not rules[{guard.predicate.value!r}]({place}, {self.name(guard.constant)})[0]"
                 self.refuse(short)
+
+    def _contains(self, constant: Any, place: str) -> None:
+        """That a list, tuple or dict holds just this, part by part."""
+        kind, parts = constant[0], constant[1] if len(constant) > 1 else ()
+        if kind not in _CONTAINERS or (kind == "dict" and any(key[0] != "str" for key, _ in parts)):
+            self.refuse(_short_equals(constant, place) or f"not equals({place}, {self.name(constant)})")
+            return
+        keys = [key[1] for key, _ in parts] if kind == "dict" else list(range(len(parts)))
+        held = [part for _, part in parts] if kind == "dict" else parts
+        self.refuse(f"type({place}) is not {kind} or " + (f"[*{place}] != {keys!r}" if kind == "dict" else f"len({place}) != {len(parts)}"))
+        for key, part in zip(keys, held, strict=True):
+            made = f"v{len(self.places)}_{len(self.lines)}"
+            self.lines.append(f"{made} = {place}[{key!r}]")
+            self._contains(part, made)
 
     def refuse(self, condition: str) -> None:
         self.lines.append(f"if {condition}: return False")
@@ -216,6 +239,8 @@ def _short_equals(constant: Any, place: str) -> str | None:
             return f"type({place}) is not str or {place} != {value!r}"
         case ("float", text) if (value := float.fromhex(text)) == value and value not in (0.0, float("inf"), float("-inf")):
             return f"type({place}) is not float or {place} != {value!r}"
+        case ("dtype", value):
+            return f"{place} is not dtype_{value}"
     return None
 
 

@@ -66,6 +66,41 @@ def find_functions(module: str, qualname: str) -> list[types.FunctionType]:
     return list(found)
 
 
+def filed_code(module: str, qualname: str) -> list[types.CodeType]:
+    """Every code object of this name that the file of `module` defines: of functions that no name leads to any more, such as one whose
+    name a decorator gave to the operator that it registered.
+    """
+    stack, found = [_code_of_file(module)], []
+    while stack:
+        code = stack.pop()
+        if code is not None and code.co_qualname == qualname:
+            found.append(code)
+        stack += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)] if code is not None else []
+    return found
+
+
+@functools.cache
+def file_digest(module: str) -> str:
+    """The digest of all code in the file of `module`: the defaults of a function are in the code around it. "" where there is no file."""
+    code = _code_of_file(module)
+    return "" if code is None else digest(code)
+
+
+def _code_of_file(module: str) -> types.CodeType | None:
+    place = sys.modules.get(module)
+    read = getattr(getattr(getattr(place, "__spec__", None), "loader", None), "get_code", None)
+    try:
+        found: types.CodeType | None = None if read is None else read(module)
+        return found
+    except (ImportError, OSError, SyntaxError):  # the file is gone, or is none of Python's any more
+        return None
+
+
+def filed_functions(module: str, qualname: str) -> list[types.FunctionType]:
+    """Functions of the code that `filed_code` finds, where it needs nothing of a function around it. They have no defaults."""
+    return [types.FunctionType(code, sys.modules[module].__dict__) for code in filed_code(module, qualname) if not code.co_freevars]
+
+
 def direct_code(module: types.ModuleType, qualname: str) -> list[types.CodeType]:
     """The code of what is called `qualname` in `module`, and of the functions that it wraps."""
     return [f.__code__ for f in direct_functions(module, qualname)]
@@ -157,6 +192,7 @@ def _index(module: types.ModuleType) -> dict[str, _Found]:
 def forget_code() -> None:
     """Drop what is remembered of modules."""
     _indexes.clear()
+    file_digest.cache_clear()
 
 
 def _add_codes(code: types.CodeType, function: types.FunctionType | None, table: dict[str, _Found]) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from precast.runtime import constant_results, kernel_digest, untraced
 from precast.runtime.account import Account, names_of
-from precast.runtime.code_digest import digest, direct_code, find_code, forget_code
+from precast.runtime.code_digest import digest, direct_code, file_digest, find_code, forget_code
 from precast.runtime.constant_results import CONSTANT, changed_result
 from precast.runtime.kernel_digest import KERNEL, changed_kernel
 from precast.runtime.modules import MISSING, Modules, load
 from precast.runtime.operators import OPERATOR, operator_account
-from precast.runtime.untraced import UNTRACED, changed_names
+from precast.runtime.subclass_code import SUBCLASS, changed_subclass
+from precast.runtime.untraced import UNTRACED, UNTRACED_FILED, changed_names
 
+FILED = "filed "
+"""Begins the module part of a digest's name where no name leads to the code: the digest is that of all code in the module's file."""
 _LIBRARY = ("torch",)
 """Packages whose version is part of the artifact's key: their code is not read."""
 
@@ -51,7 +54,20 @@ def _changed_operator(home: str, name: str, wanted: str) -> str:
     return f"the operator {name} is not registered in this process: {cure}"
 
 
-_CHECKS = {CONSTANT: changed_result, OPERATOR: _changed_operator, KERNEL: changed_kernel, UNTRACED: changed_names}
+def _changed_file(module: str, qualname: str, wanted: str) -> str:
+    load(module)
+    return "" if file_digest(module) == wanted else f"the code in the file of {module}, where {qualname} is defined, has changed since"
+
+
+_CHECKS: dict[str, Callable[[str, str, str], str]] = {
+    CONSTANT: changed_result,
+    OPERATOR: _changed_operator,
+    KERNEL: changed_kernel,
+    UNTRACED: changed_names,
+    SUBCLASS: changed_subclass,
+    UNTRACED_FILED: functools.partial(changed_names, filed=True),
+    FILED: _changed_file,
+}
 """By what the module part of a digest's name begins with: why what it is about is another one now, of (module, rest, digest)."""
 
 

@@ -70,8 +70,8 @@ def read_attribute(value: Any, name: str, reads: Reads, hooks: bool = True) -> A
     if isinstance(value, types.ModuleType):
         return _of_module(value, name, reads)
     cls = type(value)
-    if isinstance(value, torch.Tensor):
-        raise Opaque
+    if isinstance(value, torch.Tensor) and (type(value) is torch.Tensor or find_on_class(cls, name) is not ABSENT):
+        raise Opaque  # what torch's getters say is no attribute of an object of Python; what a subclass holds in its `__dict__` is
     if cls is property and name in ("fget", "fset", "fdel"):
         return getattr(value, name)  # a property's parts never change
     reads.slot(value, "type")

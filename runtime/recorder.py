@@ -19,8 +19,9 @@ import torch.utils._device
 
 from precast.artifact_store.constants import untag
 from precast.artifact_store.guards import Guard, Path, Predicate
+from precast.runtime.guard_rules import MARKS
 from precast.runtime.kernel_digest import layers
-from precast.runtime.objects import ABSENT, Opaque, instance_dict, lacks_on_class, read_attribute
+from precast.runtime.objects import ABSENT, Opaque, find_on_class, instance_dict, lacks_on_class, plain_lookup, read_attribute
 from precast.runtime.paths import describe
 from precast.runtime.relations import RELATIONS, relation
 from precast.runtime.table_plan import Cells, Plan
@@ -73,6 +74,7 @@ class Recording(TableReads):
         self.places: dict[Path, Any] = {}
         self.opaque: set[int] = set()
         self._keep: list[Any] = []
+        self._own_fields: dict[int, int] = {}
 
     # -- the walk
 
@@ -237,9 +239,23 @@ class Recording(TableReads):
             return tuple.__getitem__(place, key)
         raise Opaque
 
+    def _attributes(self, place: Live) -> int:
+        """The number of the first of a tensor's own attributes, which have to be of these names and in this order."""
+        if place.number not in self._own_fields:
+            names = tuple(place.value.__dict__)
+            if not all(type(name) is str for name in names) or not MARKS.isdisjoint(names):
+                raise Opaque
+            self._own_fields[place.number] = self.table.fields(self.table.own(place.number), names)
+        return self._own_fields[place.number]
+
     def _live_step(self, place: Live, path: Path) -> Any:
         value = place.value
         match path[-1]:
+            case ("attr", name) if isinstance(value, torch.Tensor) and name in value.__dict__:
+                if find_on_class(type(value), name) is not ABSENT or not plain_lookup(type(value)):
+                    raise Opaque
+                self.cls(type(value))
+                return self._live(self._attributes(place) + list(value.__dict__).index(name), value.__dict__[name], path)
             case ("item", tagged) if isinstance(value, dict):
                 key = untag(tagged)
                 return self._live(place.number + list(value).index(key), value[key], path)
@@ -341,7 +357,9 @@ class Recording(TableReads):
             specs = [self.plan.guards[i].constant for i in self.plan.at[path] if self.plan.guards[i].predicate is Predicate.TENSOR]
             if guard.predicate is Predicate.TENSOR:
                 self._live_tensor(place, guard.constant)
-            elif specs and guard.predicate is Predicate.LACKS_ATTR and lacks_on_class(type(value), guard.constant, self):
+            elif guard.predicate is Predicate.LACKS_ATTR and specs and not value.__dict__:
+                if not lacks_on_class(type(value), guard.constant, self):
+                    raise Opaque
                 return  # and the tensor check admits no attributes of the tensor's own
             elif not specs or guard.predicate not in _IN_SPEC:
                 raise Opaque
@@ -360,6 +378,8 @@ class Recording(TableReads):
         plain = place.value.dim() == len(size) == len(stride)
         if not plain or not self.table.live_tensor(place.number, place.value, spec["requires_grad"], spec["offset"], size, stride):
             raise Opaque
+        if place.value.__dict__:
+            self._attributes(place)
 
     def place(self, path: Path) -> Any:
         """What `path` led to; walked now where no guard is on it."""

@@ -9,6 +9,7 @@ import torch
 
 from precast.artifact_store import Manifest, Store
 from precast.artifact_store.errors import RecordError
+from precast.artifact_store.guards import freeze
 from precast.artifact_store.records import GraphInput, GraphOutput, TensorConstant
 from precast.runtime import native
 from precast.runtime.compatibility import why_unfit
@@ -19,6 +20,7 @@ from precast.runtime.library import graph_library
 from precast.runtime.log import logger
 from precast.runtime.options import CudaGraphOptions
 from precast.runtime.source import BlobSource
+from precast.runtime.subclasses import wrapped_call
 from precast.runtime.targets import fits, is_cuda, rank
 from precast.runtime.tensor_constants import Constants, gpu_of
 
@@ -67,6 +69,7 @@ def open_graph(manifest: Manifest, source: BlobSource, cuda_graphs: CudaGraphOpt
         (frame,) = manifest.frames
         inputs = tuple(GraphInput.from_data(item) for item in frame["inputs"])
         outputs = tuple(GraphOutput.from_data(item) for item in frame["outputs"])
+        wraps = freeze(frame.get("wraps"))
         constants = Constants(TensorConstant.from_data(item) for item in frame["constants"])
         graph = manifest.graphs["forward"]
     except (KeyError, TypeError, ValueError, RecordError) as error:
@@ -79,6 +82,9 @@ def open_graph(manifest: Manifest, source: BlobSource, cuda_graphs: CudaGraphOpt
     spec = GraphSpec(inputs, raw_kinds(outputs, dict(graph.io)), finish)
 
     def made(tensors: Sequence[torch.Tensor]) -> Callable[..., Any]:
+        return wrapped_call(lambda spec: plain(spec, tensors), spec, wraps)
+
+    def plain(spec: GraphSpec, tensors: Sequence[torch.Tensor]) -> Callable[..., Any]:
         if cuda_graphs is None or not manifest.target.startswith("cuda:"):
             return graph_call(library, spec, tensors)
         from precast.runtime.cuda_call import cuda_graph_call  # most graphs never need it

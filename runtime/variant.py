@@ -12,9 +12,9 @@ import torch
 from precast.artifact_store import Manifest
 from precast.artifact_store.errors import RecordError
 from precast.artifact_store.guard_table import GuardRow
-from precast.artifact_store.guards import Guard, Path, Predicate
+from precast.artifact_store.guards import Guard, Path, Predicate, freeze
 from precast.artifact_store.manifest import guard_rows
-from precast.artifact_store.records import FrameRecord, GraphInput, GraphOutput
+from precast.artifact_store.records import FrameRecord, GraphInput, GraphOutput, Wrap
 from precast.runtime.devices import capabilities
 from precast.runtime.entry import Entry
 from precast.runtime.errors import LoadError
@@ -28,6 +28,7 @@ from precast.runtime.locks import Lock
 from precast.runtime.options import CudaGraphOptions
 from precast.runtime.paths import resolve
 from precast.runtime.source import BlobSource
+from precast.runtime.subclasses import wrapped_call
 from precast.runtime.targets import is_cuda
 from precast.runtime.tensor_constants import Constants, gpu_of
 
@@ -116,6 +117,7 @@ class Variant(_Planned):
         self._spec: GraphSpec | None = None
         self._library: Library | None = None
         self._record: FrameRecord | None = None
+        self._wraps: tuple[Wrap, ...] | None = None
         self._constants = Constants(())
         self._bindings: list[Binding] = []
         self.hits = 0
@@ -177,6 +179,7 @@ class Variant(_Planned):
             self._constants = Constants(self._record.tensors)
             inputs = tuple(GraphInput.from_data(item) for item in frame["inputs"])
             outputs = tuple(GraphOutput.from_data(item) for item in frame["outputs"])
+            self._wraps = freeze(frame.get("wraps"))
         except (KeyError, TypeError, ValueError) as error:
             raise LoadError(f"artifact {self.artifact_id[:12]}: its frame record cannot be read ({error})") from error
         graph = self.manifest.graphs.get("forward")
@@ -221,20 +224,24 @@ class Variant(_Planned):
 
     def _new_binding(self, bound: tuple[Any, ...], defaults: tuple[Any, Any]) -> Binding:
         assert self._spec is not None and self._record is not None
-        graph = no_graph
-        if self._library is not None and self._cuda_graphs is not None:
-            from precast.runtime.cuda_call import cuda_graph_call  # most programs never need it
-
-            graph = cuda_graph_call(self.manifest.program_name, self._library, self._spec, bound, self._cuda_graphs)
-        elif self._library is not None:
-            graph = graph_call(self._library, self._spec, bound)
-        elif self._graph is not None:
-            graph = bound_call(self._graph, self._spec, bound)
+        graph: Callable[..., Any] = no_graph
         try:
+            if self._library is not None:
+                graph = wrapped_call(lambda spec: self._library_call(spec, bound), self._spec, self._wraps)
+            elif self._graph is not None:
+                graph = bound_call(self._graph, self._spec, bound)
             frame = self._build_frame(self._record, with_draws_as_traced(graph, self._spec.inputs))
-        except FrameCodeError as error:
+        except (FrameCodeError, LoadError) as error:
             raise LoadError(f"artifact {self.artifact_id[:12]}: {error}") from error
         return Binding(self, frame, graph, bound, defaults)
+
+    def _library_call(self, spec: GraphSpec, bound: tuple[Any, ...]) -> Callable[..., Any]:
+        assert self._library is not None
+        if self._cuda_graphs is None:
+            return graph_call(self._library, spec, bound)
+        from precast.runtime.cuda_call import cuda_graph_call  # most programs never need it
+
+        return cuda_graph_call(self.manifest.program_name, self._library, spec, bound, self._cuda_graphs)
 
 
 class EagerVariant(_Planned):

@@ -65,7 +65,7 @@ typedef struct {
     PyObject *function, *expected;
 } Probe;
 
-enum { LOCAL, POINTER, OTHER, EQUAL, TUPLE, LIST, ITEM, DICT, TENSOR, DIFFERENT, TYPE, SHAPE, APART, APART_OTHER };
+enum { LOCAL, POINTER, OTHER, EQUAL, TUPLE, LIST, ITEM, OWN, DICT, TENSOR, DIFFERENT, TYPE, SHAPE, APART, APART_OTHER };
 
 typedef struct {
     int kind;
@@ -193,6 +193,11 @@ static int device_index(void *handle, int32_t type, int32_t *index) {
     return type == 0 ? 0 : layout.device_index(handle, index);
 }
 
+static PyObject *own_attributes(PyObject *object) {
+    PyObject **attributes = _PyObject_GetDictPtr(object);
+    return attributes ? *attributes : NULL;
+}
+
 #define FIXED 7 /* numbers in front of the sizes */
 
 /* numbers: dtype, device type, device index, requires_grad, key set, storage offset, dim, sizes…, strides… */
@@ -216,8 +221,8 @@ static int tensor_fits(Live *op, PyObject *tensor) {
     if (number && layout.strides(handle, &list)) return 0;
     for (int64_t i = 0; i < number; i++)
         if (strides[i] != FREE && strides[i] != list[i]) return 0;
-    PyObject **attributes = _PyObject_GetDictPtr(tensor); /* marks of dynamic dimensions live there */
-    if (attributes && *attributes && PyDict_GET_SIZE(*attributes)) return 0;
+    PyObject *attributes = own_attributes(tensor); /* marks of dynamic dimensions live there */
+    if (attributes && PyDict_GET_SIZE(attributes) != op->count) return 0;
     return meta_requires_grad(*(char **)(impl + layout.autograd_meta)) == want[3];
 }
 
@@ -256,6 +261,7 @@ static int live_holds(Table *self, PyObject *const *locals, Py_ssize_t count) {
             case TUPLE: holds = PyTuple_CheckExact(value) && PyTuple_GET_SIZE(value) == op->count; break;
             case LIST: holds = PyList_CheckExact(value) && PyList_GET_SIZE(value) == op->count; break;
             case ITEM: values[op->target] = PyTuple_Check(value) ? PyTuple_GET_ITEM(value, op->count) : PyList_GET_ITEM(value, op->count); break;
+            case OWN: holds = (values[op->target] = own_attributes(value)) != NULL; break;
             case DICT: holds = dict_fits(op, value, values); break;
             case TENSOR: holds = tensor_fits(op, value); break;
             case DIFFERENT: holds = value != values[op->target]; break;
@@ -480,6 +486,13 @@ static PyObject *table_item(PyObject *object, PyObject *arguments) {
     return value_at((Table *)object, ITEM, source, position);
 }
 
+/* own(value) -> number of its `__dict__` */
+static PyObject *table_own(PyObject *object, PyObject *argument) {
+    int source = (int)PyLong_AsLong(argument);
+    if (source < 0) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "a value's number is needed");
+    return value_at((Table *)object, OWN, source, 0);
+}
+
 /* fields(value, keys) -> number of the first of len(keys) values: an exact dict with these keys in this order */
 static PyObject *table_fields(PyObject *object, PyObject *arguments) {
     Table *self = (Table *)object;
@@ -523,7 +536,8 @@ static PyObject *table_live(PyObject *object, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
-/* live_tensor(value, example, requires_grad, offset, sizes, strides): like the example, except for None in sizes, strides or offset */
+/* live_tensor(value, example, requires_grad, offset, sizes, strides): like the example, except for None in sizes, strides or offset; with
+ * as many attributes of its own */
 static PyObject *table_live_tensor(PyObject *object, PyObject *arguments) {
     Table *self = (Table *)object;
     int source, grad;
@@ -555,8 +569,10 @@ static PyObject *table_live_tensor(PyObject *object, PyObject *arguments) {
         PyMem_Free(numbers);
         return NULL;
     }
+    PyObject *attributes = own_attributes(example);
     op->object = (PyObject *)Py_TYPE(example);
     op->numbers = numbers;
+    op->count = attributes ? PyDict_GET_SIZE(attributes) : 0;
     Py_RETURN_TRUE;
 }
 
@@ -673,6 +689,7 @@ static PyMethodDef table_methods[] = {
     {"python", table_python, METH_O, "Call a checker with the tuple of locals."},
     {"local", table_local, METH_O, "A local as a value."},
     {"item", table_item, METH_VARARGS, "An item of a value."},
+    {"own", table_own, METH_O, "The `__dict__` of a value."},
     {"fields", table_fields, METH_VARARGS, "The entries of a dict value."},
     {"live", table_live, METH_VARARGS, "Check a value."},
     {"live_tensor", table_live_tensor, METH_VARARGS, "Check a tensor value."},

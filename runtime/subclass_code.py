@@ -1,0 +1,86 @@
+"""The code behind a tensor subclass that wraps plain tensors: a graph was traced through its dispatch, and no tracer of Python read that.
+
+Many classes dispatch to functions that decorators put into a table of the class, all of them called `_`: those have no name to be found by.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from precast.artifact_store.constants import Untaggable, find_object, object_name, type_name
+from precast.runtime.account import Account, Line, names_of
+from precast.runtime.function_text import function_lines, reached
+from precast.runtime.modules import Modules, is_versioned, load
+
+SUBCLASS = "subclass "
+"""Begins the module part of a digest's name where it belongs to such a class."""
+_DEPTH = 3
+"""Tables within tables that are looked into."""
+
+
+def subclass_account(cls: type, modules: Modules | None = None) -> Account:
+    """What the methods of the class and the functions in its tables are, with the helpers and the constants that they name."""
+    modules = modules or Modules()
+    table = list(_handlers(cls))
+    lines = [Line(f"what {cls.__qualname__} dispatches to", key) for key, _ in table]
+    return Account.of([*lines, *function_lines(_parts(cls, table), modules)], modules.used)
+
+
+def subclass_code(cls: type) -> Iterable[types.CodeType]:
+    """The code that `subclass_account` covers, nested functions left out."""
+    return [function.__code__ for function in reached(_parts(cls, list(_handlers(cls))))]
+
+
+def changed_subclass(module: str, qualname: str, wanted: str) -> str:
+    """Why the class is not what it was; empty where it is."""
+    load(module)
+    then = Account.read(wanted)
+    try:
+        now = subclass_account(find_object(f"{module}:{qualname}"), Modules(then.modules))
+    except LookupError as error:
+        return f"the tensor subclass {qualname} of {module} is gone: {error}"
+    if now.digest == then.digest:
+        return ""
+    return f"the tensor subclass {qualname} of {module}, or what it dispatches to, has changed since{names_of(then.differing(now))}"
+
+
+def _parts(cls: type, table: list[tuple[str, types.FunctionType]]) -> tuple[Any, ...]:
+    return (cls, *(function for _, function in table))
+
+
+def _handlers(cls: type) -> Iterator[tuple[str, types.FunctionType]]:
+    """The functions in dicts, lists and tuples that the class and its bases hold, by where they stand, in an order of their own."""
+    for base in cls.__mro__:
+        if is_versioned(base.__module__):
+            continue
+        for name, value in sorted(vars(base).items()):
+            yield from sorted(_within(value, f"{type_name(base)}.{name}", cls, _DEPTH), key=lambda found: found[0])
+
+
+def _within(value: Any, where: str, cls: type, depth: int) -> Iterator[tuple[str, types.FunctionType]]:
+    if isinstance(value, types.FunctionType):
+        if depth < _DEPTH:
+            yield where, value
+    elif isinstance(value, dict) and depth:
+        for key, held in tuple(value.items()):
+            if not isinstance(key, type) or issubclass(cls, key):  # one table may serve many classes
+                yield from _within(held, f"{where}[{_key(key)}]", cls, depth - 1)
+    elif isinstance(value, list | tuple) and depth:
+        for i, held in enumerate(value):
+            yield from _within(held, f"{where}[{i}]", cls, depth - 1)
+
+
+def _key(key: Any) -> str:
+    if isinstance(key, str | int | torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return str(key)
+    try:
+        return object_name(key)
+    except Untaggable:
+        return type_name(type(key))
+
+
+__all__ = ["SUBCLASS", "changed_subclass", "subclass_account", "subclass_code"]
