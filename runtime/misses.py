@@ -69,6 +69,8 @@ class Misses:
         if position == "eager_on_recompile" and not program.require_hit:
             return None
         if program.require_hit or position == "fail_on_recompile":
+            if self._had_nothing_to_compile():
+                return None
             self._raise(args, kwargs)
         if position in stance.FIRST_CALL_EAGER and self._is_first(local_values):
             return None
@@ -81,6 +83,14 @@ class Misses:
             if program.eagerly.reason or not self._may_compile(local_values):
                 return None
             return self._compile(args, kwargs, local_values)
+
+    def _had_nothing_to_compile(self) -> bool:
+        """Whether the store says that for some calls of the program, which has variants for others, there was nothing to compile."""
+        eagerly = self._program.eagerly
+        eagerly.recall()
+        if eagerly.reason and not self._program.is_part:
+            eagerly.warn("unfit", f"runs eagerly where no stored artifact fits the call: it {eagerly.reason}")
+        return bool(eagerly.reason)
 
     def _is_first(self, local_values: Mapping[str, Any]) -> bool:
         """Whether no call has missed before; noted for the stances that compile from the second one on, with the call's sizes."""

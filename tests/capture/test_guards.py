@@ -21,7 +21,7 @@ from harness import locals_of
 from programs import Block, Callable_, Stack, Tied, make_closure
 from torch import nn
 
-from precast.artifact_store.constants import find_object, hold, named
+from precast.artifact_store.constants import Untaggable, find_object, hold, named, tag, untag
 from precast.artifact_store.guards import Guard, Predicate
 from precast.capture import CaptureRefused, capture
 from precast.runtime.guard_eval import compile_checker, evaluate, failure, first_failing
@@ -368,6 +368,72 @@ def test_predicate(predicate: Predicate, constant: Any, good: Any, bad: Any) -> 
     verdict = evaluate(guard, {"v": bad})
     assert verdict.expected and verdict.found
     assert not evaluate(guard, {}).holds and not check({}, {})
+
+
+@dataclass(frozen=True)
+class Setting:
+    axis: int
+    how: tuple[str, ...] = ()
+
+
+@dataclass
+class Loose:
+    held: Any
+
+
+@dataclass(frozen=True)
+class Slotted:
+    __slots__ = ("axis",)
+    axis: int
+
+
+VALUES: tuple[Any, ...] = (
+    *([], (), {}, None, 0, 0.0, -0.0, False, "", "a", b"a", float("nan"), float("inf"), 1, True, 1.0, (1,), [1], [True], [1.0]),
+    *([1, [2, ("a", 3.5)]], [1, [2, ("a", 3.0)]], {"a": 1}, {"a": True}, {"a": 1, "b": 2}, {"b": 2, "a": 1}, {1: 2}, {(1, "a"): [2]}),
+    *({"size": [1, 64], "dtype": torch.float32, "none": None}, {"size": (1, 64), "dtype": torch.float32, "none": None}),
+    *({"size": [1, 64], "dtype": torch.float64, "none": None}, {"size": [1, 65], "dtype": torch.float32, "none": None}),
+    *(torch.float32, torch.bfloat16, torch.device("cpu"), torch.strided, torch.Size((2,)), (2,), slice(1, 2), range(3), frozenset((1,))),
+    *(
+        Setting(1),
+        Setting(2),
+        Setting(True),
+        Setting(1, ("a",)),
+        [Setting(1)],
+        Loose(1),
+        Loose([1]),
+        Loose([Setting(1)]),
+        Slotted(1),
+        Slotted(2),
+    ),
+    *(
+        Predicate.EQUALS,
+        [Predicate.EQUALS],
+        [Predicate.IS],
+        {"how": {"more": [{"deep": (None, -1)}]}},
+        {"how": {"more": [{"deep": (None, 1)}]}},
+    ),
+)
+
+
+def test_a_constant_equals_itself_and_nothing_else() -> None:
+    """Types count, and the order of a dict; the generated code says the same as the rule; what is read back says the same again."""
+    for wanted in VALUES:
+        guard = Guard(LOCAL, Predicate.EQUALS, tag(wanted))
+        check = compile_checker([guard])
+        for value in VALUES:
+            assert evaluate(guard, {"v": value}).holds == check({"v": value}, {}) == (value is wanted), (wanted, value)
+        read = untag(tag(wanted))
+        assert tag(read) == tag(wanted) and type(read) is type(wanted) and check({"v": read}, {})
+
+
+def test_a_dataclass_that_holds_more_than_its_fields_has_no_portable_form() -> None:
+    value = Loose(1)
+    assert tag(value) == ("dataclass", f"{__name__}:Loose", (("held", ("int", 1)),))
+    value.more = 2  # type: ignore[attr-defined]
+    with pytest.raises(Untaggable):
+        tag(value)
+    with pytest.raises(Untaggable):
+        tag(Loose(object()))
 
 
 def test_every_predicate_has_a_rule() -> None:

@@ -41,12 +41,6 @@ def key_set() -> Call:
     return by_keys, (x(), torch._C._dispatch_keys(x()))
 
 
-def subclass() -> Call:
-    from torch.testing._internal.two_tensor import TwoTensor
-
-    return by_length, (x(), TwoTensor(x(), x() + 1))
-
-
 @functools.cache
 def opaque_type() -> Any:
     """A class registered as one of whose objects torch sees nothing but what a function says."""
@@ -85,7 +79,6 @@ def one_process() -> Iterator[None]:
 
 TRIGGERED: dict[str, tuple[Callable[[], Call], str, Callable[[], Any]]] = {
     "DISPATCH_KEY_SET_MATCH": (key_set, "L['keys']", nullcontext),
-    "TENSOR_SUBCLASS_METADATA_MATCH": (subclass, "L['other']", nullcontext),
     "FAKE_SCRIPT_TYPE_MATCH": (opaque, "L['thing']", nullcontext),
     "OPAQUE_OBJ_GUARD_FN_MATCH": (opaque, "L['thing']", nullcontext),
     "DTENSOR_SPEC_MATCH": (distributed, "L['other']._spec", one_process),

@@ -303,6 +303,46 @@ def test_what_nonstrict_trace_marks_stays_in_the_process(tmp_path: Path) -> None
     assert said.startswith("46.0\n") and "cannot be stored: unread is marked by nonstrict_trace" in said, said
 
 
+SHADOWED = """
+import sys, torch, precast
+from held_beside import K
+LIB = torch.library.Library("precast_test_shadowed", "DEF")
+
+def operator(function):
+    LIB.define(f"{function.__name__}(Tensor x, float by=2) -> Tensor")
+    LIB.impl(function.__name__, function, "CompositeImplicitAutograd")
+    return getattr(torch.ops.precast_test_shadowed, function.__name__)
+
+@operator
+def scaled(x, by=2.0):
+    return x * by + K
+
+def program(x):
+    return scaled(x) * 2
+
+with torch.no_grad():
+    try:
+        print(getattr(precast, sys.argv[1])(program, store="store")(torch.ones(3))[0].item())
+    except precast.GuardMiss as miss:
+        print("miss", " ".join(str(miss).split()))
+"""
+
+
+def test_a_function_whose_name_its_operator_bears_is_found_in_its_file(tmp_path: Path) -> None:
+    def says(source: str, serve: str = "load", beside: str = "K = 2") -> str:
+        (tmp_path / "shadowed.py").write_text(source)
+        (tmp_path / "held_beside.py").write_text(beside)
+        return child(tmp_path, "import shadowed", serve)
+
+    assert says(SHADOWED, "compile") == "8.0\n"
+    assert says("# moved\n" + SHADOWED) == "8.0\n"
+    assert "scaled of shadowed, which is not traced, or a function or a constant" in says(SHADOWED, beside="K = 3")
+    for old, new in (("by + K", "by - K"), ("by=2.0)", "by=3.0)")):
+        said = says(SHADOWED.replace(old, new))
+        assert said.startswith("miss") and "has changed since" in said, said
+    assert says(SHADOWED) == "8.0\n"
+
+
 @torch.no_grad()
 def test_a_function_without_a_name_stays_in_the_process(tmp_path: Path) -> None:
     """It may be another one in the next process, with another closure."""

@@ -328,3 +328,25 @@ def test_what_the_tracer_took_for_an_exception_compiles_its_callees_at_once(set_
     torch.testing.assert_close(precast.compile(_calls_rows_of, store=store)(x), _rows_of(x))
     (manifest,) = store.manifests()
     assert manifest.program_name.endswith("_rows_of") and manifest.graphs
+
+
+def repeated(x: torch.Tensor, times: int) -> torch.Tensor:
+    for _ in range(times):
+        x = x + 1
+    return x
+
+
+def test_calls_with_nothing_to_compile_are_no_misses_of_a_program_that_has_variants(store: Store) -> None:
+    """One call was compiled, and another left nothing to compile: whoever serves from that store runs both."""
+    x = torch.randn(3)
+    compiled = precast.compile(repeated, store=store)
+    for times in (2, 0, 2):
+        torch.testing.assert_close(compiled(x, times), repeated(x, times))
+    for serve in (lambda: precast.load(repeated, store=store), lambda: precast.compile(repeated, store=store)):
+        precast.reset()
+        served = serve()
+        with precast.set_stance("fail_on_recompile"):
+            torch.testing.assert_close(served(x, 2), repeated(x, 2))
+            with pytest.warns(UserWarning, match="runs eagerly where no stored artifact fits the call: .* there is nothing to compile"):
+                assert served(x, 0) is x
+            torch.testing.assert_close(served(x, 2), repeated(x, 2))
