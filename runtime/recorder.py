@@ -19,18 +19,15 @@ import torch.utils._device
 
 from precast.artifact_store.constants import untag
 from precast.artifact_store.guards import Guard, Path, Predicate
-from precast.runtime.guard_rules import MARKS
 from precast.runtime.kernel_digest import layers
-from precast.runtime.objects import ABSENT, Opaque, find_on_class, instance_dict, lacks_on_class, plain_lookup, read_attribute
+from precast.runtime.live_values import live_guard, live_step, live_value
+from precast.runtime.objects import ABSENT, Opaque, instance_dict, read_attribute
 from precast.runtime.paths import describe
 from precast.runtime.relations import RELATIONS, relation
 from precast.runtime.table_plan import Cells, Plan
 from precast.runtime.table_reads import Live, TableReads
 
-_SCALARS = (int, float, str, bytes)
 _IMMUTABLE = (int, float, complex, str, bytes, bool, type(None), range, torch.dtype, torch.device, torch.layout, torch.memory_format)
-_IN_SPEC = (Predicate.TYPE, Predicate.UNMARKED, Predicate.MARKS, Predicate.NOT_NONE, Predicate.RUNS_ON)
-"""Guards on a call's tensor that ask for no more than its TENSOR guard has checked: class, device, no attributes of its own."""
 
 
 class Unrecordable(Exception):
@@ -74,7 +71,7 @@ class Recording(TableReads):
         self.places: dict[Path, Any] = {}
         self.opaque: set[int] = set()
         self._keep: list[Any] = []
-        self._own_fields: dict[int, int] = {}
+        self.own_fields: dict[int, int] = {}  # number of a tensor of the call -> of the first of its attributes
 
     # -- the walk
 
@@ -129,7 +126,7 @@ class Recording(TableReads):
     def _root(self, path: Path) -> Any:
         match path[0]:
             case ("local", name):
-                return self._live(self.table.local(self.plan.names.index(name)), self.local_values[name], path)
+                return live_value(self, self.table.local(self.plan.names.index(name)), self.local_values[name], path)
             case ("cell", name):
                 closure = self.plan.function.__closure__ or ()
                 cell = closure[self.plan.function.__code__.co_freevars.index(name)]
@@ -150,27 +147,10 @@ class Recording(TableReads):
                 return None
         raise Opaque
 
-    def _live(self, number: int, value: Any, path: Path) -> Any:
-        """A value of the call: what comes fresh each time is a Live; anything else has to be this very object."""
-        kind = type(value)
-        if kind in _SCALARS:
-            self.table.live(number, *(("type", kind) if path in self.plan.free else ("equal", value)))
-            return Live(number, value)
-        if kind is tuple or kind is list:
-            self.table.live(number, kind.__name__, len(value))
-            return Live(number, value)
-        if kind is dict and all(type(key) is str for key in value):
-            first = self.table.fields(number, tuple(value))
-            return Live(first, value)
-        if isinstance(value, torch.Tensor):
-            return Live(number, value)
-        self.table.live(number, "pointer", value)
-        return value
-
     def _step(self, place: Any, path: Path) -> Any:
         step = path[-1]
         if isinstance(place, Live):
-            return self._live_step(place, path)
+            return live_step(self, place, path)
         match step:
             case ("attr", name):
                 return self._present(read_attribute(place, name, self))
@@ -239,40 +219,11 @@ class Recording(TableReads):
             return tuple.__getitem__(place, key)
         raise Opaque
 
-    def _attributes(self, place: Live) -> int:
-        """The number of the first of a tensor's own attributes, which have to be of these names and in this order."""
-        if place.number not in self._own_fields:
-            names = tuple(place.value.__dict__)
-            if not all(type(name) is str for name in names) or not MARKS.isdisjoint(names):
-                raise Opaque
-            self._own_fields[place.number] = self.table.fields(self.table.own(place.number), names)
-        return self._own_fields[place.number]
-
-    def _live_step(self, place: Live, path: Path) -> Any:
-        value = place.value
-        match path[-1]:
-            case ("attr", name) if isinstance(value, torch.Tensor) and name in value.__dict__:
-                if find_on_class(type(value), name) is not ABSENT or not plain_lookup(type(value)):
-                    raise Opaque
-                self.cls(type(value))
-                return self._live(self._attributes(place) + list(value.__dict__).index(name), value.__dict__[name], path)
-            case ("item", tagged) if isinstance(value, dict):
-                key = untag(tagged)
-                return self._live(place.number + list(value).index(key), value[key], path)
-            case ("item", tagged) if isinstance(value, (tuple, list)):
-                position = range(len(value))[untag(tagged)]
-                return self._live(self.table.item(place.number, position), value[position], path)
-            case ("key", position) if isinstance(value, dict):
-                return list(value)[position]
-            case ("type",):
-                return type(value)  # part of what is checked of the value
-        raise Opaque
-
     # -- guards
 
     def _guard(self, guard: Guard, path: Path, place: Any) -> None:
         if isinstance(place, Live):
-            self._live_guard(guard, path, place)
+            live_guard(self, guard, path, place)
             return
         if isinstance(place, _ClassDict):
             if guard.predicate not in (Predicate.HAS_KEY, Predicate.LACKS_KEY, Predicate.NOT_NONE, Predicate.TYPE):
@@ -350,36 +301,6 @@ class Recording(TableReads):
             self.slot(value, "code")
         elif not isinstance(value, types.CodeType):
             raise Opaque
-
-    def _live_guard(self, guard: Guard, path: Path, place: Live) -> None:
-        value = place.value
-        if isinstance(value, torch.Tensor):
-            specs = [self.plan.guards[i].constant for i in self.plan.at[path] if self.plan.guards[i].predicate is Predicate.TENSOR]
-            if guard.predicate is Predicate.TENSOR:
-                self._live_tensor(place, guard.constant)
-            elif guard.predicate is Predicate.LACKS_ATTR and specs and not value.__dict__:
-                if not lacks_on_class(type(value), guard.constant, self):
-                    raise Opaque
-                return  # and the tensor check admits no attributes of the tensor's own
-            elif not specs or guard.predicate not in _IN_SPEC:
-                raise Opaque
-            return
-        if type(value) in _SCALARS:
-            if guard.predicate is Predicate.IS:
-                raise Opaque  # equal, and perhaps not the same object
-            return
-        checked = (Predicate.TYPE, Predicate.LENGTH, Predicate.NOT_NONE, Predicate.EMPTY)
-        of_keys = (Predicate.KEYS, Predicate.HAS_KEY, Predicate.LACKS_KEY)
-        if guard.predicate not in checked and not (isinstance(value, dict) and guard.predicate in of_keys):
-            raise Opaque
-
-    def _live_tensor(self, place: Live, spec: Mapping[str, Any]) -> None:
-        size, stride = spec["size"], spec["stride"]
-        plain = place.value.dim() == len(size) == len(stride)
-        if not plain or not self.table.live_tensor(place.number, place.value, spec["requires_grad"], spec["offset"], size, stride):
-            raise Opaque
-        if place.value.__dict__:
-            self._attributes(place)
 
     def place(self, path: Path) -> Any:
         """What `path` led to; walked now where no guard is on it."""
