@@ -18,6 +18,7 @@ from precast.artifact_store.constants import Untaggable, object_name, tag, type_
 from precast.artifact_store.guards import Path
 from precast.artifact_store.records import GraphInput, Wrap
 from precast.capture.frame import CaptureRefused
+from precast.runtime.subclasses import part_of
 
 
 @dataclass(frozen=True)
@@ -74,13 +75,7 @@ def _leaves(value: Any) -> Iterator[tuple[Any, ...]]:
 
 def plain_inputs(inputs: Sequence[Any], parts: Sequence[Part]) -> list[Any]:
     """The values of the placeholders."""
-    found = []
-    for part in parts:
-        value = inputs[part.index]
-        for step in part.steps:
-            value = getattr(value, step) if isinstance(step, str) else getattr(value, step[0])(step[1])
-        found.append(value)
-    return found
+    return [part_of(inputs[part.index], part.steps) for part in parts]
 
 
 def refuse_shared(values: Sequence[Any], parts: Sequence[Part]) -> None:

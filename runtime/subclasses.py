@@ -25,7 +25,7 @@ def wrapped_call(made: Callable[[GraphSpec], GraphCall], spec: GraphSpec, wraps:
 
     def run(*args: Any) -> tuple[Any, ...]:
         with paused():  # the class's own methods are no calls between graphs
-            found = call(*[_part(args[position], steps) for position, steps in taken])
+            found = call(*[part_of(args[position], steps) for position, steps in taken])
             return found if given is None else tuple([make(found, args) for make in given])
 
     return run
@@ -43,7 +43,8 @@ def _passed(inputs: Sequence[GraphInput]) -> tuple[list[tuple[int, tuple[Any, ..
     return taken, tuple(renumbered)
 
 
-def _part(value: Any, steps: tuple[Any, ...]) -> Any:
+def part_of(value: Any, steps: tuple[Any, ...]) -> Any:
+    """What `GraphInput.part` names of an object."""
     for step in steps:
         value = getattr(value, step) if isinstance(step, str) else getattr(value, step[0])(step[1])
     return value
@@ -74,4 +75,4 @@ def _number(number: Any) -> Callable[[Sequence[Any]], int]:
     return (lambda found: number) if isinstance(number, int) else (lambda found: int(found[number[1]]))
 
 
-__all__ = ["wrapped_call"]
+__all__ = ["part_of", "wrapped_call"]
