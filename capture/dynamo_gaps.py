@@ -1,24 +1,70 @@
-"""Places where Dynamo lets the traced code depend on something without a guard, and which a guard of its own kind closes."""
+"""Places where Dynamo goes on as Python would not: without a guard, or with an exception that Python does not raise."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.dicts import ConstDictVariable
+from torch._dynamo.variables.lists import TupleVariable
+from torch._dynamo.variables.tensor import SymNodeVariable
 
 
 @contextlib.contextmanager
 def guarded_gaps() -> Iterator[None]:
-    """While tracing: `d[key]` that raises KeyError depends on the key's absence, as `d.get(key)` does."""
-    original: Any = ConstDictVariable.getitem_const_raise_exception_if_absent
+    """While tracing, these gaps are closed."""
+    with contextlib.ExitStack() as stack:
+        original: Any = ConstDictVariable.getitem_const_raise_exception_if_absent
 
-    def getitem_const_raise_exception_if_absent(self: ConstDictVariable, tx: Any, arg: Any) -> Any:
-        if arg not in self:
-            self.install_dict_contains_guard(tx, [arg])
-        return original(self, tx, arg)
+        def getitem_const_raise_exception_if_absent(self: ConstDictVariable, tx: Any, arg: Any) -> Any:
+            """`d[key]` that raises KeyError depends on the key's absence, as `d.get(key)` does."""
+            if arg not in self:
+                self.install_dict_contains_guard(tx, [arg])
+            return original(self, tx, arg)
 
-    with mock.patch.object(ConstDictVariable, "getitem_const_raise_exception_if_absent", getitem_const_raise_exception_if_absent):
+        name = "getitem_const_raise_exception_if_absent"
+        stack.enter_context(mock.patch.object(ConstDictVariable, name, getitem_const_raise_exception_if_absent))
+        if importlib.util.find_spec("torch._dynamo.variables.object_protocol") is not None:  # since torch 2.13
+            stack.enter_context(_numbers_in_every_operation())
         yield
+
+
+@contextlib.contextmanager
+def _numbers_in_every_operation() -> Iterator[None]:
+    """An operation that the tracer has no rule for with a number that varies, such as `"%d" % n` or `n + 1j`, takes the number as the
+    constant that it is. The tracer raises a TypeError in the traced code's name, which that may even catch.
+    """
+    from torch._dynamo.variables import object_protocol
+
+    original: Any = object_protocol.binary_op1
+
+    def binary_op1(tx: Any, v: Any, w: Any, slot: str) -> Any:
+        if slot == "nb_remainder" and v.realize().is_python_constant() and isinstance(v.as_python_constant(), str | bytes):
+            w = _constants(tx, w.realize())
+        result = original(tx, v, w, slot)
+        if not object_protocol.is_nb_not_implemented(result) or not any(isinstance(x.realize(), SymNodeVariable) for x in (v, w)):
+            return result
+        return original(tx, *(_constant(tx, x.realize()) for x in (v, w)), slot)
+
+    with mock.patch.object(object_protocol, "binary_op1", binary_op1):
+        yield
+
+
+def _constants(tx: Any, variable: Any) -> Any:
+    """What a text is formatted with: a value, or a tuple or dict of values."""
+    if isinstance(variable, TupleVariable):
+        return TupleVariable([_constants(tx, item.realize()) for item in variable.items])
+    if type(variable) is ConstDictVariable:
+        return ConstDictVariable({key.vt: _constants(tx, item.realize()) for key, item in variable.items.items()}, variable.user_cls)
+    return _constant(tx, variable)
+
+
+def _constant(tx: Any, variable: Any) -> Any:
+    return ConstantVariable.create(variable.evaluate_expr(tx.output)) if isinstance(variable, SymNodeVariable) else variable
+
+
+__all__ = ["guarded_gaps"]

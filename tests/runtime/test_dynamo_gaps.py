@@ -1,0 +1,70 @@
+"""Where the tracer alone would go on as Python does not."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import precast
+from precast.artifact_store import Store
+
+# ruff: noqa: UP031
+
+CASES: dict[str, Callable[[Any], Any]] = {
+    "text": lambda n: "n%d" % n,
+    "bytes": lambda n: b"%d" % n,
+    "text and a tuple": lambda n: "%d of %s" % (n, n),
+    "text and a dict": lambda n: "%(a)d of %(b)s" % {"a": n, "b": n},
+    "complex": lambda n: n + 1j,
+    "complex first": lambda n: 2j - n,
+    "complex product": lambda n: operator.imul(n, 3j),
+    "a list repeated": lambda n: [1] * n,
+    "no operation": lambda n: n + "a",
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("caught", [True, False])
+@torch.no_grad()
+def test_operations_with_a_number_that_varies(name: str, caught: bool, store: Store) -> None:
+    """The tracer raises a TypeError for most of these, and code that catches errors went on with that."""
+    case = CASES[name]
+
+    def catching(x: torch.Tensor, n: int) -> tuple[Any, ...]:
+        try:
+            found = case(n)
+        except Exception as error:  # noqa: BLE001 - whatever it is counts
+            found = type(error).__name__
+        return x * 2, found, n
+
+    def plain(x: torch.Tensor, n: int) -> tuple[Any, ...]:
+        return x * 2, case(n), n
+
+    program = catching if caught or name == "no operation" else plain
+    compiled = precast.compile(program, store=store, dynamic=True)
+    for n in (3, 4, 7, 3):
+        x = torch.randn(3)
+        got, wanted = compiled(x, n), program(x, n)
+        torch.testing.assert_close(got[0], wanted[0])
+        assert repr(got[1:]) == repr(wanted[1:])
+
+
+@torch.no_grad()
+def test_a_key_that_was_absent(store: Store) -> None:
+    known: dict[str, float] = {}
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        try:
+            return x * known["by"]
+        except KeyError:
+            return x + 1
+
+    compiled = precast.compile(program, store=store)
+    x = torch.randn(3)
+    torch.testing.assert_close(compiled(x), x + 1)
+    known["by"] = 3.0
+    torch.testing.assert_close(compiled(x), x * 3)
