@@ -101,11 +101,8 @@ def main() -> int:
                 ratio = min(middle["eager"], middle["torch.compile"]) / middle["precast"]
                 off = float((got - wanted).abs().max() / wanted.abs().max())
                 kind = str(dtype).removeprefix("torch.")
-                print(
-                    f"{name:14}{kind:10}{rows:5}{middle['eager']:8.2f}{middle['torch.compile']:15.2f}{middle['precast']:9.2f} ({low:.2f} to "
-                    f"{high:.2f}){middle['precast freeze']:8.2f}{ratio:14.2f}{off:20.1e}",
-                    flush=True,
-                )
+                shown = f"{middle['precast']:9.2f} ({low:.2f} to {high:.2f}){middle['precast freeze']:8.2f}{ratio:14.2f}{off:20.1e}"
+                print(f"{name:14}{kind:10}{rows:5}{middle['eager']:8.2f}{middle['torch.compile']:15.2f}{shown}", flush=True)
                 report.append({"quantized": name, "dtype": kind, "rows": rows, "ms": middle, "quartiles": [low, high], "difference": off})
     if given.json:
         given.json.write_text(json.dumps(report, indent=1))
