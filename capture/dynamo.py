@@ -21,7 +21,7 @@ from torch._dynamo import config as dynamo_config
 from torch._dynamo import convert_frame, exc
 from torch._dynamo.codegen import PyCodegen
 from torch._dynamo.output_graph import OutputGraph
-from torch._dynamo.source import TensorProperty, TensorPropertySource
+from torch._dynamo.source import AttrSource, TensorProperty, TensorPropertySource
 from torch._dynamo.symbolic_convert import InliningInstructionTranslator
 from torch._dynamo.utils import dynamo_timed, get_metrics_context
 from torch._dynamo.variables.builder import VariableBuilder
@@ -109,8 +109,15 @@ def trace(
         backend(gm, example_inputs)
         return gm.forward
 
+    def called(name: str) -> Any:
+        """The source of this name. The inner tensors of a subclass are described before they are looked at."""
+        found = next((s for s in reversed(consumed) if s.name == name), None)
+        base, _, attribute = name.rpartition(".")
+        owner = called(base) if found is None and attribute.isidentifier() and base else None
+        return found if owner is None else AttrSource(owner, attribute)
+
     def find(name: str, tx: Any) -> Path | None:
-        source = next((s for s in reversed(consumed) if s.name == name), None)
+        source = called(name)
         return None if source is None else path_of(source, tx.output)
 
     with contextlib.ExitStack() as ending:

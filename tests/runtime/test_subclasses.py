@@ -110,6 +110,19 @@ def test_sizes_that_vary(name: str, store: Store) -> None:
     check(precast.load(fn, store=store, options={**WHOLE, "dynamic": "yes"}), fn, given(9))
 
 
+def test_a_size_that_changes_becomes_symbolic_by_itself(store: Store) -> None:
+    """The inner tensors' too, of nested ones as well; and a fresh program learns it from the store."""
+    compiled = precast.compile(programs.pointwise, store=store)
+    for n in (4, 7, 31, 9):
+        check(compiled, programs.pointwise, (pair(n, 6),))
+    assert variants(compiled) == 2
+    for n in (4, 7, 31, 9):
+        check(compiled, programs.pointwise, (Pair(pair(n, 6), pair(n, 6)),))
+    assert variants(compiled) == 4
+    loaded = precast.load(programs.pointwise, store=store)
+    check(loaded, programs.pointwise, (pair(17, 6),))
+
+
 def test_metadata_inner_tensors_and_class_are_guarded(store: Store) -> None:
     compiled = precast.compile(programs.pointwise, store=store, fullgraph=True)
     kinds = [
