@@ -61,7 +61,7 @@ def test_other_products_are_left_to_the_library() -> None:
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 33])
 @torch.no_grad()
 def test_compiled(rows: int, dtype: torch.dtype, tmp_path: object) -> None:
-    """Against float64, no further off than twice eager's own error and a rounding of the sum of magnitudes."""
+    """Against float64, no further off than twice eager's own error and a rounding of the sum of magnitudes (the bound for 96 terms is 96)."""
     x, w = torch.randn(rows, 96, dtype=dtype), weights(40, 96)
     scale, bias = torch.rand(40, 1).to(dtype) / 64, torch.randn(40, dtype=dtype)
     store = Store.open(str(tmp_path))
@@ -70,5 +70,6 @@ def test_compiled(rows: int, dtype: torch.dtype, tmp_path: object) -> None:
         eager, got = fn(*args), precast.compile(fn, store=store, fullgraph=True, dynamic=False, options={"isolate_recompiles": True})(*args)
         assert got.dtype is dtype and got.stride() == eager.stride()
         magnitude = fn(*(a.abs() if a is w else a.double().abs() for a in args)).max()
-        allowed = 2 * (eager.double() - exact).abs().max() + magnitude * torch.finfo(dtype).eps
+        roundings = 8 if dtype is torch.float64 else 1  # of the judge's sum, too
+        allowed = 2 * (eager.double() - exact).abs().max() + roundings * magnitude * torch.finfo(dtype).eps
         assert (got.double() - exact).abs().max() <= allowed
