@@ -61,7 +61,7 @@ def test_other_products_are_left_to_the_library() -> None:
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 33])
 @torch.no_grad()
 def test_compiled(rows: int, dtype: torch.dtype, tmp_path: object) -> None:
-    """Against float64, no further off than twice eager's own error and a rounding of the sum of magnitudes (the bound for 96 terms is 96)."""
+    """Against float64, no further off than twice eager's own error and a rounding of the sum of magnitudes (bound: 96)."""
     x, w = torch.randn(rows, 96, dtype=dtype), weights(40, 96)
     scale, bias = torch.rand(40, 1).to(dtype) / 64, torch.randn(40, dtype=dtype)
     store = Store.open(str(tmp_path))
