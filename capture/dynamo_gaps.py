@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import importlib
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -28,8 +28,7 @@ def guarded_gaps() -> Iterator[None]:
 
         name = "getitem_const_raise_exception_if_absent"
         stack.enter_context(mock.patch.object(ConstDictVariable, name, getitem_const_raise_exception_if_absent))
-        if importlib.util.find_spec("torch._dynamo.variables.object_protocol") is not None:  # since torch 2.13
-            stack.enter_context(_numbers_in_every_operation())
+        stack.enter_context(_numbers_in_every_operation())
         yield
 
 
@@ -38,9 +37,14 @@ def _numbers_in_every_operation() -> Iterator[None]:
     """An operation that the tracer has no rule for with a number that varies, such as `"%d" % n` or `n + 1j`, takes the number as the
     constant that it is. The tracer raises a TypeError in the traced code's name, which that may even catch.
     """
-    from torch._dynamo.variables import object_protocol
-
-    original: Any = object_protocol.binary_op1
+    try:
+        object_protocol: Any = importlib.import_module("torch._dynamo.variables.object_protocol")
+    except ModuleNotFoundError:
+        object_protocol = None
+    original = getattr(object_protocol, "binary_op1", None)
+    if original is None:  # before torch 2.13
+        yield
+        return
 
     def binary_op1(tx: Any, v: Any, w: Any, slot: str) -> Any:
         if slot == "nb_remainder" and v.realize().is_python_constant() and isinstance(v.as_python_constant(), str | bytes):
@@ -57,9 +61,9 @@ def _numbers_in_every_operation() -> Iterator[None]:
 def _constants(tx: Any, variable: Any) -> Any:
     """What a text is formatted with: a value, or a tuple or dict of values."""
     if isinstance(variable, TupleVariable):
-        return TupleVariable([_constants(tx, item.realize()) for item in variable.items])
+        return TupleVariable([_constant(tx, item.realize()) for item in variable.items])
     if type(variable) is ConstDictVariable:
-        return ConstDictVariable({key.vt: _constants(tx, item.realize()) for key, item in variable.items.items()}, variable.user_cls)
+        return ConstDictVariable({key.vt: _constant(tx, item.realize()) for key, item in variable.items.items()}, variable.user_cls)
     return _constant(tx, variable)
 
 

@@ -54,6 +54,19 @@ def test_operations_with_a_number_that_varies(name: str, caught: bool, store: St
 
 
 @torch.no_grad()
+def test_sizes_in_texts_stay_sizes(store: Store) -> None:
+    def program(x: torch.Tensor, n: int) -> tuple[Any, ...]:
+        return x * 2, "%s" % (x.shape,), "%d by %d" % x.shape, "%s and %d" % (tuple(x.shape), n), "%(size)s" % {"size": x.shape}
+
+    compiled = precast.compile(program, store=store, dynamic=True)
+    for n in (3, 4, 7):
+        x = torch.randn(n, 5)
+        got, wanted = compiled(x, n), program(x, n)
+        torch.testing.assert_close(got[0], wanted[0])
+        assert got[1:] == wanted[1:]
+
+
+@torch.no_grad()
 def test_a_key_that_was_absent(store: Store) -> None:
     known: dict[str, float] = {}
 
