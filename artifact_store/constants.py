@@ -259,7 +259,7 @@ def tag(value: Any) -> Tagged:
         return tagger(value)
     if isinstance(value, enum.Enum):
         return ("enum", type_name(type(value)), value.name)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
+    if isinstance(value, tuple) and hasattr(value, "_fields") and not getattr(value, "__dict__", None):
         return ("namedtuple", type_name(type(value)), tuple(tag(v) for v in value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type) and (held := _fields(value)) is not None:
         return ("dataclass", object_name(type(value)), tuple((name, tag(v)) for name, v in held.items()))
@@ -275,8 +275,10 @@ def tag(value: Any) -> Tagged:
 
 
 def _fields(value: Any) -> dict[str, Any] | None:
-    """What a dataclass's instance holds, by field; None where it holds anything else."""
+    """What a dataclass's instance holds, by field; None where it holds anything else: more attributes, or what a base is that is none."""
     names = [field.name for field in dataclasses.fields(value)]
+    if not all("__dataclass_fields__" in vars(base) for base in type(value).__mro__[:-1]):
+        return None
     if getattr(value, "__dict__", {}).keys() - set(names) or not all(hasattr(value, name) for name in names):
         return None
     return {name: getattr(value, name) for name in names}

@@ -5,6 +5,8 @@ AOTAutograd traces through their dispatch. Its records of who was wrapped become
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,15 +32,29 @@ class Part:
 
 
 def met_subclasses(gm: torch.fx.GraphModule) -> tuple[type, ...]:
-    """The classes of such tensors that enter Dynamo's graph or are made in it, and of those within them."""
+    """The classes of such tensors that enter Dynamo's graph or are made in it, of those within them, and of what their metadata holds."""
     found: dict[type, None] = {}
     stack = [node.meta.get("example_value") for node in gm.graph.nodes]
     while stack:
         value = stack.pop()
         if is_traceable_wrapper_subclass(value):
+            names, metadata = value.__tensor_flatten__()
             found[type(value)] = None
-            stack += [getattr(value, name) for name in value.__tensor_flatten__()[0]]
+            found |= dict.fromkeys(_classes_in(metadata))
+            stack += [getattr(value, name) for name in names]
     return tuple(sorted(found, key=type_name))
+
+
+def _classes_in(metadata: Any) -> Iterator[type]:
+    """Classes whose constants and methods the dispatch may read through the metadata."""
+    if isinstance(metadata, type):
+        yield metadata
+    elif isinstance(metadata, dict | list | tuple):
+        yield from (cls for held in (metadata.values() if isinstance(metadata, dict) else metadata) for cls in _classes_in(held))
+    elif dataclasses.is_dataclass(metadata):
+        yield from (cls for field in dataclasses.fields(metadata) for cls in _classes_in(getattr(metadata, field.name, None)))
+    if isinstance(metadata, enum.Enum) or hasattr(metadata, "_fields") or dataclasses.is_dataclass(metadata):
+        yield metadata if isinstance(metadata, type) else type(metadata)
 
 
 def attribute_set(output: Any) -> str:

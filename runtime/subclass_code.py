@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from precast.artifact_store.constants import Untaggable, find_object, object_name, type_name
+from precast.artifact_store.constants import Untaggable, find_object, hold, object_name, type_name
+from precast.artifact_store.guards import Guard, Predicate
 from precast.runtime.account import Account, Line, names_of
 from precast.runtime.function_text import function_lines, reached
 from precast.runtime.modules import Modules, is_versioned, load
@@ -35,6 +36,24 @@ def subclass_code(cls: type) -> Iterable[types.CodeType]:
     return [function.__code__ for function in reached(_parts(cls, list(_handlers(cls))))]
 
 
+def subclass_guards(digests: Iterable[str]) -> tuple[Guard, ...]:
+    """That the classes are those whose code was compared: a class that is defined again stands under the same name."""
+    found = []
+    for name in digests:
+        kind, _, rest = name.partition("#")[0].partition(" ")
+        if f"{kind} " != SUBCLASS:
+            continue
+        module, _, qualname = rest.partition(":")
+        first, *more = qualname.split(".")
+        try:
+            cls = find_object(f"{module}:{qualname}")
+        except LookupError:
+            continue  # there is no such class yet, and the digest says so
+        path = (("global", module, first), *(("attr", part) for part in more))
+        found.append(Guard(path, Predicate.IS, hold(cls)))
+    return tuple(found)
+
+
 def changed_subclass(module: str, qualname: str, wanted: str) -> str:
     """Why the class is not what it was; empty where it is."""
     load(module)
@@ -42,10 +61,10 @@ def changed_subclass(module: str, qualname: str, wanted: str) -> str:
     try:
         now = subclass_account(find_object(f"{module}:{qualname}"), Modules(then.modules))
     except LookupError as error:
-        return f"the tensor subclass {qualname} of {module} is gone: {error}"
+        return f"the class {qualname} of {module} is gone: {error}"
     if now.digest == then.digest:
         return ""
-    return f"the tensor subclass {qualname} of {module}, or what it dispatches to, has changed since{names_of(then.differing(now))}"
+    return f"the class {qualname} of {module}, or what it dispatches to, has changed since{names_of(then.differing(now))}"
 
 
 def _parts(cls: type, table: list[tuple[str, types.FunctionType]]) -> tuple[Any, ...]:
@@ -83,4 +102,4 @@ def _key(key: Any) -> str:
         return type_name(type(key))
 
 
-__all__ = ["SUBCLASS", "changed_subclass", "subclass_account", "subclass_code"]
+__all__ = ["SUBCLASS", "changed_subclass", "subclass_account", "subclass_code", "subclass_guards"]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
+
+import torch
 
 from precast.artifact_store.constants import find_object, untag
 from precast.artifact_store.records import GraphInput, Wrap
@@ -12,6 +15,7 @@ from precast.runtime.errors import LoadError
 from precast.runtime.graph import GraphSpec
 from precast.runtime.region import paused
 
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum)
 GraphCall = Callable[..., tuple[Any, ...]]
 
 
@@ -59,6 +63,7 @@ def _maker(wrap: Wrap) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
     _, name, metadata, attributes, size, stride = wrap
     try:
         unflatten, told = find_object(name).__tensor_unflatten__, untag(metadata)
+        anew = not _immutable(told)  # the caller may write what it gets
     except (LookupError, AttributeError, ValueError) as error:
         raise LoadError(f"it makes a {name}, and that cannot be made here: {error}") from error
     inner = tuple((attribute, _maker(made)) for attribute, made in attributes)
@@ -66,9 +71,13 @@ def _maker(wrap: Wrap) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
 
     def make(found: Sequence[Any], args: Sequence[Any]) -> Any:
         tensors = {attribute: build(found, args) for attribute, build in inner}
-        return unflatten(tensors, told, tuple(n(found) for n in size), tuple(n(found) for n in stride))
+        return unflatten(tensors, untag(metadata) if anew else told, tuple(n(found) for n in size), tuple(n(found) for n in stride))
 
     return make
+
+
+def _immutable(value: Any) -> bool:
+    return isinstance(value, tuple) and all(map(_immutable, value)) or isinstance(value, _ATOMS)
 
 
 def _number(number: Any) -> Callable[[Sequence[Any]], int]:

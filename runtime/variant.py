@@ -28,6 +28,7 @@ from precast.runtime.locks import Lock
 from precast.runtime.options import CudaGraphOptions
 from precast.runtime.paths import resolve
 from precast.runtime.source import BlobSource
+from precast.runtime.subclass_code import subclass_guards
 from precast.runtime.subclasses import wrapped_call
 from precast.runtime.targets import is_cuda
 from precast.runtime.tensor_constants import Constants, gpu_of
@@ -110,7 +111,7 @@ class Variant(_Planned):
         self.target = manifest.target
         self.entry = entry
         self.check = LazyChecker(self._rows)
-        self._extra_guards = (*extra_guards, *self._device_guards(), *kernel_guards(manifest.digests))
+        self._extra_guards = (*extra_guards, *self._device_guards(), *kernel_guards(manifest.digests), *subclass_guards(manifest.digests))
         self._source = source
         self._build_frame: BuildFrame = build_frame or (lambda record, graph: build(record, entry.function, graph))
         self._lock = Lock()
