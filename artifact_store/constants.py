@@ -26,6 +26,8 @@ class Untaggable(Exception):
 
 
 _MISSING = object()
+_WRITTEN_IN_PYTHON = 1 << 9
+"""`Py_TPFLAGS_HEAPTYPE`."""
 _TYPES_BY_NAME: dict[str, Any] = {name: getattr(types, name) for name in dir(types) if isinstance(getattr(types, name), type)}
 _TYPE_NAMES: dict[type, str] = {}
 for _name in sorted(_TYPES_BY_NAME):
@@ -277,11 +279,16 @@ def tag(value: Any) -> Tagged:
 def _fields(value: Any) -> dict[str, Any] | None:
     """What a dataclass's instance holds, by field; None where it holds anything else: more attributes, or what a base is that is none."""
     names = [field.name for field in dataclasses.fields(value)]
-    if not all("__dataclass_fields__" in vars(base) for base in type(value).__mro__[:-1]):
+    if not all("__dataclass_fields__" in vars(base) or _holds_nothing(base) for base in type(value).__mro__[:-1]):
         return None
     if getattr(value, "__dict__", {}).keys() - set(names) or not all(hasattr(value, name) for name in names):
         return None
     return {name: getattr(value, name) for name in names}
+
+
+def _holds_nothing(base: type) -> bool:
+    """Whether instances have no state of this base but what is in their `__dict__`: a class written in Python, without slots."""
+    return bool(base.__flags__ & _WRITTEN_IN_PYTHON) and not vars(base).get("__slots__", ())
 
 
 def _untag_dataclass(name: str, held: Any) -> Any:

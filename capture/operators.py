@@ -6,7 +6,7 @@ import contextlib
 import re
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -15,8 +15,9 @@ from torch._higher_order_ops.flat_apply import flat_apply
 
 from precast.artifact_store.constants import type_name
 from precast.artifact_store.records import CodeDigest
+from precast.capture.dispatch_files import file_records
 from precast.capture.subclasses import met_subclasses
-from precast.capture.untraced import untraced_records, within
+from precast.capture.untraced import functions_of, untraced_records, within
 from precast.capture.user_kernels import launched
 from precast.runtime.modules import is_versioned
 from precast.runtime.operators import OPERATOR, operator_account, operator_home, operator_name, reached_code
@@ -26,6 +27,8 @@ _OWN = ("aten", "prim", "prims", "inductor", "rngprims", "_c10d_functional", "qu
 """Namespaces that belong to torch: their version is part of the key."""
 _DISPATCHERS = ("torch._ops", "torch._library", "torch.library")
 """Modules of torch that call what users registered."""
+_NAMED_TUPLES = "namedtuple_"
+"""Begins the name of the module that the standard library makes up for the constructor of a named tuple."""
 
 
 class OperatorUse:
@@ -75,6 +78,10 @@ class OperatorUse:
             module, _, qualname = type_name(cls).partition(":")
             records.append(CodeDigest(f"{SUBCLASS}{module}", qualname, subclass_account(cls).text()))
         untraced, problems = untraced_records(self.codes, self.functions, self.covered())
+        if self.classes:
+            alive = [function for found in functions_of(self.codes, self.functions).values() for function in found]
+            files, edited = file_records(self.classes, self.codes, alive)
+            untraced, problems = [*untraced, *files], [*problems, *edited]
         problems += [
             f"{name} is marked by nonstrict_trace: it runs unread, so that an edit of it could not be noticed" for name in self.hidden
         ]
@@ -108,21 +115,31 @@ def watched(graph_module: torch.fx.GraphModule, use: OperatorUse) -> Iterator[No
     composite operators and functions marked by `allow_in_graph` run there without Dynamo's knowing."""
     use.add(graph_module)
     use.meet(met_subclasses(graph_module))
-    dispatching = use.classes and {code for cls in use.classes for code in subclass_code(cls)}  # called by any code of torch's
+    dispatching = {code for cls in use.classes for code in subclass_code(cls)}  # called by any code of torch's
     if not use.operators and not use.codes and not dispatching:
         yield
         return
     before = sys.getprofile()
 
     def note(frame: types.FrameType, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code not in use.codes and (caller := frame.f_back) is not None:
-            called_by_torch = frame.f_code in dispatching or str(caller.f_globals.get("__name__", "")).startswith(_DISPATCHERS)
-            home = str(frame.f_globals.get("__name__", ""))
-            if (called_by_torch or caller.f_code in use.codes) and not is_versioned(home):
-                use.codes[frame.f_code] = home
+        if event != "call" or frame.f_code in use.codes or (caller := frame.f_back) is None:
+            return
+        home = str(frame.f_globals.get("__name__", ""))
+        if is_versioned(home) or home.startswith(_NAMED_TUPLES):
+            return
+        called_by_torch = frame.f_code in dispatching or str(caller.f_globals.get("__name__", "")).startswith(_DISPATCHERS)
+        if called_by_torch or caller.f_code in use.codes or home in sys.modules and _is_within(caller, use.codes):
+            use.codes[frame.f_code] = home
 
     sys.setprofile(note)
     try:
         yield
     finally:
         sys.setprofile(before)
+
+
+def _is_within(frame: types.FrameType | None, codes: Container[types.CodeType]) -> bool:
+    """Whether some of this code called the frame, or waits for it: a library may have been asked to call back (`tree_map`, a decorator)."""
+    while frame is not None and frame.f_code not in codes:
+        frame = frame.f_back
+    return frame is not None

@@ -22,7 +22,7 @@ def untraced_records(
     """
     done = set(covered)
     nested: set[types.CodeType] = set()
-    functions = _functions(codes, known)
+    functions = functions_of(codes, known)
     records: dict[CodeDigest, None] = {}
     problems: list[str] = []
     for code, home in codes.items():
@@ -50,7 +50,7 @@ def within(codes: Iterable[types.CodeType]) -> set[types.CodeType]:
     return found
 
 
-def _functions(
+def functions_of(
     codes: Mapping[types.CodeType, str], known: Mapping[types.CodeType, types.FunctionType]
 ) -> dict[types.CodeType, list[types.FunctionType]]:
     """The functions of the code that are alive."""
@@ -96,4 +96,4 @@ def _record(module: str, qualname: str, filed: bool, told: str) -> CodeDigest:
     return CodeDigest((UNTRACED_FILED if filed else UNTRACED) + module, qualname, told)
 
 
-__all__ = ["untraced_records", "within"]
+__all__ = ["functions_of", "untraced_records", "within"]

@@ -70,12 +70,17 @@ def filed_code(module: str, qualname: str) -> list[types.CodeType]:
     """Every code object of this name that the file of `module` defines: of functions that no name leads to any more, such as one whose
     name a decorator gave to the operator that it registered.
     """
-    stack, found = [_code_of_file(module)], []
+    return [code for code in codes_of_file(module) if code.co_qualname == qualname]
+
+
+def codes_of_file(module: str) -> list[types.CodeType]:
+    """Every code object that the file of `module` defines."""
+    whole = _code_of_file(module)
+    stack, found = [] if whole is None else [whole], []
     while stack:
         code = stack.pop()
-        if code is not None and code.co_qualname == qualname:
-            found.append(code)
-        stack += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)] if code is not None else []
+        found.append(code)
+        stack += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return found
 
 
@@ -88,9 +93,10 @@ def file_digest(module: str) -> str:
 
 def _code_of_file(module: str) -> types.CodeType | None:
     place = sys.modules.get(module)
-    read = getattr(getattr(getattr(place, "__spec__", None), "loader", None), "get_code", None)
+    spec = getattr(place, "__spec__", None)
+    read = getattr(getattr(spec or place, "loader" if spec else "__loader__", None), "get_code", None)  # a script has no spec
     try:
-        found: types.CodeType | None = None if read is None else read(module)
+        found: types.CodeType | None = None if read is None else read(getattr(spec, "name", module))
         return found
     except (ImportError, OSError, SyntaxError):  # the file is gone, or is none of Python's any more
         return None

@@ -54,6 +54,15 @@ def reached(function: Any) -> Iterable[types.FunctionType]:
     return _Reach(function, Modules()).found
 
 
+def objects_named(function: Any) -> list[Any]:
+    """The objects which these functions, and the classes and partials met on the way, name and of which no text can be told: tables,
+    registries, settings."""
+    reach = _Reach(function, Modules())
+    named_here = [item.value for items in reach.found.values() for item in items]
+    held = [value for met in reach.holders for _, value in _constants_in(met, set())]
+    return [value for value in (*named_here, *held) if constant_text(value) is None]
+
+
 @dataclass(frozen=True)
 class _Met:
     """Something that was met on the way from the function, by a name under which `reader` calls it."""
@@ -151,7 +160,8 @@ def _inside(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, (functools._lru_cache_wrapper, functools.cached_property)):
         return [("", getattr(value, "__wrapped__", None) or getattr(value, "func", None))]
     if isinstance(value, type):
-        return [(f".{part}", held) for base in _own_classes(value) for part, held in sorted(vars(base).items())]
+        own = [(f".{part}", held) for base in _own_classes(value) for part, held in sorted(vars(base).items())]
+        return [*own, *_class_of(value)]
     if isinstance(value, (tuple, frozenset)):
         parts = tuple.__iter__(value) if isinstance(value, tuple) else sorted(frozenset.__iter__(value), key=_order)
         held = [

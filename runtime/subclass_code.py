@@ -14,6 +14,8 @@ import torch
 from precast.artifact_store.constants import Untaggable, find_object, hold, object_name, type_name
 from precast.artifact_store.guards import Guard, Predicate
 from precast.runtime.account import Account, Line, names_of
+from precast.runtime.code_digest import digest
+from precast.runtime.constant_text import constant_text
 from precast.runtime.function_text import function_lines, reached
 from precast.runtime.modules import Modules, is_versioned, load
 
@@ -24,16 +26,21 @@ _DEPTH = 3
 
 
 def subclass_account(cls: type, modules: Modules | None = None) -> Account:
-    """What the methods of the class and the functions in its tables are, with the helpers and the constants that they name."""
+    """What the methods of the class and what its tables call are, with the helpers and the constants that they name."""
     modules = modules or Modules()
     table = list(_handlers(cls))
-    lines = [Line(f"what {cls.__qualname__} dispatches to", key) for key, _ in table]
+    lines = [Line(f"what {cls.__qualname__} dispatches to", f"{key}: {_said(handler)}") for key, handler in table]
     return Account.of([*lines, *function_lines(_parts(cls, table), modules)], modules.used)
 
 
 def subclass_code(cls: type) -> Iterable[types.CodeType]:
     """The code that `subclass_account` covers, nested functions left out."""
-    return [function.__code__ for function in reached(_parts(cls, list(_handlers(cls))))]
+    return [function.__code__ for function in reached(dispatching(cls))]
+
+
+def dispatching(cls: type) -> tuple[Any, ...]:
+    """The class, and what its tables call."""
+    return _parts(cls, list(_handlers(cls)))
 
 
 def subclass_guards(digests: Iterable[str]) -> tuple[Guard, ...]:
@@ -67,12 +74,12 @@ def changed_subclass(module: str, qualname: str, wanted: str) -> str:
     return f"the class {qualname} of {module}, or what it dispatches to, has changed since{names_of(then.differing(now))}"
 
 
-def _parts(cls: type, table: list[tuple[str, types.FunctionType]]) -> tuple[Any, ...]:
-    return (cls, *(function for _, function in table))
+def _parts(cls: type, table: list[tuple[str, Any]]) -> tuple[Any, ...]:
+    return (cls, *(handler for _, handler in table))
 
 
-def _handlers(cls: type) -> Iterator[tuple[str, types.FunctionType]]:
-    """The functions in dicts, lists and tuples that the class and its bases hold, by where they stand, in an order of their own."""
+def _handlers(cls: type) -> Iterator[tuple[str, Any]]:
+    """What can be called in dicts, lists and tuples that the class and its bases hold, by where it stands, in an order of its own."""
     for base in cls.__mro__:
         if is_versioned(base.__module__):
             continue
@@ -80,8 +87,8 @@ def _handlers(cls: type) -> Iterator[tuple[str, types.FunctionType]]:
             yield from sorted(_within(value, f"{type_name(base)}.{name}", cls, _DEPTH), key=lambda found: found[0])
 
 
-def _within(value: Any, where: str, cls: type, depth: int) -> Iterator[tuple[str, types.FunctionType]]:
-    if isinstance(value, types.FunctionType):
+def _within(value: Any, where: str, cls: type, depth: int) -> Iterator[tuple[str, Any]]:
+    if callable(value):
         if depth < _DEPTH:
             yield where, value
     elif isinstance(value, dict) and depth:
@@ -93,6 +100,13 @@ def _within(value: Any, where: str, cls: type, depth: int) -> Iterator[tuple[str
             yield from _within(held, f"{where}[{i}]", cls, depth - 1)
 
 
+def _said(handler: Any) -> str:
+    """Which one stands there, as far as a name tells it."""
+    if isinstance(handler, types.FunctionType):
+        return f"{handler.__module__}.{handler.__qualname__} {digest(handler.__code__)}"
+    return constant_text(handler) or type_name(type(handler))
+
+
 def _key(key: Any) -> str:
     if isinstance(key, str | int | torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return str(key)
@@ -102,4 +116,4 @@ def _key(key: Any) -> str:
         return type_name(type(key))
 
 
-__all__ = ["SUBCLASS", "changed_subclass", "subclass_account", "subclass_code", "subclass_guards"]
+__all__ = ["SUBCLASS", "changed_subclass", "dispatching", "subclass_account", "subclass_code", "subclass_guards"]

@@ -1,0 +1,53 @@
+"""The files that a graph traced through a tensor subclass depends on: of the modules where the code stands, and the objects that it names.
+
+Such classes are made of tables that decorators fill, registries, partials: what a dispatch does cannot be read off its functions alone.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterable, Mapping
+
+from precast.artifact_store.constants import type_name
+from precast.artifact_store.records import CodeDigest
+from precast.runtime.code_digest import codes_of_file, digest, file_digest
+from precast.runtime.code_finder import FILED
+from precast.runtime.function_text import objects_named
+from precast.runtime.modules import is_versioned
+from precast.runtime.subclass_code import dispatching
+
+
+def file_records(
+    classes: Iterable[type], codes: Mapping[types.CodeType, str], functions: Iterable[types.FunctionType]
+) -> tuple[list[CodeDigest], list[str]]:
+    """One record for each module's file, and reasons for those whose file is not what this process runs.
+
+    `codes`: what ran while the graph was made, with the module whose globals each reads; `functions`: of this code, those that are alive.
+    """
+    homes = {base.__module__: base.__qualname__ for cls in classes for base in cls.__mro__ if not is_versioned(base.__module__)}
+    ran: dict[str, list[types.CodeType]] = {}
+    for code, home in codes.items():
+        ran.setdefault(home, []).append(code)
+        homes.setdefault(home, code.co_qualname)
+    for home, name in _holders(classes, functions).items():
+        homes.setdefault(home, name)
+    records, problems = [], []
+    for home, name in sorted(homes.items()):
+        if wanted := file_digest(home):
+            records.append(CodeDigest(FILED + home, name, wanted))
+            filed = {*map(digest, codes_of_file(home))}
+            edited = [code.co_qualname for code in ran.get(home, ()) if digest(code) not in filed]
+            problems += [f"{name} ran as it was before the file of {home} was edited" for name in edited]
+    return records, problems
+
+
+def _holders(classes: Iterable[type], functions: Iterable[types.FunctionType]) -> dict[str, str]:
+    """Users' modules in which an object stands that may change and that the code names (a table, a registry, settings), and its name."""
+    found = objects_named((*(part for cls in sorted(classes, key=type_name) for part in dispatching(cls)), *functions))
+    wanted = {id(value) for value in found}
+    modules = [m for name, m in sys.modules.copy().items() if isinstance(m, types.ModuleType) and not is_versioned(name)]
+    return {m.__name__: name for m in modules for name, value in m.__dict__.copy().items() if id(value) in wanted}
+
+
+__all__ = ["file_records"]
