@@ -23,6 +23,7 @@ from precast.capture.attention import name_attention, whole_attention
 from precast.capture.floats import float_positions, floats_as_numbers
 from precast.capture.frame import CaptureRefused
 from precast.capture.higher_order import expand_higher_order
+from precast.capture.let_go import forget_random_state
 from precast.capture.one_device import on_one_device
 from precast.capture.one_pass import functional_graph, metadata_of
 from precast.capture.outputs import Outputs
@@ -61,6 +62,7 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
     parts: tuple[Part, ...] | None = None
     wraps: tuple[Wrap, ...] | None = None
     with contextlib.ExitStack() as stack:
+        stack.callback(forget_random_state)
         stack.enter_context(sizes_expressed(example_inputs))
         prepared = _prepare(gm, example_inputs, table)
         call, own_tensors, fake_args, descriptions, config, fake_mode, shape_env, activations = prepared

@@ -9,6 +9,7 @@ import builtins
 import contextlib
 import logging
 import random
+import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,6 +42,7 @@ from precast.capture.frame import CaptureRefused, GraphBreak, MarkViolated
 from precast.capture.installed import installed
 from precast.capture.installed_names import names_of_this_trace
 from precast.capture.integers import larger_are_constants
+from precast.capture.let_go import tensors_let_go
 from precast.capture.operator_breaks import broken_at_operators
 from precast.capture.resume import resume_functions
 from precast.capture.shortcuts import shortcuts
@@ -122,6 +124,7 @@ def trace(
 
     with contextlib.ExitStack() as ending:
         ending.callback(random.setstate, random.getstate())
+        ending.enter_context(tensors_let_go())
         ending.enter_context(names_of_this_trace(namespace))
         with (
             shortcuts(),
@@ -218,6 +221,11 @@ def _compile(
         if _FORBIDDEN in str(error):
             raise RegionError(f"{_first_line(error)} ({_where(error, function)}): it cannot be called inside a compiled program") from error
         raise
+    except AttributeError as error:
+        if traceback.extract_tb(error.__traceback__)[-1].name != "__tensor_flatten__":
+            raise
+        what = f"a tensor subclass is traced before its attributes are set: {_first_line(error)}"
+        raise CaptureRefused(what, _where(error, function), skipped=not one_graph) from error
     except exc.BackendCompilerFailed as error:
         inner = error.inner_exception
         if isinstance(inner, CaptureRefused):

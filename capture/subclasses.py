@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.fx
 from torch._functorch._aot_autograd.schemas import OutputType, PlainTensorMeta, SubclassCreationMeta
+from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from precast.artifact_store.constants import Untaggable, object_name, tag, type_name
@@ -198,9 +199,21 @@ def _wrap(made: SubclassCreationMeta, first: int) -> tuple[Wrap, int]:
                 found.append(number)
         numbers.append(tuple(found))
     try:
-        return ("subclass", object_name(cls), tag(made.meta), tuple(attributes), *numbers), first
+        return ("subclass", object_name(cls), tag(_as_in_eager(made.meta)), tuple(attributes), *numbers), first
     except Untaggable as error:
         raise CaptureRefused(f"a {cls.__name__} leaves the graph, and its metadata cannot be told to another process: {error}") from None
+
+
+def _as_in_eager(metadata: Any) -> Any:
+    """What the tracer has made of metadata that the traced code wrote down, undone. A size in it holds for that size only."""
+    if type(metadata) in (immutable_list, list):
+        return [_as_in_eager(held) for held in metadata]
+    if type(metadata) in (immutable_dict, dict):
+        return {key: _as_in_eager(held) for key, held in metadata.items()}
+    if type(metadata) in (tuple, torch.Size):
+        return type(metadata)(_as_in_eager(held) for held in metadata)
+    plain = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}.get(type(metadata))
+    return metadata if plain is None else plain(metadata)
 
 
 __all__ = [

@@ -40,8 +40,8 @@ _NO_CODE_OF = tuple(
     "fx2trt_oss hypothesis networkx numpy onnx onnxruntime onnx_tf pandas sklearn tabulate tensorflow tensorrt torch2trt tqdm tree tvm "
     "xarray".split()
 )
-_OF_TENSORS = ("__tensor_flatten__", "__tensor_unflatten__", "__torch_dispatch__", "__torch_function__")
-"""Methods of tensor subclasses that guards and torch's dispatcher call."""
+_OF_TENSORS = ("__tensor_flatten__", "__tensor_unflatten__", "__torch_dispatch__", "__torch_function__", "__new__")
+"""Methods of tensor subclasses that guards and torch's dispatcher call, or that make an instance: a half-made one cannot be traced."""
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 _PLAIN = region.Answer()
 Settings = tuple[dict[str, Any], Store, bool, Backend | None]

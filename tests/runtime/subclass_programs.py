@@ -17,10 +17,10 @@ class Pair(torch.Tensor):
 
     a: torch.Tensor
     b: torch.Tensor
-    unit: str
+    unit: Any
 
     @staticmethod
-    def __new__(cls, a: torch.Tensor, b: torch.Tensor, unit: str = "m") -> Pair:
+    def __new__(cls, a: torch.Tensor, b: torch.Tensor, unit: Any = "m") -> Pair:
         made: Pair = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, a.size(), strides=a.stride(), storage_offset=a.storage_offset(), dtype=a.dtype, device=a.device
         )
@@ -181,6 +181,19 @@ def made(x: Any) -> Any:
     return Pair(x, x + 1, "s") * 2
 
 
+def told(x: Any) -> Any:
+    return Pair(x + 1, x, {"unit": ["s", (1, [])]})
+
+
+def sized(x: Any) -> Any:
+    return Pair(x.a, x.b, tuple(x.shape)) * 2
+
+
+def resized(x: Any) -> Any:
+    x.t_()
+    return x * 1
+
+
 def twice(x: Any) -> Any:
     y = x * 2
     return y, y
@@ -226,6 +239,8 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = 
     "inner": (inner, lambda: (pair(4, 6),)),
     "parts": (parts, lambda: (pair(4, 6),)),
     "made": (made, lambda: (torch.randn(4, 6),)),
+    "told": (told, lambda: (torch.randn(4, 6),)),
+    "sized": (sized, lambda: (pair(4, 6),)),
     "twice": (twice, lambda: (pair(4, 6),)),
     "nested": (pointwise, lambda: (Pair(pair(4, 6), pair(4, 6), "kg"),)),
     "and_inner": (and_inner, lambda: (pair(4, 6),)),

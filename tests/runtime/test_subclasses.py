@@ -40,7 +40,7 @@ def same(got: Any, wanted: Any) -> None:
     elif is_traceable_wrapper_subclass(wanted):
         assert (got.shape, got.stride(), got.dtype) == (wanted.shape, wanted.stride(), wanted.dtype)
         names, metadata = wanted.__tensor_flatten__()
-        assert got.__tensor_flatten__() == (names, metadata)
+        assert repr(got.__tensor_flatten__()) == repr((names, metadata))
         for name in names:
             same(getattr(got, name), getattr(wanted, name))
     elif isinstance(wanted, torch.Tensor):
@@ -121,6 +121,20 @@ def test_a_size_that_changes_becomes_symbolic_by_itself(store: Store) -> None:
     assert variants(compiled) == 4
     loaded = precast.load(programs.pointwise, store=store)
     check(loaded, programs.pointwise, (pair(17, 6),))
+
+
+def test_a_size_in_metadata_holds_for_that_size(store: Store, recwarn: pytest.WarningsRecorder) -> None:
+    compiled = precast.compile(programs.sized, store=store)
+    for n in (4, 7, 31, 4):
+        check(compiled, programs.sized, (pair(n, 6),))
+    assert variants(compiled) == 3
+    assert not recwarn.list, [str(w.message) for w in recwarn]
+
+
+def test_an_instance_is_made_by_code_that_is_not_compiled(store: Store, recwarn: pytest.WarningsRecorder) -> None:
+    """A frame that is resumed inside of it would see one without attributes."""
+    check(precast.compile(programs.resized, store=store), programs.resized, (pair(4, 6),))
+    assert not [w for w in recwarn if "bug" in str(w.message)], [str(w.message) for w in recwarn]
 
 
 def test_metadata_inner_tensors_and_class_are_guarded(store: Store) -> None:
@@ -332,6 +346,18 @@ def test_a_handler_that_is_replaced_is_noticed(store: Store) -> None:
         Quantized.TABLE[linear] = kept
     precast.reset()
     check(precast.load(net, store=store, options=WHOLE), net, (torch.randn(3, 8),))
+
+
+@pytest.mark.parametrize("options", [{}, {"freeze": True}, {"dynamic": "yes"}])
+def test_a_compiled_module_may_be_moved(options: dict[str, Any], store: Store) -> None:
+    """torch swaps such parameters, and refuses to where anything holds on to them: the tracer's leftovers did."""
+    net, moved = Net(), Net()
+    moved.load_state_dict(net.state_dict(), assign=True)
+    compiled = precast.compile(moved, store=store, options=options)
+    x = torch.randn(3, 8)
+    same(compiled(x), net(x))
+    moved.to("cpu")
+    same(compiled(x), net(x))
 
 
 def test_jagged_tensors_run_eagerly_with_the_reason(store: Store) -> None:
