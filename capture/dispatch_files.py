@@ -5,9 +5,10 @@ Such classes are made of tables that decorators fill, registries, partials: what
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from precast.artifact_store.constants import type_name
 from precast.artifact_store.records import CodeDigest
@@ -16,6 +17,9 @@ from precast.runtime.code_finder import FILED
 from precast.runtime.function_text import objects_named
 from precast.runtime.modules import is_versioned
 from precast.runtime.subclass_code import dispatching
+
+_TABLES = (Collection, functools.partial, types.SimpleNamespace)
+"""Objects of libraries' classes that hold what their users put there. Others, such as `torch.ops.aten`, stand in any number of modules."""
 
 
 def file_records(
@@ -46,7 +50,7 @@ def file_records(
 def _holders(classes: Iterable[type], functions: Iterable[types.FunctionType]) -> dict[str, str]:
     """Users' modules in which an object stands that may change and that the code names (a table, a registry, settings), and its name."""
     found = objects_named((*(part for cls in sorted(classes, key=type_name) for part in dispatching(cls)), *functions))
-    wanted = {id(value) for value in found}
+    wanted = {id(value) for value in found if issubclass(type(value), _TABLES) or not is_versioned(type(value).__module__)}
     modules = [m for name, m in sys.modules.copy().items() if isinstance(m, types.ModuleType) and not is_versioned(name)]
     return {m.__name__: name for m in modules for name, value in m.__dict__.copy().items() if id(value) in wanted}
 

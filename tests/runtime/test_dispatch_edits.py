@@ -21,6 +21,8 @@ class Scaled(torch.Tensor):
         made = torch.Tensor._make_wrapper_subclass(cls, a.size(), strides=a.stride(), dtype=a.dtype, device=a.device)
         made.a = a
         return made
+    def __repr__(self):
+        return "Scaled"  # torch 2.11 prints such tensors while it traces
     def __tensor_flatten__(self):
         return ["a"], None
     @classmethod

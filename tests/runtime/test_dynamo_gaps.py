@@ -30,9 +30,11 @@ CASES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("caught", [True, False])
 @torch.no_grad()
-def test_operations_with_a_number_that_varies(name: str, caught: bool, store: Store) -> None:
+def test_operations_with_a_number_that_varies(name: str, caught: bool, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tracer raises a TypeError for most of these, and code that catches errors went on with that."""
     case = CASES[name]
+    if name == "bytes" and torch.__version__ < "2.13":
+        monkeypatch.delenv("PRECAST_STRICT")  # that tracer itself fails there: such code runs eagerly
 
     def catching(x: torch.Tensor, n: int) -> tuple[Any, ...]:
         try:

@@ -9,6 +9,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.ops.optable import ROWS
@@ -52,6 +53,11 @@ REPEATED = pytest.mark.xfail(
     OLD_TRITON, reason="where addresses repeat, Triton 3.6's interpreter adds a scalar once; its compiler does not"
 )
 
+NO_SCALARS = pytest.mark.xfail(
+    OLD_TRITON and np.lib.NumpyVersion(np.__version__) >= "2.4.0",
+    reason="Triton 3.6's interpreter takes a loop's bound out of an array of one element as NumPy 2.4 does no more",
+)
+
 
 @pytest.mark.parametrize(
     "row_id", [pytest.param(i, marks=REPEATED) if i == "scatter_reduce/mean-f32" else i for i in IDS if i not in OTHERWISE]
@@ -60,6 +66,7 @@ def test_row(row_id: str, results: dict[str, str]) -> None:
     assert results[row_id] == ""
 
 
+@NO_SCALARS
 def test_symbolic_sizes() -> None:
     """Sizes that are arguments of the kernels: same results."""
     results = run_worker("symbolic")
