@@ -18,9 +18,9 @@ from precast.lowering.lifetimes import lifetimes
 from precast.lowering.memory import DEVICE_ALIGNMENT, Block, blocks_of, distinct_blocks, nbytes_of, place
 
 LEAST_BYTES = 1 << 20
-LEAST_SHARE = 1 / 20
+LEAST_SHARE = 1 / 25
 """What each way has to save over the one before, and of the peak."""
-APART = (32 << 20, 16 << 20, 8 << 20)
+APART = (32 << 20, 16 << 20, 8 << 20, 4 << 20)
 """Bytes from which blocks may be allocated apart. A kernel that fills one takes longer than the allocation."""
 MOST_APART = 48
 

@@ -17,6 +17,7 @@ import torch
 
 from precast.runtime.cuda_driver import driver_library
 from precast.runtime.cuda_graphs import CaptureFailed, Draws, Taken
+from precast.runtime.cuda_workspaces import own_pool
 
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may do what this one may not
@@ -75,7 +76,7 @@ class Capturer:
 
     def _new_pool(self) -> Any:
         """One that stays: a pool that was given back cannot be used again."""
-        pool = torch.cuda.graph_pool_handle()
+        pool = own_pool()
         with self._allocating(pool):
             pass
         return pool
@@ -158,7 +159,7 @@ class Capturer:
 
         After a capture that failed, the random generator takes it for being under way until another one ends.
         """
-        pool, empty = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+        pool, empty = own_pool(), torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it is empty
             empty.capture_begin(pool=pool, capture_error_mode="thread_local")

@@ -12,6 +12,7 @@ from precast.runtime import native
 from precast.runtime.cuda_capture import Capturer, Run
 from precast.runtime.cuda_graphs import Draws, Taken, Unfit
 from precast.runtime.cuda_native import replay_order
+from precast.runtime.cuda_workspaces import give_back_workspaces
 from precast.runtime.externs import find_op
 from precast.runtime.locks import Lock
 from precast.runtime.user_kernels import LAUNCH
@@ -85,6 +86,9 @@ class CudaDevice:
     def drawn(self) -> int:
         return int(torch.cuda.default_generators[self.index].get_offset())
 
+    def spare(self) -> None:
+        give_back_workspaces()
+
     def retire(self, tensors: Sequence[torch.Tensor]) -> None:
         with self.entered():  # this stream comes after all replays
             for tensor in tensors:
@@ -93,12 +97,16 @@ class CudaDevice:
     def capture(self, run: Run, draws: Draws, first: bool) -> Taken:
         with self._lock, torch.cuda.device(self.index):
             torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]  # of this thread: it cannot be made in a capture
+            self.spare()
             if first:
                 torch.cuda.empty_cache()  # what the first calls worked in: captures have memory of their own
             if self._capturer is None:
                 self._capturer = Capturer(self.index)
-            with self.entered() if draws != "no" else nullcontext():
-                return self._capturer.capture(run, draws)
+            try:
+                with self.entered() if draws != "no" else nullcontext():
+                    return self._capturer.capture(run, draws)
+            finally:
+                self.spare()
 
 
 def unfit(operators: Sequence[str]) -> str:

@@ -79,6 +79,9 @@ class Device(Protocol):
     def drawn(self) -> int:
         """How far the default random generator has come."""
 
+    def spare(self) -> None:
+        """Give back memory that libraries hold for later calls, and that these get again."""
+
     def retire(self, tensors: Sequence[torch.Tensor]) -> None:
         """Memory of a capture is let go of: what was enqueued with it, on whatever stream, comes before its next use."""
 
@@ -167,6 +170,7 @@ class CudaGraphs:
 
     def _warm_up(self, size: _Size, values: Sequence[Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
         before = size.device.drawn()
+        size.device.spare()
         raw = self._run(*args)
         size.drawn.append(size.device.drawn() - before if self._may_draw else 0)  # other threads draw, too
         size.homes = homes_of(raw, values)

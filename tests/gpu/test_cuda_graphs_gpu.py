@@ -18,6 +18,7 @@ from precast.runtime.cuda_device import device_of
 from precast.runtime.cuda_graphs import RING, WARM_UPS, CudaGraphs
 from precast.runtime.graph import GraphSpec
 from precast.runtime.options import CudaGraphOptions
+from tests.children import child
 from tests.gpu.device import DEVICE
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DEVICE == "cpu", reason="the CPU has no CUDA graphs")]
@@ -238,6 +239,51 @@ def test_a_cache_that_is_written(compiled: Callable[..., Any]) -> None:
             close(call(x, ours, position), step(x, theirs, position))
             assert torch.equal(ours, theirs)
     assert made.plays == 36 - WARM_UPS and not made.refused
+
+
+WORKSPACES = """
+import gc, sys, tempfile, threading, torch, precast
+from precast.artifact_store import Store
+torch.set_grad_enabled(False)
+model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4))).half().cuda()
+x = torch.randn(64, 512, dtype=torch.half, device="cuda")
+wanted = model(x)
+torch._C._cuda_clearCublasWorkspaces()
+mine, own = None, torch.randn(512, 512, dtype=torch.half, device="cuda")
+if "graph" in sys.argv:
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        product = own @ own  # the workspace of this stream lies in ordinary memory
+    mine = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(mine, stream=stream):
+        product = own @ own
+if "thread" in sys.argv:
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+torch.cuda.synchronize()
+before = torch.cuda.memory_allocated()
+compiled = precast.compile(model, mode="reduce-overhead", store=Store.open(tempfile.mkdtemp()))
+for _ in range(5):
+    torch.testing.assert_close(compiled(x), wanted, rtol=1e-2, atol=1e-2)
+gc.collect()
+taken = torch.cuda.memory_allocated() - before
+if mine is not None:
+    others = [torch.ones(1 << 20, device="cuda") for _ in range(64)]
+    for _ in range(3):
+        mine.replay()
+    assert all(bool((other == 1).all()) for other in others)
+    torch.testing.assert_close(product, own @ own, rtol=1e-2, atol=1e-2)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), wanted, rtol=1e-2, atol=1e-2)
+print(taken)
+"""
+
+
+def test_workspaces_are_given_back_where_nobody_else_may_use_them(tmp_path: Path) -> None:
+    """In processes of their own: a test runner has threads."""
+    alone, threads, graphs = (int(child(tmp_path, WORKSPACES, *words)) for words in ((), ("thread",), ("graph",)))
+    assert alone < 4 << 20
+    assert threads > 2 * alone
+    assert graphs > 2 * alone
 
 
 def test_inside_a_capture_of_the_users_own(compiled: Callable[..., Any]) -> None:

@@ -44,6 +44,7 @@ class FakeDevice:
         self.captures = 0
         self.replays = 0
         self.retired: list[int] = []
+        self.spared = 0
         self.contexts: list[int] = [1]  # the thread's current one
         self.error = 0  # what the next launch returns
         self._launches: dict[int, weakref.ref[Callable[[], None]]] = {}
@@ -88,6 +89,9 @@ class FakeDevice:
 
     def drawn(self) -> int:
         return self.offset
+
+    def spare(self) -> None:
+        self.spared += 1
 
     def retire(self, tensors: Sequence[torch.Tensor]) -> None:
         self.retired += [tensor.data_ptr() for tensor in tensors]

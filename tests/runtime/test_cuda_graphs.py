@@ -68,7 +68,7 @@ def warmed(device: FakeDevice, x: torch.Tensor, run: Any = double, inputs: Any =
 def test_the_first_calls_run_as_they_are_then_one_capture_serves_all(device: FakeDevice) -> None:
     x = torch.arange(4.0)
     call = warmed(device, x)
-    assert device.captures == 0
+    assert (device.captures, device.spared) == (0, WARM_UPS)
     for step in range(5):
         x.fill_(step)
         torch.testing.assert_close(call(x)[0], torch.full((4,), 2.0 * step))
