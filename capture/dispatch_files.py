@@ -5,10 +5,12 @@ Such classes are made of tables that decorators fill, registries, partials: what
 
 from __future__ import annotations
 
+import dis
 import functools
 import sys
 import types
 from collections.abc import Collection, Iterable, Mapping
+from itertools import pairwise
 
 from precast.artifact_store.constants import type_name
 from precast.artifact_store.records import CodeDigest
@@ -52,7 +54,17 @@ def _holders(classes: Iterable[type], functions: Iterable[types.FunctionType]) -
     found = objects_named((*(part for cls in sorted(classes, key=type_name) for part in dispatching(cls)), *functions))
     wanted = {id(value) for value in found if issubclass(type(value), _TABLES) or not is_versioned(type(value).__module__)}
     modules = [m for name, m in sys.modules.copy().items() if isinstance(m, types.ModuleType) and not is_versioned(name)]
-    return {m.__name__: name for m in modules for name, value in m.__dict__.copy().items() if id(value) in wanted}
+    holders = [(m.__name__, name, id(value)) for m in modules for name, value in m.__dict__.copy().items() if id(value) in wanted]
+    made_in = [(home, name, value) for home, name, value in holders if name not in _imported(home)]
+    elsewhere = wanted.difference(value for _, _, value in made_in)
+    return {home: name for home, name, value in (*made_in, *holders) if value in elsewhere or (home, name, value) in made_in}
+
+
+def _imported(module: str) -> set[str]:
+    """Names that the file of the module takes from other modules."""
+    whole = next(iter(codes_of_file(module)), None)
+    steps = [] if whole is None else [*dis.get_instructions(whole)]
+    return {str(after.argval) for step, after in pairwise(steps) if step.opname == "IMPORT_FROM"}
 
 
 __all__ = ["file_records"]

@@ -139,7 +139,9 @@ def watched(graph_module: torch.fx.GraphModule, use: OperatorUse) -> Iterator[No
 
 
 def _is_within(frame: types.FrameType | None, codes: Container[types.CodeType]) -> bool:
-    """Whether some of this code called the frame, or waits for it: a library may have been asked to call back (`tree_map`, a decorator)."""
+    """Whether some of this code called the frame, or waits for it: a library may have been asked to call back (`tree_map`, a decorator).
+    What an import runs does not count.
+    """
     while frame is not None and frame.f_code not in codes:
-        frame = frame.f_back
+        frame = None if frame.f_code.co_filename.startswith("<frozen importlib") else frame.f_back
     return frame is not None

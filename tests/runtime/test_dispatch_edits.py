@@ -108,6 +108,9 @@ EDITS = {
         "T['f'](1)", "return 3", "return 5", before="T = {}", after="@functools.lru_cache\ndef h(y): return 3\nT['f'] = h"
     ),
     "another module's dict": edit("T['k']", "'k': 3", "'k': 5", before="from config import T", module="config"),
+    "a module that is imported late": edit(
+        "late()", "'k': 3", "'k': 5", before="def late():\n    import config\n    return config.T['k']", module="config"
+    ),
     "another module's object": edit("config.S.k", "S.k = 3", "S.k = 5", before="import config", module="config"),
     "another module's table": edit("library.T['f'](1)", "= one", "= two", before="import library", module="library"),
     "another module's function": edit("library.T['f'](1)", "return 3", "return 5", before="import library", module="library"),
