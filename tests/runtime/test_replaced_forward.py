@@ -41,6 +41,15 @@ def method(module: Any) -> None:
     module.forward = types.MethodType(lambda self, x: Net.forward(self, x) - 3 if isinstance(self, Net) else x, module)
 
 
+class Shifted(torch.nn.Linear):
+    def shifted(self, x: torch.Tensor) -> torch.Tensor:
+        return self(x) + 2  # type: ignore[no-any-return]
+
+
+def anothers(module: Any) -> None:
+    module.forward = Shifted(8, 8).shifted
+
+
 def partial(module: Any) -> None:
     """As accelerate puts its hooks around a module."""
     module._old_forward = module.forward
@@ -57,7 +66,7 @@ def agrees(compiled: Any, module: torch.nn.Module) -> None:
         torch.testing.assert_close(compiled(X), type(module).__call__(module, X))
 
 
-REPLACE: dict[str, Callable[[Any], None]] = {"closure": closure, "method": method, "partial": partial}
+REPLACE: dict[str, Callable[[Any], None]] = {"closure": closure, "method": method, "anothers": anothers, "partial": partial}
 
 
 @pytest.mark.parametrize("within", [False, True], ids=["module", "submodule"])
