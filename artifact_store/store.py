@@ -311,7 +311,7 @@ class Store:
         return [] if self.problem else self._folder.names(prefix)
 
     def _miss(self, name: str, reason: str) -> None:
-        log.info("miss: %s: %s", name, reason)
+        log.info("%s: miss: %s: %s", self.root, name, reason)
 
     def _quarantine(self, name: str, reason: str) -> None:
         """Move a bad entry out of the way, or where the store cannot be written remember it as bad for this process."""
@@ -319,7 +319,7 @@ class Store:
             return  # said before
         self._known_bad.add(name)
         done = self._set_aside(name)
-        log.warning("miss: %s; %s", reason if reason.startswith(name) else f"{name}: {reason}", done)
+        log.warning("%s: miss: %s; %s", self.root, reason if reason.startswith(name) else f"{name}: {reason}", done)
 
     def _set_aside(self, name: str) -> str:
         """Move the file to quarantine/ where that is possible, and say what came of it."""

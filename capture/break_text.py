@@ -7,6 +7,8 @@ import traceback
 from collections.abc import Iterable
 
 _NOISE = ("It may be possible to write Dynamo tracing rules", "If you believe this is", "This graph break may have been caused by")
+_OPTIONS = ("capture_scalar_outputs", "capture_dynamic_output_shape_ops")
+"""Settings of Dynamo's that are options of precast's."""
 
 
 def shorten(text: str) -> tuple[str, str]:
@@ -20,6 +22,7 @@ def shorten(text: str) -> tuple[str, str]:
     why = _field(lines, "Explanation:")
     hints = [line.removeprefix("Hint:").strip() for line in lines if line.startswith("Hint:")]
     hint = next((h for h in hints if not h.startswith(_NOISE)), "")
+    hint = next((f'set options={{"{name}": True}}' for name in _OPTIONS if f"torch._dynamo.config.{name}" in hint), hint)
     return f"{what} ({_sentence(why)})" if why and why != what else what, _sentence(hint)
 
 

@@ -18,8 +18,9 @@ from precast.runtime.entry import Entry
 from precast.runtime.errors import OptionError, StoreUnwritable
 from precast.runtime.marks import marked
 from precast.runtime.options import merge_options
-from precast.runtime.precompile import Traced, traced_for
+from precast.runtime.precompile import Traced, breaks, traced_for
 from precast.runtime.program import Program
+from precast.runtime.shared_object import mounted_noexec
 from precast.runtime.site import Settings, Site
 from precast.runtime.skips import recall
 from precast.runtime.targets import is_cuda, rank, resolve, runs, serves
@@ -64,15 +65,24 @@ class Job:
         begin = time.perf_counter()
         self._check_shapes(number, target)
         found = self.find(number, target)
-        if found is not None:
+        if found is not None and not breaks(found):
             return self._outcome(number, target, "there already", found, begin)
+        before, known = found, self._stored()
         reason = self._precompile(number, target)
         found = self.find(number, target)
+        if before is not None and found is not None and self._stored() <= known:
+            return self._outcome(number, target, "there already", found, begin, reason)
+        if found is not None and breaks(found):
+            return self._outcome(number, target, "compiled", found, begin, reason)
         if found is None and self.skipped(target):
             return self._outcome(number, target, "compiled", None, begin, self.skipped(target))
         if found is None:
             return self._outcome(number, target, "failed", None, begin, reason or self.explain(number, target))
         return self._outcome(number, target, "compiled", found, begin)
+
+    def _stored(self) -> set[str]:
+        """All that the store has, also of the parts of programs."""
+        return {manifest.artifact_id for manifest in self.store.manifests()}
 
     def _check_shapes(self, number: int, target: str) -> None:
         """Raises OptionError where `dynamic_shapes` does not fit the arguments, also when nothing needs to be compiled."""
@@ -115,9 +125,12 @@ class Job:
         """Whether the store serves the signature. Compiles and runs nothing."""
         begin = time.perf_counter()
         found = self.find(number, target, runs)
+        if found is not None and mounted_noexec(self.store.root) and not is_cuda(found.target):
+            return self._outcome(number, target, "miss", found, begin, self.explain(number, target))
         if found is not None:
-            exact = serves(resolve(target), found.target)
-            return self._outcome(number, target, "hit", found, begin, "" if exact else f"by its fall-back for {found.target}")
+            said = "" if serves(resolve(target), found.target) else f"by its fall-back for {found.target}"
+            later = "what follows its first graph break depends on values, and is not checked" if breaks(found) else ""
+            return self._outcome(number, target, "hit", found, begin, "; ".join(filter(None, (said, later))))
         if self.skipped(target):
             return self._outcome(number, target, "hit", None, begin, self.skipped(target))
         return self._outcome(number, target, "miss", None, begin, self.explain(number, target))

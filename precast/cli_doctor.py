@@ -16,6 +16,7 @@ import click
 
 from precast.artifact_store import Store, StoreError
 from precast.cli_output import ANSWER_NO, Output, errors_to_json, finish, json_option, store_option, style
+from precast.runtime.shared_object import mounted_noexec
 from precast.units import human_size
 
 GOOD, WARN, BAD = "ok", "warning", "problem"
@@ -160,7 +161,7 @@ def _room(folder: str) -> Finding:
 
 
 def _executable(folder: str) -> Finding:
-    if hasattr(os, "ST_NOEXEC") and os.statvfs(folder).f_flag & os.ST_NOEXEC:
+    if mounted_noexec(folder):
         return Finding(
             "store", BAD, f"{folder} is mounted noexec: shared objects cannot be loaded from it; choose another folder with --store"
         )

@@ -89,6 +89,8 @@ def compile(
 
 
 def _dynamic(dynamic: bool | None) -> str | None:
+    if dynamic is not None and type(dynamic) is not bool:
+        raise OptionError(f"dynamic takes True, False or None, not {dynamic!r}; the option of that name takes 'yes', 'no' or 'auto'")
     return None if dynamic is None else "yes" if dynamic else "no"
 
 

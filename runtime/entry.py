@@ -57,7 +57,14 @@ def entry_of(target: Any) -> Entry:
         return Entry(call, (target,))
     if callable(target):
         return Entry(_python_function(target))
-    raise PrecastError(f"cannot compile {target!r}: precast.compile takes a function, a bound method, a functools.partial or an nn.Module")
+    raise PrecastError(
+        f"a program is a function, a bound method, a functools.partial or an nn.Module, not {type(target).__name__}: {_short(target)}"
+    )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"
 
 
 def _module_entry(module: torch.nn.Module) -> Entry:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from precast.artifact_store import Manifest
+from precast.artifact_store.collect import files
 from precast.artifact_store.guards import Guard
 from precast.runtime.compatibility import why_not
 from precast.runtime.guard_eval import failure
 from precast.runtime.options import OPTIONS, key_options
 from precast.runtime.program import Program, program_key
+from precast.runtime.shared_object import mounted_noexec
 from precast.runtime.targets import runs
 
 SHOWN = 8
@@ -123,7 +127,8 @@ def explain(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], 
             failures = tuple(text for guard in variant.guards if (text := failure(guard, local_values, cells)))
             reports.append(VariantReport(variant.artifact_id, "this process only", len(variant.guards), failures))
     reports.sort(key=lambda report: (bool(report.unusable), len(report.failures)))
-    return Explanation(program.name, program.key, str(program.store.root), tuple(reports), _note(program, bool(reports)))
+    where = "a store that cannot be opened" if program.store.root == Path(os.devnull) else str(program.store.root)
+    return Explanation(program.name, program.key, where, tuple(reports), _note(program, bool(reports)))
 
 
 def _why_unusable(manifest: Manifest, program: Program, elsewhere: bool) -> str:
@@ -139,7 +144,9 @@ def _note(program: Program, found: bool) -> str:
     """What keeps the store from being read comes first: without it, all that is stored seems not to be."""
     unread = program.store.why_unread(program.key)
     if found:
-        return f"Not everything could be read: {unread}." if unread else ""
+        root = program.store.root
+        barred = f"{root} is mounted noexec: no shared object can be loaded from it." if mounted_noexec(root) else ""
+        return " ".join(filter(None, (f"Not everything could be read: {unread}." if unread else "", barred)))
     return f"Nothing could be read: {unread}." if unread else _nothing_stored(program)
 
 
@@ -151,19 +158,31 @@ def _nothing_stored(program: Program) -> str:
     held = [found for key in program.store.programs() if (found := _held(program, key))]
     if held:
         return f"Nothing is stored under this key, but the store holds this code {'; '.join(sorted(set(held)))}."
+    if program.is_part:
+        return (
+            "Nothing is stored for this part of a program: it follows a graph break, or is called between graphs, and no call with this "
+            f"store has come here. {_quarantined(program)}Build with a signature that does, or call what `precast.compile` makes of the "
+            f"program. {_MAYBE_KEPT}"
+        )
     stem = program.key.rpartition("-")[0]
     alike = [key for key in program.store.programs() if key.rpartition("-")[0] == stem]
     if not alike:
         absent = "" if program.store.root.is_dir() else f"There is no store at {program.store.root}. "
         return (
-            f"{absent}Nothing is stored for this program: run `precast build`, precast.precompile, or one call without require='hit' with "
-            f"this store first. {_MAYBE_KEPT}"
+            f"{absent}Nothing is stored for this program: run `precast build`, precast.precompile, or one call of what precast.compile "
+            f"makes of it with this store first. {_quarantined(program)}{_MAYBE_KEPT}"
         )
     return (
         f"Nothing is stored under this key, but {len(alike)} program(s) of the same name are: {', '.join(alike[:4])}. "
         "The function's code or the options (mode, freeze, name, …) differ from when it was compiled; compile again, or restore them. "
         f"{_MAYBE_KEPT}"
     )
+
+
+def _quarantined(program: Program) -> str:
+    """That damaged files were set aside: what is gone may be among them."""
+    count = len(files(program.store.root / "quarantine"))
+    return f"{count} damaged files were moved to its folder quarantine/: building again replaces them. " if count else ""
 
 
 def _held(program: Program, key: str) -> str:

@@ -13,6 +13,7 @@ from precast.runtime.checker import Checker, compile_checker
 from precast.runtime.class_digest import failing_class
 from precast.runtime.global_state import global_state
 from precast.runtime.guard_rules import RULES, aliased, strays
+from precast.runtime.guard_text import guard_columns
 from precast.runtime.paths import PathError, describe, resolve
 
 __all__ = ["Checker", "Verdict", "compile_checker", "evaluate", "failure", "first_failing"]
@@ -42,7 +43,8 @@ def evaluate(guard: Guard, local_values: Values, cells: Values | None = None) ->
     except PathError as error:
         return Verdict(False, "it to exist", str(error))
     except Exception as error:  # noqa: BLE001 - a guard looks at the user's objects, whose __eq__, __len__ … may raise anything: then it does not hold
-        return Verdict(False, f"{guard.predicate.value} {guard.constant!r}", f"{type(error).__name__}: {error}")
+        _, predicate, value = guard_columns(guard.path, guard.predicate, guard.constant)
+        return Verdict(False, value if guard.predicate is Predicate.SHAPE else f"{predicate} {value}", f"{type(error).__name__}: {error}")
     return Verdict(holds, expected, found)
 
 

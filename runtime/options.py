@@ -62,7 +62,7 @@ _TABLE = (
         bool,
         False,
         "Measure every library call that has more than one implementation, for as long as it takes and whatever was measured before. "
-        "False: within 0.4 s a graph, and records of earlier measurements are reused.",
+        "False: within 0.6 s a graph, and records of earlier measurements are reused.",
     ),
     Option(
         "target",
@@ -185,7 +185,7 @@ CUDA graphs are what they differ in. They are no part of an artifact: one serves
 
 
 MODE_NOTES = {
-    "default": "measures library choices within 0.4 s a graph, and reuses what was measured before",
+    "default": "measures library choices within 0.6 s a graph, and reuses what was measured before",
     "reduce-overhead": "as default, and on a GPU replays CUDA graphs; on the CPU a call's overhead is microseconds anyway",
     "max-autotune": "measures every library choice anew, for as long as it takes, and on a GPU replays CUDA graphs",
     "max-autotune-no-cudagraphs": "measures every library choice anew, for as long as it takes",

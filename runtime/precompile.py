@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from precast.artifact_store import Manifest
 from precast.runtime.api import StoreLike, open_store, site_of
 from precast.runtime.errors import OptionError, PrecastError
 from precast.runtime.marks import marked
@@ -115,9 +116,9 @@ def precompile(
                 if dynamic_shapes is not None:
                     stack.enter_context(marked(program.locals_of(whole, keywords), args, dynamic_shapes))
                 outcome, artifact_id, reason = program.prepare(whole, keywords, traced.here)
-                if outcome == "skipped" or _breaks(program, artifact_id):
+                found = program.store.get(artifact_id, program.key) if artifact_id else None
+                if outcome == "skipped" or (found is not None and breaks(found)):
                     reason = "; ".join(filter(None, (reason, _rehearse(traced, site.settings, program, args, kwargs))))
-            found = program.store.get(artifact_id, program.key) if artifact_id else None
             made_for = found.target if found is not None else program.target
             reports.append(SignatureReport(index, made_for, outcome, artifact_id, time.perf_counter() - started, reason))
     if program is None:
@@ -139,10 +140,9 @@ def _uncompiled(model: Any) -> tuple[Any, Settings | None]:
     return site.target, site.settings
 
 
-def _breaks(program: Program, artifact_id: str) -> bool:
+def breaks(manifest: Manifest) -> bool:
     """Whether the artifact's frame ends at a graph break."""
-    manifest = program.store.get(artifact_id, program.key) if artifact_id else None
-    return manifest is not None and any(frame["code"].get("broken") for frame in manifest.frames)
+    return any(frame["code"].get("broken") for frame in manifest.frames)
 
 
 @dataclass(frozen=True)

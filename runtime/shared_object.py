@@ -1,7 +1,11 @@
-"""Whether bytes are a whole shared object, told by its header: a compiler that says that all went well may have left half a file."""
+"""Whether bytes are a whole shared object, told by its header, and whether a folder is one that shared objects can be loaded from.
+
+A compiler that says that all went well may have left half a file.
+"""
 
 from __future__ import annotations
 
+import os
 import struct
 
 _HEADER = struct.Struct("<40xQ10xHH2x")
@@ -17,4 +21,12 @@ def is_whole(data: bytes) -> bool:
     return len(data) >= end
 
 
-__all__ = ["is_whole"]
+def mounted_noexec(folder: str | os.PathLike[str]) -> bool:
+    """Whether no shared object can be loaded from the folder, for how its filesystem is mounted. False where it is not there."""
+    try:
+        return hasattr(os, "ST_NOEXEC") and bool(os.statvfs(folder).f_flag & os.ST_NOEXEC)
+    except OSError:
+        return False
+
+
+__all__ = ["is_whole", "mounted_noexec"]

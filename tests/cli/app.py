@@ -40,6 +40,17 @@ def sine() -> tuple[Callable[..., Any], Calls]:
     return f, [((torch.randn(5),), {})]
 
 
+def branch(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    if x.sum() > 0:
+        return y.sin()
+    return y.cos()
+
+
+def branching() -> tuple[Callable[..., Any], Calls]:
+    return branch, [((torch.ones(4),), {}), ((-torch.ones(4),), {})]
+
+
 def raises() -> None:
     raise RuntimeError("the weights file is not there")
 

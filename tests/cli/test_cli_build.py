@@ -15,8 +15,9 @@ import torch
 from click.testing import CliRunner
 
 import precast
+from precast.artifact_store import Store
 from precast.cli import main
-from tests.cli.app import sine
+from tests.cli.app import branch, sine
 
 ROOT = str(Path(__file__).parents[2])
 FILE = """
@@ -60,6 +61,44 @@ def test_a_store_that_cannot_be_written_ends_the_build_at_once(tmp_path: Path, m
         wanted = f"cannot write to the store at {tmp_path / 'store'}: "
         assert wanted in result.output and "choose another folder with --store or PRECAST_STORE" in result.output
         assert result.output.count("signature 1 of") == 1 and "signature 2 of" not in result.output
+
+
+def test_what_follows_a_graph_break_is_built_for_every_signature(tmp_path: Path) -> None:
+    """The entry of the second signature is there already; where it goes on after the break is not, nor after a repair."""
+    words = ("build", "tests.cli.app:branching", "--store", "store")
+    stored = Store.open(tmp_path / "store")
+
+    def serves() -> list[bool]:
+        precast.reset()
+        loaded = precast.load(branch, store=stored, require="hit")
+        with torch.no_grad():
+            return [torch.equal(loaded(x), branch(x)) for x in (torch.ones(4), -torch.ones(4))]
+
+    def statuses() -> list[str]:
+        return [item["status"] for item in data(tmp_path, *words)["programs"]]
+
+    assert statuses() == ["compiled", "compiled"]
+    assert serves() == [True, True]
+    assert statuses() == ["there already", "there already"]
+    parts = [key for key in stored.programs() if "." in key]
+    assert len(parts) == 2
+    shutil.rmtree(tmp_path / "store" / "programs" / parts[0])
+    with pytest.raises(precast.GuardMiss, match="follows a graph break"):
+        serves()
+    checked = data(tmp_path, "check", *words[1:])["programs"]
+    assert all("graph break" in item["reason"] for item in checked)
+    assert sorted(statuses()) == ["compiled", "there already"]
+    assert serves() == [True, True]
+
+
+def test_a_store_that_is_mounted_noexec_serves_nothing(built: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What doctor says there, check and a miss say too."""
+    folder, _ = built
+    for module in ("precast.build", "precast.runtime.explain"):
+        monkeypatch.setattr(f"{module}.mounted_noexec", lambda folder: True)
+    monkeypatch.chdir(folder)
+    result = CliRunner().invoke(main, ["check", "b.toml"])
+    assert result.exit_code != 0 and "is mounted noexec" in result.output
 
 
 def test_build_reports_every_signature(built: tuple[Path, Any]) -> None:

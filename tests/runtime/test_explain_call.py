@@ -43,6 +43,15 @@ def test_graphs_breaks_and_ops() -> None:
     assert text.startswith("4 graphs, 3 graph breaks, 7 ops") and "resumed at line" in text and f"{__file__}:" in text
 
 
+def test_the_hint_for_a_number_taken_out_of_a_tensor_works() -> None:
+    def taken(x: torch.Tensor) -> torch.Tensor:
+        return x * x.sum().item()
+
+    report = precast.explain(taken)(torch.ones(3))
+    assert [b.hint for b in report.breaks] == ['set options={"capture_scalar_outputs": True}']
+    assert len(precast.explain(precast.compile(taken, options={"capture_scalar_outputs": True}))(torch.ones(3)).graphs) == 1
+
+
 def test_what_is_not_compiled_itself() -> None:
     def loop(x: torch.Tensor) -> torch.Tensor:
         for _ in range(2):

@@ -125,6 +125,12 @@ def test_a_check_that_holds_describes_no_tensor_and_finds_each_class_once(monkey
     assert not check({"weights": [*weights[:3], torch.nn.Parameter(torch.randn(3, 2))]}, {})
 
 
+def test_an_argument_without_sizes_is_told_of_in_words() -> None:
+    shape = Guard((("state",),), Predicate.SHAPE, {"expr": ("<=", 2, ("size", 0, 0)), "paths": ((("local", "x"),),)})
+    told = failure(shape, {"x": None})
+    assert "2 <= x.size(0)" in told and "NoneType" in told and "expr" not in told
+
+
 def test_a_class_that_was_shadowed_is_another() -> None:
     guards = [Guard((("local", name),), Predicate.TYPE, f"{__name__}:Node") for name in ("a", "b")]
     other = type("Node", (), {"__module__": __name__})

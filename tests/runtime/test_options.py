@@ -318,3 +318,10 @@ def test_a_size_that_torch_cannot_express_is_no_bug_of_precast(tmp_path: Path) -
     assert len(precast.explain(compiled)(x, n).graphs) == 1, "other calls are compiled"
     with pytest.raises(precast.PrecastError, match="torch cannot express a size"):
         precast.compile(_rows, store=tmp_path, options=options, fullgraph=True)(empty, n)
+
+
+@pytest.mark.parametrize("given", ["no", "banana", 1])
+def test_dynamic_is_a_bool_or_none(given: Any) -> None:
+    """The option of that name takes words: here they would all be true."""
+    with pytest.raises(precast.OptionError, match=f"dynamic takes True, False or None, not {given!r}"):
+        precast.compile(torch.sin, dynamic=given)
