@@ -43,9 +43,17 @@ def evaluate(guard: Guard, local_values: Values, cells: Values | None = None) ->
     except PathError as error:
         return Verdict(False, "it to exist", str(error))
     except Exception as error:  # noqa: BLE001 - a guard looks at the user's objects, whose __eq__, __len__ … may raise anything: then it does not hold
-        _, predicate, value = guard_columns(guard.path, guard.predicate, guard.constant)
-        return Verdict(False, value if guard.predicate is Predicate.SHAPE else f"{predicate} {value}", f"{type(error).__name__}: {error}")
+        return Verdict(False, _wanted(guard), f"{type(error).__name__}: {error}")
     return Verdict(holds, expected, found)
+
+
+def _wanted(guard: Guard) -> str:
+    """What the guard wants, in words where it has any: a record of another version may have none."""
+    try:
+        _, predicate, value = guard_columns(guard.path, guard.predicate, guard.constant)
+    except (ValueError, KeyError, TypeError, IndexError):
+        return f"{guard.predicate.value} {guard.constant!r}"
+    return value if guard.predicate is Predicate.SHAPE else f"{predicate} {value}"
 
 
 def failure(guard: Guard, local_values: Values, cells: Values | None = None) -> str:
