@@ -49,6 +49,8 @@ def handler(service: Service) -> type[BaseHTTPRequestHandler]:
             body: dict[str, Any]
             try:
                 texts = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["sentences"]
+                if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+                    raise ValueError("at least one sentence, each a string, is wanted")
                 status, body = 200, {"embeddings": service.answer(texts)}
             except (KeyError, TypeError, ValueError) as error:
                 status, body = 400, {"error": f'send {{"sentences": ["…"]}}: {type(error).__name__}: {error}'}
