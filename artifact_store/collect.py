@@ -12,6 +12,7 @@ from precast.artifact_store.errors import FutureFormat, RecordError
 from precast.artifact_store.manifest import Manifest
 from precast.artifact_store.store import Store, parse_record
 from precast.artifact_store.tiers import TEMPORARY_PREFIX
+from precast.artifact_store.unreadable import unreadable
 
 log = logging.getLogger("precast.store")
 
@@ -21,7 +22,12 @@ QUARANTINE_KEEP = 30 * 86400.0
 
 
 def referenced(store: Store) -> set[str] | None:
-    """Digests that some artifact or named record needs; None when a newer precast's manifest may need blobs that this one cannot see."""
+    """Digests that some artifact or named record needs; None when a newer precast's manifest, or one that cannot be read here, may need
+    blobs that this one cannot see.
+    """
+    if hidden := [name for name in unreadable(store) if not name.startswith("objects")]:
+        log.warning("%s: %s cannot be read; no blob counts as unneeded", store.root, hidden[0])
+        return None
     needed: set[str] = set()
     for program_key in store.programs():
         for name in store.manifest_names(program_key):

@@ -48,7 +48,10 @@ class Removal:
 
 @dataclass(frozen=True)
 class Pruned:
-    """What a prune did, or with `dry_run` would do. Sizes in bytes; `used`: how many artifacts have a counted use."""
+    """What a prune did, or with `dry_run` would do. Sizes in bytes; `used`: how many artifacts have a counted use.
+
+    `targets`: what there were artifacts for.
+    """
 
     removed: tuple[Removal, ...]
     leftovers: tuple[tuple[str, str], ...]
@@ -57,6 +60,7 @@ class Pruned:
     size_before: int
     used: int
     dry_run: bool
+    targets: tuple[str, ...] = ()
 
 
 def plan(entries: Sequence[Entry], policy: Policy, now: float) -> list[Removal]:
@@ -99,7 +103,8 @@ def prune(store: Store, policy: Policy, *, dry_run: bool = False, now: float | N
         _unlink([*blobs, *(path for path, _ in rest)], store)
     named_rest = tuple((path.relative_to(store.root).as_posix(), reason) for path, reason in rest)
     used = sum(entry.hits > 0 for entry in entries)
-    return Pruned(tuple(going), named_rest, freed, len(entries) - len(going), total_size(entries), used, dry_run)
+    targets = tuple(sorted({entry.target for entry in entries}))
+    return Pruned(tuple(going), named_rest, freed, len(entries) - len(going), total_size(entries), used, dry_run, targets)
 
 
 def total_size(entries: Sequence[Entry]) -> int:

@@ -7,6 +7,7 @@ and returns None (`try_put`).
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import secrets
@@ -161,7 +162,7 @@ class Store:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                return f"store {self.root}: {name} cannot be read ({error.strerror}); {_advice()}"
+                return f"store {self.root}: {name} cannot be read ({error.strerror}); {_advice(error)}"
         return ""
 
     # -- writing
@@ -200,7 +201,7 @@ class Store:
             for folder in ("objects", "programs"):
                 self._folder.probe(folder)
         except OSError as error:
-            raise StoreError(f"cannot write to the store at {self.root}: {error.strerror or error}; {_advice()}") from error
+            raise StoreError(f"cannot write to the store at {self.root}: {error.strerror or error}; {_advice(error)}") from error
 
     def try_put(self, manifest: Manifest, blobs: Mapping[str, bytes]) -> str | None:
         """`put`, except that a store that cannot be written is logged and answered by None: for the user's call path."""
@@ -378,7 +379,7 @@ def _unusable(root: Path) -> str:
     except NotADirectoryError:
         return f"store {root}: a file is in the way; {elsewhere}"
     except (OSError, UnicodeDecodeError) as error:
-        return f"store {root}: its format file cannot be read ({getattr(error, 'strerror', None) or error}); {_advice()}"
+        return f"store {root}: its format file cannot be read ({getattr(error, 'strerror', None) or error}); {_advice(error)}"
     if text == str(layout.LAYOUT_VERSION):
         return ""
     if text.isdigit():
@@ -390,5 +391,7 @@ def _elsewhere() -> str:
     return f"choose another folder with --store or {ENVIRONMENT}"
 
 
-def _advice() -> str:
-    return f"check the permissions, or {_elsewhere()}"
+def _advice(error: OSError | UnicodeDecodeError) -> str:
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    first = "make room (`precast prune`)" if full else "check the permissions"
+    return f"{first}, or {_elsewhere()}"

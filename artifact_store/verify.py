@@ -17,11 +17,15 @@ from precast.artifact_store.manifest import Manifest
 from precast.artifact_store.serial import digest
 from precast.artifact_store.store import Store, parse_record
 from precast.artifact_store.tiers import TEMPORARY_PREFIX
+from precast.artifact_store.unreadable import unreadable
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One finding: `kind` is "damaged", "foreign", "incomplete", "leftover", "permissions" or "format"; `repaired` says if it was."""
+    """One finding. `kind`: "damaged", "foreign", "incomplete", "leftover", "permissions", "unreadable" or "format". `repaired`: if it was.
+
+    What cannot be read may be sound, and is left alone.
+    """
 
     name: str
     kind: str
@@ -62,6 +66,8 @@ def verify(store: Store, *, repair: bool = False) -> Verified:
     if not store.root.exists():
         return report
     _check_frame(store, report, repair)
+    for name, reason in unreadable(store).items():
+        report.problems.append(_unreadable(name, reason))
     good_blobs = _check_blobs(store, report, repair)
     _check_manifests(store, report, repair, good_blobs)
     _check_records(store, report, repair, good_blobs)
@@ -70,6 +76,23 @@ def verify(store: Store, *, repair: bool = False) -> Verified:
         with open_index(store, rebuild=bool(report.problems)) as index:
             index.entries(store)
     return report
+
+
+def _unreadable(name: str, reason: str) -> Problem:
+    return Problem(
+        name, "unreadable", f"cannot be read ({reason}): it may be sound; make it readable for this user, or mend the disk", False
+    )
+
+
+def _told(report: Verified, name: str, error: OSError) -> None:
+    """Notes a file that cannot be read, once."""
+    if not any(problem.name == name for problem in report.problems):
+        report.problems.append(_unreadable(name, error.strerror or str(error)))
+
+
+def _hides_blobs(report: Verified) -> bool:
+    """Whether blobs may be there that were not seen."""
+    return any(problem.kind == "unreadable" and problem.name.startswith("objects") for problem in report.problems)
 
 
 def _check_frame(store: Store, report: Verified, repair: bool) -> None:
@@ -96,7 +119,7 @@ def _check_blobs(store: Store, report: Verified, repair: bool) -> set[str]:
         try:
             data = path.read_bytes()
         except OSError as error:
-            report.problems.append(Problem(name, "damaged", f"cannot be read ({error.strerror})", repair and _set_aside(store, path)))
+            _told(report, name, error)
             continue
         report.bytes += len(data)
         if not layout.is_digest(path.name) or name != layout.blob_name(path.name):
@@ -125,10 +148,13 @@ def _check_manifests(store: Store, report: Verified, repair: bool, good_blobs: s
         except FutureFormat:
             report.newer += 1
             continue
-        except (RecordError, OSError) as error:
+        except OSError as error:
+            _told(report, name, error)
+            continue
+        except RecordError as error:
             report.problems.append(Problem(name, "damaged", str(error), repair and _set_aside(store, path)))
             continue
-        missing = [blob for blob in manifest.blobs if blob not in good_blobs]
+        missing = [] if _hides_blobs(report) else [blob for blob in manifest.blobs if blob not in good_blobs]
         if missing:
             detail = f"lacks {len(missing)} of {len(manifest.blobs)} blobs (first: {missing[0][:12]}…): it cannot be loaded"
             report.problems.append(Problem(name, "incomplete", detail, repair and _set_aside(store, path)))
@@ -142,10 +168,13 @@ def _check_records(store: Store, report: Verified, repair: bool, good_blobs: set
             name = path.relative_to(store.root).as_posix()
             try:
                 record = parse_record(path.read_bytes(), name)
-            except (RecordError, OSError) as error:
+            except OSError as error:
+                _told(report, name, error)
+                continue
+            except RecordError as error:
                 report.problems.append(Problem(name, "damaged", str(error), repair and _set_aside(store, path)))
                 continue
-            if any(blob not in good_blobs for blob in record.get("blobs", ())):
+            if not _hides_blobs(report) and any(blob not in good_blobs for blob in record.get("blobs", ())):
                 report.problems.append(Problem(name, "incomplete", "a blob that it names is missing", repair and _set_aside(store, path)))
 
 

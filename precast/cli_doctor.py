@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import os
 import platform
@@ -15,11 +16,18 @@ from dataclasses import dataclass
 import click
 
 from precast.artifact_store import Store, StoreError
+from precast.artifact_store.unreadable import unreadable
 from precast.cli_output import ANSWER_NO, Output, errors_to_json, finish, json_option, store_option, style
 from precast.runtime.shared_object import mounted_noexec
 from precast.units import human_size
 
 GOOD, WARN, BAD = "ok", "warning", "problem"
+
+
+_PROBE = 1 << 16
+"""Bytes that are written to see whether any can be."""
+_NAMED = 3
+"""Of many files that cannot be read, as many are named."""
 
 
 @dataclass(frozen=True)
@@ -144,15 +152,28 @@ def _store(path: str | None) -> Iterator[Finding]:
         private = not mode & 0o022
         advice = "" if private else f"; mode {mode:o} lets others write what you execute: chmod 700 {store.root}"
         yield Finding("store", GOOD if private else BAD, f"{count} artifacts{advice}")
+        hidden = unreadable(store)
+        for name, reason in [*hidden.items()][:_NAMED]:
+            yield Finding("store", BAD, f"{store.root / name} cannot be read ({reason}): make it readable for this user")
+        if len(hidden) > _NAMED:
+            yield Finding("store", BAD, f"and {len(hidden) - _NAMED} more that cannot be read")
         quarantined = len(list((store.root / "quarantine").glob("*")))
         if quarantined:
             yield Finding("store", WARN, f"{quarantined} damaged entries in quarantine/; if that grows, suspect the disk")
 
 
 def _writable(store: Store, folder: str) -> Finding:
-    if os.access(folder, os.W_OK):
-        return Finding("store", GOOD, "can be written")
-    return Finding("store", WARN, f"{folder} cannot be written: artifacts are read, nothing new is kept")
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(_PROBE))
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        cure = "; make room: `precast prune`" if full else ""
+        said = f"{folder} cannot be written ({error.strerror}): artifacts are read, nothing new is kept{cure}"
+        return Finding("store", BAD if full else WARN, said)
+    return Finding("store", GOOD, "can be written")
 
 
 def _room(folder: str) -> Finding:

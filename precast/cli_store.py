@@ -15,6 +15,7 @@ import click
 from precast.artifact_store import Store, layout
 from precast.artifact_store.manifest import Versions
 from precast.artifact_store.store import default_root
+from precast.artifact_store.unreadable import unreadable
 from precast.cli_output import (
     ANSWER_NO,
     Failure,
@@ -86,6 +87,9 @@ def ls(program: str | None, with_images: bool, store_path: str | None, human: bo
         out.table(("ID", "PROGRAM", "TARGET", "SIZE", "GUARDS", "HITS", "LAST USE", "MADE"), raw if not out.human else [], readable)
     else:
         out.note(f"No artifacts{f' matching {program!r}' if program else ''} in {store.root}")
+    if hidden := unreadable(store):
+        name, reason = next(iter(hidden.items()))
+        out.note(f"{len(hidden)} files or folders cannot be read, such as {store.root / name} ({reason}): `precast doctor` says more")
 
 
 def _list_images(out: Output, store: Store, entries: list[Entry]) -> None:
@@ -142,8 +146,10 @@ def prune(
 
     out = Output(as_json, human)
     stale = _stale if stale_versions else None
-    policy = pruning.Policy(max_size, older_than, unused_for, target, stale, keep_last)
-    done = pruning.prune(open_store(store_path, readonly=dry_run, existing=True), policy, dry_run=dry_run)
+    policy = pruning.Policy(max_size, older_than, unused_for, _any_machine(target), stale, keep_last)
+    # uses that wait to be counted count for both
+    store = _for_index(store_path) if dry_run else open_store(store_path, readonly=False, existing=True)
+    done = pruning.prune(store, policy, dry_run=dry_run)
     out.data(
         {
             "dry_run": dry_run,
@@ -168,13 +174,19 @@ def prune(
         out.note("No use of any artifact was ever counted here: uses are counted only where the serving processes can write the store")
 
 
+def _any_machine(target: str | None) -> str | None:
+    """`cpu:native` by the name that people use means that of any machine: artifacts have the machine's digest in it."""
+    return "cpu:native-*" if target == "cpu:native" else target
+
+
 def _nothing_to_prune(policy: Policy, done: Pruned) -> str:
     """Why nothing goes, by what was asked for."""
     if policy.max_size is not None:
         spared = "; --keep-last spares them" if done.size_before > policy.max_size else ""
         return f"Nothing to prune: artifacts take {human_size(done.size_before)} of {human_size(policy.max_size)}{spared}"
     if policy.selects or policy.keep_last is not None:
-        return f"Nothing to prune: the conditions hold for none of {done.kept} artifacts"
+        targets = f"; there are artifacts for {', '.join(done.targets)}" if policy.target is not None and done.targets else ""
+        return f"Nothing to prune: the conditions hold for none of {done.kept} artifacts{targets}"
     return f"Nothing to prune: no leftovers; without conditions all {done.kept} artifacts stay"
 
 
@@ -204,6 +216,8 @@ def verify(repair: bool, store_path: str | None, as_json: bool) -> None:
         out.note(f"{len(report.problems)} problems, not all of which could be dealt with: check the permissions")
     elif all(problem.kind == "permissions" for problem in report.problems):
         out.note(f"{len(report.problems)} problems; `chmod 700 {store.root}` repairs that")
+    elif all(problem.kind in ("permissions", "unreadable") for problem in report.problems):
+        out.note(f"{len(report.problems)} problems: make all of {store.root} readable for this user, and writable for no other")
     else:
         out.note(f"{len(report.problems)} problems; `precast verify --repair` sets aside what is damaged")
     if report.set_aside:

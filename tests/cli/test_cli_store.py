@@ -15,8 +15,9 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from precast.artifact_store import Store
+from precast.artifact_store import Store, StoreError, usage
 from precast.artifact_store.layout import blob_name, manifest_name
+from precast.artifact_store.tiers import Folder
 from precast.cli import COMMANDS, main
 from precast.units import human_age, human_size, parse_duration, parse_size
 from tests.store.sample import fill, make
@@ -139,6 +140,35 @@ def test_prune(store: Store) -> None:
     assert data("prune", "--max-size", "1M")["removed"] == []
     assert len(data("prune", "--max-size", "0")["removed"]) == 1
     assert run("ls").stdout == ""
+
+
+def test_a_dry_run_of_prune_counts_the_uses_that_wait(store: Store) -> None:
+    used, *rest = sorted(manifest.artifact_id for manifest in store.manifests())
+    for manifest in store.manifests():
+        os.utime(store.path(manifest_name(manifest.program_key, manifest.artifact_id)), (0, 0))
+    usage.note(store.root, used)
+    for words in (("--unused-for", "1d"), ("--max-size", "1")):
+        told = [item["id"] for item in data("prune", *words, "--dry-run")["removed"]]
+        assert (sorted(told) == rest) if words[0] == "--unused-for" else (told[-1] == used)
+    assert sorted(item["id"] for item in data("prune", "--unused-for", "1d")["removed"]) == rest
+
+
+def test_a_full_disk_is_a_problem(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    said = run("doctor", code=1).output
+    assert "cannot be written (No space left on device)" in said and "precast prune" in said
+    monkeypatch.setattr(Folder, "probe", lambda *_: full(0))
+    with pytest.raises(StoreError, match="No space left on device; make room"):
+        store.check_writable()
+
+
+def test_prune_by_the_name_of_a_target(store: Store) -> None:
+    assert "there are artifacts for" in run("prune", "--target", "cpu:nonsense").stderr
+    native = [m.artifact_id for m in store.manifests() if m.target.startswith("cpu:native-")]
+    assert sorted(item["id"] for item in data("prune", "--target", "cpu:native")["removed"]) == sorted(native)
 
 
 def test_prune_of_stale_versions(store: Store) -> None:
