@@ -156,7 +156,8 @@ class Store:
         """Why what is stored of a program cannot be read, as a sentence's end; empty where nothing is in the way."""
         if self.problem:
             return self.problem
-        for name in ("objects", "programs", f"programs/{program_key}", *self.manifest_names(program_key)):
+        blobs = (layout.blob_name(blob) for manifest in self.variants(program_key) for blob in manifest.blobs)
+        for name in ("objects", "programs", f"programs/{program_key}", *self.manifest_names(program_key), *blobs):
             try:
                 os.close(os.open(self._folder.path(name), os.O_RDONLY | os.O_CLOEXEC))
             except FileNotFoundError:

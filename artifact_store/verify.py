@@ -73,7 +73,7 @@ def verify(store: Store, *, repair: bool = False) -> Verified:
     _check_records(store, report, repair, good_blobs)
     _check_leftovers(store, report, repair)
     if repair:
-        with open_index(store, rebuild=bool(report.problems)) as index:
+        with open_index(store, rebuild=any(problem.kind != "unreadable" for problem in report.problems)) as index:
             index.entries(store)
     return report
 

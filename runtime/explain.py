@@ -174,7 +174,8 @@ def _nothing_stored(program: Program) -> str:
         )
     return (
         f"Nothing is stored under this key, but {len(alike)} program(s) of the same name are: {', '.join(alike[:4])}. "
-        "The function's code or the options (mode, freeze, name, …) differ from when it was compiled; compile again, or restore them. "
+        "The function's code, the options (mode, freeze, name, …) or hooks on the module differ from when it was compiled; compile again, "
+        "or restore them. "
         f"{_MAYBE_KEPT}"
     )
 

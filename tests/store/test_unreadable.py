@@ -47,7 +47,7 @@ def test_it_is_left_alone_and_named(what: str, tmp_path: Path, monkeypatch: pyte
     everything = files(store.root)
     for blob in files(store.root / "objects"):
         os.utime(blob, (0, 0))  # old enough to be a leftover
-    closed = CLOSED[what](store)
+    closed, keys = CLOSED[what](store), store.programs()
     with monkeypatch.context() as patch:
         close(patch, closed)
         report = verify(store, repair=True)
@@ -56,6 +56,8 @@ def test_it_is_left_alone_and_named(what: str, tmp_path: Path, monkeypatch: pyte
         if "blob" not in what:
             assert referenced(store) is None
         assert prune(store, Policy()).leftovers == ()
+        told = [Store.open(store.root).why_unread(key) for key in keys]
+        assert any("cannot be read (Permission denied); check the permissions" in said for said in told)
         for command, code in (("doctor", 1), ("verify", 1), ("ls", 0)):
             result = CliRunner().invoke(main, [command, "--store", str(store.root)])
             assert result.exit_code == code and "Permission denied" in result.output, result.output
