@@ -82,7 +82,7 @@ class Job:
 
     def _stored(self) -> set[str]:
         """All that the store has, also of the parts of programs."""
-        return {manifest.artifact_id for manifest in self.store.manifests()}
+        return {name for key in self.store.programs() for name in self.store.manifest_names(key)}
 
     def _check_shapes(self, number: int, target: str) -> None:
         """Raises OptionError where `dynamic_shapes` does not fit the arguments, also when nothing needs to be compiled."""
