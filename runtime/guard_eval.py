@@ -13,7 +13,6 @@ from precast.runtime.checker import Checker, compile_checker
 from precast.runtime.class_digest import failing_class
 from precast.runtime.global_state import global_state
 from precast.runtime.guard_rules import RULES, aliased, strays
-from precast.runtime.guard_text import guard_columns
 from precast.runtime.paths import PathError, describe, resolve
 
 __all__ = ["Checker", "Verdict", "compile_checker", "evaluate", "failure", "first_failing"]
@@ -49,6 +48,8 @@ def evaluate(guard: Guard, local_values: Values, cells: Values | None = None) ->
 
 def _wanted(guard: Guard) -> str:
     """What the guard wants, in words where it has any: a record of another version may have none."""
+    from precast.runtime.guard_text import guard_columns  # words are for misses
+
     try:
         _, predicate, value = guard_columns(guard.path, guard.predicate, guard.constant)
     except (ValueError, KeyError, TypeError, IndexError):
