@@ -63,7 +63,14 @@ def fresh_axis(prefix: str, number: int, extent: Size) -> Axis:
 
 
 def axis_symbol(name: str) -> sympy.Symbol:
-    return sympy.Symbol(name, integer=True, nonnegative=True)  # type: ignore[no-untyped-call]
+    """The one symbol of that name: among these too, `is` is equality. (sympy forgets all but its last thousand symbols, and would then
+    make another that is equal but not the same, while expressions that are remembered still hold the first.)
+    """
+    known = _axis_symbols.get(name)
+    return known or _axis_symbols.setdefault(name, sympy.Symbol(name, integer=True, nonnegative=True))  # type: ignore[no-untyped-call]
+
+
+_axis_symbols: dict[str, sympy.Symbol] = {}
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)

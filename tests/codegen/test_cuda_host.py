@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from sympy.core.cache import clear_cache
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from precast.codegen.triton_compile import architecture
-from precast.lowering.ir import Extern
+from precast.lowering import index as ix
+from precast.lowering.ir import Extern, axis_symbol
 from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
 from precast.lowering.scalars import Op
@@ -138,6 +140,21 @@ def test_operands_of_library_calls_are_made_once() -> None:
     moved = [x.clone() for x in inputs]
     agree(stub(*moved), fn(*moved))
     assert stub.calls.count("aoti_torch_create_tensor_from_blob") > made[0]
+
+
+def test_a_process_that_has_compiled_much() -> None:
+    """sympy forgets old symbols: kernels that meet expressions remembered from others still know their axes from sizes."""
+
+    def fn(x: Any, w: Any) -> Any:
+        return torch.softmax(x @ w, -1) * 2
+
+    on_stub(fn, *(inputs := [r(3, 4), r(4, 4)]))
+    clear_cache()
+    rows, columns = axis_symbol("i1"), axis_symbol("i0")
+    made = [c * s for s in (rows, columns) for c in (2, 3, 4)] + [4 * rows + columns]  # remembered from now on, with these symbols in them
+    made += [ix.affine(0, ((4, rows), (1, columns))), ix.affine(0, ((1, columns), (4, rows)))]
+    agree(on_stub(fn, *inputs)(*inputs), fn(*inputs))
+    assert len(made) == 9 and (rows, columns) == ix.symbols(2) and rows is ix.symbols(2)[0], "one symbol for one name"
 
 
 class Forgetful(dict[int, torch.Tensor]):
