@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from precast.artifact_store import layout
@@ -25,34 +25,53 @@ def referenced(store: Store) -> set[str] | None:
     """Digests that some artifact or named record needs; None when a newer precast's manifest, or one that cannot be read here, may need
     blobs that this one cannot see.
     """
-    if hidden := [name for name in unreadable(store) if not name.startswith("objects")]:
-        log.warning("%s: %s cannot be read; no blob counts as unneeded", store.root, hidden[0])
+    hidden = unreadable(store, ("programs", *layout.RECORD_KINDS))
+    try:
+        if not hidden:
+            return _by_artifacts(store) | recorded(store)
+    except FutureFormat:
         return None
+    except OSError as error:
+        hidden = {str(error.filename): error.strerror or str(error)}
+    name, reason = next(iter(hidden.items()))
+    log.warning("%s: %s cannot be read (%s); no blob counts as unneeded", store.root, name, reason)
+    return None
+
+
+def _by_artifacts(store: Store) -> set[str]:
     needed: set[str] = set()
-    for program_key in store.programs():
-        for name in store.manifest_names(program_key):
-            try:
-                needed.update(Manifest.from_bytes(store.path(name).read_bytes(), name).blobs)
-            except FutureFormat:
-                return None
-            except (RecordError, OSError) as error:
-                log.info("%s: %s; its blobs count as unneeded", name, error)
-    return needed | recorded(store)
+    for name, data in _contents(store, (name for key in store.programs() for name in store.manifest_names(key))):
+        try:
+            needed.update(Manifest.from_bytes(data, name).blobs)
+        except FutureFormat:
+            raise
+        except RecordError as error:
+            log.info("%s: %s; its blobs count as unneeded", name, error)
+    return needed
 
 
 def recorded(store: Store) -> set[str]:
-    """Digests that some named record needs."""
+    """Digests that some named record needs. Raises OSError where one cannot be read."""
     needed: set[str] = set()
-    for kind in layout.RECORD_KINDS:
-        for name in store.record_names(kind):
-            file = layout.record_name(kind, name)
-            try:
-                blobs = parse_record(store.path(file).read_bytes(), file).get("blobs", ())
-            except (RecordError, OSError) as error:
-                log.info("%s: %s; its blobs count as unneeded", file, error)
-                continue
-            needed.update(blob for blob in blobs if layout.is_digest(blob))
+    names = (layout.record_name(kind, name) for kind in layout.RECORD_KINDS for name in store.record_names(kind))
+    for name, data in _contents(store, names):
+        try:
+            needed.update(filter(layout.is_digest, parse_record(data, name).get("blobs", ())))
+        except RecordError as error:
+            log.info("%s: %s; its blobs count as unneeded", name, error)
     return needed
+
+
+def _contents(store: Store, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+    """Each file that is there. Raises OSError, of a disk that fails half-way say, with the file's name."""
+    for name in names:
+        try:
+            data = store.path(name).read_bytes()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, name) from error
+        yield name, data
 
 
 def leftovers(store: Store, needed: set[str] | None, now: float | None = None, grace: float = GRACE) -> Iterator[tuple[Path, str]]:

@@ -89,13 +89,15 @@ def prune(store: Store, policy: Policy, *, dry_run: bool = False, now: float | N
         entries = index.entries(store)
         going = plan(entries, policy, now)
         needed_before = referenced(store)
+        kept_by_records = recorded(store) if needed_before is not None else set()
         gone = {removal.entry.artifact_id for removal in going}
         if not dry_run:
             for removal in going:
                 store.remove(removal.entry.artifact_id, removal.entry.program_key)
                 index.forget(removal.entry.artifact_id)
     staying = {blob for entry in entries if entry.artifact_id not in gone for blob in entry.blobs}
-    orphaned = sorted(_orphaned(going, staying, store)) if needed_before is not None else []
+    freed_blobs = {blob for removal in going for blob in removal.entry.blobs} - staying - kept_by_records
+    orphaned = sorted(freed_blobs) if needed_before is not None else []
     blobs = [store.path(blob_name(blob)) for blob in orphaned]
     rest = list(leftovers(store, needed_before, now, grace))
     freed = sum(removal.entry.manifest_size for removal in going) + sum(map(file_size, [*blobs, *(path for path, _ in rest)]))
@@ -164,11 +166,6 @@ def _evict(entries: Sequence[Entry], protected: set[str], max_size: int) -> list
         size -= entry.manifest_size + sum(length for blob, length in entry.blobs.items() if users[blob] == 0)
         going.append(Removal(entry, "least recently used, over the size limit"))
     return going
-
-
-def _orphaned(going: Sequence[Removal], staying: set[str], store: Store) -> set[str]:
-    """Blobs that only the artifacts in `going` needed."""
-    return {blob for removal in going for blob in removal.entry.blobs} - staying - recorded(store)
 
 
 def _unlink(paths: Sequence[Path], store: Store) -> None:

@@ -15,6 +15,8 @@ from pathlib import Path
 from precast.artifact_store.serial import digest
 
 TEMPORARY_PREFIX = ".tmp-"
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+"""Should somebody have put a pipe into a store, it is empty instead of waiting for its writer."""
 _NOT_HERE = (errno.ENOENT, errno.ENOTDIR)
 
 
@@ -29,7 +31,7 @@ class Folder:
 
     def get(self, name: str) -> bytes | None:
         try:
-            descriptor = os.open(f"{self.root}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(f"{self.root}/{name}", _READ)
         except OSError as error:
             if error.errno in _NOT_HERE:
                 return None

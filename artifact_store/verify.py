@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import stat
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,129 +64,133 @@ def verify(store: Store, *, repair: bool = False) -> Verified:
     """Check every manifest, record and blob of `store`. Raises StoreError where it cannot be read at all, or not written with `repair`."""
     if store.problem or (repair and store.readonly):
         raise StoreError(store.problem or f"the store at {store.root} was opened read-only; it cannot be repaired")
-    report = Verified()
     if not store.root.exists():
-        return report
-    _check_frame(store, report, repair)
+        return Verified()
+    look = _Look(store, repair)
+    look.at_frame()
     for name, reason in unreadable(store).items():
-        report.problems.append(_unreadable(name, reason))
-    good_blobs = _check_blobs(store, report, repair)
-    _check_manifests(store, report, repair, good_blobs)
-    _check_records(store, report, repair, good_blobs)
-    _check_leftovers(store, report, repair)
+        look.unread(name, reason)
+    look.at_blobs()
+    look.at_manifests()
+    look.at_records()
+    look.at_leftovers()
+    report = look.report
     if repair:
         with open_index(store, rebuild=any(problem.kind != "unreadable" for problem in report.problems)) as index:
             index.entries(store)
     return report
 
 
-def _unreadable(name: str, reason: str) -> Problem:
-    return Problem(
-        name, "unreadable", f"cannot be read ({reason}): it may be sound; make it readable for this user, or mend the disk", False
-    )
+class _Look:
+    """One look through a store, with what it has found so far."""
 
+    def __init__(self, store: Store, repair: bool) -> None:
+        self.store, self.repair, self.report = store, repair, Verified()
+        self.good_blobs: set[str] = set()
+        self._unread: set[str] = set()
+        self._all_blobs_seen = True
 
-def _told(report: Verified, name: str, error: OSError) -> None:
-    """Notes a file that cannot be read, once."""
-    if not any(problem.name == name for problem in report.problems):
-        report.problems.append(_unreadable(name, error.strerror or str(error)))
+    def unread(self, name: str, reason: str) -> None:
+        """Notes a file or folder that cannot be read, once."""
+        if name not in self._unread:
+            self._unread.add(name)
+            self._all_blobs_seen &= not name.startswith("objects")
+            advice = "it may be sound; make it readable for this user, or mend the disk"
+            self._note(name, "unreadable", f"cannot be read ({reason}): {advice}", False)
 
+    def at_frame(self) -> None:
+        root, format_file = self.store.root, self.store.path(layout.FORMAT_FILE)
+        if not format_file.exists() and any((root / folder).exists() for folder in layout.SHARED_FOLDERS):
+            if self.repair:
+                format_file.write_text(f"{layout.LAYOUT_VERSION}\n", "ascii")
+            self._note(layout.FORMAT_FILE, "format", "the format file is missing", self.repair)
+        mode = stat.S_IMODE(root.stat().st_mode)
+        if mode & 0o022:
+            if self.repair:
+                root.chmod(0o700)
+            detail = f"mode {mode:o}: others may write here, and what is stored is executed: chmod 700 {root}"
+            self._note(".", "permissions", detail, self.repair)
 
-def _hides_blobs(report: Verified) -> bool:
-    """Whether blobs may be there that were not seen."""
-    return any(problem.kind == "unreadable" and problem.name.startswith("objects") for problem in report.problems)
+    def at_blobs(self) -> None:
+        for path, name, data in self._files("objects"):
+            self.report.blobs += 1
+            self.report.bytes += len(data)
+            if not layout.is_digest(path.name) or name != layout.blob_name(path.name):
+                self._bad(path, name, "foreign", "not a blob's name")
+            elif digest(data) != path.name:
+                self._bad(path, name, "damaged", f"content ({len(data)} bytes) does not match its digest")
+            else:
+                self.good_blobs.add(path.name)
 
+    def at_manifests(self) -> None:
+        for path, name, data in self._files("programs"):
+            self.report.manifests += 1
+            self.report.bytes += len(data)
+            try:
+                manifest = Manifest.from_bytes(data, name, expect_id=path.name.removesuffix(layout.MANIFEST_SUFFIX))
+                manifest.check()
+                if name != layout.manifest_name(manifest.program_key, manifest.artifact_id):
+                    raise RecordError(f"{name}: does not lie where its program and id say")
+            except FutureFormat:
+                self.report.newer += 1
+            except RecordError as error:
+                self._bad(path, name, "damaged", str(error))
+            else:
+                if missing := self._missing(manifest.blobs):
+                    first = f"(first: {missing[0][:12]}…)"
+                    detail = f"lacks {len(missing)} of {len(manifest.blobs)} blobs {first}: it cannot be loaded"
+                    self._bad(path, name, "incomplete", detail)
 
-def _check_frame(store: Store, report: Verified, repair: bool) -> None:
-    format_file = store.path(layout.FORMAT_FILE)
-    if not format_file.exists() and any((store.root / folder).exists() for folder in layout.SHARED_FOLDERS):
-        if repair:
-            format_file.write_text(f"{layout.LAYOUT_VERSION}\n", "ascii")
-        report.problems.append(Problem(layout.FORMAT_FILE, "format", "the format file is missing", repair))
-    mode = stat.S_IMODE(store.root.stat().st_mode)
-    if mode & 0o022:
-        detail = f"mode {mode:o}: others may write here, and what is stored is executed: chmod 700 {store.root}"
-        if repair:
-            store.root.chmod(0o700)
-        report.problems.append(Problem(".", "permissions", detail, repair))
+    def at_records(self) -> None:
+        for kind in layout.RECORD_KINDS:
+            for path, name, data in self._files(kind):
+                try:
+                    record = parse_record(data, name)
+                except RecordError as error:
+                    self._bad(path, name, "damaged", str(error))
+                    continue
+                if self._missing(record.get("blobs", ())):
+                    self._bad(path, name, "incomplete", "a blob that it names is missing")
 
+    def at_leftovers(self) -> None:
+        """Killed writers' files and blobs nobody needs: harmless, so they are problems only with their age; prune removes them too."""
+        needed = None if self.report.newer else referenced(self.store)
+        for path, reason in list(leftovers(self.store, needed, time.time())):
+            if self.repair:
+                path.unlink(missing_ok=True)
+            self._note(path.relative_to(self.store.root).as_posix(), "leftover", reason, self.repair)
 
-def _check_blobs(store: Store, report: Verified, repair: bool) -> set[str]:
-    good: set[str] = set()
-    for path in files(store.root / "objects"):
-        if path.name.startswith(TEMPORARY_PREFIX):
-            continue
-        name = path.relative_to(store.root).as_posix()
-        report.blobs += 1
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            _told(report, name, error)
-            continue
-        report.bytes += len(data)
-        if not layout.is_digest(path.name) or name != layout.blob_name(path.name):
-            report.problems.append(Problem(name, "foreign", "not a blob's name", repair and _set_aside(store, path)))
-        elif digest(data) != path.name:
-            detail = f"content ({len(data)} bytes) does not match its digest"
-            report.problems.append(Problem(name, "damaged", detail, repair and _set_aside(store, path)))
-        else:
-            good.add(path.name)
-    return good
-
-
-def _check_manifests(store: Store, report: Verified, repair: bool, good_blobs: set[str]) -> None:
-    for path in files(store.root / "programs"):
-        if path.name.startswith(TEMPORARY_PREFIX):
-            continue
-        name = path.relative_to(store.root).as_posix()
-        report.manifests += 1
-        try:
-            data = path.read_bytes()
-            report.bytes += len(data)
-            manifest = Manifest.from_bytes(data, name, expect_id=path.name.removesuffix(layout.MANIFEST_SUFFIX))
-            manifest.check()
-            if name != layout.manifest_name(manifest.program_key, manifest.artifact_id):
-                raise RecordError(f"{name}: does not lie where its program and id say")
-        except FutureFormat:
-            report.newer += 1
-            continue
-        except OSError as error:
-            _told(report, name, error)
-            continue
-        except RecordError as error:
-            report.problems.append(Problem(name, "damaged", str(error), repair and _set_aside(store, path)))
-            continue
-        missing = [] if _hides_blobs(report) else [blob for blob in manifest.blobs if blob not in good_blobs]
-        if missing:
-            detail = f"lacks {len(missing)} of {len(manifest.blobs)} blobs (first: {missing[0][:12]}…): it cannot be loaded"
-            report.problems.append(Problem(name, "incomplete", detail, repair and _set_aside(store, path)))
-
-
-def _check_records(store: Store, report: Verified, repair: bool, good_blobs: set[str]) -> None:
-    for kind in layout.RECORD_KINDS:
-        for path in files(store.root / kind):
+    def _files(self, folder: str) -> Iterator[tuple[Path, str, bytes]]:
+        """Each whole file under `folder` that can be read: path, name and content."""
+        for path in files(self.store.root / folder):
             if path.name.startswith(TEMPORARY_PREFIX):
                 continue
-            name = path.relative_to(store.root).as_posix()
+            name = path.relative_to(self.store.root).as_posix()
             try:
-                record = parse_record(path.read_bytes(), name)
+                data = path.read_bytes()
+            except FileNotFoundError:
+                continue  # pruned in the meantime
             except OSError as error:
-                _told(report, name, error)
+                self.unread(name, error.strerror or str(error))
                 continue
-            except RecordError as error:
-                report.problems.append(Problem(name, "damaged", str(error), repair and _set_aside(store, path)))
-                continue
-            if not _hides_blobs(report) and any(blob not in good_blobs for blob in record.get("blobs", ())):
-                report.problems.append(Problem(name, "incomplete", "a blob that it names is missing", repair and _set_aside(store, path)))
+            yield path, name, data
 
+    def _missing(self, blobs: Iterable[str]) -> list[str]:
+        """Those that are not there, or not sound; none where there may be blobs that could not be read."""
+        return [blob for blob in blobs if not self._sound(blob)] if self._all_blobs_seen else []
 
-def _check_leftovers(store: Store, report: Verified, repair: bool) -> None:
-    """Killed writers' files and blobs nobody needs: harmless, so they are problems only with their age; prune removes them too."""
-    needed = None if report.newer else referenced(store)
-    for path, reason in list(leftovers(store, needed, time.time())):
-        if repair:
-            path.unlink(missing_ok=True)
-        report.problems.append(Problem(path.relative_to(store.root).as_posix(), "leftover", reason, repair))
+    def _sound(self, blob: str) -> bool:
+        if blob not in self.good_blobs and layout.is_digest(blob):
+            with contextlib.suppress(OSError):  # not there
+                if digest(self.store.path(layout.blob_name(blob)).read_bytes()) == blob:
+                    self.good_blobs.add(blob)  # a writer has put it there since
+        return blob in self.good_blobs
+
+    def _bad(self, path: Path, name: str, kind: str, detail: str) -> None:
+        self._note(name, kind, detail, self.repair and _set_aside(self.store, path))
+
+    def _note(self, name: str, kind: str, detail: str, repaired: bool) -> None:
+        self.report.problems.append(Problem(name, kind, detail, repaired))
 
 
 def _set_aside(store: Store, path: Path) -> bool:

@@ -64,3 +64,43 @@ def test_it_is_left_alone_and_named(what: str, tmp_path: Path, monkeypatch: pyte
             assert closed.name in result.output
     assert set(everything) <= set(files(store.root))
     assert verify(Store.open(store.root)).sound
+
+
+def test_a_disk_that_fails_half_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manifest opens and cannot be read to its end: its blobs may be needed."""
+    store, _ = fill(tmp_path / "s", 2)
+    everything = files(store.root)
+    for blob in files(store.root / "objects"):
+        os.utime(blob, (0, 0))
+    failing, read = CLOSED["a manifest"](store), Path.read_bytes
+
+    def read_bytes(path: Path) -> bytes:
+        if path == failing:
+            raise OSError(5, "Input/output error", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    assert referenced(store) is None
+    assert prune(store, Policy()).leftovers == ()
+    (problem,) = verify(store, repair=True).problems
+    assert problem.kind == "unreadable" and "Input/output error" in problem.detail
+    monkeypatch.undo()
+    assert set(everything) <= set(files(store.root)) and verify(store).sound
+
+
+@pytest.mark.parametrize("folder", ["objects/00", "programs/model-0123abcd", "tuning"])
+def test_a_pipe_is_named_and_waits_for_nobody(folder: str, tmp_path: Path) -> None:
+    store, ids = fill(tmp_path / "s", 2)
+    everything = files(store.root)
+    name = "0" * 64 if folder.startswith("objects") else f"{'0' * 64}.msgpack"
+    (store.root / folder).mkdir(exist_ok=True)
+    os.mkfifo(store.root / folder / name)
+    (problem,) = verify(store).problems
+    assert problem.kind == "unreadable" and problem.name == f"{folder}/{name}" and "not a file" in problem.detail
+    for command, code in (("doctor", 1), ("verify", 1), ("ls", 0), ("stats", 0), ("prune", 0)):
+        result = CliRunner().invoke(main, [command, "--store", str(store.root)])
+        assert result.exit_code == code, result.output
+    assert {m.artifact_id for key in store.programs() for m in store.variants(key)} == set(ids)
+    assert store.blob("0" * 64) is None and store.record("tuning", "0" * 64) is None  # empty, so damaged: set aside
+    assert verify(store).sound
+    assert set(everything) <= set(files(store.root))

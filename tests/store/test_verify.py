@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from precast.artifact_store import Store, StoreError
+from precast.artifact_store import verify as verification
 from precast.artifact_store.layout import blob_name, manifest_name
 from precast.artifact_store.serial import digest, pack, unpack
 from precast.artifact_store.verify import verify
-from tests.store.sample import complete, fill, snapshot
+from tests.store.sample import complete, fill, make, snapshot
 
 KEY = "model-0123abcd"
 
@@ -128,6 +129,21 @@ def test_a_newer_format_is_counted_and_left_alone(tmp_path: Path) -> None:
     path.write_bytes(pack([outer[0], 9, *outer[2:]]))
     report = verify(store, repair=True)
     assert report.newer == 1 and report.problems == [] and path.exists()
+
+
+def test_what_is_stored_while_it_looks_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blobs of a manifest that came after the blobs were looked at."""
+    store, _ = fill(tmp_path / "s")
+    look = verification._Look.at_manifests
+
+    def at_manifests(self: verification._Look) -> None:
+        store.put(*make(7))
+        store.put_record("tuning", "late", {"blobs": [digest(b"late")]}, {digest(b"late"): b"late"})
+        look(self)
+
+    monkeypatch.setattr(verification._Look, "at_manifests", at_manifests)
+    report = verify(store, repair=True)
+    assert report.problems == [] and report.manifests == 2
 
 
 def test_a_store_that_does_not_exist_is_sound(tmp_path: Path) -> None:
