@@ -45,7 +45,7 @@ def file_records(
             filed = {*map(digest, codes_of_file(home))}
             written = [code for code in ran.get(home, ()) if not code.co_filename.startswith("<")]  # a dataclass makes some
             edited = [code.co_qualname for code in written if digest(code) not in filed]
-            problems += [f"{name} ran as it was before the file of {home} was edited" for name in edited]
+            problems += [f"{qualname} ran as it was before the file of {home} was edited" for qualname in edited]
     return records, problems
 
 
@@ -55,9 +55,10 @@ def _holders(classes: Iterable[type], functions: Iterable[types.FunctionType]) -
     wanted = {id(value) for value in found if issubclass(type(value), _TABLES) or not is_versioned(type(value).__module__)}
     modules = [m for name, m in sys.modules.copy().items() if isinstance(m, types.ModuleType) and not is_versioned(name)]
     holders = [(m.__name__, name, id(value)) for m in modules for name, value in m.__dict__.copy().items() if id(value) in wanted]
-    made_in = [(home, name, value) for home, name, value in holders if name not in _imported(home)]
-    elsewhere = wanted.difference(value for _, _, value in made_in)
-    return {home: name for home, name, value in (*made_in, *holders) if value in elsewhere or (home, name, value) in made_in}
+    imported = {home: _imported(home) for home, _, _ in holders}
+    made_in = [holder for holder in holders if holder[1] not in imported[holder[0]]]
+    nowhere = wanted.difference(value for _, _, value in made_in)  # every module that has it imports it, as far as its file tells
+    return {home: name for home, name, _ in [*made_in, *(holder for holder in holders if holder[2] in nowhere)]}
 
 
 def _imported(module: str) -> set[str]:

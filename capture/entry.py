@@ -34,6 +34,7 @@ from precast.capture.guards import GuardContext, translate
 from precast.capture.implicit import aliasing_guards, apart, device_guards, state_guard
 from precast.capture.integers import within_64_bits
 from precast.capture.operators import OperatorUse, watched
+from precast.capture.per_call import read_off
 from precast.capture.sources import NotPortable, SourceContext
 from precast.capture.subclasses import attribute_set, flat_inputs, positioned
 from precast.capture.symbols import explained, shape_guards
@@ -185,23 +186,24 @@ class _Capture:
         )
         if name := attribute_set(traced.output):
             self.refused = CaptureRefused(f"the traced code sets the attribute {name} of a tensor subclass with its own dispatch")
-        self._note_aliases(traced.private_names, traced.functions)
+        self._note_aliases(traced.private_names, tuple(traced.record.functions))
         self._keep_memory_guards(traced.graphargs or ())
         return traced
 
     def _needs(self, traced: dynamo.Traced) -> _Needs:
         """What the traced code read, as portable guards."""
-        sizes = traced.output.input_source_to_sizes_strides
-        leaked = integers(traced.bytecode) & set(traced.compared.values())
-        compared = frozenset(source for source, identity in traced.compared.items() if identity not in leaked)
+        record, sizes = traced.record, traced.output.input_source_to_sizes_strides
+        leaked = integers(traced.bytecode) & set(record.compared.values())
+        compared = frozenset(source for source, identity in record.compared.items() if identity not in leaked)
         context = GuardContext(self.sources, frozenset(traced.output.guard_on_key_order), sizes, compared)
         waived = set(map(id, self.waived))
         kept = [guard for guard in traced.output.guards if id(guard) not in waived]
         translation = translate(newest_forms(kept), context)
-        unnoticed = unguarded(traced.consumed, newest_forms(traced.output.guards), self.sources)
+        unnoticed = unguarded(record.consumed, newest_forms(traced.output.guards), self.sources)
         shapes, unprintable = shape_guards(traced.output, self.sources)  # which no filter waives
         held = [*translation.guards, *unnoticed.guards]
-        resolved = resolution_guards(held, traced.consumed, traced.output.traced_code, (self.function, *traced.functions), self.sources)
+        functions = (self.function, *record.functions)
+        resolved = resolution_guards(held, record.consumed, traced.output.traced_code, functions, self.sources)
         return _Needs(
             guards=[*held, *resolved, *shapes],
             problems=[*translation.uncacheable, *unnoticed.uncacheable, *unprintable],
@@ -213,10 +215,10 @@ class _Capture:
         """Digests of the code and of the constant results that the graph was made from, and what of it has none."""
         covered = self.operators.covered()
         codes = [code for code in (*traced.output.traced_code, *self.operators.other_code()) if code not in covered]
-        functions = [function for function in traced.functions if function.__code__ not in covered]
+        functions = [function for function in traced.record.functions if function.__code__ not in covered]
         found, missing = digests((self.function, *functions), codes, self.function.__code__, checked)
         ran, unread = self.operators.digests()
-        assumed, unassumed = constant_digests(traced.constants)
+        assumed, unassumed = constant_digests(traced.record.constants)
         return (*found, *ran, *assumed), [*missing, *unread, *unassumed]
 
     def _record(self, traced: dynamo.Traced, constants: tuple[TensorConstant, ...]) -> tuple[FrameRecord | None, list[str]]:
@@ -345,7 +347,7 @@ class _Capture:
                 inputs.append(GraphInput((("random", arg.source.random_call_index),), False, position))
                 position += 1
                 continue
-            read = dynamo.read_off(arg, graphargs)
+            read = read_off(arg, graphargs)
             if read is not None:
                 inputs.append(GraphInput(self.sources.path(arg.source), False, None, "int", read=read))
                 continue

@@ -64,21 +64,17 @@ class Job:
         """Compile the signature unless the store serves it already."""
         begin = time.perf_counter()
         self._check_shapes(number, target)
-        found = self.find(number, target)
-        if found is not None and not breaks(found):
-            return self._outcome(number, target, "there already", found, begin)
-        before, known = found, self._stored()
+        before = self.find(number, target)
+        if before is not None and not breaks(before):
+            return self._outcome(number, target, "there already", before, begin)
+        stored = self._stored()
         reason = self._precompile(number, target)
         found = self.find(number, target)
-        if before is not None and found is not None and self._stored() <= known:
-            return self._outcome(number, target, "there already", found, begin, reason)
-        if found is not None and breaks(found):
-            return self._outcome(number, target, "compiled", found, begin, reason)
-        if found is None and self.skipped(target):
-            return self._outcome(number, target, "compiled", None, begin, self.skipped(target))
-        if found is None:
+        skipped = self.skipped(target) if found is None else ""
+        if found is None and not skipped:
             return self._outcome(number, target, "failed", None, begin, reason or self.explain(number, target))
-        return self._outcome(number, target, "compiled", found, begin)
+        nothing_new = before is not None and self._stored() <= stored
+        return self._outcome(number, target, "there already" if nothing_new else "compiled", found, begin, skipped or reason)
 
     def _stored(self) -> set[str]:
         """All that the store has, also of the parts of programs."""

@@ -40,8 +40,10 @@ _NO_CODE_OF = tuple(
     "fx2trt_oss hypothesis networkx numpy onnx onnxruntime onnx_tf pandas sklearn tabulate tensorflow tensorrt torch2trt tqdm tree tvm "
     "xarray".split()
 )
-_OF_TENSORS = ("__tensor_flatten__", "__tensor_unflatten__", "__torch_dispatch__", "__torch_function__", "__new__")
-"""Methods of tensor subclasses that guards and torch's dispatcher call, or that make an instance: a half-made one cannot be traced."""
+_NOT_BY_PROGRAMS = ("__tensor_flatten__", "__tensor_unflatten__", "__torch_dispatch__", "__torch_function__", "__new__")
+"""Methods that guards and torch's dispatcher call of tensor subclasses, or that make an instance of any class: a half-made one cannot be
+traced.
+"""
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 _PLAIN = region.Answer()
 Settings = tuple[dict[str, Any], Store, bool, Backend | None]
@@ -230,7 +232,7 @@ def eligible(code: types.CodeType, namespace: Mapping[str, Any]) -> bool:
     module = str(namespace.get("__name__", ""))
     if code.co_flags & _GENERATORS or not code.co_flags & inspect.CO_OPTIMIZED or code.co_qualname.startswith(OWN_CODE):
         return False
-    if code.co_name.startswith("torch_dynamo_resume_in") or code.co_name in _OF_TENSORS or code.co_name == "__setattr__":
+    if code.co_name.startswith("torch_dynamo_resume_in") or code.co_name in _NOT_BY_PROGRAMS or code.co_name == "__setattr__":
         return False
     if code.co_name.startswith("<") and code.co_name != "<lambda>":
         return False  # modules, comprehensions (whose argument has no name of its own)

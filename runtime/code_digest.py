@@ -8,7 +8,7 @@ import inspect
 import sys
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -93,11 +93,11 @@ def file_digest(module: str) -> str:
 
 def _code_of_file(module: str) -> types.CodeType | None:
     place = sys.modules.get(module)
-    spec = getattr(place, "__spec__", None)
-    read = getattr(getattr(spec or place, "loader" if spec else "__loader__", None), "get_code", None)  # a script has no spec
+    spec = getattr(place, "__spec__", None)  # a script has none
+    loader = getattr(place, "__loader__", None) if spec is None else spec.loader
+    read: Callable[[str], types.CodeType | None] = getattr(loader, "get_code", lambda name: None)
     try:
-        found: types.CodeType | None = None if read is None else read(getattr(spec, "name", module))
-        return found
+        return read(module if spec is None else spec.name)
     except (ImportError, OSError, SyntaxError):  # the file is gone, or is none of Python's any more
         return None
 

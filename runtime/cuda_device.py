@@ -87,6 +87,7 @@ class CudaDevice:
         return int(torch.cuda.default_generators[self.index].get_offset())
 
     def spare(self) -> None:
+        """Memory that nothing needs between a graph's calls is given back."""
         give_back_workspaces()
 
     def retire(self, tensors: Sequence[torch.Tensor]) -> None:
