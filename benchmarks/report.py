@@ -94,7 +94,7 @@ def _verdict(text: str, met: bool | None) -> str:
     return f"- {'not measured' if met is None else 'met' if met else 'NOT met'}: {text}"
 
 
-def _steady_bars(rows: Rows, bar: float) -> list[str]:
+def steady_bars(rows: Rows, bar: float) -> list[str]:
     lines = []
     for setting in ("precast", "precast_freeze"):
         ratios = {}
@@ -134,7 +134,7 @@ def _disturbed(rows: Rows) -> list[str]:
 
 def bars(rows: Rows, bar: float) -> str:
     """Whether each promised bar is met, with the figure that decides."""
-    lines = [*_disturbed(rows), *_steady_bars(rows, bar)]
+    lines = [*_disturbed(rows), *steady_bars(rows, bar)]
     for figure, limit, text in (
         ("cold", 1 / 3, "cold compile over torch.compile's"),
         ("warm", 1 / 10, "warm first call over torch.compile's"),

@@ -154,7 +154,7 @@ def _warm(row: str, name: str, cache: Path, plan: Plan, result: Result) -> Proce
     return process
 
 
-def _steady(processes: dict[str, Process], results: dict[str, Result], plan: Plan) -> None:
+def steady_rounds(processes: dict[str, Process], results: dict[str, Result], plan: Plan) -> None:
     """Interleaved blocks until enough rounds were quiet, or twice as many were run."""
     calls = {}
     for name, process in processes.items():
@@ -209,7 +209,7 @@ def measure(row: str, contenders: list[str], plan: Plan) -> dict[str, Result]:
                 results[name].error = str(failure)
                 _say(f"{row}: {name} failed: {failure}")
         _say(f"{row}: steady rounds of {', '.join(processes)}")
-        _steady(processes, results, plan)
+        steady_rounds(processes, results, plan)
         _errors(row, processes, results, folder, plan)
     finally:
         for process in processes.values():
