@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from precast.codegen.few_rows import few_rows, product_call
-from precast.codegen.host_shims import TORCH_NAMES
+from precast.lowering.dtypes import TORCH_DTYPES
 from precast.lowering.ir import Buffer, Conv, Gemm, View
 from precast.lowering.sizes import hint
 
@@ -163,9 +163,7 @@ def tensor(view: View, dtype: torch.dtype) -> torch.Tensor:
 
 
 def torch_dtype(buffer: Buffer) -> torch.dtype:
-    found = getattr(torch, TORCH_NAMES[buffer.dtype])
-    assert isinstance(found, torch.dtype)
-    return found
+    return TORCH_DTYPES[buffer.dtype]
 
 
 def gemm_key(step: Gemm, buffers: Mapping[str, Buffer]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from precast.lowering.dtypes import TORCH_NAMES
 from precast.lowering.ir import Buffer
 from precast.lowering.scalars import DType
 
@@ -73,18 +74,11 @@ OTHER_CODES = {
     "uint32": 28,
     "uint64": 29,
 }
-TORCH_NAMES: dict[DType, str] = {
-    DType.U8: "uint8", DType.I8: "int8", DType.I16: "int16", DType.I32: "int32", DType.I64: "int64", DType.F16: "float16",
-    DType.F32: "float32", DType.F64: "float64", DType.C64: "complex64", DType.C128: "complex128", DType.BOOL: "bool",
-    DType.BF16: "bfloat16",
-}  # fmt: skip
 
 
 def torch_name(buffer: Buffer) -> str:
     """torch's name of a buffer's dtype."""
-    return (
-        buffer.torch_dtype.removeprefix("torch.") or TORCH_NAMES[buffer.dtype] if buffer.dtype is DType.OTHER else TORCH_NAMES[buffer.dtype]
-    )
+    return buffer.torch_dtype.removeprefix("torch.") if buffer.dtype is DType.OTHER else TORCH_NAMES[buffer.dtype]
 
 
 def dtype_code(buffer: Buffer) -> int:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from precast.codegen.triton_tiling import Part, Tiling, loaded, power_of_two, static
-from precast.codegen.values import store_roots
+from precast.codegen.triton_tiling import Part, Tiling, loaded, power_of_two
+from precast.codegen.values import static_product, store_roots
 from precast.lowering import index as ix
 from precast.lowering.ir import Axis, Buffer, Load, Reduce, Scan, Size, Value, walk
 from precast.lowering.sizes import hint
@@ -114,7 +114,7 @@ def choose(part: Part, known: Mapping[str, Buffer]) -> Tiling:
         return _flat(rows, 512 if len(full) <= 2 else 256)
     if any(isinstance(v, Reduce | Scan) for v in _values(part)) and _across(part, known):
         return _columns(rows, widest, part, known)
-    return _rows(rows, widest, all(static((a.extent,)) is not None for a in _axes(part) if a not in part.x))
+    return _rows(rows, widest, all(static_product((a.extent,)) is not None for a in _axes(part) if a not in part.x))
 
 
 def together(parts: Sequence[Part]) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import sympy
 
 from precast.codegen.triton_index import write_index
-from precast.codegen.triton_tiling import static
+from precast.codegen.values import static_product
 from precast.lowering.ir import Axis, axis_symbol
 
 Mode = Literal["grid", "whole", "loop"]
@@ -33,7 +33,7 @@ class Lanes:
         self.name, self.axes, self.block, self.mode = name, axes, block, mode
         self.symbols = frozenset(a.symbol for a in axes)
         self.used: dict[sympy.Symbol, Run] = {}
-        count = static(a.extent for a in axes)
+        count = static_product(a.extent for a in axes)
         self.count = count
         full = count is not None and count > 0 and count % block == 0 or (mode == "grid" and block == 1)
         self.mask = "" if full else f"{name}_mask"

@@ -7,9 +7,9 @@ import sympy
 from precast.codegen.triton_index import write_index
 from precast.codegen.triton_lanes import Lanes, Run
 from precast.codegen.triton_ops import TYPES, Unsupported, literal, operand_type, write
-from precast.codegen.triton_tiling import Part, Tiling, power_of_two, static
+from precast.codegen.triton_tiling import Part, Tiling, power_of_two
 from precast.codegen.triton_values import beside_one, in_tiles, kind, rough_values
-from precast.codegen.values import Facts
+from precast.codegen.values import Facts, static_product
 from precast.lowering.index import bounds
 from precast.lowering.ir import Alu, Axis, Buffer, Cast, Const, Index, Load, Reduce, Scan, Value, operands
 from precast.lowering.scalars import COMPARISONS, DType, Op
@@ -41,7 +41,7 @@ class Lines:
         self.checks = False
 
     def _tile(self, name: str, axes: tuple[Axis, ...], grid: bool) -> Lanes:
-        count = static(a.extent for a in axes)
+        count = static_product(a.extent for a in axes)
         if grid:
             return Lanes(name, axes, self.tiling.rblock, "grid")
         if count is None or count > self.tiling.persistent:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-import sympy
-
 from precast.codegen.triton_ops import Unsupported
 from precast.codegen.values import Facts, store_roots
 from precast.lowering.ir import Axis, Kernel, Load, Reduce, Scan, Size, Store, walk
@@ -48,16 +46,6 @@ class Part:
 def power_of_two(value: int) -> int:
     """The next one, at least 1."""
     return 1 << max(value - 1, 0).bit_length()
-
-
-def static(sizes: Iterable[Size]) -> int | None:
-    """The product, where all are known."""
-    total = 1
-    for size in sizes:
-        if not isinstance(size, int | sympy.Integer):
-            return None
-        total *= int(size)
-    return total
 
 
 def split(kernel: Kernel, facts: Facts) -> tuple[Part, ...]:

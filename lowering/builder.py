@@ -11,6 +11,7 @@ import torch
 
 from precast.lowering import index as ix
 from precast.lowering import tensor as tx
+from precast.lowering.dtypes import TORCH_NAMES, dtype_of
 from precast.lowering.ir import (
     CHECK,
     LET,
@@ -40,33 +41,12 @@ from precast.lowering.scalars import TRANSCENDENTAL, DType, ReduceOp
 from precast.lowering.sizes import Unsupported, bounds_of, is_unbacked, sizes
 from precast.lowering.tensor import Tensor
 
-DTYPES: dict[torch.dtype, DType] = {
-    torch.float64: DType.F64,
-    torch.float32: DType.F32,
-    torch.bfloat16: DType.BF16,
-    torch.float16: DType.F16,
-    torch.int64: DType.I64,
-    torch.int32: DType.I32,
-    torch.int16: DType.I16,
-    torch.int8: DType.I8,
-    torch.uint8: DType.U8,
-    torch.bool: DType.BOOL,
-    torch.complex64: DType.C64,
-    torch.complex128: DType.C128,
-}
-
-TORCH_NAMES = {ours: str(theirs).removeprefix("torch.") for theirs, ours in DTYPES.items()}
-
 WITHOUT_ARITHMETIC = (DType.C64, DType.C128, DType.OTHER)
 """Types that only library calls compute with."""
 
 MAX_LOADS = 24
 MAX_NODES = 160
 """A body beyond these is computed into memory whatever its users are."""
-
-
-def dtype_of(dtype: torch.dtype) -> DType:
-    return DTYPES.get(dtype, DType.OTHER)
 
 
 class Cost:

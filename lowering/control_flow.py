@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from precast.lowering.builder import Builder, dtype_of
+from precast.lowering.builder import Builder
+from precast.lowering.dtypes import dtype_of
 from precast.lowering.extern import Lookup, argument
 from precast.lowering.ir import Extern
 from precast.lowering.sizes import Unsupported, sizes

@@ -10,7 +10,8 @@ import torch
 from torch import fx
 
 from precast.lowering import index as ix
-from precast.lowering.builder import Builder, dtype_of
+from precast.lowering.builder import Builder
+from precast.lowering.dtypes import dtype_of
 from precast.lowering.ir import Bind, Extern, Index, Size
 from precast.lowering.sizes import Unsupported, is_unbacked, sizes
 from precast.lowering.tensor import Tensor

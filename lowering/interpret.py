@@ -16,6 +16,7 @@ import sympy
 import torch
 
 from precast.lowering.binding import Binding, FromInteger, FromSizes, FromTensor, bindings
+from precast.lowering.dtypes import TORCH_DTYPES
 from precast.lowering.evaluate import Points, Stored, evaluate_index, evaluate_kernel, int_of, real_of
 from precast.lowering.ir import (
     CHECK,
@@ -38,22 +39,6 @@ from precast.lowering.ir import (
 from precast.lowering.reals import is_real
 from precast.lowering.scalars import DType
 from precast.lowering.sizes import range_message
-
-TORCH_DTYPES: dict[DType, torch.dtype] = {
-    DType.F64: torch.float64,
-    DType.F32: torch.float32,
-    DType.BF16: torch.bfloat16,
-    DType.F16: torch.float16,
-    DType.I64: torch.int64,
-    DType.I32: torch.int32,
-    DType.I16: torch.int16,
-    DType.I8: torch.int8,
-    DType.U8: torch.uint8,
-    DType.BOOL: torch.bool,
-    DType.C64: torch.complex64,
-    DType.C128: torch.complex128,
-}
-
 
 Launch = Callable[[str, tuple[Any, ...], dict[str, Any]], None]
 """Stands for users' Triton kernels: (kernel, (what is launched, its grids), arguments by name, of which it writes some)."""

@@ -20,8 +20,9 @@ import precast.lowering.ops  # noqa: F401  (fills the table)
 from precast.lowering import index as ix
 from precast.lowering import tensor as tx
 from precast.lowering.binding import symbols_used
-from precast.lowering.builder import WITHOUT_ARITHMETIC, Builder, Check, Cost, dtype_of
+from precast.lowering.builder import WITHOUT_ARITHMETIC, Builder, Check, Cost
 from precast.lowering.control_flow import control_flow, is_body, is_control_flow
+from precast.lowering.dtypes import dtype_of
 from precast.lowering.effects import symbols_in
 from precast.lowering.extern import extern, functional_form, is_launch, is_view, written_nodes
 from precast.lowering.ir import ITEM, Bind, Constant, Extern, Load, Output, Program, Size, View, walk

@@ -11,6 +11,7 @@ import torch
 from precast.lowering import index as ix
 from precast.lowering import tensor as tx
 from precast.lowering.builder import Builder
+from precast.lowering.dtypes import TORCH_DTYPES, dtype_of
 from precast.lowering.ir import Const, Index, Size, Value
 from precast.lowering.reals import is_real, real_value
 from precast.lowering.scalars import DType, Op
@@ -20,24 +21,7 @@ Number = bool | int | float | sympy.Expr
 Operand = Tensor | Number
 
 _CATEGORY = {DType.BOOL: 0, DType.U8: 1, DType.I8: 1, DType.I16: 1, DType.I32: 1, DType.I64: 1}
-_TORCH = {
-    DType.F64: torch.float64,
-    DType.F32: torch.float32,
-    DType.BF16: torch.bfloat16,
-    DType.F16: torch.float16,
-    DType.I64: torch.int64,
-    DType.I32: torch.int32,
-    DType.I16: torch.int16,
-    DType.I8: torch.int8,
-    DType.U8: torch.uint8,
-    DType.BOOL: torch.bool,
-}
 TRUE = Const(True, DType.BOOL)
-_BACK = {v: k for k, v in _TORCH.items()}
-
-
-def torch_dtype(dtype: DType) -> torch.dtype:
-    return _TORCH[dtype]
 
 
 def promote(*operands: Operand) -> DType:
@@ -54,7 +38,7 @@ def promote(*operands: Operand) -> DType:
             continue
         best = group[0]
         for d in group[1:]:
-            best = _BACK[torch.promote_types(_TORCH[best], _TORCH[d])]
+            best = dtype_of(torch.promote_types(TORCH_DTYPES[best], TORCH_DTYPES[d]))
         if result is None or _CATEGORY.get(best, 2) > _CATEGORY.get(result, 2):
             result = best
     assert result is not None
@@ -74,7 +58,7 @@ def scalar_in(value: Number, dtype: DType) -> Value:
         return tx.rounded(number(value, dtype), dtype)
     if dtype.compute is dtype:
         return number(value, dtype)
-    return constant(torch.tensor(value, dtype=_TORCH[dtype]).item(), dtype)
+    return constant(torch.tensor(value, dtype=TORCH_DTYPES[dtype]).item(), dtype)
 
 
 def value_of(operand: Operand, dtype: DType) -> Value:
@@ -282,4 +266,4 @@ def lazy(b: Builder, value: Value, size: tuple[Size, ...] | None = None, dtype: 
 
 
 def torch_info(dtype: DType) -> torch.finfo:
-    return torch.finfo(_TORCH[dtype])
+    return torch.finfo(TORCH_DTYPES[dtype])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import sympy
-import torch
 
 from precast.codegen import compile_program
 from precast.lowering.ir import Alu, Axis, Buffer, Kernel, Load, Output, Program, Store, Value, View, axis_symbol
@@ -13,11 +12,6 @@ from precast.lowering.scalars import DType, Op
 from tests.codegen.loader import Loaded
 
 F32 = DType.F32
-TORCH = {
-    DType.F64: torch.float64, DType.F32: torch.float32, DType.BF16: torch.bfloat16, DType.F16: torch.float16, DType.I64: torch.int64,
-    DType.I32: torch.int32,
-    DType.I16: torch.int16, DType.I8: torch.int8, DType.U8: torch.uint8, DType.BOOL: torch.bool,
-}  # fmt: skip
 
 
 def axis(name: str, extent: int) -> Axis:

@@ -10,8 +10,9 @@ import sympy
 import torch
 
 from precast.lowering import index as ix
+from precast.lowering.dtypes import TORCH_DTYPES
 from precast.lowering.evaluate import int_of
-from precast.lowering.interpret import TORCH_DTYPES, run
+from precast.lowering.interpret import run
 from precast.lowering.ir import (
     Alu,
     Axis,

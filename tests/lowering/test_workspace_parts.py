@@ -62,7 +62,7 @@ def copies(program: Program) -> list[int]:
     return [k for k, s in enumerate(program.steps) if isinstance(s, Kernel) and any(w.endswith("_last") for w in writes(s))]
 
 
-def test_large_weights_are_copied_late() -> None:
+def test_large_weights_are_copied_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """In one launch more, just before the first convolution that needs one of them; the peak falls by most of what they take."""
     program = scheduled()
     at = copies(program)
@@ -73,6 +73,11 @@ def test_large_weights_are_copied_late() -> None:
     assert after.weight.buffer in writes(program.steps[at[1]])
     for got, want in zip(run(program, tensors_of(tuple(inputs()))), [network(*inputs())], strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    owned = {s.out for s in program.steps if isinstance(s, Conv)}
+    planned = plan_memory(program, elsewhere=owned, alignment=DEVICE_ALIGNMENT)
+    monkeypatch.setattr(gpu_order, "FIRST_BYTES", 1 << 30)
+    before = plan_memory(scheduled(), elsewhere=owned, alignment=DEVICE_ALIGNMENT)
+    assert int(planned.workspace_bytes) < 0.8 * int(before.workspace_bytes)
 
 
 def test_the_peak_beside_what_libraries_allocate(monkeypatch: pytest.MonkeyPatch) -> None:
