@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,7 +13,7 @@ from precast.artifact_store import layout
 from precast.artifact_store.errors import FutureFormat, RecordError
 from precast.artifact_store.manifest import Manifest
 from precast.artifact_store.store import Store, parse_record
-from precast.artifact_store.tiers import TEMPORARY_PREFIX
+from precast.artifact_store.tiers import TEMPORARY_PREFIX, read_file
 from precast.artifact_store.unreadable import unreadable
 
 log = logging.getLogger("precast.store")
@@ -66,7 +68,7 @@ def _contents(store: Store, names: Iterable[str]) -> Iterator[tuple[str, bytes]]
     """Each file that is there. Raises OSError, of a disk that fails half-way say, with the file's name."""
     for name in names:
         try:
-            data = store.path(name).read_bytes()
+            data = read_file(store.path(name))
         except FileNotFoundError:
             continue
         except OSError as error:
@@ -96,8 +98,18 @@ def leftovers(store: Store, needed: set[str] | None, now: float | None = None, g
 
 
 def files(folder: Path) -> list[Path]:
-    """All files under `folder`, sorted; none where it does not exist."""
-    return sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
+    """All files under `folder`, sorted; none where it does not exist. Links to folders are not followed (`unreadable` names them)."""
+    found = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
+    return sorted(path for path in found if _is_file(path))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # it may be one: whoever reads it will hear why not
 
 
 def file_size(path: Path) -> int:

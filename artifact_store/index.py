@@ -13,6 +13,7 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import diskcache
@@ -89,7 +90,7 @@ class Index:
         """All readable artifacts of `store`, ordered by program and id, with recorded uses folded in."""
         used: dict[str, list[int]] = {}
         if not store.readonly:
-            for artifact_id, stamp in usage.drain(store.root):
+            for artifact_id, stamp in usage.recorded(store.root, take=self._cache is not None):
                 used.setdefault(artifact_id, []).append(stamp)
         found = []
         for program_key in store.programs():
@@ -155,9 +156,7 @@ def open_index(store: Store, rebuild: bool = False) -> Iterator[Index]:
         yield Index(None)
         return
     if rebuild:
-        for path in folder.glob("cache.db*"):
-            path.unlink(missing_ok=True)
-        shutil.rmtree(folder / "values", ignore_errors=True)
+        _start_afresh(folder)
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         cache = diskcache.Cache(str(folder), timeout=5, disk=MsgpackDisk, eviction_policy="none", cull_limit=0)
@@ -167,6 +166,33 @@ def open_index(store: Store, rebuild: bool = False) -> Iterator[Index]:
         return
     with cache:
         yield Index(cache)
+
+
+def _start_afresh(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        folder.unlink()
+    for path in folder.glob("cache.db*"):
+        path.unlink(missing_ok=True)
+    shutil.rmtree(folder / "values", ignore_errors=True)
+
+
+def damage(store: Store) -> str:
+    """Why the store's index cannot be opened, where it has to be rebuilt for that; "" where it can, or there is none."""
+    database = store.root / "index" / "cache.db"
+    if database.parent.exists() and not database.parent.is_dir():
+        return "a file where a folder is due"
+    if not database.exists():
+        return ""
+    if not database.is_file():
+        return "not a file"
+    try:
+        with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.OperationalError:
+        return ""  # locked, or not to be read by this user
+    except sqlite3.DatabaseError as error:
+        return str(error)
+    return ""
 
 
 def _from_manifest(manifest: Manifest, size: int, mtime: float) -> Entry:

@@ -34,6 +34,11 @@ def is_label(text: object) -> bool:
     return isinstance(text, str) and _LABEL.fullmatch(text) is not None
 
 
+def printable(name: str) -> str:
+    """A file's name that can be shown and sent: what is no text in it as escapes."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
 def blob_name(digest: str) -> str:
     if not is_digest(digest):
         raise ValueError(f"{digest!r} is not a SHA-256 in hex")

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from precast.artifact_store.errors import DamagedRecord
 from precast.artifact_store.serial import pack, unpack
-from precast.artifact_store.tiers import Folder
+from precast.artifact_store.tiers import Folder, read_file
 
 log = logging.getLogger("precast.store")
 
@@ -113,7 +113,7 @@ def _create(path: Path, token: str) -> bool:
 def _holder(path: Path) -> dict[str, object]:
     """Who holds it, as far as the file says; empty when it is gone or being written."""
     try:
-        record = unpack(path.read_bytes(), path.name)
+        record = unpack(read_file(path), path.name)
     except (OSError, DamagedRecord):
         return {}
     return record if isinstance(record, dict) else {}

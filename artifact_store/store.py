@@ -19,7 +19,7 @@ from precast.artifact_store import layout, leases, usage
 from precast.artifact_store.errors import DamagedRecord, ForeignRecord, FutureFormat, RecordError, StoreError
 from precast.artifact_store.manifest import Manifest
 from precast.artifact_store.serial import Data, digest, pack, unpack
-from precast.artifact_store.tiers import Folder
+from precast.artifact_store.tiers import Folder, read_file
 
 log = logging.getLogger("precast.store")
 ENVIRONMENT = "PRECAST_STORE"
@@ -84,7 +84,8 @@ class Store:
 
     def programs(self) -> list[str]:
         """Program keys that have at least one artifact."""
-        return sorted({name.split("/")[1] for name in self._names("programs") if name.endswith(layout.MANIFEST_SUFFIX)})
+        names = (name.split("/")[1] for name in self._names("programs") if name.endswith(layout.MANIFEST_SUFFIX))
+        return sorted({name for name in names if layout.is_label(name)})
 
     def variants(self, program_key: str) -> list[Manifest]:
         """Every readable artifact of a program, ordered by id."""
@@ -101,7 +102,8 @@ class Store:
         except OSError as error:
             self._miss(folder, f"cannot list the folder ({error.strerror})")
             return []
-        return [f"{folder}/{file}" for file in files if file.endswith(layout.MANIFEST_SUFFIX) and not file.startswith(".")]
+        ids = (file.removesuffix(layout.MANIFEST_SUFFIX) for file in files if file.endswith(layout.MANIFEST_SUFFIX))
+        return [f"{folder}/{id_}{layout.MANIFEST_SUFFIX}" for id_ in ids if layout.is_digest(id_)]  # what else lies there `verify` names
 
     def manifests(self) -> Iterator[Manifest]:
         """Every readable artifact of every program."""
@@ -259,7 +261,9 @@ class Store:
 
     def record_names(self, kind: str) -> list[str]:
         """Names of the records of one kind."""
-        return [Path(name).name.removesuffix(layout.MANIFEST_SUFFIX) for name in self._names(kind) if name.endswith(layout.MANIFEST_SUFFIX)]
+        files = (Path(name).name for name in self._names(kind) if name.endswith(layout.MANIFEST_SUFFIX))
+        names = (file.removesuffix(layout.MANIFEST_SUFFIX) for file in files)
+        return [name for name in names if layout.is_label(name)]
 
     def put_record(self, kind: str, name: str, record: Mapping[str, Data], blobs: Mapping[str, bytes] | None = None) -> None:
         """Keep a named record; blobs that it needs must be named in its "blobs" field (a list of digests), so that prune spares them."""
@@ -374,7 +378,7 @@ def _unusable(root: Path) -> str:
     """Why the folder cannot be used as a store, as a sentence; empty when it can (also when it does not exist yet)."""
     elsewhere = _elsewhere()
     try:
-        text = (root / layout.FORMAT_FILE).read_text("ascii").strip()
+        text = read_file(root / layout.FORMAT_FILE).decode("ascii").strip()
     except FileNotFoundError:
         return ""
     except NotADirectoryError:

@@ -15,9 +15,17 @@ from pathlib import Path
 from precast.artifact_store.serial import digest
 
 TEMPORARY_PREFIX = ".tmp-"
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-"""Should somebody have put a pipe into a store, it is empty instead of waiting for its writer."""
 _NOT_HERE = (errno.ENOENT, errno.ENOTDIR)
+
+
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """The whole file. Should somebody have put a pipe into a store, it is empty instead of waiting for its writer. Raises OSError."""
+    with open(path, "rb", buffering=0, opener=_without_waiting) as file:
+        return file.read() or b""
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 class Folder:
@@ -31,13 +39,11 @@ class Folder:
 
     def get(self, name: str) -> bytes | None:
         try:
-            descriptor = os.open(f"{self.root}/{name}", _READ)
+            return read_file(f"{self.root}/{name}")
         except OSError as error:
             if error.errno in _NOT_HERE:
                 return None
             raise
-        with open(descriptor, "rb", buffering=0) as file:
-            return file.read()
 
     def put(self, name: str, data: bytes, mode: int = 0o600) -> None:
         target = self.path(name)
@@ -65,7 +71,7 @@ class Folder:
         """Keep content-addressed `data`, read-only. What is there already and sound is kept (its time renewed, so that prune spares it)."""
         path = self.path(name)
         with contextlib.suppress(OSError):
-            if path.stat().st_size == len(data) and digest(path.read_bytes()) == path.name:
+            if path.stat().st_size == len(data) and digest(read_file(path)) == path.name:
                 os.utime(path)
                 return
         self.put(name, data, mode=0o400)

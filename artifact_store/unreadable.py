@@ -17,14 +17,22 @@ def unreadable(store: Store, folders: Iterable[str] = layout.SHARED_FOLDERS) -> 
 
 def _within(store: Store, folder: str) -> Iterator[tuple[str, str]]:
     failed: list[OSError] = []
-    for place, _, names in os.walk(store.root / folder, onerror=failed.append):
-        for name in names:
-            path = os.path.join(place, name)
+
+    def name(path: str) -> str:
+        return layout.printable(os.path.relpath(path, store.root))
+
+    for place, folders, names in os.walk(store.root / folder, onerror=failed.append):
+        for path in (os.path.join(place, inner) for inner in folders):
+            if os.path.islink(path):
+                yield name(path), "a link to a folder, which is not followed"
+            elif path.endswith(layout.MANIFEST_SUFFIX) or layout.is_digest(os.path.basename(path)):
+                yield name(path), "a folder where a file is due"
+        for path in (os.path.join(place, inner) for inner in names):
             if reason := _obstacle(path):
-                yield os.path.relpath(path, store.root), reason
+                yield name(path), reason
     for closed in failed:
         if not isinstance(closed, FileNotFoundError):
-            yield os.path.relpath(closed.filename, store.root), closed.strerror or str(closed)
+            yield name(closed.filename), closed.strerror or str(closed)
 
 
 def _obstacle(path: str) -> str:
@@ -35,7 +43,7 @@ def _obstacle(path: str) -> str:
         finally:
             os.close(descriptor)
     except FileNotFoundError:
-        return ""
+        return "a link to what is not there" if os.path.islink(path) else ""
     except OSError as error:
         return error.strerror or str(error)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from precast.artifact_store import layout
+from precast.artifact_store.tiers import read_file
 
 JOURNAL = "uses"
 LIMIT = 4 << 20
@@ -32,7 +33,7 @@ def note(root: Path, artifact_id: str) -> None:
 
 
 def _open(path: str) -> int:
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         return os.open(path, flags, 0o600)
     except FileNotFoundError:  # a store that was copied without its index
@@ -40,13 +41,19 @@ def _open(path: str) -> int:
         return os.open(path, flags, 0o600)
 
 
-def drain(root: Path) -> Iterator[tuple[str, int]]:
-    """Take all recorded uses as `(artifact id, unix time)`, oldest first; lines that are not well-formed (torn by a crash) are left out."""
+def recorded(root: Path, take: bool) -> Iterator[tuple[str, int]]:
+    """All recorded uses as `(artifact id, unix time)`, oldest first; lines that are not well-formed (torn by a crash) are left out.
+
+    `take`: they are taken out, for a database that keeps them from now on.
+    """
+    journal = root / "index" / JOURNAL
     aside = root / "index" / f"{JOURNAL}.{secrets.token_hex(4)}"
     try:
-        os.rename(root / "index" / JOURNAL, aside)
-        text = aside.read_text("ascii", "replace")
-        aside.unlink()
+        if take:
+            os.rename(journal, aside)
+        text = read_file(aside if take else journal).decode("ascii", "replace")
+        if take:
+            aside.unlink()
     except OSError:
         return
     for line in text.splitlines():

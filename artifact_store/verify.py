@@ -14,17 +14,19 @@ from pathlib import Path
 from precast.artifact_store import layout
 from precast.artifact_store.collect import files, leftovers, referenced
 from precast.artifact_store.errors import FutureFormat, RecordError, StoreError
-from precast.artifact_store.index import open_index
+from precast.artifact_store.index import damage, open_index
 from precast.artifact_store.manifest import Manifest
 from precast.artifact_store.serial import digest
 from precast.artifact_store.store import Store, parse_record
-from precast.artifact_store.tiers import TEMPORARY_PREFIX
+from precast.artifact_store.tiers import TEMPORARY_PREFIX, read_file
 from precast.artifact_store.unreadable import unreadable
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One finding. `kind`: "damaged", "foreign", "incomplete", "leftover", "permissions", "unreadable" or "format". `repaired`: if it was.
+    """One finding. `kind`: "damaged", "foreign", "incomplete", "leftover", "permissions", "unreadable", "index" or "format".
+
+    `repaired`: if it was.
 
     What cannot be read may be sound, and is left alone.
     """
@@ -37,7 +39,7 @@ class Problem:
     @property
     def repair(self) -> str:
         """What a repair does about it: only "repaired" leaves nothing to make anew."""
-        return {"leftover": "removed", "permissions": "repaired", "format": "repaired"}.get(self.kind, "set aside")
+        return {"leftover": "removed", "permissions": "repaired", "format": "repaired", "index": "rebuilt"}.get(self.kind, "set aside")
 
 
 @dataclass
@@ -57,7 +59,8 @@ class Verified:
     @property
     def set_aside(self) -> int:
         """How many artifacts are not served any more."""
-        return sum(problem.repaired and problem.repair == "set aside" and problem.name.startswith("programs/") for problem in self.problems)
+        gone = (problem for problem in self.problems if problem.repaired and problem.kind != "foreign")
+        return sum(problem.repair == "set aside" and problem.name.startswith("programs/") for problem in gone)
 
 
 def verify(store: Store, *, repair: bool = False) -> Verified:
@@ -74,6 +77,7 @@ def verify(store: Store, *, repair: bool = False) -> Verified:
     look.at_manifests()
     look.at_records()
     look.at_leftovers()
+    look.at_index()
     report = look.report
     if repair:
         with open_index(store, rebuild=any(problem.kind != "unreadable" for problem in report.problems)) as index:
@@ -126,6 +130,9 @@ class _Look:
         for path, name, data in self._files("programs"):
             self.report.manifests += 1
             self.report.bytes += len(data)
+            if not layout.is_digest(path.name.removesuffix(layout.MANIFEST_SUFFIX)) or not layout.is_label(path.parent.name):
+                self._bad(path, name, "foreign", "not an artifact's name")
+                continue
             try:
                 manifest = Manifest.from_bytes(data, name, expect_id=path.name.removesuffix(layout.MANIFEST_SUFFIX))
                 manifest.check()
@@ -160,6 +167,11 @@ class _Look:
                 path.unlink(missing_ok=True)
             self._note(path.relative_to(self.store.root).as_posix(), "leftover", reason, self.repair)
 
+    def at_index(self) -> None:
+        """With `repair` it is rebuilt afterwards, from the manifests and the uses that were recorded since it broke."""
+        if reason := damage(self.store):
+            self._note("index", "index", f"{reason}; the counts of uses in it are lost", self.repair)
+
     def _files(self, folder: str) -> Iterator[tuple[Path, str, bytes]]:
         """Each whole file under `folder` that can be read: path, name and content."""
         for path in files(self.store.root / folder):
@@ -167,7 +179,7 @@ class _Look:
                 continue
             name = path.relative_to(self.store.root).as_posix()
             try:
-                data = path.read_bytes()
+                data = read_file(path)
             except FileNotFoundError:
                 continue  # pruned in the meantime
             except OSError as error:
@@ -182,7 +194,7 @@ class _Look:
     def _sound(self, blob: str) -> bool:
         if blob not in self.good_blobs and layout.is_digest(blob):
             with contextlib.suppress(OSError):  # not there
-                if digest(self.store.path(layout.blob_name(blob)).read_bytes()) == blob:
+                if digest(read_file(self.store.path(layout.blob_name(blob)))) == blob:
                     self.good_blobs.add(blob)  # a writer has put it there since
         return blob in self.good_blobs
 
@@ -190,7 +202,7 @@ class _Look:
         self._note(name, kind, detail, self.repair and _set_aside(self.store, path))
 
     def _note(self, name: str, kind: str, detail: str, repaired: bool) -> None:
-        self.report.problems.append(Problem(name, kind, detail, repaired))
+        self.report.problems.append(Problem(layout.printable(name), kind, layout.printable(detail), repaired))
 
 
 def _set_aside(store: Store, path: Path) -> bool:

@@ -18,6 +18,7 @@ from precast.artifact_store.errors import DamagedRecord
 from precast.artifact_store.index import Entry, MsgpackDisk, open_index
 from precast.artifact_store.layout import manifest_name
 from precast.artifact_store.stats import stats
+from precast.artifact_store.verify import verify
 from tests.store.sample import fill
 
 KEY = "model-0123abcd"
@@ -184,3 +185,27 @@ def test_what_was_removed_is_forgotten(tmp_path: Path) -> None:
     _entries(store)
     store.path(manifest_name(KEY, first)).unlink()
     assert [entry.artifact_id for entry in _entries(store)] == [second]
+
+
+@pytest.mark.parametrize("what", ["noise", "a file", "a pipe"])
+def test_a_repair_rebuilds_a_damaged_index(what: str, tmp_path: Path) -> None:
+    """And the uses since it broke are counted."""
+    store, ids = fill(tmp_path / "s", 2)
+    folder = store.root / "index"
+    shutil.rmtree(folder)
+    if what == "a file":
+        folder.write_bytes(b"")
+    else:
+        folder.mkdir()
+        store.used(ids[0])
+        if what == "noise":
+            (folder / "cache.db").write_bytes(os.urandom(10_000))
+        else:
+            os.mkfifo(folder / "cache.db")
+    if what != "a pipe":  # diskcache would wait for its writer
+        assert len(_entries(store)) == 2
+    (problem,) = verify(store).problems
+    assert problem.kind == "index" and not problem.repaired
+    assert verify(store, repair=True).sound
+    assert verify(store).problems == []
+    assert sum(entry.hits for entry in _entries(store)) == (0 if what == "a file" else 1)
