@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,9 @@ log = logging.getLogger("precast.driver")
 
 @dataclass(frozen=True)
 class Outcome:
-    """One signature for one target. `status`: "compiled", "there already" or "hit"; "failed" or "miss", with the reason."""
+    """One signature for one target. `status`: "compiled", "there already" or "hit"; "failed", "incomplete" (the run that finds what follows
+    its graph breaks raised) or "miss", with the reason.
+    """
 
     program: str
     signature: int
@@ -42,7 +45,7 @@ class Outcome:
 
     @property
     def good(self) -> bool:
-        return self.status not in ("failed", "miss")
+        return self.status not in ("failed", "incomplete", "miss")
 
 
 class Job:
@@ -63,63 +66,61 @@ class Job:
     def build(self, number: int, target: str) -> Outcome:
         """Compile the signature unless the store serves it already."""
         begin = time.perf_counter()
-        self._check_shapes(number, target)
+        try:
+            return self._build(number, target, begin)
+        except (OptionError, StoreUnwritable):
+            raise  # for all programs
+        except Exception as error:  # noqa: BLE001 - the report names it, and the others go on
+            return self._outcome(number, target, "failed", None, begin, self._said(error))
+
+    def _build(self, number: int, target: str, begin: float) -> Outcome:
         before = self.find(number, target)
         if before is not None and not breaks(before):
             return self._outcome(number, target, "there already", before, begin)
         stored = self._stored()
-        reason = self._precompile(number, target)
+        reason, whole = self._precompile(number, target)
         found = self.find(number, target)
         skipped = self.skipped(target) if found is None else ""
         if found is None and not skipped:
             return self._outcome(number, target, "failed", None, begin, reason or self.explain(number, target))
         nothing_new = before is not None and self._stored() <= stored
-        return self._outcome(number, target, "there already" if nothing_new else "compiled", found, begin, skipped or reason)
+        status = "incomplete" if not whole else "there already" if nothing_new else "compiled"
+        return self._outcome(number, target, status, found, begin, skipped or reason if whole else reason)
 
     def _stored(self) -> set[str]:
         """All that the store has, also of the parts of programs."""
         return {name for key in self.store.programs() for name in self.store.manifest_names(key)}
 
-    def _check_shapes(self, number: int, target: str) -> None:
-        """Raises OptionError where `dynamic_shapes` does not fit the arguments, also when nothing needs to be compiled."""
-        shapes = self.loaded.spec.dynamic_shapes
-        if shapes is None:
-            return
-        program, entry = self.program(target)
-        signature = self.loaded.signatures[number - 1]
-        try:
-            with marked(program.locals_of(*_whole(entry, signature)), signature[0], shapes):
-                pass
-        except IndexError as error:
-            raise OptionError(f"dynamic_shapes: {error}") from error
-
-    def _precompile(self, number: int, target: str) -> str:
-        """Compile into the store; returns what there is to say where that did not work."""
+    def _precompile(self, number: int, target: str) -> tuple[str, bool]:
+        """Compile into the store; returns what there is to say, and whether it was run to its end where it has graph breaks."""
         spec = self.loaded.spec
         with warnings.catch_warnings(record=True) as caught, torch.no_grad():
             warnings.simplefilter("always")
-            try:
-                report = precast.precompile(
-                    self._traced(target).model,
-                    signatures=[self._traced(target).calls[number - 1]],
-                    targets=[target],
-                    mode=spec.mode,
-                    options=dict(spec.options) if spec.options is not None else None,
-                    store=self.store,
-                    name=spec.label,
-                    dynamic_shapes=spec.dynamic_shapes,
-                )
-            except StoreUnwritable:
-                raise  # for all programs
-            except Exception as error:  # one program that fails must not stop the others; the report names it
-                log.info("%s", spec.name, exc_info=True)
-                return f"{type(error).__name__}: {error} (PRECAST_LOGS=driver shows where)"
+            report = precast.precompile(
+                self._traced(target).model,
+                signatures=[self._traced(target).calls[number - 1]],
+                targets=[target],
+                mode=spec.mode,
+                options=dict(spec.options) if spec.options is not None else None,
+                store=self.store,
+                name=spec.label,
+                dynamic_shapes=spec.dynamic_shapes,
+            )
         said = [str(warning.message) for warning in caught if "precast" in str(warning.message)]
-        return "; ".join([item.reason for item in report.signatures if item.reason] or said)
+        reason = "; ".join([item.reason for item in report.signatures if item.reason] or said)
+        return reason, all(item.outcome != "incomplete" for item in report.signatures)
 
     def check(self, number: int, target: str) -> Outcome:
         """Whether the store serves the signature. Compiles and runs nothing."""
         begin = time.perf_counter()
+        try:
+            return self._check(number, target, begin)
+        except OptionError:
+            raise
+        except Exception as error:  # noqa: BLE001 - likewise
+            return self._outcome(number, target, "miss", None, begin, self._said(error))
+
+    def _check(self, number: int, target: str, begin: float) -> Outcome:
         found = self.find(number, target, runs)
         if found is not None and mounted_noexec(self.store.root) and not is_cuda(found.target):
             return self._outcome(number, target, "miss", found, begin, self.explain(number, target))
@@ -139,9 +140,7 @@ class Job:
         """Why the store does not serve the signature, guard by guard against the nearest variants."""
         from precast.runtime.explain import explain
 
-        program, entry = self.program(target)
-        args, kwargs = _whole(entry, self._traced(target).calls[number - 1])
-        with torch.no_grad():
+        with self._call(number, target) as (program, args, kwargs):
             explanation = explain(program, args, kwargs, elsewhere=rank(program.target) is None)
         for_others_only = explanation.variants and not any(self._for(program.key, resolve(target)))
         return str(explanation) + (f"\nnothing is stored for {target}: `precast build … --target {target}`" if for_others_only else "")
@@ -151,11 +150,25 @@ class Job:
 
         `fits(target, found)`: whether an artifact for `found` counts.
         """
-        program, entry = self.program(target)
-        args, kwargs = _whole(entry, self._traced(target).calls[number - 1])
-        with torch.no_grad():
+        with self._call(number, target) as (program, args, kwargs):
             artifact_id = program.stored(program.locals_of(args, kwargs), fits)
         return self.store.get(artifact_id, program.key) if artifact_id else None
+
+    @contextmanager
+    def _call(self, number: int, target: str) -> Iterator[tuple[Program, tuple[Any, ...], dict[str, Any]]]:
+        """The program and the arguments of its function, marked as the file's `dynamic_shapes` say. Raises OptionError where those do not
+        fit, and what a call with such arguments would raise.
+        """
+        program, entry = self.program(target)
+        own, keywords = self._traced(target).calls[number - 1]
+        args, kwargs = (*entry.prefix, *own), {**entry.keywords, **keywords}
+        local_values, shapes = program.locals_of(args, kwargs), self.loaded.spec.dynamic_shapes
+        with torch.no_grad(), nullcontext() if shapes is None else marked(local_values, own, shapes):
+            yield program, args, kwargs
+
+    def _said(self, error: Exception) -> str:
+        log.info("%s", self.name, exc_info=error)
+        return f"{type(error).__name__}: {error} (PRECAST_LOGS=driver shows where)"
 
     def _traced(self, target: str) -> Traced:
         """The program and its signatures as they are traced for the target. Raises PrecastError."""
@@ -170,8 +183,3 @@ class Job:
     def _outcome(self, number: int, target: str, status: str, manifest: Manifest | None, begin: float, reason: str = "") -> Outcome:
         artifact = manifest.artifact_id if manifest is not None else None
         return Outcome(self.name, number, target, status, artifact, round(time.perf_counter() - begin, 3), reason)
-
-
-def _whole(entry: Entry, signature: tuple[tuple[Any, ...], Mapping[str, Any]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of the entry's function: with `self`, and a partial's own."""
-    return (*entry.prefix, *signature[0]), {**entry.keywords, **signature[1]}

@@ -176,7 +176,7 @@ def _load(program: ProgramSpec, plan: BuildFile) -> Any:
         return load(program, plan.path)
     except BuildFileError as error:
         raise click.UsageError(str(error)) from error
-    except Exception as error:  # a factory is the user's code and may raise anything; say whose it was
+    except (Exception, SystemExit) as error:  # a factory is the user's code and may raise anything; say whose it was
         raise Failure(f"{program.where}: factory {program.factory} failed: {type(error).__name__}: {error}") from error
 
 
@@ -193,10 +193,13 @@ def _in_processes(out: Output, plan: BuildFile, store: Store, source: str, mode:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         try:
             answer = json.loads(done.stdout)
-            return [Outcome(**fields) for fields in answer["programs"]]
+            if "error" not in answer:
+                return [Outcome(**fields) for fields in answer["programs"]]
+            reason = str(answer["error"])
         except (ValueError, KeyError, TypeError):
-            reason = done.stderr.strip().splitlines()[-1:] or [f"the process ended with status {done.returncode}"]
-            return [Outcome(program.name, 0, target, "failed", None, 0.0, reason[0])]
+            said = done.stderr.strip().splitlines()[-1:]
+            reason = ": ".join([f"the process ended with status {done.returncode}", *said])
+        return [Outcome(program.name, 0, target, "failed", None, 0.0, reason)]
 
     outcomes: list[Outcome] = []
     with _progress(out, len(units)) as progress, ThreadPoolExecutor(jobs) as pool:

@@ -124,10 +124,10 @@ def errors_to_json(command: Callable[P, R]) -> Callable[P, R]:
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return command(*args, **kwargs)
-        except (Failure, StoreError) as error:
+        except (click.ClickException, StoreError) as error:
             if kwargs.get("as_json"):
-                click.echo(json.dumps({"error": str(error)}))
-            raise error if isinstance(error, Failure) else Failure(str(error)) from error
+                click.echo(json.dumps({"error": error.format_message() if isinstance(error, click.ClickException) else str(error)}))
+            raise error if isinstance(error, click.ClickException) else Failure(str(error)) from error
 
     return wrapped
 

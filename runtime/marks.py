@@ -137,9 +137,16 @@ def _apply(value: Any, spec: Any, where: str, before: list[tuple[torch.Tensor, d
         if marks is None:
             raise OptionError(f"dynamic_shapes of {where}: give a dict of dimension -> mark, not {spec!r}")
         for dim, mark in marks:
-            _mark(value, int(dim), mark, where)
+            if isinstance(dim, bool) or not str(dim).isdecimal():
+                raise OptionError(f"dynamic_shapes of {where}: {dim!r} is no dimension: count from 0")
+            try:
+                _mark(value, int(dim), mark, where)
+            except IndexError as error:
+                raise OptionError(f"dynamic_shapes of {where}: {error}") from error
     elif isinstance(value, Mapping) and isinstance(spec, Mapping):
         for key, inner in spec.items():
+            if key not in value:
+                raise OptionError(f"dynamic_shapes of {where} names {key!r}, which is not in it")
             _apply(value[key], inner, f"{where}[{key!r}]", before)
     elif isinstance(value, (tuple, list)) and isinstance(spec, (tuple, list)) and len(spec) == len(value):
         for position, inner in enumerate(spec):
@@ -154,13 +161,15 @@ def _copy(held: Any) -> Any:
 
 def _mark(tensor: torch.Tensor, dim: int, mark: Any, where: str) -> None:
     kind = getattr(getattr(mark, "type", None), "name", "")  # torch.export's Dim.AUTO, Dim.DYNAMIC, Dim.STATIC
-    if mark is None or kind == "STATIC" or isinstance(mark, int):
+    if mark is None or kind == "STATIC" or type(mark) is int:
         return
     if kind == "AUTO" or mark == "auto":
         maybe_mark_dynamic(tensor, dim)
         return
     if isinstance(mark, Mapping) and set(mark) <= {"min", "max"}:
         low, high = mark.get("min"), mark.get("max")
+        if any(bound is not None and type(bound) is not int for bound in (low, high)):
+            raise OptionError(f"dynamic_shapes of {where}, dimension {dim}: min and max are whole numbers, not {dict(mark)}")
     elif kind == "DYNAMIC" or isinstance(mark, str) or (hasattr(mark, "min") and hasattr(mark, "max")):
         low, high = getattr(mark, "min", None), getattr(mark, "max", None)
     else:

@@ -27,7 +27,8 @@ _STAND_INS = "precast.device_free"  # imported where it is wanted: it knows the 
 
 @dataclass(frozen=True)
 class SignatureReport:
-    """`outcome`: "hit" (already stored), "compiled", "skipped" (stays plain Python, what it calls is compiled) or "eager", with the reason.
+    """`outcome`: "hit" (already stored), "compiled", "skipped" (stays plain Python, what it calls is compiled); with the reason "eager" or
+    "incomplete" (the run that finds what follows its graph breaks raised, so that only what ran before is stored).
 
     `index`: the signature's number, from 1. `seconds`: wall time.
     """
@@ -118,7 +119,8 @@ def precompile(
                 outcome, artifact_id, reason = program.prepare(whole, keywords, traced.here)
                 found = program.store.get(artifact_id, program.key) if artifact_id else None
                 if outcome == "skipped" or (found is not None and breaks(found)):
-                    reason = "; ".join(filter(None, (reason, _rehearse(traced, site.settings, program, args, kwargs))))
+                    more, ran = _rehearse(traced, site.settings, program, args, kwargs)
+                    reason, outcome = "; ".join(filter(None, (reason, more))), outcome if ran else "incomplete"
             made_for = found.target if found is not None else program.target
             reports.append(SignatureReport(index, made_for, outcome, artifact_id, time.perf_counter() - started, reason))
     if program is None:
@@ -165,20 +167,21 @@ def traced_for(target: str, model: Any, calls: Sequence[Signature]) -> Traced:
     return Traced(model, calls) if made is None else Traced(made[0], made[1], False, made[2])
 
 
-def _rehearse(traced: Traced, settings: Settings, program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """Run a call on copies of the model and the arguments, so that what its graph breaks lead to is compiled; what there is to say."""
+def _rehearse(traced: Traced, settings: Settings, program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, bool]:
+    """Run a call on copies of the model and the arguments, so that what its graph breaks lead to is compiled. Returns what there is to say,
+    and False where the call raised.
+    """
+    only = "only what comes before the first graph break"
     if not traced.here:
-        return (
-            f"only what comes before the first graph break: its tensors are not on a device for {program.target}, and the rest needs values"
-        )
+        return f"{only}: its tensors are not on a device for {program.target}, and the rest needs values", True
     if rank(program.target) is None:
-        return f"only what comes before the first graph break: this machine cannot run {program.target}, and the rest depends on values"
+        return f"{only}: this machine cannot run {program.target}, and the rest depends on values", True
     own, own_args, own_kwargs = copy.deepcopy((traced.model, args, dict(kwargs)))
     try:
         Site(own, settings).call(*own_args, **own_kwargs)
-    except Exception as error:  # noqa: BLE001 - the call's own error, on a signature that may not be meant to run
-        return f"running it up to its end failed, so what comes after is not compiled: {type(error).__name__}: {error}"
-    return ""
+    except Exception as error:  # noqa: BLE001 - the call's own error
+        return f"running it up to its end failed, so what comes after is not compiled: {type(error).__name__}: {error}", False
+    return "", True
 
 
 def _checked(signature: Any, index: int) -> Signature:

@@ -69,3 +69,22 @@ def no_signatures() -> tuple[Callable[..., Any], Calls]:
 
 def not_a_signature() -> tuple[Callable[..., Any], Any]:
     return torch.sin, [torch.ones(1)]
+
+
+def misfits() -> tuple[Callable[..., Any], Calls]:
+    """Its first signature fits, the others do not."""
+    return Net().eval(), [((torch.randn(2, 8),), {}), ((torch.randn(2, 8), 1.0, 2.0), {}), ((), {}), ((torch.randn(2, 8),), {"size": 3})]
+
+
+def exits(status: Any = 0) -> None:
+    raise SystemExit(status)
+
+
+def breaks_and_raises() -> tuple[Callable[..., Any], Calls]:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        if x.sum() > 0:
+            return y @ torch.ones(7)
+        return y.cos()
+
+    return f, [((torch.ones(4),), {}), ((-torch.ones(4),), {})]

@@ -206,3 +206,73 @@ def test_dynamic_shapes_that_do_not_fit_are_told_also_when_all_is_there(built: t
     for shapes, words in (('{ y = { 0 = "n" } }', "no argument 'y'"), ('{ x = { 7 = "n" } }', "dimension 7")):
         (built[0] / "shapes.toml").write_text(FILE.replace('name = "sine"', f'name = "sine"\ndynamic_shapes = {shapes}'))
         assert words in run(built[0], "build", "shapes.toml", "--only", "sine", code=2).stderr
+
+
+def invoke(*words: str, code: int) -> tuple[Any, str]:
+    """What a command in this process says as JSON, and beside it."""
+    result = CliRunner().invoke(main, [*words, "--json"])
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout), result.stderr
+
+
+def test_a_signature_that_does_not_fit_is_named_and_the_others_are_built(tmp_path: Path) -> None:
+    (tmp_path / "b.toml").write_text(
+        'store = "s"\n' + "".join(f'[[program]]\nfactory = "tests.cli.app:{name}"\n' for name in ("misfits", "sine"))
+    )
+    file = str(tmp_path / "b.toml")
+    built, _ = invoke("build", file, code=1)
+    assert [o["status"] for o in built["programs"]] == ["compiled", "failed", "failed", "failed", "compiled"]
+    assert "TypeError" in built["programs"][1]["reason"] and not built["good"]
+    checked, _ = invoke("check", file, code=1)
+    assert [o["status"] for o in checked["programs"]] == ["hit", "miss", "miss", "miss", "hit"]
+    explained, _ = invoke("explain", file, code=1)
+    assert "TypeError" in explained[2]["reason"]
+
+
+@pytest.mark.parametrize("command", ["build", "check"])
+@pytest.mark.parametrize("status", [0, "please install something"])
+def test_a_factory_that_exits_is_no_success(command: str, status: object, tmp_path: Path) -> None:
+    text = f'store = "s"\n[[program]]\nfactory = "tests.cli.app:exits"\narguments = {{ status = {json.dumps(status)} }}\n'
+    (tmp_path / "b.toml").write_text(text)
+    answer, beside = invoke(command, str(tmp_path / "b.toml"), code=1)
+    assert f"factory tests.cli.app:exits failed: SystemExit: {status}" in answer["error"]
+    assert str(status) in beside
+
+
+def test_a_run_that_raises_behind_a_break_is_incomplete(tmp_path: Path) -> None:
+    built, _ = invoke("build", "tests.cli.app:breaks_and_raises", "--store", str(tmp_path / "s"), code=1)
+    first, second = built["programs"]
+    assert first["status"] == "incomplete" and "running it up to its end failed" in first["reason"]
+    assert second["status"] in ("compiled", "there already") and not built["good"]
+
+
+def test_dynamic_shapes_that_are_added_later_are_built(tmp_path: Path) -> None:
+    """The artifact of the fixed size serves the signature; it is not what the file asks for."""
+    text = 'store = "s"\n[[program]]\nfactory = "tests.cli.app:sine"\n'
+    file = tmp_path / "b.toml"
+    file.write_text(text)
+    fixed, _ = invoke("build", str(file), code=0)
+    file.write_text(text + 'dynamic_shapes = { x = { 0 = "rows" } }\n')
+    missing, _ = invoke("check", str(file), code=1)
+    marked, _ = invoke("build", str(file), code=0)
+    (first,), (none,), (second,) = fixed["programs"], missing["programs"], marked["programs"]
+    assert second["status"] == "compiled" and second["artifact"] != first["artifact"] and none["status"] == "miss"
+    again, _ = invoke("build", str(file), code=0)
+    assert again["programs"][0]["status"] == "there already" and invoke("check", str(file), code=0)[0]["good"]
+    for wrong in ('{ x = { a = "rows" } }', '{ x = { 0 = { min = "a" } } }', "{ x = { 0 = true } }", '{ x = { 7 = "rows" } }'):
+        file.write_text(text + f"dynamic_shapes = {wrong}\n")
+        assert "dynamic_shapes of x" in invoke("build", str(file), code=2)[0]["error"]
+
+
+def test_wrong_usage_is_json_too(tmp_path: Path) -> None:
+    (tmp_path / "b.toml").write_text("nonsense = 1\n")
+    assert "nonsense" in invoke("build", str(tmp_path / "b.toml"), code=2)[0]["error"]
+    assert "bogus" in invoke("check", "tests.cli.app:sine", "--mode", "bogus", code=2)[0]["error"]
+
+
+def test_what_failed_in_a_process_of_its_own_is_told(tmp_path: Path) -> None:
+    text = 'store = "s"\n' + "".join(f'[[program]]\nfactory = "tests.cli.app:{name}"\n' for name in ("raises", "exits"))
+    (tmp_path / "b.toml").write_text(text)
+    raised, left = data(tmp_path, "build", "b.toml", "--jobs", "2", code=1)["programs"]
+    assert "factory tests.cli.app:raises failed: RuntimeError: the weights file is not there" in raised["reason"]
+    assert "SystemExit: 0" in left["reason"]
