@@ -190,9 +190,7 @@ class Store:
                 if not self._folder.path(layout.blob_name(name)).exists():
                     self._folder.put_new(layout.blob_name(name), blobs[name])
         except OSError as error:
-            raise StoreError(
-                f"cannot write to the store at {self.root}: {error.strerror or error} (artifact {manifest.artifact_id[:12]} not stored)"
-            ) from error
+            raise StoreError(f"{self._unwritten(error)} (artifact {manifest.artifact_id[:12]} not stored)") from error
         log.info("put: %s: artifact %s for %s", manifest.program_name, manifest.artifact_id[:12], manifest.target)
         return manifest.artifact_id
 
@@ -204,15 +202,18 @@ class Store:
             for folder in ("objects", "programs"):
                 self._folder.probe(folder)
         except OSError as error:
-            raise StoreError(f"cannot write to the store at {self.root}: {error.strerror or error}; {_advice(error)}") from error
+            raise StoreError(f"{self._unwritten(error)}; {_advice(error)}") from error
 
-    def try_put(self, manifest: Manifest, blobs: Mapping[str, bytes]) -> str | None:
-        """`put`, except that a store that cannot be written is logged and answered by None: for the user's call path."""
+    def try_put(self, manifest: Manifest, blobs: Mapping[str, bytes]) -> str:
+        """`put`, except that a store that cannot be written is logged and its reason returned ("" where all went well): for the user's call
+        path.
+        """
         try:
-            return self.put(manifest, blobs)
+            self.put(manifest, blobs)
         except StoreError as error:
             log.warning("%s", error)
-            return None
+            return str(error)
+        return ""
 
     def remove(self, artifact_id: str, program_key: str | None = None) -> bool:
         """Take an artifact out; its blobs go with the next prune when nothing else needs them. False when it was not there."""
@@ -281,7 +282,7 @@ class Store:
                 self._folder.put_new(layout.blob_name(blob_digest), data)
             self._folder.put(layout.record_name(kind, name), pack([_RECORD_MAGIC, digest(content), content]))
         except OSError as error:
-            raise StoreError(f"cannot write to the store at {self.root}: {error.strerror or error} ({kind}/{name} not stored)") from error
+            raise StoreError(f"{self._unwritten(error)} ({kind}/{name} not stored)") from error
 
     # -- inside
 
@@ -339,6 +340,10 @@ class Store:
         self._known_bad.discard(name)
         return "moved to quarantine/"
 
+    def _unwritten(self, error: OSError) -> str:
+        at = f" ({error.filename})" if error.filename and isinstance(error, _IN_THE_WAY) else ""
+        return f"cannot write to the store at {self.root}: {error.strerror or error}{at}"
+
     def _writable(self) -> None:
         if self.problem:
             raise StoreError(self.problem)
@@ -359,6 +364,7 @@ class Store:
 
 
 _RECORD_MAGIC = "precast-record-1"
+_IN_THE_WAY = (FileExistsError, NotADirectoryError, IsADirectoryError)
 
 
 def parse_record(data: bytes, where: str) -> dict[str, Data]:
@@ -397,6 +403,8 @@ def _elsewhere() -> str:
 
 
 def _advice(error: OSError | UnicodeDecodeError) -> str:
+    if isinstance(error, _IN_THE_WAY):
+        return f"move what is in the way, or {_elsewhere()}"
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     first = "make room (`precast prune`)" if full else "check the permissions"
     return f"{first}, or {_elsewhere()}"

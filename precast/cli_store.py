@@ -87,6 +87,10 @@ def ls(program: str | None, with_images: bool, store_path: str | None, human: bo
         out.table(("ID", "PROGRAM", "TARGET", "SIZE", "GUARDS", "HITS", "LAST USE", "MADE"), raw if not out.human else [], readable)
     else:
         out.note(f"No artifacts{f' matching {program!r}' if program else ''} in {store.root}")
+    _tell_unreadable(out, store)
+
+
+def _tell_unreadable(out: Output, store: Store) -> None:
     if hidden := unreadable(store):
         name, reason = next(iter(hidden.items()))
         out.note(f"{len(hidden)} files or folders cannot be read, such as {store.root / name} ({reason}): `precast doctor` says more")
@@ -170,6 +174,7 @@ def prune(
         out.note(f"Would remove {what} ({human_size(done.freed)}); would keep {done.kept} artifacts")
     else:
         out.note(f"Removed {what} ({human_size(done.freed)}); kept {done.kept} artifacts")
+    _tell_unreadable(out, store)
     if unused_for is not None and not done.used and done.kept + len(done.removed):
         out.note("No use of any artifact was ever counted here: uses are counted only where the serving processes can write the store")
 
@@ -249,6 +254,7 @@ def stats(store_path: str | None, human: bool, as_json: bool) -> None:
         for name, value in raw
     ]
     out.table(("FIGURE", str(store.root)), raw, readable)
+    _tell_unreadable(out, store)
 
 
 @click.command("dir", short_help="Print where the store is.")

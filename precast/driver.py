@@ -176,8 +176,8 @@ def _store(job: _Job) -> str | InProcess:
         if unsteady:
             warn(f"precast: {program.name} is kept in this process: {unsteady}")
             return InProcess(manifest, blobs, unsteady)
-        if store.try_put(manifest, blobs) is None:
-            return InProcess(manifest, blobs, "the store cannot be written")
+        if reason := store.try_put(manifest, blobs):
+            return InProcess(manifest, blobs, reason)
     return artifact_id
 
 

@@ -67,7 +67,5 @@ def compile_graph(
         record, evidence = build_graph(captured.graph, request, watch, blobs)
         made = manifest({"forward": record}, blobs, evidence)
         logger("compile").info("%s: compiled artifact %s (%s)", name, made.artifact_id[:12], watch)
-        stored = options["store_results"] and store.try_put(made, blobs) is not None
-    if stored:
-        return made
-    return InProcess(made, blobs, "the store cannot be written" if options["store_results"] else "store_results is off")
+        reason = store.try_put(made, blobs) if options["store_results"] else "store_results is off"
+    return InProcess(made, blobs, reason) if reason else made

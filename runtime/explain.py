@@ -53,7 +53,8 @@ class VariantReport:
         if self.unusable:
             return head + f"cannot be used: {self.unusable}"
         if not self.failures:
-            damage = ", and cannot be loaded: blobs of it are missing or damaged; build it again" if self.damaged else ""
+            lacking = ", and cannot be loaded: blobs of it are missing or damaged, or cannot be read (see `precast verify`); build it again"
+            damage = lacking if self.damaged else ""
             return head + f"fits ({self.guards} guards hold){damage}"
         lines = [f"  - {text}" for text in self.failures[:SHOWN]]
         if len(self.failures) > SHOWN:

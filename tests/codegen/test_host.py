@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from precast.codegen import compile_program
+from precast.lowering.dtypes import TORCH_DTYPES
 from precast.lowering.ir import Attention, Buffer, Const, Conv, Extern, Gemm, Kernel, Load, Slot, Store, View
 from precast.lowering.scalars import DType, Op
 from tests.codegen.loader import Loaded
-from tests.codegen.programs import F32, TORCH, alu, at, axis, buffer, build, contiguous, load, map_kernel, program, view
+from tests.codegen.programs import F32, alu, at, axis, buffer, build, contiguous, load, map_kernel, program, view
 
 ACTIVATIONS = {
     "none": lambda x: x, "relu": torch.relu, "gelu": torch.nn.functional.gelu,
@@ -92,13 +93,14 @@ def test_gemm_of_other_types_batches_and_strides() -> None:
         lead = (batch,) if batch else ()
         a, b, out = (buffer(f"{c}{number}", (*lead, *s), dtype) for c, s in (("a", (m, k)), ("b", (k, n)), ("o", (m, n))))
         x, y = (
-            (torch.randn(*lead, *s) if dtype.is_float else torch.randint(-5, 5, (*lead, *s))).to(TORCH[dtype]) for s in ((m, k), (k, n))
+            (torch.randn(*lead, *s) if dtype.is_float else torch.randint(-5, 5, (*lead, *s))).to(TORCH_DTYPES[dtype])
+            for s in ((m, k), (k, n))
         )
         steps.append(Gemm(view(a), view(b), None, out.name))
         inputs += [a, b]
         outputs.append(out)
         data += [x, y]
-        want.append((x.double() @ y.double()).to(TORCH[dtype]))
+        want.append((x.double() @ y.double()).to(TORCH_DTYPES[dtype]))
     for got, expected in zip(build(inputs, outputs, steps)(*data), want, strict=True):
         torch.testing.assert_close(
             got, expected, rtol=1e-2 if got.dtype is torch.bfloat16 else 1e-4, atol=1e-2 if got.dtype is torch.bfloat16 else 1e-4
@@ -200,7 +202,7 @@ def test_contiguous_pointwise_convolution_as_torch_runs_it() -> None:
 def attention_case(
     b: int, h: int, hk: int, s: int, t: int, d: int, causal: bool, masked: str, dtype: DType, packed: bool
 ) -> tuple[list[Buffer], list[torch.Tensor], Attention, Buffer, torch.Tensor]:
-    real = TORCH[dtype]
+    real = TORCH_DTYPES[dtype]
     if packed:
         rows = torch.randn(b, s, 3 * h * d).to(real)
         whole = Buffer("x", dtype, (b, s, 3 * h * d), contiguous((b, s, 3 * h * d)))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from precast.lowering.dtypes import TORCH_DTYPES
 from precast.lowering.ir import Alu, Axis, Buffer, Const, Gather, Index, Kernel, Load, Reduce, Scan, Store, Value, axis_symbol
 from precast.lowering.scalars import DType, Op, ReduceOp
-from tests.codegen.programs import F32, TORCH, alu, at, axis, buffer, build, load, map_kernel
+from tests.codegen.programs import F32, alu, at, axis, buffer, build, load, map_kernel
 
 SHAPES = [(4, 5, 6), (1, 1, 1), (33, 7, 100), (3, 300, 17), (2, 3, 4096), (70, 130, 3), (0, 3, 4), (3, 0, 4), (3, 4, 0), (5, 64, 64)]
 DIMS = [(0,), (1,), (2,), (0, 2), (1, 2), (0, 1, 2)]
@@ -17,16 +18,16 @@ def dense(size: tuple[int, ...], dtype: DType) -> torch.Tensor:
     if dtype is DType.BOOL:
         return torch.rand(size) < 0.98
     if dtype.is_float:
-        return torch.randn(size).to(TORCH[dtype])
-    return torch.randint(-3 if dtype is not DType.U8 else 0, 4, size).to(TORCH[dtype])
+        return torch.randn(size).to(TORCH_DTYPES[dtype])
+    return torch.randint(-3 if dtype is not DType.U8 else 0, 4, size).to(TORCH_DTYPES[dtype])
 
 
 def eager(op: ReduceOp, x: torch.Tensor, dims: tuple[int, ...], result: DType) -> torch.Tensor:
     match op:
         case ReduceOp.SUM:
-            return x.sum(dims, dtype=TORCH[result])
+            return x.sum(dims, dtype=TORCH_DTYPES[result])
         case ReduceOp.PROD:
-            y = x.to(TORCH[result])
+            y = x.to(TORCH_DTYPES[result])
             for d in sorted(dims, reverse=True):
                 y = y.prod(d)
             return y

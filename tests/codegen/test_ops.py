@@ -10,9 +10,10 @@ import torch
 
 from precast.codegen.cpp_kernel import render_kernel
 from precast.codegen.cpp_ops import ROWS
+from precast.lowering.dtypes import TORCH_DTYPES
 from precast.lowering.ir import Cast, Const, Kernel, Store, Value
 from precast.lowering.scalars import COMPARISONS, DType, Op, arity
-from tests.codegen.programs import TORCH, Axis, Buffer, alu, at, axis, buffer, build, load
+from tests.codegen.programs import Axis, Buffer, alu, at, axis, buffer, build, load
 from tests.ops import bessel
 
 N = 203
@@ -59,11 +60,11 @@ def operand(dtype: DType, seed: int, op: Op) -> torch.Tensor:
         special = torch.tensor(SPECIAL)
         rows = special.repeat_interleave(12) if seed == 0 else special.repeat(12)
         x[: rows.numel()] = rows
-        return x.to(TORCH[dtype])
-    info = torch.iinfo(TORCH[dtype])
+        return x.to(TORCH_DTYPES[dtype])
+    info = torch.iinfo(TORCH_DTYPES[dtype])
     if op in (Op.SHL, Op.SHR):
         return torch.randint(0 if seed else max(info.min, -100), 100 if not seed else info.bits - 1, (N,), generator=generator).to(
-            TORCH[dtype]
+            TORCH_DTYPES[dtype]
         )
     x = torch.randint(max(info.min, -120), min(info.max, 120), (N,), generator=generator)
     if op in (Op.FLOORDIV, Op.TRUNCDIV, Op.MOD, Op.REM) and seed == 1:
@@ -71,7 +72,7 @@ def operand(dtype: DType, seed: int, op: Op) -> torch.Tensor:
     if op is Op.POW and seed == 1:
         x = x.abs() % 5
     x[:3] = torch.tensor([info.min if seed == 0 else 3, info.max, 1])
-    return x.to(TORCH[dtype])
+    return x.to(TORCH_DTYPES[dtype])
 
 
 def supported(dtype: DType) -> list[Op]:
@@ -162,7 +163,7 @@ def test_casts(source: DType) -> None:
         data = data.clamp(0, 100)
     kernel = Kernel("k", (i,), tuple(Store(o.name, i.symbol, Cast(load(a, (i,)), o.dtype)) for o in outs))
     for out, result in zip(outs, build([a], outs, [kernel])(data), strict=True):
-        torch.testing.assert_close(result, data.to(TORCH[out.dtype]), rtol=0, atol=0)
+        torch.testing.assert_close(result, data.to(TORCH_DTYPES[out.dtype]), rtol=0, atol=0)
 
 
 def test_half_conversions_of_every_bit_pattern() -> None:
@@ -172,7 +173,7 @@ def test_half_conversions_of_every_bit_pattern() -> None:
     for dtype in (DType.BF16, DType.F16):
         a, wide, back = buffer("a", (n,), dtype), buffer("w", (n,)), buffer("b", (n,), dtype)
         kernel = Kernel("k", (i,), (Store("w", i.symbol, load(a, (i,))), Store("b", i.symbol, load(a, (i,)))))
-        data = bits.view(TORCH[dtype])
+        data = bits.view(TORCH_DTYPES[dtype])
         up, same = build([a], [wide, back], [kernel])(data)
         torch.testing.assert_close(up, data.float(), rtol=0, atol=0, equal_nan=True)
         torch.testing.assert_close(same, data, rtol=0, atol=0, equal_nan=True)
@@ -187,7 +188,7 @@ def test_half_stores_round_to_nearest_even() -> None:
     outs = [buffer("b", (n,), DType.BF16), buffer("h", (n,), DType.F16)]
     kernel = Kernel("k", (i,), tuple(Store(o.name, i.symbol, Cast(load(a, (i,)), o.dtype)) for o in outs))
     for out, result in zip(outs, build([a], outs, [kernel])(data), strict=True):
-        torch.testing.assert_close(result, data.to(TORCH[out.dtype]), rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(result, data.to(TORCH_DTYPES[out.dtype]), rtol=0, atol=0, equal_nan=True)
 
 
 def test_bitcasts() -> None:
@@ -202,9 +203,13 @@ def test_bitcasts() -> None:
     ]
     for source, result in pairs:
         a, o = buffer("a", (N,), source), buffer("o", (N,), result)
-        data = torch.randint(0, 100, (N,)).to(torch.int8).to(TORCH[source]) if not source.is_float else torch.randn(N).to(TORCH[source])
+        data = (
+            torch.randint(0, 100, (N,)).to(torch.int8).to(TORCH_DTYPES[source])
+            if not source.is_float
+            else torch.randn(N).to(TORCH_DTYPES[source])
+        )
         (got,) = build([a], [o], [Kernel("k", (i,), (Store("o", i.symbol, alu(Op.BITCAST, load(a, (i,)), dtype=result)),))])(data)
-        torch.testing.assert_close(got, data.view(TORCH[result]), rtol=0, atol=0)
+        torch.testing.assert_close(got, data.view(TORCH_DTYPES[result]), rtol=0, atol=0)
 
 
 def test_table_is_complete() -> None:
@@ -227,7 +232,7 @@ def test_constants_are_exact() -> None:
         constants: list[Value] = [Const(v, dtype) for v in items]
         kernel = Kernel("k", (one,), tuple(Store(o.name, at(o, (one,)), v) for o, v in zip(outs, constants, strict=True)))
         for got, item in zip(build([], outs, [kernel])(), items, strict=True):
-            torch.testing.assert_close(got, torch.tensor([item], dtype=TORCH[dtype]), rtol=0, atol=0)
+            torch.testing.assert_close(got, torch.tensor([item], dtype=TORCH_DTYPES[dtype]), rtol=0, atol=0)
             assert math.copysign(1, got.item()) == math.copysign(1, item)
 
 

@@ -102,7 +102,7 @@ def _put_under_a_size_limit(root: Path, limit: int) -> int:
                 status = 1
             except StoreError as error:
                 status = 0 if "cannot write to the store" in str(error) else 2
-                assert store.try_put(*make(5, size=50_000)) is None
+                assert store.try_put(*make(5, size=50_000))
         finally:
             os._exit(status)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -144,4 +144,4 @@ def test_a_full_filesystem(small_disk: Path) -> None:
     assert stored >= 2
     assert _all_whole(store.root) == stored
     store.used(store.variants(KEY)[0].artifact_id)
-    assert store.try_put(*make(99, size=60_000)) is None
+    assert store.try_put(*make(99, size=60_000))

@@ -218,7 +218,7 @@ def test_a_store_of_another_layout_is_refused_or_empty(tmp_path: Path, text: str
     broken = Store.open(store.root)
     assert words in broken.problem
     assert broken.programs() == [] and broken.variants(KEY) == [] and broken.get(first) is None
-    assert broken.try_put(*make(3)) is None
+    assert broken.try_put(*make(3))
     with pytest.raises(StoreError):
         broken.put(*make(3))
 
@@ -227,7 +227,11 @@ def test_a_file_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(StoreError, match="a file is in the way"):
         Store.open(tmp_path / "file", strict=True)
-    assert Store.open(tmp_path / "file").try_put(*make()) is None
+    assert "a file is in the way" in Store.open(tmp_path / "file").try_put(*make())
+    store = Store.open(tmp_path / "s")
+    store.root.mkdir()
+    (store.root / "objects").write_text("x")
+    assert f"File exists ({store.root / 'objects'})" in store.try_put(*make())
 
 
 def test_other_files_in_the_store_do_not_matter(tmp_path: Path) -> None:
@@ -295,7 +299,7 @@ def test_a_folder_that_cannot_be_written(foreign_store: Path) -> None:
             found: list[Manifest] = store.variants(KEY)
             assert len(found) == 2 and complete(store, found[0])
             assert store.blob_path(found[0].graphs["forward"].library) is not None
-            assert store.try_put(*make(7)) is None
+            assert store.try_put(*make(7))
             store.used(found[0].artifact_id)
             with store.lease("x" * 8) as lease:
                 assert not lease.held
