@@ -154,10 +154,10 @@ def postfix(expression: Expression, number: Callable[[int], int]) -> list[int]:
     Codes 0… are the leaves of `_NATIVE_LEAVES`, 16… the OPERATORS. `number`: what the native runtime calls the k-th object.
     Raises ValueError for what it does not compute (floats).
     """
-    if isinstance(expression, bool) or isinstance(expression, float):
+    if isinstance(expression, float):
         raise ValueError("the native runtime computes with integers only")
     if isinstance(expression, int):
-        return [0, expression, 0]
+        return [0, int(expression), 0]
     if expression[0] in LEAVES:
         what, k, *dim = expression
         return [_NATIVE_LEAVES.index(what), number(k), dim[0] if dim else 0]

@@ -25,6 +25,7 @@ from precast.capture.code import graph_names
 from precast.capture.directives import tell_tracer
 from precast.capture.dynamic import Dynamic, known_changes
 from precast.capture.dynamo_gaps import guarded_gaps
+from precast.capture.floats import zeros_are_constants
 from precast.capture.frame import GraphBreak
 from precast.capture.installed import private_names
 from precast.capture.installed_names import names_of_this_trace
@@ -104,6 +105,7 @@ def trace(
             per_call_arguments(is_bound),
             known_changes(dynamic, find),
             larger_are_constants(),
+            zeros_are_constants(),
             broken_at_operators(),
             kernels_known(),
             refusals(function, one_graph, raises),

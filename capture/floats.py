@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.fx
+from torch._dynamo import config as dynamo_config
 from torch._dynamo.source import NumpyTensorSource, RandomValueSource
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.builder import VariableBuilder
 from torch.utils._sympy.functions import FloatTrueDiv, FloorToInt
 
 from precast.artifact_store.guards import Guard, Predicate
@@ -33,6 +38,21 @@ def finite(inputs: Sequence[GraphInput]) -> list[Guard]:
     """Symbolic floats are finite: infinities and NaN are captured as the constants that they are, as in torch."""
     expression = ("<=", ("abs", ("int", 0)), sys.float_info.max)
     return [Guard((("state",),), Predicate.SHAPE, {"expr": expression, "paths": (i.path,)}) for i in inputs if i.kind == "float"]
+
+
+@contextlib.contextmanager
+def zeros_are_constants() -> Iterator[None]:
+    """While it lasts, a float of the call that is zero is guarded on its value. sympy has no -0.0: where traced code fixes a symbol of it
+    (`math.copysign(1, f)`) torch goes on with 0.0, and its guard holds for both.
+    """
+    original = VariableBuilder.wrap_symfloat
+
+    def wrap_symfloat(self: VariableBuilder, value: float) -> VariableTracker:
+        with dynamo_config.patch(specialize_float=True) if value == 0 else contextlib.nullcontext():
+            return original(self, value)
+
+    with mock.patch.object(VariableBuilder, "wrap_symfloat", wrap_symfloat):
+        yield
 
 
 def floats_as_numbers(graph: torch.fx.GraphModule, positions: tuple[int, ...], shape_env: Any) -> None:

@@ -155,7 +155,10 @@ class Outputs:
                     base.shape,
                     base.stride(),
                 )
-            view = torch._C._functionalization.apply_view_meta_sequence(stand_in, sequence)
+            try:
+                view = torch._C._functionalization.apply_view_meta_sequence(stand_in, sequence)
+            except RuntimeError as error:  # through a conjugate, say: no window of the input's memory
+                raise CaptureRefused(f"a result is a view of an input that cannot be made again: {str(error).splitlines()[0]}") from error
         window = self._window(view, stand_in)
         return GraphOutput("view", info.base_idx, *window, detach=self.inputs[info.base_idx].requires_grad and not info.requires_grad)
 

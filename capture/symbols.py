@@ -65,9 +65,7 @@ def parse(printed: str, leaf: Callable[[str], Expression]) -> Expression:
 
 def _convert(node: ast.expr, leaf: Callable[[str], Expression]) -> Expression:
     match node:
-        case ast.Constant(value=bool(value)):
-            return int(value)
-        case ast.Constant(value=int() | float() as value):
+        case ast.Constant(value=int() | float() as value):  # a bool too: `n == n` is True, not 1
             return value
         case ast.Name(id=name):
             return leaf(name)

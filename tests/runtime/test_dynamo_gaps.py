@@ -83,3 +83,21 @@ def test_a_key_that_was_absent(store: Store) -> None:
     torch.testing.assert_close(compiled(x), x + 1)
     known["by"] = 3.0
     torch.testing.assert_close(compiled(x), x * 3)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("values", [(3, 4, 6, 1, 0), (0.5, 1.5, -0.0, 7.5)], ids=["int", "float"])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_relations_give_truths(values: tuple[float, ...], dynamic: bool | None, store: Store) -> None:
+    """Also where they hold for every number: True, and not 1."""
+
+    def program(x: torch.Tensor, n: float) -> tuple[Any, ...]:
+        rows = x.shape[0]
+        return x * n, n == n, n != n, n < 3, not n, n > 2 or n == 1, rows == rows, rows > 2, bool(rows), x.numel() == n, [n] == [n]
+
+    compiled = precast.compile(program, store=store, dynamic=dynamic)
+    for rows, n in enumerate(values, 3):
+        x = torch.randn(rows)
+        got, wanted = compiled(x, n), program(x, n)
+        torch.testing.assert_close(got[0], wanted[0])
+        assert repr(got[1:]) == repr(wanted[1:])

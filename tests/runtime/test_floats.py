@@ -62,6 +62,19 @@ def test_values_that_are_no_numbers_like_the_others(store: Store) -> None:
         torch.testing.assert_close(compiled(X, s), scaled(X, s), equal_nan=True)
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_zeros_keep_their_sign_where_the_tracer_fixes_them(dynamic: bool | None, store: Store) -> None:
+    """torch.compile answers 0.0 for -0.0 here."""
+
+    def program(x: torch.Tensor, s: float) -> tuple[Any, ...]:
+        return x * s, s * 2, math.copysign(1, s)
+
+    compiled = precast.compile(program, store=store, dynamic=dynamic)
+    for s in (0.5, -0.0, 0.0, 2.5, -0.0, 0.0, -1.5):
+        got, wanted = compiled(X, s), program(X, s)
+        assert torch.equal(got[0].signbit(), wanted[0].signbit()) and repr(got[1:]) == repr(wanted[1:])
+
+
 def test_branches_on_it_are_guards(store: Store) -> None:
     def branching(x: torch.Tensor, s: float) -> torch.Tensor:
         if s == 0:

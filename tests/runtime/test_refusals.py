@@ -350,3 +350,18 @@ def test_calls_with_nothing_to_compile_are_no_misses_of_a_program_that_has_varia
             with pytest.warns(UserWarning, match="runs eagerly where no stored artifact fits the call: .* there is nothing to compile"):
                 assert served(x, 0) is x
             torch.testing.assert_close(served(x, 2), repeated(x, 2))
+
+
+@torch.no_grad()
+def test_a_view_through_a_conjugate_runs_as_it_is_written(store: Store) -> None:
+    def program(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return z.conj() * 2, z.conj().imag
+
+    compiled = precast.compile(program, store=store)
+    z = torch.randn(3, dtype=torch.complex64)
+    for given in (z, z.conj(), z):
+        got = compiled(given)
+        torch.testing.assert_close(got, program(given))
+        assert got[1]._base is not None
+    with pytest.raises(precast.PrecastError, match="a result is a view of an input that cannot be made again"):
+        precast.compile(program, store=store, fullgraph=True)(z.conj())
