@@ -68,6 +68,51 @@ def test_sizes_in_texts_stay_sizes(store: Store) -> None:
         assert got[1:] == wanted[1:]
 
 
+class Settings:
+    """Answers for what it does not have."""
+
+    def __init__(self, **given: float) -> None:
+        self.__dict__.update(given)
+
+    def __getattr__(self, name: str) -> float:
+        if name == "factor":
+            return 7.0
+        raise AttributeError(name)
+
+
+class Answering(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3))
+
+    def __getattr__(self, name: str) -> Any:
+        return 7.0 if name == "factor" else super().__getattr__(name)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight * self.factor
+
+
+@torch.no_grad()
+def test_what_getattr_answers_depends_on_the_absence(store: Store) -> None:
+    """torch.compile goes on with the answer."""
+
+    def program(x: torch.Tensor, settings: Settings) -> torch.Tensor:
+        return x * settings.factor
+
+    compiled, x = precast.compile(program, store=store), torch.randn(3)
+    for settings in (Settings(), Settings(factor=2.0), Settings(other=1.0), Settings(factor=7.0)):
+        torch.testing.assert_close(compiled(x, settings), program(x, settings))
+    model = Answering()
+    served = precast.compile(model, store=store)
+    torch.testing.assert_close(served(x), x * 7)
+    model.factor = 3.0
+    torch.testing.assert_close(served(x), x * 3)
+    del model.factor
+    torch.testing.assert_close(served(x), x * 7)
+    model.__dict__["weight"] = torch.zeros(3)
+    torch.testing.assert_close(served(x), x * 0)
+
+
 @torch.no_grad()
 def test_a_key_that_was_absent(store: Store) -> None:
     known: dict[str, float] = {}
