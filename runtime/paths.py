@@ -85,6 +85,13 @@ def _next(place: Any, position: int) -> Any:
     return sequence[consumed + position]
 
 
+def _as_tensor(place: Any) -> torch.Tensor:
+    try:
+        return torch.as_tensor(place)
+    except RuntimeError as error:  # for None, say, where an earlier call had a number of numpy's
+        raise TypeError(str(error)) from None
+
+
 _STEPS: dict[str, Callable[..., Any]] = {
     "attr": getattr,
     "raw": object.__getattribute__,
@@ -103,7 +110,7 @@ _STEPS: dict[str, Callable[..., Any]] = {
     "dataclass_fields": dataclasses.fields,
     "call": lambda place: place(),
     "method": lambda place, name: getattr(place, name)(),
-    "as_tensor": torch.as_tensor,
+    "as_tensor": _as_tensor,
 }
 
 

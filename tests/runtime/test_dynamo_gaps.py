@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -111,6 +112,16 @@ def test_what_getattr_answers_depends_on_the_absence(store: Store) -> None:
     torch.testing.assert_close(served(x), x * 7)
     model.__dict__["weight"] = torch.zeros(3)
     torch.testing.assert_close(served(x), x * 0)
+
+
+@torch.no_grad()
+def test_what_is_no_tensor_where_another_call_had_a_number_of_numpys(store: Store) -> None:
+    def program(x: torch.Tensor, n: Any) -> torch.Tensor:
+        return x + 1 if n is None else x.sin() if isinstance(n, str) else x * n
+
+    compiled, x = precast.compile(program, store=store), torch.randn(3)
+    for n in (2, np.float64(2), None, "a", np.float32(3), None, 2.5, [1.0, 2.0, 3.0][0]):
+        torch.testing.assert_close(compiled(x, n), program(x, n))
 
 
 @torch.no_grad()
