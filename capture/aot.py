@@ -23,6 +23,7 @@ from precast.capture.attention import name_attention, whole_attention
 from precast.capture.floats import float_positions, floats_as_numbers
 from precast.capture.frame import CaptureRefused
 from precast.capture.higher_order import expand_higher_order
+from precast.capture.kept_whole import kept_whole, without_wrong
 from precast.capture.let_go import forget_random_state
 from precast.capture.one_device import on_one_device
 from precast.capture.one_pass import functional_graph, metadata_of
@@ -58,7 +59,7 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
     Must run inside the Dynamo backend callback: the live TracingContext holds the fake tensors. Raises CaptureRefused.
     """
     _drop_idle_dropout(gm)
-    floats, table = float_positions(gm), dict(decompositions)
+    floats, table = float_positions(gm), without_wrong(decompositions)
     parts: tuple[Part, ...] | None = None
     wraps: tuple[Wrap, ...] | None = None
     with contextlib.ExitStack() as stack:
@@ -72,6 +73,7 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
         stack.enter_context(_effects_as_calls(gm))
         stack.enter_context(whole_attention(gm))
         stack.enter_context(writes_known())
+        stack.enter_context(kept_whole())
         graph = functional_graph(gm, fake_args, table, fake_mode)
         if graph is not None:
             metadata = metadata_of(graph)
@@ -91,7 +93,7 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
                 fake_args, metadata = plain_inputs(fake_args, parts), captured.maybe_subclass_meta.fw_metadata
             _refuse_unsupported(state, metadata, captured, len(fake_args))
         name_attention(graph)
-        expand_higher_order(graph, fake_mode, decompositions)
+        expand_higher_order(graph, fake_mode, table)
         floats_as_numbers(graph, floats if parts is None else positions_of(floats, parts), shape_env)
         absolute = _from_whole_inputs([n for n in graph.graph.nodes if _storage_offset_given(n)])
         outputs = Outputs(graph, fake_args).split(metadata)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -13,10 +12,9 @@ import torch
 import torch.fx
 from torch._dynamo.source import RandomValueSource
 
-from precast.artifact_store.constants import Untaggable, object_name
 from precast.artifact_store.guards import Guard, Path, Predicate, canonical_order
 from precast.artifact_store.records import CodeDigest, FrameRecord, GraphInput, GraphOutput, TensorConstant, Wrap
-from precast.capture import aot, dynamo
+from precast.capture import aot, dynamo, own_namespaces
 from precast.capture.backends import run_backend
 from precast.capture.class_guards import resolution_guards
 from precast.capture.code import digests, frame_record, integers
@@ -38,10 +36,11 @@ from precast.capture.per_call import read_off
 from precast.capture.sources import NotPortable, SourceContext
 from precast.capture.subclasses import attribute_set, flat_inputs, positioned
 from precast.capture.symbols import explained, shape_guards
+from precast.capture.trace_record import TraceRecord
 from precast.capture.unguarded import unguarded
-from precast.runtime.entry import LocalsOf, entry_of
+from precast.runtime.entry import LocalsOf, entry_of, has_own_namespace
 from precast.runtime.guard_eval import failure
-from precast.runtime.paths import PathError, describe
+from precast.runtime.paths import NAMESPACE, PathError, describe
 
 GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 
@@ -127,7 +126,7 @@ class _Capture:
     operators: OperatorUse = field(default_factory=OperatorUse)
 
     def run(self) -> CapturedFrame:
-        self.module = self.function.__globals__.get("__name__", "")
+        self.module = None if has_own_namespace(self.function) else self.function.__globals__["__name__"]
         free = frozenset() if self.options.free_as_locals else frozenset(self.function.__code__.co_freevars)
         self.sources = SourceContext(self.module, self.aliases, self.local_values, free)
         state = state_guard()
@@ -175,7 +174,7 @@ class _Capture:
         """Dynamo's part: its guards, the rewritten bytecode, and (through `_backend`) the graph."""
         traced = dynamo.trace(
             self.function,
-            dict(self.local_values),
+            {name: value for name, value in self.local_values.items() if name != NAMESPACE},
             self._backend,
             self._is_bound,
             self.options.dynamic,
@@ -186,7 +185,7 @@ class _Capture:
         )
         if name := attribute_set(traced.output):
             self.refused = CaptureRefused(f"the traced code sets the attribute {name} of a tensor subclass with its own dispatch")
-        self._note_aliases(traced.private_names, tuple(traced.record.functions))
+        self._note_aliases(traced.private_names, traced.record)
         self._keep_memory_guards(traced.graphargs or ())
         return traced
 
@@ -204,11 +203,14 @@ class _Capture:
         held = [*translation.guards, *unnoticed.guards]
         functions = (self.function, *record.functions)
         resolved = resolution_guards(held, record.consumed, traced.output.traced_code, functions, self.sources)
+        nameless = own_namespaces.code_guards(record.functions, record.consumed, self.sources)
         return _Needs(
-            guards=[*held, *resolved, *shapes],
+            guards=[*held, *nameless, *resolved, *shapes],
             problems=[*translation.uncacheable, *unnoticed.uncacheable, *unprintable],
             unchecked=[*translation.unchecked, *unnoticed.unchecked, *unprintable],
-            codes=[code for _, code in {(g.path, str(g.constant)) for g in translation.guards if g.predicate is Predicate.CODE}],
+            codes=[
+                code for _, code in {(g.path, str(g.constant)) for g in (*translation.guards, *nameless) if g.predicate is Predicate.CODE}
+            ],
         )
 
     def _digests(self, traced: dynamo.Traced, checked: list[str]) -> tuple[tuple[CodeDigest, ...], list[str]]:
@@ -289,32 +291,24 @@ class _Capture:
     def _outputs(self) -> tuple[GraphOutput, ...]:
         return () if self.graph is None else self.graph.outputs
 
-    def _note_aliases(self, supplies: Mapping[str, tuple[Any, ...]], functions: tuple[types.FunctionType, ...]) -> None:
+    def _note_aliases(self, supplies: Mapping[str, tuple[Any, ...]], record: TraceRecord) -> None:
         for name, supply in supplies.items():
             match supply:
                 case ("module" | "shims", module):
                     self.aliases[name] = (("module", module),)
                 case ("scope", identity):
-                    self._note_scope(name, identity, functions)
+                    self._note_scope(name, identity, record)
                 case ("builtins",):
                     self.aliases[name] = (("module", "builtins"), ("dict",))
         self.sources.memo.clear()  # paths that were asked for before, while tracing
 
-    def _note_scope(self, name: str, identity: int, functions: tuple[types.FunctionType, ...]) -> None:
-        """The namespace of code made by `exec`, as the globals of a function that can be found by name.
-
-        A namedtuple's own namespace holds no state (its code is in the digests), so guards on it are dropped.
-        """
-        for function in functions:
-            if id(function.__globals__) == identity:
-                if str(function.__globals__.get("__name__", "")).startswith("namedtuple_"):
-                    self.aliases[name] = (("module", "torch._dynamo"),)
-                    return
-                with contextlib.suppress(Untaggable):
-                    module, _, qualname = object_name(function).partition(":")
-                    first, *rest = qualname.split(".")
-                    self.aliases[name] = (("global", module, first), *(("attr", part) for part in rest), ("attr", "__globals__"))
-                    return
+    def _note_scope(self, name: str, identity: int, record: TraceRecord) -> None:
+        """The namespace of code made by `exec`. A namedtuple's holds no state (its code is in the digests): guards on it are dropped."""
+        inlined = [function for function in record.functions if id(function.__globals__) == identity]
+        if any(str(function.__globals__.get("__name__", "")).startswith("namedtuple_") for function in inlined):
+            self.aliases[name] = (("module", "torch._dynamo"),)
+        elif path := own_namespaces.path_of(identity, inlined, record.consumed, self.sources):
+            self.aliases[name] = path
 
     def _path_while_tracing(self, source: Any, output: Any) -> Path | None:
         """The path of a source before all aliases are known; None where it has none that can be told yet."""

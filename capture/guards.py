@@ -21,9 +21,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._dynamo.decorators import DynamoConfigPatchProxy
 
 from precast.artifact_store.constants import Untaggable, hold, object_name, tag, type_name
 from precast.artifact_store.guards import Guard, Path, Predicate
+from precast.capture.hooks import hook_guards
 from precast.capture.sources import FLATTENED, NotPortable, SourceContext
 from precast.runtime.code_digest import digest
 from precast.runtime.guard_rules import MARKS
@@ -81,6 +83,9 @@ def translate(dynamo_guards: Iterable[Any], context: GuardContext) -> Translatio
             if _from_dynamo(path):
                 continue
             if path[-1][0] == "key" and _is_registry(path[:-1], context):
+                continue
+            if (of_hooks := hook_guards(kind, path, context.sources.value)) is not None:
+                result.guards.extend(of_hooks)
                 continue
             looked_at = guard.originating_source
             if kind == "SEQUENCE_LENGTH" and looked_at in looked_up - keyed and _is_registry(path, context):
@@ -173,6 +178,11 @@ def same_object_guards(path: Path, value: Any) -> list[Guard]:
     if isinstance(value, re.Pattern):
         told = [Guard((*path, ("attr", name)), Predicate.EQUALS, tag(getattr(value, name))) for name in ("pattern", "flags")]
         return [Guard(path, Predicate.TYPE, type_name(re.Pattern)), *told]
+    if isinstance(value, DynamoConfigPatchProxy):  # around the guards of an exported module
+        return [
+            Guard(path, Predicate.TYPE, type_name(type(value))),
+            Guard((*path, ("attr", "changes")), Predicate.EQUALS, tag(value.changes)),
+        ]
     guards = [identity(path, value)]
     if isinstance(value, types.FunctionType):
         guards += _namespace(path, value)

@@ -10,6 +10,7 @@ from torch._dynamo import source as S
 
 from precast.artifact_store.constants import Untaggable, tag
 from precast.artifact_store.guards import Path, Step
+from precast.capture.hooks import hook_step
 from precast.runtime.paths import PathError, resolve
 
 
@@ -21,7 +22,7 @@ class NotPortable(Exception):
 class SourceContext:
     """What the names in a source mean: the frame's own module, the aliases that Dynamo installed, the live values to find keys in."""
 
-    module: str
+    module: str | None  # None: the frame's globals are no module's
     aliases: Mapping[str, Path]
     local_values: Mapping[str, Any]
     free: frozenset[str] = frozenset()  # the entry's free variables: their cells outlive the call; an argument in a cell is a local
@@ -44,7 +45,7 @@ class SourceContext:
             case S.LocalSource():
                 return (("cell" if source.local_name in self.free else "local", source.local_name),)
             case S.GlobalSource():
-                return self.aliases.get(source.global_name, (("global", self.module, source.global_name),))
+                return self.aliases.get(source.global_name) or self._global(source.global_name)
             case S.ImportSource():
                 return (("module", source.module_name),)
             case S.CallMethodItemSource(base=S.FloatTensorSource(base=number)):  # how torch 2.11 names a float that varies
@@ -60,6 +61,11 @@ class SourceContext:
             raise NotPortable(f"it is reached through a {type(source).__name__}")
         return before + rule(self, source, before)
 
+    def _global(self, name: str) -> Path:
+        if self.module is None:
+            return (("namespace",), ("item", ("str", name)))
+        return (("global", self.module, name),)
+
     def key_step(self, index: Any, before: Path) -> Step:
         """("item", tagged key); positions of keys are replaced by the keys themselves."""
         if isinstance(index, S.ConstDictKeySource):
@@ -67,6 +73,8 @@ class SourceContext:
                 index = self.value((*before, ("key", index.index)))
             except PathError as error:
                 raise NotPortable(str(error)) from None
+        if (hook := hook_step(index, before, self.value)) is not None:
+            return hook
         try:
             return ("item", tag(index))
         except Untaggable as error:

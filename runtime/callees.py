@@ -203,7 +203,7 @@ class CalleeProgram(Program):
         self.code = self.shell.code
         self.digest = digest(self.code)
         identity = backend.identity if backend is not None else ""
-        self.key = program_key(f"{self.entry.name}()", self.digest, self.options, None, identity)
+        self.key = program_key(f"{self.entry.name}()", self.digest, self.options, None, identity, self.locals_of.own_namespace)
         Resumes(self)
 
     def receiver(self) -> Callable[..., Any]:

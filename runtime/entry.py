@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from precast.runtime.errors import PrecastError
+from precast.runtime.paths import NAMESPACE
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Entry:
         if self.prefix and isinstance(self.prefix[0], torch.nn.Module):
             cls = type(self.prefix[0])
             return f"{cls.__module__}:{cls.__qualname__}" + ("" if self.function.__name__ == "forward" else f".{self.function.__name__}")
-        return f"{self.function.__module__}:{self.function.__qualname__}"
+        return f"{self.function.__module__ or '(no module)'}:{self.function.__qualname__}"
 
     @property
     def defaults(self) -> tuple[Any, Any]:
@@ -74,6 +76,8 @@ def _module_entry(module: torch.nn.Module) -> Entry:
     if isinstance(forward, types.FunctionType):
         return Entry(forward, (module,))
     bound = module.forward
+    if not isinstance(bound, types.MethodType | types.FunctionType):  # of a ScriptModule, say: there is no Python code to capture
+        return Entry(torch.nn.Module._call_impl, (module,))  # type: ignore[arg-type]
     return entry_of(bound)
 
 
@@ -90,11 +94,24 @@ def _python_function(target: Callable[..., Any]) -> types.FunctionType:
     return call
 
 
+def is_own_namespace(namespace: Mapping[str, Any]) -> bool:
+    """Whether these globals are no module's: of code made by `exec`, or of a module that another one has replaced."""
+    name = namespace.get("__name__")
+    module = sys.modules.get(name) if isinstance(name, str) else None
+    return getattr(module, "__dict__", None) is not namespace
+
+
+def has_own_namespace(function: types.FunctionType) -> bool:
+    """Whether the function's globals are no module's."""
+    return is_own_namespace(function.__globals__)
+
+
 class LocalsOf:
     """Turns call arguments into the frame's locals, as the interpreter would. Raises TypeError as the call itself would."""
 
     def __init__(self, function: types.FunctionType) -> None:
         self._function = function
+        self.own_namespace = has_own_namespace(function)
         self._collect = _collector(function)
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,9 +122,9 @@ class LocalsOf:
         return values
 
     def cells(self) -> dict[str, Any]:
-        """Contents of the closure cells that are filled."""
+        """Contents of the closure cells that are filled, and a namespace of the function's own."""
         function = self._function
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = {NAMESPACE: function.__globals__} if self.own_namespace else {}
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             try:
                 found[name] = cell.cell_contents

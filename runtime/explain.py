@@ -196,7 +196,7 @@ def _held(program: Program, key: str) -> str:
     if not options.keys() <= OPTIONS.keys():
         return ""  # another precast made it
     for label in (name, None):
-        if program_key(program.entry.name, program.digest, options, label) == key:
+        if program_key(program.entry.name, program.digest, options, label, own=program.locals_of.own_namespace) == key:
             break
     else:
         return ""

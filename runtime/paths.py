@@ -14,7 +14,11 @@ import torch
 
 from precast.artifact_store.constants import tag, untag
 from precast.artifact_store.guards import Path, Step
+from precast.runtime.hooks import flagged
 from precast.runtime.standins import class_of
+
+NAMESPACE = "<globals>"
+"""Beside the contents of closure cells, which are named by identifiers: where the globals are no module's, their dict."""
 
 
 class PathError(LookupError):
@@ -43,6 +47,8 @@ def start(root: Step, local_values: Mapping[str, Any], cells: Mapping[str, Any])
                 return local_values[name]
             case ("cell", name):
                 return cells[name]
+            case ("namespace",):
+                return cells[NAMESPACE]
             case ("global", module, name):
                 return _module(module).__dict__[name]
             case ("module", name):
@@ -98,6 +104,8 @@ _STEPS: dict[str, Callable[..., Any]] = {
     "dict": lambda place: place.__dict__,
     "item": _item,
     "key": _key,
+    "hook": lambda place, position: list(place.values())[position],
+    "flagged": flagged,
     "submodule": lambda place, name: place.__dict__["_modules"][name],
     "param": lambda place, name: place.__dict__["_parameters"][name],
     "buffer": lambda place, name: place.__dict__["_buffers"][name],
@@ -129,6 +137,8 @@ def describe(path: Path) -> str:
         match step:
             case ("local" | "cell" | "builtin", name):
                 text = str(name)
+            case ("namespace",):
+                text = "the code's own globals"
             case ("global", module, name):
                 text = f"{module}.{name}"
             case ("module", name):
@@ -157,6 +167,10 @@ def describe(path: Path) -> str:
                 text += f".{name}()"
             case ("call",):
                 text += "()"
+            case ("hook", position):
+                text = f"hook {position} of {text}"
+            case ("flagged", name):
+                text = f"the places of {text}.{name}"
             case ("as_tensor",):
                 text = f"torch.as_tensor({text})"
             case ("random", i):

@@ -29,9 +29,13 @@ from precast.runtime.targets import PTX, rank, resolve, serves
 from precast.runtime.variant import Binding, EagerVariant, Variant, takes_numbers
 
 
-def program_key(name: str, digest: str, options: Mapping[str, Any], label: str | None, backend: str = "") -> str:
-    """The name of a program's folder in the store: readable, and different whenever what is compiled could differ."""
-    identity = repr((label or name, digest, sorted(key_options(options).items()), *((backend,) if backend else ())))
+def program_key(name: str, digest: str, options: Mapping[str, Any], label: str | None, backend: str = "", own: bool = False) -> str:
+    """The name of a program's folder in the store: readable, and different whenever what is compiled could differ.
+
+    `own`: the code's globals are no module's, so that the paths of its guards are others.
+    """
+    more = (*((backend,) if backend else ()), *(("own namespace",) if own else ()))
+    identity = repr((label or name, digest, sorted(key_options(options).items()), *more))
     readable = re.sub(r"[^A-Za-z0-9_]+", ".", label or name.rpartition(":")[2]).strip(".")[:60]
     return f"{readable or 'program'}-{hashlib.sha256(identity.encode()).hexdigest()[:24]}"
 
@@ -69,8 +73,9 @@ class Program:
         self.code = self.function.__code__
         self.digest = code_digest.digest(self.code)
         self._cuda_graphs = CudaGraphOptions.of(options)
-        self.key = program_key(entry.name, self.digest, options, label, backend.identity if backend is not None else "")
         self.locals_of = LocalsOf(self.function)
+        identity = backend.identity if backend is not None else ""
+        self.key = program_key(entry.name, self.digest, options, label, identity, self.locals_of.own_namespace)
         self.extra_guards = tuple(extra_guards)
         self.on_binding: Callable[[Binding, Mapping[str, Any]], None] | None = None
         self.on_compile: Callable[[], Callable[[], None]] | None = None

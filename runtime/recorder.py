@@ -19,6 +19,7 @@ import torch.utils._device
 
 from precast.artifact_store.constants import untag
 from precast.artifact_store.guards import Guard, Path, Predicate
+from precast.runtime.hooks import HOOKS_OF, flagged
 from precast.runtime.kernel_digest import layers
 from precast.runtime.live_values import live_guard, live_step, live_value
 from precast.runtime.objects import ABSENT, Opaque, instance_dict, read_attribute
@@ -132,6 +133,8 @@ class Recording(TableReads):
                 cell = closure[self.plan.function.__code__.co_freevars.index(name)]
                 self.slot(cell, "cell")
                 return cell.cell_contents
+            case ("namespace",):
+                return self.plan.function.__globals__
             case ("global", module, name):
                 self.key(sys.modules, module)
                 namespace = sys.modules[module].__dict__
@@ -176,6 +179,14 @@ class Recording(TableReads):
             case ("key", position):
                 self.whole(self._a_dict(place))
                 return list(dict.keys(place))[position]
+            case ("hook", position):
+                self.whole(self._a_dict(place))
+                return list(place.values())[position]
+            case ("flagged", name):
+                for table in (name, HOOKS_OF[name]):
+                    self.key(self._own(place), table)
+                    self.whole(place.__dict__[table])
+                return flagged(place, name)
             case ("closure", position):
                 cell = place.__closure__[position]
                 self.slot(cell, "cell")

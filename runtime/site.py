@@ -15,7 +15,7 @@ from precast.runtime import stance
 from precast.runtime.backends import Backend
 from precast.runtime.callees import Callees
 from precast.runtime.dispatch import make_dispatcher
-from precast.runtime.entry import Entry, entry_of
+from precast.runtime.entry import Entry, entry_of, has_own_namespace
 from precast.runtime.module import has_hooks, wrapper_guards
 from precast.runtime.options import without_generated_code
 from precast.runtime.program import Program
@@ -88,7 +88,7 @@ class Site:
         return call
 
     def _route(self, entry: Entry) -> tuple[Program, Callable[..., Any]]:
-        key = (entry.function, entry.function.__code__, len(entry.prefix))
+        key = (entry.function, entry.function.__code__, len(entry.prefix), has_own_namespace(entry.function))
         route = self._routes.get(key)
         if route is None:
             program = self.settings.program(entry, wrapper_guards(entry) if self.module is not None else ())
@@ -99,18 +99,22 @@ class Site:
     def _slow(self, program: Program, made_for: Entry) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
         """What a dispatcher does when its fast checks find nothing: a module's hooks or `forward`, a function's code may be others now."""
         function, code, prefix = made_for.function, made_for.function.__code__, len(made_for.prefix)
+        own = has_own_namespace(function)
+
+        def as_it_was(now: Entry) -> bool:
+            return now.function is function and function.__code__ is code and has_own_namespace(function) is own
 
         def slow(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
             if (other := self._stands_in()) is not None:
                 return other._route(made_for if self.module is None else self._entry())[1](*args[prefix:], **kwargs)
             if self.module is None:
-                if function.__code__ is code:
+                if as_it_was(made_for):
                     return program.call(args, kwargs)
                 return self._route(made_for)[1](*args[prefix:], **kwargs)
             if stance.state.force_eager:
                 return _call_original(self.module, args[prefix:], kwargs)
             entry = self._entry()
-            if entry.function is function and function.__code__ is code:
+            if as_it_was(entry):
                 return program.call(args, kwargs)
             return self._route(entry)[1](*args[prefix:], **kwargs)
 

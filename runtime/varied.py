@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from precast.artifact_store.constants import tag, untag
 from precast.artifact_store.guard_table import GuardRow
@@ -66,6 +67,8 @@ def _at(path: Path, local_values: Mapping[str, Any], cells: Mapping[str, Any]) -
 
 
 def _differing(value: torch.Tensor, spec: Mapping[str, Any]) -> list[tuple[str, int]]:
+    if is_lazy(value):
+        return []  # a parameter that its module's first call will make
     size = spec["size"]
     if len(size) != value.dim():
         return [("size", dim) for dim in range(value.dim())]

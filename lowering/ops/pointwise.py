@@ -112,7 +112,6 @@ ROWS: dict[str, Callable[..., Value]] = {
     "atanh": _same(Op.ATANH),
     "erf": _same(Op.ERF),
     "erfc": _same(Op.ERFC),
-    "special_erfcx": lambda x: v.mul(v.exp(v.mul(x, x)), alu(Op.ERFC, x)),
     "lgamma": _same(Op.LGAMMA),
     "special_entr": _entr,
     "sinc": _sinc,

@@ -157,3 +157,37 @@ def test_relations_give_truths(values: tuple[float, ...], dynamic: bool | None, 
         got, wanted = compiled(x, n), program(x, n)
         torch.testing.assert_close(got[0], wanted[0])
         assert repr(got[1:]) == repr(wanted[1:])
+
+
+@torch.no_grad()
+def test_labels_behind_the_first_minus_one_do_not_count(store: Store) -> None:
+    """torch's own decomposition counts them as the label 0."""
+
+    def loss(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.multilabel_margin_loss(x, labels)
+
+    x, compiled = torch.randn(5, 4), precast.compile(loss, store=store)
+    for labels in ([0, 1, -1, 2], [3, -1, -1, -1], [-1, 0, 1, 2], [0, 1, 2, 3]):
+        given = torch.tensor([labels] * 5)
+        torch.testing.assert_close(compiled(x, given), loss(x, given))
+
+
+@torch.no_grad()
+def test_labels_of_a_type_that_the_kernel_refuses(store: Store) -> None:
+    compiled = precast.compile(torch.nn.functional.multi_margin_loss, store=store)
+    x, labels = torch.randn(5, 4), torch.tensor([1, 2, 3, 0, 1])
+    torch.testing.assert_close(compiled(x, labels), torch.nn.functional.multi_margin_loss(x, labels))
+    with pytest.raises(RuntimeError, match="expected scalar type Long"):
+        compiled(x, labels.int())
+
+
+@torch.no_grad()
+def test_scaled_functions_far_from_zero(store: Store) -> None:
+    """erfcx as a product of exp and erfc is no number where the one is infinite and the other zero."""
+
+    def functions(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.special.erfcx(x), torch.special.log_ndtr(x)
+
+    x = torch.tensor([-1e10, -30.0, -9.0, 0.0, 9.0, 10.0, 26.0, 50.0, 1e10, float("inf"), float("nan")])
+    for given in (x, x.double()):
+        torch.testing.assert_close(precast.compile(functions, store=store)(given), functions(given), equal_nan=True)
