@@ -14,7 +14,7 @@ from precast.artifact_store.guards import Guard, Path, Predicate, Step
 from precast.runtime.class_digest import ClassCheck
 from precast.runtime.global_state import global_state
 from precast.runtime.guard_rules import MARKS, RULES, aliased, strays
-from precast.runtime.paths import start, walk
+from precast.runtime.paths import item, start, walk
 
 Checker = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
 
@@ -63,7 +63,7 @@ class _Writer:
         self.names: dict[str, Any] = {
             "resolve_start": start,
             "walk": walk,
-            "item": _item,
+            "item": item,
             "rules": {p.value: r for p, r in RULES.items()},
             "global_state": global_state,
             "equals": equals,
@@ -182,16 +182,6 @@ class _Writer:
         else:
             pairs = (f"[{', '.join(f'(0, {p})' for p in places[key])}]" for key in ("distinct", "mutated", "others"))
             self.refuse(f"aliased({', '.join(pairs)}) is not None")
-
-
-def _item(place: Any, key: Any) -> Any:
-    if isinstance(place, dict):
-        return dict.__getitem__(place, key)
-    if isinstance(place, list):
-        return list.__getitem__(place, key)
-    if isinstance(place, tuple):
-        return tuple.__getitem__(place, key)
-    return place[key]
 
 
 def _short(guard: Guard, place: str, name: Callable[[Any], str]) -> str | None:

@@ -71,15 +71,20 @@ def _module(name: str) -> Any:
         raise PathError(f"module {name} cannot be imported ({error})") from None
 
 
-def _item(place: Any, key: Any) -> Any:
-    value = untag(key)
+_ABSENT = object()
+
+
+def item(place: Any, key: Any) -> Any:
+    """`place[key]` as containers have it, whatever a subclass makes of that: a key that is absent is not made, as a defaultdict would."""
     if isinstance(place, dict):
-        return dict.__getitem__(place, value)
+        if (held := dict.get(place, key, _ABSENT)) is _ABSENT:
+            raise KeyError(key)
+        return held
     if isinstance(place, list):
-        return list.__getitem__(place, value)
+        return list.__getitem__(place, key)
     if isinstance(place, tuple):
-        return tuple.__getitem__(place, value)
-    return place[value]
+        return tuple.__getitem__(place, key)
+    return place[key]
 
 
 def _key(place: Any, position: int) -> Any:
@@ -102,7 +107,7 @@ _STEPS: dict[str, Callable[..., Any]] = {
     "attr": getattr,
     "raw": object.__getattribute__,
     "dict": lambda place: place.__dict__,
-    "item": _item,
+    "item": lambda place, key: item(place, untag(key)),
     "key": _key,
     "hook": lambda place, position: list(place.values())[position],
     "flagged": flagged,

@@ -23,7 +23,7 @@ from precast.runtime.hooks import HOOKS_OF, flagged
 from precast.runtime.kernel_digest import layers
 from precast.runtime.live_values import live_guard, live_step, live_value
 from precast.runtime.objects import ABSENT, Opaque, instance_dict, read_attribute
-from precast.runtime.paths import describe
+from precast.runtime.paths import describe, item
 from precast.runtime.relations import RELATIONS, relation
 from precast.runtime.table_plan import Cells, Plan
 from precast.runtime.table_reads import Live, TableReads
@@ -222,7 +222,7 @@ class Recording(TableReads):
             return self._present(place.cls.__dict__[key])
         if isinstance(place, dict):
             self.key(place, key)
-            return dict.__getitem__(place, key)
+            return item(place, key)
         if isinstance(place, list):
             self.once("items", place)
             return list.__getitem__(place, key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -191,3 +192,41 @@ def test_scaled_functions_far_from_zero(store: Store) -> None:
     x = torch.tensor([-1e10, -30.0, -9.0, 0.0, 9.0, 10.0, 26.0, 50.0, 1e10, float("inf"), float("nan")])
     for given in (x, x.double()):
         torch.testing.assert_close(precast.compile(functions, store=store)(given), functions(given), equal_nan=True)
+
+
+class Missing(dict[str, float]):
+    def __missing__(self, key: str) -> float:
+        self[key] = 1.0
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    "made", [lambda **given: collections.defaultdict(lambda: 7.0, **given), Missing], ids=["defaultdict", "__missing__"]
+)
+@torch.no_grad()
+def test_checks_do_not_make_keys(made: Callable[..., Any], store: Store) -> None:
+    """A guard looked for a key by `d[key]`, which makes one that is absent: another answer, and a dict that had changed."""
+
+    def program(x: torch.Tensor, d: dict[str, float]) -> torch.Tensor:
+        return x * d["k"] + 100 if "k" in d else x * len(d)
+
+    x = torch.ones(2)
+    for compiled in (precast.compile(program, store=store), precast.compile(program, store=store)):
+        for given in ({"k": 2.0}, {}, {"k": 3.0}, {"a": 1.0}, {}):
+            mine, theirs = made(**given), made(**given)
+            torch.testing.assert_close(compiled(x, mine), program(x, theirs))
+            assert dict(mine) == dict(theirs) == given
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_grad_mode_that_stays_changed(before: bool, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        torch.set_grad_enabled(not torch.is_grad_enabled())
+        return y * 2
+
+    compiled = precast.compile(program, store=store)
+    for _ in range(3):
+        with torch.set_grad_enabled(before):
+            torch.testing.assert_close(compiled(torch.ones(2)), torch.full((2,), 4.0))
+            assert torch.is_grad_enabled() is not before
