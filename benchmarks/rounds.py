@@ -27,7 +27,7 @@ class Plan:
     """How much to measure.
 
     rounds: quiet steady rounds wanted; warm: fresh processes for the warm figure; block: seconds per steady block;
-    noise: share of the machine that other processes may take before a block counts as disturbed.
+    noise: share of its CPUs that other processes may take before a block counts as disturbed.
     """
 
     threads: int
@@ -114,9 +114,13 @@ class Process:
 
 
 def _busy_seconds() -> float:
-    """CPU seconds that the whole machine has spent working since boot."""
-    fields = [int(x) for x in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
-    return (sum(fields[:3]) + sum(fields[5:8])) / os.sysconf("SC_CLK_TCK")
+    """Seconds that the CPUs which this process may use have spent working since boot: all of them, or those that `taskset` leaves it."""
+    ticks = 0
+    for line in Path("/proc/stat").read_text().splitlines():
+        name, *fields = line.split()
+        if name.startswith("cpu") and name != "cpu" and int(name[3:]) in os.sched_getaffinity(0):
+            ticks += sum(map(int, fields[:3])) + sum(map(int, fields[5:8]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _folder_bytes(folder: Path) -> int:
@@ -167,7 +171,7 @@ def steady_rounds(processes: dict[str, Process], results: dict[str, Result], pla
             busy, start = _busy_seconds(), time.perf_counter()
             block = process.ask("block", calls=calls[name])
             wall = time.perf_counter() - start
-            foreign = (_busy_seconds() - busy - block["cpu"]) / (wall * (os.cpu_count() or 1))
+            foreign = (_busy_seconds() - busy - block["cpu"]) / (wall * len(os.sched_getaffinity(0)))
             result = results[name]
             result.steady += block["times"]
             result.blocks.append(statistics.median(block["times"]))
