@@ -113,14 +113,24 @@ class Process:
         self.log.close()
 
 
-def _busy_seconds() -> float:
-    """Seconds that the CPUs which this process may use have spent working since boot: all of them, or those that `taskset` leaves it."""
-    ticks = 0
-    for line in Path("/proc/stat").read_text().splitlines():
+def busy_seconds(stat: str, cpus: set[int]) -> float:
+    """Seconds that `cpus` have spent working since boot, by the text of /proc/stat (proc(5): user, nice, system, irq, softirq, steal).
+
+    Raises RuntimeError where it does not tell of each: other load would go unseen.
+    """
+    ticks = {}
+    for line in stat.splitlines():
         name, *fields = line.split()
-        if name.startswith("cpu") and name != "cpu" and int(name[3:]) in os.sched_getaffinity(0):
-            ticks += sum(map(int, fields[:3])) + sum(map(int, fields[5:8]))
-    return ticks / os.sysconf("SC_CLK_TCK")
+        number = name.removeprefix("cpu")
+        if name != number and number.isdigit() and int(number) in cpus:
+            ticks[int(number)] = sum(map(int, fields[:3])) + sum(map(int, fields[5:8]))
+    if unknown := cpus - ticks.keys():
+        raise RuntimeError(f"/proc/stat does not tell how busy the CPUs {sorted(unknown)} are; use others (taskset -c)")
+    return sum(ticks.values()) / os.sysconf("SC_CLK_TCK")
+
+
+def _busy(cpus: set[int]) -> float:
+    return busy_seconds(Path("/proc/stat").read_text(), cpus)
 
 
 def _folder_bytes(folder: Path) -> int:
@@ -164,14 +174,14 @@ def steady_rounds(processes: dict[str, Process], results: dict[str, Result], pla
     for name, process in processes.items():
         once = min(process.ask("block", calls=2)["times"])
         calls[name] = max(3, min(200, int(plan.block / max(once, 1e-6))))
-    quiet = 0
+    quiet, cpus = 0, os.sched_getaffinity(0)
     for _ in range(2 * plan.rounds):
         round_quiet = True
         for name, process in processes.items():
-            busy, start = _busy_seconds(), time.perf_counter()
+            busy, start = _busy(cpus), time.perf_counter()
             block = process.ask("block", calls=calls[name])
             wall = time.perf_counter() - start
-            foreign = (_busy_seconds() - busy - block["cpu"]) / (wall * len(os.sched_getaffinity(0)))
+            foreign = (_busy(cpus) - busy - block["cpu"]) / (wall * len(cpus))
             result = results[name]
             result.steady += block["times"]
             result.blocks.append(statistics.median(block["times"]))
@@ -197,6 +207,7 @@ def _errors(row: str, processes: dict[str, Process], results: dict[str, Result],
 
 def measure(row: str, contenders: list[str], plan: Plan) -> dict[str, Result]:
     """Everything about one row; a contender that fails keeps its sentence in `error` and the others go on."""
+    _busy(os.sched_getaffinity(0))  # where that cannot be told, better said before minutes of compiling
     results = {name: Result() for name in contenders}
     processes: dict[str, Process] = {}
     folder = Path(tempfile.mkdtemp(prefix="precast-bench-"))

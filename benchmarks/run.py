@@ -1,7 +1,7 @@
 """The benchmark: precast side by side with torch.compile, its freezing option, AOTInductor and eager. See docs/benchmarks.md.
 
 python benchmarks/run.py [--rows resnet50,bert] [--contenders eager,inductor,precast] [--quick] [--dynamic]
-    [--json out.json] [--no-overhead]
+    [--rounds 5] [--warm 1] [--block 1.0] [--json out.json] [--no-overhead]
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import platform
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import report
@@ -29,12 +29,27 @@ def _chip() -> str:
     return platform.processor()
 
 
+def _at_least_one(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than one")
+    return number
+
+
+def _seconds(text: str) -> float:
+    if not 0 < (seconds := float(text)) < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no positive number of seconds")
+    return seconds
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default=",".join(DEFAULT_ROWS))
     parser.add_argument("--contenders", help="default: all; with --dynamic all but AOTInductor, whose export has its sizes fixed")
     parser.add_argument("--dynamic", action="store_true", help="every contender compiles for sizes of the run time (dynamic=True)")
     parser.add_argument("--quick", action="store_true", help="three short rounds and one warm process each")
+    parser.add_argument("--rounds", type=_at_least_one, help="quiet steady rounds wanted (7; with --quick 3)")
+    parser.add_argument("--warm", type=_at_least_one, help="fresh processes for the warm figure (3; with --quick 1)")
+    parser.add_argument("--block", type=_seconds, help="seconds of a steady block (1.0; with --quick 0.4)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path, help="write all figures here as well")
     parser.add_argument("--no-overhead", action="store_true", help="leave out the guard and dispatch overhead")
@@ -49,6 +64,7 @@ def main() -> int:
     if args.dynamic:
         os.environ["PRECAST_BENCH_DYNAMIC"] = "1"  # for the contenders' processes
     plan = Plan(args.threads, rounds=3, warm=1, block=0.4) if args.quick else Plan(args.threads)
+    plan = replace(plan, **{key: getattr(args, key) for key in ("rounds", "warm", "block") if getattr(args, key) is not None})
     chip = _chip()
     machine = f"{chip}, {args.threads} threads of {os.cpu_count()} CPUs"
     setting = ", dynamic=True" if args.dynamic else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,30 @@ def test_steady_prefers_quiet_blocks(report: ModuleType) -> None:
     assert report.steady(result) == 1.1
     few = report.Result(blocks=[1.0, 9.0, 9.0], quiet=[True, False, False])
     assert report.steady(few) == 9.0, "fewer than three quiet blocks: all count"
+
+
+STAT = """cpu  600 0 60 9000 5 3 2 1 0 0
+cpu0 100 10 20 4000 5 1 2 3 0 0
+cpu1 500 0 40 5000 0 2 0 0 0 0
+intr 12345
+"""
+
+
+def test_only_the_cpus_of_the_run_count_as_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    busy = importlib.import_module("rounds").busy_seconds
+    tick = 1 / os.sysconf("SC_CLK_TCK")
+    assert busy(STAT, {0}) == pytest.approx(136 * tick), "user, nice, system, irq, softirq, steal; neither idle nor waiting"
+    assert busy(STAT, {1}) == pytest.approx(542 * tick)
+    assert busy(STAT, {0, 1}) == pytest.approx(678 * tick)
+    with pytest.raises(RuntimeError, match=r"CPUs \[5\]"):
+        busy(STAT, {1, 5})
+
+
+@pytest.mark.parametrize("arguments", [["--rounds", "0"], ["--warm", "-1"], ["--block", "0"], ["--block", "nan"]])
+def test_amounts_that_measure_nothing_are_refused(arguments: list[str]) -> None:
+    done = subprocess.run([sys.executable, str(FOLDER / "run.py"), *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and arguments[0] in done.stderr
 
 
 def test_the_best_rival_of_each_row_counts(report: ModuleType) -> None:
