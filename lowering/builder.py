@@ -39,6 +39,7 @@ from precast.lowering.ir import (
 )
 from precast.lowering.scalars import TRANSCENDENTAL, DType, ReduceOp
 from precast.lowering.sizes import Unsupported, bounds_of, is_unbacked, sizes
+from precast.lowering.symbolic import equal, same
 from precast.lowering.tensor import Tensor
 
 WITHOUT_ARITHMETIC = (DType.C64, DType.C128, DType.OTHER)
@@ -192,6 +193,14 @@ class Builder:
         """A check where the condition over data-dependent sizes is not known to hold."""
         if condition is not sympy.true:
             self.steps.append(Extern(CHECK, (condition, message), (), (), (), (self.origin,)))
+
+    def agree(self, a: Size, b: Size, message: str) -> bool:
+        """Whether two sizes may be equal; where only a run can tell, it is checked there."""
+        if not same(a, b):
+            if isinstance(a, int) and isinstance(b, int):
+                return False
+            self.require(equal(a, b), message)
+        return True
 
     def require_position(self, index: Size, size: Size, dim: int) -> None:
         """A check that a data-dependent index lies within a dimension."""

@@ -9,6 +9,11 @@ import sympy
 
 from precast.lowering.ir import Size
 
+minimum: Any = sympy.Min
+maximum: Any = sympy.Max
+equal: Any = sympy.Eq
+at_most: Any = sympy.Le
+
 
 def expand(expr: Size | sympy.Basic) -> sympy.Expr:
     """Products multiplied out."""

@@ -16,6 +16,8 @@ from precast.lowering.ops import views
 from precast.lowering.ops.creation import empty_sizes, position
 from precast.lowering.registry import Result, lowering
 from precast.lowering.scalars import DType
+from precast.lowering.sizes import is_unbacked
+from precast.lowering.symbolic import maximum, minimum, same
 from precast.lowering.tensor import Tensor
 
 
@@ -59,14 +61,34 @@ def _names(size: tuple[Size, ...]) -> list[sympy.Expr]:
     return [s if n != 1 else sympy.S.Zero for s, n in zip(ix.symbols(len(size)), size, strict=True)]
 
 
+def _nowhere(x: Tensor, dims: Sequence[int], found: Sequence[Size]) -> bool:
+    """Whether there are positions, but none that could lie inside: the library call raises eager's error."""
+    return not empty_sizes(found) and any(x.size[d] == 0 for d in dims)
+
+
+def _fits(size: Sequence[Size], into: Sequence[Size]) -> bool:
+    """Whether a tensor of `size` is written to places of the size `into` without being spread: known now, not taken for granted."""
+    return len(size) == len(into) and all(same(n, m) for n, m in zip(size, into, strict=True))
+
+
+def _spreads(size: Sequence[Size], over: Sequence[Size]) -> bool:
+    """Whether `size` broadcasts to `over`; leading dimensions of 1 are dropped, as eager does."""
+    while len(size) > len(over) and size[0] == 1:
+        size = size[1:]
+    extra = len(over) - len(size)
+    return extra >= 0 and all(n == 1 or same(n, m) for n, m in zip(size, over[extra:], strict=True))
+
+
 @lowering("embedding")
 def embedding(b: Builder, weight: Tensor, found: Tensor, *ignored: object, **more: object) -> Result:
     return _take(b, weight, 0, found)
 
 
-def _take(b: Builder, x: Tensor, dim: int, found: Tensor) -> Tensor:
+def _take(b: Builder, x: Tensor, dim: int, found: Tensor) -> Result:
     """`x` with `dim` replaced by the dimensions of the index tensor."""
     size = (*x.size[:dim], *found.size, *x.size[dim + 1 :])
+    if _nowhere(x, [dim], found.size):
+        return None
     if empty_sizes(size):
         return b.lazy(size, x.dtype, tx.constant(0, x.dtype))
     names = _names(size)
@@ -84,8 +106,8 @@ def _read(b: Builder, places: Places, x: Tensor, index: list[sympy.Expr], size: 
 
 @lowering("index_select")
 def index_select(b: Builder, x: Tensor, dim: int, found: Tensor) -> Result:
-    if x.rank == 0:
-        return x
+    if x.rank == 0 or found.rank > 1:
+        return None
     return _take(b, x, dim % x.rank, tx.reshape(found, (found.numel,)))
 
 
@@ -94,6 +116,8 @@ def gather(b: Builder, x: Tensor, dim: int, found: Tensor, *, sparse_grad: bool 
     if x.rank == 0 or found.rank == 0 or empty_sizes(found.size):
         return None if not empty_sizes(found.size) else b.lazy(b.size, b.dtype, tx.constant(0, b.dtype))
     dim %= x.rank
+    if _nowhere(x, [dim], found.size):
+        return None
     places = Places(b, found.size)
     index = _names(found.size)
     index[dim] = places.at(found.body(), x.size[dim])
@@ -172,6 +196,8 @@ def _rounded(b: Builder, out: Tensor, dtype: DType) -> Tensor:
 def index_put(b: Builder, x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False, *more: object) -> Result:
     masks = [t for t in indices if t is not None and t.dtype is DType.BOOL]
     if len(masks) == 1 and indices[0] is masks[0] and len(indices) == 1 and values.numel == 1 and not accumulate:
+        if not _fits(masks[0].size, x.size[: masks[0].rank]):
+            return None
         mask = tx.reshape(masks[0], (*masks[0].size, *(1 for _ in range(x.rank - masks[0].rank))))
         return v.lazy(b, v.where(mask.body(), tx.reshape(values, ()).body(), x.body()))
     found = _indices(x, indices)
@@ -182,12 +208,16 @@ def index_put(b: Builder, x: Tensor, indices: Sequence[Tensor | None], values: T
     shape: list[Size] = [1] * rank
     for t in given:
         for d, n in enumerate(t.size):
-            if n != 1:
-                shape[d + rank - t.rank] = n
+            at = d + rank - t.rank
+            if n != 1 and shape[at] != 1 and not same(n, shape[at]):
+                return None
+            shape[at] = n if n != 1 else shape[at]
     dims = [d for d, t in enumerate(found) if t is not None]
     first = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
     others = [n for d, n in enumerate(x.size) if d not in dims]
     size = (*others[:first], *shape, *others[first:])
+    if _nowhere(x, dims, shape) or not _spreads(values.size, size):
+        return None
     values = b.settle(values)
     mode: StoreMode = "add" if accumulate else "set"
     if empty_sizes(size):
@@ -199,7 +229,7 @@ def index_put(b: Builder, x: Tensor, indices: Sequence[Tensor | None], values: T
 
 
 def _scatter(b: Builder, x: Tensor, dim: int, found: Tensor, source: v.Operand, mode: StoreMode) -> Result:
-    if x.rank == 0 or found.rank == 0 or (x.dtype is DType.BOOL and mode != "set"):
+    if x.rank == 0 or found.rank == 0 or (x.dtype is DType.BOOL and mode != "set") or _nowhere(x, [dim], found.size):
         return None
     return _scatter_into(b, x, dim, found, source, mode)
 
@@ -243,6 +273,8 @@ def scatter_with(b: Builder, x: Tensor, dim: int, found: Tensor, source: v.Opera
 def scatter_reduce(b: Builder, x: Tensor, dim: int, found: Tensor, source: Tensor, reduce: str, *, include_self: bool = True) -> Result:
     """Without `include_self`, the places that are hit start from the operation's neutral value."""
     if x.rank == 0 or found.rank == 0 or x.dtype is DType.BOOL or reduce == "mean" and not x.dtype.is_float:
+        return None
+    if _nowhere(x, [dim], found.size):
         return None
     mode = REDUCE_MODES.get(reduce, "add")
     found = b.settle(found)
@@ -288,10 +320,12 @@ def index_fill(b: Builder, x: Tensor, dim: int, found: Tensor, value: v.Operand)
 
 def _index_store(b: Builder, x: Tensor, dim: int, found: Tensor, source: Tensor, mode: StoreMode, wraps: bool = False) -> Result:
     """`x` with whole slices written at the positions that a vector gives."""
+    dim %= x.rank
+    if found.rank > 1 or _nowhere(x, [dim], found.size) or not _fits(source.size, (*x.size[:dim], found.numel, *x.size[dim + 1 :])):
+        return None
     if empty_sizes(source.size):
         return fresh_copy(b, x)
     out = accumulator(b, x, mode)
-    dim %= x.rank
     places = Places(b, source.size)
     names = _names(source.size)
     flat = tx.reshape(found, (found.numel,))
@@ -304,6 +338,12 @@ def _index_store(b: Builder, x: Tensor, dim: int, found: Tensor, source: Tensor,
 @lowering("select_scatter")
 def select_scatter(b: Builder, x: Tensor, source: Tensor, dim: int, place: Size) -> Result:
     dim %= x.rank
+    extent = x.size[dim]
+    outside = isinstance(place, int) and isinstance(extent, int) and not -extent <= place < extent
+    if outside or not _fits(source.size, (*x.size[:dim], *x.size[dim + 1 :])):
+        return None
+    if not isinstance(extent, int) and not is_unbacked(place):
+        b.require_position(place, extent, dim)
     place = views.place_of(b, place, x.size[dim], dim)
     hit = v.eq(position(dim, x.size), Index(sympy.sympify(place)))
     spread = tx.unsqueeze(source, dim)
@@ -317,6 +357,11 @@ def slice_scatter(
     dim %= x.rank
     first = views.slice_start(x.size[dim], start)
     length = source.size[dim]
+    taken = views.slice_length(x.size[dim], first, end, step)
+    if not _fits((*source.size[:dim], 1, *source.size[dim + 1 :]), (*x.size[:dim], 1, *x.size[dim + 1 :])):
+        return None
+    if not b.agree(taken, length, "slice_scatter: the source is not as long as the slice"):
+        return None
     if length == 0:
         return x
     if first == 0 and step == 1 and length == x.size[dim]:
@@ -328,6 +373,13 @@ def slice_scatter(
 
 @lowering("diagonal_scatter")
 def diagonal_scatter(b: Builder, x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Result:
+    rows, columns = x.size[dim1], x.size[dim2]
+    others = [n for d, n in enumerate(x.size) if d not in (dim1 % x.rank, dim2 % x.rank)]
+    length = maximum(ix.plain(minimum(ix.plain(rows + min(offset, 0)), ix.plain(columns - max(offset, 0)))), 0)
+    if not source.rank or not _fits(source.size[:-1], others):
+        return None
+    if not b.agree(length, source.size[-1], "diagonal_scatter: the source is not as long as the diagonal"):
+        return None
     out = fresh_copy(b, x)
     b.store(views.diagonal_of(out, source.size, offset, dim1, dim2), source)
     return out

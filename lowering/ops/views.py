@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import sympy
 
 from precast.lowering import index as ix
 from precast.lowering import tensor as tx
 from precast.lowering.builder import Builder
-from precast.lowering.ir import Size, View
+from precast.lowering.ir import Buffer, Size, View
+from precast.lowering.ops.creation import empty_sizes
 from precast.lowering.registry import Result, lowering
 from precast.lowering.sizes import is_unbacked
+from precast.lowering.symbolic import at_most, equal, maximum, minimum
+from precast.lowering.symbolic import expand as expanded
 from precast.lowering.tensor import Row, Tensor
-
-minimum: Any = sympy.Min
-maximum: Any = sympy.Max
-equal: Any = sympy.Eq
 
 
 def copies(name: str, *overloads: str) -> tuple[str, ...]:
@@ -183,7 +181,27 @@ def as_strided(b: Builder, x: Tensor, size: Sequence[Size], stride: Sequence[Siz
         return None  # the offset of an input into its storage is not known here
     else:
         start = offset
+    if window.dtype is None and not _inside(b, b.named[window.buffer], stride, start):
+        return None  # the library call knows how long the storage is, and raises eager's error
     return Tensor(b.size, x.dtype, View(window.buffer, b.size, tuple(stride), start, window.dtype))
+
+
+def _inside(b: Builder, buffer: Buffer, stride: Sequence[Size], start: Size) -> bool:
+    """Whether a view of these strides stays in the memory that the buffer spans; where only a run can tell, it is checked there."""
+    if empty_sizes(b.size):
+        return True
+    reached, span = _reach(b.size, stride), _reach(buffer.size, buffer.stride)
+    spare = ix.plain(expanded(span - reached - start))
+    if isinstance(spare, int):
+        return spare >= 0 and not empty_sizes(buffer.size)
+    if not ix.is_nonnegative(spare):
+        b.require(at_most(0, spare), "as_strided: the view reaches beyond the end of its storage")
+    return True
+
+
+def _reach(size: Sequence[Size], stride: Sequence[Size]) -> Size:
+    """How far the last element lies behind the first."""
+    return ix.plain(sympy.Add(*((n - 1) * s for n, s in zip(size, stride, strict=True))))
 
 
 @lowering("flip", view=True)
