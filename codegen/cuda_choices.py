@@ -110,7 +110,7 @@ def tiling_of(name: str) -> Tiling | None:
     """The tiling of such a name; None where it is of a version that knew other fields."""
     words = dict(word.partition("=")[::2] for word in name.split())
     kinds = {f.name: f.type for f in dataclasses.fields(Tiling)}
-    if set(words) != set(kinds) or not all(value.isdecimal() for value in words.values()):
+    if not set(words) <= set(kinds) or not all(value.isdecimal() for value in words.values()):
         return None
     values: dict[str, Any] = {n: bool(int(v)) if kinds[n] == "bool" else int(v) for n, v in words.items()}
     return Tiling(**values)
@@ -144,10 +144,16 @@ STAGES, STAGED = (2, 3, 4), "num_stages="
 """Steps of a loop whose loads are in flight together, and what a kernel says that has such a loop (`triton_reduce.py`)."""
 
 
+SMALLEST_SIDE, SHARED_MEMORY = 16, 160 << 10
+"""Of a block of a matrix product: what tensor cores take, and bytes that all the steps in flight may hold."""
+
+
 def candidates(default: Tiling) -> list[Tiling]:
     """Some thirty tilings around the default: other numbers of rows and warps; whole rows and loops, one row a program; for what is
-    looped over, other numbers of stages.
+    looped over, other numbers of stages. Of a matrix product: other blocks and steps.
     """
+    if default.depth:
+        return _products(default)
     found: list[Tiling] = []
     for rows in (1, 2, 4, 1 / 2, 1 / 4):
         for warps in (1, 2, 1 / 2):
@@ -165,3 +171,16 @@ def candidates(default: Tiling) -> list[Tiling]:
     found += [dataclasses.replace(default, num_stages=stages) for stages in STAGES]
     possible = (t for t in found if 1 <= t.xblock <= MOST_ROWS and 1 <= t.num_warps <= MOST_WARPS)
     return [t for t in dict.fromkeys(possible) if t != default]
+
+
+def _products(default: Tiling) -> list[Tiling]:
+    found: list[Tiling] = []
+    for rows, columns in ((1, 1), (1, 2), (1, 1 / 2), (1 / 2, 1), (1 / 2, 2), (2, 1), (2, 1 / 2)):
+        for steps in (1, 2, 1 / 2):
+            blocks = (max(SMALLEST_SIDE, int(n)) for n in (default.xblock * rows, default.rblock * columns, default.depth * steps))
+            xblock, rblock, depth = blocks
+            for warps, stages in ((4, 3), (4, 5), (8, 3)):
+                tiling = dataclasses.replace(default, xblock=xblock, rblock=rblock, depth=depth, num_warps=warps, num_stages=stages)
+                if (2 * xblock + 2 * rblock) * depth * stages <= SHARED_MEMORY:
+                    found.append(tiling)
+    return [t for t in dict.fromkeys(found) if t != default]

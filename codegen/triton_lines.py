@@ -18,7 +18,8 @@ NARROW = (DType.I16, DType.I8, DType.U8)
 
 
 class Lines:
-    """The lines of one part; `buffers`, `sizes` and `checks` are what they turned out to need."""
+    """The lines of one part; `buffers`, `sizes`, `checks` and `functions` (names, by text behind the name) are
+    what they turned out to need."""
 
     def __init__(self, part: Part, known: dict[str, Buffer], tiling: Tiling, index_type: str) -> None:
         self.known, self.tiling, self.index_type = known, tiling, index_type
@@ -39,6 +40,7 @@ class Lines:
         self.buffers: dict[str, int] = {}
         self.sizes: dict[sympy.Symbol, int] = {}
         self.checks = False
+        self.functions: dict[str, str] = {}
 
     def _tile(self, name: str, axes: tuple[Axis, ...], grid: bool) -> Lanes:
         count = static_product(a.extent for a in axes)

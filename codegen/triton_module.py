@@ -17,13 +17,14 @@ def module(
     """Source that defines `entry(*parameters)`. `pointers` and `sizes` number the kernel's arguments; each body numbers its own."""
     parts = _parts(bodies)
     calls = [] if len(bodies) == 1 else _branches(bodies, [parts[_text(body)][0] for body in bodies], pointers, sizes)
-    text = "\n".join([*(line for body in bodies for line in body.lines), *calls])
+    called = [f"\ndef {name}{rest}" for body in bodies for rest, name in body.functions.items()]
+    text = "\n".join([*called, *(line for body in bodies for line in body.lines), *calls])
     helpers = needed_helpers(text)
     used = text + "".join(HELPERS[h] for h in helpers)
     imports = "import triton\nimport triton.language as tl\n"
     if "libdevice." in used:
         imports += "from triton.language.extra import libdevice\n"
-    functions = [HELPERS[h] for h in helpers]
+    functions = [*(HELPERS[h] for h in helpers), *called]
     first = "tl.program_id(0)" if bodies[0].index_type == "tl.int32" else "tl.program_id(0).to(tl.int64)"
     lines = [f"program = {first}"]
     if len(bodies) == 1:

@@ -18,6 +18,7 @@ from precast.codegen.triton_body import Body
 from precast.codegen.triton_choose import choose, choose_together, portions, together, two_dimensional
 from precast.codegen.triton_module import module
 from precast.codegen.triton_ops import POINTERS
+from precast.codegen.triton_product import ProductBody, product_of
 from precast.codegen.triton_tiling import Part, Tiling, split
 from precast.codegen.triton_values import unroll
 from precast.codegen.values import Facts
@@ -95,7 +96,7 @@ def _render(name: str, parts: Sequence[Part], known: Mapping[str, Buffer], tilin
     """One launch of these parts, in the width of index arithmetic that their buffers need; in both where sizes will tell."""
 
     def written(index_type: str) -> list[Body]:
-        bodies = [Body(part, dict(known), tiling, index_type) for part, tiling in zip(parts, tilings, strict=True)]
+        bodies = [_body(part, known, tiling, index_type) for part, tiling in zip(parts, tilings, strict=True)]
         for body in bodies:
             body.write()
         return bodies
@@ -106,6 +107,11 @@ def _render(name: str, parts: Sequence[Part], known: Mapping[str, Buffer], tilin
     if reach.is_Integer:
         return _kernel(name, narrow if reach < INT32_REACH else written("tl.int64"), known)
     return _kernel(name, narrow, known, plain(reach), _kernel(name, written("tl.int64"), known))
+
+
+def _body(part: Part, known: Mapping[str, Buffer], tiling: Tiling, index_type: str) -> Body:
+    product = product_of(part, Facts()) if tiling.depth else None
+    return Body(part, dict(known), tiling, index_type) if product is None else ProductBody(part, product, known, tiling, index_type)
 
 
 def _kernel(

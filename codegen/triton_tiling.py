@@ -31,6 +31,8 @@ class Tiling:
     """Reductions of at most this many points are written out."""
     hints: bool = True
     """Loads tell the cache what is read again."""
+    depth: int = 0
+    """Steps of a matrix product's sum that are taken at once, `xblock` rows by `rblock` columns. 0: a part without products."""
 
 
 @dataclass(frozen=True, eq=False)

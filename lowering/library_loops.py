@@ -105,8 +105,10 @@ def _known(size: Size) -> int:
     return int(size) if isinstance(size, int | sympy.Integer) else 1 << 40
 
 
-def gemm_kernel(name: str, step: Gemm, buffers: Mapping[str, Buffer]) -> Kernel:
-    """The whole product as a reduction kernel with its epilogue: for vectors and tiny sizes."""
+def gemm_kernel(name: str, step: Gemm, buffers: Mapping[str, Buffer], *, rounded: bool = False) -> Kernel:
+    """The whole product as a reduction kernel with its epilogue: for vectors and tiny sizes. `rounded`: what is fused into its sides is
+    rounded to their type, as it would be in memory.
+    """
     out = buffers[step.out]
     axes = axes_of(out.size)
     depth = Axis(axis_symbol("k"), step.a.size[-1])
@@ -114,6 +116,8 @@ def gemm_kernel(name: str, step: Gemm, buffers: Mapping[str, Buffer]) -> Kernel:
     a = load_view(step.a, (*batch, axes[-2], depth), buffers)
     b = load_view(step.b, (*batch, depth, axes[-1]), buffers)
     compute = out.dtype.compute
+    if rounded:
+        a, b = Cast(a, a.dtype), Cast(b, b.dtype)
     value: Value = Reduce(ReduceOp.SUM, Alu(Op.MUL, (_compute(a), _compute(b)), compute), (depth,), compute)
     if step.bias is not None:
         value = Alu(Op.ADD, (value, _compute(load_view(step.bias, axes[-len(step.bias.size) :], buffers))), compute)

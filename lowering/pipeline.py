@@ -21,6 +21,7 @@ from precast.lowering.gpu_conv import conv_biases, weights_channels_last
 from precast.lowering.gpu_epilogues import attach_gpu_epilogues
 from precast.lowering.gpu_heads import heads_of_a_row_together
 from precast.lowering.gpu_joins import share_joins
+from precast.lowering.gpu_narrow import narrow_products
 from precast.lowering.gpu_odd import roomy_rows
 from precast.lowering.gpu_order import small_kernels_first
 from precast.lowering.gpu_patches import is_patch, patches_as_products
@@ -88,6 +89,7 @@ def gpu_passes(options: Mapping[str, Any]) -> list[tuple[str, Pass]]:
         ("merge products", merge_gemms(freeze, bound)),
         ("forward copies", forward_copies),
         ("vector products", vector_products),
+        ("narrow weights", narrow_products),
         ("epilogues", attach_gpu_epilogues if epilogues else unchanged),
         ("roomy rows", roomy_rows),
         ("convolution biases", conv_biases),

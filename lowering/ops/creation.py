@@ -67,10 +67,11 @@ def linspace(b: Builder, start: v.Number, end: v.Number, steps: Size, **ignored:
     """Counts up from the start in the first half and down from the end in the second, so that both ends are exact."""
     if not isinstance(steps, int) or not b.dtype.is_float:
         return None
-    place, kind = tx.cast(position(0, b.size), DType.F64), DType.F64
-    step = v.const(place, (float(end) - float(start)) / (steps - 1) if steps > 1 else 0.0)
-    low = v.add(v.number(float(start), kind), v.mul(place, step))
-    high = v.sub(v.number(float(end), kind), v.mul(v.sub(v.const(place, steps - 1.0), place), step))
+    place = tx.cast(position(0, b.size), DType.F64)
+    first, last = (v.number(n if isinstance(n, sympy.Expr) else float(n), DType.F64) for n in (start, end))
+    step = v.div(v.sub(last, first), v.const(place, steps - 1.0)) if steps > 1 else v.const(place, 0.0)
+    low = v.add(first, v.mul(place, step))
+    high = v.sub(last, v.mul(v.sub(v.const(place, steps - 1.0), place), step))
     return v.lazy(b, v.where(v.lt(place, v.const(place, float(steps // 2 if steps > 1 else 1))), low, high))
 
 

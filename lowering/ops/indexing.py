@@ -352,8 +352,10 @@ def select_scatter(b: Builder, x: Tensor, source: Tensor, dim: int, place: Size)
 
 @lowering("slice_scatter")
 def slice_scatter(
-    b: Builder, x: Tensor, source: Tensor, dim: int = 0, start: Size | None = None, end: Size | None = None, step: int = 1
+    b: Builder, x: Tensor, source: Tensor, dim: int = 0, start: Size | None = None, end: Size | None = None, step: Size = 1
 ) -> Result:
+    if not isinstance(step, int):
+        return None
     dim %= x.rank
     first = views.slice_start(x.size[dim], start)
     length = source.size[dim]

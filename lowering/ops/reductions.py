@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import sympy
+
 from precast.lowering import index as ix
 from precast.lowering import tensor as tx
 from precast.lowering.builder import Builder
@@ -179,7 +181,9 @@ def std_mean(b: Builder, x: Tensor, dim: Dims = None, *, correction: v.Number | 
 
 
 @lowering("linalg_vector_norm")
-def vector_norm(b: Builder, x: Tensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, dtype: object = None) -> Result:
+def vector_norm(b: Builder, x: Tensor, ord: v.Number = 2, dim: Dims = None, keepdim: bool = False, dtype: object = None) -> Result:
+    if isinstance(ord, sympy.Expr):
+        return None  # 0 and the infinities are other sums: known at run time only
     dims = dims_of(x, dim)
     kind = b.dtype
     value = alu(Op.ABS, v.value_of(x, kind))

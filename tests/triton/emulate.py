@@ -77,6 +77,24 @@ def _scan_by_doubling(self: Any, inputs: Any) -> Any:
     return [self.to_tensor(d, inputs[i].dtype) for i, d in enumerate(data)]
 
 
+def _dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
+    """`create_dot`, which takes the bits of bfloat16 numbers for integers."""
+    sides = ((x.data.astype(np.uint32) << 16).view(np.float32) if x.dtype.scalar is tl.bfloat16 else x.data for x in (a, b))
+    return interpreter.TensorHandle(np.matmul(*sides, dtype=d.data.dtype) + d.data, d.dtype.scalar)
+
+
+def _rounded(self: Any, value: Any, kind: Any) -> Any:
+    """`create_fp_trunc`, which drops the bits that a bfloat16 has no room for. To nearest, ties to even, as devices do; NaN stays one."""
+    if value.dtype.scalar is not tl.float32 or kind.scalar is not tl.bfloat16:
+        return _cast(self, value, kind)
+    bits = value.data.view(np.uint32).astype(np.uint64)
+    nearest = np.where(np.isnan(value.data), bits | 0x400000, bits + 0x7FFF + ((bits >> 16) & 1))
+    return interpreter.TensorHandle((nearest >> 16).astype(np.uint16), kind.scalar)
+
+
+_cast = interpreter.InterpreterBuilder.cast_impl
+interpreter.InterpreterBuilder.create_fp_trunc = _rounded
+interpreter.InterpreterBuilder.create_dot = _dot
 interpreter.ReduceOps.generic_reduce = _fold_by_halves
 interpreter.ScanOps.generic_scan = _scan_by_doubling
 interpreter.interpreter_builder.options = interpreter.InterpreterOptions(debug=True, sanitize_overflow=False)  # assertions are kept

@@ -1,0 +1,199 @@
+"""Matrix products as Triton functions of our own: sums of products whose two sides vary along different outer axes, on tensor cores.
+
+Each side is a device function that gives one block of it, so that what is computed from memory (a cast of int8 weights, say) is computed as
+it is read; what follows the sums is written as for any other part, over a block of rows and columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import sympy
+
+from precast.codegen.triton_body import Body
+from precast.codegen.triton_memory import Memory
+from precast.codegen.triton_ops import TYPES
+from precast.codegen.triton_tiling import Part, Tiling
+from precast.codegen.triton_values import kind
+from precast.codegen.values import Facts, rebuild, rebuild_store, store_roots
+from precast.lowering.ir import Alu, Axis, Buffer, Cast, Load, Reduce, Scan, Size, Store, Value, walk
+from precast.lowering.scalars import DType, Op, ReduceOp
+from precast.lowering.sizes import hint
+
+HALVES = (DType.BF16, DType.F16)
+EXACT = {**{half: (half,) for half in HALVES}, **dict.fromkeys((DType.I8, DType.U8, DType.BOOL), HALVES)}
+"""The half types that hold every value of a type."""
+MIN_ROWS, MIN_COLUMNS, MIN_DEPTH = 2, 16, 64
+SIDE = "side"
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """One sum over the depth: what varies along the rows, and what varies along the columns."""
+
+    value: Reduce
+    left: Value
+    right: Value
+    half: DType
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """The outer axes of a part as rows (the fewer) and columns of its sums, which run over the same depth."""
+
+    rows: tuple[Axis, ...]
+    columns: tuple[Axis, ...]
+    depth: tuple[Axis, ...]
+    sums: tuple[Sum, ...]
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """Rows, columns and depth, as hints."""
+        rows, columns, depth = (_count(axes) for axes in (self.rows, self.columns, self.depth))
+        return rows, columns, depth
+
+
+def product_of(part: Part, facts: Facts) -> Product | None:
+    """The part as products of matrices in a half type; None where it is anything else."""
+    values = list(walk(*(root for s in part.stores for root in store_roots(s))))
+    reductions = [v for v in values if isinstance(v, Reduce)]
+    if not reductions or part.grid or any(isinstance(v, Scan) for v in values):
+        return None
+    if any(s.axes != part.x for s in part.stores) or len({_extents(r.axes) for r in reductions}) > 1:
+        return None
+    own = frozenset(a.symbol for a in part.x)
+    found: Product | None = None
+    for r in reductions:
+        sides = _sides(r, facts, own)
+        if sides is None:
+            return None
+        axes = {side: tuple(a for a in part.x if a.symbol in facts.deps(side)) for side in sides}
+        left, right = sorted(sides, key=lambda side: (_count(axes[side]), part.x[-1] in axes[side]))
+        rows, columns = axes[left], axes[right]
+        half = next((h for h in HALVES if h in held_in(left) and h in held_in(right)), None)
+        if half is None or (found is not None and (found.rows, found.columns) != (rows, columns)):
+            return None
+        found = Product(rows, columns, r.axes, (*(found.sums if found is not None else ()), Sum(r, left, right, half)))
+    return found if found is not None and all(n >= m for n, m in zip(found.size, (MIN_ROWS, MIN_COLUMNS, MIN_DEPTH), strict=True)) else None
+
+
+def _sides(r: Reduce, facts: Facts, outer: frozenset[sympy.Symbol]) -> tuple[Value, Value] | None:
+    """The factors of what is summed, if they depend on all of the depth and share out the outer axes."""
+    item = r.value
+    if r.op is not ReduceOp.SUM or r.dtype.compute is not DType.F32 or not isinstance(item, Alu) or item.op is not Op.MUL:
+        return None
+    if any(isinstance(v, Reduce) for v in walk(item)):
+        return None
+    one, other = item.args
+    first, second = facts.deps(one), facts.deps(other)
+    depth = frozenset(a.symbol for a in r.axes)
+    apart = not first & second & outer and first & outer and second & outer and outer <= first | second
+    return (one, other) if apart and depth <= first and depth <= second else None
+
+
+def held_in(value: Value) -> tuple[DType, ...]:
+    """The half types that hold the value exactly, whatever it is."""
+    while isinstance(value, Cast) and value.dtype is DType.F32:
+        value = value.value
+    return EXACT.get(value.dtype, ()) if isinstance(value, Load | Cast) else ()
+
+
+def _extents(axes: Sequence[Axis]) -> tuple[Size, ...]:
+    return tuple(a.extent for a in axes)
+
+
+def _count(axes: Sequence[Axis]) -> int:
+    total = 1
+    for axis in axes:
+        total *= hint(axis.extent)
+    return total
+
+
+class ProductBody(Body):
+    """The function of a part that `product_of` recognised, in a tiling that has a `depth`. The sums are named before all else."""
+
+    def __init__(self, part: Part, product: Product, known: Mapping[str, Buffer], tiling: Tiling, index_type: str) -> None:
+        self.product = product
+        new: dict[int, Value] = {}
+        point = sympy.Add(*(a.symbol for a in part.x))
+        places = {s.value: Load(f"sum{n}", point, DType.F32) for n, s in enumerate(product.sums)}
+        for value in walk(*(root for s in part.stores for root in store_roots(s))):
+            new[id(value)] = places[value] if isinstance(value, Reduce) else rebuild(value, new)
+        stores = tuple(rebuild_store(s, new) for s in part.stores)
+        super().__init__(Part(product.rows, stores, grid=True), dict(known), tiling, index_type)
+        for value in self._values():
+            if isinstance(value, Load) and value.buffer in (p.buffer for p in places.values()):
+                self.names[value] = value.buffer
+
+    @property
+    def what(self) -> str:
+        return "product"
+
+    def write(self) -> None:
+        self._store_all()
+        self.lines = [*self._header(), *self._sums(), *self.lines]
+
+    def _sums(self) -> Iterator[str]:
+        (columns,) = self.tiles
+        blocks = self.index(self._blocks(columns), {})
+        shape = f"[{self.x.block}, {columns.block}]"
+        inside: dict[str, str] = {}
+        multiplied: list[str] = []
+        for number, s in enumerate(self.product.sums):
+            yield f"sum{number} = tl.zeros({shape}, tl.float32)"
+            left = self._side("left", s.left, s.half, self.product.rows, self.x.block, inside)
+            right = self._side("right", s.right, s.half, self.product.columns, columns.block, inside)
+            multiplied.append(f"sum{number} = tl.dot({left}, tl.trans({right}), sum{number})")
+        yield f"row_block, column_block = program // ({blocks}), program % ({blocks})"
+        depth: sympy.Expr = sympy.Mul(*(sympy.sympify(a.extent) for a in self.product.depth))
+        yield f"for start in tl.range(0, {self.index(depth, {})}, {self.tiling.depth}, num_stages={self.tiling.num_stages}):"
+        for line in (*(f"{name} = {call}" for call, name in inside.items()), *multiplied):
+            yield f"    {line}"
+
+    def _side(self, what: str, value: Value, half: DType, axes: tuple[Axis, ...], block: int, calls: dict[str, str]) -> str:
+        """The name of the side's block in the loop, the function that makes it being written unless there is an equal one."""
+        side = _Side(value, half, axes, self._depth_of(value), self.known, replace(self.tiling, xblock=block), self.index_type)
+        parameters = ["block", "start", *(f"ptr{n}" for n in side.buffers.values()), *(f"size{n}" for n in side.sizes.values())]
+        given = [f"{'row' if what == 'left' else 'column'}_block", "start", *map(self.pointer, side.buffers), *map(self.size, side.sizes)]
+        body = (f"({', '.join(parameters)}):\n", *(f"    {line}\n" for line in side.lines))
+        name = self.functions.setdefault("".join(body), f"{what}{len(self.functions)}")
+        self.checks = self.checks or side.checks
+        return calls.setdefault(f"{name}({', '.join(given)})", f"{what}_block{len(calls)}")
+
+    def _depth_of(self, value: Value) -> tuple[Axis, ...]:
+        return next(s.value.axes for s in self.product.sums if value in (s.left, s.right))
+
+
+class _Side(Memory):
+    """A device function that returns one block of a side: `xblock` of its own axes, `depth` of the sum's."""
+
+    def __init__(
+        self,
+        value: Value,
+        half: DType,
+        axes: tuple[Axis, ...],
+        depth: tuple[Axis, ...],
+        known: Mapping[str, Buffer],
+        tiling: Tiling,
+        integer: str,
+    ) -> None:
+        store = Store(SIDE, sympy.S.Zero, value, axes=(*axes, *depth))
+        buffers = {**known, SIDE: Buffer(SIDE, half, (), ())}
+        super().__init__(Part(axes, (store,)), buffers, replace(tiling, persistent=0, rblock=tiling.depth), integer)
+        (tile,), (inner,) = self.tiles, self.stores
+        self.loop = tile
+        found = self.emit(inner.value)
+        if kind(inner.value) is not half:
+            found = f"{found}.to({TYPES[half]})"
+        if tile.mask:
+            found = f"tl.where({tile.mask}, {found}, 0.0)"
+        self.lines = [
+            f"x = block * {self.x.block} + {self.lane(self.x)}",
+            *self.x.define(self.size),
+            f"{tile.name} = start + {self.lane(tile)}",
+            *tile.define(self.size),
+            *self.lines,
+            *self.inner_lines,
+            f"return {found}",
+        ]
