@@ -36,6 +36,7 @@ from precast.lowering.layout_choice import channels_last_where_it_pays
 from precast.lowering.memory import DEVICE_ALIGNMENT, plan_memory
 from precast.lowering.merge_gemms import merge_gemms
 from precast.lowering.order import order_steps
+from precast.lowering.roundings import drop_roundings
 from precast.lowering.simplify import simplify
 from precast.lowering.split import split_axes
 from precast.lowering.verify import verify
@@ -63,6 +64,7 @@ def passes(target: str, options: Mapping[str, Any]) -> list[tuple[str, Pass]]:
         ("epilogues", attach_epilogues if epilogues else unchanged),
         ("channels last", channels_last_where_it_pays),
         ("fuse", fuse),
+        ("drop roundings", drop_roundings),
         ("split axes", split_axes),
         ("recognise attention", recognise_attention),
         ("fuse siblings", fuse_siblings),
@@ -98,6 +100,7 @@ def gpu_passes(options: Mapping[str, Any]) -> list[tuple[str, Pass]]:
         ("patches as products", patches_as_products),
         ("joins share", share_joins),
         ("fuse", fuse),
+        ("drop roundings", drop_roundings),
         ("split axes", split_axes),
         ("recognise attention", recognise_attention),
         ("heads of a row together", heads_of_a_row_together),

@@ -17,7 +17,7 @@ from precast.lowering.effects import store_roots, value_dtype
 from precast.lowering.ir import Alu, Cast, Const, Index, Kernel, Load, Program, Reduce, Size, Value, walk
 from precast.lowering.scalars import DType, Op
 from precast.lowering.substitution import zero
-from precast.lowering.symbolic import expand
+from precast.lowering.symbolic import cannot_wrap, expand
 from precast.lowering.transform import map_kernel
 
 TRUE, FALSE = Const(True, DType.BOOL), Const(False, DType.BOOL)
@@ -125,14 +125,15 @@ def _combine(op: Op, a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
 
 
 def position_of(value: Value) -> sympy.Expr | None:
-    """The index expression that an integer value is, if it is one."""
+    """The index expression that an integer value is, if it is one that cannot wrap."""
     match value:
         case Index(expr=expr, dtype=DType.I64):
-            return expr if isinstance(expr, sympy.Expr) else sympy.Integer(expr)
+            found = expr if isinstance(expr, sympy.Expr) else sympy.Integer(expr)
         case Const(value=number, dtype=DType.I64):
-            return cast(sympy.Expr, sympy.Integer(int(number)))
+            found = cast(sympy.Expr, sympy.Integer(int(number)))
         case _:
             return None
+    return found if cannot_wrap(found) else None
 
 
 def _cast_constant(value: Cast) -> Value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, cast
 
 import sympy
@@ -33,3 +34,9 @@ def symbols_of(expr: sympy.Basic) -> frozenset[sympy.Symbol]:
 def same(a: Size | sympy.Basic, b: Size | sympy.Basic) -> bool:
     """Whether two sizes are provably equal."""
     return bool(a == b) or bool(expand(cast(Any, a) - cast(Any, b)) == 0)
+
+
+@lru_cache(1 << 14)
+def cannot_wrap(expr: sympy.Expr) -> bool:
+    """Whether the numbers in an index expression are so small that its values stay within 64 bits, so that algebra holds."""
+    return all(abs(int(cast(Any, n))) < 1 << 31 for n in expr.atoms(sympy.Integer))

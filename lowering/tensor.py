@@ -95,8 +95,11 @@ def cast(value: Value, dtype: DType) -> Value:
 
 
 def rounded(value: Value, dtype: DType) -> Value:
-    """The value as eager's storage type holds it: for steps that jump (comparisons, rounding, casts to integers)."""
-    if dtype.compute is dtype or isinstance(value, Const) or (isinstance(value, Load | Cast) and value.dtype is dtype):
+    """The value as eager's storage type holds it: for steps that jump (comparisons, rounding, casts to integers). What is loaded is rounded
+    for sure only where it is an input: fusion may put the unrounded value in its place.
+    """
+    held = isinstance(value, Cast) or (isinstance(value, Load) and value.buffer.startswith("in"))
+    if dtype.compute is dtype or isinstance(value, Const) or (held and value.dtype is dtype):
         return value
     return Cast(value, dtype)
 

@@ -54,7 +54,10 @@ def ones(b: Builder, *ignored: object, **more: object) -> Result:
 def arange(b: Builder, *args: v.Number, **ignored: object) -> Result:
     start, step = (args[0] if len(args) > 1 else 0), (args[2] if len(args) > 2 else 1)
     place = position(0, b.size)
-    if not b.dtype.is_float and not any(isinstance(n, float) or is_real(n) for n in (start, step)):
+    if not b.dtype.is_float:  # as eager: counted in integers
+        if is_real(start) or is_real(step):
+            return None
+        start, step = (int(n) if isinstance(n, float) else n for n in (start, step))
         assert isinstance(place, Index)
         return v.lazy(b, Index(start + place.expr * step))
     wide = tx.cast(place, DType.F64)  # as eager: computed in double

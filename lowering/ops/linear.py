@@ -87,6 +87,9 @@ def _scaled(b: Builder, addend: Tensor, product: Tensor, beta: v.Number, alpha: 
 def addmm(b: Builder, bias: Tensor, x: Tensor, y: Tensor, *, beta: v.Number = 1, alpha: v.Number = 1) -> Result:
     if not x.dtype.is_float or not _of_one_type(bias, x, y):
         return None
+    if alpha == 0:  # the factors are ignored, NaN included
+        zero = tx.constant(0, b.dtype)
+        return b.lazy(b.size, b.dtype, zero if beta == 0 else v.mul(v.value_of(bias, b.dtype), v.number(beta, b.dtype)))
     flat = bias.rank == 1 or (bias.rank == 2 and bias.size[0] == 1)
     if beta == 1 and alpha == 1 and flat and bias.size[-1] == y.size[1]:
         return gemm(b, x, y, bias if bias.rank == 1 else tx.select(bias, 0, 0), b.output())

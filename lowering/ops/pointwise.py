@@ -415,15 +415,23 @@ def round_decimals(b: Builder, x: Tensor, decimals: int) -> Result:
     return v.lazy(b, v.mul(alu(Op.ROUND, v.div(value, scale)), scale))
 
 
+HELD_BY_HALVES = (DType.I8, DType.U8, DType.BOOL)
+"""The types of which every value is one of both half types."""
+
+
 @lowering("_to_copy", "clone", "contiguous", "lift_fresh_copy")
 def to_copy(b: Builder, x: Tensor | bool | int | float, **ignored: object) -> Result:
-    """A conversion, or a copy: which reads its source where it lies until something needs it elsewhere. vmap also converts numbers."""
+    """A conversion, or a copy: which reads its source where it lies until something needs it elsewhere. vmap also converts numbers.
+
+    A conversion to a half type rounds whatever follows it: the graph says so.
+    """
     if not isinstance(x, Tensor):
         return b.lazy((), b.dtype, tx.constant(x, b.dtype))
     if x.dtype is b.dtype:
         return x
     jump = x.dtype.is_float and not b.dtype.is_float
-    return b.lazy(x.size, b.dtype, tx.rounded(x.body(), x.dtype) if jump else x.body())
+    value = tx.cast(tx.rounded(x.body(), x.dtype) if jump else x.body(), b.dtype)
+    return b.lazy(x.size, b.dtype, value if x.dtype in HELD_BY_HALVES else tx.rounded(value, b.dtype))
 
 
 @lowering("copy")

@@ -94,7 +94,10 @@ def _with_index(b: Builder, x: Tensor, dim: int, keepdim: bool, op: ReduceOp, ar
 
 
 def _comparable(b: Builder, x: Tensor) -> Tensor:
-    return b.lazy(x.size, DType.U8, x.body()) if x.dtype is DType.BOOL else x
+    """What is compared by position: ties are those of eager's memory."""
+    if x.dtype is DType.BOOL:
+        return b.lazy(x.size, DType.U8, x.body())
+    return b.lazy(x.size, x.dtype, tx.rounded(x.body(), x.dtype)) if x.dtype.compute is not x.dtype else x
 
 
 lowering("max.dim")(lambda b, x, dim, keepdim=False: _with_index(b, x, dim, keepdim, ReduceOp.MAX, ReduceOp.ARGMAX))
@@ -123,7 +126,9 @@ lowering("all", "all.dim", "all.dims")(lambda b, x, dim=None, keepdim=False: _tr
 
 @lowering("count_nonzero", "count_nonzero.dim_IntList")
 def count_nonzero(b: Builder, x: Tensor, dims: Dims = None) -> Result:
-    return b.reduce(ReduceOp.SUM, b.lazy(x.size, DType.I64, tx.cast(v.truth(x.body()), DType.I64)), dims_of(x, dims), DType.I64)
+    return b.reduce(
+        ReduceOp.SUM, b.lazy(x.size, DType.I64, tx.cast(v.truth(tx.rounded(x.body(), x.dtype)), DType.I64)), dims_of(x, dims), DType.I64
+    )
 
 
 def moments(b: Builder, x: Tensor, dims: Sequence[int], correction: v.Number, keepdim: bool, dtype: DType) -> tuple[Tensor, Tensor]:

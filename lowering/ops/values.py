@@ -15,6 +15,7 @@ from precast.lowering.dtypes import TORCH_DTYPES, dtype_of
 from precast.lowering.ir import Const, Index, Size, Value
 from precast.lowering.reals import is_real, real_value
 from precast.lowering.scalars import DType, Op
+from precast.lowering.symbolic import cannot_wrap
 from precast.lowering.tensor import Tensor, alu, compare, constant
 
 Number = bool | int | float | sympy.Expr
@@ -85,8 +86,9 @@ def is_const(value: Value, number: float) -> bool:
 def _position(a: Value) -> sympy.Expr | None:
     """The I64 value as an index expression, where it is one."""
     if isinstance(a, Index) and a.dtype is DType.I64:
-        return a.expr
-    return sympy.Integer(a.value) if isinstance(a, Const) and a.dtype is DType.I64 else None
+        return a.expr if cannot_wrap(a.expr) else None
+    found = sympy.Integer(a.value) if isinstance(a, Const) and a.dtype is DType.I64 else None
+    return found if found is not None and cannot_wrap(found) else None
 
 
 def _positions(a: Value, b: Value) -> tuple[sympy.Expr, sympy.Expr] | None:

@@ -69,3 +69,42 @@ def test_running_statistics_are_rounded_once(tmp_path: Any) -> None:
         compiled(call, str(tmp_path), "half.batch_norm_module")(x)
     for name in ("running_mean", "running_var"):
         torch.testing.assert_close(getattr(model, name).double(), getattr(wide, name), rtol=2**-8, atol=0)
+
+
+HALVES = [torch.bfloat16, torch.float16]
+EXACT: dict[str, Callable[[torch.Tensor, torch.dtype], torch.Tensor]] = {
+    "there and back": lambda x, half: x.to(half).float(),
+    "what is lost": lambda x, half: (x - x.to(half).float()) * 1e4,
+    "the sum of two": lambda x, half: (x.to(half).float() + (x - x.to(half).float()).to(half).float()) * 3,
+    "from integers": lambda x, half: (x * 1e4).int().to(half).int(),
+    "to the other": lambda x, half: x.to(torch.bfloat16).to(torch.float16).float() - x.to(half).float(),
+    "behind a reduction": lambda x, half: (x / x.sum(-1, keepdim=True).to(half).float()).to(half).float() - x,
+}
+"""Conversions that the code asks for are made, whatever is fused around them."""
+
+PLACES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "argmax": lambda x, y: (x + y).argmax(-1),
+    "argmin": lambda x, y: (x * y).argmin(),
+    "max": lambda x, y: (x + y).max(-1).indices,
+    "count_nonzero": lambda x, y: torch.count_nonzero((x * 1e-4) * (y * 1e-4), -1),
+    "any": lambda x, y: ((x * 1e-4) * (y * 1e-4)).any(-1),
+    "comparison": lambda x, y: (x + y) >= (x + y).amax(-1, keepdim=True),
+}
+"""What jumps looks at values as eager's memory holds them: ties, and numbers that are too small for the type."""
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("name", EXACT)
+def test_conversions_round(name: str, half: torch.dtype, tmp_path: Any) -> None:
+    x = torch.rand(64, 64) + 0.5
+    got = compiled(lambda x: EXACT[name](x, half), str(tmp_path), f"half.{name} {half}")(x)
+    want = EXACT[name](x, half)
+    assert got.dtype is want.dtype
+    torch.testing.assert_close(got, want, rtol=1e-5 if "reduction" in name else 0, atol=1e-2 if "reduction" in name else 0)
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("name", PLACES)
+def test_what_jumps_sees_rounded_values(name: str, half: torch.dtype, tmp_path: Any) -> None:
+    x, y = (torch.randn(64, 64).to(half) for _ in range(2))
+    assert torch.equal(compiled(PLACES[name], str(tmp_path), f"half.{name} {half}")(x, y), PLACES[name](x, y))
