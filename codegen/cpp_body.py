@@ -13,7 +13,7 @@ from precast.codegen.cpp_plan import has_loop, unrolled
 from precast.codegen.cpp_reduce import identity, inline_fold, update_lines
 from precast.codegen.cpp_types import COMPUTE, literal, load
 from precast.codegen.values import Facts, substitute
-from precast.lowering.ir import Alu, Axis, Buffer, Cast, Const, Gather, Index, Load, Reduce, Scan, Value, operands
+from precast.lowering.ir import Alu, Axis, Buffer, Cast, Const, Gather, Index, Load, Reduce, Scan, Value, operands, walk
 from precast.lowering.reals import is_real
 from precast.lowering.scalars import DType, Op
 from precast.lowering.symbolic import expand
@@ -42,6 +42,11 @@ class ScanState:
 
     acc: str
     index: str = ""
+
+
+DIVISIONS = (Op.FLOORDIV, Op.TRUNCDIV, Op.MOD, Op.REM)
+DIVIDED_BY_0 = -2
+"""Stands for a dimension in what a kernel reports (`host_templates.py`)."""
 
 
 class Body:
@@ -144,6 +149,8 @@ class Body:
                 inner = gelu_operand(node)
                 if inner is not None:
                     return f"gelu_f32({self.value(inner)})"
+                if op in DIVISIONS and dtype.is_int:
+                    self._check_divisor(args[1], level)
                 return render(op, tuple(self.value(a) for a in args), tuple(a.dtype for a in args), dtype)
             case Cast(value=v, dtype=dtype):
                 if isinstance(v, Index) and self._fits(v.expr) and dtype.is_float:
@@ -259,6 +266,13 @@ class Body:
             level.add(f"const {self.index_type} {name} = {wide} < 0 || {wide} >= {size} ? 0 : ({self.index_type}){wide};")
         level.names[key] = name
         return name
+
+    def _check_divisor(self, divisor: Value, level: Level) -> None:
+        """Reports a 0, as eager does on a CPU. What is loaded under a mask may be nothing's, and is not looked at."""
+        if isinstance(divisor, Const) and divisor.value != 0 or any(isinstance(v, Load) and v.mask is not None for v in walk(divisor)):
+            return
+        self.checks = True
+        self._report(level, f"({self.value(divisor)} == 0)", "INT64_C(0)", "INT64_C(0)", DIVIDED_BY_0)
 
     def _report(self, level: Level, outside: str, raw: str, size: str, dimension: int) -> None:
         if not level.simd:

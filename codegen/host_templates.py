@@ -3,7 +3,7 @@
 ERROR = """
 struct Error { int set; int dimension; int64_t index; int64_t size; };
 """
-"""What a kernel or a check says of an index out of range."""
+"""What a kernel or a check says of an index out of range, or (dimension -2) of an integer that was divided by 0."""
 
 MESSAGES = r"""
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -22,7 +22,8 @@ static int say_index(const Error& fault, char* error, int64_t capacity) {
   const __SIZE_TYPE__ room = (__SIZE_TYPE__)capacity;
   const long long index = (long long)fault.index, size = (long long)fault.size;
   const int dimension = fault.dimension;
-  if (dimension >= 0) snprintf(error, room, "I: index %lld is out of bounds for dimension %d with size %lld", index, dimension, size);
+  if (dimension == -2) snprintf(error, room, "ZeroDivisionError: an integer was divided by 0");
+  else if (dimension >= 0) snprintf(error, room, "I: index %lld is out of bounds for dimension %d with size %lld", index, dimension, size);
   else snprintf(error, room, "I: index %lld is out of bounds for a dimension with size %lld", index, size);
   return 1;
 }

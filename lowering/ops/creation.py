@@ -26,6 +26,8 @@ def position(dim: int, size: tuple[Size, ...]) -> Value:
 def full(b: Builder, *args: object, **ignored: object) -> Result:
     """The fill value is the last positional argument."""
     value = args[-1] if len(args) else ignored["fill_value"]
+    if not v.fits(value, b.dtype):  # type: ignore[arg-type]
+        return None
     return v.lazy(b, v.number(value, b.dtype) if not isinstance(value, Tensor) else v.value_of(value, b.dtype))  # type: ignore[arg-type]
 
 

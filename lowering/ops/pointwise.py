@@ -265,6 +265,8 @@ def div_mode(b: Builder, x: Operand, y: Operand, rounding_mode: str | None = Non
 def power(b: Builder, x: Operand, exponent: Operand) -> Result:
     base = v.value_of(x, b.dtype)
     if not isinstance(exponent, Tensor):
+        if not b.dtype.is_float and isinstance(exponent, int | float) and exponent < 0:
+            return None  # an error for integers
         if exponent == 0:
             return v.lazy(b, const(base, 1))
         simple = v.power(base, exponent)
@@ -282,6 +284,8 @@ def where(b: Builder, condition: Tensor, x: Operand, y: Operand) -> Result:
 
 @lowering("masked_fill.Scalar", "masked_fill.Tensor")
 def masked_fill(b: Builder, x: Tensor, mask: Tensor, value: Operand) -> Result:
+    if not v.fits(value, b.dtype):
+        return None
     return v.lazy(b, v.where(v.truth(mask.body()), v.value_of(value, b.dtype), v.value_of(x, b.dtype)))
 
 
@@ -441,4 +445,6 @@ def copy(b: Builder, target: Tensor, source: Tensor, non_blocking: bool = False)
 
 @lowering("fill.Scalar", "fill.Tensor")
 def fill(b: Builder, x: Tensor, value: Operand) -> Result:
+    if not v.fits(value, b.dtype):
+        return None
     return v.lazy(b, v.value_of(value, b.dtype))

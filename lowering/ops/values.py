@@ -62,6 +62,17 @@ def scalar_in(value: Number, dtype: DType) -> Value:
     return constant(torch.tensor(value, dtype=TORCH_DTYPES[dtype]).item(), dtype)
 
 
+def fits(value: Operand, dtype: DType) -> bool:
+    """Whether eager writes the number into memory of that type; one that is too large it refuses, an infinity only for integers."""
+    if not isinstance(value, bool | int | float) or not (dtype.is_float or dtype.is_int):
+        return True
+    if dtype.is_float:
+        return not math.isfinite(value) or abs(value) <= torch_info(dtype).max
+    limits = torch.iinfo(TORCH_DTYPES[dtype])
+    lowest = -limits.max if dtype is DType.U8 else limits.min  # unsigned ones wrap below 0
+    return bool(math.isfinite(value) and lowest <= value <= limits.max)
+
+
 def value_of(operand: Operand, dtype: DType) -> Value:
     """An operand's body, converted to `dtype`'s arithmetic type."""
     return tx.cast(operand.body(), dtype) if isinstance(operand, Tensor) else number(operand, dtype)
