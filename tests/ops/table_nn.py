@@ -139,6 +139,13 @@ def _matmul(table: Table) -> None:
     table.add("linear/residual", lambda x, w, b, r: F.linear(x, w, b) + r, lambda s: (*linear(s), s.t(6, 48)), (F32, BF16), factor=4)
     table.add("linear/prologue", lambda x, w, b: F.linear(F.gelu(x * 2), w, b), linear, (F32,), factor=4)
     table.add("linear/one_row", lambda x, w, b: F.linear(x[:1], w, b), linear, (F32,), factor=4)
+    table.add(
+        "linear/int8_weights",
+        lambda x, w, scale: F.silu(F.linear(x, w.to(x.dtype)) * scale) + x[:, :48],
+        lambda s: (s.t(6, 300), s.ints(48, 300, low=-127, high=128, dtype=torch.int8), s.t(48) / 64),
+        (F32, BF16, F16),
+        factor=4,
+    )
     table.add("linear/1d", lambda x, w, b: F.linear(x[0], w, b), linear, (F32,), factor=4)
     table.add("mm/transposed", lambda a, b: a.t() @ b.t(), lambda s: (s.t(7, 5), s.t(9, 7)), (F32, F64), factor=4)
     table.add("mm/int", torch.mm, lambda s: (s.t(5, 7), s.t(7, 3)), (I64,))

@@ -31,6 +31,7 @@ GOLDEN = {
     "rope": "chain/rope-f32",
     "embedding": "embedding/sum-f32",
     "argmax": "argmax/mid-f32",
+    "product": "linear/int8_weights-bf16",
 }
 
 
