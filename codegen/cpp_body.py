@@ -73,6 +73,9 @@ class Body:
         self.bad: dict[int, list[str]] = {}
         self.counter = 0
         self.checks = False
+        self.there_and_back = False
+        """Whether integers made of floats become floats again: the compiler would make one truncation of both, which is another function of
+        what is no integer's (and of -0.5). It cannot where it does not see that `nothing` is 0."""
         self._keep: list[object] = []
 
     def fresh(self, prefix: str) -> str:
@@ -155,7 +158,10 @@ class Body:
             case Cast(value=v, dtype=dtype):
                 if isinstance(v, Index) and self._fits(v.expr) and dtype.is_float:
                     return cast(f"(int32_t){self.index(v.expr)}", DType.I32, dtype)
-                return cast(self.value(v), v.dtype, dtype)
+                name = self.value(v)
+                if dtype.is_float and isinstance(v, Cast) and v.dtype.is_int and v.value.dtype.is_float:
+                    self.there_and_back, name = True, f"({name} ^ nothing)"
+                return cast(name, v.dtype, dtype)
             case Index(expr=sympy.Symbol() as symbol, dtype=DType.F64) if is_real(symbol):
                 return self.variable(symbol)
             case Index(expr=expr, dtype=dtype):

@@ -13,11 +13,16 @@ import precast
 NAN = float("nan")
 Fn = Callable[[Tensor], Tensor]
 
+ODD = torch.tensor([1e10, -1e10, NAN, float("inf"), -0.5, 2.7, -2.7, 3e9, *range(90)])
+
 CASES: dict[str, tuple[Fn, Tensor]] = {
     "products of positions wrap": (lambda x: (torch.arange(8) * 2**62 < 0) | (x > 2), torch.zeros(8)),
     "products in two steps wrap": (lambda x: (torch.arange(64) * 2**31 * 2**31 < 0) | (x > 2), torch.zeros(64)),
     "sums of positions wrap": (lambda x: (torch.arange(8) + (2**63 - 3) > 0) | (x > 2), torch.zeros(8)),
     "integers are counted in integers": (lambda x: torch.arange(0.5, 5.5, 1.5, dtype=torch.int64) + x, torch.tensor(1)),
+    "integers in between": (lambda x: 1 / x.int().float(), ODD),
+    "long integers in between": (lambda x: 1 / x.long().float(), ODD),
+    "integers in a reduction": (lambda x: x.int().float().amin() + 1 / x.double().int().double(), ODD),
     "alpha=0 ignores the factors": (lambda x: torch.addmm(torch.ones(2, 2), x, x, alpha=0), torch.full((2, 2), NAN)),
 }
 
