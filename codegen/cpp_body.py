@@ -73,9 +73,9 @@ class Body:
         self.bad: dict[int, list[str]] = {}
         self.counter = 0
         self.checks = False
-        self.there_and_back = False
-        """Whether integers made of floats become floats again: the compiler would make one truncation of both, which is another function of
-        what is no integer's (and of -0.5). It cannot where it does not see that `nothing` is 0."""
+        self.truncates = False
+        """Whether floats become integers: where those become floats again, the compiler would make one truncation of both, which is another
+        function of what is no integer's (and of -0.5). It cannot where it does not see that `nothing` is 0."""
         self._keep: list[object] = []
 
     def fresh(self, prefix: str) -> str:
@@ -153,15 +153,16 @@ class Body:
                 if inner is not None:
                     return f"gelu_f32({self.value(inner)})"
                 if op in DIVISIONS and dtype.is_int:
-                    self._check_divisor(args[1], level)
+                    self._check_divisor(node, args[1], level)
                 return render(op, tuple(self.value(a) for a in args), tuple(a.dtype for a in args), dtype)
             case Cast(value=v, dtype=dtype):
                 if isinstance(v, Index) and self._fits(v.expr) and dtype.is_float:
                     return cast(f"(int32_t){self.index(v.expr)}", DType.I32, dtype)
                 name = self.value(v)
-                if dtype.is_float and isinstance(v, Cast) and v.dtype.is_int and v.value.dtype.is_float:
-                    self.there_and_back, name = True, f"({name} ^ nothing)"
-                return cast(name, v.dtype, dtype)
+                text = cast(name, v.dtype, dtype)
+                if v.dtype.is_float and dtype.is_int:
+                    self.truncates, text = True, f"({text} ^ nothing)"
+                return text
             case Index(expr=sympy.Symbol() as symbol, dtype=DType.F64) if is_real(symbol):
                 return self.variable(symbol)
             case Index(expr=expr, dtype=dtype):
@@ -273,9 +274,12 @@ class Body:
         level.names[key] = name
         return name
 
-    def _check_divisor(self, divisor: Value, level: Level) -> None:
-        """Reports a 0, as eager does on a CPU. What is loaded under a mask may be nothing's, and is not looked at."""
-        if isinstance(divisor, Const) and divisor.value != 0 or any(isinstance(v, Load) and v.mask is not None for v in walk(divisor)):
+    def _check_divisor(self, node: Alu, divisor: Value, level: Level) -> None:
+        """Reports a 0, as eager does on a CPU. Where the quotient stands under a mask (a part of a concatenation, the inside of a padding)
+        there is nothing to divide in some places, and nothing is looked at: what is loaded says so.
+        """
+        loads = [v for v in walk(node) if isinstance(v, Load)]
+        if isinstance(divisor, Const) and divisor.value != 0 or not loads or any(v.mask is not None for v in loads):
             return
         self.checks = True
         self._report(level, f"({self.value(divisor)} == 0)", "INT64_C(0)", "INT64_C(0)", DIVIDED_BY_0)

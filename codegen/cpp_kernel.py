@@ -126,7 +126,7 @@ class _Renderer:
         ]
         params += [f"const {'double' if is_real(s) else 'int64_t'} {self.body.variables[s]}" for s in self.symbols]
         head = f"// {' '.join(self.kernel.origins)}\n" if self.kernel.origins else ""
-        if self.body.there_and_back:
+        if self.body.truncates:
             top.lines[:0] = ['  int32_t zero = 0; __asm__("" : "+r"(zero));', "  const int32_t nothing = zero;"]
         rest = f"({', '.join([*params, 'const int threads', 'Error* error'])}) {{\n" + "\n".join(top.lines) + "\n}\n"
         source = f"{head}static void {self.kernel.name}{rest}"

@@ -106,11 +106,15 @@ def tiling_name(tiling: Tiling) -> str:
     return " ".join(f"{f.name}={int(getattr(tiling, f.name))}" for f in dataclasses.fields(tiling))
 
 
+LATER_FIELDS = {"depth": "0"}
+"""What older records do not say, with what they mean."""
+
+
 def tiling_of(name: str) -> Tiling | None:
     """The tiling of such a name; None where it is of a version that knew other fields."""
-    words = dict(word.partition("=")[::2] for word in name.split())
+    words = LATER_FIELDS | dict(word.partition("=")[::2] for word in name.split())
     kinds = {f.name: f.type for f in dataclasses.fields(Tiling)}
-    if not set(words) <= set(kinds) or not all(value.isdecimal() for value in words.values()):
+    if set(words) != set(kinds) or not all(value.isdecimal() for value in words.values()):
         return None
     values: dict[str, Any] = {n: bool(int(v)) if kinds[n] == "bool" else int(v) for n, v in words.items()}
     return Tiling(**values)

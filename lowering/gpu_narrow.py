@@ -78,6 +78,8 @@ def _narrow(name: str, step: Gemm, buffers: dict[str, Buffer], maker: _Maker | N
     if maker is None or len(step.a.size) != 2 or out.dtype not in HALVES or 2 * sum(maker.loads.values()) > out.dtype.itemsize:
         return None
     (rows, depth), columns, stride = step.a.size, step.b.size[1], step.b.stride[0]
+    if 0 in (*step.a.stride, *step.b.stride):
+        return None  # spread: the sides do not vary as a product's do
     if stride != 1 or not (isinstance(rows, int) and isinstance(depth, int) and isinstance(columns, int)):
         return None
     if rows > MANY_ROWS and columns < MANY_COLUMNS:

@@ -104,7 +104,9 @@ class _Scope:
         """Sums and products of 64-bit positions are positions."""
         if value.dtype is DType.I64:
             a, b = (position_of(x) for x in value.args)
-            if a is not None and b is not None and not (isinstance(value.args[0], Const) and isinstance(value.args[1], Const)):
+            numbers = isinstance(value.args[0], Const) and isinstance(value.args[1], Const)
+            square = value.op is Op.MUL and all(x is not None and x.free_symbols & set(self.ranges) for x in (a, b))  # may wrap
+            if a is not None and b is not None and not numbers and not square:
                 return Index(_combine(value.op, a, b), DType.I64)
         left, right = value.args
         if value.op in (Op.MUL, Op.DIV) and isinstance(right, Const) and right.value == 1 and value_dtype(left) is value.dtype.compute:

@@ -72,9 +72,7 @@ def _fits(size: Sequence[Size], into: Sequence[Size]) -> bool:
 
 
 def _spreads(size: Sequence[Size], over: Sequence[Size]) -> bool:
-    """Whether `size` broadcasts to `over`; leading dimensions of 1 are dropped, as eager does."""
-    while len(size) > len(over) and size[0] == 1:
-        size = size[1:]
+    """Whether `size` broadcasts to `over`."""
     extra = len(over) - len(size)
     return extra >= 0 and all(n == 1 or same(n, m) for n, m in zip(size, over[extra:], strict=True))
 
@@ -229,7 +227,13 @@ def index_put(b: Builder, x: Tensor, indices: Sequence[Tensor | None], values: T
 
 
 def _scatter(b: Builder, x: Tensor, dim: int, found: Tensor, source: v.Operand, mode: StoreMode) -> Result:
-    if x.rank == 0 or found.rank == 0 or (x.dtype is DType.BOOL and mode != "set") or _nowhere(x, [dim], found.size):
+    if (
+        x.rank == 0
+        or found.rank == 0
+        or not v.fits(source, x.dtype)
+        or (x.dtype is DType.BOOL and mode != "set")
+        or _nowhere(x, [dim], found.size)
+    ):
         return None
     return _scatter_into(b, x, dim, found, source, mode)
 
@@ -311,7 +315,7 @@ def index_copy(b: Builder, x: Tensor, dim: int, found: Tensor, source: Tensor) -
 
 @lowering("index_fill.int_Scalar", "index_fill.int_Tensor")
 def index_fill(b: Builder, x: Tensor, dim: int, found: Tensor, value: v.Operand) -> Result:
-    if not x.rank:
+    if not x.rank or not v.fits(value, x.dtype):
         return None
     dim %= x.rank
     size = (*x.size[:dim], found.numel, *x.size[dim + 1 :])

@@ -81,6 +81,8 @@ def stack(b: Builder, parts: Sequence[Tensor], dim: int = 0) -> Result:
 @lowering("constant_pad_nd")
 def constant_pad(b: Builder, x: Tensor, pad: Sequence[Size], value: v.Number = 0) -> Result:
     """Negative padding crops."""
+    if not v.fits(value, x.dtype):
+        return None
     mask: Value | None = None
     index: list[sympy.Expr] = list(ix.symbols(x.rank))
     for k in range(len(pad) // 2):

@@ -159,7 +159,7 @@ def mv(b: Builder, matrix: Tensor, vector: Tensor) -> Result:
 
 @lowering("addmv")
 def addmv(b: Builder, x: Tensor, matrix: Tensor, vector: Tensor, *, beta: v.Number = 1, alpha: v.Number = 1) -> Result:
-    fits = b.dtype.is_float and _of_one_type(x, matrix, vector)
+    fits = b.dtype.is_float and _of_one_type(x, matrix, vector) and alpha != 0
     return _scaled(b, x, _vector_product(b, matrix, vector), beta, alpha) if fits else None
 
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import sympy
+
 from precast.lowering import tensor as tx
 from precast.lowering.builder import Builder
 from precast.lowering.ir import Value
@@ -265,8 +267,8 @@ def div_mode(b: Builder, x: Operand, y: Operand, rounding_mode: str | None = Non
 def power(b: Builder, x: Operand, exponent: Operand) -> Result:
     base = v.value_of(x, b.dtype)
     if not isinstance(exponent, Tensor):
-        if not b.dtype.is_float and isinstance(exponent, int | float) and exponent < 0:
-            return None  # an error for integers
+        if not b.dtype.is_float and (isinstance(exponent, sympy.Expr) or exponent < 0):
+            return None  # an error for integers below 0
         if exponent == 0:
             return v.lazy(b, const(base, 1))
         simple = v.power(base, exponent)
@@ -423,6 +425,12 @@ HELD_BY_HALVES = (DType.I8, DType.U8, DType.BOOL)
 """The types of which every value is one of both half types."""
 
 
+def _converted(x: Tensor, dtype: DType) -> Value:
+    jump = x.dtype.is_float and not dtype.is_float
+    value = tx.cast(tx.rounded(x.body(), x.dtype) if jump else x.body(), dtype)
+    return value if x.dtype is dtype or x.dtype in HELD_BY_HALVES else tx.rounded(value, dtype)
+
+
 @lowering("_to_copy", "clone", "contiguous", "lift_fresh_copy")
 def to_copy(b: Builder, x: Tensor | bool | int | float, **ignored: object) -> Result:
     """A conversion, or a copy: which reads its source where it lies until something needs it elsewhere. vmap also converts numbers.
@@ -433,14 +441,12 @@ def to_copy(b: Builder, x: Tensor | bool | int | float, **ignored: object) -> Re
         return b.lazy((), b.dtype, tx.constant(x, b.dtype))
     if x.dtype is b.dtype:
         return x
-    jump = x.dtype.is_float and not b.dtype.is_float
-    value = tx.cast(tx.rounded(x.body(), x.dtype) if jump else x.body(), b.dtype)
-    return b.lazy(x.size, b.dtype, value if x.dtype in HELD_BY_HALVES else tx.rounded(value, b.dtype))
+    return b.lazy(x.size, b.dtype, _converted(x, b.dtype))
 
 
 @lowering("copy")
 def copy(b: Builder, target: Tensor, source: Tensor, non_blocking: bool = False) -> Result:
-    return v.lazy(b, v.value_of(source, b.dtype))
+    return v.lazy(b, _converted(source, b.dtype))
 
 
 @lowering("fill.Scalar", "fill.Tensor")

@@ -69,7 +69,7 @@ def fits(value: Operand, dtype: DType) -> bool:
     if dtype.is_float:
         return not math.isfinite(value) or abs(value) <= torch_info(dtype).max
     limits = torch.iinfo(TORCH_DTYPES[dtype])
-    lowest = -limits.max if dtype is DType.U8 else limits.min  # unsigned ones wrap below 0
+    lowest = -limits.max if dtype is DType.U8 and isinstance(value, int) else limits.min  # integers wrap below 0
     return bool(math.isfinite(value) and lowest <= value <= limits.max)
 
 

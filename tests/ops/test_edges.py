@@ -23,6 +23,10 @@ CASES: dict[str, tuple[Fn, Tensor]] = {
     "integers in between": (lambda x: 1 / x.int().float(), ODD),
     "long integers in between": (lambda x: 1 / x.long().float(), ODD),
     "integers in a reduction": (lambda x: x.int().float().amin() + 1 / x.double().int().double(), ODD),
+    "integers of two kinds": (lambda x: 1 / x.int().long().float(), ODD),
+    "integers that stay": (lambda x: 1 / (x.int() | 0).clamp(min=-(2**31)).float(), ODD),
+    "products of two positions wrap": (lambda x: torch.arange(10**5) * 2 * 10**9 * torch.arange(10**5) // (2 * 10**9) + x, torch.tensor(0)),
+    "alpha=0 of a vector": (lambda x: torch.addmv(torch.ones(2), x, x[0], alpha=0), torch.full((2, 2), NAN)),
     "alpha=0 ignores the factors": (lambda x: torch.addmm(torch.ones(2, 2), x, x, alpha=0), torch.full((2, 2), NAN)),
 }
 

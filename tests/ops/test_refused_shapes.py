@@ -43,6 +43,7 @@ REFUSED: dict[str, Case] = {
     "index_fill/empty": (lambda x, s, i: x.index_fill(0, i, 1.0), (0, 4), (1,), (3,)),
     "index_put/empty": (lambda x, s, i: x.index_put((i,), s), (0, 4), (3, 4), (3,)),
     "index_put/values": (lambda x, s, i: x.index_put((i,), s), (5, 4), (2, 4), (3,)),
+    "index_put/leading ones": (lambda x, s, i: x.index_put((i,), s), (5, 4), (1, 1, 1, 4), (3,)),
     "index_put/mask": (lambda x, s, i: x.index_put((i == 0,), s.sum()), (5, 4), (1,), (3,)),
     "select_scatter/place": (lambda x, s, i: x.select_scatter(s, 0, 9), (5, 4), (4,), (1,)),
     "select_scatter/source": (lambda x, s, i: x.select_scatter(s, 0, 1), (5, 4), (3,), (1,)),

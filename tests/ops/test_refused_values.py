@@ -55,6 +55,12 @@ def test_what_is_not_divided_is_no_error() -> None:
 
     a, b = torch.arange(1, 9), torch.arange(2, 10)
     assert torch.equal(precast.compile(joined)(a, b), joined(a, b))
+    for fn in (
+        lambda a: torch.nn.functional.pad(a // torch.arange(1, 9), (2, 3)),
+        lambda a: torch.cat([a, a % torch.arange(1, 9)]) + 1,
+        lambda a: torch.cat([a // torch.arange(8, 0, -1), a]) + 1,
+    ):
+        assert torch.equal(precast.compile(fn, fullgraph=True)(a), fn(a))
 
 
 UNFIT: dict[str, Fn] = {
@@ -62,6 +68,10 @@ UNFIT: dict[str, Fn] = {
     "masked_fill": lambda a, b: a.half().masked_fill(b > 0, -1e9),
     "full": lambda a, b: torch.full((2,), 1e6, dtype=torch.half) + a,
     "an infinity": lambda a, b: torch.full_like(a, float("inf")),
+    "a float below 0": lambda a, b: torch.full((3,), -5.0, dtype=torch.uint8),
+    "index_fill": lambda a, b: a.to(torch.uint8).index_fill(0, a[:1], 300),
+    "pad": lambda a, b: torch.nn.functional.pad(a.half(), (1, 1), value=-1e9),
+    "scatter": lambda a, b: a.half().scatter(0, a[:1], 1e9),
     "a negative power": lambda a, b: a**-1,
 }
 FIT: dict[str, Fn] = {
@@ -69,6 +79,10 @@ FIT: dict[str, Fn] = {
     "masked_fill": lambda a, b: a.half().masked_fill(b > 0, -float("inf")),
     "full": lambda a, b: torch.full((2,), 6e4, dtype=torch.half) + a,
     "an infinity": lambda a, b: torch.full_like(a.float(), float("inf")),
+    "a float below 0": lambda a, b: torch.full((3,), 5.0, dtype=torch.uint8),
+    "index_fill": lambda a, b: a.to(torch.uint8).index_fill(0, a[:1], 200),
+    "pad": lambda a, b: torch.nn.functional.pad(a.half(), (1, 1), value=-1e4),
+    "scatter": lambda a, b: a.half().scatter(0, a[:1], 1e4),
     "a negative power": lambda a, b: (a.float() + 1) ** -1,
 }
 
@@ -81,3 +95,11 @@ def test_numbers_that_do_not_fit(name: str) -> None:
     with pytest.raises(RuntimeError):
         precast.compile(UNFIT[name])(a, b)
     assert torch.equal(precast.compile(FIT[name])(a, b), FIT[name](a, b))
+
+
+def test_powers_that_change_from_call_to_call() -> None:
+    call = precast.compile(lambda x, n: x**n, dynamic=True)
+    x = torch.arange(1, 5)
+    assert torch.equal(call(x, 2), x**2) and torch.equal(call(x, 3), x**3)
+    with pytest.raises(RuntimeError, match="negative integer powers"):
+        call(x, -1)

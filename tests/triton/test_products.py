@@ -64,7 +64,11 @@ def test_what_a_library_does_as_well_stays_the_librarys() -> None:
     def wide(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.linear(x, w.to(x.dtype).sin())
 
+    def spread(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        return scaled(x[:1].expand_as(x), w, s)
+
     for program in (
+        program_for(spread, 8),
         program_for(scaled, 129, 4096),
         program_for(scaled, 65, 1024),
         program_for(scaled, 4, depth=128),
