@@ -16,10 +16,12 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from gpu_measure import captured
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -45,26 +47,11 @@ def quantized(inputs: int, outputs: int) -> tuple[Tensor, Tensor]:
     return weight, (torch.rand(outputs, device="cuda") / (100 * inputs**0.5)).bfloat16()
 
 
-def captured(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
-    """A graph of `CALLS` calls."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(CALLS):
-            call()
-    return graph
-
-
-def microseconds(graph: torch.cuda.CUDAGraph) -> float:
-    """Of one call."""
+def microseconds(replay: Callable[[], Any]) -> float:
+    """Of one call, where `replay` makes `CALLS`."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
-    graph.replay()
+    replay()
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) * 1e3 / CALLS
@@ -88,9 +75,9 @@ def case(fn: Callable[[Tensor, Weights], Tensor], weights: Weights, x: Tensor, r
     calls = compiled(fn, store)
     want = fn(x.double(), [(w, s.double()) for w, s in weights])
     off = {name: float((call(x, weights).double() - want).abs().max() / want.abs().max()) for name, call in calls.items()}
-    graphs = {name: captured(lambda call=call: call(x, weights)) for name, call in calls.items()}  # type: ignore[misc]
+    graphs = {name: captured(partial(call, x, weights), CALLS) for name, call in calls.items()}
     plain = [(w.to(x.dtype), s) for w, s in weights]
-    graphs["eager, bfloat16 weights"] = captured(lambda: fn(x, plain))
+    graphs["eager, bfloat16 weights"] = captured(partial(fn, x, plain), CALLS)
     times: dict[str, list[float]] = {name: [] for name in graphs}
     for number in range(rounds):
         for name in list(graphs)[:: 1 if number % 2 else -1]:

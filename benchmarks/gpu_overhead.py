@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from contenders import environment
 from gpu_contenders import first_answer
-from gpu_measure import profile
+from gpu_measure import captured, profile
 from report import table
 
 Call = Callable[..., Any]
@@ -162,21 +162,6 @@ def gpt2() -> tuple[torch.nn.Module, torch.Tensor]:
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(use_cache=False, n_embd=48, vocab_size=1000)).eval().cuda().requires_grad_(False)
     return model, torch.ones(1, 8, dtype=torch.int64, device="cuda")
-
-
-def captured(call: Call) -> Call:
-    """The bare replay of what `call` launches: no guards, no inputs, no outputs."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kept = call()
-    replay: Call = lambda: (graph.replay(), kept)[0]  # noqa: E731 - keeps the captured output's memory alive
-    return replay
 
 
 def per_call(cache: str, rounds: int) -> Timed:

@@ -17,13 +17,12 @@ from precast.codegen.choices import as_seen, conv_key, gemm_key, torch_dtype
 from precast.lowering import index as ix
 from precast.lowering.gpu_odd import VECTOR
 from precast.lowering.ir import Attention, Buffer, Conv, Extern, Gemm, Size, View
-from precast.lowering.scalars import DType
+from precast.lowering.scalars import HALVES, DType
 from precast.lowering.sizes import hint
 
 Buffers = Mapping[str, Buffer]
 Calls = Callable[[], dict[str, Callable[[], object]]]
 
-HALF = (DType.BF16, DType.F16)
 ACTIVATIONS = ("relu", "gelu_tanh")
 """What cuBLASLt applies to a product with a bias: exactly eager's functions, without the rounding in between."""
 FLASH_ROWS = 128
@@ -58,7 +57,7 @@ def gemm_choice(step: Gemm, buffers: Buffers) -> Choice:
     """A product with an activation: in one call of cuBLASLt ("activation"), or followed by a kernel ("aten")."""
     seen = as_seen(step)
     flat = len(step.a.size) == 2 and step.bias is not None and step.bias.stride == (1,)
-    half = buffers[step.out].dtype in HALF
+    half = buffers[step.out].dtype in HALVES
     exact = step.activation in ACTIVATIONS and (half or step.activation == "relu")  # its gelu is off by some 4e-6
     names = ("activation", "aten") if flat and exact and step.residual is None else ("aten",)
 
@@ -96,13 +95,13 @@ def conv_choice(step: Conv, buffers: Buffers) -> Choice:
         names.append("cudnn")
     names.append("aten")
     # float32 convolutions may use TF32 by default, float32 products may not: a product could be far slower than what eager runs
-    half = buffers[step.out].dtype in HALF
+    half = buffers[step.out].dtype in HALVES
     default = next(n for n in names if n != "product" or half)
     return Choice(f"{conv_key(step, buffers)} stride{list(step.stride)}", tuple(names), default, lambda: _conv_calls(step, buffers, names))
 
 
 def _fuses(step: Conv, buffers: Buffers) -> bool:
-    if step.transposed or len(step.x.size) != 4 or step.activation != "relu" or buffers[step.out].dtype not in (*HALF, DType.F32):
+    if step.transposed or len(step.x.size) != 4 or step.activation != "relu" or buffers[step.out].dtype not in (*HALVES, DType.F32):
         return False
     residual = step.residual
     return residual is None or (step.residual_order == "before" and residual.size == buffers[step.out].size)
@@ -221,7 +220,7 @@ def _square(step: Attention) -> bool:
 
 
 def _flash_fits(step: Attention, buffers: Buffers) -> bool:
-    half = buffers[step.out].dtype in HALF
+    half = buffers[step.out].dtype in HALVES
     return half and step.mask is None and _dense(step) and _depth(step, FLASH_DEPTH) and _square(step)
 
 
@@ -229,12 +228,12 @@ def _cudnn_fits(step: Attention, buffers: Buffers) -> bool:
     known = all(isinstance(n, int | sympy.Integer) for v in (step.q, step.k) for n in v.size)  # each size is planned anew
     dtype, mask = buffers[step.out].dtype, step.mask
     plain = _square(step) if mask is None else not step.causal and mask.stride[-1] == 1 and buffers[mask.buffer].dtype is dtype
-    return dtype in HALF and known and plain and _dense(step) and _depth(step, CUDNN_DEPTH)
+    return dtype in HALVES and known and plain and _dense(step) and _depth(step, CUDNN_DEPTH)
 
 
 def _efficient_fits(step: Attention, buffers: Buffers) -> bool:
     dtype = buffers[step.out].dtype
-    if dtype not in (*HALF, DType.F32) or step.q.size[1] != step.k.size[1] or not _dense(step) or not _depth(step, 1 << 12):
+    if dtype not in (*HALVES, DType.F32) or step.q.size[1] != step.k.size[1] or not _dense(step) or not _depth(step, 1 << 12):
         return False
     mask = step.mask
     if mask is None:

@@ -18,14 +18,15 @@ from precast.codegen.triton_tiling import Part, Tiling
 from precast.codegen.triton_values import kind
 from precast.codegen.values import Facts, rebuild, rebuild_store, store_roots
 from precast.lowering.ir import Alu, Axis, Buffer, Cast, Load, Reduce, Scan, Size, Store, Value, walk
-from precast.lowering.scalars import DType, Op, ReduceOp
+from precast.lowering.scalars import HALVES, HELD_BY_HALVES, DType, Op, ReduceOp
 from precast.lowering.sizes import hint
 
-HALVES = (DType.BF16, DType.F16)
-EXACT = {**{half: (half,) for half in HALVES}, **dict.fromkeys((DType.I8, DType.U8, DType.BOOL), HALVES)}
+EXACT = {**{half: (half,) for half in HALVES}, **dict.fromkeys(HELD_BY_HALVES, HALVES)}
 """The half types that hold every value of a type."""
 MIN_ROWS, MIN_COLUMNS, MIN_DEPTH = 2, 16, 64
 SIDE = "side"
+Axes = tuple[tuple[Axis, ...], tuple[Axis, ...]]
+"""A side's own, and those of the sum."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,8 +143,8 @@ class ProductBody(Body):
         multiplied: list[str] = []
         for number, s in enumerate(self.product.sums):
             yield f"sum{number} = tl.zeros({shape}, tl.float32)"
-            left = self._side("left", s.left, s.half, self.product.rows, self.x.block, inside)
-            right = self._side("right", s.right, s.half, self.product.columns, columns.block, inside)
+            left = self._side("left", s.left, s.half, (self.product.rows, s.value.axes), self.x.block, inside)
+            right = self._side("right", s.right, s.half, (self.product.columns, s.value.axes), columns.block, inside)
             multiplied.append(f"sum{number} = tl.dot({left}, tl.trans({right}), sum{number})")
         yield f"row_block, column_block = program // ({blocks}), program % ({blocks})"
         depth: sympy.Expr = sympy.Mul(*(sympy.sympify(a.extent) for a in self.product.depth))
@@ -151,18 +152,15 @@ class ProductBody(Body):
         for line in (*(f"{name} = {call}" for call, name in inside.items()), *multiplied):
             yield f"    {line}"
 
-    def _side(self, what: str, value: Value, half: DType, axes: tuple[Axis, ...], block: int, calls: dict[str, str]) -> str:
+    def _side(self, what: str, value: Value, half: DType, axes: Axes, block: int, calls: dict[str, str]) -> str:
         """The name of the side's block in the loop, the function that makes it being written unless there is an equal one."""
-        side = _Side(value, half, axes, self._depth_of(value), self.known, replace(self.tiling, xblock=block), self.index_type)
+        side = _Side(value, half, *axes, self.known, replace(self.tiling, xblock=block), self.index_type)
         parameters = ["block", "start", *(f"ptr{n}" for n in side.buffers.values()), *(f"size{n}" for n in side.sizes.values())]
         given = [f"{'row' if what == 'left' else 'column'}_block", "start", *map(self.pointer, side.buffers), *map(self.size, side.sizes)]
         body = (f"({', '.join(parameters)}):\n", *(f"    {line}\n" for line in side.lines))
         name = self.functions.setdefault("".join(body), f"{what}{len(self.functions)}")
         self.checks = self.checks or side.checks
         return calls.setdefault(f"{name}({', '.join(given)})", f"{what}_block{len(calls)}")
-
-    def _depth_of(self, value: Value) -> tuple[Axis, ...]:
-        return next(s.value.axes for s in self.product.sums if value in (s.left, s.right))
 
 
 class _Side(Memory):

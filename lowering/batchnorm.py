@@ -18,7 +18,7 @@ from precast.lowering.constants import without_dead_steps
 from precast.lowering.effects import index_expr, lasting_inputs, reads, writes
 from precast.lowering.emit import without_unused_buffers
 from precast.lowering.ir import Alu, Buffer, Conv, Kernel, Load, Program, Size, Step, Store, Value, View, operands, walk
-from precast.lowering.scalars import DType, Op
+from precast.lowering.scalars import HALVES, DType, Op
 from precast.lowering.sizes import hint
 from precast.lowering.substitution import Definition, Rewriter, Uninvertible, coordinates, shared_axis
 from precast.lowering.transform import map_kernel
@@ -39,7 +39,7 @@ def fold_batch_norm(freeze: bool, bound: Collection[str] | None = None, gpu: boo
 class _Folder:
     def __init__(self, program: Program, freeze: bool, bound: Collection[str] | None = None, gpu: bool = False) -> None:
         self.program, self.freeze = program, freeze
-        self.types = (DType.F32, DType.F64, *((DType.BF16, DType.F16) if gpu and freeze else ()))
+        self.types = (DType.F32, DType.F64, *(HALVES if gpu and freeze else ()))
         self.factor = 0.25 if gpu else 1.5
         self.buffers = {b.name: b for b in program.buffers}
         self.users: dict[str, list[int]] = {}

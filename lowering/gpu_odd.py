@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from precast.lowering.ir import Gemm, Program
 from precast.lowering.restride import Move, moved
-from precast.lowering.scalars import DType
+from precast.lowering.scalars import HALVES
 from precast.lowering.sizes import hint
 
 VECTOR = 8
@@ -31,7 +31,7 @@ def roomy_rows(program: Program) -> Program:
 def _is_odd(step: Gemm, program: Program) -> bool:
     out = program.buffer(step.out)
     columns = out.size[-1]
-    if len(out.size) != 2 or out.dtype not in (DType.BF16, DType.F16) or not isinstance(columns, int) or columns % VECTOR == 0:
+    if len(out.size) != 2 or out.dtype not in HALVES or not isinstance(columns, int) or columns % VECTOR == 0:
         return False
     rows, depth = hint(out.size[0]), hint(step.a.size[1])
     plain = out.stride == (columns, 1) and columns > VECTOR and step.activation == "none" and step.residual is None

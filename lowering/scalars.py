@@ -53,6 +53,11 @@ class DType(Enum):
         return DType.F32 if self in (DType.BF16, DType.F16) else self
 
 
+HALVES = (DType.BF16, DType.F16)
+HELD_BY_HALVES = (DType.I8, DType.U8, DType.BOOL)
+"""The types of which every value is one of both half types."""
+
+
 class Op(Enum):
     """The closed vocabulary of `Alu`; how many operands each takes says `arity`."""
 

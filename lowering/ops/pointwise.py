@@ -14,7 +14,7 @@ from precast.lowering.ir import Value
 from precast.lowering.ops import values as v
 from precast.lowering.ops.values import Number, Operand, const
 from precast.lowering.registry import Result, lowering
-from precast.lowering.scalars import DType, Op
+from precast.lowering.scalars import HELD_BY_HALVES, DType, Op
 from precast.lowering.tensor import Tensor, alu, compare
 
 
@@ -419,10 +419,6 @@ def round_decimals(b: Builder, x: Tensor, decimals: int) -> Result:
     if decimals >= 0:
         return v.lazy(b, v.div(alu(Op.ROUND, v.mul(value, scale)), scale))
     return v.lazy(b, v.mul(alu(Op.ROUND, v.div(value, scale)), scale))
-
-
-HELD_BY_HALVES = (DType.I8, DType.U8, DType.BOOL)
-"""The types of which every value is one of both half types."""
 
 
 def _converted(x: Tensor, dtype: DType) -> Value:
