@@ -10,7 +10,7 @@ import sympy
 
 from precast.lowering import tensor as tx
 from precast.lowering.builder import Builder
-from precast.lowering.ir import Value
+from precast.lowering.ir import Const, Value
 from precast.lowering.ops import values as v
 from precast.lowering.ops.values import Number, Operand, const
 from precast.lowering.registry import Result, lowering
@@ -293,6 +293,9 @@ def masked_fill(b: Builder, x: Tensor, mask: Tensor, value: Operand) -> Result:
 
 @lowering("clamp", "clamp.Tensor")
 def clamp(b: Builder, x: Tensor, low: Operand | None = None, high: Operand | None = None) -> Result:
+    if not all(bound is None or v.fits(bound, b.dtype) for bound in (low, high)):
+        return None
+
     def limit(bound: Operand | None) -> Value | None:
         return None if bound is None else v.value_of(bound, b.dtype)
 
@@ -424,6 +427,8 @@ def round_decimals(b: Builder, x: Tensor, decimals: int) -> Result:
 def _converted(x: Tensor, dtype: DType) -> Value:
     jump = x.dtype.is_float and not dtype.is_float
     value = tx.cast(tx.rounded(x.body(), x.dtype) if jump else x.body(), dtype)
+    if isinstance(value, Const) and dtype.compute is not dtype:
+        return v.scalar_in(value.value, dtype)
     return value if x.dtype is dtype or x.dtype in HELD_BY_HALVES else tx.rounded(value, dtype)
 
 

@@ -77,6 +77,7 @@ EXACT: dict[str, Callable[[torch.Tensor, torch.dtype], torch.Tensor]] = {
     "what is lost": lambda x, half: (x - x.to(half).float()) * 1e4,
     "the sum of two": lambda x, half: (x.to(half).float() + (x - x.to(half).float()).to(half).float()) * 3,
     "from integers": lambda x, half: (x * 1e4).int().to(half).int(),
+    "a constant": lambda x, half: torch.full((4,), 2049.5).to(half).float() + torch.full((4,), 7e4).to(half).float() + x[0, :4] * 0,
     "copied": lambda x, half: torch.empty_like(x, dtype=half).copy_(x * 1.1).float() * 3,
     "to the other": lambda x, half: x.to(torch.bfloat16).to(torch.float16).float() - x.to(half).float(),
     "behind a reduction": lambda x, half: (x / x.sum(-1, keepdim=True).to(half).float()).to(half).float() - x,

@@ -71,6 +71,7 @@ UNFIT: dict[str, Fn] = {
     "a float below 0": lambda a, b: torch.full((3,), -5.0, dtype=torch.uint8),
     "index_fill": lambda a, b: a.to(torch.uint8).index_fill(0, a[:1], 300),
     "pad": lambda a, b: torch.nn.functional.pad(a.half(), (1, 1), value=-1e9),
+    "clamp": lambda a, b: a.to(torch.int8).clamp(max=300),
     "scatter": lambda a, b: a.half().scatter(0, a[:1], 1e9),
     "a negative power": lambda a, b: a**-1,
 }
@@ -82,6 +83,7 @@ FIT: dict[str, Fn] = {
     "a float below 0": lambda a, b: torch.full((3,), 5.0, dtype=torch.uint8),
     "index_fill": lambda a, b: a.to(torch.uint8).index_fill(0, a[:1], 200),
     "pad": lambda a, b: torch.nn.functional.pad(a.half(), (1, 1), value=-1e4),
+    "clamp": lambda a, b: a.to(torch.int8).clamp(max=1),
     "scatter": lambda a, b: a.half().scatter(0, a[:1], 1e4),
     "a negative power": lambda a, b: (a.float() + 1) ** -1,
 }
