@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from precast.codegen.triton_product import Product, product_of
+from precast.codegen.triton_product import product_in
 from precast.codegen.triton_tiling import Part, Tiling, loaded, power_of_two
-from precast.codegen.values import Facts, static_product, store_roots
+from precast.codegen.values import static_product, store_roots
 from precast.lowering import index as ix
 from precast.lowering.ir import Axis, Buffer, Load, Reduce, Scan, Size, Value, walk
+from precast.lowering.products import MANY, Product
 from precast.lowering.sizes import hint
 
 PROCESSORS = 132
@@ -113,7 +114,7 @@ def two_dimensional(part: Part, known: Mapping[str, Buffer]) -> Part:
 def choose(part: Part, known: Mapping[str, Buffer]) -> Tiling:
     """The tiling of a part, without having measured."""
     rows = _count(part.x)
-    product = product_of(part, Facts())
+    product = product_in(part)
     if product is not None:
         return _product(product)
     if part.grid:
@@ -203,11 +204,21 @@ def _rows(rows: int, width: int, known: bool) -> Tiling:
 def _product(product: Product) -> Tiling:
     """Narrow blocks, so that every processor reads a part of the columns' side; long steps where the processors are hardly filled."""
     rows, columns, depth = product.size
+    if rows >= MANY:
+        return _many_rows(rows, columns, depth)
     few, many = next(blocks for most, *blocks in PRODUCTS if rows <= most)
     xblock, rblock, step, stages = many if columns >= PROCESSORS * 32 else few
     if xblock > 16 and columns < PROCESSORS * 16:
         xblock, rblock, step, stages = 32, 16, 256, 3
     return Tiling(xblock, rblock=rblock, depth=min(step, power_of_two(depth)), num_warps=4, num_stages=stages)
+
+
+def _many_rows(rows: int, columns: int, depth: int) -> Tiling:
+    """As many columns as a block holds, so that the rows, which cost memory, are read seldom; smaller blocks where those would be few."""
+    rblock = min(128, power_of_two(columns))
+    few = (rows // 64) * -(-columns // rblock) < 2 * PROCESSORS
+    step = 32 if depth <= 64 else 64
+    return Tiling(64, rblock=min(rblock, 64) if few else rblock, depth=step, num_warps=4, num_stages=4 if few else 3)
 
 
 def _across(part: Part, known: Mapping[str, Buffer]) -> bool:

@@ -6,8 +6,8 @@ it is read; what follows the sums is written as for any other part, over a block
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import sympy
 
@@ -16,103 +16,25 @@ from precast.codegen.triton_memory import Memory
 from precast.codegen.triton_ops import TYPES
 from precast.codegen.triton_tiling import Part, Tiling
 from precast.codegen.triton_values import kind
-from precast.codegen.values import Facts, rebuild, rebuild_store, store_roots
-from precast.lowering.ir import Alu, Axis, Buffer, Cast, Load, Reduce, Scan, Size, Store, Value, walk
-from precast.lowering.scalars import HALVES, HELD_BY_HALVES, DType, Op, ReduceOp
-from precast.lowering.sizes import hint
+from precast.codegen.values import rebuild, rebuild_store, store_roots
+from precast.lowering.ir import Axis, Buffer, Load, Reduce, Store, Value, walk
+from precast.lowering.products import Product, product_of
+from precast.lowering.scalars import DType
 
-EXACT = {**{half: (half,) for half in HALVES}, **dict.fromkeys(HELD_BY_HALVES, HALVES)}
-"""The half types that hold every value of a type."""
-MIN_ROWS, MIN_COLUMNS, MIN_DEPTH = 2, 16, 64
 SIDE = "side"
 Axes = tuple[tuple[Axis, ...], tuple[Axis, ...]]
 """A side's own, and those of the sum."""
 
 
-@dataclass(frozen=True, eq=False)
-class Sum:
-    """One sum over the depth: what varies along the rows, and what varies along the columns."""
-
-    value: Reduce
-    left: Value
-    right: Value
-    half: DType
-
-
-@dataclass(frozen=True, eq=False)
-class Product:
-    """The outer axes of a part as rows (the fewer) and columns of its sums, which run over the same depth."""
-
-    rows: tuple[Axis, ...]
-    columns: tuple[Axis, ...]
-    depth: tuple[Axis, ...]
-    sums: tuple[Sum, ...]
-
-    @property
-    def size(self) -> tuple[int, int, int]:
-        """Rows, columns and depth, as hints."""
-        rows, columns, depth = (_count(axes) for axes in (self.rows, self.columns, self.depth))
-        return rows, columns, depth
-
-
-def product_of(part: Part, facts: Facts) -> Product | None:
-    """The part as products of matrices in a half type; None where it is anything else."""
-    values = list(walk(*(root for s in part.stores for root in store_roots(s))))
-    reductions = [v for v in values if isinstance(v, Reduce)]
-    if not reductions or part.grid or any(isinstance(v, Scan) for v in values):
+def product_in(part: Part) -> Product | None:
+    """The part as products of matrices; None where it is anything else."""
+    if part.grid or any(s.axes != part.x for s in part.stores):
         return None
-    if any(s.axes != part.x for s in part.stores) or len({_extents(r.axes) for r in reductions}) > 1:
-        return None
-    own = frozenset(a.symbol for a in part.x)
-    found: Product | None = None
-    for r in reductions:
-        sides = _sides(r, facts, own)
-        if sides is None:
-            return None
-        axes = {side: tuple(a for a in part.x if a.symbol in facts.deps(side)) for side in sides}
-        left, right = sorted(sides, key=lambda side: (_count(axes[side]), part.x[-1] in axes[side]))
-        rows, columns = axes[left], axes[right]
-        half = next((h for h in HALVES if h in held_in(left) and h in held_in(right)), None)
-        if half is None or (found is not None and (found.rows, found.columns) != (rows, columns)):
-            return None
-        found = Product(rows, columns, r.axes, (*(found.sums if found is not None else ()), Sum(r, left, right, half)))
-    return found if found is not None and all(n >= m for n, m in zip(found.size, (MIN_ROWS, MIN_COLUMNS, MIN_DEPTH), strict=True)) else None
-
-
-def _sides(r: Reduce, facts: Facts, outer: frozenset[sympy.Symbol]) -> tuple[Value, Value] | None:
-    """The factors of what is summed, if they depend on all of the depth and share out the outer axes."""
-    item = r.value
-    if r.op is not ReduceOp.SUM or r.dtype.compute is not DType.F32 or not isinstance(item, Alu) or item.op is not Op.MUL:
-        return None
-    if any(isinstance(v, Reduce) for v in walk(item)):
-        return None
-    one, other = item.args
-    first, second = facts.deps(one), facts.deps(other)
-    depth = frozenset(a.symbol for a in r.axes)
-    apart = not first & second & outer and first & outer and second & outer and outer <= first | second
-    return (one, other) if apart and depth <= first and depth <= second else None
-
-
-def held_in(value: Value) -> tuple[DType, ...]:
-    """The half types that hold the value exactly, whatever it is."""
-    while isinstance(value, Cast) and value.dtype is DType.F32:
-        value = value.value
-    return EXACT.get(value.dtype, ()) if isinstance(value, Load | Cast) else ()
-
-
-def _extents(axes: Sequence[Axis]) -> tuple[Size, ...]:
-    return tuple(a.extent for a in axes)
-
-
-def _count(axes: Sequence[Axis]) -> int:
-    total = 1
-    for axis in axes:
-        total *= hint(axis.extent)
-    return total
+    return product_of(part.x, part.stores)
 
 
 class ProductBody(Body):
-    """The function of a part that `product_of` recognised, in a tiling that has a `depth`. The sums are named before all else."""
+    """The function of a part that `product_in` recognised, in a tiling that has a `depth`. The sums are named before all else."""
 
     def __init__(self, part: Part, product: Product, known: Mapping[str, Buffer], tiling: Tiling, index_type: str) -> None:
         self.product = product

@@ -18,7 +18,7 @@ from precast.codegen.triton_body import Body
 from precast.codegen.triton_choose import choose, choose_together, portions, together, two_dimensional
 from precast.codegen.triton_module import module
 from precast.codegen.triton_ops import POINTERS
-from precast.codegen.triton_product import ProductBody, product_of
+from precast.codegen.triton_product import ProductBody, product_in
 from precast.codegen.triton_tiling import Part, Tiling, split
 from precast.codegen.triton_values import unroll
 from precast.codegen.values import Facts
@@ -110,7 +110,7 @@ def _render(name: str, parts: Sequence[Part], known: Mapping[str, Buffer], tilin
 
 
 def _body(part: Part, known: Mapping[str, Buffer], tiling: Tiling, index_type: str) -> Body:
-    product = product_of(part, Facts()) if tiling.depth else None
+    product = product_in(part) if tiling.depth else None
     return Body(part, dict(known), tiling, index_type) if product is None else ProductBody(part, product, known, tiling, index_type)
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from operator import mul
 
 import sympy
 
 from precast.lowering.ir import Alu, Axis, Buffer, Cast, Const, Conv, Gemm, Kernel, Load, Reduce, Size, Store, Value, View, axis_symbol
 from precast.lowering.scalars import DType, Op, ReduceOp
+
+Buffers = Mapping[str, Buffer]
 
 
 def constant(value: float, dtype: DType) -> Const:
@@ -69,7 +72,7 @@ def place(axes: tuple[Axis, ...], stride: tuple[Size, ...], offset: Size = 0) ->
     return index
 
 
-def load_view(view: View, axes: tuple[Axis, ...], buffers: Mapping[str, Buffer], stride: tuple[Size, ...] | None = None) -> Value:
+def load_view(view: View, axes: tuple[Axis, ...], buffers: Buffers, stride: tuple[Size, ...] | None = None) -> Value:
     """A view's element at `axes`; `stride` overrides the view's own (for a broadcast bias)."""
     return Load(view.buffer, place(axes, view.stride if stride is None else stride, view.offset), buffers[view.buffer].dtype)
 
@@ -78,7 +81,7 @@ def _compute(v: Value) -> Value:
     return v if v.dtype is v.dtype.compute else Cast(v, v.dtype.compute)
 
 
-def finish(step: Gemm | Conv, value: Value, axes: tuple[Axis, ...], buffers: Mapping[str, Buffer]) -> Value:
+def finish(step: Gemm | Conv, value: Value, axes: tuple[Axis, ...], buffers: Buffers) -> Value:
     """Activation and residual of `step` over `value`."""
     residual = None if step.residual is None else _compute(load_view(step.residual, axes, buffers))
     if residual is not None and step.residual_order == "before":
@@ -89,7 +92,7 @@ def finish(step: Gemm | Conv, value: Value, axes: tuple[Axis, ...], buffers: Map
     return value
 
 
-def epilogue_kernel(name: str, step: Gemm | Conv, buffers: Mapping[str, Buffer]) -> Kernel | None:
+def epilogue_kernel(name: str, step: Gemm | Conv, buffers: Buffers) -> Kernel | None:
     """In-place kernel over `step.out` for activation and residual; None where there is nothing to do."""
     if step.activation == "none" and step.residual is None:
         return None
@@ -105,7 +108,7 @@ def _known(size: Size) -> int:
     return int(size) if isinstance(size, int | sympy.Integer) else 1 << 40
 
 
-def gemm_kernel(name: str, step: Gemm, buffers: Mapping[str, Buffer], *, rounded: bool = False) -> Kernel:
+def gemm_kernel(name: str, step: Gemm, buffers: Buffers, *, rounded: bool = False) -> Kernel:
     """The whole product as a reduction kernel with its epilogue: for vectors and tiny sizes. `rounded`: what is fused into its sides is
     rounded to their type, as it would be in memory.
     """
@@ -115,11 +118,32 @@ def gemm_kernel(name: str, step: Gemm, buffers: Mapping[str, Buffer], *, rounded
     batch = axes[:-2]
     a = load_view(step.a, (*batch, axes[-2], depth), buffers)
     b = load_view(step.b, (*batch, depth, axes[-1]), buffers)
-    compute = out.dtype.compute
     if rounded:
         a, b = Cast(a, a.dtype), Cast(b, b.dtype)
-    value: Value = Reduce(ReduceOp.SUM, Alu(Op.MUL, (_compute(a), _compute(b)), compute), (depth,), compute)
-    if step.bias is not None:
-        value = Alu(Op.ADD, (value, _compute(load_view(step.bias, axes[-len(step.bias.size) :], buffers))), compute)
+    bias = None if step.bias is None else load_view(step.bias, axes[-len(step.bias.size) :], buffers)
+    return _product(name, step, (a, b), bias, axes, depth, buffers)
+
+
+def pointwise_kernel(name: str, step: Conv, buffers: Buffers) -> Kernel:
+    """The same for a convolution whose kernel is one pixel, without padding or groups: its image and its weight, summed over channels."""
+    out = buffers[step.out]
+    axes = axes_of(out.size)
+    depth = Axis(axis_symbol("k"), step.x.size[1])
+    x = load_view(step.x, (axes[0], depth, *axes[2:]), buffers, (*step.x.stride[:2], *map(mul, step.x.stride[2:], step.stride)))
+    weight = load_view(step.weight, (axes[1], depth), buffers, step.weight.stride[:2])
+    bias = None if step.bias is None else load_view(step.bias, axes[1:2], buffers)
+    return _product(name, step, (x, weight), bias, axes, depth, buffers)
+
+
+def _product(
+    name: str, step: Gemm | Conv, sides: tuple[Value, Value], bias: Value | None, axes: tuple[Axis, ...], depth: Axis, buffers: Buffers
+) -> Kernel:
+    """The sum of the products of both sides, and the step's epilogue."""
+    out = buffers[step.out]
+    compute = out.dtype.compute
+    a, b = map(_compute, sides)
+    value: Value = Reduce(ReduceOp.SUM, Alu(Op.MUL, (a, b), compute), (depth,), compute)
+    if bias is not None:
+        value = Alu(Op.ADD, (value, _compute(bias)), compute)
     value = finish(step, value, axes, buffers)
     return Kernel(name, axes, (Store(out.name, place(axes, out.stride), value),), step.origins)

@@ -27,6 +27,7 @@ from precast.lowering.gpu_order import small_kernels_first
 from precast.lowering.gpu_patches import is_patch, patches_as_products
 from precast.lowering.gpu_reductions import gpu_reductions
 from precast.lowering.gpu_rows import vector_products
+from precast.lowering.gpu_shallow import shallow_products
 from precast.lowering.gpu_stem import space_to_depth
 from precast.lowering.in_place import write_in_place
 from precast.lowering.invariants import hoist_invariants
@@ -106,6 +107,7 @@ def gpu_passes(options: Mapping[str, Any]) -> list[tuple[str, Pass]]:
         ("heads of a row together", heads_of_a_row_together),
         ("fuse siblings", partial(fuse_siblings, launches=True)),
         ("hoist invariants", hoist_invariants),
+        ("shallow products", shallow_products if epilogues else unchanged),
         ("gpu reductions", gpu_reductions),
         ("collapse axes", collapse_axes),
         ("order", order_steps),
