@@ -81,6 +81,7 @@ ROWS: dict[Op, Row] = {
     Op.COPYSIGN: Row("__builtin_copysign{f}({a}, {b})"),
     Op.NEXTAFTER: Row("nextafter{f}({a}, {b})", cost=40),
     Op.GCD: Row(None, "igcd_<{T}, {U}>({a}, {b})", cost=200),
+    Op.PHILOX: Row(None, "philox_({a}, {b})", cost=80),
     Op.LT: Row("{a} < {b}", "{a} < {b}", "!{a} & {b}"),
     Op.LE: Row("{a} <= {b}", "{a} <= {b}", "!{a} | {b}"),
     Op.EQ: Row("{a} == {b}", "{a} == {b}", "{a} == {b}"),
@@ -153,6 +154,16 @@ template <class T, class U> INLINE T igcd_(T a, T b) {
   U x = a < 0 ? -(U)a : (U)a, y = b < 0 ? -(U)b : (U)b;
   while (y != 0) { const U r = x % y; x = y; y = r; }
   return (T)x;
+}
+INLINE long long philox_(long long key, long long counter) {
+  unsigned k0 = (unsigned)key, k1 = (unsigned)((unsigned long long)key >> 32);
+  unsigned a = (unsigned)counter, b = (unsigned)((unsigned long long)counter >> 32), c = 0, d = 0;
+  for (int round = 0; round < 10; ++round) {
+    const unsigned long long p = 0xD2511F53ull * a, q = 0xCD9E8D57ull * c;
+    a = (unsigned)(q >> 32) ^ b ^ k0; b = (unsigned)q; c = (unsigned)(p >> 32) ^ d ^ k1; d = (unsigned)p;
+    k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
+  }
+  return a;
 }
 template <class T, class U> INLINE T ishl_(T a, T b) { return (b < 0 || b >= (T)(8 * sizeof(T))) ? 0 : (T)((U)a << b); }
 template <class T> INLINE T ishr_(T a, T b) { return (b < 0 || b >= (T)(8 * sizeof(T))) ? (a < 0 ? (T)-1 : 0) : (T)(a >> b); }

@@ -123,6 +123,7 @@ ROWS: dict[Op, Row] = {
     Op.COPYSIGN: _device2("copysign"),
     Op.NEXTAFTER: _device2("nextafter"),
     Op.GCD: Row(None, "gcd_int({a}, {b})"),
+    Op.PHILOX: Row(None, "philox({a}, {b})"),
     Op.LT: _compare("<"),
     Op.LE: _compare("<="),
     Op.EQ: _compare("=="),
@@ -224,6 +225,12 @@ def gcd_int(a, b):
         a = tl.where(b != 0, b, a)
         b = tl.where(b != 0, rest, b)
     return tl.where(a < 0, -a, a)
+""",
+    "philox": """
+def philox(key, counter):
+    low, high = (counter & 0xFFFFFFFF).to(tl.uint32), (counter >> 32).to(tl.uint32)
+    first, second, third, fourth = tl.philox(key, low, high, low * 0, low * 0)
+    return first.to(tl.int64)
 """,
     "minimum": """
 def minimum(a, b):

@@ -101,6 +101,8 @@ class Builder:
         self.known: set[sympy.Symbol] = set()  # data-dependent symbols that a step has bound
         self.checks: list[Check] = []  # waiting for their symbols
         self.on_gpu = False  # whether the graph's tensors are on one; what is on the CPU there is marked so
+        self.own_random = False  # whether random numbers may be others than eager's
+        self.keys, self._keys_at = "", 0  # the buffer of the keys of random numbers, where there are any, and the step that draws them
         self._realised: dict[Tensor, Tensor] = {}
         self._kernels = 0
         self._gathers = 0
@@ -253,6 +255,24 @@ class Builder:
         kind = TORCH_NAMES.get(made.dtype, made.torch_dtype)
         options: tuple[tuple[str, object], ...] = (("dtype", ("dtype", kind)), *((("device", ("device", "cuda")),) if self.on_gpu else ()))
         self.steps.append(Extern("aten::empty_strided", arguments, options, (name,), (), (self.origin,)))
+
+    def random_key(self) -> Value | None:
+        """A key (I64) of random numbers for one operator, new at each call of the program; None where the numbers have to be eager's."""
+        if not self.own_random:
+            return None
+        if not self.keys:
+            self.keys, self._keys_at = self.buffer((0,), DType.I64), len(self.steps)
+            self.written.add(self.keys)
+            self.steps.append(self._drawn_keys(0))
+        (number,) = self.named[self.keys].size
+        self.named[self.keys] = replace(self.named[self.keys], size=(number + 1,))
+        self.steps[self._keys_at] = self._drawn_keys(number + 1)
+        return Load(self.keys, sympy.sympify(number), DType.I64)
+
+    def _drawn_keys(self, count: Size) -> Extern:
+        kind = ("dtype", ("dtype", "int64"))
+        options = (kind, ("device", ("device", "cuda"))) if self.on_gpu else (kind,)
+        return Extern("aten::randint", ((1 << 63) - 1, (_scalar(count),)), options, (self.keys,), (), (self.origin,))
 
     def kernel(self, axes: tuple[Axis, ...], *stores: Store) -> None:
         """Appends a kernel, unless it covers no point."""

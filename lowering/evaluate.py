@@ -12,6 +12,7 @@ import sympy
 import torch
 
 from precast.lowering.ir import Alu, Axis, Cast, Const, Gather, Index, Kernel, Load, Reduce, Scan, Size, Store, Value, walk
+from precast.lowering.philox import philox
 from precast.lowering.reals import is_real
 from precast.lowering.scalars import DType, Op, ReduceOp
 
@@ -351,6 +352,7 @@ ALU: dict[Op, Callable[..., Tensor]] = {
     Op.COPYSIGN: torch.copysign,
     Op.NEXTAFTER: torch.nextafter,
     Op.GCD: torch.gcd,
+    Op.PHILOX: philox,
     Op.LT: torch.lt,
     Op.LE: torch.le,
     Op.EQ: torch.eq,

@@ -50,21 +50,23 @@ COLLIDING = frozenset("index_put _unsafe_index_put scatter scatter_add scatter_r
 def lower(graph: fx.GraphModule, name: str, options: Mapping[str, Any] | None = None) -> Program:
     """The graph (functional ATen ops, fake tensors in `node.meta["val"]`) as a program that computes the same.
 
-    `options["deterministic"]`: on a GPU, operators whose writes may collide stay torch's own.
+    `options["deterministic"]`: on a GPU, operators whose writes may collide stay torch's own. `options["fallback_random"]`: random
+    numbers are eager's, unless it is False.
     Raises `Unsupported` where the graph holds what no ATen call can do for it (data-dependent sizes, higher-order ops).
     """
     with _disable_current_modes():  # a backend runs while torch still fakes tensors; the graph's own constants are real
-        return _Walk(graph, name, bool((options or {}).get("deterministic"))).run()
+        return _Walk(graph, name, options or {}).run()
 
 
 class _Walk:
-    def __init__(self, graph: fx.GraphModule, name: str, deterministic: bool = False) -> None:
+    def __init__(self, graph: fx.GraphModule, name: str, options: Mapping[str, Any]) -> None:
         self.module, self.name = graph, name
         self.nodes = list(graph.graph.nodes)
         self.env: dict[fx.Node, Any] = {}
         self.b = Builder()
         self.b.on_gpu = any(t.device.type == "cuda" for node in self.nodes for t in _tensors(node))
-        self.deterministic = deterministic and self.b.on_gpu
+        self.b.own_random = not options.get("fallback_random", True)
+        self.deterministic = bool(options.get("deterministic")) and self.b.on_gpu
         self.inputs: list[str | sympy.Symbol] = []
         self.outputs: tuple[Output, ...] = ()
         self.derived: dict[sympy.Symbol, Size] = {}

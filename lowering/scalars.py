@@ -118,6 +118,7 @@ class Op(Enum):
     COPYSIGN = "copysign"
     NEXTAFTER = "nextafter"
     GCD = "gcd"  # of integers, never negative unless it wraps
+    PHILOX = "philox"  # of a key and a counter (I64): the first of the four numbers of Philox 4x32-10, in [0, 2^32)
     LT = "lt"
     LE = "le"
     EQ = "eq"

@@ -58,6 +58,14 @@ _TABLE = (
         "of their own.",
     ),
     Option(
+        "fallback_random",
+        bool,
+        True,
+        "Random numbers are eager's, drawn by torch's operators in eager's order. False: dropout, bernoulli, rand, randn, uniform and "
+        "normal are computed inside the kernels that use them, from keys that torch's generator draws once a call: repeated by "
+        "manual_seed, but other numbers than eager's.",
+    ),
+    Option(
         "max_autotune",
         bool,
         False,
@@ -194,7 +202,6 @@ MODE_NOTES = {
 
 TORCHS = {
     "freezing": "precast's is 'freeze'",
-    "fallback_random": "random numbers are always those of eager",
     "shape_padding": "products of odd sizes are padded on a GPU where that pays, without being asked; the CPU needs none",
     "max_autotune_gemm": "precast's is 'max_autotune'",
     "max_autotune_pointwise": "precast's is 'max_autotune'",

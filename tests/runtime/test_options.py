@@ -173,7 +173,7 @@ def test_cuda_graphs_are_no_part_of_an_artifact(store: Store) -> None:
 
 
 def test_random_numbers_are_those_of_eager(store: Store) -> None:
-    """Why there is no fallback_random: nothing else than eager's generator is ever drawn from, in eager's order."""
+    """By default nothing else than eager's generator is drawn from, in eager's order."""
 
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         a = torch.rand(7) + x.sum()

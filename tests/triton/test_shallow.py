@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+import precast
+from precast import graph_build
 from precast.codegen.triton_compile import architecture, compile_cubin
 from precast.codegen.triton_render import TritonKernel, render
 from precast.lowering.ir import Conv, Gemm, Kernel, Program
@@ -24,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 HALF = torch.bfloat16
 
 
-def program_for(fn: Fn, tensors: tuple[Tensor, ...], half: torch.dtype = HALF, symbolic: bool = False) -> Program:
-    program: Program = program_of(fn, halved(tensors, half), schedule=True, target="cuda:sm_90", symbolic=symbolic)[0]
+def program_for(fn: Fn, tensors: tuple[Tensor, ...], half: torch.dtype = HALF) -> Program:
+    program: Program = program_of(fn, halved(tensors, half), schedule=True, target="cuda:sm_90")[0]
     return program
 
 
@@ -76,9 +78,15 @@ def test_they_compile_for_each_architecture(arch: str) -> None:
         assert architecture(cubin.image) == arch and cubin.metadata["shared"] <= 99 << 10
 
 
-def test_rows_of_the_run_time() -> None:
-    program = program_for(feed_forward, CASES[feed_forward](), symbolic=True)
-    assert program.symbols and len(products(program)) == 1
+def test_rows_of_the_run_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Program] = []
+    monkeypatch.setattr(graph_build, "observers", [lambda program, target, options: seen.append(program)])
+    with torch.no_grad():
+        signature = (halved(CASES[feed_forward](), HALF), {})
+        report = precast.precompile(feed_forward, [signature], targets=["cuda:sm_90"], store=tmp_path, dynamic_shapes={"x": {0: "rows"}})
+    assert report.ok, report
+    (program,) = seen
+    assert program.symbols and len(program.steps) == 1 and len(products(program)) == 1
 
 
 def twice(x: Tensor, w: Tensor, p: Tensor) -> Tensor:
