@@ -242,7 +242,7 @@ def _closest(name: str, known: list[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(known))}"
 
 
-_GENERATED = ("freeze", "epilogue_fusion", "max_autotune", "triton.cudagraphs", "triton.cudagraph_skip_dynamic_graphs")
+_GENERATED = ("freeze", "epilogue_fusion", "fallback_random", "max_autotune", "triton.cudagraphs", "triton.cudagraph_skip_dynamic_graphs")
 
 
 def merge_options(mode: str | None = None, options: Mapping[str, Any] | None = None, **fixed: Any) -> dict[str, Any]:
