@@ -56,11 +56,12 @@ class GraphOutput(_Record):
 
     raw: output `index` of the compiled graph, as it is; input: the object of graph input `index`; view: a fresh view of graph input
     `index` (strided as given, `offset` in elements of `dtype` counted from that input's own first element); output_view: the same on
-    raw output `index`; int: the number `value`, or, where `value` is None, raw output `index`; none: None. Sizes, strides, offsets and
-    values may be expressions over the graph's inputs and raw outputs (`artifact_store/expressions.py`).
+    raw output `index`; int: the number `value`, or, where `value` is None, raw output `index`; none: None; grad_mode: no position, but
+    torch's grad mode, which is `value` once the others are made. Sizes, strides, offsets and values may be expressions over the graph's
+    inputs and raw outputs (`artifact_store/expressions.py`).
     """
 
-    kind: Literal["raw", "input", "view", "output_view", "int", "none"]
+    kind: Literal["raw", "input", "view", "output_view", "int", "none", "grad_mode"]
     index: int | None = None
     size: tuple[Expression, ...] = ()
     stride: tuple[Expression, ...] = ()

@@ -181,10 +181,6 @@ def _prepare(gm: torch.fx.GraphModule, inputs: list[Any], decompositions: dict[A
 def _refuse_unsupported(state: Any, metadata: Any, captured: Any, inputs: int) -> None:
     if metadata.tokens or state.fw_metadata.tokens:
         raise CaptureRefused("the traced code calls an operator with side effects outside of tensors")
-    if metadata.grad_enabled_mutation is not None:
-        raise CaptureRefused(
-            "the traced code leaves torch's grad mode changed", hint="use torch.no_grad() as a context manager or decorator"
-        )
     for i, info in enumerate((*state.fw_metadata.input_info, *metadata.input_info)):
         if info.mutation_type is MutationType.MUTATED_OUT_GRAPH:
             raise CaptureRefused(f"graph input {i} changes its shape, strides or storage in place (such as by t_, resize_ or set_)")

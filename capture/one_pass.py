@@ -45,9 +45,10 @@ def functional_graph(
 
 
 def metadata_of(graph: torch.fx.GraphModule) -> Any:
-    """What AOTAutograd records of inputs and outputs, for a `functional_graph`: nothing is written, no output shows an input."""
+    """What AOTAutograd records of inputs and outputs, for a `functional_graph`: nothing is written, no output shows an input, and code
+    that would change the grad mode is not among them."""
     made = SimpleNamespace(output_type=OutputType.non_alias)
-    return SimpleNamespace(input_info=[], output_info=[made for _ in _results(graph)])
+    return SimpleNamespace(input_info=[], output_info=[made for _ in _results(graph)], grad_enabled_mutation=None)
 
 
 def _is_plain(value: Any) -> bool:

@@ -31,7 +31,7 @@ class Outputs:
         self.bases: dict[int, torch.fx.Node] = {}
 
     def split(self, metadata: Any) -> tuple[GraphOutput, ...]:
-        """One GraphOutput per position; leaves in the graph the raw outputs only."""
+        """One GraphOutput per position, and one more where the code leaves the grad mode changed; the graph keeps the raw outputs only."""
         output_node = next(n for n in reversed(self.graph.graph.nodes) if n.op == "output")
         values = list(output_node.args[0])[: len(metadata.output_info)]
         self.bases = shared_storages([v for v, info in zip(values, metadata.output_info, strict=True) if not _is_input_alias(info)])
@@ -43,6 +43,8 @@ class Outputs:
                 outputs.append(self._input_view(value, info))
             else:
                 outputs.append(self._own(value))
+        if metadata.grad_enabled_mutation is not None:
+            outputs.append(GraphOutput("grad_mode", value=bool(metadata.grad_enabled_mutation)))
         output_node.args = (tuple(self.raw),)
         output_node.meta.pop("desc", None)
         return tuple(outputs)

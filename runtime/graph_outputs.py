@@ -12,8 +12,12 @@ from precast.artifact_store.records import GraphOutput
 
 
 def graph_outputs(outputs: Sequence[GraphOutput], raw: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """One object per position; `inputs` are all graph inputs, bound ones included."""
-    return tuple([_one(output, raw, inputs) for output in outputs])
+    """One object per position; `inputs` are all graph inputs, bound ones included. A grad mode that is to stay is set last."""
+    made = tuple([_one(output, raw, inputs) for output in outputs if output.kind != "grad_mode"])
+    for output in outputs:
+        if output.kind == "grad_mode":
+            torch._C._set_grad_enabled(bool(output.value))
+    return made
 
 
 def _one(output: GraphOutput, raw: Sequence[Any], inputs: Sequence[Any]) -> Any:
@@ -29,7 +33,7 @@ def _one(output: GraphOutput, raw: Sequence[Any], inputs: Sequence[Any]) -> Any:
             return _view(output, raw[index], inputs, raw)
         case "int":
             return raw[index] if output.value is None else evaluate(output.value, inputs, raw)
-        case "none":
+        case "none" | "grad_mode":
             return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import operator
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -218,15 +219,42 @@ def test_checks_do_not_make_keys(made: Callable[..., Any], store: Store) -> None
             assert dict(mine) == dict(theirs) == given
 
 
-@pytest.mark.parametrize("before", [True, False])
-def test_grad_mode_that_stays_changed(before: bool, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def program(x: torch.Tensor) -> torch.Tensor:
-        y = x + 1
-        torch.set_grad_enabled(not torch.is_grad_enabled())
-        return y * 2
+def changes_grad_mode(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = x + 1
+    torch.set_grad_enabled(not torch.is_grad_enabled())
+    return y * 2, x[1:]
 
-    compiled = precast.compile(program, store=store)
-    for _ in range(3):
+
+def changes_it_around_a_break(x: torch.Tensor) -> torch.Tensor:
+    torch.set_grad_enabled(not torch.is_grad_enabled())
+    y = x * 3
+    print(end="")
+    return y.sin() if torch.is_grad_enabled() else y.cos()
+
+
+@pytest.mark.parametrize("door", ["precast", "torch"])
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("program", [changes_grad_mode, changes_it_around_a_break])
+def test_grad_mode_that_stays_changed(program: Any, before: bool, door: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled and stored, and the caller's grad mode is eager's afterwards, also where the artifact is found in the store."""
+    monkeypatch.setenv("PRECAST_STORE", str(store.root))
+
+    def compiled() -> Any:
+        return torch.compile(program, backend="precast") if door == "torch" else precast.compile(program, store=store)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it would say that it runs eagerly
+        for call in (compiled(), compiled()):
+            for _ in range(3):
+                x = torch.randn(5)
+                with torch.set_grad_enabled(before):
+                    want = program(x)
+                with torch.set_grad_enabled(before):
+                    torch.testing.assert_close(call(x), want)
+                    assert torch.is_grad_enabled() is not before
+            precast.reset()
+            torch._dynamo.reset()
+    if door == "precast":
         with torch.set_grad_enabled(before):
-            torch.testing.assert_close(compiled(torch.ones(2)), torch.full((2,), 4.0))
+            precast.load(program, store=store, require="hit")(x)
             assert torch.is_grad_enabled() is not before
