@@ -30,6 +30,9 @@ MOST_TOGETHER = 64
 PERSISTENT = 16384
 """Lanes of the longest row that stays in registers."""
 
+SHARED_MEMORY, HALF = 96 << 10, 2
+"""Bytes that the blocks of a product in flight may take: the smallest architectures have 99 KiB. And bytes of an element there."""
+
 PRODUCTS = (
     (16, (16, 32, 256, 3), (16, 32, 128, 3)),
     (32, (32, 32, 256, 3), (32, 64, 128, 3)),
@@ -205,7 +208,7 @@ def _product(product: Product) -> Tiling:
     """Narrow blocks, so that every processor reads a part of the columns' side; long steps where the processors are hardly filled."""
     rows, columns, depth = product.size
     if rows >= MANY:
-        return _many_rows(rows, columns, depth)
+        return _many_rows(product)
     few, many = next(blocks for most, *blocks in PRODUCTS if rows <= most)
     xblock, rblock, step, stages = many if columns >= PROCESSORS * 32 else few
     if xblock > 16 and columns < PROCESSORS * 16:
@@ -213,12 +216,18 @@ def _product(product: Product) -> Tiling:
     return Tiling(xblock, rblock=rblock, depth=min(step, power_of_two(depth)), num_warps=4, num_stages=stages)
 
 
-def _many_rows(rows: int, columns: int, depth: int) -> Tiling:
-    """As many columns as a block holds, so that the rows, which cost memory, are read seldom; smaller blocks where those would be few."""
+def _many_rows(product: Product) -> Tiling:
+    """As many columns as a block holds, so that the rows, which cost memory, are read seldom; smaller blocks where those would be few, and
+    fewer steps in flight where several sums would fill the shared memory.
+    """
+    rows, columns, depth = product.size
     rblock = min(128, power_of_two(columns))
     few = (rows // 64) * -(-columns // rblock) < 2 * PROCESSORS
+    rblock = min(rblock, 64) if few else rblock
     step = 32 if depth <= 64 else 64
-    return Tiling(64, rblock=min(rblock, 64) if few else rblock, depth=step, num_warps=4, num_stages=4 if few else 3)
+    lines = 64 * len({s.left for s in product.sums}) + rblock * len({s.right for s in product.sums})
+    stages = min(4 if few else 3, max(1, SHARED_MEMORY // (lines * step * HALF)))
+    return Tiling(64, rblock=rblock, depth=step, num_warps=4, num_stages=stages)
 
 
 def _across(part: Part, known: Mapping[str, Buffer]) -> bool:

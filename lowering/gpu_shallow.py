@@ -15,7 +15,7 @@ from precast.lowering import index as ix
 from precast.lowering.effects import reads, store_roots, writes
 from precast.lowering.emit import without_unused_buffers
 from precast.lowering.facts import points
-from precast.lowering.ir import Buffer, Cast, Conv, Gemm, Kernel, Program, Reduce, Scan, Step, walk
+from precast.lowering.ir import Buffer, Cast, Conv, Gemm, Kernel, Program, Reduce, Scan, Step, View, walk
 from precast.lowering.library_loops import gemm_kernel, pointwise_kernel
 from precast.lowering.products import Product, product_of
 from precast.lowering.scalars import HALVES
@@ -27,6 +27,8 @@ MAX_DEPTH, MAX_COLUMNS_BEYOND = 512, 256
 """Twice the depth is still worth it for as few columns."""
 VECTOR = 8
 """Elements of a half type that one access reads: rows of other lengths are slow to read."""
+MAX_SUMS = 2
+"""Products in one kernel: blocks of more fill the registers and the shared memory."""
 MAX_COLUMNS_BEFORE = 512
 """Columns up to which rows are computed as they are read: once for each block of columns."""
 
@@ -135,9 +137,15 @@ def _is_shallow(step: Gemm | Conv) -> bool:
     views = [v for v in (*sides, step.bias, step.residual) if v is not None]
     if not along or any(v.dtype is not None or 0 in v.stride for v in views) or not isinstance(columns, int) or not isinstance(depth, int):
         return False
-    whole = columns % VECTOR == 0 and depth % VECTOR == 0
+    whole = columns % VECTOR == 0 and depth % VECTOR == 0 and all(map(_in_vectors, sides))
     deepest = 2 * MAX_DEPTH if columns <= MAX_COLUMNS_BEYOND else MAX_DEPTH
     return whole and rows >= MIN_ROWS and columns >= MIN_COLUMNS and depth <= deepest
+
+
+def _in_vectors(view: View) -> bool:
+    """Whether each line of the operand begins where a vector may."""
+    apart = (s for s, n in zip(view.stride, view.size, strict=True) if n != 1 and s != 1)
+    return all(isinstance(s, int) and s % VECTOR == 0 for s in (view.offset, *apart))
 
 
 def _image_rows(step: Conv) -> int:
@@ -169,7 +177,9 @@ def _inside(user: Kernel, definitions: Sequence[Definition]) -> Kernel | None:
     except Uninvertible:
         return None
     product = product_of(user.axes, stores)
-    return replace(user, stores=stores) if product is not None and _is_along(user, product) else None
+    if product is None or len(product.sums) > MAX_SUMS or not _is_along(user, product):
+        return None
+    return replace(user, stores=stores)
 
 
 def _sums(kernel: Kernel) -> int:

@@ -57,12 +57,17 @@ def rand(b: Builder, *ignored: object, **more: object) -> Result:
 
 @lowering("uniform")
 def uniform(b: Builder, like: Tensor, low: v.Number = 0.0, high: v.Number = 1.0, **more: object) -> Result:
-    """[low, high)."""
-    key = None if is_real(low) or is_real(high) or more.get("generator") is not None else b.random_key()
+    """[low, high): what is rounded up to `high` becomes `low`, as in eager on a GPU."""
+    if is_real(low) or is_real(high) or more.get("generator") is not None or not float(low) <= float(high):
+        return None
+    key = b.random_key()
     if key is None:
         return None
-    width = constant(float(high) - float(low), b.dtype.compute)
-    return v.lazy(b, alu(Op.ADD, alu(Op.MUL, fraction(b, key, b.dtype), width), constant(float(low), b.dtype.compute)))
+    compute = b.dtype.compute
+    first, last = (v.scalar_in(float(n), b.dtype) for n in (low, high))
+    drawn = alu(Op.ADD, alu(Op.MUL, fraction(b, key, compute), constant(float(high) - float(low), compute)), first)
+    drawn = tx.rounded(drawn, b.dtype)
+    return v.lazy(b, alu(Op.WHERE, compare(Op.EQ, drawn, last), first, drawn))
 
 
 def normal(b: Builder, key: Value) -> Value:
@@ -90,8 +95,10 @@ def normal_functional(b: Builder, like: Tensor, mean: v.Number = 0.0, std: v.Num
 
 @lowering("bernoulli", "bernoulli.p")
 def bernoulli(b: Builder, x: Tensor, p: Any = None, **more: object) -> Result:
-    """1 with the chance `p`, or that of each element."""
+    """1 with the chance `p`, or that of each element, which is not checked."""
     if not (b.dtype.is_float or p is not None) or is_real(p) or more.get("generator") is not None:
+        return None
+    if p is not None and not 0 <= float(p) <= 1:
         return None
     key = b.random_key()
     if key is None:
@@ -104,7 +111,7 @@ def bernoulli(b: Builder, x: Tensor, p: Any = None, **more: object) -> Result:
 @lowering("native_dropout")
 def native_dropout(b: Builder, x: Tensor, p: v.Number, train: bool | None = None) -> Result:
     """What is kept is divided by its share; and which elements those are."""
-    if train is False or is_real(p) or not x.dtype.is_float:
+    if train is False or is_real(p) or not 0 <= float(p) <= 1 or not x.dtype.is_float:
         return None
     key = b.random_key()
     if key is None:

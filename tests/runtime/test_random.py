@@ -58,6 +58,27 @@ def test_fractions_in_half_types_stay_below_one(half: torch.dtype, digits: int, 
     assert abs(drawn.double().mean() - (0.5 - 2 ** -(digits + 1))) < 6 / math.sqrt(12 * N)
 
 
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("low, high", [(1.0, 2.0), (-1.0, 1.0), (2.0, 4.0)])
+def test_uniform_numbers_of_every_width_stay_below_the_end(half: torch.dtype, low: float, high: float, store: Store) -> None:
+    call = precast.compile(lambda x: torch.empty_like(x).uniform_(low, high), store=store, fullgraph=True, options=OWN)
+    x = torch.empty(1 << 20, dtype=half)
+    drawn, eager = call(x), x.uniform_(low, high)
+    assert drawn.dtype is half and low <= drawn.min() and drawn.max() < high
+    assert abs(drawn.double().mean() - (low + high) / 2) < 0.01 * (high - low)
+    assert drawn.unique().numel() > 0.9 * eager.unique().numel()
+
+
+def test_chances_and_ends_that_eager_refuses_are_refused(store: Store) -> None:
+    refused: tuple[Callable[[Tensor], object], ...] = (
+        lambda x: torch.empty_like(x).bernoulli_(1.5),
+        lambda x: torch.empty_like(x).uniform_(2, 1),
+    )
+    for fn in refused:
+        with pytest.raises(RuntimeError, match="expects p to be in|expects to return a|from"):
+            precast.compile(fn, store=store, fullgraph=True, options=OWN)(torch.zeros(5))
+
+
 def test_what_dropout_keeps(store: Store) -> None:
     def fn(x: Tensor, p: Tensor) -> tuple[Tensor, ...]:
         # `dropout` itself is made of `bernoulli` on a CPU

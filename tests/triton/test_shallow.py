@@ -70,10 +70,19 @@ def test_each_half_of_a_gated_product_is_computed_once() -> None:
     assert launch.source.count("tl.dot(") == 2 and launch.source.count("= left") == 1
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def deep_shortcut() -> tuple[Tensor, ...]:
+    return image(256, 46), weight(128, 256), norms(128), image(256, 46), weight(128, 256), norms(128)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90", "sm_100"])
 def test_they_compile_for_each_architecture(arch: str) -> None:
-    for fn in (reduced, bottleneck, feed_forward):
-        (launch,) = products(program_for(fn, CASES[fn]()))
+    for fn, made in (
+        (reduced, CASES[reduced]),
+        (bottleneck, CASES[bottleneck]),
+        (feed_forward, CASES[feed_forward]),
+        (shortcut, deep_shortcut),
+    ):
+        (launch,) = products(program_for(fn, made()))
         cubin = compile_cubin(launch, arch)
         assert architecture(cubin.image) == arch and cubin.metadata["shared"] <= 99 << 10
 
@@ -111,11 +120,35 @@ def linear(rows: int, columns: int, depth: int) -> tuple[Tensor, ...]:
     return torch.randn(rows, depth), torch.randn(columns, depth) / 8, torch.randn(columns)
 
 
+def in_parts(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    parts = F.linear(x, w, b).chunk(4, -1)
+    return parts[0].sigmoid() * parts[1].tanh() + parts[2] * parts[3]
+
+
+def narrowed(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.gelu(F.linear(x[:, 3:67], w, b))
+
+
+def many(x: Tensor, *weights: Tensor) -> Tensor:
+    total = torch.zeros_like(x)
+    for w in weights:
+        total = total + F.linear(x, w).sigmoid()
+    return total
+
+
+def test_a_kernel_has_two_products_at_most() -> None:
+    program = program_for(many, (torch.randn(4096, 64), *(torch.randn(64, 64) for _ in range(5))))
+    assert all(launch.source.count("tl.dot(") <= 2 for launch in products(program))
+    assert [isinstance(step, Gemm) for step in program.steps].count(True) >= 1
+
+
 LEFT: dict[str, tuple[Fn, Callable[[], tuple[Tensor, ...]], torch.dtype]] = {
     "few rows": (feed_forward, lambda: linear(4000, 128, 64), HALF),
     "deep": (feed_forward, lambda: linear(4096, 512, 1024), HALF),
     "narrow": (feed_forward, lambda: linear(4096, 48, 64), HALF),
     "rows that are no whole vectors": (feed_forward, lambda: linear(4096, 128, 70), HALF),
+    "four parts of a row": (in_parts, lambda: linear(4096, 512, 256), HALF),
+    "rows that begin between vectors": (narrowed, lambda: (torch.randn(4096, 70), *linear(1, 128, 64)[1:]), HALF),
     "float32": (feed_forward, lambda: linear(4096, 128, 64), torch.float32),
     "a 3x3 convolution": (reduced, lambda: (image(64, 46), torch.randn(64, 64, 3, 3), norms(64)), HALF),
     "two readers": (twice, lambda: (image(64, 46), weight(64, 64), norms(64)), HALF),
