@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import sympy
 
 from precast.lowering.effects import index_expr, store_roots
+from precast.lowering.facts import points
 from precast.lowering.ir import Alu, Axis, Cast, Load, Reduce, Scan, Store, Value, walk
 from precast.lowering.scalars import HALVES, HELD_BY_HALVES, DType, Op, ReduceOp
-from precast.lowering.sizes import hint
 from precast.lowering.symbolic import symbols_of
 
 EXACT = {**{half: (half,) for half in HALVES}, **dict.fromkeys(HELD_BY_HALVES, HALVES)}
@@ -48,7 +48,7 @@ class Product:
     @property
     def size(self) -> tuple[int, int, int]:
         """Rows, columns and depth, as hints."""
-        rows, columns, depth = (_count(axes) for axes in (self.rows, self.columns, self.depth))
+        rows, columns, depth = (points(axes) for axes in (self.rows, self.columns, self.depth))
         return rows, columns, depth
 
 
@@ -78,7 +78,7 @@ def product_of(outer: Sequence[Axis], stores: Collection[Store]) -> Product | No
 
 def _rank(axes: tuple[Axis, ...], innermost: Axis) -> int:
     """The side of the lower rank is the left one."""
-    count = _count(axes)
+    count = points(axes)
     return 0 if count >= MANY and innermost not in axes else count
 
 
@@ -106,10 +106,3 @@ def held_in(value: Value) -> tuple[DType, ...]:
     while isinstance(value, Cast) and value.dtype is DType.F32:
         value = value.value
     return EXACT.get(value.dtype, ()) if isinstance(value, Load | Cast) else ()
-
-
-def _count(axes: Sequence[Axis]) -> int:
-    total = 1
-    for axis in axes:
-        total *= hint(axis.extent)
-    return total
