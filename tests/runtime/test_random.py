@@ -75,7 +75,8 @@ def test_chances_and_ends_that_eager_refuses_are_refused(store: Store) -> None:
         lambda x: torch.empty_like(x).uniform_(2, 1),
     )
     for fn in refused:
-        with pytest.raises(RuntimeError, match="expects p to be in|expects to return a|from"):
+        # torch before 2.12 keeps no text of why
+        with pytest.raises(RuntimeError, match="expects p to be in|expects to return a|from|library call failed"):
             precast.compile(fn, store=store, fullgraph=True, options=OWN)(torch.zeros(5))
 
 
