@@ -30,7 +30,7 @@ MOST_TOGETHER = 64
 PERSISTENT = 16384
 """Lanes of the longest row that stays in registers."""
 
-SHARED_MEMORY, HALF = 96 << 10, 2
+IN_FLIGHT, HALF = 96 << 10, 2
 """Bytes that the blocks of a product in flight may take: the smallest architectures have 99 KiB. And bytes of an element there."""
 
 PRODUCTS = (
@@ -226,7 +226,7 @@ def _many_rows(product: Product) -> Tiling:
     rblock = min(rblock, 64) if few else rblock
     step = 32 if depth <= 64 else 64
     lines = 64 * len({s.left for s in product.sums}) + rblock * len({s.right for s in product.sums})
-    stages = min(4 if few else 3, max(1, SHARED_MEMORY // (lines * step * HALF)))
+    stages = min(4 if few else 3, max(1, IN_FLIGHT // (lines * step * HALF)))
     return Tiling(64, rblock=rblock, depth=step, num_warps=4, num_stages=stages)
 
 

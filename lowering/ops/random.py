@@ -1,8 +1,8 @@
 """Random numbers of precast's own, where `options["fallback_random"]` is off: each element is a Philox number of its position and of a key.
 
 One call of torch's generator draws the keys of all the graph's operators, so that `manual_seed` repeats them and CUDA graphs draw afresh;
-the numbers are computed where they are used, on any target the same. By default every rule here declines: torch's own operators draw,
-and the numbers are eager's.
+the numbers are computed where they are used, on any target from the same bits. By default every rule here declines: torch's own operators
+draw, and the numbers are eager's.
 """
 
 from __future__ import annotations
