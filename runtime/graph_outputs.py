@@ -12,7 +12,7 @@ from precast.artifact_store.records import GraphOutput
 
 
 def graph_outputs(outputs: Sequence[GraphOutput], raw: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """One object per position; `inputs` are all graph inputs, bound ones included. A grad mode that is to stay is the last, and set then."""
+    """One object per position; `inputs` are all graph inputs, bound ones included. A grad mode that stays is the last, and set then."""
     if not outputs or outputs[-1].kind != "grad_mode":
         return tuple([_one(output, raw, inputs) for output in outputs])
     made = tuple([_one(output, raw, inputs) for output in outputs[:-1]])
