@@ -44,6 +44,8 @@ class Outputs:
             else:
                 outputs.append(self._own(value))
         if metadata.grad_enabled_mutation is not None:
+            if any(o.kind == "view" and o.index is not None and self.inputs[o.index].requires_grad for o in outputs):
+                raise CaptureRefused("the traced code changes torch's grad mode and gives back a view of an input that requires gradients")
             outputs.append(GraphOutput("grad_mode", value=bool(metadata.grad_enabled_mutation)))
         output_node.args = (tuple(self.raw),)
         output_node.meta.pop("desc", None)

@@ -258,3 +258,15 @@ def test_grad_mode_that_stays_changed(program: Any, before: bool, door: str, sto
         with torch.set_grad_enabled(before):
             precast.load(program, store=store, require="hit")(x)
             assert torch.is_grad_enabled() is not before
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_a_view_under_a_changed_grad_mode_has_eagers_history(mode: bool, store: Store) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        torch.set_grad_enabled(mode)
+        return x.view(-1)
+
+    x = torch.randn(2, 3, requires_grad=True)
+    with torch.set_grad_enabled(not mode), pytest.warns(UserWarning, match="grad mode"):
+        view = precast.compile(program, store=store)(x)
+    assert (view.grad_fn is not None) is mode
