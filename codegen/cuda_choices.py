@@ -9,9 +9,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from precast.codegen.choices import Candidates, Record
+from precast.codegen.expand import LibraryCall
 from precast.codegen.triton_ops import Unsupported
 from precast.codegen.triton_render import TritonKernel, render
 from precast.codegen.triton_tiling import Tiling
@@ -24,17 +26,23 @@ Variants = Mapping[str, TritonKernel]
 
 @dataclass(frozen=True)
 class Problem:
-    """One question. `key` is the same on every machine; either `calls` makes the candidates (library calls), or `kernels` are they."""
+    """One question. `key` is the same on every machine; either `calls` makes the candidates (library calls), or `kernels` are they, and
+    what `library` runs in turn, if that is another way to the same results.
+    """
 
     key: str
     default: str
     calls: Candidates | None = None
     kernels: Variants = field(default_factory=dict)
     buffers: tuple[Buffer, ...] = ()
+    library: tuple[LibraryCall | TritonKernel, ...] = ()
 
 
 Measure = Callable[[Problem], Record | None]
 """Answers a problem by measuring; None where it does not (no time left, or the question is only noted)."""
+
+LIBRARY, WITH_LIBRARY = "library", "library or "
+"""The name of the candidate that `Problem.library` is, and what the key of such a question has before the kernel's."""
 
 CANONICAL = Tiling(8, persistent=8, rblock=8, num_warps=1)
 """What a kernel is rendered with to be recognised: its record stays found when the choice without a record changes."""
@@ -42,11 +50,15 @@ CANONICAL = Tiling(8, persistent=8, rblock=8, num_warps=1)
 
 @dataclass
 class CudaChooser:
-    """Answers from `tuning` records by key, then from `measure`; `used` gathers what was answered from a measurement."""
+    """Answers from `tuning` records by key, then from `measure`; `used` gathers what was answered from a measurement.
+
+    `against_library`: keys of kernels whose tilings were candidates beside a library's call.
+    """
 
     tuning: Mapping[str, Record] = field(default_factory=dict)
     measure: Measure | None = None
     used: dict[str, Record] = field(default_factory=dict)
+    against_library: set[str] = field(default_factory=set)
 
     def pick(self, key: str, candidates: Candidates, default: str, names: Collection[str] | None = None) -> str:
         """The name of the library call to take. `names`: which are known; a record that names another is of no use."""
@@ -54,7 +66,7 @@ class CudaChooser:
         def calls() -> dict[str, Callable[[], object]]:
             return {name: call for name, call in candidates().items() if names is None or name in names}
 
-        record = self._record(Problem(key, default, calls=calls), lambda winner: names is None or winner in names)
+        record = self.record(key, lambda winner: names is None or winner in names, lambda: Problem(key, default, calls=calls))
         return default if record is None else str(record["winner"])
 
     def tilings(self, kernel: Kernel, buffers: Sequence[Buffer]) -> tuple[Tiling | None, ...]:
@@ -66,26 +78,39 @@ class CudaChooser:
         if len(plains) != len(defaults):
             return ()  # how many launches there are depends on the tiling: nothing to compare
         for number, (plain, chosen) in enumerate(zip(plains, defaults, strict=True)):
-            key = kernel_key(plain)
-            record = self.tuning.get(key)
-            if (record is None or tiling_of(str(record["winner"])) is None) and self.measure is not None:
-                variants = _rendered(kernel, buffers, number, chosen)
-                used = tuple(b for b in buffers if b.name in {a.buffer for a in chosen.arguments})
-                record = self.measure(Problem(key, tiling_name(chosen.tiling), kernels=variants, buffers=used))
-            tiling = None if record is None else tiling_of(str(record["winner"]))
-            if record is not None and tiling is not None:
-                self.used[key] = record
-            found.append(tiling)
+            record = self._tiling_record(kernel_key(plain), partial(_tiling_problem, kernel, buffers, number, chosen))
+            found.append(None if record is None else tiling_of(str(record["winner"])))
         return tuple(found)
 
-    def _record(self, problem: Problem, valid: Callable[[str], bool]) -> Record | None:
-        record = self.used.get(problem.key) or self.tuning.get(problem.key)
-        if (record is None or not valid(str(record["winner"]))) and self.measure is not None:
-            record = self.measure(problem)
+    def _tiling_record(self, key: str, problem: Callable[[str], Problem]) -> Record | None:
+        """The record of a kernel's tiling: its own, or that of the question in which it stood beside a library's call."""
+        beside = WITH_LIBRARY + key
+        known = self._known(beside, _is_tiling)
+        if known is not None or key in self.against_library:
+            return known
+        return self.record(key, _is_tiling, lambda: problem(key))
+
+    def record(self, key: str, valid: Callable[[str], bool], problem: Callable[[], Problem]) -> Record | None:
+        """The answer with a `valid` winner to a question, which `problem` poses where it has to be measured."""
+        known = self._known(key, valid)
+        if known is not None or self.measure is None:
+            return known
+        record = self.measure(problem())
         if record is None or not valid(str(record["winner"])):
             return None
-        self.used[problem.key] = record
+        self.used[key] = record
         return record
+
+    def _known(self, key: str, valid: Callable[[str], bool]) -> Record | None:
+        record = self.used.get(key) or self.tuning.get(key)
+        if record is None or not valid(str(record["winner"])):
+            return None
+        self.used[key] = record
+        return record
+
+
+def _is_tiling(winner: str) -> bool:
+    return tiling_of(winner) is not None
 
 
 def chooser_of(options: Mapping[str, Any]) -> CudaChooser:
@@ -120,7 +145,12 @@ def tiling_of(name: str) -> Tiling | None:
     return Tiling(**values)
 
 
-def _rendered(kernel: Kernel, buffers: Sequence[Buffer], number: int, chosen: TritonKernel) -> dict[str, TritonKernel]:
+def _tiling_problem(kernel: Kernel, buffers: Sequence[Buffer], number: int, chosen: TritonKernel, key: str) -> Problem:
+    used = tuple(b for b in buffers if b.name in {a.buffer for a in chosen.arguments})
+    return Problem(key, tiling_name(chosen.tiling), kernels=in_tilings(kernel, buffers, number, chosen), buffers=used)
+
+
+def in_tilings(kernel: Kernel, buffers: Sequence[Buffer], number: int, chosen: TritonKernel) -> dict[str, TritonKernel]:
     """The launch of that number in every candidate tiling that it can be rendered in, each distinct source once, the default first."""
     found = {tiling_name(chosen.tiling): chosen}
     seen = {_identity(chosen)}
@@ -179,7 +209,7 @@ def candidates(default: Tiling) -> list[Tiling]:
 
 def _products(default: Tiling) -> list[Tiling]:
     found: list[Tiling] = []
-    for rows, columns in ((1, 1), (1, 2), (1, 1 / 2), (1 / 2, 1), (1 / 2, 2), (2, 1), (2, 1 / 2)):
+    for rows, columns in ((1, 1), (1, 2), (1, 1 / 2), (1 / 2, 1), (1 / 2, 2), (2, 1), (2, 1 / 2), (2, 2)):
         for steps in (1, 2, 1 / 2):
             blocks = (max(SMALLEST_SIDE, int(n)) for n in (default.xblock * rows, default.rblock * columns, default.depth * steps))
             xblock, rblock, depth = blocks

@@ -15,7 +15,8 @@ import torch
 
 from precast.codegen.choices import Record, torch_dtype
 from precast.codegen.cuda_candidates import StandIn
-from precast.codegen.cuda_choices import Problem
+from precast.codegen.cuda_choices import LIBRARY, Problem
+from precast.codegen.cuda_torch import library_call
 from precast.codegen.triton_compile import Cubin, compile_images
 from precast.codegen.triton_render import TritonKernel
 from precast.lowering.ir import Buffer
@@ -98,23 +99,34 @@ class Lab:
         return True
 
     def launches(self, problem: Problem) -> dict[str, Call]:
-        """Launches of the candidate kernels over tensors of their own, without those whose results differ from the default's."""
+        """Launches of the candidate kernels (and of the library's way) over tensors of their own, without those whose results differ from
+        the default's; none where that does not run. The default comes first.
+        """
         names = list(problem.kernels)
-        cubins = compile_images([problem.kernels[name] for name in names], self.arch, self.workers)
+        rest = [step for step in problem.library if isinstance(step, TritonKernel)]
+        cubins = compile_images([*problem.kernels.values(), *rest], self.arch, self.workers)
         tensors = {b.name: _tensor(b) for b in problem.buffers}
+        calls = {n: launch(problem.kernels[n], cubin, tensors) for n, cubin in zip(names, cubins[: len(names)], strict=True)}
+        if problem.library:
+            calls[LIBRARY] = _in_turn(problem, dict(zip(map(id, rest), cubins[len(names) :], strict=True)), tensors)
+        written = {a.buffer for kernel in problem.kernels.values() for a in kernel.arguments if a.kind == "buffer"}
         start = {name: tensor.clone() for name, tensor in tensors.items()}
         found: dict[str, Call] = {}
         wanted: dict[str, torch.Tensor] = {}
-        for name, cubin in zip(names, cubins, strict=True):
-            call = launch(problem.kernels[name], cubin, tensors)
+        for name in sorted(calls, key=lambda name: name != problem.default):
+            call = calls[name]
             for buffer, tensor in tensors.items():
                 tensor.copy_(start[buffer])
-            if call is None or not self.runs(call):
+            if call is None or not self.runs(call.answer if isinstance(call, StandIn) else call):
+                if name == problem.default:
+                    return {}
                 continue
             if name == problem.default:
-                wanted = {buffer: tensor.clone() for buffer, tensor in tensors.items()}
+                wanted = {buffer: tensors[buffer].clone() for buffer in written}
             if all(_agrees(tensors[buffer], want) for buffer, want in wanted.items()):
                 found[name] = call
+            else:
+                log.warning("%s is left out: its result is not that of %s", name, problem.default)
         return found
 
     def race(self, calls: Mapping[str, Call]) -> dict[str, list[float]]:
@@ -171,6 +183,18 @@ def launch(kernel: TritonKernel, cubin: Cubin, tensors: Mapping[str, torch.Tenso
         return values, module  # kept alive by the call
 
     return call if grid > 0 else None
+
+
+def _in_turn(problem: Problem, cubins: Mapping[int, Cubin], tensors: Mapping[str, torch.Tensor]) -> Call | None:
+    """The library's way as one call. What is timed leaves out the copies that bring a library's own memory to where its result is read."""
+    buffers = {b.name: b for b in problem.buffers}
+    calls: list[Call | None] = []
+    for step in problem.library:
+        calls.append(launch(step, cubins[id(step)], tensors) if isinstance(step, TritonKernel) else library_call(step, tensors, buffers))
+    steps = [call for call in calls if call is not None]
+    if len(steps) < len(calls):
+        return None
+    return StandIn(lambda: [call() for call in steps], lambda: [call.answer() if isinstance(call, StandIn) else call() for call in steps])
 
 
 _SIZES: dict[str, Any] = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp64": ctypes.c_double}

@@ -15,6 +15,7 @@ from precast.codegen.cpp_types import PROLOGUE
 from precast.codegen.cubin import registers
 from precast.codegen.cuda_choices import CudaChooser, chooser_of
 from precast.codegen.cuda_expand import expand
+from precast.codegen.cuda_fusion import products_by
 from precast.codegen.cuda_host import CudaHostWriter, Launch, kernel_table
 from precast.codegen.cuda_lab import lab_for
 from precast.codegen.cuda_library import writes_in_place
@@ -84,6 +85,12 @@ def _library_owned(steps: Sequence[RunStep]) -> set[str]:
         elif isinstance(step, LibraryCall) and not writes_in_place(step):
             owned.add(step.out)
     return owned
+
+
+def choosing(target: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with what answers the questions of scheduling and compiling for `target`: `options["tuning"]`, and measurements."""
+    chooser = _chooser(target, options)
+    return {**options, "chooser": chooser, "products": products_by(chooser)}
 
 
 def choose_all(program: Program, options: Mapping[str, Any]) -> None:

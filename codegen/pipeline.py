@@ -16,7 +16,7 @@ from precast.codegen.cpp_math import MATH
 from precast.codegen.cpp_ops import prototypes
 from precast.codegen.cpp_types import PROLOGUE
 from precast.codegen.cpu_host import CpuHostWriter
-from precast.codegen.cuda_pipeline import compile_cuda
+from precast.codegen.cuda_pipeline import choosing, compile_cuda
 from precast.codegen.expand import LibraryCall, Pack, RunStep, expand, pack_weights
 from precast.codegen.few_rows import few_rows_source
 from precast.codegen.host_library import writes_in_place
@@ -41,6 +41,11 @@ INLINE float pick(bool c, float a, float b) {
 template <class T> INLINE T combine_min(T a, T b) { return a != a ? a : (b != b ? b : (a < b ? a : b)); }
 template <class T> INLINE T combine_max(T a, T b) { return a != a ? a : (b != b ? b : (a > b ? a : b)); }
 """
+
+
+def with_choices(target: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options for scheduling and compiling one program, with what answers their questions. `options["tuning"]` are known answers."""
+    return choosing(target, options) if target.startswith("cuda:") else dict(options)
 
 
 def compile_program(program: Program, target: str, options: Mapping[str, Any] | None = None) -> CompiledGraph:

@@ -1,194 +1,28 @@
-"""Products of many rows and little depth: kernels of ours with what stands before and behind them, as memory bounds them.
+"""Products of many rows and little depth are kernels of ours: memory bounds them, and a kernel that follows a library's reads them again.
 
-A library writes the product, and a kernel reads it again for the norm, the activation, the residual that follow: more bytes than the
-product itself moves. So a 1x1 convolution of a large image, or a linear layer that is narrow, is computed inside the pointwise kernel that
-alone reads it; and where columns are few, what makes its rows (the norm and the relu of the convolution before) is computed as they are
-read. Deeper products gain more from the library's kernels than from that (docs/tuning.md has the measurements behind the bounds).
+Deeper products gain more from the library's kernels than from that (docs/tuning.md has the measurements behind the bounds).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
-from precast.lowering import index as ix
-from precast.lowering.effects import reads, store_roots, writes
-from precast.lowering.emit import without_unused_buffers
-from precast.lowering.facts import points
-from precast.lowering.ir import Buffer, Cast, Conv, Gemm, Kernel, Program, Reduce, Scan, Step, View, walk
-from precast.lowering.library_loops import gemm_kernel, pointwise_kernel
-from precast.lowering.products import Product, product_of
-from precast.lowering.scalars import HALVES
-from precast.lowering.sizes import hint
-from precast.lowering.substitution import Definition, Rewriter, Uninvertible
+from precast.lowering.gpu_products import Alternative, Sizes
 
 MIN_ROWS, MIN_COLUMNS = 4096, 64
 MAX_DEPTH, MAX_COLUMNS_BEYOND = 512, 256
 """Twice the depth is still worth it for as few columns."""
-VECTOR = 8
-"""Elements of a half type that one access reads: rows of other lengths are slow to read."""
-MAX_SUMS = 2
-"""Products in one kernel: blocks of more fill the registers and the shared memory."""
-MAX_COLUMNS_BEFORE = 512
-"""Columns up to which rows are computed as they are read: once for each block of columns."""
 
 
-def shallow_products(program: Program) -> Program:
-    """The program with each such product, and what makes its rows, inside of the kernel that follows it."""
-    return _Shallow(program).run()
+class Shallow:
+    """The rule."""
+
+    def considers(self, sizes: Sizes) -> bool:
+        """Whether the product is of the sizes for which a kernel of ours was measured to be faster."""
+        deepest = 2 * MAX_DEPTH if sizes.columns <= MAX_COLUMNS_BEYOND else MAX_DEPTH
+        return sizes.rows >= MIN_ROWS and sizes.columns >= MIN_COLUMNS and sizes.depth <= deepest
+
+    def takes(self, alternative: Alternative) -> bool:
+        """Whether as many rows are left of it where it is read."""
+        return alternative.product.size[0] >= MIN_ROWS
 
 
-class _Shallow:
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        self.buffers = {b.name: b for b in program.buffers}
-        self.steps: list[Step | None] = list(program.steps)
-        self.fixed = {i for i in program.inputs if isinstance(i, str)} | set(program.persistent)
-        self.fixed |= {c.buffer for c in program.constants} | {o.view.buffer for o in program.outputs if o.view is not None}
-        self.readers: dict[str, set[int]] = {}
-        self.writers: dict[str, list[int]] = {}
-        for position, step in enumerate(program.steps):
-            self._note(position, step)
-
-    def _note(self, position: int, step: Step) -> None:
-        for name in reads(step):
-            self.readers.setdefault(name, set()).add(position)
-        for name in writes(step):
-            self.writers.setdefault(name, []).append(position)
-
-    def run(self) -> Program:
-        for position, step in enumerate(self.program.steps):
-            if isinstance(step, Gemm | Conv) and _is_shallow(step) and self.buffers[step.out].dtype in HALVES:
-                self._fuse(position, step)
-        if None not in self.steps:
-            return self.program
-        return without_unused_buffers(replace(self.program, steps=tuple(s for s in self.steps if s is not None)))
-
-    def _fuse(self, position: int, step: Gemm | Conv) -> None:
-        """Puts the product into its reader, with what makes its rows if that is possible, or leaves all as it is."""
-        at = self._sole_reader(step.out)
-        user = None if at is None else self.steps[at]
-        if at is None or not isinstance(user, Kernel) or not _is_plain(user):
-            return
-        product = _as_kernel(step, self.buffers)
-        (store,) = product.stores
-        made = Definition(step.out, product.axes, store.index, Cast(store.value, self.buffers[step.out].dtype))
-        maker = self._maker(position, step)
-        for before in [maker, None] if maker is not None else [None]:
-            taken = [position] if before is None else [before[0], position]
-            kernel = _inside(user, [made] if before is None else [made, before[1]])
-            if kernel is not None and _sums(kernel) - _sums(user) <= points(product.axes) and self._unchanged(taken, at):
-                self._replace(taken, at, kernel)
-                return
-
-    def _sole_reader(self, name: str) -> int | None:
-        """The one later step that reads a temporary which one step writes."""
-        readers, writers = self.readers.get(name, set()), self.writers[name]
-        only = next(iter(readers)) if len(readers) == 1 and len(writers) == 1 and name not in self.fixed else None
-        return only if only is not None and only > writers[0] else None
-
-    def _maker(self, position: int, step: Gemm | Conv) -> tuple[int, Definition] | None:
-        """How the rows of the product are computed, and where, if for it alone and of as few columns as `MAX_COLUMNS_BEFORE`."""
-        name = (step.a if isinstance(step, Gemm) else step.x).buffer
-        columns = hint(self.buffers[step.out].size[1])
-        if columns > MAX_COLUMNS_BEFORE or name not in self.writers or self._sole_reader(name) != position:
-            return None
-        at = self.writers[name][0]
-        maker = self.steps[at]
-        if not isinstance(maker, Kernel) or len(maker.stores) != 1 or not _is_plain(maker):
-            return None
-        (store,) = maker.stores
-        if any(isinstance(v, Reduce | Scan) for v in walk(store.value)) or store.gathers:
-            return None
-        return at, Definition(name, maker.axes, store.index, Cast(store.value, self.buffers[name].dtype))
-
-    def _unchanged(self, taken: Sequence[int], at: int) -> bool:
-        """Whether what the steps `taken` read is the same when step `at` runs."""
-        gone = set(taken)
-        for position in taken:
-            step = self.steps[position]
-            assert step is not None
-            for name in reads(step):
-                if any(position < w <= at for w in self.writers.get(name, ()) if w not in gone):
-                    return False
-        return True
-
-    def _replace(self, taken: Sequence[int], at: int, kernel: Kernel) -> None:
-        for position in (*taken, at):
-            step = self.steps[position]
-            assert step is not None
-            for name in reads(step):
-                self.readers[name].discard(position)
-            for name in writes(step):
-                self.writers[name].remove(position)
-            self.steps[position] = None
-        self.steps[at] = kernel
-        self._note(at, kernel)
-
-
-def _is_shallow(step: Gemm | Conv) -> bool:
-    """Whether the product is of the sizes, and its operands lie in the way, for which a kernel of ours was measured to be faster."""
-    if isinstance(step, Conv):
-        rows, columns, depth, sides = _image_rows(step), step.weight.size[0], step.weight.size[1], (step.x, step.weight)
-        along = _is_pointwise(step) and step.x.stride[1] == 1 and step.weight.stride[1] == 1
-    else:
-        rows, columns, depth, sides = hint(step.a.size[0]), step.b.size[-1], step.a.size[-1], (step.a, step.b)
-        along = len(step.a.size) == 2 and step.a.stride[1] == 1 and 1 in step.b.stride
-    views = [v for v in (*sides, step.bias, step.residual) if v is not None]
-    if not along or any(v.dtype is not None or 0 in v.stride for v in views) or not isinstance(columns, int) or not isinstance(depth, int):
-        return False
-    whole = columns % VECTOR == 0 and depth % VECTOR == 0 and all(map(_in_vectors, sides))
-    deepest = 2 * MAX_DEPTH if columns <= MAX_COLUMNS_BEYOND else MAX_DEPTH
-    return whole and rows >= MIN_ROWS and columns >= MIN_COLUMNS and depth <= deepest
-
-
-def _in_vectors(view: View) -> bool:
-    """Whether each line of the operand begins where a vector may."""
-    apart = (s for s, n in zip(view.stride, view.size, strict=True) if n != 1 and s != 1)
-    return all(isinstance(s, int) and s % VECTOR == 0 for s in (view.offset, *apart))
-
-
-def _image_rows(step: Conv) -> int:
-    strided = (-(-hint(n) // s) for n, s in zip(step.x.size[2:], step.stride, strict=True))
-    return hint(ix.numel((step.x.size[0], *strided)))
-
-
-def _is_pointwise(step: Conv) -> bool:
-    plain = not step.transposed and step.groups == 1 and len(step.x.size) == 4
-    return plain and all(n == 1 for n in step.weight.size[2:]) and all(n == 0 for n in step.padding)
-
-
-def _as_kernel(step: Gemm | Conv, buffers: dict[str, Buffer]) -> Kernel:
-    return gemm_kernel(step.out, step, buffers) if isinstance(step, Gemm) else pointwise_kernel(step.out, step, buffers)
-
-
-def _is_plain(kernel: Kernel) -> bool:
-    """Whether each store is made at each point of the axes, and no scan runs along one."""
-    if any(s.mode != "set" or s.mask is not None or s.axes is not None for s in kernel.stores):
-        return False
-    return not any(isinstance(v, Scan) for v in walk(*(r for s in kernel.stores for r in store_roots(s))))
-
-
-def _inside(user: Kernel, definitions: Sequence[Definition]) -> Kernel | None:
-    """The kernel with these buffers computed where it reads them; None unless that is a product which it stores along its columns."""
-    rewriter = Rewriter(user.axes, {d.buffer: d for d in definitions})
-    try:
-        stores = tuple(rewriter.store(s, rewriter.env(()), None) for s in user.stores)
-    except Uninvertible:
-        return None
-    product = product_of(user.axes, stores)
-    if product is None or len(product.sums) > MAX_SUMS or not _is_along(user, product):
-        return None
-    return replace(user, stores=stores)
-
-
-def _sums(kernel: Kernel) -> int:
-    """How many sums the kernel makes."""
-    return points(kernel.axes) * sum(isinstance(v, Reduce) for v in walk(*(r for s in kernel.stores for r in store_roots(s))))
-
-
-def _is_along(kernel: Kernel, product: Product) -> bool:
-    """Whether the rows are the many, and neighbours in memory of all that is stored are neighbouring columns."""
-    last = kernel.axes[-1]
-    found = (ix.coefficients(s.index, (last.symbol,)) for s in kernel.stores)
-    return product.size[0] >= MIN_ROWS and last in product.columns and all(f is not None and f[1] == (1,) for f in found)
+SHALLOW = Shallow()

@@ -25,9 +25,10 @@ from precast.lowering.gpu_narrow import narrow_products
 from precast.lowering.gpu_odd import roomy_rows
 from precast.lowering.gpu_order import small_kernels_first
 from precast.lowering.gpu_patches import is_patch, patches_as_products
+from precast.lowering.gpu_products import products_in_kernels
 from precast.lowering.gpu_reductions import gpu_reductions
 from precast.lowering.gpu_rows import vector_products
-from precast.lowering.gpu_shallow import shallow_products
+from precast.lowering.gpu_shallow import SHALLOW
 from precast.lowering.gpu_stem import space_to_depth
 from precast.lowering.in_place import write_in_place
 from precast.lowering.invariants import hoist_invariants
@@ -78,7 +79,9 @@ def passes(target: str, options: Mapping[str, Any]) -> list[tuple[str, Pass]]:
 
 
 def gpu_passes(options: Mapping[str, Any]) -> list[tuple[str, Pass]]:
-    """The same for a GPU: convolutions in channels-last, and the epilogues of its libraries."""
+    """The same for a GPU: convolutions in channels-last, and the epilogues of its libraries. `options["products"]` says which products are
+    kernels of ours (`gpu_products.Decides`; default: the rule of `gpu_shallow.py`).
+    """
     freeze, bound = bool(options.get("freeze")), options.get("bound")
     epilogues = options.get("epilogue_fusion", True)
     return [
@@ -107,7 +110,7 @@ def gpu_passes(options: Mapping[str, Any]) -> list[tuple[str, Pass]]:
         ("heads of a row together", heads_of_a_row_together),
         ("fuse siblings", partial(fuse_siblings, launches=True)),
         ("hoist invariants", hoist_invariants),
-        ("shallow products", shallow_products if epilogues else unchanged),
+        ("products in kernels", partial(products_in_kernels, decides=options.get("products", SHALLOW)) if epilogues else unchanged),
         ("gpu reductions", gpu_reductions),
         ("collapse axes", collapse_axes),
         ("order", order_steps),

@@ -13,7 +13,7 @@ import torch
 import torch.fx
 
 from precast.artifact_store import BlobSet, GraphRecord, Store, StoreError
-from precast.codegen import CompiledGraph, compile_program
+from precast.codegen import CompiledGraph, compile_program, with_choices
 from precast.codegen.choices import tuning_name
 from precast.codegen.toolchain import CompilerMissing, CompilerStopped, find_compiler
 from precast.codegen.triton_ops import Unsupported as NoTritonForm
@@ -32,7 +32,7 @@ from precast.runtime.targets import is_cuda, native_target
 from precast.trace import Trace
 
 observers: list[Callable[[Program, str, Mapping[str, Any]], None]] = []
-"""Each is shown every scheduled program of this process before it is compiled, with its target and options (`precast tune` looks on)."""
+"""Each is shown every lowered program of this process before it is scheduled, with its target and options (`precast tune` looks on)."""
 
 
 class Stopwatch:
@@ -98,12 +98,13 @@ def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopw
             raise Refused(str(error)) from error
     given = zip(lowered.inputs, request.bound, strict=True)
     options["bound"] = [name for name, bound in given if bound and isinstance(name, str)]
+    options["tuning"] = known_choices(request.store, request.target)
+    for observe in tuple(observers):
+        observe(lowered, request.target, options)
+    options = with_choices(_codegen_target(request.target), options)
     with watch.stage("schedule"):
         scheduled = schedule(lowered, request.target, options)
     request.trace.scheduled(lowered, scheduled, options["bound"])
-    options["tuning"] = known_choices(request.store, request.target)
-    for observe in tuple(observers):
-        observe(scheduled, request.target, options)
     with watch.stage("codegen"):
         try:
             compiled = compile_program(scheduled, _codegen_target(request.target), options)

@@ -18,11 +18,13 @@ from precast import graph_build
 from precast.artifact_store import Store
 from precast.build import Job, Outcome
 from precast.build_file import Loaded
+from precast.codegen import with_choices
 from precast.codegen.choices import Record, tuning_name
-from precast.codegen.cuda_choices import CudaChooser, Problem
+from precast.codegen.cuda_choices import LIBRARY, WITH_LIBRARY, CudaChooser, Problem
 from precast.codegen.cuda_pipeline import choose_all
 from precast.graph_build import keep_choices, known_choices
 from precast.lowering.ir import Program
+from precast.lowering.pipeline import schedule
 
 Say = Callable[[str], None]
 Measure = Callable[[Problem], Record | None]
@@ -76,8 +78,11 @@ class Tuned:
         return sum(q.status == status for q in self.questions)
 
 
-def ask(jobs: Sequence[Loaded], target: str, say: Say) -> tuple[dict[str, Question], list[str]]:
-    """Every question that compiling the programs for `target` asks, by its key in order of asking; and which signatures failed."""
+def ask(jobs: Sequence[Loaded], target: str, known: Mapping[str, Record], say: Say) -> tuple[dict[str, Question], list[str]]:
+    """Every question that compiling the programs for `target` asks, by its key in order of asking; and which signatures failed.
+
+    Answers that are `known` decide what else is asked: a product inside of a kernel asks other questions than a library's.
+    """
     questions: dict[str, Question] = {}
     failures: list[str] = []
     by_artifact: dict[str | None, list[Problem]] = {}
@@ -87,7 +92,7 @@ def ask(jobs: Sequence[Loaded], target: str, say: Say) -> tuple[dict[str, Questi
             name = loaded.spec.name
             for number in range(1, len(loaded.signatures) + 1):
                 say(f"{name}: capturing signature {number} of {len(loaded.signatures)}")
-                with _watching(target) as problems:
+                with _watching(target, known) as problems:
                     outcome = Job(loaded, store).build(number, target)
                 if not outcome.good:
                     failures.append(f"{name}, signature {number}: {outcome.reason}")
@@ -100,13 +105,18 @@ def ask(jobs: Sequence[Loaded], target: str, say: Say) -> tuple[dict[str, Questi
 
 
 @contextmanager
-def _watching(target: str) -> Iterator[list[Problem]]:
-    """The problems of every program that is scheduled for `target` meanwhile."""
+def _watching(target: str, known: Mapping[str, Record]) -> Iterator[list[Problem]]:
+    """The problems of every program that is compiled for `target` meanwhile, with the answers that are `known`."""
     problems: list[Problem] = []
+
+    def note(problem: Problem) -> Record | None:
+        problems.append(problem)
+        return known.get(problem.key)
 
     def look(program: Program, its_target: str, options: Mapping[str, Any]) -> None:
         if its_target == target:
-            choose_all(program, {**options, "chooser": CudaChooser(measure=problems.append)})
+            asking = with_choices(target, {**options, "tuning": {}, "chooser": CudaChooser(measure=note)})
+            choose_all(schedule(program, target, asking), asking)
 
     graph_build.observers.append(look)
     try:
@@ -116,25 +126,47 @@ def _watching(target: str) -> Iterator[list[Problem]]:
 
 
 def tune(jobs: Sequence[Loaded], store: Store, target: str, measure: Measure, *, budget: float, say: Say, again: bool = False) -> Tuned:
-    """Answers what `store` has no answer to, for at most `budget` seconds of measuring; `again`: also what it has."""
+    """Answers what `store` has no answer to, for at most `budget` seconds of measuring; `again`: also what it has.
+
+    Where answers lead to other questions (what was a library's product is a kernel, or the other way round), those are answered, too.
+    """
     began = time.monotonic()
-    questions, failures = ask(jobs, target, say)
-    known = known_choices(store, target)
-    open_ones = []
-    for key, question in questions.items():
-        if key in known and not again:
-            question.status, question.record = "known", known[key]
-        else:
-            open_ones.append(question)
+    questions: dict[str, Question] = {}
+    left = budget
+    while True:
+        known = known_choices(store, target)
+        found, failures = ask(jobs, target, known, say)
+        new = {key: question for key, question in found.items() if key not in questions}
+        for key, question in new.items():
+            if key in known and not again:
+                question.status, question.record = "known", known[key]
+        questions |= new
+        for key, question in questions.items():  # what the answers made pointless is nobody's question any more
+            question.asked = found[key].asked if key in found else set()
+        started = time.monotonic()
+        turned = _answer_all([q for q in new.values() if q.status == "left"], known, store, target, measure, left, say)
+        left -= time.monotonic() - started
+        if not turned or left <= 0:
+            return Tuned(target, tuning_name(target), tuple(questions.values()), tuple(failures), round(time.monotonic() - began, 1))
+
+
+def _answer_all(
+    questions: Sequence[Question], known: Mapping[str, Record], store: Store, target: str, measure: Measure, budget: float, say: Say
+) -> bool:
+    """Answers questions in order until the budget is spent; whether an answer, other than what was `known`, changes what is to be asked."""
     until = time.monotonic() + budget
-    for number, question in enumerate(open_ones, 1):
+    turned = False
+    for number, question in enumerate(questions, 1):
         left = until - time.monotonic()
         if left <= 0:
-            say(f"the budget of {budget:.0f} s is spent; {len(open_ones) - number + 1} problems are left for another run")
+            say(f"the budget is spent; {len(questions) - number + 1} problems are left for another run")
             break
-        say(f"{number} of {len(open_ones)}, {left:.0f} s left: {question.problem.key}")
+        say(f"{number} of {len(questions)}, {left:.0f} s left: {question.problem.key}")
         _answer(question, store, target, measure)
-    return Tuned(target, tuning_name(target), tuple(questions.values()), tuple(failures), round(time.monotonic() - began, 1))
+        key = question.problem.key
+        before = known.get(key, {"winner": question.problem.default})["winner"]
+        turned = turned or (key.startswith(WITH_LIBRARY) and (question.answer == LIBRARY) != (before == LIBRARY))
+    return turned
 
 
 def _answer(question: Question, store: Store, target: str, measure: Measure) -> None:

@@ -69,7 +69,7 @@ def run(store: Store, measure: Any, budget: float = 60, **options: Any) -> Tuned
 @pytest.fixture(scope="module")
 def captured() -> tuple[dict[str, Question], list[str]]:
     """What the programs of `JOBS` ask: captured once for all tests."""
-    return ask(JOBS, TARGET, lambda text: None)
+    return ask(JOBS, TARGET, {}, lambda text: None)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import torch
 import precast
 from precast.artifact_store import Store
 from precast.build_file import Loaded, ProgramSpec
-from precast.codegen.cuda_choices import CudaChooser, Problem, tiling_of
+from precast.codegen.choices import Record
+from precast.codegen.cuda_choices import LIBRARY, CudaChooser, Problem, tiling_of
 from precast.codegen.cuda_lab import Lab, lab_for
 from precast.codegen.cuda_pipeline import choose_all
 from precast.graph_build import known_choices
@@ -19,9 +21,11 @@ from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
 from precast.runtime.targets import native_cuda
 from precast.tune import tune
+from tests.codegen.test_cuda_fusion import CALLS, asked_by, library_wins
 from tests.gpu.device import DEVICE
 from tests.gpu.test_streams import near
 from tests.ops.trace import trace
+from tests.triton.shallow import Fn, halved
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DEVICE == "cpu", reason="tests/cli/test_tune.py is the CPU's")]
 
@@ -75,6 +79,41 @@ def test_library_calls_are_timed_and_refusals_left_out(lab: Lab) -> None:
 
     record = lab.measure(Problem("k", "slow", calls=calls))  # type: ignore[arg-type]
     assert record is not None and record["winner"] == "fast" and "none" not in record["us"]
+
+
+@pytest.mark.parametrize("case", CALLS, ids=lambda fn: fn.__name__)
+def test_a_library_and_one_kernel_are_two_ways_to_the_same(case: Fn, lab: Lab) -> None:
+    """All candidates that the device takes agree with the library's product and the kernel behind it, and are timed beside it."""
+    problems, _ = asked_by(case, halved(CALLS[case](), torch.bfloat16), library_wins)
+    for problem in problems:
+        found = lab.launches(problem)
+        assert LIBRARY in found and len(found) > len(problem.kernels) / 2, f"{len(found)} of {len(problem.kernels)} kernels agree"
+        record = lab.measure(problem)
+        assert record is not None and problem.default in record["us"] and len(record["us"]) > 1
+
+
+def test_a_kernel_in_the_place_of_a_library_computes_the_same(lab: Lab, tmp_path: Path) -> None:
+    """A deep product with the fastest kernel, whether or not it beats the library here."""
+    model = torch.nn.Sequential(torch.nn.Linear(768, 3072), torch.nn.GELU()).cuda().bfloat16().eval().requires_grad_(False)
+    x = torch.randn(2048, 768, device="cuda", dtype=torch.bfloat16)
+    target = native_cuda(torch.cuda.get_device_capability())
+
+    def fastest(problem: Problem) -> Record | None:
+        record = lab.measure(problem)
+        if record is None or not problem.library:
+            return record
+        ours = {name: us for name, us in record["us"].items() if name != LIBRARY}
+        return {**record, "winner": min(ours, key=lambda name: ours[name])}
+
+    spec = ProgramSpec("tests:model", "model", "model", targets=(target,))
+    tuned = tune([Loaded(spec, model, (((x,), {}),))], Store.open(tmp_path), target, fastest, budget=60, say=print)
+    assert sum(bool(q.problem.library) for q in tuned.questions) == 1
+    with torch.no_grad():
+        call = precast.compile(model, store=tmp_path)
+        got, want, exact = call(x), model(x), copy.deepcopy(model).double()(x.double())
+    assert (got - exact).norm() <= 1.05 * (want - exact).norm()
+    stored = [m for place in (tmp_path / "programs").glob("*") for m in Store.open(tmp_path).variants(place.name)]
+    assert [name.split("_")[0] for name in stored[0].evidence["kernels"]] == ["product"]
 
 
 def test_tuned_programs_compute_the_same(lab: Lab, tmp_path: Path) -> None:

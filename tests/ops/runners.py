@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tests.ops.check import Expected, check, copied, expect
@@ -34,7 +34,13 @@ def scheduled(row: Row, inputs: tuple[Any, ...]) -> Any:
 
 
 def program_of(
-    fn: Callable[..., Any], inputs: tuple[Any, ...], *, schedule: bool, target: str = "cpu:x86-64-v3", symbolic: bool = False
+    fn: Callable[..., Any],
+    inputs: tuple[Any, ...],
+    *,
+    schedule: bool,
+    target: str = "cpu:x86-64-v3",
+    symbolic: bool = False,
+    options: Mapping[str, Any] | None = None,
 ) -> tuple[Any, Callable[[list[Any]], Any]]:
     """The lowered (and, where asked, scheduled) program, verified; and what rebuilds fn's result from the program's outputs."""
     from precast.lowering.lower import lower
@@ -45,7 +51,7 @@ def program_of(
     program = lower(graph, "row")
     verify(program)
     if schedule:
-        program = run_schedule(program, target)
+        program = run_schedule(program, target, options)
         verify(program)
     return program, rebuild
 

@@ -19,6 +19,7 @@ from precast import graph_build
 from precast.codegen.triton_compile import architecture, compile_cubin
 from precast.codegen.triton_render import TritonKernel, render
 from precast.lowering.ir import Conv, Gemm, Kernel, Program
+from precast.lowering.pipeline import schedule
 from tests.ops.runners import program_of
 from tests.triton.shallow import CASES, Fn, bottleneck, feed_forward, gated, halved, image, norm, norms, reduced, shortcut, weight
 
@@ -89,7 +90,7 @@ def test_they_compile_for_each_architecture(arch: str) -> None:
 
 def test_rows_of_the_run_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Program] = []
-    monkeypatch.setattr(graph_build, "observers", [lambda program, target, options: seen.append(program)])
+    monkeypatch.setattr(graph_build, "observers", [lambda program, target, options: seen.append(schedule(program, target, options))])
     with torch.no_grad():
         signature = (halved(CASES[feed_forward](), HALF), {})
         report = precast.precompile(feed_forward, [signature], targets=["cuda:sm_90"], store=tmp_path, dynamic_shapes={"x": {0: "rows"}})

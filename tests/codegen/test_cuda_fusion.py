@@ -1,0 +1,254 @@
+"""A library's product or one kernel: asked where something is measured or known, answered by the rule otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import precast
+from precast import graph_build
+from precast.artifact_store import Store
+from precast.build import Job
+from precast.build_file import Loaded, ProgramSpec
+from precast.codegen import with_choices
+from precast.codegen.choices import Record
+from precast.codegen.cuda_choices import CANONICAL, LIBRARY, WITH_LIBRARY, CudaChooser, Problem, kernel_key, tiling_name, tiling_of
+from precast.codegen.cuda_torch import library_call
+from precast.codegen.expand import LibraryCall
+from precast.codegen.triton_render import TritonKernel, render
+from precast.graph_build import keep_choices, known_choices
+from precast.lowering.ir import Conv, Gemm, Kernel, Program
+from precast.lowering.lower import lower
+from precast.lowering.pipeline import schedule
+from precast.tune import outdated, tune
+from tests.ops.trace import trace
+from tests.triton.shallow import CASES, Fn, bottleneck, feed_forward, gated, halved, image, norm, norms, weight
+
+TARGET = "cuda:sm_90"
+Answer = Callable[[Problem], Record | None]
+
+
+def wide(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return feed_forward(x, w, b)
+
+
+def bert() -> tuple[Tensor, ...]:
+    return halved((torch.randn(2048, 768), torch.randn(3072, 768), torch.randn(3072)), torch.bfloat16)
+
+
+def kernel_wins(problem: Problem) -> Record | None:
+    names = [name for name in problem.kernels if name != problem.default]
+    return None if not names else {"winner": names[-1], "us": {problem.default: 2.0, names[-1]: 1.0}}
+
+
+def library_wins(problem: Problem) -> Record:
+    return {"winner": LIBRARY if problem.library else problem.default, "us": {LIBRARY: 1.0}}
+
+
+def scheduled(fn: Fn, inputs: tuple[Tensor, ...], chooser: CudaChooser) -> Program:
+    graph, _ = trace(fn, inputs)
+    return schedule(lower(graph, "case"), TARGET, with_choices(TARGET, {"chooser": chooser}), check=True)
+
+
+def library_steps(program: Program) -> int:
+    return sum(isinstance(step, Gemm | Conv) for step in program.steps)
+
+
+def asked_by(fn: Fn, inputs: tuple[Tensor, ...], answer: Answer) -> tuple[list[Problem], Program]:
+    """The questions about products, and the program that the answers make."""
+    problems: list[Problem] = []
+
+    def measure(problem: Problem) -> Record | None:
+        problems.append(problem)
+        return answer(problem)
+
+    program = scheduled(fn, inputs, CudaChooser(measure=measure))
+    return [p for p in problems if p.library], program
+
+
+def test_a_deep_product_is_the_librarys_until_a_kernel_measured_faster() -> None:
+    assert library_steps(scheduled(wide, bert(), CudaChooser())) == 1
+    for answer, left in ((kernel_wins, 0), (library_wins, 1), (lambda problem: None, 1)):
+        (problem,), program = asked_by(wide, bert(), answer)
+        assert library_steps(program) == left and len(program.steps) == 1 + left
+        assert problem.default == LIBRARY and problem.key.startswith(WITH_LIBRARY)
+        assert len(problem.kernels) > 20 and all("tl.dot(" in kernel.source for kernel in problem.kernels.values())
+
+
+def test_both_ways_are_whole() -> None:
+    """The library's way is its call and the kernel behind it, over the same buffers."""
+    (problem,), _ = asked_by(wide, bert(), kernel_wins)
+    call, kernel = problem.library
+    assert isinstance(call, LibraryCall) and isinstance(call.step, Gemm) and isinstance(kernel, TritonKernel)
+    ours = {a.buffer for k in problem.kernels.values() for a in k.arguments}
+    theirs = {call.step.a.buffer, call.step.b.buffer, call.step.out, *(a.buffer for a in kernel.arguments)}
+    bias = {call.step.bias.buffer} if call.step.bias is not None else set()
+    assert theirs | bias == ours | {call.step.out} == {b.name for b in problem.buffers}
+
+
+def test_a_shallow_product_goes_back_to_the_library_that_measured_faster() -> None:
+    (problem,), program = asked_by(feed_forward, halved(CASES[feed_forward](), torch.float16), library_wins)
+    assert tiling_of(problem.default) is not None and library_steps(program) == 1
+
+
+def test_what_makes_the_rows_is_asked_apart() -> None:
+    """With the norm before the product, then without: the second question comes where the first is answered by the library."""
+    inputs = halved(CASES[bottleneck](), torch.bfloat16)
+    assert len(asked_by(bottleneck, inputs, kernel_wins)[0]) == 1
+    problems, program = asked_by(bottleneck, inputs, library_wins)
+    assert len(problems) == 2 and library_steps(program) == 1
+    assert [sum(isinstance(s, TritonKernel) for s in p.library) for p in problems] == [2, 1]
+
+
+def test_its_answer_is_the_kernels_tiling_too() -> None:
+    """The kernel's tilings stood beside the library: they are not asked for a second time."""
+    problems: list[Problem] = []
+
+    def measure(problem: Problem) -> Record | None:
+        problems.append(problem)
+        return kernel_wins(problem)
+
+    chooser = CudaChooser(measure=measure)
+    program = scheduled(wide, bert(), chooser)
+    (kernel,) = (step for step in program.steps if isinstance(step, Kernel))
+    (tiling,) = chooser.tilings(kernel, program.buffers)
+    record = kernel_wins(problems[0])
+    assert record is not None and len(problems) == 1 and tiling is not None and tiling_name(tiling) == record["winner"]
+    again = CudaChooser({problems[0].key: record})
+    same = scheduled(wide, bert(), again)
+    assert library_steps(same) == 0 and again.tilings(kernel, program.buffers) == (tiling,)
+    assert [r["winner"] for r in again.used.values()] == [tiling_name(tiling)]
+
+
+@pytest.mark.parametrize("winner", ["xblock=4", "onednn", tiling_name(CANONICAL)])
+def test_a_record_that_says_nothing_is_of_no_use(winner: str) -> None:
+    (problem,), _ = asked_by(wide, bert(), kernel_wins)
+    assert library_steps(scheduled(wide, bert(), CudaChooser({problem.key: {"winner": winner, "us": {}}}))) == 1
+
+
+def small(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return feed_forward(x[:40], w, b)
+
+
+def plain(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return torch.nn.functional.linear(x, w, b)
+
+
+@pytest.mark.parametrize("fn", [small, plain], ids=lambda fn: fn.__name__)
+def test_what_cannot_gain_is_not_asked(fn: Fn) -> None:
+    assert asked_by(fn, bert(), kernel_wins)[0] == []
+
+
+def test_a_number_of_a_product_alone_is_the_librarys() -> None:
+    """A kernel without axes is no product."""
+    problems, program = asked_by(lambda x, w: (x @ w)[3, 5] * 2, bert()[:1] + (torch.randn(768, 64).bfloat16(),), kernel_wins)
+    assert not problems and library_steps(program) == 1
+
+
+def norm_behind(x: Tensor, w: Tensor, p: Tensor) -> Tensor:
+    return norm(torch.nn.functional.conv2d(x, w, stride=2), p).sigmoid()
+
+
+CALLS: dict[Fn, Callable[[], tuple[Tensor, ...]]] = {
+    wide: lambda: (torch.randn(128, 64), torch.randn(192, 64), torch.randn(192)),
+    gated: lambda: (torch.randn(80, 64), torch.randn(64, 256) / 8, torch.randn(256)),
+    bottleneck: lambda: (image(64, 9), norms(64), weight(192, 64), norms(192), image(192, 9)),
+    norm_behind: lambda: (image(64, 17), weight(192, 64), norms(192)),
+}
+
+
+@pytest.mark.parametrize("fn", CALLS, ids=lambda fn: fn.__name__)
+def test_the_librarys_way_is_what_the_program_says(fn: Fn) -> None:
+    """The calls that a tuner times, on CPU tensors, against the definition of a product."""
+    problems, _ = asked_by(fn, halved(CALLS[fn](), torch.bfloat16), library_wins)
+    assert problems
+    for problem in problems:
+        (call,) = (step for step in problem.library if isinstance(step, LibraryCall))
+        buffers = {b.name: b for b in problem.buffers}
+        memory = {
+            b.name: torch.randn(1 + sum((int(n) - 1) * int(s) for n, s in zip(b.size, b.stride, strict=True))).bfloat16()
+            for b in problem.buffers
+        }
+
+        def seen(view: Any, memory: dict[str, Tensor] = memory) -> Tensor:
+            return memory[view.buffer].as_strided(view.size, view.stride, int(view.offset)).double()
+
+        library_call(call, memory, buffers).answer()
+        own, step = buffers[call.step.out], call.step
+        got = memory[own.name].as_strided(own.size, own.stride)
+        if isinstance(step, Gemm):
+            want = seen(step.a) @ seen(step.b)
+        else:
+            assert isinstance(step, Conv)
+            want = torch.conv2d(seen(step.x), seen(step.weight), stride=list(step.stride))
+        if step.bias is not None:
+            want = want + (seen(step.bias) if isinstance(step, Gemm) else seen(step.bias)[:, None, None])
+        torch.testing.assert_close(got.double(), want, rtol=2e-2, atol=2e-1)
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(640, 256)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.gelu(self.first(x))
+
+
+def job() -> Loaded:
+    spec = ProgramSpec("tests.codegen.test_cuda_fusion:Net", "net", "net", targets=(TARGET,))
+    return Loaded(spec, Net().eval().bfloat16(), (((torch.randn(128, 640).bfloat16(),), {}),))
+
+
+def run(store: Store, measure: Answer, **options: Any) -> Any:
+    return tune([job()], store, TARGET, measure, budget=60, say=lambda text: None, **options)
+
+
+def test_tuning_asks_what_the_answers_lead_to(tmp_path: Path) -> None:
+    """The library's product has a kernel behind it; one kernel for both is another question, answered by the same measurement."""
+    store = Store.open(tmp_path)
+    tuned = run(store, kernel_wins)
+    assert tuned.count("measured") == len(tuned.questions) == len(known_choices(store, TARGET)) and not tuned.failures
+    assert sum(q.problem.key.startswith(WITH_LIBRARY) for q in tuned.questions) == 1
+    assert run(store, kernel_wins).count("measured") == 0
+    back = run(store, library_wins, again=True)
+    assert {q.answer for q in back.questions if q.problem.library} == {LIBRARY}
+    assert any(not q.problem.library for q in back.questions), "what follows the library's product has tilings to choose"
+
+
+def test_a_build_without_a_device_takes_the_records(tmp_path: Path) -> None:
+    store = Store.open(tmp_path)
+    first = Job(job(), store).build(1, TARGET)
+    assert first.status == "compiled", first.reason
+    tuned = run(store, kernel_wins)
+    (old,) = outdated([job()], store, tuned)
+    store.remove(old.artifact, old.program_key)
+    second = Job(job(), store).build(1, TARGET)
+    made = store.get(second.artifact or "")
+    assert made is not None and not outdated([job()], store, tuned)
+    (record,) = (r for key, r in made.evidence["choices"].items() if key.startswith(WITH_LIBRARY))
+    assert tiling_of(record["winner"]) is not None
+    assert list(made.evidence["kernels"]) == [name for name in made.evidence["kernels"] if name.startswith("product_")]
+
+
+def test_builds_without_records_ask_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs are made into kernels twice only where an answer may come of it."""
+    seen: list[Any] = []
+    monkeypatch.setattr(graph_build, "observers", [lambda program, target, options: seen.append(with_choices(target, options)["products"])])
+    keep_choices(Store.open(tmp_path), TARGET, {"gemm of another program": {"winner": "aten", "us": {}}})
+    with torch.no_grad():
+        report = precast.precompile(Net().eval().bfloat16(), [((torch.randn(128, 640).bfloat16(),), {})], targets=[TARGET], store=tmp_path)
+    assert report.ok, report
+    assert [type(decides).__name__ for decides in seen] == ["Shallow"]
+
+
+def test_keys_are_those_of_the_kernel() -> None:
+    (problem,), program = asked_by(wide, bert(), kernel_wins)
+    (kernel,) = (step for step in program.steps if isinstance(step, Kernel))
+    (rendered,) = render(kernel, program.buffers, CANONICAL)
+    assert problem.key == WITH_LIBRARY + kernel_key(rendered)
