@@ -60,6 +60,9 @@ def _copied(step: Step, target: str, program: Program) -> str | None:
 
 
 def _renamed(step: Step, old: str, new: str) -> Step:
+    if old not in reads(step) and old not in writes(step):
+        return step
+
     def load(value: Value) -> Value:
         if isinstance(value, Load) and value.buffer == old:
             return Load(new, value.index, value.dtype, value.gathers, value.mask)
