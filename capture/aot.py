@@ -34,6 +34,7 @@ from precast.capture.unexpressed import sizes_expressed
 from precast.capture.user_kernels import LAUNCH, is_launch, writes_known
 
 Decompositions = Mapping[Any, Callable[..., Any]]
+_SET_GRAD = torch._C._set_grad_enabled
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
     """
     _drop_idle_dropout(gm)
     floats, table = float_positions(gm), without_wrong(decompositions)
+    grad_mode_varies = any(n.args[0] is not torch.is_grad_enabled() for n in gm.graph.find_nodes(op="call_function", target=_SET_GRAD))
     parts: tuple[Part, ...] | None = None
     wraps: tuple[Wrap, ...] | None = None
     with contextlib.ExitStack() as stack:
@@ -96,7 +98,7 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
         expand_higher_order(graph, fake_mode, table)
         floats_as_numbers(graph, floats if parts is None else positions_of(floats, parts), shape_env)
         absolute = _from_whole_inputs([n for n in graph.graph.nodes if _storage_offset_given(n)])
-        outputs = Outputs(graph, fake_args).split(metadata)
+        outputs = Outputs(graph, fake_args).split(metadata, grad_mode_varies)
         mutated = frozenset(i for i, info in enumerate(metadata.input_info) if info.mutates_data)
         _resolve_lazy_inputs(graph, absolute, mutated)
         graph.graph.eliminate_dead_code(lambda node: node.is_impure() or is_launch(node))  # torch 2.11 takes launches for pure

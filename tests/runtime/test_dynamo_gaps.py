@@ -260,13 +260,21 @@ def test_grad_mode_that_stays_changed(program: Any, before: bool, door: str, sto
             assert torch.is_grad_enabled() is not before
 
 
+@pytest.mark.parametrize("stays", [True, False])
 @pytest.mark.parametrize("mode", [True, False])
-def test_a_view_under_a_changed_grad_mode_has_eagers_history(mode: bool, store: Store) -> None:
+def test_a_view_under_a_changed_grad_mode_has_eagers_history(mode: bool, stays: bool, store: Store) -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
-        torch.set_grad_enabled(mode)
-        return x.view(-1)
+        if stays:
+            torch.set_grad_enabled(mode)
+            return x.view(-1)
+        with torch.set_grad_enabled(mode):
+            return x.view(-1)
 
     x = torch.randn(2, 3, requires_grad=True)
     with torch.set_grad_enabled(not mode), pytest.warns(UserWarning, match="grad mode"):
         view = precast.compile(program, store=store)(x)
     assert (view.grad_fn is not None) is mode
+    with torch.set_grad_enabled(mode), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        same = precast.compile(program, store=store)(x)  # the mode is the caller's own: compiled
+    assert (same.grad_fn is not None) is mode
