@@ -22,6 +22,7 @@ from precast.artifact_store.records import GraphOutput, Wrap
 from precast.capture.attention import name_attention, whole_attention
 from precast.capture.floats import float_positions, floats_as_numbers
 from precast.capture.frame import CaptureRefused
+from precast.capture.grad_modes import grad_mode_for_inference_mode, views_elsewhere
 from precast.capture.higher_order import expand_higher_order
 from precast.capture.kept_whole import kept_whole, without_wrong
 from precast.capture.let_go import forget_random_state
@@ -34,7 +35,6 @@ from precast.capture.unexpressed import sizes_expressed
 from precast.capture.user_kernels import LAUNCH, is_launch, writes_known
 
 Decompositions = Mapping[Any, Callable[..., Any]]
-_SET_GRAD = torch._C._set_grad_enabled
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
     """
     _drop_idle_dropout(gm)
     floats, table = float_positions(gm), without_wrong(decompositions)
-    grad_mode_varies = any(n.args[0] is not torch.is_grad_enabled() for n in gm.graph.find_nodes(op="call_function", target=_SET_GRAD))
+    elsewhere = views_elsewhere(gm)
     parts: tuple[Part, ...] | None = None
     wraps: tuple[Wrap, ...] | None = None
     with contextlib.ExitStack() as stack:
@@ -72,6 +72,7 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
         if own_tensors:
             raise CaptureRefused("the traced code registers tensors of its own inside the graph")
         stack.enter_context(compiled_autograd._disable())
+        stack.enter_context(grad_mode_for_inference_mode(gm))
         stack.enter_context(_effects_as_calls(gm))
         stack.enter_context(whole_attention(gm))
         stack.enter_context(writes_known())
@@ -98,7 +99,7 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
         expand_higher_order(graph, fake_mode, table)
         floats_as_numbers(graph, floats if parts is None else positions_of(floats, parts), shape_env)
         absolute = _from_whole_inputs([n for n in graph.graph.nodes if _storage_offset_given(n)])
-        outputs = Outputs(graph, fake_args).split(metadata, grad_mode_varies)
+        outputs = Outputs(graph, fake_args).split(metadata, elsewhere)
         mutated = frozenset(i for i, info in enumerate(metadata.input_info) if info.mutates_data)
         _resolve_lazy_inputs(graph, absolute, mutated)
         graph.graph.eliminate_dead_code(lambda node: node.is_impure() or is_launch(node))  # torch 2.11 takes launches for pure

@@ -30,10 +30,10 @@ class Outputs:
         self.raw: list[torch.fx.Node] = []
         self.bases: dict[int, torch.fx.Node] = {}
 
-    def split(self, metadata: Any, grad_mode_varies: bool) -> tuple[GraphOutput, ...]:
+    def split(self, metadata: Any, views_elsewhere: bool) -> tuple[GraphOutput, ...]:
         """One GraphOutput per position, and one more where the code leaves the grad mode changed; the graph keeps the raw outputs only.
 
-        `grad_mode_varies`: the code sets another grad mode than the caller's, for a while at least.
+        `views_elsewhere`: the code takes views of inputs that require gradients under another grad mode than the caller's.
         """
         output_node = next(n for n in reversed(self.graph.graph.nodes) if n.op == "output")
         values = list(output_node.args[0])[: len(metadata.output_info)]
@@ -46,7 +46,7 @@ class Outputs:
                 outputs.append(self._input_view(value, info))
             else:
                 outputs.append(self._own(value))
-        if grad_mode_varies and any(o.kind == "view" and o.index is not None and self.inputs[o.index].requires_grad for o in outputs):
+        if views_elsewhere and any(o.kind == "view" and o.index is not None and self.inputs[o.index].requires_grad for o in outputs):
             # its history is that of the mode in which it was taken, which the graph does not say
             raise CaptureRefused("the traced code changes torch's grad mode and gives back a view of an input that requires gradients")
         if metadata.grad_enabled_mutation is not None:

@@ -176,14 +176,15 @@ def _layout(view: View) -> str:
     return "".join("c" if s == 1 else "b" if s == 0 else "s" for s in view.stride)
 
 
+def view_as_seen(view: View) -> View:
+    """The view at the sizes that the traced call had: what is measured where sizes are symbolic."""
+    return replace(view, size=tuple(hint(n) for n in view.size), stride=tuple(0 if n == 0 else hint(n) for n in view.stride))
+
+
 def as_seen(step: Gemm) -> Gemm:
-    """The product at the sizes that the traced call had: what is measured where sizes are symbolic."""
-
-    def view(v: View) -> View:
-        return replace(v, size=tuple(hint(n) for n in v.size), stride=tuple(0 if n == 0 else hint(n) for n in v.stride))
-
-    bias, residual = (None if v is None else view(v) for v in (step.bias, step.residual))
-    return replace(step, a=view(step.a), b=view(step.b), bias=bias, residual=residual)
+    """The product over such views."""
+    bias, residual = (None if v is None else view_as_seen(v) for v in (step.bias, step.residual))
+    return replace(step, a=view_as_seen(step.a), b=view_as_seen(step.b), bias=bias, residual=residual)
 
 
 _IN_PLACE: dict[str, Callable[[torch.Tensor], object]] = {

@@ -13,7 +13,7 @@ import sympy
 import torch
 import torch.nn.functional as F
 
-from precast.codegen.choices import as_seen, conv_key, gemm_key, torch_dtype
+from precast.codegen.choices import as_seen, conv_key, gemm_key, torch_dtype, view_as_seen
 from precast.lowering import index as ix
 from precast.lowering.gpu_odd import VECTOR
 from precast.lowering.ir import Attention, Buffer, Conv, Extern, Gemm, Size, View
@@ -144,9 +144,12 @@ def fused_convolution(step: Conv) -> Extern:
 
 def _conv_calls(step: Conv, buffers: Buffers, names: list[str]) -> dict[str, Callable[[], object]]:
     dtype = torch_dtype(buffers[step.out])
-    x, w = tensor(_seen(step.x), dtype, 0), tensor(_seen(step.weight), dtype, 1, math.prod(hint(n) for n in step.weight.size[1:]))
-    bias = None if step.bias is None else tensor(_seen(step.bias), dtype, 2)
-    z = None if step.residual is None else tensor(_seen(step.residual), dtype, 3)
+    x, w = (
+        tensor(view_as_seen(step.x), dtype, 0),
+        tensor(view_as_seen(step.weight), dtype, 1, math.prod(hint(n) for n in step.weight.size[1:])),
+    )
+    bias = None if step.bias is None else tensor(view_as_seen(step.bias), dtype, 2)
+    z = None if step.residual is None else tensor(view_as_seen(step.residual), dtype, 3)
     sizes = (step.stride, step.padding, step.dilation)
 
     def fused() -> object:
@@ -254,9 +257,9 @@ def heads_once(mask: View) -> View:
 
 def _attention_calls(step: Attention, buffers: Buffers, names: tuple[str, ...]) -> dict[str, Callable[[], object]]:
     dtype = torch_dtype(buffers[step.out])
-    q, k, v = (tensor(_seen(view), dtype, seed) for seed, view in enumerate((step.q, step.k, step.v)))
-    mask = None if step.mask is None else tensor(_seen(step.mask), dtype, 3)
-    once = None if step.mask is None else tensor(_seen(heads_once(step.mask)), dtype, 3)  # the same numbers: its span is the mask's
+    q, k, v = (tensor(view_as_seen(view), dtype, seed) for seed, view in enumerate((step.q, step.k, step.v)))
+    mask = None if step.mask is None else tensor(view_as_seen(step.mask), dtype, 3)
+    once = None if step.mask is None else tensor(view_as_seen(heads_once(step.mask)), dtype, 3)  # the same numbers: its span is the mask's
     aten, causal, scale = torch.ops.aten, step.causal, step.scale
     grouped = q.shape[1] != k.shape[1]
     every: dict[str, Callable[[], object]] = {
@@ -266,12 +269,6 @@ def _attention_calls(step: Attention, buffers: Buffers, names: tuple[str, ...]) 
         "aten": lambda: F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped),
     }
     return {name: every[name] for name in names}
-
-
-def _seen(view: View) -> View:
-    """The view at the sizes that the traced call had."""
-    sizes, strides = tuple(hint(n) for n in view.size), tuple(0 if n == 0 else hint(n) for n in view.stride)
-    return View(view.buffer, sizes, strides)
 
 
 def tensor(view: View, dtype: torch.dtype, seed: int, terms: int = 1) -> torch.Tensor:

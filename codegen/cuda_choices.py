@@ -36,6 +36,14 @@ class Problem:
     kernels: Variants = field(default_factory=dict)
     buffers: tuple[Buffer, ...] = ()
     library: tuple[LibraryCall | TritonKernel, ...] = ()
+    names: Collection[str] | None = None
+    """Of `calls`, where they are known."""
+
+    def accepts(self, winner: str) -> bool:
+        """Whether a record with this winner answers the question."""
+        if self.kernels:
+            return is_way(winner) if self.library else is_tiling(winner)
+        return self.names is None or winner in self.names
 
 
 Measure = Callable[[Problem], Record | None]
@@ -52,13 +60,15 @@ CANONICAL = Tiling(8, persistent=8, rblock=8, num_warps=1)
 class CudaChooser:
     """Answers from `tuning` records by key, then from `measure`; `used` gathers what was answered from a measurement.
 
-    `against_library`: keys of kernels whose tilings were candidates beside a library's call.
+    `against_library`: keys of kernels whose tilings are candidates beside a library's call. `unanswered`: keys to which `measure` had no
+    answer.
     """
 
     tuning: Mapping[str, Record] = field(default_factory=dict)
     measure: Measure | None = None
     used: dict[str, Record] = field(default_factory=dict)
     against_library: set[str] = field(default_factory=set)
+    unanswered: set[str] = field(default_factory=set)
 
     def pick(self, key: str, candidates: Candidates, default: str, names: Collection[str] | None = None) -> str:
         """The name of the library call to take. `names`: which are known; a record that names another is of no use."""
@@ -66,7 +76,7 @@ class CudaChooser:
         def calls() -> dict[str, Callable[[], object]]:
             return {name: call for name, call in candidates().items() if names is None or name in names}
 
-        record = self.record(key, lambda winner: names is None or winner in names, lambda: Problem(key, default, calls=calls))
+        record = self.record(key, lambda winner: names is None or winner in names, lambda: Problem(key, default, calls=calls, names=names))
         return default if record is None else str(record["winner"])
 
     def tilings(self, kernel: Kernel, buffers: Sequence[Buffer]) -> tuple[Tiling | None, ...]:
@@ -83,20 +93,20 @@ class CudaChooser:
         return tuple(found)
 
     def _tiling_record(self, key: str, problem: Callable[[str], Problem]) -> Record | None:
-        """The record of a kernel's tiling: its own, or that of the question in which it stood beside a library's call."""
-        beside = WITH_LIBRARY + key
-        known = self._known(beside, _is_tiling)
-        if known is not None or key in self.against_library:
-            return known
-        return self.record(key, _is_tiling, lambda: problem(key))
+        """The record of a kernel's tiling: that of the question in which it stands beside a library's call, or its own."""
+        record = self._known(WITH_LIBRARY + key, lambda winner: is_way(winner) and winner != LIBRARY)
+        if record is None and key in self.against_library:
+            return self._known(key, is_tiling)
+        return record or self.record(key, is_tiling, lambda: problem(key))
 
     def record(self, key: str, valid: Callable[[str], bool], problem: Callable[[], Problem]) -> Record | None:
         """The answer with a `valid` winner to a question, which `problem` poses where it has to be measured."""
         known = self._known(key, valid)
-        if known is not None or self.measure is None:
+        if known is not None or self.measure is None or key in self.unanswered:
             return known
         record = self.measure(problem())
         if record is None or not valid(str(record["winner"])):
+            self.unanswered.add(key)
             return None
         self.used[key] = record
         return record
@@ -109,8 +119,15 @@ class CudaChooser:
         return record
 
 
-def _is_tiling(winner: str) -> bool:
+def is_tiling(winner: str) -> bool:
+    """Whether a record's winner is a tiling of this version."""
     return tiling_of(winner) is not None
+
+
+def is_way(winner: str) -> bool:
+    """Whether a record's winner is an answer to a question beside a library's call: that, or a product's tiling."""
+    tiling = tiling_of(winner)
+    return winner == LIBRARY or (tiling is not None and tiling.depth > 0)
 
 
 def chooser_of(options: Mapping[str, Any]) -> CudaChooser:
@@ -136,13 +153,15 @@ LATER_FIELDS = {"depth": "0"}
 
 
 def tiling_of(name: str) -> Tiling | None:
-    """The tiling of such a name; None where it is of a version that knew other fields."""
+    """The tiling of such a name; None where it is of a version that knew other fields, or none that can be."""
     words = LATER_FIELDS | dict(word.partition("=")[::2] for word in name.split())
     kinds = {f.name: f.type for f in dataclasses.fields(Tiling)}
     if set(words) != set(kinds) or not all(value.isdecimal() for value in words.values()):
         return None
     values: dict[str, Any] = {n: bool(int(v)) if kinds[n] == "bool" else int(v) for n, v in words.items()}
-    return Tiling(**values)
+    tiling = Tiling(**values)
+    blocks = (tiling.xblock, tiling.rblock, tiling.num_warps, *([tiling.depth] if tiling.depth else []))
+    return tiling if tiling.num_stages > 0 and all(n > 0 and n & (n - 1) == 0 for n in blocks) else None
 
 
 def _tiling_problem(kernel: Kernel, buffers: Sequence[Buffer], number: int, chosen: TritonKernel, key: str) -> Problem:
@@ -184,7 +203,7 @@ SMALLEST_SIDE, SHARED_MEMORY = 16, 160 << 10
 
 def candidates(default: Tiling) -> list[Tiling]:
     """Some thirty tilings around the default: other numbers of rows and warps; whole rows and loops, one row a program; for what is
-    looped over, other numbers of stages. Of a matrix product: other blocks and steps.
+    looped over, other numbers of stages. Of a matrix product: other blocks and steps, some fifty.
     """
     if default.depth:
         return _products(default)

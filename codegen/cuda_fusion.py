@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from precast.codegen.choices import Record
 from precast.codegen.cuda_choices import (
     CANONICAL,
     LIBRARY,
@@ -12,9 +13,9 @@ from precast.codegen.cuda_choices import (
     CudaChooser,
     Problem,
     in_tilings,
+    is_way,
     kernel_key,
     tiling_name,
-    tiling_of,
 )
 from precast.codegen.cuda_expand import expand
 from precast.codegen.cuda_torch import is_callable
@@ -37,9 +38,13 @@ def products_by(chooser: CudaChooser) -> Decides:
 
 @dataclass(frozen=True)
 class Measured:
-    """Answers by measurements of the library's way beside one kernel in every tiling; by the rule without one."""
+    """Answers by measurements of the steps in turn beside one kernel in every tiling; by the rule without one.
+
+    `open`: kernels that are questions without an answer.
+    """
 
     chooser: CudaChooser
+    open: set[Kernel] = field(default_factory=set)
 
     def considers(self, sizes: Sizes) -> bool:
         """Whether the product is large enough to ask."""
@@ -49,44 +54,46 @@ class Measured:
     def takes(self, alternative: Alternative) -> bool:
         """Whether one kernel is the faster way."""
         by_rule = SHALLOW.considers(alternative.sizes) and SHALLOW.takes(alternative)
+        if alternative.inner in self.open:
+            return by_rule  # what it would be measured against is not known yet
+        record, asked = self._record(alternative, by_rule)
+        if asked and record is None:
+            self.open.add(alternative.kernel)
+        return by_rule if record is None else record["winner"] != LIBRARY
+
+    def _record(self, alternative: Alternative, by_rule: bool) -> tuple[Record | None, bool]:
+        """What a measurement says, and whether there is a question at all."""
         together = alternative.finished(alternative.kernel)
         kernel = together.steps[0]
         if len(together.steps) > 1 or not isinstance(kernel, Kernel):
-            return by_rule
+            return None, False
         chosen, plain = render(kernel, together.buffers), render(kernel, together.buffers, CANONICAL)
-        if len(chosen) > 1 or len(plain) > 1:
-            return by_rule
         apart = alternative.finished(*alternative.steps)
-        library = self._library(apart)
+        library = self._library(apart) if len(chosen) == len(plain) == 1 else None
         if library is None:
-            return by_rule
-        key = WITH_LIBRARY + kernel_key(plain[0])
+            return None, False
+        key = kernel_key(plain[0])
+        self.chooser.against_library.add(key)
         default = tiling_name(chosen[0].tiling) if by_rule else LIBRARY
 
         def problem() -> Problem:
             variants = in_tilings(kernel, together.buffers, 0, chosen[0])
-            return Problem(key, default, kernels=variants, buffers=_used(apart, together.buffers, kernel), library=library)
+            used = _used(apart, together.buffers, kernel)
+            return Problem(WITH_LIBRARY + key, default, kernels=variants, buffers=used, library=library)
 
-        record = self.chooser.record(key, _is_answer, problem)
-        self.chooser.against_library.add(kernel_key(plain[0]))
-        return by_rule if record is None else record["winner"] != LIBRARY
+        return self.chooser.record(WITH_LIBRARY + key, is_way, problem), True
 
     def _library(self, apart: Program) -> tuple[LibraryCall | TritonKernel, ...] | None:
-        """What the steps run in turn; None where a tuner cannot."""
+        """What the steps run in turn, each in its best known form; None where a tuner cannot."""
         found: list[LibraryCall | TritonKernel] = []
         for step in expand(apart, apart.steps, {"chooser": self.chooser}):
             if isinstance(step, Kernel):
-                found += render(step, apart.buffers)
+                found += render(step, apart.buffers, self.chooser.tilings(step, apart.buffers))
             elif isinstance(step, LibraryCall) and is_callable(step):
                 found.append(step)
             else:
                 return None
         return tuple(found)
-
-
-def _is_answer(winner: str) -> bool:
-    tiling = tiling_of(winner)
-    return winner == LIBRARY or (tiling is not None and tiling.depth > 0)
 
 
 def _used(apart: Program, buffers: Sequence[Buffer], kernel: Kernel) -> tuple[Buffer, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
+from precast.codegen.choices import view_as_seen
 from precast.codegen.cuda_candidates import StandIn, rows_of, weight_matrix
 from precast.codegen.expand import LibraryCall
 from precast.lowering.ir import Buffer, Conv, Gemm, View
@@ -63,6 +64,5 @@ def _product(step: Gemm, out: View, tensors: Tensors) -> StandIn:
 
 
 def _seen(view: View, tensors: Tensors) -> torch.Tensor:
-    """The view at the sizes that the traced call had."""
-    sizes, strides = tuple(hint(n) for n in view.size), tuple(0 if n == 0 else hint(n) for n in view.stride)
-    return tensors[view.buffer].as_strided(sizes, strides, hint(view.offset))
+    seen = view_as_seen(view)
+    return tensors[view.buffer].as_strided([int(n) for n in seen.size], [int(n) for n in seen.stride], hint(view.offset))

@@ -44,9 +44,10 @@ class Sizes:
 
 @dataclass(frozen=True, eq=False)
 class Alternative:
-    """Two ways to the same results: `steps`, a library's product of these `sizes` among them, or `kernel`, whose own product is `product`.
+    """Two ways to the same results: `steps`, or `kernel`, whose own product is `product`.
 
-    `buffers` are those of both.
+    The steps are a library's product of these `sizes` and the kernels around it; or, where the kernel takes in what makes the rows as well,
+    that and `inner`, a kernel that has taken the product already.
     """
 
     program: Program
@@ -54,6 +55,7 @@ class Alternative:
     steps: tuple[Step, ...]
     kernel: Kernel
     product: Product
+    inner: Kernel | None = None
 
     def finished(self, *steps: Step) -> Program:
         """The steps as the passes that follow leave them, over the program's buffers."""
@@ -114,17 +116,27 @@ class _Products:
         whole = _as_kernel(step, self.buffers)
         (store,) = whole.stores
         made = Definition(step.out, whole.axes, store.index, Cast(store.value, self.buffers[step.out].dtype))
-        maker = self._maker(position, step)
-        for before in [maker, None] if maker is not None else [None]:
-            taken = [position] if before is None else [before[0], position]
-            kernel = _inside(user, [made] if before is None else [made, before[1]])
+        most = points(whole.axes) + _sums(user)
+
+        def inside(taken: Sequence[int], definitions: Sequence[Definition], apart: tuple[Step, ...], inner: Kernel | None) -> Kernel | None:
+            kernel = _inside(user, definitions)
             product = None if kernel is None else _product(kernel)
-            if kernel is None or product is None or _sums(kernel) - _sums(user) > points(whole.axes) or not self._unchanged(taken, at):
-                continue
-            apart = tuple(s for s in (self.steps[n] for n in (*taken, at)) if s is not None)
-            if self.decides.takes(Alternative(self.program, sizes, apart, kernel, product)):
-                self._replace(taken, at, kernel)
+            if kernel is None or product is None or _sums(kernel) > most or not self._unchanged(taken, at):
+                return None
+            return kernel if self.decides.takes(Alternative(self.program, sizes, apart, kernel, product, inner)) else None
+
+        alone = inside([position], [made], (step, user), None)
+        maker = self._maker(position, step)
+        if maker is not None:
+            before = self.steps[maker[0]]
+            assert before is not None
+            rest = (step, user) if alone is None else (alone,)
+            both = inside([maker[0], position], [made, maker[1]], (before, *rest), alone)
+            if both is not None:
+                self._replace([maker[0], position], at, both)
                 return
+        if alone is not None:
+            self._replace([position], at, alone)
 
     def _sole_reader(self, name: str) -> int | None:
         """The one later step that reads a temporary which one step writes."""

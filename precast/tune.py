@@ -1,8 +1,10 @@
 """`precast tune`: what decides GPU code is measured on a device, problem by problem, and kept in the store by architecture.
 
-The programs of a build file are captured and scheduled (into a store that is thrown away), which shows every question that compiling them
-asks: a tiling for each kernel, an implementation for each library call. What the store has no answer to is measured. Each answer is kept
-as soon as it is there, so that a run that is cut off goes on where it stopped, and answers of other runs and machines stay.
+The programs of a build file are captured (and compiled, into a store that is thrown away); scheduling them shows every question that
+compiling them asks: a tiling for each kernel, an implementation for each library call, a library's product or one kernel with what follows.
+What the store has no answer to is measured, and as answers lead to other questions, the programs are scheduled again with them until there
+is nothing left to ask. Each answer is kept as soon as it is there, so that a run that is cut off goes on where it stopped, and answers of
+other runs and machines stay.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from precast import graph_build
@@ -20,11 +22,12 @@ from precast.build import Job, Outcome
 from precast.build_file import Loaded
 from precast.codegen import with_choices
 from precast.codegen.choices import Record, tuning_name
-from precast.codegen.cuda_choices import LIBRARY, WITH_LIBRARY, CudaChooser, Problem
+from precast.codegen.cuda_choices import CudaChooser, Problem
 from precast.codegen.cuda_pipeline import choose_all
 from precast.graph_build import keep_choices, known_choices
 from precast.lowering.ir import Program
 from precast.lowering.pipeline import schedule
+from precast.runtime.options import list_mode_options
 
 Say = Callable[[str], None]
 Measure = Callable[[Problem], Record | None]
@@ -78,106 +81,129 @@ class Tuned:
         return sum(q.status == status for q in self.questions)
 
 
-def ask(jobs: Sequence[Loaded], target: str, known: Mapping[str, Record], say: Say) -> tuple[dict[str, Question], list[str]]:
-    """Every question that compiling the programs for `target` asks, by its key in order of asking; and which signatures failed.
+@dataclass(frozen=True)
+class Captured:
+    """A program as it is before scheduling, with the options that it is compiled with, and who has it: a program's name and a signature."""
 
-    Answers that are `known` decide what else is asked: a product inside of a kernel asks other questions than a library's.
-    """
-    questions: dict[str, Question] = {}
+    program: Program
+    options: Mapping[str, Any]
+    owner: tuple[str, int]
+
+
+def capture(jobs: Sequence[Loaded], target: str, say: Say) -> tuple[list[Captured], list[str]]:
+    """Every program that compiling the jobs for `target` schedules; and which signatures failed."""
+    found: list[Captured] = []
     failures: list[str] = []
-    by_artifact: dict[str | None, list[Problem]] = {}
+    by_artifact: dict[str | None, list[Captured]] = {}
     with tempfile.TemporaryDirectory(prefix="precast-tune-") as folder:
         store = Store.open(folder)
-        for loaded in jobs:
+        for loaded in map(_without_measuring, jobs):
             name = loaded.spec.name
             for number in range(1, len(loaded.signatures) + 1):
                 say(f"{name}: capturing signature {number} of {len(loaded.signatures)}")
-                with _watching(target, known) as problems:
+                with _watching(target, (name, number)) as seen:
                     outcome = Job(loaded, store).build(number, target)
                 if not outcome.good:
                     failures.append(f"{name}, signature {number}: {outcome.reason}")
                 if outcome.status == "there already":  # an equal program was captured before
-                    problems = by_artifact.get(outcome.artifact, [])
-                by_artifact[outcome.artifact] = problems
-                for problem in problems:
-                    questions.setdefault(problem.key, Question(problem)).asked.add((name, number))
-    return questions, failures
+                    seen = [replace(c, owner=(name, number)) for c in by_artifact.get(outcome.artifact, [])]
+                by_artifact[outcome.artifact] = seen
+                found += seen
+    return found, failures
+
+
+def _without_measuring(loaded: Loaded) -> Loaded:
+    """The job without the option that would measure while it is captured: the same questions are asked."""
+    spec = loaded.spec
+    options = list_mode_options(spec.mode) if spec.mode is not None else spec.options or {}
+    if not options.get("max_autotune"):
+        return loaded
+    return replace(loaded, spec=replace(spec, mode=None, options={n: value for n, value in options.items() if n != "max_autotune"}))
 
 
 @contextmanager
-def _watching(target: str, known: Mapping[str, Record]) -> Iterator[list[Problem]]:
-    """The problems of every program that is compiled for `target` meanwhile, with the answers that are `known`."""
-    problems: list[Problem] = []
-
-    def note(problem: Problem) -> Record | None:
-        problems.append(problem)
-        return known.get(problem.key)
+def _watching(target: str, owner: tuple[str, int]) -> Iterator[list[Captured]]:
+    """Every program that is compiled for `target` meanwhile."""
+    seen: list[Captured] = []
 
     def look(program: Program, its_target: str, options: Mapping[str, Any]) -> None:
         if its_target == target:
-            asking = with_choices(target, {**options, "tuning": {}, "chooser": CudaChooser(measure=note)})
-            choose_all(schedule(program, target, asking), asking)
+            seen.append(Captured(program, dict(options), owner))
 
     graph_build.observers.append(look)
     try:
-        yield problems
+        yield seen
     finally:
         graph_build.observers.remove(look)
 
 
-def tune(jobs: Sequence[Loaded], store: Store, target: str, measure: Measure, *, budget: float, say: Say, again: bool = False) -> Tuned:
-    """Answers what `store` has no answer to, for at most `budget` seconds of measuring; `again`: also what it has.
+def ask(programs: Sequence[Captured], target: str, known: Mapping[str, Record]) -> dict[str, Question]:
+    """Every question that compiling the programs asks, by its key in order of asking.
 
-    Where answers lead to other questions (what was a library's product is a kernel, or the other way round), those are answered, too.
+    Answers that are `known` decide what else is asked: a product inside of a kernel asks other questions than a library's.
     """
-    began = time.monotonic()
     questions: dict[str, Question] = {}
+    for captured in programs:
+
+        def note(problem: Problem, owner: tuple[str, int] = captured.owner) -> Record | None:
+            questions.setdefault(problem.key, Question(problem)).asked.add(owner)
+            return known.get(problem.key)
+
+        asking = with_choices(target, {**captured.options, "tuning": {}, "chooser": CudaChooser(measure=note)})
+        choose_all(schedule(captured.program, target, asking), asking)
+    return questions
+
+
+def tune(jobs: Sequence[Loaded], store: Store, target: str, measure: Measure, *, budget: float, say: Say, again: bool = False) -> Tuned:
+    """Answers what `store` has no answer to, for at most `budget` seconds of measuring; `again`: also what it has."""
+    began = time.monotonic()
+    programs, failures = capture(jobs, target, say)
+    done: dict[str, Question] = {}
     left = budget
     while True:
         known = known_choices(store, target)
-        found, failures = ask(jobs, target, known, say)
-        new = {key: question for key, question in found.items() if key not in questions}
-        for key, question in new.items():
-            if key in known and not again:
-                question.status, question.record = "known", known[key]
-        questions |= new
-        for key, question in questions.items():  # what the answers made pointless is nobody's question any more
-            question.asked = found[key].asked if key in found else set()
+        questions = ask(programs, target, known)
+        for key, question in questions.items():
+            if key in done:
+                questions[key] = replace(done[key], asked=question.asked)
+            elif key in known and question.problem.accepts(str(known[key]["winner"])):
+                question.record, question.status = known[key], "left" if again else "known"
+        open_ones = [q for key, q in questions.items() if q.status == "left" and key not in done]
+        if not open_ones or left <= 0:
+            break
+        # a library's way is measured in its best form: what its kernels ask comes before the question in which it stands
+        batch = [q for q in open_ones if not q.problem.library] or open_ones
         started = time.monotonic()
-        turned = _answer_all([q for q in new.values() if q.status == "left"], known, store, target, measure, left, say)
+        done |= _answer_all(batch, store, target, measure, left, say)
         left -= time.monotonic() - started
-        if not turned or left <= 0:
-            return Tuned(target, tuning_name(target), tuple(questions.values()), tuple(failures), round(time.monotonic() - began, 1))
+    if left <= 0 and open_ones:
+        say(f"the budget of {budget:.0f} s is spent; {len(open_ones)} problems are left for another run")
+    return Tuned(target, tuning_name(target), tuple(questions.values()), tuple(failures), round(time.monotonic() - began, 1))
 
 
-def _answer_all(
-    questions: Sequence[Question], known: Mapping[str, Record], store: Store, target: str, measure: Measure, budget: float, say: Say
-) -> bool:
-    """Answers questions in order until the budget is spent; whether an answer, other than what was `known`, changes what is to be asked."""
+def _answer_all(questions: Sequence[Question], store: Store, target: str, measure: Measure, budget: float, say: Say) -> dict[str, Question]:
+    """Answers questions in order until the budget is spent; those that were tried, by key."""
     until = time.monotonic() + budget
-    turned = False
+    tried: dict[str, Question] = {}
     for number, question in enumerate(questions, 1):
         left = until - time.monotonic()
         if left <= 0:
-            say(f"the budget is spent; {len(questions) - number + 1} problems are left for another run")
             break
         say(f"{number} of {len(questions)}, {left:.0f} s left: {question.problem.key}")
         _answer(question, store, target, measure)
-        key = question.problem.key
-        before = known.get(key, {"winner": question.problem.default})["winner"]
-        turned = turned or (key.startswith(WITH_LIBRARY) and (question.answer == LIBRARY) != (before == LIBRARY))
-    return turned
+        tried[question.problem.key] = question
+    return tried
 
 
 def _answer(question: Question, store: Store, target: str, measure: Measure) -> None:
     try:
-        question.record = measure(question.problem)
+        found = measure(question.problem)
     except RuntimeError as error:  # one problem that cannot be measured must not stop the others; the report says why
         question.status, question.reason = "failed", str(error)
         return
-    if question.record is not None:
-        question.status = "measured"
-        keep_choices(store, target, {question.problem.key: question.record})
+    if found is not None:
+        question.status, question.record = "measured", found
+        keep_choices(store, target, {question.problem.key: found})
 
 
 def outdated(jobs: Sequence[Loaded], store: Store, tuned: Tuned) -> list[Outdated]:

@@ -24,7 +24,7 @@ from precast.graph_build import keep_choices, known_choices
 from precast.lowering.ir import Kernel
 from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
-from precast.tune import Question, Tuned, ask, outdated, rebuild, tune
+from precast.tune import Captured, Tuned, capture, outdated, rebuild, tune
 from tests.ops.trace import trace
 
 TARGET = "cuda:sm_90"
@@ -67,16 +67,15 @@ def run(store: Store, measure: Any, budget: float = 60, **options: Any) -> Tuned
 
 
 @pytest.fixture(scope="module")
-def captured() -> tuple[dict[str, Question], list[str]]:
-    """What the programs of `JOBS` ask: captured once for all tests."""
-    return ask(JOBS, TARGET, {}, lambda text: None)
+def captured() -> tuple[list[Captured], list[str]]:
+    """The programs of `JOBS`, captured once for all tests."""
+    return capture(JOBS, TARGET, lambda text: None)
 
 
 @pytest.fixture
-def store(captured: tuple[dict[str, Question], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+def store(captured: tuple[list[Captured], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """An empty store."""
-    questions, failures = captured
-    monkeypatch.setattr("precast.tune.ask", lambda *_: ({key: Question(q.problem, set(q.asked)) for key, q in questions.items()}, failures))
+    monkeypatch.setattr("precast.tune.capture", lambda *_: captured)
     return Store.open(tmp_path / "store")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,21 @@ from precast.build import Job
 from precast.build_file import Loaded, ProgramSpec
 from precast.codegen import with_choices
 from precast.codegen.choices import Record
-from precast.codegen.cuda_choices import CANONICAL, LIBRARY, WITH_LIBRARY, CudaChooser, Problem, kernel_key, tiling_name, tiling_of
+from precast.codegen.cuda_choices import (
+    CANONICAL,
+    LIBRARY,
+    WITH_LIBRARY,
+    CudaChooser,
+    Problem,
+    candidates,
+    kernel_key,
+    tiling_name,
+    tiling_of,
+)
 from precast.codegen.cuda_torch import library_call
 from precast.codegen.expand import LibraryCall
 from precast.codegen.triton_render import TritonKernel, render
+from precast.codegen.triton_tiling import Tiling
 from precast.graph_build import keep_choices, known_choices
 from precast.lowering.ir import Conv, Gemm, Kernel, Program
 from precast.lowering.lower import lower
@@ -96,13 +108,37 @@ def test_a_shallow_product_goes_back_to_the_library_that_measured_faster() -> No
     assert tiling_of(problem.default) is not None and library_steps(program) == 1
 
 
-def test_what_makes_the_rows_is_asked_apart() -> None:
-    """With the norm before the product, then without: the second question comes where the first is answered by the library."""
+def steps_of(problem: Problem) -> list[str]:
+    return ["kernel" if isinstance(step, TritonKernel) else step.how for step in problem.library]
+
+
+def test_what_makes_the_rows_is_asked_after_the_product() -> None:
+    """First the product with its reader; then what makes its rows as well, against the best that was found so far."""
     inputs = halved(CASES[bottleneck](), torch.bfloat16)
-    assert len(asked_by(bottleneck, inputs, kernel_wins)[0]) == 1
+    problems, program = asked_by(bottleneck, inputs, kernel_wins)
+    assert [steps_of(p) for p in problems] == [["product", "kernel"], ["kernel", "kernel"]] and library_steps(program) == 0
+    inner = problems[1].library[1]
+    assert isinstance(inner, TritonKernel) and tiling_name(inner.tiling) == (kernel_wins(problems[0]) or {})["winner"]
     problems, program = asked_by(bottleneck, inputs, library_wins)
-    assert len(problems) == 2 and library_steps(program) == 1
-    assert [sum(isinstance(s, TritonKernel) for s in p.library) for p in problems] == [2, 1]
+    assert [steps_of(p) for p in problems] == [["product", "kernel"], ["kernel", "product", "kernel"]] and library_steps(program) == 1
+    problems, program = asked_by(bottleneck, inputs, lambda problem: None)
+    assert [steps_of(p) for p in problems] == [["product", "kernel"]], "the second waits for the first"
+    assert library_steps(program) == 0, "the rule"
+
+
+def test_the_librarys_way_is_measured_in_its_best_form() -> None:
+    """The kernel behind the library's call is asked about first, and has the tiling that was found."""
+    seen: list[Problem] = []
+
+    def measure(problem: Problem) -> Record | None:
+        seen.append(problem)
+        return kernel_wins(problem)
+
+    scheduled(wide, bert(), CudaChooser(measure=measure))
+    behind, product = seen
+    kernel = product.library[1]
+    assert not behind.library and isinstance(kernel, TritonKernel)
+    assert tiling_name(kernel.tiling) == (kernel_wins(behind) or {})["winner"] != behind.default
 
 
 def test_its_answer_is_the_kernels_tiling_too() -> None:
@@ -116,19 +152,61 @@ def test_its_answer_is_the_kernels_tiling_too() -> None:
     chooser = CudaChooser(measure=measure)
     program = scheduled(wide, bert(), chooser)
     (kernel,) = (step for step in program.steps if isinstance(step, Kernel))
+    count = len(problems)
     (tiling,) = chooser.tilings(kernel, program.buffers)
-    record = kernel_wins(problems[0])
-    assert record is not None and len(problems) == 1 and tiling is not None and tiling_name(tiling) == record["winner"]
-    again = CudaChooser({problems[0].key: record})
+    (problem,) = (p for p in problems if p.library)
+    record = kernel_wins(problem)
+    assert record is not None and len(problems) == count and tiling is not None and tiling_name(tiling) == record["winner"]
+    again = CudaChooser({problem.key: record})
     same = scheduled(wide, bert(), again)
     assert library_steps(same) == 0 and again.tilings(kernel, program.buffers) == (tiling,)
     assert [r["winner"] for r in again.used.values()] == [tiling_name(tiling)]
 
 
-@pytest.mark.parametrize("winner", ["xblock=4", "onednn", tiling_name(CANONICAL)])
+def test_a_kernels_own_record_counts_where_no_library_was_beside_it() -> None:
+    """Stores that were tuned before products were asked about keep what they know, whatever is asked about other products."""
+    inputs = halved(CASES[feed_forward](), torch.float16)
+    program = scheduled(feed_forward, inputs, CudaChooser())
+    (kernel,) = (step for step in program.steps if isinstance(step, Kernel))
+    (plain,) = render(kernel, program.buffers, CANONICAL)
+    (default,) = render(kernel, program.buffers)
+    own = tiling_name(candidates(default.tiling)[0])
+    chooser = CudaChooser({kernel_key(plain): {"winner": own, "us": {}}, WITH_LIBRARY + "another": {"winner": LIBRARY, "us": {}}})
+    same = scheduled(feed_forward, inputs, chooser)
+    (tiling,) = chooser.tilings(next(s for s in same.steps if isinstance(s, Kernel)), same.buffers)
+    assert tiling is not None and tiling_name(tiling) == own
+
+
+def test_what_has_no_answer_is_asked_once() -> None:
+    """Equal layers are one question, also where it cannot be measured."""
+    asked: list[str] = []
+
+    def measure(problem: Problem) -> None:
+        asked.append(problem.key)
+
+    def layers(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        for _ in range(4):
+            x = feed_forward(x, w, b)
+        return x
+
+    inputs = halved((torch.randn(128, 256), torch.randn(256, 256), torch.randn(256)), torch.bfloat16)
+    scheduled(layers, inputs, CudaChooser(measure=measure))
+    assert len(asked) == len(set(asked)) > 0
+
+
+IMPOSSIBLE = [
+    tiling_name(Tiling(48, rblock=64, depth=64)),
+    tiling_name(Tiling(0, depth=64)),
+    tiling_name(Tiling(64, num_warps=3, depth=64)),
+]
+
+
+@pytest.mark.parametrize("winner", ["xblock=4", "onednn", tiling_name(CANONICAL), *IMPOSSIBLE])
 def test_a_record_that_says_nothing_is_of_no_use(winner: str) -> None:
     (problem,), _ = asked_by(wide, bert(), kernel_wins)
-    assert library_steps(scheduled(wide, bert(), CudaChooser({problem.key: {"winner": winner, "us": {}}}))) == 1
+    chooser = CudaChooser({problem.key: {"winner": winner, "us": {}}})
+    assert library_steps(scheduled(wide, bert(), chooser)) == 1 and not chooser.used and not problem.accepts(winner)
+    assert problem.accepts(LIBRARY) and all(map(problem.accepts, problem.kernels))
 
 
 def small(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
@@ -150,6 +228,18 @@ def test_a_number_of_a_product_alone_is_the_librarys() -> None:
     assert not problems and library_steps(program) == 1
 
 
+def activated(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return torch.relu(torch.nn.functional.linear(x, w, b)) * 1.5
+
+
+def tanh_activated(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return torch.nn.functional.gelu(torch.nn.functional.linear(x, w, b), approximate="tanh") * 1.5
+
+
+def convolved(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return torch.relu(torch.nn.functional.conv2d(x, w, b)) * 1.5
+
+
 def norm_behind(x: Tensor, w: Tensor, p: Tensor) -> Tensor:
     return norm(torch.nn.functional.conv2d(x, w, stride=2), p).sigmoid()
 
@@ -159,6 +249,9 @@ CALLS: dict[Fn, Callable[[], tuple[Tensor, ...]]] = {
     gated: lambda: (torch.randn(80, 64), torch.randn(64, 256) / 8, torch.randn(256)),
     bottleneck: lambda: (image(64, 9), norms(64), weight(192, 64), norms(192), image(192, 9)),
     norm_behind: lambda: (image(64, 17), weight(192, 64), norms(192)),
+    activated: lambda: (torch.randn(128, 64), torch.randn(192, 64), torch.randn(192)),
+    tanh_activated: lambda: (torch.randn(128, 64), torch.randn(192, 64) / 8, torch.randn(192)),
+    convolved: lambda: (image(64, 9), weight(192, 64), torch.randn(192)),
 }
 
 
@@ -188,6 +281,8 @@ def test_the_librarys_way_is_what_the_program_says(fn: Fn) -> None:
             want = torch.conv2d(seen(step.x), seen(step.weight), stride=list(step.stride))
         if step.bias is not None:
             want = want + (seen(step.bias) if isinstance(step, Gemm) else seen(step.bias)[:, None, None])
+        if step.activation != "none":
+            want = torch.relu(want) if step.activation == "relu" else torch.nn.functional.gelu(want, approximate="tanh")
         torch.testing.assert_close(got.double(), want, rtol=2e-2, atol=2e-1)
 
 
@@ -206,19 +301,72 @@ def job() -> Loaded:
 
 
 def run(store: Store, measure: Answer, **options: Any) -> Any:
-    return tune([job()], store, TARGET, measure, budget=60, say=lambda text: None, **options)
+    return tune([job()], store, TARGET, measure, say=lambda text: None, **{"budget": 60, **options})
 
 
 def test_tuning_asks_what_the_answers_lead_to(tmp_path: Path) -> None:
-    """The library's product has a kernel behind it; one kernel for both is another question, answered by the same measurement."""
+    """The library's product has a kernel behind it; one kernel for both is another question, and what only the other way asks is none."""
     store = Store.open(tmp_path)
     tuned = run(store, kernel_wins)
-    assert tuned.count("measured") == len(tuned.questions) == len(known_choices(store, TARGET)) and not tuned.failures
-    assert sum(q.problem.key.startswith(WITH_LIBRARY) for q in tuned.questions) == 1
-    assert run(store, kernel_wins).count("measured") == 0
+    assert tuned.count("measured") == len(tuned.questions) == len(known_choices(store, TARGET)) == 2 and not tuned.failures
+    assert [bool(q.problem.library) for q in tuned.questions] == [False, True], "the library's kernel is measured before"
+    assert run(store, kernel_wins).count("known") == 2
     back = run(store, library_wins, again=True)
-    assert {q.answer for q in back.questions if q.problem.library} == {LIBRARY}
-    assert any(not q.problem.library for q in back.questions), "what follows the library's product has tilings to choose"
+    assert {q.answer for q in back.questions if q.problem.library} == {LIBRARY} and back.count("measured") == 2
+
+
+class Strided(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Conv2d(64, 128, 1, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.first(x)) * 1.5 + 0.25
+
+
+def test_an_answer_about_a_library_leads_to_questions_too(tmp_path: Path) -> None:
+    """A convolution that cuDNN fuses is no call that a tuner could time beside a kernel; by ATen it is."""
+
+    def by_aten(problem: Problem) -> Record | None:
+        return {"winner": "aten", "us": {"aten": 1.0, problem.default: 2.0}} if problem.key.startswith("conv") else kernel_wins(problem)
+
+    spec = ProgramSpec("tests.codegen.test_cuda_fusion:Strided", "strided", "strided", targets=(TARGET,))
+    x = torch.randn(8, 64, 56, 56).to(torch.bfloat16, memory_format=torch.channels_last)
+    model = Strided().eval().to(torch.bfloat16).to(memory_format=torch.channels_last)
+    loaded, store = Loaded(spec, model, (((x,), {}),)), Store.open(tmp_path)
+    tuned = tune([loaded], store, TARGET, by_aten, budget=60, say=lambda text: None)
+    assert sum(bool(q.problem.library) for q in tuned.questions) == 1 and not tuned.count("left")
+    again = tune([loaded], store, TARGET, by_aten, budget=60, say=lambda text: None)
+    assert again.count("known") == len(again.questions) == len(tuned.questions)
+
+
+def test_what_the_budget_left_is_told(tmp_path: Path) -> None:
+    def slow(problem: Problem) -> Record | None:
+        time.sleep(0.3)
+        return kernel_wins(problem)
+
+    store = Store.open(tmp_path)
+    first = run(store, slow, budget=0.2)
+    assert (first.count("measured"), first.count("left")) == (1, 1)
+    second = run(store, slow, budget=60)
+    assert (second.count("known"), second.count("measured"), second.count("left")) == (1, 1, 0)
+
+
+def test_a_record_that_answers_nothing_is_measured_again(tmp_path: Path) -> None:
+    store = Store.open(tmp_path)
+    key = next(q.problem.key for q in run(store, kernel_wins).questions if q.problem.library)
+    keep_choices(store, TARGET, {key: {"winner": IMPOSSIBLE[0], "us": {}}})
+    assert run(store, kernel_wins).count("measured") == 1
+
+
+def test_a_failing_measurement_leaves_the_record(tmp_path: Path) -> None:
+    def fails(problem: Problem) -> Record | None:
+        raise RuntimeError("no device")
+
+    store = Store.open(tmp_path)
+    before = {q.problem.key: q.answer for q in run(store, kernel_wins).questions}
+    tuned = run(store, fails, again=True)
+    assert tuned.count("failed") == 2 and {q.problem.key: q.answer for q in tuned.questions} == before
 
 
 def test_a_build_without_a_device_takes_the_records(tmp_path: Path) -> None:
@@ -239,7 +387,12 @@ def test_a_build_without_a_device_takes_the_records(tmp_path: Path) -> None:
 def test_builds_without_records_ask_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs are made into kernels twice only where an answer may come of it."""
     seen: list[Any] = []
-    monkeypatch.setattr(graph_build, "observers", [lambda program, target, options: seen.append(with_choices(target, options)["products"])])
+
+    def watched(program: Program, target: str, options: Any) -> Program:
+        seen.append(options["products"])
+        return schedule(program, target, options)
+
+    monkeypatch.setattr(graph_build, "schedule", watched)
     keep_choices(Store.open(tmp_path), TARGET, {"gemm of another program": {"winner": "aten", "us": {}}})
     with torch.no_grad():
         report = precast.precompile(Net().eval().bfloat16(), [((torch.randn(128, 640).bfloat16(),), {})], targets=[TARGET], store=tmp_path)

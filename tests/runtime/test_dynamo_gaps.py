@@ -278,3 +278,69 @@ def test_a_view_under_a_changed_grad_mode_has_eagers_history(mode: bool, stays: 
         warnings.simplefilter("error")
         same = precast.compile(program, store=store)(x)  # the mode is the caller's own: compiled
     assert (same.grad_fn is not None) is mode
+
+
+def test_views_that_are_taken_in_the_callers_mode_are_compiled(store: Store) -> None:
+    """What else the code does under another grad mode has no part in their history."""
+
+    def without(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            x.sum()
+        return x.view(-1)
+
+    def detached(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.enable_grad():
+            y = x.detach() * 2
+        return x.view(-1), y
+
+    x = torch.randn(2, 3, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with torch.enable_grad():
+            assert precast.compile(without, store=store)(x).grad_fn is not None
+        assert precast.compile(detached, store=store)(x)[0].grad_fn is None
+
+
+@torch.inference_mode()
+def inferred(x: torch.Tensor) -> torch.Tensor:
+    return (x.view(-1, 2) * 2).sum(-1)
+
+
+def partly_inferred(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    with torch.inference_mode():
+        y = x.t()
+        with torch.inference_mode(False):
+            z = y.reshape(-1) + 1
+    return y @ x, z
+
+
+def given_back(x: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        return x.view(-1)
+
+
+@pytest.mark.parametrize("door", ["precast", "torch"])
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("program", [inferred, partly_inferred, given_back])
+def test_code_in_inference_mode_is_compiled(program: Any, before: bool, door: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Views in inference mode are what torch's own tracing fails on; the mode is the caller's afterwards."""
+    monkeypatch.setenv("PRECAST_STORE", str(store.root))
+    call = torch.compile(program, backend="precast") if door == "torch" else precast.compile(program, store=store)
+    with warnings.catch_warnings(), torch.set_grad_enabled(before):
+        warnings.simplefilter("error")
+        for _ in range(2):
+            x = torch.randn(3, 4)
+            torch.testing.assert_close(call(x), program(x))
+            assert not torch.is_inference_mode_enabled() and torch.is_grad_enabled() is before
+    if door == "precast":
+        with torch.set_grad_enabled(before):
+            torch.testing.assert_close(precast.load(program, store=store, require="hit")(x), program(x))
+
+
+def test_a_view_in_inference_mode_of_what_requires_gradients_has_eagers_history(store: Store) -> None:
+    x = torch.randn(2, 3, requires_grad=True)
+    with torch.enable_grad(), pytest.warns(UserWarning, match="grad mode"):
+        view = precast.compile(given_back, store=store)(x)
+        want = given_back(x)
+    assert (view.requires_grad, view.grad_fn) == (want.requires_grad, want.grad_fn)
+    assert not torch.is_inference_mode_enabled() and torch.equal(view, want)

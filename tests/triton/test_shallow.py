@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -90,7 +91,12 @@ def test_they_compile_for_each_architecture(arch: str) -> None:
 
 def test_rows_of_the_run_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Program] = []
-    monkeypatch.setattr(graph_build, "observers", [lambda program, target, options: seen.append(schedule(program, target, options))])
+
+    def watched(program: Program, target: str, options: Any) -> Program:
+        seen.append(schedule(program, target, options))
+        return seen[-1]
+
+    monkeypatch.setattr(graph_build, "schedule", watched)
     with torch.no_grad():
         signature = (halved(CASES[feed_forward](), HALF), {})
         report = precast.precompile(feed_forward, [signature], targets=["cuda:sm_90"], store=tmp_path, dynamic_shapes={"x": {0: "rows"}})
