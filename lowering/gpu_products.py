@@ -46,8 +46,8 @@ class Sizes:
 class Alternative:
     """Two ways to the same results: `steps`, or `kernel`, whose own product is `product`.
 
-    The steps are a library's product of these `sizes` and the kernels around it; or, where the kernel takes in what makes the rows as well,
-    that and `inner`, a kernel that has taken the product already.
+    The steps are a library's product of these `sizes` and the kernels around it. Where the kernel takes in what makes the rows as well, it
+    comes after `inner`, which takes in the product alone, and which is among the steps if it was decided for.
     """
 
     program: Program
@@ -118,20 +118,26 @@ class _Products:
         made = Definition(step.out, whole.axes, store.index, Cast(store.value, self.buffers[step.out].dtype))
         most = points(whole.axes) + _sums(user)
 
-        def inside(taken: Sequence[int], definitions: Sequence[Definition], apart: tuple[Step, ...], inner: Kernel | None) -> Kernel | None:
+        def inside(taken: Sequence[int], *definitions: Definition) -> tuple[Kernel, Product] | None:
             kernel = _inside(user, definitions)
             product = None if kernel is None else _product(kernel)
             if kernel is None or product is None or _sums(kernel) > most or not self._unchanged(taken, at):
                 return None
-            return kernel if self.decides.takes(Alternative(self.program, sizes, apart, kernel, product, inner)) else None
+            return kernel, product
 
-        alone = inside([position], [made], (step, user), None)
+        def takes(found: tuple[Kernel, Product] | None, steps: tuple[Step, ...], inner: Kernel | None = None) -> Kernel | None:
+            if found is None or not self.decides.takes(Alternative(self.program, sizes, steps, *found, inner)):
+                return None
+            return found[0]
+
+        first = inside([position], made)
+        alone = takes(first, (step, user))
         maker = self._maker(position, step)
         if maker is not None:
             before = self.steps[maker[0]]
             assert before is not None
             rest = (step, user) if alone is None else (alone,)
-            both = inside([maker[0], position], [made, maker[1]], (before, *rest), alone)
+            both = takes(inside([maker[0], position], made, maker[1]), (before, *rest), None if first is None else first[0])
             if both is not None:
                 self._replace([maker[0], position], at, both)
                 return

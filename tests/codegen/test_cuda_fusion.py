@@ -39,7 +39,7 @@ from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
 from precast.tune import outdated, tune
 from tests.ops.trace import trace
-from tests.triton.shallow import CASES, Fn, bottleneck, feed_forward, gated, halved, image, norm, norms, weight
+from tests.triton.shallow import CASES, DEEP, Fn, bottleneck, feed_forward, gated, halved, image, norm, norms, weight
 
 TARGET = "cuda:sm_90"
 Answer = Callable[[Problem], Record | None]
@@ -124,6 +124,8 @@ def test_what_makes_the_rows_is_asked_after_the_product() -> None:
     problems, program = asked_by(bottleneck, inputs, lambda problem: None)
     assert [steps_of(p) for p in problems] == [["product", "kernel"]], "the second waits for the first"
     assert library_steps(program) == 0, "the rule"
+    problems, program = asked_by(bottleneck, halved(DEEP[bottleneck](), torch.bfloat16), lambda problem: None)
+    assert [steps_of(p) for p in problems] == [["product", "kernel"]] and library_steps(program) == 1
 
 
 def test_the_librarys_way_is_measured_in_its_best_form() -> None:
