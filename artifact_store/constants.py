@@ -39,6 +39,9 @@ _KINDS: dict[type, str] = {
     type(NotImplemented): "NotImplementedType",
 }
 
+_OTHERWISE: dict[type, str] = {torch._C._SDPBackend: "torch.nn.attention:SDPBackend"}
+"""Classes that are not where their own names say."""
+
 
 def type_name(cls: type) -> str:
     """`module:qualname` of a class; classes of `types` and other nameless built-in classes get a name under `types:`.
@@ -47,6 +50,8 @@ def type_name(cls: type) -> str:
     """
     if cls in _KINDS:
         return f"types:{_KINDS[cls]}"
+    if cls in _OTHERWISE:
+        return _OTHERWISE[cls]
     if cls in _TYPE_NAMES and getattr(builtins, cls.__name__, None) is not cls:
         return f"types:{_TYPE_NAMES[cls]}"
     return f"{cls.__module__}:{cls.__qualname__}"

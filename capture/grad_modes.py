@@ -19,24 +19,29 @@ def views_elsewhere(gm: torch.fx.GraphModule) -> bool:
     """Whether views of inputs that require gradients are taken under another grad mode than that of the call: their history is that
     mode's, which a functional graph does not say.
     """
+    if not any(node.target in _CHANGES for node in gm.graph.nodes):
+        return False
     mode = caller = torch.is_grad_enabled()
     recorded: set[int] = set()
     before: dict[torch.fx.Node, bool] = {}
     for node in gm.graph.nodes:
-        seen = list(tensors(node.meta.get("example_value")))
+        seen = list(filter(_has_memory, tensors(node.meta.get("example_value"))))
         if node.op == "placeholder":
-            recorded |= {memory_of(t) for t in seen if t.requires_grad and t.layout is torch.strided}
-        elif node.op == "call_function" and node.target is _SET:
+            recorded |= {memory_of(t) for t in seen if t.requires_grad}
+        elif node.target is _SET:
             mode = bool(node.args[0])
-        elif node.op == "call_function" and node.target is grad_mode._enter_inference_mode:
+        elif node.target is grad_mode._enter_inference_mode:
             before[node], mode = mode, not node.args[0]
-        elif node.op == "call_function" and node.target is grad_mode._exit_inference_mode:
+        elif node.target is grad_mode._exit_inference_mode:
             mode = before[node.args[0]]
-        elif mode is not caller:
-            shown = [t for t in seen if t.layout is torch.strided and (t.requires_grad or not mode)]
-            if any(memory_of(t) in recorded for t in shown):
-                return True
+        elif mode is not caller and any(memory_of(t) in recorded for t in seen if t.requires_grad or not mode):
+            return True
     return False
+
+
+def _has_memory(value: torch.Tensor) -> bool:
+    """Whether it is no tensor of a transform's (`torch.func.grad`), which ends before the graph does, and lies in a storage."""
+    return value.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
 @contextlib.contextmanager
@@ -61,4 +66,5 @@ def _enter(mode: bool) -> bool:
     return before
 
 
+_CHANGES = (_SET, grad_mode._enter_inference_mode)
 _INSTEAD: dict[Any, Any] = {grad_mode._enter_inference_mode: _enter, grad_mode._exit_inference_mode: _SET}

@@ -8,7 +8,8 @@ Rules for what is left out, all stated here:
 * AUTOGRAD_SAVED_TENSORS_HOOKS: such hooks act on backward graphs only, and a frame that would record one is not compiled;
 * SHAPE_ENV: its parts become SHAPE guards of their own (`capture/symbols.py`); sizes that are not symbolic are in the TENSOR guards;
 * the length of a dict in a module's namespace whose keys are looked up one by one, and which key stands at which position of it:
-  Dynamo adds a keys guard itself where the traced code counts or iterates them, and registries grow as a process lives.
+  Dynamo adds a keys guard itself where the traced code counts or iterates them, and registries grow as a process lives;
+* the device of the innermost `torch.device` context, which is in the global state.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from typing import Any
 
 import torch
 from torch._dynamo.decorators import DynamoConfigPatchProxy
+from torch._dynamo.source import AttrSource, TorchFunctionModeStackSource
+from torch.utils._device import DeviceContext
 
 from precast.artifact_store.constants import Untaggable, hold, object_name, tag, type_name
 from precast.artifact_store.guards import Guard, Path, Predicate
@@ -36,6 +39,7 @@ DROPPED = frozenset(
     "GRAD_MODE DETERMINISTIC_ALGORITHMS GLOBAL_STATE TORCH_FUNCTION_STATE DEFAULT_DEVICE FSDP_TRAINING_STATE DUAL_LEVEL "
     "AUTOGRAD_SAVED_TENSORS_HOOKS SHAPE_ENV FUNCTORCH_STACK_MATCH".split()
 )
+_AUTOCAST = ("device", "fast_dtype", "_enabled", "_cache_enabled")
 _IDENTITY = frozenset("ID_MATCH FUNCTION_MATCH BUILTIN_MATCH CLASS_MATCH MODULE_MATCH NN_MODULE".split())
 
 
@@ -78,6 +82,8 @@ def translate(dynamo_guards: Iterable[Any], context: GuardContext) -> Translatio
     looked_up |= {base for g in kept if (base := getattr(g.originating_source, "base", None)) is not None}
     for guard in kept:
         kind = guard.create_fn_name()
+        if _is_default_device(guard.originating_source):
+            continue
         try:
             path = context.sources.path(guard.originating_source)
             if _from_dynamo(path):
@@ -99,6 +105,15 @@ def translate(dynamo_guards: Iterable[Any], context: GuardContext) -> Translatio
             result.without_form(f"guard {kind} on {_source_name(guard)}: {error}", held)
     result.guards.extend(_same_pattern(compared, context))
     return result
+
+
+def _is_default_device(source: Any) -> bool:
+    """Whether this is the device of the `torch.device` context that decides where tensors are made: the global state has it."""
+    if not isinstance(source, AttrSource) or source.member != "device" or not isinstance(source.base, TorchFunctionModeStackSource):
+        return False
+    stack = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+    contexts = [i for i, mode in enumerate(stack) if isinstance(mode, DeviceContext)]
+    return contexts[-1:] == [source.base.ind]
 
 
 def _same_pattern(paths: list[Path], context: GuardContext) -> list[Guard]:
@@ -173,11 +188,14 @@ def identity(path: Path, value: Any) -> Guard:
 def same_object_guards(path: Path, value: Any) -> list[Guard]:
     """`identity`; a function is held to its module too, whose globals its code reads: a wrapper may bear its name, and stand there.
 
-    A compiled regular expression has no name, and needs none: it is its text and its flags.
+    A compiled regular expression has no name, and needs none: it is its text and its flags; and an autocast is what it sets.
     """
     if isinstance(value, re.Pattern):
         told = [Guard((*path, ("attr", name)), Predicate.EQUALS, tag(getattr(value, name))) for name in ("pattern", "flags")]
         return [Guard(path, Predicate.TYPE, type_name(re.Pattern)), *told]
+    if isinstance(value, torch.autocast):  # of a decorated function: Dynamo enters another one that is made of these
+        said = [Guard((*path, ("attr", name)), Predicate.EQUALS, tag(getattr(value, name))) for name in _AUTOCAST]
+        return [Guard(path, Predicate.TYPE, type_name(type(value))), *said]
     if isinstance(value, DynamoConfigPatchProxy):  # around the guards of an exported module
         return [
             Guard(path, Predicate.TYPE, type_name(type(value))),

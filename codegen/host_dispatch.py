@@ -119,6 +119,8 @@ def encodable(step: Extern) -> str:
         return f"{step.op} raises torch.linalg.LinAlgError, and the dispatcher's C interface keeps no error classes"
     try:
         schema = find_schema(step.op)
+        if "SymInt[" in str(schema):  # kernels for ints refuse these where no autograd kernel stands before them: in inference mode
+            raise NotEncodable(f"{step.op} takes a list of SymInt, of which the stable encoding makes no list of ints")
         _Encoder(_Silent(), "", step.op)
         for value, argument in zip(_in_order(step, schema), schema.arguments, strict=True):
             _Encoder(_Silent(), "", step.op).word(value, argument.type, argument.name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
+import sympy
 import torch
 
 from precast.lowering.dedupe import duplicates
@@ -125,9 +126,12 @@ def _constant(number: bool | int | float, dtype: DType) -> Const:
 def _meaning(view: View, values: torch.Tensor) -> str:
     """What an additive mask does: "nothing", "causal" (hides exactly the later columns) or "other"."""
     flat = values.as_strided((values.untyped_storage().nbytes() // values.element_size(),), (1,))
-    size, stride = [int(n) for n in view.size], [int(s) for s in view.stride]
-    size[:-2] = [min(n, 1) if s == 0 else n for n, s in zip(size[:-2], stride[:-2], strict=True)]  # the heads share theirs
-    mask = flat.as_strided(size, stride, int(view.offset))
+    # the heads, and calls of any number of rows, share theirs
+    shared = [s == 0 and n != 0 for n, s in zip(view.size[:-2], view.stride[:-2], strict=True)] + [False, False]
+    size = [1 if alike else n for n, alike in zip(view.size, shared, strict=True)]
+    if not all(isinstance(n, int | sympy.Integer) for n in (*size, *view.stride, view.offset)):
+        return "other"
+    mask = flat.as_strided([int(n) for n in size], [int(s) for s in view.stride], int(view.offset))
     if bool((mask == 0).all()):
         return "nothing"
     rows, columns = mask.shape[-2:]

@@ -117,7 +117,7 @@ def compile_module(module: torch.nn.Module, **settings: Any) -> None:
     compiled = compile(module, **settings)
     if compiled is module:  # disable=True
         return
-    module._compiled_call_impl = site_of(compiled).call
+    module._compiled_call_impl = site_of(compiled).in_place().call
 
 
 def _wrap_function(function: Callable[..., Any], site: Site) -> Any:

@@ -52,9 +52,10 @@ def _stands(cls: type, name: str) -> bool:
     if "<locals>" in name:
         return True
     try:
-        return find_object(name) is cls
+        found = find_object(name)
     except LookupError:
         return True
+    return found is cls or not isinstance(found, type)  # `sys.version_info` is an object, and its class bears the name
 
 
 def _equals(value: Any, constant: Any) -> Ruled:

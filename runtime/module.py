@@ -26,12 +26,17 @@ def has_hooks(module: torch.nn.Module) -> bool:
     return any(everywhere[name] for name in _GLOBAL_HOOKS)
 
 
+def is_forward(entry: Entry) -> bool:
+    """Whether a module's entry is its `forward`, around which its call may run hooks; not what runs them itself."""
+    return entry.function is not torch.nn.Module._call_impl and entry.function.__name__ != "__call__"
+
+
 def wrapper_guards(entry: Entry) -> tuple[Guard, ...]:
     """What has to hold of a module for its compiled `forward` to be what calling it means: no hooks, and the class's `forward`.
 
-    `_call_impl` asks for both itself, and the tracer guards what it found.
+    `_call_impl` asks for both itself, as does a `__call__` of the class's own, and the tracer guards what it found.
     """
-    if entry.function is torch.nn.Module._call_impl:
+    if not is_forward(entry):
         return ()
     names = parameters(entry.function.__code__)
     root: Path = (("local", names[0]),) if entry.function.__code__.co_argcount else (("local", names[0]), ("item", ("int", 0)))

@@ -15,8 +15,8 @@ from precast.runtime import stance
 from precast.runtime.backends import Backend
 from precast.runtime.callees import Callees
 from precast.runtime.dispatch import make_dispatcher
-from precast.runtime.entry import Entry, entry_of, has_own_namespace
-from precast.runtime.module import has_hooks, wrapper_guards
+from precast.runtime.entry import Entry, called_entry, entry_of, has_own_namespace
+from precast.runtime.module import has_hooks, is_forward, wrapper_guards
 from precast.runtime.options import without_generated_code
 from precast.runtime.program import Program
 from precast.runtime.resume import Resumes
@@ -48,17 +48,23 @@ class Settings:
 class Site:
     """Owns the programs of one compiled callable: usually one; a module with hooks, or whose `forward` was replaced, has another."""
 
-    def __init__(self, target: Any, settings: Settings, forced: bool = False) -> None:
-        """`forced`: stands for another site while a stance forces the backend that `settings` names."""
+    def __init__(self, target: Any, settings: Settings, forced: bool = False, in_place: bool = False) -> None:
+        """`forced`: stands for another site while a stance forces the backend that `settings` names. `in_place`: of a module, whose own
+        `__call__`, where its class has one, goes on to be run around this site's call.
+        """
         self.target = target
         self.settings = settings
-        self._is_forced = forced
+        self._is_forced, self._in_place = forced, in_place
         self._forced: dict[stance.Forced, Site] = {}
         self.module = target if isinstance(target, torch.nn.Module) else None
         self._routes: dict[Any, tuple[Program, Callable[..., Any]]] = {}
-        dispatcher = self._route(entry_of(target))[1]
+        dispatcher = self._route(called_entry(target) if in_place else entry_of(target))[1]
         self.call: Callable[..., Any] = self._partial(target) if isinstance(target, functools.partial) else dispatcher
         _sites[id(self)] = self
+
+    def in_place(self) -> Site:
+        """A site for the module whose calls are to go through it by `nn.Module.__call__`."""
+        return Site(self.target, self.settings, self._is_forced, in_place=True)
 
     @property
     def programs(self) -> list[Program]:
@@ -75,9 +81,12 @@ class Site:
         return self._route(entry)[0], entry
 
     def _entry(self) -> Entry:
-        if self.module is not None and has_hooks(self.module):
+        if self.module is None:
+            return entry_of(self.target)
+        entry = called_entry(self.module) if self._in_place else entry_of(self.module)
+        if has_hooks(self.module) and is_forward(entry):
             return Entry(torch.nn.Module._call_impl, (self.module,))  # type: ignore[arg-type]
-        return entry_of(self.target)
+        return entry
 
     def _partial(self, target: functools.partial[Any]) -> Callable[..., Any]:
         """Calls through a partial, whose arguments may be changed in place, with those that it has at each call."""
@@ -128,7 +137,7 @@ class Site:
         if forced.backend is self.settings.backend is None:
             return None
         if (found := self._forced.get(forced)) is None:
-            found = self._forced.setdefault(forced, Site(self.target, self.settings.forcing(forced.backend), forced=True))
+            found = self._forced.setdefault(forced, Site(self.target, self.settings.forcing(forced.backend), True, self._in_place))
         return found
 
     def reset(self) -> None:

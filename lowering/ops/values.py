@@ -17,6 +17,7 @@ from precast.lowering.reals import is_real, real_value
 from precast.lowering.scalars import DType, Op
 from precast.lowering.symbolic import cannot_wrap
 from precast.lowering.tensor import Tensor, alu, compare, constant
+from precast.lowering.truths import is_truth, truth_value
 
 Number = bool | int | float | sympy.Expr
 Operand = Tensor | Number
@@ -32,8 +33,10 @@ def promote(*operands: Operand) -> DType:
     for o in operands:
         if isinstance(o, Tensor):
             ranks[0 if o.rank else 1].append(o.dtype)
+        elif isinstance(o, bool) or is_truth(o):
+            ranks[2].append(DType.BOOL)
         else:
-            ranks[2].append(DType.BOOL if isinstance(o, bool) else DType.F32 if isinstance(o, float) or is_real(o) else DType.I64)
+            ranks[2].append(DType.F32 if isinstance(o, float) or is_real(o) else DType.I64)
     for group in ranks:
         if not group:
             continue
@@ -48,6 +51,8 @@ def promote(*operands: Operand) -> DType:
 
 def number(value: Number, dtype: DType) -> Value:
     """A number of the graph in `dtype`'s arithmetic."""
+    if is_truth(value):
+        return tx.cast(truth_value(value), dtype)
     if isinstance(value, sympy.Expr):
         return tx.cast(real_value(value) if is_real(value) else Index(value), dtype)
     return constant(value, dtype)
@@ -55,7 +60,7 @@ def number(value: Number, dtype: DType) -> Value:
 
 def scalar_in(value: Number, dtype: DType) -> Value:
     """A number as a 0-d tensor of `dtype` would hold it: half types round it."""
-    if isinstance(value, sympy.Expr):
+    if isinstance(value, sympy.Basic):
         return tx.rounded(number(value, dtype), dtype)
     if dtype.compute is dtype:
         return number(value, dtype)

@@ -1,0 +1,194 @@
+"""Inference code as it is found in production: each program is compiled without a warning, stored, and served from the store."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import precast
+from precast.artifact_store import Store
+
+Program = Callable[..., Any]
+
+
+@contextmanager
+def strictly() -> Iterator[None]:
+    """A warning (that something runs eagerly, say) is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def agrees(program: Program, calls: list[tuple[Any, ...]], store: Store) -> int:
+    """Compiled and loaded, it is what eager is; how many artifacts that took."""
+    with strictly():
+        compiled = precast.compile(program, store=store)
+        for args in calls:
+            torch.testing.assert_close(compiled(*args), program(*args))
+        precast.reset()
+        loaded = precast.load(program, store=store, require="hit")
+        for args in calls:
+            torch.testing.assert_close(loaded(*args), program(*args))
+    return sum(len(store.variants(key)) for key in store.programs())
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_an_antialiased_resize_in_inference_mode(mode: str, store: Store) -> None:
+    def program(x: Tensor) -> Tensor:
+        return F.interpolate(x, size=(3, 7), mode=mode, antialias=True)
+
+    with torch.inference_mode():
+        agrees(program, [(torch.randn(1, 2, 5, 5),)], store)
+
+
+MASKS: dict[str, Callable[[], Tensor]] = {
+    "causal": lambda: torch.ones(4, 4, dtype=torch.bool).tril(),
+    "nothing": lambda: torch.zeros(1, 1, 1, 4),
+    "positions": lambda: torch.arange(4)[None, :] <= torch.arange(4)[:, None],
+    "numbers": lambda: torch.full((4, 4), float("-inf")).triu(1),
+    "window": lambda: (torch.arange(4)[None, :] - torch.arange(4)[:, None]).abs() < 2,
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_a_mask_that_the_code_makes_for_any_number_of_rows(mask: str, store: Store) -> None:
+    """It is known when the program is compiled, the number of rows is not."""
+
+    def program(q: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=MASKS[mask]())
+
+    assert agrees(program, [(torch.randn(rows, 2, 4, 8),) for rows in (2, 3, 5, 7)], store) == 2
+
+
+def full(x: Tensor) -> Tensor:
+    return torch.full((x.shape[0],), x.shape[1] >= 7, dtype=torch.bool)
+
+
+def times(x: Tensor) -> tuple[Tensor, ...]:
+    return x * (x.shape[1] > 6), x * (x.shape[1] == 6), x + (x.shape[1] % 2 == 0), x * (x.shape[1] / 2 > 3.1)
+
+
+def tensors(x: Tensor) -> tuple[Tensor, ...]:
+    one = torch.tensor(x.shape[1] >= 7)
+    return one, torch.tensor(x.shape[1] != 7, dtype=torch.float32), torch.tensor([x.shape[1] <= 5, x.shape[0] > 1])
+
+
+def combined(x: Tensor) -> tuple[Tensor, ...]:
+    return (x > 0) & (x.shape[1] > 6), (x > 0) ^ (x.shape[1] > 6)
+
+
+def filled(x: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    y.fill_(x.shape[1] > 6)
+    return y
+
+
+@pytest.mark.parametrize(
+    ("program", "most"), [(full, 2), (times, 2), (tensors, 2), (combined, 3), (filled, 2)], ids=lambda v: getattr(v, "__name__", str(v))
+)
+def test_a_truth_about_a_size_as_a_value(program: Program, most: int, store: Store) -> None:
+    """Stopping criteria: one artifact for all lengths but the first. Of `&` and `^` Dynamo makes one for either truth."""
+    assert agrees(program, [(torch.randn(2, length),) for length in (4, 5, 7, 8, 6)], store) == most
+
+
+class Decorated(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    @torch.autocast("cpu", dtype=torch.bfloat16)
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+CAST = torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+@torch.no_grad()
+@CAST
+def decorated(x: Tensor, y: Tensor) -> Tensor:
+    return x @ y
+
+
+def test_autocast_as_a_decorator(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    agrees(Decorated().eval(), [(torch.randn(2, 4),)], store)
+    args = torch.randn(4, 4), torch.randn(4, 4)
+    agrees(decorated, [args], store)
+    compiled = precast.compile(decorated, store=store)
+    assert compiled(*args).dtype is torch.bfloat16
+    monkeypatch.setattr(CAST, "_enabled", False)
+    assert compiled(*args).dtype is torch.float32
+
+
+class Doubles(torch.nn.Linear):
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(x + 1) * 2
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_a_module_with_a_call_of_its_own(hooked: bool, store: Store) -> None:
+    module = Doubles(4, 4).eval()
+    if hooked:
+        module.register_forward_hook(lambda module, args, result: result + 3)
+    x = torch.randn(2, 4)
+    agrees(module, [(x,)], store)
+    want = module(x)
+    precast.compile_module(module, store=store)
+    with strictly():
+        torch.testing.assert_close(module(x), want)
+
+
+def test_transforms_without_gradients_being_recorded(store: Store) -> None:
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.func.grad(lambda a: (a**2).sum())(x), torch.func.jacrev(torch.sin)(x)
+
+    agrees(program, [(torch.randn(3),)], store)
+
+
+def test_one_kind_of_attention(store: Store) -> None:
+    def program(q: Tensor) -> Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            return F.scaled_dot_product_attention(q, q, q)
+
+    agrees(program, [(torch.randn(2, 2, 4, 8),)], store)
+
+
+def test_versions_and_limits(store: Store) -> None:
+    def program(x: Tensor) -> Tensor:
+        return x * (2 if sys.version_info >= (3, 8) else 1) + sys.float_info.epsilon
+
+    agrees(program, [(torch.randn(3),)], store)
+
+
+def counted(x: Tensor) -> Tensor:
+    return x + torch.arange(8)
+
+
+def test_a_default_device(store: Store) -> None:
+    with torch.device("cpu"):
+        agrees(counted, [(torch.randn(2, 8),)], store)
+    with torch.device("meta"), torch.device("cpu"):
+        agrees(counted, [(torch.randn(2, 8, device="cpu"),)], store)
+
+
+def test_another_default_device_is_another_program(store: Store) -> None:
+    def program(x: Tensor) -> Tensor:
+        return torch.zeros(3)
+
+    compiled, x = precast.compile(program, store=store), torch.ones(1)
+    for _ in range(2):
+        with torch.device("cpu"):
+            assert compiled(x).device.type == "cpu"
+        with warnings.catch_warnings(), torch.device("cpu"), torch.device("meta"):
+            warnings.simplefilter("ignore")
+            assert compiled(x).device.type == "meta"
+        assert compiled(x).device.type == "cpu"
