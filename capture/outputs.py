@@ -101,7 +101,7 @@ class Outputs:
             raise CaptureRefused("an output reinterprets an input's bytes at an unaligned offset")
         dtype = None if view.dtype == base.dtype else str(view.dtype).removeprefix("torch.")
         if view.is_conj() != base.is_conj() or view.is_neg() != base.is_neg():
-            raise CaptureRefused("an output is a lazily conjugated or negated view of an input", hint="call resolve_conj() on it")
+            raise CaptureRefused("an output is a lazily conjugated or negated view of another tensor", hint="call resolve_conj() on it")
         size, stride = tuple(map(self._integer, view.shape)), tuple(map(self._integer, view.stride()))
         return size, stride, self._integer(start // view.element_size()), dtype
 

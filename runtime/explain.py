@@ -22,8 +22,8 @@ SHOWN = 8
 
 
 def first_failure(guards: Sequence[Guard], local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> str:
-    """The first guard that does not hold, as a sentence; empty when all hold."""
-    for guard in guards:
+    """The first guard that does not hold, as a sentence; empty when all hold. Objects come before what is read of them: it may be code."""
+    for guard in sorted(guards, key=lambda guard: len(guard.path)):
         text = failure(guard, local_values, cells)
         if text:
             return text

@@ -62,7 +62,7 @@ class LazyChecker:
             place = shallow if len(row[0]) <= _SHALLOW and row[1] != "code" else late if row[1] == "code" or row[1] in _RELATIONS else deep
             place.append(row)
         self._deep = (*deep, *late)
-        self._shallow = shallow
+        self._shallow = shallow = sorted(shallow, key=lambda row: len(row[0]))  # an object's type before its attributes, which may be code
         return shallow
 
 

@@ -192,3 +192,35 @@ def test_another_default_device_is_another_program(store: Store) -> None:
             warnings.simplefilter("ignore")
             assert compiled(x).device.type == "meta"
         assert compiled(x).device.type == "cpu"
+
+
+class Whole:
+    def __init__(self) -> None:
+        self.t, self.w = torch.ones(3), torch.ones(3)
+
+
+class Lazily:
+    """An object whose attribute is code."""
+
+    def __init__(self) -> None:
+        self.t, self.reads = torch.ones(3), 0
+
+    @property
+    def w(self) -> Tensor:
+        self.reads += 1
+        return torch.ones(3)
+
+
+def of_either(o: Any, whole: bool) -> Tensor:
+    return o.t * o.w if whole else o.t + 1
+
+
+def test_what_an_object_of_another_type_has_is_not_read_at_each_call(store: Store) -> None:
+    """The type is looked at before attributes, which may be code."""
+    compiled = precast.compile(of_either, store=store)
+    compiled(Whole(), True)
+    compiled(Lazily(), False)
+    for _ in range(12):
+        other = Lazily()
+        torch.testing.assert_close(compiled(other, False), other.t + 1)
+        assert other.reads == 0
