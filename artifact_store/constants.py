@@ -158,6 +158,8 @@ def _names_through_owner(method: Any) -> list[str]:
 def _candidate_names(value: Any) -> list[str]:
     if isinstance(value, type):
         return [type_name(value)]
+    if type(value) in _OTHERWISE:
+        return [f"{type_name(type(value))}.{value.name}"]
     if isinstance(value, torch._ops._OpNamespace):
         return ["torch:ops." + value.__name__.rpartition(".")[2]]
     if type(value).__module__.startswith("triton.") and (function := _innermost(value)) is not None:

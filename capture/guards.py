@@ -39,6 +39,7 @@ DROPPED = frozenset(
     "GRAD_MODE DETERMINISTIC_ALGORITHMS GLOBAL_STATE TORCH_FUNCTION_STATE DEFAULT_DEVICE FSDP_TRAINING_STATE DUAL_LEVEL "
     "AUTOGRAD_SAVED_TENSORS_HOOKS SHAPE_ENV FUNCTORCH_STACK_MATCH".split()
 )
+_AUTOCASTS = (torch.autocast, torch.cuda.amp.autocast, torch.cpu.amp.autocast_mode.autocast)
 _AUTOCAST = ("device", "fast_dtype", "_enabled", "_cache_enabled")
 _IDENTITY = frozenset("ID_MATCH FUNCTION_MATCH BUILTIN_MATCH CLASS_MATCH MODULE_MATCH NN_MODULE".split())
 
@@ -193,7 +194,7 @@ def same_object_guards(path: Path, value: Any) -> list[Guard]:
     if isinstance(value, re.Pattern):
         told = [Guard((*path, ("attr", name)), Predicate.EQUALS, tag(getattr(value, name))) for name in ("pattern", "flags")]
         return [Guard(path, Predicate.TYPE, type_name(re.Pattern)), *told]
-    if isinstance(value, torch.autocast):  # of a decorated function: Dynamo enters another one that is made of these
+    if type(value) in _AUTOCASTS:  # of a decorated function: Dynamo enters another one that is made of these
         said = [Guard((*path, ("attr", name)), Predicate.EQUALS, tag(getattr(value, name))) for name in _AUTOCAST]
         return [Guard(path, Predicate.TYPE, type_name(type(value))), *said]
     if isinstance(value, DynamoConfigPatchProxy):  # around the guards of an exported module

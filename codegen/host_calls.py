@@ -37,7 +37,7 @@ def emit_extern(writer: Writer, step: Extern, label: str) -> None:
         emit_let(writer, step)
     elif step.op in (CHECK, RANGE, POSITION):
         emit_check(writer, step)
-    elif not encodable(step):
+    elif not encodable(step, writer.inference):
         _dispatched(writer, step, label)
     else:
         _through_python(writer, step, label)

@@ -33,6 +33,8 @@ class NotEncodable(TypeError):
 class Writer(Protocol):
     """What this file needs of the host writer."""
 
+    inference: bool
+
     def add(self, line: str) -> None: ...
     def call(self, shim: str, arguments: str, step: str) -> None: ...
     def view_handle(self, view: View, step: str) -> str: ...
@@ -111,15 +113,15 @@ class _Encoder:
         return f"{prefix}{self.lists}"
 
 
-def encodable(step: Extern) -> str:
-    """Why `step` cannot go through the dispatcher, or an empty string."""
+def encodable(step: Extern, inference: bool) -> str:
+    """Why `step` cannot go through the dispatcher, or an empty string. `inference`: calls are made in inference mode."""
     if is_custom(step.op):
         return f"{step.op} is called through Python, where most of its kind are written"
     if step.op.startswith(("aten::linalg_", "aten::_linalg_")):
         return f"{step.op} raises torch.linalg.LinAlgError, and the dispatcher's C interface keeps no error classes"
     try:
         schema = find_schema(step.op)
-        if "SymInt[" in str(schema):  # kernels for ints refuse these where no autograd kernel stands before them: in inference mode
+        if inference and "SymInt[" in str(schema):  # kernels for ints refuse these where no autograd kernel stands before them
             raise NotEncodable(f"{step.op} takes a list of SymInt, of which the stable encoding makes no list of ints")
         _Encoder(_Silent(), "", step.op)
         for value, argument in zip(_in_order(step, schema), schema.arguments, strict=True):
@@ -135,6 +137,8 @@ def encodable(step: Extern) -> str:
 
 class _Silent:
     """A writer that writes nothing, to try an encoding."""
+
+    inference = False
 
     def add(self, line: str) -> None:
         return None

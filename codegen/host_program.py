@@ -27,6 +27,9 @@ class HostWriter(ABC):
     Buffer `b` has a data pointer `d_b`; owned tensor handles live in `own[]`, which frees them on each way out.
     """
 
+    inference = False
+    """Whether calls are made in inference mode."""
+
     def __init__(self, program: Program, steps: Sequence[RunStep]) -> None:
         self.program = program
         self.steps = steps

@@ -98,6 +98,7 @@ def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopw
             raise Refused(str(error)) from error
     given = zip(lowered.inputs, request.bound, strict=True)
     options["bound"] = [name for name, bound in given if bound and isinstance(name, str)]
+    options["inference"] = torch.is_inference_mode_enabled()  # guarded, too
     options["tuning"] = known_choices(request.store, request.target)
     for observe in tuple(observers):
         observe(lowered, request.target, options)

@@ -69,15 +69,15 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}…"
 
 
-def _own_call(module: torch.nn.Module) -> types.FunctionType | None:
-    """The `__call__` that the module's class, and no class of torch's, defines over that of `nn.Module`."""
-    call = inspect.getattr_static(type(module), "__call__", None)
+def own_call(cls: type) -> types.FunctionType | None:
+    """The `__call__` that a module's class, and no class of torch's, defines over that of `nn.Module`."""
+    call = inspect.getattr_static(cls, "__call__", None)
     theirs = not isinstance(call, types.FunctionType) or (call.__module__ or "").partition(".")[0] in ("torch", "precast")
     return None if theirs else call
 
 
 def _module_entry(module: torch.nn.Module) -> Entry:
-    call = _own_call(module)
+    call = own_call(type(module))
     return called_entry(module) if call is None else Entry(call, (module,))
 
 

@@ -11,7 +11,7 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from precast.artifact_store.guards import Guard, Path, Predicate
-from precast.runtime.entry import Entry, parameters
+from precast.runtime.entry import Entry, own_call, parameters
 
 _OWN_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
 _GLOBAL_HOOKS = tuple(f"_global{name}" for name in _OWN_HOOKS)
@@ -26,17 +26,17 @@ def has_hooks(module: torch.nn.Module) -> bool:
     return any(everywhere[name] for name in _GLOBAL_HOOKS)
 
 
-def is_forward(entry: Entry) -> bool:
+def is_forward(entry: Entry, module: torch.nn.Module) -> bool:
     """Whether a module's entry is its `forward`, around which its call may run hooks; not what runs them itself."""
-    return entry.function is not torch.nn.Module._call_impl and entry.function.__name__ != "__call__"
+    return entry.function is not torch.nn.Module._call_impl and entry.function is not own_call(type(module))
 
 
-def wrapper_guards(entry: Entry) -> tuple[Guard, ...]:
+def wrapper_guards(entry: Entry, module: torch.nn.Module) -> tuple[Guard, ...]:
     """What has to hold of a module for its compiled `forward` to be what calling it means: no hooks, and the class's `forward`.
 
     `_call_impl` asks for both itself, as does a `__call__` of the class's own, and the tracer guards what it found.
     """
-    if not is_forward(entry):
+    if not is_forward(entry, module):
         return ()
     names = parameters(entry.function.__code__)
     root: Path = (("local", names[0]),) if entry.function.__code__.co_argcount else (("local", names[0]), ("item", ("int", 0)))
@@ -82,6 +82,17 @@ CompiledModule.__call__._torchdynamo_inline = torch.nn.Module.__call__  # type: 
 _classes: dict[tuple[type, type], type] = {}
 
 
+def _call_around(cls: type) -> Any:
+    """The call of compiled modules of a class with a `__call__` of its own, which is what a tracer traces that meets one."""
+
+    def call(self: CompiledModule, *args: Any, **kwargs: Any) -> Any:
+        return self._precast_call(*args, **kwargs)
+
+    call.__name__ = "__call__"
+    call._torchdynamo_inline = own_call(cls)  # type: ignore[attr-defined]
+    return call
+
+
 def mixed_class(mixin: type, cls: type, slots: tuple[str, ...]) -> type:
     """A subclass of `cls` with `mixin` before it; the same one each time. `slots`: what its instances hold beside the shared `__dict__`."""
     made = _classes.get((mixin, cls))
@@ -93,6 +104,8 @@ def mixed_class(mixin: type, cls: type, slots: tuple[str, ...]) -> type:
         "__qualname__": f"{cls.__qualname__}.<locals>.compiled",  # a guard on the type must not look for the original under this name
         "__doc__": cls.__doc__,
     }
+    if mixin is CompiledModule and own_call(cls) is not None:
+        namespace["__call__"] = _call_around(cls)
     made = types.new_class(cls.__name__, (mixin, cls), exec_body=lambda body: body.update(namespace))
     return _classes.setdefault((mixin, cls), made)
 

@@ -95,7 +95,7 @@ def precompile(
     """
     if isinstance(targets, str):
         raise OptionError(f"precompile: targets is a list, for example [{targets!r}]")
-    model, made = _uncompiled(model)
+    model, made, in_place = _uncompiled(model)
     opened = made.store if made is not None and store is None else open_store(store)
     own = made if made is not None and mode is None and options is None else None
     label = made.label if made is not None and name is None else name
@@ -105,7 +105,7 @@ def precompile(
     for target in targets or ((own.options["target"] if own is not None else None) or "cpu:native",):
         traced = traced_for(target, model, calls)
         merged = {**own.options, "target": target} if own is not None else merge_options(mode, options, target=target)
-        site = Site(traced.model, Settings(merged, opened, label))
+        site = Site(traced.model, Settings(merged, opened, label), in_place=in_place)
         for index, (args, kwargs) in enumerate(traced.calls, 1):
             program, entry = site.program_for_call()
             if progress is not None:
@@ -128,18 +128,19 @@ def precompile(
     return Report(program.name, program.key, str(opened.root), tuple(reports))
 
 
-def _uncompiled(model: Any) -> tuple[Any, Settings | None]:
-    """The callable behind what `compile` or `load` made, with its settings; anything else as it is, with None.
+def _uncompiled(model: Any) -> tuple[Any, Settings | None, bool]:
+    """The callable behind what `compile` or `load` made, with its settings, and whether it was compiled in place; anything else as it is,
+    with None.
 
     Raises OptionError for a program of another backend, of which nothing can be stored.
     """
     try:
         site = site_of(model)
     except PrecastError:
-        return model, None
+        return model, None, False
     if site.settings.backend is not None:
         raise OptionError(f"precompile: what the backend {site.settings.backend.name!r} compiles is not stored; use the backend 'precast'")
-    return site.target, site.settings
+    return site.target, site.settings, site.is_in_place
 
 
 def breaks(manifest: Manifest) -> bool:

@@ -54,7 +54,7 @@ class Site:
         """
         self.target = target
         self.settings = settings
-        self._is_forced, self._in_place = forced, in_place
+        self._is_forced, self.is_in_place = forced, in_place
         self._forced: dict[stance.Forced, Site] = {}
         self.module = target if isinstance(target, torch.nn.Module) else None
         self._routes: dict[Any, tuple[Program, Callable[..., Any]]] = {}
@@ -83,8 +83,8 @@ class Site:
     def _entry(self) -> Entry:
         if self.module is None:
             return entry_of(self.target)
-        entry = called_entry(self.module) if self._in_place else entry_of(self.module)
-        if has_hooks(self.module) and is_forward(entry):
+        entry = called_entry(self.module) if self.is_in_place else entry_of(self.module)
+        if has_hooks(self.module) and is_forward(entry, self.module):
             return Entry(torch.nn.Module._call_impl, (self.module,))  # type: ignore[arg-type]
         return entry
 
@@ -100,7 +100,7 @@ class Site:
         key = (entry.function, entry.function.__code__, len(entry.prefix), has_own_namespace(entry.function))
         route = self._routes.get(key)
         if route is None:
-            program = self.settings.program(entry, wrapper_guards(entry) if self.module is not None else ())
+            program = self.settings.program(entry, wrapper_guards(entry, self.module) if self.module is not None else ())
             slow = self._slow(program, entry)
             route = self._routes.setdefault(key, (program, make_dispatcher(program, entry, slow)))
         return route
@@ -137,7 +137,7 @@ class Site:
         if forced.backend is self.settings.backend is None:
             return None
         if (found := self._forced.get(forced)) is None:
-            found = self._forced.setdefault(forced, Site(self.target, self.settings.forcing(forced.backend), True, self._in_place))
+            found = self._forced.setdefault(forced, Site(self.target, self.settings.forcing(forced.backend), True, self.is_in_place))
         return found
 
     def reset(self) -> None:

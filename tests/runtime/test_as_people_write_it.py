@@ -134,15 +134,51 @@ class Doubles(torch.nn.Linear):
         return super().__call__(x + 1) * 2
 
 
-@pytest.mark.parametrize("hooked", [False, True])
-def test_a_module_with_a_call_of_its_own(hooked: bool, store: Store) -> None:
-    module = Doubles(4, 4).eval()
-    if hooked:
+def by_another_name(self: torch.nn.Module, x: Tensor) -> Tensor:
+    return torch.nn.Module.__call__(self, x) * 3  # type: ignore[no-any-return,no-untyped-call]
+
+
+class Triples(torch.nn.Linear):
+    __call__ = by_another_name
+
+
+class Straight(torch.nn.Linear):
+    """Its call is its forward: hooks are not run."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 1
+
+    __call__ = forward
+
+
+class Negates:
+    def __call__(self, x: Tensor) -> Tensor:
+        return -x
+
+
+class Borrows(torch.nn.Linear):
+    """Its forward is named as a call is."""
+
+    forward = Negates.__call__  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("hooked", ["never", "before", "later"])
+@pytest.mark.parametrize("kind", [Doubles, Triples, Straight, Borrows])
+def test_a_module_with_a_call_of_its_own(kind: type[torch.nn.Linear], hooked: str, store: Store) -> None:
+    module, x = kind(4, 4).eval(), torch.randn(2, 4)
+    if hooked == "before":
         module.register_forward_hook(lambda module, args, result: result + 3)
-    x = torch.randn(2, 4)
     agrees(module, [(x,)], store)
+    compiled = precast.compile(module, store=store)
+    if hooked == "later":
+        compiled(x)
+        module.register_forward_hook(lambda module, args, result: result + 3)
     want = module(x)
+    with strictly():
+        torch.testing.assert_close(compiled(x), want)
+        torch.testing.assert_close(precast.compile(lambda y: compiled(y) - 1, store=store)(x), want - 1)
     precast.compile_module(module, store=store)
+    assert precast.precompile(module, [((x,), {})]).ok
     with strictly():
         torch.testing.assert_close(module(x), want)
 
@@ -154,12 +190,20 @@ def test_transforms_without_gradients_being_recorded(store: Store) -> None:
     agrees(program, [(torch.randn(3),)], store)
 
 
+KIND = SDPBackend.MATH
+
+
 def test_one_kind_of_attention(store: Store) -> None:
     def program(q: Tensor) -> Tensor:
         with sdpa_kernel(SDPBackend.MATH):
             return F.scaled_dot_product_attention(q, q, q)
 
-    agrees(program, [(torch.randn(2, 2, 4, 8),)], store)
+    def by_constant(q: Tensor) -> Tensor:
+        with sdpa_kernel(KIND):
+            return F.scaled_dot_product_attention(q, q, q)
+
+    for kind in (program, by_constant):
+        agrees(kind, [(torch.randn(2, 2, 4, 8),)], store)
 
 
 def test_versions_and_limits(store: Store) -> None:
