@@ -127,7 +127,8 @@ def trace(
 @contextlib.contextmanager
 def _settings(dynamic: Dynamic, raises: bool) -> Iterator[None]:
     """Dynamo's, and what it expects around it."""
-    modes = convert_frame.torch_function_mode_stack_state_mgr  # type: ignore[attr-defined]
+    manager: Any = convert_frame.torch_function_mode_stack_state_mgr  # type: ignore[attr-defined]
+    modes = contextlib.nullcontext() if _takes_function_modes_away() else manager
     with (
         dynamo_config.patch({k: v for k, v in {**CONFIG, **dynamic.config()}.items() if hasattr(dynamo_config, k)}),
         compile_context(CompileContext(convert_frame.get_compile_id({}))),
@@ -137,6 +138,15 @@ def _settings(dynamic: Dynamic, raises: bool) -> Iterator[None]:
         torch._dynamo.error_on_graph_break(raises),
     ):
         yield
+
+
+def _takes_function_modes_away() -> bool:
+    """Whether `compile_frame` itself takes the torch-function modes from the stack while it traces, as in torch 2.11: what is taken away
+    twice would be gone.
+    """
+    code = convert_frame.preserve_global_state.__code__
+    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    return any("torch_function_mode_stack_state_mgr" in c.co_names for c in inner)
 
 
 def _compile(function: types.FunctionType, local_values: dict[str, Any], backend: Backend, one_graph: bool) -> Any:
