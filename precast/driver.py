@@ -13,7 +13,7 @@ from typing import Any
 
 from precast import __version__
 from precast.artifact_store import BlobSet, GraphRecord, Manifest, Versions
-from precast.artifact_store.guards import thaw
+from precast.artifact_store.guards import Predicate, thaw
 from precast.backend_variant import backend_variant
 from precast.capture import CapturedFrame, CaptureOptions, CaptureRefused, Dynamic, MarkViolated, capture
 from precast.capture.garbage import seldom_collected
@@ -188,7 +188,8 @@ def _compile(job: _Job, planned: Manifest) -> tuple[Manifest, BlobSet]:
     evidence: dict[str, Any] = {}
     if frame.graph is not None:
         bound = tuple(item.bound for item in frame.inputs)
-        request = GraphRequest(program.name, job.target, key_options(program.options), bound, program.store, job.trace)
+        options, inference = key_options(program.options), _in_inference_mode(frame)
+        request = GraphRequest(program.name, job.target, options, bound, program.store, job.trace, inference=inference)
         graph = frame.graph
         graphs["forward"], evidence = symbolic_build(lambda: build_graph(graph, request, job.watch, blobs), frame.symbolic)
     if frame.symbols:
@@ -196,6 +197,11 @@ def _compile(job: _Job, planned: Manifest) -> tuple[Manifest, BlobSet]:
     manifest = planned.completed(graphs=graphs, blobs=blobs.sizes(), evidence=evidence, provenance=_provenance(job))
     log.info("%s: compiled artifact %s (%s)", program.name, manifest.artifact_id[:12], job.watch)
     return manifest, blobs
+
+
+def _in_inference_mode(frame: CapturedFrame) -> bool:
+    """Whether the calls that the frame is for are made in inference mode, as its guards say: this may be another thread."""
+    return any(guard.constant["inference"] for guard in frame.guards if guard.predicate is Predicate.GLOBAL_STATE)
 
 
 def _planned(job: _Job) -> Manifest:

@@ -53,7 +53,9 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class GraphRequest:
-    """What a graph is compiled for: `options` are key options; `bound[i]`: whether input i is a weight that lasts from call to call."""
+    """What a graph is compiled for: `options` are key options; `bound[i]`: whether input i is a weight that lasts from call to call;
+    `inference`: whether calls may be made in inference mode.
+    """
 
     name: str
     target: str
@@ -63,6 +65,7 @@ class GraphRequest:
     trace: Trace
     part: str = ""
     """Of a body of another graph (`torch.cond`): its name, under which its compiler's seconds are kept."""
+    inference: bool = True
 
 
 def compiler_version(target: str) -> str:
@@ -98,7 +101,7 @@ def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopw
             raise Refused(str(error)) from error
     given = zip(lowered.inputs, request.bound, strict=True)
     options["bound"] = [name for name, bound in given if bound and isinstance(name, str)]
-    options["inference"] = torch.is_inference_mode_enabled()  # guarded, too
+    options["inference"] = request.inference
     options["tuning"] = known_choices(request.store, request.target)
     for observe in tuple(observers):
         observe(lowered, request.target, options)

@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import precast
 from precast.artifact_store import Store
+from precast.runtime import background
 
 Program = Callable[..., Any]
 
@@ -48,6 +49,30 @@ def test_an_antialiased_resize_in_inference_mode(mode: str, store: Store) -> Non
 
     with torch.inference_mode():
         agrees(program, [(torch.randn(1, 2, 5, 5),)], store)
+
+
+def resized(x: Tensor) -> Tensor:
+    return F.interpolate(x, size=(3, 7), mode="bilinear", antialias=True)
+
+
+def test_it_is_compiled_for_inference_mode_in_the_background(store: Store) -> None:
+    """The thread that compiles is not in inference mode, the calls are."""
+    compiled, x = precast.compile(resized, store=store, options={"background_compile": True}), torch.randn(1, 2, 5, 5)
+    with torch.inference_mode():
+        compiled(x)
+        assert background.wait(60)
+        torch.testing.assert_close(compiled(x), resized(x))
+        precast.reset()
+        torch.testing.assert_close(precast.load(resized, store=store, require="hit")(x), resized(x))
+
+
+def test_by_torchs_door_an_artifact_serves_both_modes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRECAST_STORE", str(store.root))
+    x = torch.randn(1, 2, 5, 5)
+    for mode in (torch.no_grad, torch.inference_mode, torch.no_grad):
+        torch._dynamo.reset()
+        with mode():
+            torch.testing.assert_close(torch.compile(resized, backend="precast")(x), resized(x))
 
 
 MASKS: dict[str, Callable[[], Tensor]] = {
