@@ -1,4 +1,5 @@
-"""Graphs that mutate nothing: traced to ATen in one pass, where AOTAutograd takes two and wraps every tensor to make mutation functional.
+"""Graphs that write whole tensors or nothing: traced to ATen in one pass, where AOTAutograd takes two and wraps every tensor to make
+mutation functional.
 
 That halves the time until a functional graph is there. Which graphs qualify is looked up beforehand where that is cheap, and proved from
 what the trace found: no operator whose schema writes, no result in an input's memory. All others go through AOTAutograd.
@@ -18,10 +19,11 @@ from torch._dynamo.utils import preserve_rng_state
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import traceback
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import disable_autocast_cache
 
 from precast.capture.attention import attention
 from precast.capture.overwriting import Functional, SeenAgain, is_in_place, memory_of
+from precast.capture.recorder import Recorder, Unrecorded
 
 
 def functional_graph(
@@ -31,24 +33,29 @@ def functional_graph(
     if torch.is_grad_enabled() or not all(map(_is_plain, inputs)) or not all(map(_may_be_pure, gm.graph.nodes)):
         return None
 
-    def run(*args: Any) -> Any:
-        return Functional(gm).run(*args)
-
     with torch.autograd.set_multithreading_enabled(False), preserve_rng_state(), fake_mode, enable_python_dispatcher():
-        with traceback.preserve_node_meta():
+        with traceback.preserve_node_meta(), disable_autocast_cache():
+            recorder, interpreter = Recorder(inputs, decompositions), Functional(gm)
             try:
-                graph = make_fx(run, decomposition_table=decompositions)(*inputs)
-            except SeenAgain:
+                with recorder:
+                    results = interpreter.run(*inputs)
+                written = [i for i, (old, new) in enumerate(zip(inputs, interpreter.given, strict=True)) if new is not old]
+                graph = recorder.module([*results, *(interpreter.given[i] for i in written)])
+            except (SeenAgain, Unrecorded):
                 return None
-    graph.graph.eliminate_dead_code()
-    return graph if _is_functional(graph) else None
+    if not _is_functional(graph, len(written)):
+        return None
+    _write_at_the_end(graph, written)
+    return graph
 
 
 def metadata_of(graph: torch.fx.GraphModule) -> Any:
-    """What AOTAutograd records of inputs and outputs, for a `functional_graph`: nothing is written, no output shows an input, and code
-    that would change the grad mode is not among them."""
+    """What AOTAutograd records of inputs and outputs, for a `functional_graph`: which inputs are written; no output shows an input, and
+    code that would change the grad mode is not among them."""
     made = SimpleNamespace(output_type=OutputType.non_alias)
-    return SimpleNamespace(input_info=[], output_info=[made for _ in _results(graph)], grad_enabled_mutation=None)
+    written = {n.args[0] for n in graph.graph.find_nodes(op="call_function", target=_COPY)}
+    inputs = [SimpleNamespace(mutates_data=n in written) for n in graph.graph.find_nodes(op="placeholder")]
+    return SimpleNamespace(input_info=inputs, output_info=[made for _ in _results(graph)], grad_enabled_mutation=None)
 
 
 def _is_plain(value: Any) -> bool:
@@ -90,8 +97,8 @@ _ASSIGNING |= {"setitem", "delitem"}
 _HOMES = ("math", "torch", "torch._C._nn", "torch.functional", "torch.nn.functional", attention.__module__)
 
 
-def _is_functional(graph: torch.fx.GraphModule) -> bool:
-    given = {memory_of(n.meta["val"]) for n in graph.graph.find_nodes(op="placeholder")}
+def _is_functional(graph: torch.fx.GraphModule, written: int) -> bool:
+    """Whether nothing is written and no result lies in an input's memory, or in that of the last `written` ones: what inputs then hold."""
     for node in graph.graph.nodes:
         if node.op in ("placeholder", "output", "get_attr"):  # get_attr: a tensor constant, which AOTAutograd leaves as it is, too
             continue
@@ -99,8 +106,25 @@ def _is_functional(graph: torch.fx.GraphModule) -> bool:
             return False
         if not all(map(_is_plain, _tensors(node.meta.get("val")))):
             return False
-    made = [n for n in _results(graph) if isinstance(n, torch.fx.Node) and n.op == "call_function"]
-    return len(made) == len(_results(graph)) and not any(memory_of(n.meta["val"]) in given for n in made)
+    results = _results(graph)
+    results, held = results[: len(results) - written], results[len(results) - written :]
+    if not all(isinstance(n, torch.fx.Node) for n in held) or not all(isinstance(n, torch.fx.Node) for n in results):
+        return False
+    given = {memory_of(n.meta["val"]) for n in (*graph.graph.find_nodes(op="placeholder"), *held)}
+    return all(n.op == "call_function" and memory_of(n.meta["val"]) not in given for n in results)
+
+
+def _write_at_the_end(graph: torch.fx.GraphModule, written: list[int]) -> None:
+    """Takes what inputs hold in the end from the results, and copies it into them."""
+    results, placeholders = _results(graph), graph.graph.find_nodes(op="placeholder")
+    end, first = graph.graph.output_node(), len(results) - len(written)
+    with graph.graph.inserting_before(end):
+        for i, value in zip(written, results[first:], strict=True):
+            graph.graph.call_function(_COPY, (placeholders[i], value)).meta["val"] = placeholders[i].meta["val"]
+    end.args = (results[:first],)
+
+
+_COPY = torch.ops.aten.copy_.default
 
 
 def _results(graph: torch.fx.GraphModule) -> list[Any]:

@@ -1,24 +1,32 @@
-"""In-place operators whose operand nobody reads afterwards, such as the `hidden += residual` of many networks: plain ones do as well."""
+"""In-place operators whose operand is a tensor of its own, such as the `hidden += residual` of many networks or a decoder's cache: plain
+ones do as well, where all that reads the operand afterwards is given the result.
+"""
 
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.fx
 
+aten = torch.ops.aten
 _PLAIN: dict[Any, Callable[..., Any]] = {
     operator.iadd: operator.add,
     operator.isub: operator.sub,
     operator.imul: operator.mul,
     operator.itruediv: operator.truediv,
 }
+_ROOTS = "add sub mul div addcmul addcdiv clamp clamp_min clamp_max masked_fill relu sigmoid tanh exp neg index_copy index_add index_fill "
+_METHODS: dict[str, Callable[..., Any]] = {f"{name}_": getattr(torch.Tensor, name) for name in (_ROOTS + "scatter scatter_add").split()}
+_METHODS |= {"copy_": aten.copy, "fill_": aten.fill}
 
 
 class SeenAgain(Exception):
-    """What an in-place operator writes is seen otherwise than through its result, or its result is of another kind than its operand."""
+    """What an in-place operator writes is seen otherwise than through its operand and its result, or its result is of another kind than
+    its operand."""
 
 
 class Functional(torch.fx.Interpreter):
@@ -28,37 +36,63 @@ class Functional(torch.fx.Interpreter):
     that is off has been taken out of the graph.
     """
 
+    given: list[Any]
+    """The arguments; in the place of one that the graph writes, what it holds in the end."""
+
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The graph's results."""
-        self._given = args
+        self.given = list(args)
+        self._memory = Counter(map(memory_of, tensors(self.given)))  # a decoder has hundreds of arguments, and writes dozens
         return super().run(*args, **kwargs)
 
     def run_node(self, n: torch.fx.Node) -> Any:
         """A node's value."""
         result = super().run_node(n)
-        if is_in_place(n):
-            operand = self.env[_operand(n)]
-            ends = self.user_to_last_uses.get(n, [])
-            kept = [value for node, value in self.env.items() if node not in ends]  # the others have been dropped
-            if _look(result) != _look(operand) or memory_of(operand) in map(memory_of, tensors((kept, self._given))):
-                raise SeenAgain
-        return result
+        if not is_in_place(n):
+            return result
+        self._put(result, self.env[_operand(n)], self.user_to_last_uses.get(n, []))
+        return None if n.target is operator.setitem else result
+
+    def _put(self, result: Any, operand: Any, ends: list[torch.fx.Node]) -> None:
+        """Whoever holds `operand` now holds `result`; nobody else may see its memory. `ends`: nodes that are not read again."""
+        if _look(result) != _look(operand):
+            raise SeenAgain
+        places = [i for i, value in enumerate(self.given) if value is operand]
+        made = [(node, value) for node, value in self.env.items() if node.op != "placeholder" and node not in ends]
+        others = [value for _, value in made if value is not operand]
+        if self._memory[memory_of(operand)] > len(places) or len(places) > 1 or memory_of(operand) in map(memory_of, tensors(others)):
+            raise SeenAgain
+        self.env.update((node, result) for node, value in self.env.items() if value is operand)
+        for i in places:
+            self._memory.subtract([memory_of(operand)])
+            self._memory.update([memory_of(result)])
+            self.given[i] = result
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call, on operands as they are."""
+        if target is operator.setitem:
+            return _with_items(*args)
         if kwargs.get("inplace") is True:
             kwargs = {**kwargs, "inplace": False}
         return super().call_function(_PLAIN.get(target, target), args, kwargs)
 
+    def call_method(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call, on operands as they are."""
+        plain = _METHODS.get(target)
+        return super().call_method(target, args, kwargs) if plain is None else plain(*args, **kwargs)
+
 
 def is_in_place(node: torch.fx.Node) -> bool:
-    """Whether a node is an operator of those that `Functional` replaces, on a tensor that the graph made."""
+    """Whether a node is an operator of those that `Functional` replaces."""
+    if not isinstance(_operand(node), torch.fx.Node):
+        return False
+    if node.op == "call_method":
+        return node.target in _METHODS
     if node.op != "call_function":
         return False
-    if node.target not in _PLAIN and not (node.kwargs.get("inplace") is True and node.target.__module__ == "torch.nn.functional"):
-        return False
-    operand = _operand(node)
-    return isinstance(operand, torch.fx.Node) and operand.op != "placeholder"
+    if node.target is operator.setitem:
+        return True
+    return node.target in _PLAIN or (node.kwargs.get("inplace") is True and node.target.__module__ == "torch.nn.functional")
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -72,6 +106,18 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 
 def _operand(node: torch.fx.Node) -> Any:
     return node.args[0] if node.args else node.kwargs.get("input")
+
+
+def _with_items(target: Any, index: Any, value: Any) -> Any:
+    """What `target` holds after `target[index] = value`, where that is one operator: rows picked by tensors of integers."""
+    places = index if isinstance(index, tuple) else (index,)
+    picked = [place for place in places if isinstance(place, torch.Tensor)]
+    simple = all(isinstance(place, torch.Tensor) or place == slice(None) for place in places)
+    if not simple or not picked or any(p.dtype not in (torch.int64, torch.int32) for p in picked):
+        raise SeenAgain
+    if not isinstance(value, torch.Tensor) or (value.dtype, value.device) != (target.dtype, target.device):
+        raise SeenAgain
+    return aten.index_put(target, [place if isinstance(place, torch.Tensor) else None for place in places], value)
 
 
 def _look(value: Any) -> Any:

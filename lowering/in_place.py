@@ -6,6 +6,7 @@ Functional graphs say `new = copy of cache; new[row] = value; …; cache[:] = ne
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from precast.lowering import index as ix
@@ -18,31 +19,42 @@ from precast.lowering.transform import map_kernel
 
 def write_in_place(program: Program) -> Program:
     """The program without such copies."""
-    outputs = {o.view.buffer for o in program.outputs if o.view is not None}
-    written = {n for s in program.steps for n in writes(s)}
+    writing, reading = _places(program.steps, writes), _places(program.steps, reads)
+    never = {o.view.buffer for o in program.outputs if o.view is not None} | {i for i in program.inputs if isinstance(i, str)}
+    never |= {c.buffer for c in program.constants}
+    instead: dict[str, str] = {}
+    copies: set[int] = set()
     for name in program.inputs:
-        if isinstance(name, str) and name in written:
-            program = _without_copies(program, name, outputs)
-    return without_unused_buffers(program)
+        found = _changed(program, name, writing, reading) if isinstance(name, str) and name in writing else None
+        if found is not None and found[0] not in never:
+            instead[found[0]] = str(name)
+            copies |= {*found[1:]}
+    kept = (s for n, s in enumerate(program.steps) if n not in copies)
+    return without_unused_buffers(replace(program, steps=tuple(_renamed(s, instead) for s in kept)))
 
 
-def _without_copies(program: Program, name: str, outputs: set[str]) -> Program:
-    """The program whose changes of a copy of input `name`, which end in that input, are made in it at once."""
-    steps = program.steps
-    back = [n for n, s in enumerate(steps) if name in writes(s)]
+Places = dict[str, list[int]]
+
+
+def _places(steps: Sequence[Step], names: Callable[[Step], tuple[str, ...]]) -> Places:
+    """The numbers of the steps that read, or write, each buffer."""
+    places: Places = {}
+    for number, step in enumerate(steps):
+        for name in names(step):
+            places.setdefault(name, []).append(number)
+    return places
+
+
+def _changed(program: Program, name: str, writing: Places, reading: Places) -> tuple[str, int, int] | None:
+    """The buffer in which input `name` is changed, and the numbers of the steps that copy the input out and back."""
+    steps, back = program.steps, writing[name]
     source = _copied(steps[back[0]], name, program) if len(back) == 1 else None
-    if source is None or source in outputs or source in program.inputs or source in {c.buffer for c in program.constants}:
-        return program
-    made = [n for n, s in enumerate(steps) if source in writes(s)]
-    if _copied(steps[made[0]], source, program) != name or made[-1] >= back[0] or len(made) < 2:
-        return program
-    if not all(isinstance(steps[n], Kernel) for n in made):
-        return program
-    old = [n for n, s in enumerate(steps) if name in reads(s) and n != made[0]]
-    if any(made[1] <= n < back[0] for n in old):
-        return program
-    kept = [s for n, s in enumerate(steps) if n not in (made[0], back[0])]
-    return replace(program, steps=tuple(_renamed(s, source, name) for s in kept))
+    made = [] if source is None else writing.get(source, [])
+    if source is None or len(made) < 2 or made[-1] >= back[0] or _copied(steps[made[0]], source, program) != name:
+        return None
+    if not all(isinstance(steps[n], Kernel) for n in made) or any(made[1] <= n < back[0] for n in reading.get(name, [])):
+        return None
+    return source, made[0], back[0]
 
 
 def _copied(step: Step, target: str, program: Program) -> str | None:
@@ -59,20 +71,20 @@ def _copied(step: Step, target: str, program: Program) -> str | None:
     return b.name if alike and same(ix.numel(x.extent for x in step.axes), ix.numel(a.size)) else None
 
 
-def _renamed(step: Step, old: str, new: str) -> Step:
-    if old not in reads(step) and old not in writes(step):
+def _renamed(step: Step, instead: Mapping[str, str]) -> Step:
+    if not any(name in instead for name in (*reads(step), *writes(step))):
         return step
 
     def load(value: Value) -> Value:
-        if isinstance(value, Load) and value.buffer == old:
-            return Load(new, value.index, value.dtype, value.gathers, value.mask)
+        if isinstance(value, Load) and value.buffer in instead:
+            return Load(instead[value.buffer], value.index, value.dtype, value.gathers, value.mask)
         return value
 
     def store(s: Store) -> Store:
-        return replace(s, buffer=new) if s.buffer == old else s
+        return replace(s, buffer=instead[s.buffer]) if s.buffer in instead else s
 
     def view(v: View) -> View:
-        return replace(v, buffer=new) if v.buffer == old else v
+        return replace(v, buffer=instead[v.buffer]) if v.buffer in instead else v
 
     if isinstance(step, Kernel):
         return map_kernel(step, load, store)

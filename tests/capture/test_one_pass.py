@@ -93,7 +93,34 @@ def _adds_narrower(x: Any, w: Any) -> Any:
     return y, i
 
 
+def _by_method(x: Any, w: Any) -> Any:
+    y = x + 1
+    y.add_(w, alpha=2).mul_(w).clamp_(-1, 1)
+    y.masked_fill_(w > 0.5, 0.25)
+    z = torch.zeros_like(y)
+    z.copy_(y[0]).fill_(2)
+    return y.index_add_(0, torch.arange(2), w[:2]), z
+
+
+def _reads_the_old_name(x: Any, w: Any) -> Any:
+    old = y = x * 2
+    y += w
+    return old * 3 + y
+
+
+def _inplace_activation(x: Any, w: Any) -> Any:
+    y = x + w
+    functional.relu(y, inplace=True)
+    return y
+
+
+def _detached(x: Any, w: Any) -> Any:
+    y = (x + w).detach()
+    return y * 2, torch.zeros_like(w) + y.data, torch.tensor([1.5, 2.5]) * x[0, :2]
+
+
 PURE: list[Function] = [_mlp, _convolution, _attention, _parts, _drawn, _overwrites, _by_keyword, _adds_narrower]
+PURE += [_by_method, _reads_the_old_name, _inplace_activation]
 
 
 @pytest.mark.parametrize("fn", PURE)
@@ -106,6 +133,90 @@ def test_pure_functions_take_one_pass(monkeypatch: pytest.MonkeyPatch, fn: Funct
         _same(one, two)
         got = run_frame(one, fn, (x, w), {})
         torch.testing.assert_close(got, fn(x, w))
+
+
+def _writes_argument(x: Any, w: Any) -> Any:
+    x.mul_(2)
+    return x + w
+
+
+def _adds_to_argument(x: Any, w: Any) -> Any:
+    before = x.sum()
+    x += w
+    x.mul_(2)
+    return before, x @ w
+
+
+def _keeps_rows(x: Any, w: Any) -> Any:
+    at = (w[0, :2] * 0 + 3).long().cumsum(0)
+    x.index_copy_(0, at, w[:2] * 2)
+    return (x @ w).softmax(-1)
+
+
+def _assigns_rows(x: Any, w: Any) -> Any:
+    at = torch.arange(2) + 1
+    x[at] = w[:2] * 2
+    x[:, at] = w[:, :2].exp()
+    w[at, at] = x[0, :2]
+    return x.sum(0), w * 1
+
+
+def _copies_between(x: Any, w: Any) -> Any:
+    y = x + w
+    x.copy_(w)
+    w.copy_(y)
+    w.clamp_(max=0.5)
+    return y.t() * x
+
+
+def _fills_argument(x: Any, w: Any) -> None:
+    x.fill_(w[0, 0])
+    w.add_(1)
+
+
+def _views_after_writing(x: Any, w: Any) -> Any:
+    x.add_(w)
+    return x[1:3].t() + x.t()[:, 4:6], w.relu()
+
+
+WRITING: list[Function] = [_writes_argument, _adds_to_argument, _keeps_rows, _assigns_rows, _copies_between, _fills_argument]
+WRITING += [_views_after_writing]
+
+
+@pytest.mark.parametrize("fn", WRITING)
+@pytest.mark.parametrize("how", [torch.no_grad, torch.inference_mode])
+def test_arguments_that_are_written_whole_take_one_pass(monkeypatch: pytest.MonkeyPatch, fn: Function, how: Any) -> None:
+    x, w = torch.randn(8, 8), torch.rand(8, 8) + 0.5
+    with how():
+        one, two, taken = _both(monkeypatch, fn, x, w)
+        assert taken
+        _same(one, two)
+        mine, theirs = (x.clone(), w.clone()), (x.clone(), w.clone())
+        named = {(("local", name),): value for name, value in zip("xw", mine, strict=True)}
+        written = [named[i.path] for i in one.inputs if i.mutated]
+        versions = [t._version for t in written] if how is torch.no_grad else []
+        got, expected = run_frame(one, fn, mine, {}), fn(*theirs)
+        torch.testing.assert_close((got, mine), (expected, theirs), check_stride=True)
+        assert written
+        assert all(now._version > before for now, before in zip(written, versions, strict=False))
+
+
+def test_a_static_cache_takes_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 50}
+    model = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+
+    def inputs() -> dict[str, Any]:
+        cache = StaticCache(config=model.config, max_cache_len=16)
+        cache.early_initialization(1, 2, 16, torch.float32, torch.device("cpu"))
+        return {"input_ids": torch.tensor([[7]]), "past_key_values": cache, "position_ids": torch.tensor([[0]])}
+
+    with torch.no_grad():
+        one, two, taken = _both(monkeypatch, model, **inputs())
+        assert taken
+        _same(one, two)
+        assert sum(i.mutated for i in one.inputs) >= 4
 
 
 def _adds_in_place(x: Any, w: Any) -> Any:
@@ -185,17 +296,6 @@ def _calls_torch_dropout(x: Any, w: Any) -> Any:
     return y
 
 
-def _reads_the_old_name(x: Any, w: Any) -> Any:
-    old = y = x * 2
-    y += w
-    return old * 3 + y
-
-
-def _writes_argument(x: Any, w: Any) -> Any:
-    x.mul_(2)
-    return x + w
-
-
 def _writes_to_out(x: Any, w: Any) -> Any:
     y = torch.empty(8, 8)
     torch.add(x, w, out=y)
@@ -205,12 +305,6 @@ def _writes_to_out(x: Any, w: Any) -> Any:
 def _assigns(x: Any, w: Any) -> Any:
     y = x.clone()
     y[0] = w[1]
-    return y
-
-
-def _inplace_activation(x: Any, w: Any) -> Any:
-    y = x + w
-    functional.relu(y, inplace=True)
     return y
 
 
@@ -246,7 +340,39 @@ def _branches(x: Any, w: Any) -> Any:
     return torch.cond(x.sum() > 0, lambda a, b: a + b, lambda a, b: a - b, (x, w))
 
 
+def _sees_argument_before(x: Any, w: Any) -> Any:
+    rows = x[:4]
+    x.add_(w)
+    return rows * 2
+
+
+def _gives_written_argument(x: Any, w: Any) -> Any:
+    return x.add_(w), w * 2
+
+
+def _gives_part_of_written(x: Any, w: Any) -> Any:
+    x.add_(w)
+    return x[0], w * 2
+
+
+def _writes_part(x: Any, w: Any) -> Any:
+    x[1] = w[0]
+    x[2:4] = 0
+    x[w > 1] = 0.5
+    return x * w
+
+
+def _detached_beside(x: Any, w: Any) -> Any:
+    y = x * w
+    return y, y.detach()
+
+
 OTHERS: list[Function] = [
+    _sees_argument_before,
+    _gives_written_argument,
+    _gives_part_of_written,
+    _writes_part,
+    _detached_beside,
     _adds_in_place,
     _adds_to_view_of_argument,
     _adds_wider,
@@ -260,11 +386,8 @@ OTHERS: list[Function] = [
     _drops_nothing,
     _returns_undropped,
     _calls_torch_dropout,
-    _reads_the_old_name,
-    _writes_argument,
     _writes_to_out,
     _assigns,
-    _inplace_activation,
     _trains_norm,
     _writes_statistics,
     _shows_argument,
@@ -303,3 +426,21 @@ def test_views_of_parameters_require_gradients_where_eager_says(how: Any) -> Non
         got = run_frame(capture(_detaches, (x,), {}), _detaches, (x,), {})
         assert [t.requires_grad for t in got] == [t.requires_grad for t in _detaches(x)]
         assert {t.untyped_storage().data_ptr() for t in got[:-1]} == {x.untyped_storage().data_ptr()}
+
+
+def _adds_first(x: Any, w: Any) -> Any:
+    x.add_(1)
+    return x * w
+
+
+def test_arguments_that_share_memory_or_have_gaps_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = torch.randn(8, 16)
+    with torch.no_grad():
+        gaps = whole[:, ::2], torch.randn(8, 8)
+        one, two, taken = _both(monkeypatch, _adds_first, *gaps)
+        assert not taken
+        _same(one, two)
+        mine, theirs = (whole.clone()[:, ::2], gaps[1]), (whole.clone()[:, ::2], gaps[1])
+        torch.testing.assert_close((run_frame(one, _adds_first, mine, {}), mine), (_adds_first(*theirs), theirs), check_stride=True)
+        with pytest.raises(Exception, match="share memory"):
+            capture(_adds_first, (whole[:, :8], whole[:, 4:12]), {})

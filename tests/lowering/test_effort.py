@@ -13,7 +13,7 @@ import sympy
 from precast.lowering import activations, in_place, memory, order
 from precast.lowering.activations import FORMS, match_activation
 from precast.lowering.in_place import write_in_place
-from precast.lowering.ir import Interned, Load, Program
+from precast.lowering.ir import Interned, Kernel, Load, Program, Store
 from precast.lowering.memory import plan_memory
 from precast.lowering.order import dependencies
 from precast.lowering.scalars import DType, Op
@@ -48,6 +48,25 @@ def test_inputs_that_no_step_writes_are_not_looked_for_in_every_step(monkeypatch
     calls = counted(monkeypatch, in_place, "writes")
     write_in_place(program)
     assert calls["writes"] <= 2 * len(program.steps)
+
+
+def test_caches_that_are_written_are_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    b = Build()
+    b.input("x", 64)
+    for n in range(SIZE):
+        b.input(f"cache{n}", 64)
+        b.kernel(f"new{n}", (64,), lambda i, n=n: b.load(f"cache{n}", i))
+        row = Store(f"new{n}", sympy.S(3), b.load("x", sympy.S(n)))
+        b.steps.append(Kernel(f"row{n}", (), (row,)))
+        b.kernel(f"read{n}", (64,), lambda i, n=n: alu(Op.EXP, b.load(f"new{n}", i)))
+        (axis,) = b.steps[-1].axes
+        b.steps.append(Kernel(f"back{n}", (axis,), (Store(f"cache{n}", axis.symbol, b.load(f"new{n}", axis.symbol)),)))
+    program = b.program(*(f"read{n}" for n in range(SIZE)))
+    calls = counted(monkeypatch, in_place, "writes")
+    changed = write_in_place(program)
+    assert calls["writes"] <= 3 * len(program.steps)
+    assert [s.name for s in changed.steps] == [name for n in range(SIZE) for name in (f"row{n}", f"k_read{n}")]
+    assert [s.stores[0].buffer for s in changed.steps[::2]] == [f"cache{n}" for n in range(SIZE)]
 
 
 def test_what_a_step_writes_is_asked_once_for_all_its_operands(monkeypatch: pytest.MonkeyPatch) -> None:
