@@ -25,8 +25,15 @@ KEPT = 128 << 10
 class CpuHostWriter(HostWriter):
     """`kernels` by step name, `functions` of generated attention by identity of the step."""
 
-    def __init__(self, program: Program, steps: Sequence[RunStep], kernels: dict[str, RenderedKernel], functions: dict[int, str]) -> None:
-        super().__init__(program, steps)
+    def __init__(
+        self,
+        program: Program,
+        steps: Sequence[RunStep],
+        kernels: dict[str, RenderedKernel],
+        functions: dict[int, str],
+        inference: bool = False,
+    ) -> None:
+        super().__init__(program, steps, inference)
         self.kernels = kernels
         self.functions = functions
 
@@ -98,7 +105,7 @@ class CpuHostWriter(HostWriter):
         emit_pack(self, number, pack, f"packed weight {number}")
 
     def sibling(self, steps: Sequence[RunStep]) -> CpuHostWriter:
-        return CpuHostWriter(self.program, steps, self.kernels, self.functions)
+        return CpuHostWriter(self.program, steps, self.kernels, self.functions, self.inference)
 
     def helpers(self) -> str:
         self.table.use("torch_get_num_threads")

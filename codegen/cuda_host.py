@@ -39,8 +39,15 @@ class CudaHostWriter(HostWriter):
     """`launches` by step name, `images` the number of their images. What is known of the images only once they are compiled is
     `kernel_table`'s, so that this program is compiled beside them."""
 
-    def __init__(self, program: Program, steps: Sequence[RunStep], launches: Mapping[str, Sequence[Launch]], images: int) -> None:
-        super().__init__(program, steps)
+    def __init__(
+        self,
+        program: Program,
+        steps: Sequence[RunStep],
+        launches: Mapping[str, Sequence[Launch]],
+        images: int,
+        inference: bool = False,
+    ) -> None:
+        super().__init__(program, steps, inference)
         self.table = SymbolTable(CUDA_SHIMS)
         self.launches = launches
         self.images = images
@@ -250,7 +257,7 @@ class CudaHostWriter(HostWriter):
     # the translation unit
 
     def sibling(self, steps: Sequence[RunStep]) -> CudaHostWriter:
-        self.second = CudaHostWriter(self.program, steps, self.launches, self.images)
+        self.second = CudaHostWriter(self.program, steps, self.launches, self.images, self.inference)
         self.second.lent = {}  # `precast_prepare` has no outputs
         self.second.keeps = False  # it runs once
         return self.second

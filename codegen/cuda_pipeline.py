@@ -49,8 +49,7 @@ def compile_cuda(program: Program, target: str, options: Mapping[str, Any]) -> C
     buffers = program.buffers
     rendered = {s.name: render(s, buffers, chooser.tilings(s, buffers)) for s in (*steps, *prepare) if isinstance(s, Kernel)}
     launches, kernels = _launches([*steps, *prepare], rendered)
-    host = CudaHostWriter(program, steps, launches, len(kernels))
-    host.inference = bool(options.get("inference"))
+    host = CudaHostWriter(program, steps, launches, len(kernels), bool(options.get("inference")))
     unit = "\n".join([PROLOGUE, INDEX_HELPERS, ERROR, host.source((), prepare)])
     with compiling(unit, target) as finish:  # beside the kernels: neither waits for the other
         cubins = compile_images(kernels, arch, os.cpu_count() or 1)

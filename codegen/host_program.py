@@ -24,14 +24,13 @@ from precast.lowering.reals import is_real
 class HostWriter(ABC):
     """Writes the entry points. What differs between devices are the abstract methods (`cpu_host.py`, `cuda_host.py`).
 
-    Buffer `b` has a data pointer `d_b`; owned tensor handles live in `own[]`, which frees them on each way out.
+    `inference`: calls are made in inference mode. Buffer `b` has a data pointer `d_b`; owned tensor handles live in `own[]`, which frees
+    them on each way out.
     """
 
-    inference = False
-    """Whether calls are made in inference mode."""
-
-    def __init__(self, program: Program, steps: Sequence[RunStep]) -> None:
+    def __init__(self, program: Program, steps: Sequence[RunStep], inference: bool = False) -> None:
         self.program = program
+        self.inference = inference
         self.steps = steps
         self.buffers = {b.name: b for b in program.buffers}
         self.number = {b.name: i for i, b in enumerate(program.buffers)}

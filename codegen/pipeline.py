@@ -78,8 +78,7 @@ def compile_program(program: Program, target: str, options: Mapping[str, Any] | 
         kernel_source += winograd_source(lanes)
     if any(isinstance(s, LibraryCall) and s.how == "own" for s in [*steps, *prepare]):
         kernel_source += few_rows_source(lanes)
-    host = CpuHostWriter(program, steps, kernels, functions)
-    host.inference = bool(options.get("inference"))
+    host = CpuHostWriter(program, steps, kernels, functions, bool(options.get("inference")))
     host_source = host.source(packs, prepare)
     rendered = time.perf_counter()
     unit = "\n".join([PROLOGUE, prototypes(), MATH, INDEX_HELPERS, ERROR, FAULT, kernel_source, host_source])

@@ -70,10 +70,27 @@ def _short(value: Any) -> str:
 
 
 def own_call(cls: type) -> types.FunctionType | None:
-    """The `__call__` that a module's class, and no class of torch's, defines over that of `nn.Module`."""
-    call = inspect.getattr_static(cls, "__call__", None)
-    theirs = not isinstance(call, types.FunctionType) or (call.__module__ or "").partition(".")[0] in ("torch", "precast")
-    return None if theirs else call
+    """The `__call__` that a module's class, and no class of torch's, defines over that of `nn.Module`.
+
+    Raises PrecastError for one that is no plain function (a static method, say): there is no frame with the module in it.
+    """
+    home = next(base for base in cls.__mro__ if "__call__" in vars(base))
+    call = vars(home)["__call__"]
+    plain = isinstance(call, types.FunctionType)
+    if _is_torchs(call.__module__ if plain else home.__module__) or _is_torchs(home.__module__):
+        return None
+    if not plain:
+        where = f"{home.__module__}:{home.__qualname__}.__call__"
+        raise PrecastError(
+            f"cannot compile a {cls.__qualname__}: {where} is a {type(call).__name__}, which precast does not call; "
+            "make it a method, or compile a function that calls the module"
+        )
+    assert isinstance(call, types.FunctionType)
+    return call
+
+
+def _is_torchs(module: str | None) -> bool:
+    return (module or "").partition(".")[0] in ("torch", "precast")
 
 
 def _module_entry(module: torch.nn.Module) -> Entry:

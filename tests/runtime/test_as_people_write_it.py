@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import precast
 from precast.artifact_store import Store
 from precast.runtime import background
+from precast.runtime.errors import PrecastError
 
 Program = Callable[..., Any]
 
@@ -53,6 +54,20 @@ def test_an_antialiased_resize_in_inference_mode(mode: str, store: Store) -> Non
 
 def resized(x: Tensor) -> Tensor:
     return F.interpolate(x, size=(3, 7), mode="bilinear", antialias=True)
+
+
+def test_weights_that_are_resized_beforehand_in_inference_mode(store: Store) -> None:
+    class Resizes(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Parameter(torch.randn(1, 2, 8, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + F.interpolate(self.table, size=(3, 5), mode="bilinear", antialias=True)
+
+    model, x = Resizes().eval(), torch.randn(1, 2, 3, 5)
+    with torch.inference_mode(), strictly():
+        torch.testing.assert_close(precast.compile(model, options={"freeze": True}, store=store)(x), model(x))
 
 
 def test_it_is_compiled_for_inference_mode_in_the_background(store: Store) -> None:
@@ -206,6 +221,26 @@ def test_a_module_with_a_call_of_its_own(kind: type[torch.nn.Linear], hooked: st
     assert precast.precompile(module, [((x,), {})]).ok
     with strictly():
         torch.testing.assert_close(module(x), want)
+
+
+class Static(torch.nn.Linear):
+    @staticmethod
+    def __call__(x: Tensor) -> Tensor:
+        return x * 5
+
+
+class Object(Doubles):
+    __call__ = Negates()
+
+
+@pytest.mark.parametrize("kind", [Static, Object])
+def test_a_call_that_is_no_function_is_refused_by_name(kind: type[torch.nn.Linear], store: Store) -> None:
+    module, x = kind(4, 4), torch.randn(2, 4)
+    with pytest.raises(PrecastError, match=rf"cannot compile a {kind.__name__}: .*:{kind.__name__}.__call__ is a (staticmethod|Negates)"):
+        precast.compile(module, store=store)(x)
+    with pytest.raises(PrecastError, match="make it a method, or compile a function that calls the module"):
+        precast.compile_module(module, store=store)
+    torch.testing.assert_close(precast.compile(lambda y: module(y) + 1, store=store)(x), module(x) + 1)
 
 
 def test_transforms_without_gradients_being_recorded(store: Store) -> None:
