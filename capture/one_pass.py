@@ -29,7 +29,8 @@ from precast.capture.recorder import Recorder, Unrecorded
 def functional_graph(
     gm: torch.fx.GraphModule, inputs: list[Any], decompositions: dict[Any, Callable[..., Any]], fake_mode: Any
 ) -> torch.fx.GraphModule | None:
-    """The graph of ATen operators that AOTAutograd would make of `gm` on the fake `inputs`; None where it has to make it."""
+    """The graph of ATen operators that AOTAutograd would make of `gm` on the fake `inputs`, but that nothing is detached in it; None where
+    it has to make it."""
     if torch.is_grad_enabled() or not all(map(_is_plain, inputs)) or not all(map(_may_be_pure, gm.graph.nodes)):
         return None
 
@@ -80,6 +81,8 @@ def _may_be_pure(node: torch.fx.Node) -> bool:
         return node.op == "placeholder" or not _writes(str(node.target))
     if node.op != "call_function":
         return False
+    if isinstance(node.target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return str(node.target).partition(".")[0] in _NAMESPACES
     name, home = getattr(node.target, "__name__", "_"), getattr(node.target, "__module__", "")
     if home == "_operator":
         return name not in _ASSIGNING
@@ -94,6 +97,7 @@ def _writes(name: str) -> bool:
 
 _ASSIGNING = frozenset(n for n in dir(operator) if n[0] == "i" and (hasattr(operator, n[1:]) or hasattr(operator, f"{n[1:]}_")))
 _ASSIGNING |= {"setitem", "delitem"}
+_NAMESPACES = ("aten", "prims", "precast")
 _HOMES = ("math", "torch", "torch._C._nn", "torch.functional", "torch.nn.functional", attention.__module__)
 
 
@@ -133,7 +137,7 @@ def _results(graph: torch.fx.GraphModule) -> list[Any]:
 
 
 def _writes_nothing(target: Any) -> bool:
-    return isinstance(target, torch._ops.OpOverload) and target.namespace in ("aten", "prims", "precast") and not target._schema.is_mutable
+    return isinstance(target, torch._ops.OpOverload) and target.namespace in _NAMESPACES and not target._schema.is_mutable
 
 
 def _tensors(value: Any) -> Iterator[Any]:

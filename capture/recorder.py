@@ -73,7 +73,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._call(func, args, kwargs)
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if func._schema.is_mutable or torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
+        if func._schema.is_mutable or torch.Tag.data_dependent_output in func.tags:
             self._refuse(f"{func} writes, or depends on data")
         if func is aten.lift_fresh.default:
             func = aten.lift_fresh_copy.default  # a graph may run twice, and its constants stay

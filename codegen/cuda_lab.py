@@ -17,7 +17,7 @@ from precast.codegen.choices import Record, torch_dtype
 from precast.codegen.cuda_candidates import StandIn
 from precast.codegen.cuda_choices import LIBRARY, Problem
 from precast.codegen.cuda_torch import library_call
-from precast.codegen.triton_compile import Cubin, compile_images
+from precast.codegen.triton_compile import Cubin, candidate_images
 from precast.codegen.triton_render import TritonKernel
 from precast.lowering.ir import Buffer
 from precast.lowering.sizes import hint
@@ -104,7 +104,10 @@ class Lab:
         """
         names = list(problem.kernels)
         rest = [step for step in problem.library if isinstance(step, TritonKernel)]
-        cubins = compile_images([*problem.kernels.values(), *rest], self.arch, self.workers)
+        cubins = candidate_images([*problem.kernels.values(), *rest], self.arch, self.workers)
+        for name, cubin in zip([*names, *([LIBRARY] * len(rest))], cubins, strict=True):
+            if isinstance(cubin, Exception):
+                log.warning("%s is left out: it cannot be compiled for %s: %s", name, problem.key, said(cubin))
         tensors = {b.name: _tensor(b) for b in problem.buffers}
         calls = {n: launch(problem.kernels[n], cubin, tensors) for n, cubin in zip(names, cubins[: len(names)], strict=True)}
         if problem.library:
@@ -159,8 +162,15 @@ class Lab:
         return self.swept.zero_
 
 
-def launch(kernel: TritonKernel, cubin: Cubin, tensors: Mapping[str, torch.Tensor]) -> Call | None:
-    """A call that launches the kernel once on torch's current stream; None where this device does not take it."""
+def said(error: Exception) -> str:
+    """The error on one line: its kind and the beginning of what it says."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def launch(kernel: TritonKernel, cubin: Cubin | Exception, tensors: Mapping[str, torch.Tensor]) -> Call | None:
+    """A call that launches the kernel once on torch's current stream; None where this device does not take it, or nothing compiled it."""
+    if isinstance(cubin, Exception):
+        return None
     driver = ctypes.CDLL("libcuda.so.1")
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     if driver.cuModuleLoadData(ctypes.byref(module), cubin.image):
@@ -185,7 +195,7 @@ def launch(kernel: TritonKernel, cubin: Cubin, tensors: Mapping[str, torch.Tenso
     return call if grid > 0 else None
 
 
-def _in_turn(problem: Problem, cubins: Mapping[int, Cubin], tensors: Mapping[str, torch.Tensor]) -> Call | None:
+def _in_turn(problem: Problem, cubins: Mapping[int, Cubin | Exception], tensors: Mapping[str, torch.Tensor]) -> Call | None:
     """The library's way as one call. What is timed leaves out the copies that bring a library's own memory to where its result is read."""
     buffers = {b.name: b for b in problem.buffers}
     calls: list[Call | None] = []

@@ -11,18 +11,18 @@ import os
 import struct
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from precast.codegen import triton_pool
 from precast.codegen.triton_render import TritonKernel
 from precast.codegen.triton_share import shared
 from precast.codegen.triton_worker import PTX, clean_settings, function_of, image_of, target
 
-__all__ = ["PTX", "Cubin", "architecture", "compile_cubin", "compile_images", "image_numbers", "load", "warm_up"]
+__all__ = ["PTX", "Cubin", "architecture", "candidate_images", "compile_cubin", "compile_images", "image_numbers", "load", "warm_up"]
 
 _LOCK = threading.Lock()
 _PARSING = threading.Lock()
@@ -49,16 +49,44 @@ def compile_images(kernels: Sequence[TritonKernel], arch: str, workers: int = 1,
     its assembler, four fifths of the time, run without the interpreter's lock. Some of them have a process do it: one of `pool`, or of
     those that `triton_pool` has begun. Raises Triton's own error for a source that it refuses.
     """
+    return _images(kernels, arch, workers, pool, _compile)
+
+
+def candidate_images(kernels: Sequence[TritonKernel], arch: str, workers: int = 1) -> list[Cubin | Exception]:
+    """As `compile_images`, of kernels that need not all be good: in the place of an image, what Triton or its assembler has to say."""
+
+    def compile_or_tell(kernel: TritonKernel, arch: str) -> Cubin | Exception:
+        try:
+            return _compile(kernel, arch)
+        except Exception as error:  # noqa: BLE001 - the caller gets it; assemblers fail in ways of their own
+            return error
+
+    return _images(kernels, arch, workers, None, compile_or_tell)
+
+
+Made = TypeVar("Made")
+
+
+def _images(
+    kernels: Sequence[TritonKernel],
+    arch: str,
+    workers: int,
+    pool: triton_pool.Pool | None,
+    here: Callable[[TritonKernel, str], Made],
+) -> list[Cubin | Made]:
     target(arch)
     warm_up().join()  # every thread of the pool would do it
     distinct = {_identity(kernel): kernel for kernel in kernels}
     with _LOCK, triton_pool.taken(len(distinct)) if pool is None else nullcontext(pool.alive()) as processes, _folder() as folder:
 
-        def there(kernel: TritonKernel, process: triton_pool.Worker) -> Cubin | None:
+        def there(kernel: TritonKernel, process: triton_pool.Worker) -> Cubin | Made | None:
             found = process.image({**_task(kernel, arch), "entry": kernel.entry, "source": kernel.source, "folder": folder})
             return None if found is None else Cubin(kernel.entry, arch, *found)
 
-        images = shared(list(distinct.values()), lambda kernel: _compile(kernel, arch), there, workers, processes)
+        def by_thread(kernel: TritonKernel) -> Cubin | Made:
+            return here(kernel, arch)
+
+        images = shared(list(distinct.values()), by_thread, there, workers, processes)
     compiled = dict(zip(distinct, images, strict=True))
     return [compiled[_identity(kernel)] for kernel in kernels]
 

@@ -21,7 +21,8 @@ import torch
 import precast
 from precast import driver
 from precast.codegen import triton_compile, triton_pool, triton_share, triton_worker
-from precast.codegen.triton_compile import PTX, Cubin, compile_images
+from precast.codegen.cuda_lab import said
+from precast.codegen.triton_compile import PTX, Cubin, candidate_images, compile_images
 from precast.codegen.triton_pool import Keeper, Pool
 from precast.codegen.triton_render import TritonKernel
 from tests.triton.test_render import kernels_of
@@ -214,6 +215,16 @@ def test_refusals_of_triton_are_the_same(kernels: list[TritonKernel], pools: Cal
         errors.append((type(caught.value), str(caught.value), caught.value.__notes__))
     assert errors[0] == errors[1] and f"while kernel {good.entry} was compiled for sm_90" in errors[0][2]
     assert len(pool.alive()) == 2
+
+
+def test_candidates_that_triton_refuses_leave_the_others(kernels: list[TritonKernel]) -> None:
+    good = kernels[0]
+    source = good.source.replace("tl.store(", "tl.store(1, ", 1).replace(good.entry, "bad")
+    bad = replace(good, entry="bad", source=source)
+    first, refused, again = candidate_images([good, bad, good], "sm_90", 2)
+    assert isinstance(first, Cubin) and first is again and facts([first]) == facts(compile_images([good], "sm_90"))
+    assert isinstance(refused, Exception) and "while kernel bad was compiled for sm_90" in refused.__notes__
+    assert "\n" not in said(refused) and said(refused).startswith(f"{type(refused).__name__}: ")
 
 
 def test_they_end_with_a_parent_that_is_killed() -> None:

@@ -61,6 +61,19 @@ def test_a_candidate_that_computes_something_else_is_left_out(lab: Lab) -> None:
     assert set(lab.launches(damaged)) == {problem.default}
 
 
+def test_a_candidate_that_cannot_be_compiled_is_left_out(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    problem = problems()[0]
+    name, kernel = next((n, k) for n, k in problem.kernels.items() if n != problem.default)
+    source = kernel.source.replace("tl.store(", "tl.store(1, ", 1).replace(kernel.entry, "bad")
+    broken = dataclasses.replace(kernel, entry="bad", source=source)
+    damaged = dataclasses.replace(problem, kernels={**problem.kernels, name: broken})
+    record = lab.measure(damaged)
+    assert record is not None and len(record["us"]) >= 2 and name not in record["us"]
+    assert f"{name} is left out: it cannot be compiled for {problem.key}: " in caplog.text
+    with pytest.raises(RuntimeError, match="does not run on this device"):
+        lab.measure(dataclasses.replace(damaged, kernels={problem.default: broken}))
+
+
 def test_a_library_call_that_computes_something_else_is_left_out(lab: Lab) -> None:
     a, b = (torch.randn(1024, 1024, device="cuda") for _ in range(2))
     calls = {"default": lambda: [a @ b for _ in range(3)][0], "wrong": lambda: a.t() @ b, "right": lambda: a @ b}
