@@ -115,8 +115,12 @@ def _with_items(target: Any, index: Any, value: Any) -> Any:
     simple = all(isinstance(place, torch.Tensor) or place == slice(None) for place in places)
     if not simple or not picked or any(p.dtype not in (torch.int64, torch.int32) for p in picked):
         raise SeenAgain
+    if len(places) > 1 and not all(p.ndim for p in picked):
+        raise SeenAgain  # Python's indexing selects there, before the others pick
     if not isinstance(value, torch.Tensor) or (value.dtype, value.device) != (target.dtype, target.device):
         raise SeenAgain
+    if value.ndim > target.ndim - len(picked) + max(p.ndim for p in picked):
+        raise SeenAgain  # assignment takes off leading dimensions of size 1, the operator does not
     return aten.index_put(target, [place if isinstance(place, torch.Tensor) else None for place in places], value)
 
 

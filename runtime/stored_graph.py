@@ -14,7 +14,7 @@ from precast.artifact_store.records import GraphInput, GraphOutput, TensorConsta
 from precast.runtime import native
 from precast.runtime.compatibility import why_unfit
 from precast.runtime.errors import LoadError
-from precast.runtime.graph import GraphSpec, graph_call, is_plain, raw_kinds
+from precast.runtime.graph import GraphSpec, graph_call, is_plain, raw_kinds, with_versions
 from precast.runtime.graph_outputs import graph_outputs
 from precast.runtime.library import graph_library
 from precast.runtime.log import logger
@@ -86,10 +86,11 @@ def open_graph(manifest: Manifest, source: BlobSource, cuda_graphs: CudaGraphOpt
 
     def plain(spec: GraphSpec, tensors: Sequence[torch.Tensor]) -> Callable[..., Any]:
         if cuda_graphs is None or not manifest.target.startswith("cuda:"):
-            return graph_call(library, spec, tensors)
+            return with_versions(graph_call(library, spec, tensors), library, spec.inputs, tensors)
         from precast.runtime.cuda_call import cuda_graph_call  # most graphs never need it
 
-        return cuda_graph_call(manifest.program_name, library, spec, tuple(tensors), cuda_graphs)
+        call = cuda_graph_call(manifest.program_name, library, spec, tuple(tensors), cuda_graphs)
+        return with_versions(call, library, spec.inputs, tensors)
 
     calls: dict[torch.device | None, Callable[..., Any]] = {}
 

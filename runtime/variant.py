@@ -20,7 +20,7 @@ from precast.runtime.entry import Entry
 from precast.runtime.errors import LoadError
 from precast.runtime.first_check import LazyChecker
 from precast.runtime.frame_code import FrameCodeError, build
-from precast.runtime.graph import Finish, GraphSpec, bound_call, graph_call, is_plain, raw_kinds, with_draws_as_traced
+from precast.runtime.graph import Finish, GraphSpec, bound_call, graph_call, is_plain, raw_kinds, with_draws_as_traced, with_versions
 from precast.runtime.graph_outputs import graph_outputs
 from precast.runtime.kernel_digest import kernel_guards
 from precast.runtime.library import Library, graph_library
@@ -239,10 +239,11 @@ class Variant(_Planned):
     def _library_call(self, spec: GraphSpec, bound: tuple[Any, ...]) -> Callable[..., Any]:
         assert self._library is not None
         if self._cuda_graphs is None:
-            return graph_call(self._library, spec, bound)
+            return with_versions(graph_call(self._library, spec, bound), self._library, spec.inputs, bound)
         from precast.runtime.cuda_call import cuda_graph_call  # most programs never need it
 
-        return cuda_graph_call(self.manifest.program_name, self._library, spec, bound, self._cuda_graphs)
+        call = cuda_graph_call(self.manifest.program_name, self._library, spec, bound, self._cuda_graphs)
+        return with_versions(call, self._library, spec.inputs, bound)
 
 
 class EagerVariant(_Planned):

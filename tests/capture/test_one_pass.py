@@ -12,6 +12,7 @@ from harness import run_frame
 from torch.nn import functional
 
 from precast.capture import CapturedFrame, aot, capture
+from precast.capture.frame import CaptureRefused
 from precast.capture.graph_capture import identity
 
 Function = Callable[..., Any]
@@ -458,3 +459,44 @@ def test_arguments_that_share_memory_or_have_gaps_do_not(monkeypatch: pytest.Mon
         torch.testing.assert_close((run_frame(one, _adds_first, mine, {}), mine), (_adds_first(*theirs), theirs), check_stride=True)
         with pytest.raises(Exception, match="share memory"):
             capture(_adds_first, (whole[:, :8], whole[:, 4:12]), {})
+
+
+def _picks_beside_a_selection(x: Any, i: Any, j: Any, v: Any) -> Any:
+    x[i, :, j] = v * 1
+    return x.sum(0)
+
+
+def _assigns(x: Any, i: Any, v: Any) -> Any:
+    x[i] = v * 1
+    return x.sum(0)
+
+
+AT = torch.tensor
+ASSIGNING: list[tuple[Function, tuple[Any, ...], str]] = [
+    (_picks_beside_a_selection, (torch.randn(8, 3, 3), AT(5), AT([2, 0, 1]), torch.randn(3, 3)), "refused"),
+    (_picks_beside_a_selection, (torch.randn(4, 3, 5), AT(2), AT([0, 4]), torch.randn(3, 2)), "refused"),
+    (_picks_beside_a_selection, (torch.randn(4, 3, 5), AT([2, 1]), AT([0, 4]), torch.randn(2, 3)), "one pass"),
+    (_assigns, (torch.randn(8), AT(3), torch.randn(1)), "refused"),
+    (_assigns, (torch.randn(8, 4), AT(3), torch.randn(4)), "one pass only"),
+    (_assigns, (torch.randn(8, 4), AT([3, 4], dtype=torch.int32), torch.randn(1, 2, 4)), "AOTAutograd"),
+    (_assigns, (torch.randn(8, 4), AT([[3, 4], [-1, 0]]), torch.randn(2, 4)), "one pass"),
+]
+
+
+@pytest.mark.parametrize("case", ASSIGNING, ids=lambda case: f"{case[0].__name__}-{'-'.join(str(tuple(t.shape)) for t in case[1])}")
+def test_assignment_means_what_python_says(monkeypatch: pytest.MonkeyPatch, case: tuple[Function, tuple[Any, ...], str]) -> None:
+    """A number's place is known to Python alone: AOTAutograd asks for its value, and such code is split there."""
+    fn, args, way = case
+    with torch.no_grad():
+        if way == "refused":
+            with pytest.raises(CaptureRefused, match="depends on the data of a tensor"):
+                capture(fn, args, {})
+            return
+        if way == "one pass only":
+            one = capture(fn, args, {})
+        else:
+            one, two, taken = _both(monkeypatch, fn, *(t.clone() for t in args))
+            assert taken == (way == "one pass")
+            _same(one, two)
+        mine, theirs = ([t.clone() for t in args] for _ in range(2))
+        torch.testing.assert_close((run_frame(one, fn, tuple(mine), {}), mine), (fn(*theirs), theirs))

@@ -328,3 +328,74 @@ def test_what_an_object_of_another_type_has_is_not_read_at_each_call(store: Stor
         other = Lazily()
         torch.testing.assert_close(compiled(other, False), other.t + 1)
         assert other.reads == 0
+
+
+class Counts(torch.nn.Module):
+    """A running mean, as an exponential moving average of weights is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.randn(4, 4))
+
+    def forward(self, x: Tensor, total: Tensor) -> Tensor:
+        self.mean.mul_(0.5).add_(x, alpha=0.5)
+        total += 1
+        return self.mean * total
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_what_is_written_has_another_version(mode: Any, store: Store) -> None:
+    model, total = Counts(), torch.zeros(())
+    with mode():
+        for kind in (precast.compile(model, store=store), torch.compile(model, backend="precast")):
+            for _ in range(3):
+                before = model.mean._version, total._version
+                kind(torch.randn(4, 4), total)
+                assert model.mean._version > before[0] and total._version > before[1]
+        inside = torch.zeros(())
+        precast.compile(model, store=store)(torch.randn(4, 4), inside)
+        assert inside == 1
+
+
+def test_autograd_notices_what_a_compiled_program_wrote(store: Store) -> None:
+    x, w = torch.randn(4), torch.randn(4, requires_grad=True)
+    with torch.enable_grad():
+        loss = (w * x).sum()
+    with torch.no_grad():
+        precast.compile(lambda x: x.add_(1).sum(), store=store)(x)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()  # type: ignore[no-untyped-call]
+
+
+def test_frozen_weights_follow_a_compiled_update(store: Store) -> None:
+    """The prepared copies of one program go by the versions of what another compiled program writes."""
+    model, x = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()).eval().requires_grad_(False), torch.randn(8, 64)
+
+    def update(weight: Tensor) -> None:
+        weight.mul_(0.5).add_(1)
+
+    with torch.no_grad(), strictly():
+        frozen, updated = precast.compile(model, options={"freeze": True}, store=store), precast.compile(update, store=store)
+        for _ in range(3):
+            torch.testing.assert_close(frozen(x), model(x))
+            updated(model[0].weight)
+
+
+@pytest.mark.parametrize("place", [0, 1, 5])
+def test_a_token_is_written_at_a_place(place: int, store: Store) -> None:
+    """As generation loops do: `ids[position] = token`, with a position that is a tensor without dimensions and a token that has one."""
+
+    def program(ids: Tensor, position: Tensor, token: Tensor, cache: Tensor, row: Tensor) -> Tensor:
+        ids[position] = token
+        cache[position, :, torch.arange(3)] = row
+        return ids.sum() + cache.sum()
+
+    def make() -> tuple[Tensor, ...]:
+        generator = torch.Generator().manual_seed(place)
+        ids, token = torch.arange(6), torch.tensor([77])
+        return ids, torch.tensor(place), token, torch.zeros(6, 2, 3), torch.randn(2, 3, generator=generator)
+
+    with torch.no_grad(), strictly():
+        mine, theirs = make(), make()
+        torch.testing.assert_close(precast.compile(program, store=store)(*mine), program(*theirs))
+        torch.testing.assert_close(mine, theirs)
