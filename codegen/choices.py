@@ -17,6 +17,7 @@ import torch
 from precast.codegen.few_rows import few_rows, product_call
 from precast.lowering.dtypes import TORCH_DTYPES
 from precast.lowering.ir import Buffer, Conv, Gemm, View
+from precast.lowering.scalars import DType
 from precast.lowering.sizes import hint
 
 Record = dict[str, Any]
@@ -69,6 +70,13 @@ def preemptions() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
+def takes_bfloat16(target: str) -> bool:
+    """Whether oneDNN computes in bfloat16 wherever code for the target runs: it needs AVX-512 (BW, VL, DQ) or AVX-NE-CONVERT."""
+    if target == "cpu:native":
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return target == "cpu:x86-64-v4"
+
+
 def tuning_name(target: str = "cpu:native") -> str:
     """Name of the record that keeps measured choices: of this kind of CPU and this number of threads, or of a GPU's architecture."""
     if target.startswith("cuda:"):
@@ -81,18 +89,23 @@ class Chooser:
     """Answers "which implementation", from given tuning records, this process's memory, or a short measurement.
 
     `measure`: without it, what other programs of this process measured counts for nothing: the same input gives the same program.
-    `thorough`: measures each call anew, with more rounds, and never runs out of time.
+    `thorough`: measures each call anew, with more rounds, and never runs out of time. `bfloat16`: oneDNN takes it on the target.
     """
 
     tuning: Mapping[str, Record] = field(default_factory=dict)
     measure: bool = True
     thorough: bool = False
+    bfloat16: bool = True
     used: dict[str, Record] = field(default_factory=dict)
     spent_s: float = 0.0
 
     def worth_it(self, elements: int) -> bool:
         """Whether a product with a weight of so many elements is to be measured."""
         return self.thorough or elements <= WEIGHT_LIMIT
+
+    def onednn_takes(self, dtype: DType) -> bool:
+        """Whether oneDNN computes products and convolutions in this type on the target."""
+        return dtype is DType.F32 or (dtype is DType.BF16 and self.bfloat16)
 
     def product_default(self) -> str:
         """Who computes a product where nothing is measured, or too noisily, or none is clearly faster: MKL on an Intel chip."""

@@ -15,6 +15,7 @@ from precast.codegen.winograd import Shape, winograd_candidates, winograd_shape
 from precast.lowering import index as ix
 from precast.lowering.ir import Attention, Buffer, Conv, Extern, Gemm, Kernel, Program, Size, Step, View
 from precast.lowering.library_loops import epilogue_kernel, gemm_kernel
+from precast.lowering.scalars import DType
 from precast.lowering.sizes import hint
 
 How = Literal[
@@ -148,17 +149,17 @@ def product_library(step: Gemm, buffers: Mapping[str, Buffer], chooser: Chooser,
 
     `packed`: with a prepared weight.
     """
-    dtype = buffers[step.out].dtype.value
+    dtype = buffers[step.out].dtype
     sizes = (*step.a.size, *step.b.size)
     if known(*sizes):
         points = int(step.b.size[-1])
         for s in step.a.size:
             points *= int(s)
-        if points <= TINY or int(step.a.size[-2]) == 1 and len(step.a.size) == 2 and dtype in ("f32", "bf16"):
+        if points <= TINY or int(step.a.size[-2]) == 1 and len(step.a.size) == 2 and dtype in (DType.F32, DType.BF16):
             return "generated"
     # oneDNN takes no matrix without a unit stride, and no product that is a sum of nothing
     runs = all(1 in view.stride for view in (step.a, step.b)) and sympy.sympify(step.b.size[-2]).is_positive
-    if not runs or len(step.a.size) != 2 or dtype not in ("f32", "bf16") or (step.bias is not None and step.bias.stride != (1,)):
+    if not runs or len(step.a.size) != 2 or not chooser.onednn_takes(dtype) or (step.bias is not None and step.bias.stride != (1,)):
         return "aten"
     if known(*step.b.size) and chooser.worth_it(int(step.b.size[0]) * int(step.b.size[1])):
         seen = as_seen(step)
@@ -246,14 +247,13 @@ def _plain_pointwise(step: Conv, buffers: Mapping[str, Buffer]) -> bool:
 
 
 def _conv(step: Conv, name: str, buffers: Mapping[str, Buffer], chooser: Chooser, packed: bool, lanes: int) -> list[RunStep]:
-    dtype = buffers[step.out].dtype.value
     shape = winograd_shape(step, buffers, lanes)
     if shape is not None:
         key = f"{conv_key(step, buffers)} padding{list(step.padding)}{_notes(step, packed)}"
         default = "winograd" if packed and shape.pays else "onednn"
         if chooser.pick(key, winograd_candidates(step, shape, buffers, packed), default) == "winograd":
             return [LibraryCall(step, "winograd")]
-    if dtype in ("f32", "bf16") and not step.transposed and len(step.x.size) in (4, 5):
+    if chooser.onednn_takes(buffers[step.out].dtype) and not step.transposed and len(step.x.size) in (4, 5):
         product = _pointwise_conv(step, buffers)
         key = conv_key(step, buffers) + (" packed" if packed else "")
         if product is not None and chooser.pick(key, conv_candidates(step, product, buffers, packed), "onednn") == "linear":

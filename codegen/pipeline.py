@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from precast.codegen.choices import Chooser
+from precast.codegen.choices import Chooser, takes_bfloat16
 from precast.codegen.compiled import CompiledGraph, input_records, output_records, plain_size
 from precast.codegen.cpp_attention import attention_source as attention_text
 from precast.codegen.cpp_index import INDEX_HELPERS
@@ -58,7 +58,7 @@ def compile_program(program: Program, target: str, options: Mapping[str, Any] | 
         return compile_cuda(program, target, options)
     began = time.perf_counter()
     measure = bool(options.get("measure", True)) and target == "cpu:native"
-    chooser = Chooser(options.get("tuning", {}), measure, thorough=bool(options.get("max_autotune")))
+    chooser = Chooser(options.get("tuning", {}), measure, bool(options.get("max_autotune")), takes_bfloat16(target))
     weights = _weights(program, options) if options.get("freeze") else frozenset()
     lanes = lanes_of(target)
     program, bare = bare_mkl_products(program, chooser, weights)

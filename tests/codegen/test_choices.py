@@ -8,15 +8,17 @@ import pytest
 import torch
 
 from precast.codegen import compile_program, expand
-from precast.codegen.choices import Chooser, decide, gemm_candidates, tuning_name
+from precast.codegen.choices import Chooser, decide, gemm_candidates, takes_bfloat16, tuning_name
 from precast.codegen.winograd import winograd_candidates, winograd_shape
 from precast.lowering.effects import lasting_inputs
 from precast.lowering.ir import Gemm, View
+from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
 from tests.codegen.loader import Loaded
 from tests.codegen.programs import buffer, program, view
 from tests.codegen.test_few_rows import product as few_rows_product
 from tests.codegen.test_winograd import conv
+from tests.ops.trace import trace
 
 RACES = [
     ("a clear win", {"onednn": [100, 101, 102], "mkl": [80, 81, 82]}, "mkl"),
@@ -42,6 +44,27 @@ def test_given_records_replace_measuring() -> None:
     assert again.pick("test op", refuse, "mkl") == "onednn" and again.used == first.used and again.spent_s == 0.0
     assert Chooser(spent_s=10.0).pick("test op that nobody measured", refuse, "onednn") == "onednn"
     assert tuning_name().replace("-", "").replace(".", "").isalnum()
+
+
+def test_bfloat16_is_onednn_s_where_the_processor_has_it() -> None:
+    """Elsewhere oneDNN refuses it at the first call: an artifact for any machine with AVX2 may not ask."""
+    assert takes_bfloat16("cpu:x86-64-v4") and not takes_bfloat16("cpu:x86-64-v3") and not takes_bfloat16("cpu:x86-64")
+    native = takes_bfloat16("cpu:native")
+    assert native == torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    x, w = torch.randn(8, 64, dtype=torch.bfloat16), torch.randn(96, 64, dtype=torch.bfloat16)
+    image, kernel = torch.randn(2, 8, 6, 6, dtype=torch.bfloat16), torch.randn(16, 8, 3, 3, dtype=torch.bfloat16)
+
+    def linear(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.nn.functional.linear(x, w))
+
+    def convolution(image: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.conv2d(image, kernel))
+
+    for fn, inputs in ((linear, (x, w)), (convolution, (image, kernel))):
+        graph, _ = trace(fn, inputs)
+        for target, has in (("cpu:x86-64-v3", False), ("cpu:x86-64-v4", True), ("cpu:native", native)):
+            compiled = compile_program(schedule(lower(graph, "p"), target, {}), target, {"measure": False})
+            assert ("= relu(" in compiled.host_source) == has, f"{target}: whether the library's call has the activation"
 
 
 @pytest.mark.parametrize("residual", [False, True])
