@@ -146,28 +146,6 @@ def graph_call(library: Library, spec: GraphSpec, bound: Sequence[torch.Tensor])
     return call
 
 
-def with_versions(
-    call: Callable[..., Any], library: Library, inputs: Sequence[GraphInput], bound: Sequence[torch.Tensor]
-) -> Callable[..., Any]:
-    """`call`, after which the version counters of what it writes have moved, as an operator's in place do: autograd and prepared weights go
-    by them. A library with prepared weights of its own leaves them: each call would have it prepare them anew.
-    """
-    if library.prepare or not any(item.mutated for item in inputs):
-        return call
-    left = iter(bound)
-    own = [next(left) if item.bound or item.kind == "constant" else None for item in inputs]
-    kept = [tensor for tensor, item in zip(own, inputs, strict=True) if item.mutated and tensor is not None]
-    places = [item.position for item in inputs if item.mutated and item.position is not None]
-    moved = torch._C._increment_version
-
-    def run(*args: Any) -> Any:
-        results = call(*args)
-        moved([*kept, *[args[place] for place in places]])
-        return results
-
-    return run
-
-
 def bound_call(graph: Callable[..., Any], spec: GraphSpec, bound: Sequence[Any]) -> Callable[..., Any]:
     """`graph`, which takes every graph input, as a callable of the per-call inputs only."""
     if not spec.bound_positions and all(item.read is None for item in spec.inputs):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,9 +15,10 @@ from precast.artifact_store.records import GraphInput, GraphOutput, TensorConsta
 from precast.runtime import native
 from precast.runtime.compatibility import why_unfit
 from precast.runtime.errors import LoadError
-from precast.runtime.graph import GraphSpec, graph_call, is_plain, raw_kinds, with_versions
+from precast.runtime.graph import GraphSpec, is_plain, raw_kinds
 from precast.runtime.graph_outputs import graph_outputs
 from precast.runtime.library import graph_library
+from precast.runtime.library_call import library_call
 from precast.runtime.log import logger
 from precast.runtime.options import CudaGraphOptions
 from precast.runtime.source import BlobSource
@@ -81,16 +83,11 @@ def open_graph(manifest: Manifest, source: BlobSource, cuda_graphs: CudaGraphOpt
     finish = None if is_plain(outputs) else (lambda raw, given: graph_outputs(outputs, raw, given))
     spec = GraphSpec(inputs, raw_kinds(outputs, dict(graph.io)), finish)
 
+    wanted = cuda_graphs if manifest.target.startswith("cuda:") else None
+
     def made(tensors: Sequence[torch.Tensor]) -> Callable[..., Any]:
-        return wrapped_call(lambda spec: plain(spec, tensors), spec, wraps)
-
-    def plain(spec: GraphSpec, tensors: Sequence[torch.Tensor]) -> Callable[..., Any]:
-        if cuda_graphs is None or not manifest.target.startswith("cuda:"):
-            return with_versions(graph_call(library, spec, tensors), library, spec.inputs, tensors)
-        from precast.runtime.cuda_call import cuda_graph_call  # most graphs never need it
-
-        call = cuda_graph_call(manifest.program_name, library, spec, tuple(tensors), cuda_graphs)
-        return with_versions(call, library, spec.inputs, tensors)
+        call = partial(library_call, manifest.program_name, library, bound=tuple(tensors), cuda_graphs=wanted)
+        return wrapped_call(call, spec, wraps)
 
     calls: dict[torch.device | None, Callable[..., Any]] = {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -20,10 +20,11 @@ from precast.runtime.entry import Entry
 from precast.runtime.errors import LoadError
 from precast.runtime.first_check import LazyChecker
 from precast.runtime.frame_code import FrameCodeError, build
-from precast.runtime.graph import Finish, GraphSpec, bound_call, graph_call, is_plain, raw_kinds, with_draws_as_traced, with_versions
+from precast.runtime.graph import Finish, GraphSpec, bound_call, is_plain, raw_kinds, with_draws_as_traced
 from precast.runtime.graph_outputs import graph_outputs
 from precast.runtime.kernel_digest import kernel_guards
 from precast.runtime.library import Library, graph_library
+from precast.runtime.library_call import library_call
 from precast.runtime.locks import Lock
 from precast.runtime.options import CudaGraphOptions
 from precast.runtime.paths import resolve
@@ -228,22 +229,14 @@ class Variant(_Planned):
         graph: Callable[..., Any] = no_graph
         try:
             if self._library is not None:
-                graph = wrapped_call(lambda spec: self._library_call(spec, bound), self._spec, self._wraps)
+                made = partial(library_call, self.manifest.program_name, self._library, bound=bound, cuda_graphs=self._cuda_graphs)
+                graph = wrapped_call(made, self._spec, self._wraps)
             elif self._graph is not None:
                 graph = bound_call(self._graph, self._spec, bound)
             frame = self._build_frame(self._record, with_draws_as_traced(graph, self._spec.inputs))
         except (FrameCodeError, LoadError) as error:
             raise LoadError(f"artifact {self.artifact_id[:12]}: {error}") from error
         return Binding(self, frame, graph, bound, defaults)
-
-    def _library_call(self, spec: GraphSpec, bound: tuple[Any, ...]) -> Callable[..., Any]:
-        assert self._library is not None
-        if self._cuda_graphs is None:
-            return with_versions(graph_call(self._library, spec, bound), self._library, spec.inputs, bound)
-        from precast.runtime.cuda_call import cuda_graph_call  # most programs never need it
-
-        call = cuda_graph_call(self.manifest.program_name, self._library, spec, bound, self._cuda_graphs)
-        return with_versions(call, self._library, spec.inputs, bound)
 
 
 class EagerVariant(_Planned):
