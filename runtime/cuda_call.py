@@ -22,7 +22,8 @@ def cuda_graph_call(
 ) -> Callable[..., tuple[Any, ...]]:
     """As `graph.graph_call`, with CUDA graphs. `name`: of the program, for the logs."""
     run = graph_call(library, replace(spec, finish=None), bound)
-    prepared = (lambda: weights_stamp(bound)) if library.prepare else (lambda: None)
+    weights = spec.lasting(bound)
+    prepared = (lambda: weights_stamp(weights)) if library.prepare else (lambda: None)
 
     def into(homes: Sequence[torch.Tensor | None], *args: Any) -> tuple[Any, ...]:
         given = tuple(home if i in library.lent else None for i, home in enumerate(homes))

@@ -41,6 +41,10 @@ class GraphSpec:
         """Indices of the graph inputs that are bound."""
         return tuple(i for i, item in enumerate(self.inputs) if item.bound or item.kind == "constant")
 
+    def lasting(self, bound: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The bound tensors that the graph only reads: weights are prepared of these alone, and anew when one changes."""
+        return tuple(tensor for i, tensor in zip(self.bound_positions, bound, strict=True) if not self.inputs[i].mutated)
+
 
 def raw_kinds(outputs: Sequence[GraphOutput], io: Any) -> str:
     """The kinds of the library's outputs: from the frame's outputs, padded by what the library itself says that it has."""
@@ -104,8 +108,8 @@ class PythonGraphCall:
         return raw if self.spec.finish is None else self.spec.finish(raw, values)
 
     def _prepare(self, values: Sequence[Any]) -> Prepared:
-        """The prepared weights, made anew when a bound tensor's storage or version changed."""
-        stamp = weights_stamp(self.bound)
+        """The prepared weights, made anew when the storage or version of one that the graph only reads changed."""
+        stamp = weights_stamp(self.spec.lasting(self.bound))
         with self._lock:
             if stamp != self._stamp:
                 inputs, handles = input_words(self.spec, values)
@@ -117,9 +121,9 @@ class PythonGraphCall:
             return self._prepared
 
 
-def weights_stamp(bound: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-    """Another one whenever a bound tensor's storage or version is another one."""
-    return tuple((id(t), t.untyped_storage()._cdata, 0 if t.is_inference() else t._version) for t in bound)
+def weights_stamp(weights: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    """Another one whenever a tensor's storage or version is another one."""
+    return tuple((id(t), t.untyped_storage()._cdata, 0 if t.is_inference() else t._version) for t in weights)
 
 
 class Prepared:
@@ -138,11 +142,13 @@ def graph_call(library: Library, spec: GraphSpec, bound: Sequence[torch.Tensor])
     native = native_runtime.loaded()
     if native is None:
         return PythonGraphCall(library, spec, bound)
-    numbers = {position: -1 - i for i, position in enumerate(spec.bound_positions)}
+    ours = sorted(zip(spec.bound_positions, bound, strict=True), key=lambda item: spec.inputs[item[0]].mutated)
+    numbers = {position: -1 - i for i, (position, _) in enumerate(ours)}
     sources = tuple(numbers[i] if i in numbers else item.position if item.read is None else item.read for i, item in enumerate(spec.inputs))
     kinds = "".join({"int": "i", "float": "f"}.get(item.kind, "t") for item in spec.inputs)
     addresses = (library.run, library.prepare, library.release, library.table)
-    call: Callable[..., Any] = native.GraphCall(*addresses, sources, kinds, spec.raw_kinds, tuple(bound), spec.finish, library, spec.inputs)
+    given = (tuple(tensor for _, tensor in ours), len(spec.lasting(bound)))
+    call: Callable[..., Any] = native.GraphCall(*addresses, sources, kinds, spec.raw_kinds, *given, spec.finish, library, spec.inputs)
     return call
 
 

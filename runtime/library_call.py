@@ -23,15 +23,14 @@ def library_call(name: str, library: Library, spec: GraphSpec, bound: Sequence[t
         from precast.runtime.cuda_call import cuda_graph_call  # most programs never need it
 
         call = cuda_graph_call(name, library, spec, bound, cuda_graphs)
-    return _with_versions(call, library, spec.inputs, bound)
+    return _with_versions(call, spec.inputs, bound)
 
 
-def _with_versions(call: Call, library: Library, inputs: Sequence[GraphInput], bound: Sequence[torch.Tensor]) -> Call:
+def _with_versions(call: Call, inputs: Sequence[GraphInput], bound: Sequence[torch.Tensor]) -> Call:
     """`call`, after which the version counters of what it writes have moved, as an operator's in place do, also where it raises midway:
-    autograd and prepared weights go by them. A library with prepared weights of its own leaves them: each call would have it prepare
-    them anew.
+    autograd and prepared weights go by them.
     """
-    if library.prepare or not any(item.mutated for item in inputs):
+    if not any(item.mutated for item in inputs):
         return call
     left = iter(bound)
     own = [next(left) if item.bound or item.kind == "constant" else None for item in inputs]

@@ -33,10 +33,10 @@ static void raise_run_error(GraphCall *self, const char *error) {
     Py_XDECREF(module);
 }
 
-/* The state for the bound tensors as they are now, with one more user. NULL with an exception set when preparing failed; NULL, and
+/* The state for the lasting bound tensors as they are now, with one more user. NULL with an exception set when preparing failed; NULL, and
  * `prepare` gone, when the library has nothing to prepare. */
 static State *state_current(GraphCall *self, void **words) {
-    Py_ssize_t count = PyTuple_GET_SIZE(self->bound);
+    Py_ssize_t count = self->lasting;
     int same = self->state != NULL;
     for (Py_ssize_t i = 0; same && i < count; i++) {
         Stamp now = stamp_of(PyTuple_GET_ITEM(self->bound, i));
@@ -265,17 +265,19 @@ static int add_read(GraphCall *self, Py_ssize_t input, PyObject *given, Py_ssize
     return 0;
 }
 
-/* GraphCall(run, prepare, release, table, sources, input_kinds, output_kinds, bound, finish, library, described inputs) */
+/* GraphCall(run, prepare, release, table, sources, input_kinds, output_kinds, bound, lasting, finish, library, described inputs) */
 static PyObject *graph_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords) {
     unsigned long long run, prepare, release, table;
     PyObject *sources, *bound, *finish, *library, *described;
     const char *input_kinds, *output_kinds;
-    if (!PyArg_ParseTuple(arguments, "KKKKO!ssO!OOO!", &run, &prepare, &release, &table, &PyTuple_Type, &sources, &input_kinds, &output_kinds,
-                          &PyTuple_Type, &bound, &finish, &library, &PyTuple_Type, &described))
+    Py_ssize_t lasting;
+    if (!PyArg_ParseTuple(arguments, "KKKKO!ssO!nOOO!", &run, &prepare, &release, &table, &PyTuple_Type, &sources, &input_kinds, &output_kinds,
+                          &PyTuple_Type, &bound, &lasting, &finish, &library, &PyTuple_Type, &described))
         return NULL;
     if (!layout.ready || (prepare && layout.version_pointer < 0))
         return PyErr_Format(PyExc_RuntimeError, "the native runtime does not know this torch's tensor layout");
     Py_ssize_t inputs = PyTuple_GET_SIZE(sources), count = PyTuple_GET_SIZE(bound), arguments_needed = 0;
+    if (lasting < 0 || lasting > count) return PyErr_Format(PyExc_ValueError, "%zd of %zd bound tensors cannot be lasting", lasting, count);
     if ((size_t)inputs != strlen(input_kinds)) return PyErr_Format(PyExc_ValueError, "one kind per input is needed");
     GraphCall *self = (GraphCall *)type->tp_alloc(type, 0);
     if (!self) return NULL;
@@ -321,6 +323,7 @@ static PyObject *graph_new(PyTypeObject *type, PyObject *arguments, PyObject *ke
     self->outputs = (Py_ssize_t)strlen(output_kinds);
     self->arguments = arguments_needed;
     self->bound = Py_NewRef(bound);
+    self->lasting = lasting;
     self->finish = finish == Py_None ? NULL : Py_NewRef(finish);
     self->library = Py_NewRef(library);
     self->described = Py_NewRef(described);

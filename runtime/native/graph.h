@@ -39,12 +39,13 @@ typedef struct {
     Py_ssize_t read_count;
     char *input_kinds; /* 't' tensor, 'i' integer, 'f' float */
     char *output_kinds;
-    PyObject *bound;  /* tuple of tensors */
+    PyObject *bound;  /* tuple of tensors: first those that the graph only reads, of which alone weights are prepared */
+    Py_ssize_t lasting; /* so many */
     PyObject *finish; /* (raw, inputs) -> outputs, or NULL */
     PyObject *library;
     PyObject *described; /* of the inputs, for messages: tuple of GraphInput */
     State *state;
-    Stamp *stamps; /* of the bound tensors when `state` was made */
+    Stamp *stamps; /* of the lasting ones when `state` was made */
 } GraphCall;
 
 /* The words of `precast_run`'s inputs for these arguments. -1 with an exception set. */

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,8 +17,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import precast
 from precast.artifact_store import Store
-from precast.runtime import background
+from precast.runtime import background, graph, library_call
 from precast.runtime.errors import PrecastError
+from precast.runtime.library import Library
 
 Program = Callable[..., Any]
 
@@ -399,3 +401,49 @@ def test_a_token_is_written_at_a_place(place: int, store: Store) -> None:
         mine, theirs = make(), make()
         torch.testing.assert_close(precast.compile(program, store=store)(*mine), program(*theirs))
         torch.testing.assert_close(mine, theirs)
+
+
+class Doubling(torch.nn.Module):
+    """Written: a weight of another program's, a counter of its own, an argument; read: a convolution's weights, which are prepared."""
+
+    def __init__(self, other: torch.nn.Conv2d) -> None:
+        super().__init__()
+        self.other, self.own = other, torch.nn.Conv2d(16, 16, 3, padding=1)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor, given: Tensor) -> Tensor:
+        self.other.weight.mul_(2)
+        self.calls += 1
+        given.mul_(2)
+        return self.own(x) * self.calls
+
+
+def test_a_frozen_program_that_writes_is_seen_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By other frozen programs and by autograd; and it does not prepare its own weights at each call."""
+    first, x, given = torch.nn.Conv2d(16, 16, 3, padding=1), torch.randn(1, 16, 16, 16), torch.ones(3)
+    model, leaf = Doubling(first).eval().requires_grad_(False), torch.ones(3, requires_grad=True)
+    first.weight.data *= 0.1
+    prepared: list[int] = []
+    monkeypatch.setattr(Library, "prepare_state", lambda self, *args, real=Library.prepare_state: prepared.append(1) or real(self, *args))
+    for mode in ("native", "python"):
+        if mode == "python":
+            monkeypatch.setattr(graph, "graph_call", graph.PythonGraphCall)
+            monkeypatch.setattr(library_call, "graph_call", graph.PythonGraphCall)
+            precast.reset()
+        with torch.enable_grad():
+            loss = (leaf * given).sum()
+        with torch.no_grad(), strictly():
+            frozen, doubling = (precast.compile(m, options={"freeze": True}, store=store) for m in (first, model))
+            prepared.clear()
+            for _ in range(3):
+                torch.testing.assert_close(frozen(x), first(x))
+                twin, theirs = copy.deepcopy(model), given.clone()
+                torch.testing.assert_close((doubling(x, given), given), (twin(x, theirs), theirs))
+                torch.testing.assert_close(model.state_dict(), twin.state_dict())
+            assert mode == "native" or len(prepared) == 3 + 1, "the changed weight three times, the others once"
+            unchanged = model.own(x)
+            model.own.weight.data *= 3  # which nobody can see: the copies of before are used again
+            torch.testing.assert_close(doubling(x, given), unchanged * model.calls)
+            model.own.weight.data /= 3
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
