@@ -139,7 +139,7 @@ def _loaded(spec: ProgramSpec, made: Any) -> Loaded:
                 f"{spec.where}: signature {number} of factory {spec.factory} is not (args, kwargs) but {_short(signature)}"
             )
         signatures.append((tuple(signature[0]), dict(signature[1])))
-    if hasattr(made[0], "_precast_call") or hasattr(made[0], "_precast_site"):
+    if hasattr(made[0], "_precast_site"):
         raise BuildFileError(
             f"{spec.where}: factory {spec.factory} returned a compiled program; return the callable, and give its name, mode, options here"
         )

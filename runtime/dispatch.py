@@ -21,18 +21,22 @@ TABLES_OF_ONE_FRAME = 8
 PATIENCE = 8
 """Tables made in a row that no call hits before making them becomes rarer: for objects that differ at each call."""
 Slow = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
+Upgraded = Callable[[Callable[..., Any]], None]
 
 
-def make_dispatcher(program: Program, entry: Entry, slow: Slow) -> Callable[..., Any]:
-    """A callable that takes the user's arguments (without the entry's prefix) and runs `program`; `slow` finds what no table knows."""
+def make_dispatcher(program: Program, entry: Entry, slow: Slow, upgraded: Upgraded | None = None) -> Callable[..., Any]:
+    """A callable that takes the user's arguments (without the entry's prefix) and runs `program`; `slow` finds what no table knows.
+
+    `upgraded`: told of the native one when it takes over from one in Python; who can may call that from then on.
+    """
     tried = native.find(program.store) is not None
     fast = _native_dispatcher(program, entry, slow) if tried else None
     if fast is not None:
         return fast
-    return _python_dispatcher(program, entry, slow, tried)
+    return _python_dispatcher(program, entry, slow, tried, upgraded)
 
 
-def _python_dispatcher(program: Program, entry: Entry, slow: Slow, tried: bool) -> Callable[..., Any]:
+def _python_dispatcher(program: Program, entry: Entry, slow: Slow, tried: bool, upgraded: Upgraded | None) -> Callable[..., Any]:
     """`tried`: the native runtime is there, and has no dispatcher for this program."""
     prefix, keywords = entry.prefix, dict(entry.keywords)
     fast: Callable[..., Any] | None = None
@@ -52,6 +56,8 @@ def _python_dispatcher(program: Program, entry: Entry, slow: Slow, tried: bool) 
             if not tried and native.loaded() is not None:
                 tried = True
                 fast = _native_dispatcher(program, entry, slow)
+                if fast is not None and upgraded is not None:
+                    upgraded(fast)
 
     def on_compile() -> Callable[[], None]:
         """Build the native runtime beside the compile, as it is going to be wanted; the result joins and takes over."""

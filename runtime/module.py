@@ -54,7 +54,6 @@ class CompiledModule:
 
     __slots__ = ()
     _orig_mod: torch.nn.Module
-    _precast_call: Callable[..., Any]
     _precast_again: Callable[[torch.nn.Module], Any]
     _precast_site: Any
 
@@ -62,7 +61,7 @@ class CompiledModule:
         """Stops here: the original's class was registered with whatever counts its subclasses; this is no new kind of module."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._precast_call(*args, **kwargs)
+        return self._precast_site.quickest(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return self._precast_again(copy.deepcopy(self._orig_mod, memo))
@@ -86,7 +85,7 @@ def _call_around(cls: type) -> Any:
     """The call of compiled modules of a class with a `__call__` of its own, which is what a tracer traces that meets one."""
 
     def call(self: CompiledModule, *args: Any, **kwargs: Any) -> Any:
-        return self._precast_call(*args, **kwargs)
+        return self._precast_site.quickest(*args, **kwargs)
 
     call.__name__ = "__call__"
     call._torchdynamo_inline = own_call(cls)  # type: ignore[attr-defined]
@@ -122,5 +121,5 @@ def share_state(cls: type, module: torch.nn.Module, slots: Mapping[str, Any]) ->
 
 def wrap_module(module: torch.nn.Module, site: Any, again: Callable[[torch.nn.Module], Any]) -> Any:
     """`module` with `site.call` in place of its call. `again` compiles another module in the same way (for deepcopy)."""
-    slots = {"_orig_mod": module, "_precast_again": again, "_precast_call": site.call, "_precast_site": site}
+    slots = {"_orig_mod": module, "_precast_again": again, "_precast_site": site}
     return share_state(mixed_class(CompiledModule, type(module), tuple(slots)), module, slots)

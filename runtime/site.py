@@ -46,7 +46,10 @@ class Settings:
 
 
 class Site:
-    """Owns the programs of one compiled callable: usually one; a module with hooks, or whose `forward` was replaced, has another."""
+    """Owns the programs of one compiled callable: usually one; a module with hooks, or whose `forward` was replaced, has another.
+
+    `call`: the same for good, for those who are handed it; `quickest`: does the same with a Python frame less once that can be.
+    """
 
     def __init__(self, target: Any, settings: Settings, forced: bool = False, in_place: bool = False) -> None:
         """`forced`: stands for another site while a stance forces the backend that `settings` names. `in_place`: of a module, whose own
@@ -60,6 +63,7 @@ class Site:
         self._routes: dict[Any, tuple[Program, Callable[..., Any]]] = {}
         dispatcher = self._route(called_entry(target) if in_place else entry_of(target))[1]
         self.call: Callable[..., Any] = self._partial(target) if isinstance(target, functools.partial) else dispatcher
+        self.quickest = self.call
         _sites[id(self)] = self
 
     def in_place(self) -> Site:
@@ -102,8 +106,15 @@ class Site:
         if route is None:
             program = self.settings.program(entry, wrapper_guards(entry, self.module) if self.module is not None else ())
             slow = self._slow(program, entry)
-            route = self._routes.setdefault(key, (program, make_dispatcher(program, entry, slow)))
+            route = self._routes.setdefault(key, (program, make_dispatcher(program, entry, slow, functools.partial(self._upgrade, key))))
         return route
+
+    def _upgrade(self, key: Any, dispatcher: Callable[..., Any]) -> None:
+        """A native dispatcher has taken over: the one in Python needs to be asked by none but who was handed it."""
+        program, former = self._routes[key]
+        self._routes[key] = (program, dispatcher)
+        if self.call is former:
+            self.quickest = dispatcher
 
     def _slow(self, program: Program, made_for: Entry) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
         """What a dispatcher does when its fast checks find nothing: a module's hooks or `forward`, a function's code may be others now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 from precast.runtime.objects import Opaque
@@ -28,6 +29,8 @@ class TableReads:
         self._seen: set[tuple[str, int]] = set()
 
     def slot(self, owner: Any, kind: str) -> None:
+        if kind == "type" and _has_its_type_for_good(owner):
+            return
         if (id(owner), kind) not in self._slots:
             if not self.table.slot(owner, kind):
                 raise Opaque
@@ -58,3 +61,13 @@ class TableReads:
         """Dicts are noted at the end: by then all keys that were read are known."""
         for namespace, keys, whole in self._dicts.values():
             self.table.dict(namespace, tuple(keys), whole)
+
+
+_HEAP_TYPE = 1 << 9
+"""Py_TPFLAGS_HEAPTYPE (CPython's Include/object.h)."""
+
+
+def _has_its_type_for_good(owner: Any) -> bool:
+    """Python assigns a `__class__` only from one class made at run time to another, or between kinds of modules (CPython's
+    Objects/typeobject.c, `object_set_class`)."""
+    return not type(owner).__flags__ & _HEAP_TYPE and not isinstance(owner, types.ModuleType)

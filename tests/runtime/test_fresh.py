@@ -49,7 +49,8 @@ with torch.no_grad():
 heavy = [name for name in sys.modules if name.startswith(("sympy", "triton", "torch._dynamo", "torch._inductor"))]
 site = precast.runtime.api.site_of(compiled)
 variants = site.programs[0].variants
-print("heavy" if heavy else "light", "stored" if variants and variants[0].stored else "eager", type(site.call).__name__)
+stored = "stored" if variants and variants[0].stored else "eager"
+print("heavy" if heavy else "light", stored, type(site.call).__name__, "then", type(site.quickest).__name__)
 """
 
 
@@ -84,7 +85,7 @@ def cold(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A folder with a store that one cold process has filled."""
     folder = tmp_path_factory.mktemp("cold")
     store = folder / "store"
-    assert run(folder, store) == "heavy stored function"
+    assert run(folder, store) == "heavy stored function then Dispatcher"
     return folder, store
 
 
@@ -94,7 +95,7 @@ LOAD = "precast.load(net, store={store!r})"
 def test_warm_without_tracer(cold: tuple[Path, Path]) -> None:
     folder, store = cold
     out = run(folder, store, before=REFUSE + "refuse_tracer()", compile=LOAD.format(store=str(store)), hash_seed="77")
-    assert out == "light stored Dispatcher"
+    assert out == "light stored Dispatcher then Dispatcher"
 
 
 COLD_ONLY = (
@@ -116,19 +117,19 @@ COLD_ONLY = (
 def test_warm_imports_only_what_a_hit_needs(cold: tuple[Path, Path]) -> None:
     folder, store = cold
     before = f"sys.modules.update(dict.fromkeys({COLD_ONLY!r}))  # None: importing it raises"
-    assert run(folder, store, before=before) == "light stored Dispatcher"
+    assert run(folder, store, before=before) == "light stored Dispatcher then Dispatcher"
 
 
 def test_warm_without_any_compiler_and_with_other_weights(cold: tuple[Path, Path]) -> None:
     folder, store = cold
     out = run(folder, store, environment={"PATH": "/nowhere", "CC": ""}, compile=LOAD.format(store=str(store)), seed=5)
-    assert out == "light stored Dispatcher"
+    assert out == "light stored Dispatcher then Dispatcher"
 
 
 def test_warm_without_the_native_runtime(cold: tuple[Path, Path]) -> None:
     folder, store = cold
     out = run(folder, store, environment={"PATH": "/nowhere", "CC": "", "PRECAST_NATIVE": "0"}, compile=LOAD.format(store=str(store)))
-    assert out == "light stored function"
+    assert out == "light stored function then function"
 
 
 def test_a_miss_without_a_compiler_runs_eagerly(cold: tuple[Path, Path]) -> None:
@@ -145,7 +146,7 @@ def test_the_store_may_move(cold: tuple[Path, Path], tmp_path: Path) -> None:
     _, store = cold
     moved = tmp_path / "elsewhere"
     subprocess.run(["cp", "-r", str(store), str(moved)], check=True)
-    assert run(tmp_path, moved, compile=LOAD.format(store=str(moved))) == "light stored Dispatcher"
+    assert run(tmp_path, moved, compile=LOAD.format(store=str(moved))) == "light stored Dispatcher then Dispatcher"
 
 
 def test_importing_precast_imports_nothing_heavy() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import types
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FunctionType
@@ -18,6 +20,7 @@ from precast.runtime.entry import LocalsOf, parameters
 from precast.runtime.guard_eval import compile_checker
 from precast.runtime.recorder import record
 from precast.runtime.table_plan import Plan
+from precast.runtime.table_reads import _has_its_type_for_good
 
 FACTOR = 2
 
@@ -419,3 +422,54 @@ def test_what_cannot_be_watched_is_left_to_python_for_each_guard_on_it(native_st
         with monkeypatch.context() as patch:
             patch.setattr(Shifter.by, "__defaults__", changed)
             assert not table.check((x,)), changed
+
+
+class _Subclasses:
+    """Of built-in classes, made at run time."""
+
+    class Dict(dict[str, int]):
+        pass
+
+    class OtherDict(dict[str, int]):
+        pass
+
+
+def _derived(kind: type) -> type:
+    try:
+        return type("Derived", (kind,), {})
+    except TypeError:  # bool and functions have no subclasses
+        return kind
+
+
+@pytest.mark.parametrize(
+    ("thing", "for_good"),
+    [
+        ({}, True),
+        ([], True),
+        ((), True),
+        (OrderedDict(), True),
+        (len, True),
+        (other, True),
+        (True, True),
+        (Config, True),
+        (types, False),
+        (Config(), False),
+        (_Subclasses.Dict(), False),
+        (torch.zeros(1), False),
+        (torch.nn.Linear(1, 1), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_whose_class_may_be_assigned(thing: Any, for_good: bool) -> None:
+    """A table reads the type only of what may be given another one; Python itself says what that is."""
+    kind = type(thing)
+    assigned = False
+    for candidate in (_derived(kind), _Subclasses.OtherDict, Config, types.ModuleType):
+        try:
+            thing.__class__ = candidate
+        except TypeError:
+            continue
+        assigned = True
+        thing.__class__ = kind
+    assert _has_its_type_for_good(thing) == for_good
+    assert assigned is not for_good
