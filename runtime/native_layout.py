@@ -64,6 +64,7 @@ def configure(native: Any) -> None:
             probe.tensor_in_object,
             _refcount(probe),
             _storage(probe),
+            _storage_offset(probe),
             *_autograd(probe),
             _key_set(probe),
             version_pointer,
@@ -127,6 +128,15 @@ def _storage(probe: _Probe) -> int:
         places = {i * 8 for i, word in enumerate(probe.words(tensor)) if word == pointer}
         found = places if found is None else found & places
     return _one(found or set(), "the storage pointer")
+
+
+def _storage_offset(probe: _Probe) -> int:
+    whole = torch.zeros(1000)
+    found: set[int] | None = None
+    for offset in (77, 391, 950):
+        places = {i * 8 for i, word in enumerate(probe.words(whole[offset : offset + 11])) if word == offset}
+        found = places if found is None else found & places
+    return _one(found or set(), "the storage offset")
 
 
 def _autograd(probe: _Probe) -> tuple[int, int, int]:

@@ -31,8 +31,8 @@ static PyObject *configure(PyObject *module, PyObject *arguments) {
     Layout found = {0};
     PyObject *type, *steal;
     unsigned long long wrap, delete_handle, new_handle, dtype, device_type, device_index, dim, offset, sizes, strides, data;
-    if (!PyArg_ParseTuple(arguments, "O!OnnnnnnnnnKKKKKKKKKKK", &PyType_Type, &type, &steal, &found.tensor_in_object, &found.refcount, &found.storage,
-                          &found.autograd_meta, &found.requires_grad, &found.grad_fn, &found.key_set, &found.version_pointer, &found.version_value, &wrap,
+    if (!PyArg_ParseTuple(arguments, "O!OnnnnnnnnnnKKKKKKKKKKK", &PyType_Type, &type, &steal, &found.tensor_in_object, &found.refcount, &found.storage,
+                          &found.storage_offset, &found.autograd_meta, &found.requires_grad, &found.grad_fn, &found.key_set, &found.version_pointer, &found.version_value, &wrap,
                           &delete_handle, &new_handle, &dtype, &device_type, &device_index, &dim, &offset, &sizes, &strides, &data))
         return NULL;
     found.tensor_type = (PyTypeObject *)Py_NewRef(type);

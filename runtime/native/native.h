@@ -24,6 +24,7 @@ typedef struct {
     Py_ssize_t tensor_in_object; /* at::Tensor inside the Python object; its address is an AtenTensorHandle */
     Py_ssize_t refcount;         /* in TensorImpl: the one word that changes when C++ takes a reference */
     Py_ssize_t storage;          /* in TensorImpl: pointer */
+    Py_ssize_t storage_offset;   /* in TensorImpl: one word, in elements */
     Py_ssize_t autograd_meta;    /* in TensorImpl: pointer */
     Py_ssize_t requires_grad;    /* in AutogradMeta: one byte */
     Py_ssize_t grad_fn;          /* in AutogradMeta: pointer; a tensor with one requires grad, whatever that byte says */

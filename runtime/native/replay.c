@@ -23,51 +23,49 @@ static int shape_fits(Shape *shape, void *handle) {
     return !memcmp(sizes, shape->sizes, dim * sizeof(int64_t)) && !memcmp(strides, shape->strides, dim * sizeof(int64_t));
 }
 
-static int capture_fits(Replays *self, Capture *capture, void **words, void **addresses, int32_t device) {
+/* Whether a tensor is where it was: mostly it lies just as it lay, and then it need not be asked, which is many times as dear. */
+static int lies_there(Capture *capture, Py_ssize_t i, void *handle) {
+    Lain *lain = &capture->lain[i];
+    char *impl = *(char **)handle;
+    if (lain->impl == impl && *(void **)(impl + layout.storage) == lain->storage && *lain->place == lain->data &&
+        *(int64_t *)(impl + layout.storage_offset) == lain->offset)
+        return 1;
+    void *address = NULL;
+    return !capture->order->call.data(handle, &address) && address == capture->words[i];
+}
+
+static int capture_fits(Replays *self, Capture *capture, void **words, int32_t device) {
     GraphCall *graph = self->graph;
-    if (capture->order->device != device) return 0;
-    for (Py_ssize_t i = 0; i < graph->inputs; i++)
-        if (!capture->copied[i] && addresses[i] != capture->words[i]) return 0;
+    if (capture->order->device != device || (!capture->clones && in_use(capture))) return 0;
+    for (Py_ssize_t i = 0; i < graph->inputs; i++) {
+        if (capture->copied[i]) continue;
+        if (graph->input_kinds[i] == 't' ? !lies_there(capture, i, words[i]) : words[i] != capture->words[i]) return 0;
+    }
     for (Py_ssize_t i = 0; i < capture->shape_count; i++)
         if (!shape_fits(&capture->shapes[i], words[capture->shapes[i].input])) return 0;
-    return capture->clones || !in_use(capture);
+    return 1;
 }
 
 /* -1 with an exception set; 0: none; 1: found, with one more user. */
 static int find(Replays *self, void **words, PyObject *stamp, Capture **found) {
-    GraphCall *graph = self->graph;
-    void *stack[STACK_WORDS], **addresses = graph->inputs <= STACK_WORDS ? stack : PyMem_Malloc(graph->inputs * sizeof(void *));
     int32_t device = 0;
-    int result = 0;
-    if (!addresses) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    if (!self->count || layout.device_index(words[self->first], &device)) goto done;
-    ReplayOrder *order = self->captures[0]->order;
-    for (Py_ssize_t i = 0; i < graph->inputs; i++) {
-        addresses[i] = words[i];
-        if (graph->input_kinds[i] == 't' && order->call.data(words[i], &addresses[i])) goto done;
-    }
+    if (!self->count || layout.device_index(words[self->first], &device)) return 0;
     for (Py_ssize_t i = 0; i < self->count; i++) {
         Capture *capture = self->captures[i];
-        if (!capture_fits(self, capture, words, addresses, device)) continue;
+        if (!capture_fits(self, capture, words, device)) continue;
         if (stamp) {
             PyObject *made_for = PyObject_GetAttrString(capture->key, "stamp");
             int same = made_for ? PyObject_RichCompareBool(made_for, stamp, Py_EQ) : -1;
             Py_XDECREF(made_for);
-            if (same < 0) result = -1;
-            if (same < 0 || i >= self->count || self->captures[i] != capture) goto done; /* comparing ran Python code */
+            if (same < 0) return -1;
+            if (i >= self->count || self->captures[i] != capture) return 0; /* comparing ran Python code */
             if (!same) continue;
         }
         capture->users++;
         *found = capture;
-        result = 1;
-        break;
+        return 1;
     }
-done:
-    if (addresses != stack) PyMem_Free(addresses);
-    return result;
+    return 0;
 }
 
 static void drop_handles(void **outputs, Capture *capture) {

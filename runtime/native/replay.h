@@ -78,6 +78,13 @@ typedef struct {
     size_t bytes; /* of the memory from its first element to its last */
 } Result;
 
+/* A bound input as it lay when the capture was made: while all of this is so, its address is what it was. `impl` NULL: not known. */
+typedef struct {
+    char *impl;
+    void *storage, **place, *data; /* where the storage keeps the address of its memory, and that address */
+    int64_t offset;
+} Lain;
+
 /* One capture. Reference counted apart from Python's objects: a replay may be under way while it is dropped. */
 /* A storage of an output as it is while nobody else holds it. A storage object of Python's counts once, however many hold that object;
  * who resizes a storage replaces its memory. */
@@ -98,6 +105,7 @@ typedef struct {
     int clones;
     void **words;   /* per input: address or number */
     char *copied;   /* per input: its address does not matter */
+    Lain *lain;     /* per input */
     Copy *copies;
     CopyRow *rows; /* room for those of one replay */
     Shape *shapes;

@@ -13,6 +13,7 @@ void capture_free(Capture *capture) {
     }
     PyMem_Free(capture->words);
     PyMem_Free(capture->copied);
+    PyMem_Free(capture->lain);
     PyMem_Free(capture->copies);
     PyMem_Free(capture->rows);
     PyMem_Free(capture->shapes);
@@ -50,6 +51,15 @@ static int take_words(Capture *capture, PyObject *words, Py_ssize_t inputs) {
     return PyErr_Occurred() ? -1 : 0;
 }
 
+enum { STORAGE_WORDS = 6 }; /* of a StorageImpl, among which the address of its memory is */
+
+/* Where a storage keeps the address of its memory, which is `data`; NULL where that is not to be seen. */
+static void **place_of(void *storage, void *data) {
+    for (int word = 0; word < STORAGE_WORDS; word++)
+        if (((void **)storage)[word] == data) return (void **)storage + word;
+    return NULL;
+}
+
 /* copies: (input, buffer, bytes) each */
 static int take_copies(Capture *capture, PyObject *copies, Py_ssize_t inputs) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(copies); i++) {
@@ -74,7 +84,36 @@ static int take_shapes(Capture *capture, PyObject *shapes, Py_ssize_t inputs) {
     return 0;
 }
 
-enum { STORAGE_WORDS = 6 }; /* of a StorageImpl, among which the address of its memory is */
+
+/* A tensor's storage as Python's object, and where its memory is. NULL with an exception set. */
+static PyObject *storage_object(PyObject *tensor, void **data) {
+    PyObject *object = PyObject_CallMethod(tensor, "untyped_storage", NULL);
+    PyObject *address = object ? PyObject_CallMethod(object, "data_ptr", NULL) : NULL;
+    if (!address) {
+        Py_XDECREF(object);
+        return NULL;
+    }
+    *data = PyLong_AsVoidPtr(address);
+    Py_DECREF(address);
+    return object;
+}
+
+/* How the bound inputs lie that the capture reads where they are. */
+static int take_lain(Capture *capture, GraphCall *graph) {
+    for (Py_ssize_t i = 0; i < graph->inputs; i++) {
+        if (graph->input_kinds[i] != 't' || graph->sources[i] >= 0 || capture->copied[i]) continue;
+        PyObject *tensor = PyTuple_GET_ITEM(graph->bound, -1 - graph->sources[i]);
+        void *now = NULL, *data = NULL;
+        if (capture->order->call.data(HANDLE(tensor), &now) || !now || now != capture->words[i]) continue;
+        PyObject *object = storage_object(tensor, &data);
+        if (!object) return -1;
+        Py_DECREF(object);
+        char *impl = IMPL(tensor);
+        void *storage = *(void **)(impl + layout.storage), **place = place_of(storage, data);
+        if (place) capture->lain[i] = (Lain){impl, storage, place, data, *(int64_t *)(impl + layout.storage_offset)};
+    }
+    return 0;
+}
 
 static int add_storage(Capture *capture, PyObject *tensor) {
     void *storage = *(void **)(IMPL(tensor) + layout.storage);
@@ -82,13 +121,8 @@ static int add_storage(Capture *capture, PyObject *tensor) {
         if (capture->held[i].storage == storage) return 0;
     Held *h = &capture->held[capture->held_count++];
     h->storage = storage;
-    h->object = PyObject_CallMethod(tensor, "untyped_storage", NULL);
-    PyObject *address = h->object ? PyObject_CallMethod(h->object, "data_ptr", NULL) : NULL;
-    if (!address) return -1;
-    h->data = PyLong_AsVoidPtr(address);
-    Py_DECREF(address);
-    for (int word = 0; word < STORAGE_WORDS && !h->place; word++)
-        if (((void **)storage)[word] == h->data) h->place = (void **)storage + word;
+    if (!(h->object = storage_object(tensor, &h->data))) return -1;
+    h->place = place_of(storage, h->data);
     h->holders = storage_holders(storage);
     h->references = Py_REFCNT(h->object);
     return h->place ? 0 : -1;
@@ -135,12 +169,13 @@ static Capture *capture_new(PyObject *key, ReplayOrder *order, PyObject *replay,
     capture->replay = Py_NewRef(replay);
     capture->words = PyMem_Calloc(inputs + 1, sizeof(void *));
     capture->copied = PyMem_Calloc(inputs + 1, 1);
+    capture->lain = PyMem_Calloc(inputs + 1, sizeof(Lain));
     capture->copies = PyMem_Calloc(copies + 1, sizeof(Copy));
     capture->rows = PyMem_Calloc((copies > results ? copies : results) + 1, sizeof(CopyRow));
     capture->shapes = PyMem_Calloc(shapes + 1, sizeof(Shape));
     capture->results = PyMem_Calloc(results + 1, sizeof(Result));
     capture->held = PyMem_Calloc(results + 1, sizeof(Held));
-    if (capture->words && capture->copied && capture->copies && capture->rows && capture->shapes && capture->results && capture->held)
+    if (capture->words && capture->copied && capture->lain && capture->copies && capture->rows && capture->shapes && capture->results && capture->held)
         return capture;
     capture_free(capture);
     return NULL;
@@ -177,7 +212,7 @@ static PyObject *replays_add(PyObject *object, PyObject *arguments) {
     capture->launch = (void *)(uintptr_t)launch;
     capture->clones = clones;
     if (take_words(capture, words, inputs) || take_copies(capture, copies, inputs) || take_shapes(capture, shapes, inputs) ||
-        take_results(capture, results, inputs)) {
+        take_lain(capture, self->graph) || take_results(capture, results, inputs)) {
         capture_free(capture);
         return NULL;
     }

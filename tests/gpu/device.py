@@ -44,15 +44,21 @@ def on_device(values: Any, device: str = DEVICE) -> Any:
     return tree_map(move, values)
 
 
+FREE_STRIDES = ("sdpa", "upsample/cl")
+"""Rows whose strides in eager depend on which of several kernels torch takes on a GPU."""
+
+
 def row_on_device(row: Row) -> Row:
     """The row with its inputs on the device: drawn on the CPU, so equal to the CPU's for a seed."""
-    make = row.make
+    make, tags = row.make, row.tags
+    if DEVICE != "cpu" and row.id.startswith(FREE_STRIDES):
+        tags |= {"free_strides"}
 
     def moved(sampler: Sampler) -> tuple[Any, ...]:
         found: tuple[Any, ...] = on_device(make(sampler))
         return found
 
-    return replace(row, make=moved)
+    return replace(row, make=moved, tags=tags)
 
 
 def poison(mebibytes: int = 64) -> None:

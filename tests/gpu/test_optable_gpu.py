@@ -26,8 +26,6 @@ NO_FAKE = frozenset({"lstm_cell-f32"})
 """Rows that torch's tracer cannot follow on a GPU (torch 2.11: the fake of `_thnn_fused_lstm_cell` fails)."""
 OTHER_SUMS = ("chain/patch_embed",)
 """Rows whose convolution is a product here and none in eager: their sums have another order."""
-FREE_STRIDES = ("sdpa", "upsample/cl")
-"""Rows whose strides in eager depend on which of several kernels torch takes on a GPU."""
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -41,9 +39,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def _as_on_a_gpu(row: Row) -> Row:
     if DEVICE == "cpu":
         return row
-    if row.id.startswith(OTHER_SUMS):
-        row = replace(row, ulps=4 * row.ulps)
-    return replace(row, tags=row.tags | {"free_strides"}) if row.id.startswith(FREE_STRIDES) else row
+    return replace(row, ulps=4 * row.ulps) if row.id.startswith(OTHER_SUMS) else row
 
 
 def _failures(rows: Sequence[Row], compile_function: Compile) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +232,33 @@ def test_weights_that_are_written_are_read_and_weights_that_move_are_captured_an
     torch.testing.assert_close(call(x)[0], torch.full((3,), 4.0))
     assert device.captures == 2 and device.replays == 3
     assert device.retired == [recording.outputs[0].data_ptr()]
+
+
+def _elsewhere_in_its_storage(weight: torch.Tensor) -> None:
+    weight.set_(weight.untyped_storage(), 3, (3,), (1,))  # type: ignore[call-overload]
+
+
+def _another_storage(weight: torch.Tensor) -> None:
+    weight.set_(torch.full((3,), 5.0))  # type: ignore[call-overload]
+
+
+def _other_memory_of_its_storage(weight: torch.Tensor) -> None:
+    weight.untyped_storage().resize_(1 << 20)
+    weight.fill_(5)
+
+
+@pytest.mark.parametrize("move", [_elsewhere_in_its_storage, _another_storage, _other_memory_of_its_storage])
+def test_a_weight_that_moves_under_its_tensor_is_noticed(device: FakeDevice, move: Callable[[torch.Tensor], None]) -> None:
+    weight = torch.tensor([1.0, 1, 1, 5, 5, 5])[:3]
+    empty, x = torch.empty(0), torch.ones(3)
+    call = warmed(device, x, lambda x: (x * weight + empty.sum(),), (X, bound("w"), bound("e")), weights=(weight, empty))
+    for _ in range(3):
+        torch.testing.assert_close(call(x)[0], torch.ones(3))
+    assert device.captures == 1 and device.replays == 3
+    move(weight)
+    for _ in range(3):
+        torch.testing.assert_close(call(x)[0], torch.full((3,), 5.0))
+    assert device.captures == 2 and device.replays == 6
 
 
 def test_constants_in_the_hosts_memory_do_not_matter(device: FakeDevice) -> None:
