@@ -70,4 +70,4 @@ _HEAP_TYPE = 1 << 9
 def _has_its_type_for_good(owner: Any) -> bool:
     """Python assigns a `__class__` only from one class made at run time to another, or between kinds of modules (CPython's
     Objects/typeobject.c, `object_set_class`)."""
-    return not type(owner).__flags__ & _HEAP_TYPE and not isinstance(owner, types.ModuleType)
+    return not type(owner).__flags__ & _HEAP_TYPE and not issubclass(type(owner), types.ModuleType)

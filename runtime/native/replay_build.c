@@ -98,16 +98,18 @@ static PyObject *storage_object(PyObject *tensor, void **data) {
     return object;
 }
 
-/* How the bound inputs lie that the capture reads where they are. */
+/* How the bound inputs lie that the capture only reads, where they are. What it writes is asked for its address at each call: that gives
+ * memory of its own to a storage that it shares with another until one of them is written (torch._lazy_clone). */
 static int take_lain(Capture *capture, GraphCall *graph) {
     for (Py_ssize_t i = 0; i < graph->inputs; i++) {
-        if (graph->input_kinds[i] != 't' || graph->sources[i] >= 0 || capture->copied[i]) continue;
-        PyObject *tensor = PyTuple_GET_ITEM(graph->bound, -1 - graph->sources[i]);
+        Py_ssize_t place_in_bound = -1 - (Py_ssize_t)graph->sources[i];
+        if (graph->input_kinds[i] != 't' || graph->sources[i] >= 0 || place_in_bound >= graph->lasting || capture->copied[i]) continue;
+        PyObject *tensor = PyTuple_GET_ITEM(graph->bound, place_in_bound);
         void *now = NULL, *data = NULL;
-        if (capture->order->call.data(HANDLE(tensor), &now) || !now || now != capture->words[i]) continue;
         PyObject *object = storage_object(tensor, &data);
         if (!object) return -1;
-        Py_DECREF(object);
+        Py_DECREF(object); /* asking a subclass may have run Python; from here on nothing does */
+        if (capture->order->call.data(HANDLE(tensor), &now) || !now || now != capture->words[i]) continue;
         char *impl = IMPL(tensor);
         void *storage = *(void **)(impl + layout.storage), **place = place_of(storage, data);
         if (place) capture->lain[i] = (Lain){impl, storage, place, data, *(int64_t *)(impl + layout.storage_offset)};

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -299,6 +300,54 @@ def test_mutated_inputs_are_written_in_place(device: FakeDevice) -> None:
         torch.testing.assert_close(call(x, cache)[0], torch.full((3,), 2.0 * step))
     torch.testing.assert_close(cache, torch.full((3,), 6.0))
     assert device.captures == 1 and device.replays == 4
+
+
+def test_a_written_weight_that_shares_its_memory_until_then_gets_its_own(device: FakeDevice) -> None:
+    cache, x = torch.ones(3), torch.ones(3)
+    written = GraphInput((("local", "self"), ("buffer", "cache")), True, None, mutated=True)
+
+    def run(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if not device.capturing:
+            cache.add_(x)
+        return (cache * 2,)
+
+    call = warmed(device, x, run, (X, written), weights=(cache,))
+    call(x)
+    address, clone = cache.untyped_storage()._cdata, torch._lazy_clone(cache)
+    call(x)
+    assert cache.untyped_storage()._cdata == address and device.captures == 2, "a replay would have written the clone's memory"
+    torch.testing.assert_close(clone, torch.full((3,), 4.0))
+    torch.testing.assert_close(cache, torch.full((3,), 5.0))
+
+
+class _AsksPython(torch.Tensor):
+    """Is given other memory by whoever asks for its storage while `then` is set."""
+
+    then: torch.Tensor | None = None
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if cls.then is not None and getattr(func, "__name__", "") == "untyped_storage" and sys._getframe(1).f_code.co_name == "add":
+            with torch._C.DisableTorchFunctionSubclass():
+                args[0].data = cls.then
+            cls.then = None
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_a_weight_that_moves_while_a_capture_is_kept_is_noticed(native_device: FakeDevice) -> None:
+    weight = torch.ones(3).as_subclass(_AsksPython)
+    x = torch.ones(3)
+
+    def plain() -> torch.Tensor:
+        with torch._C.DisableTorchFunctionSubclass():
+            return weight.detach().as_subclass(torch.Tensor)
+
+    call = warmed(native_device, x, lambda x: (x * plain(),), (X, bound("w")), weights=(weight,))
+    _AsksPython.then = torch.full((3,), 5.0)
+    call(x)
+    assert _AsksPython.then is None, "nobody asked"
+    torch.testing.assert_close(call(x)[0], torch.full((3,), 5.0))
+    assert native_device.captures == 2
 
 
 def test_a_mutated_input_that_keeps_moving_ends_captures(device: FakeDevice, said: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import types
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -473,3 +474,10 @@ def test_whose_class_may_be_assigned(thing: Any, for_good: bool) -> None:
         thing.__class__ = kind
     assert _has_its_type_for_good(thing) == for_good
     assert assigned is not for_good
+
+
+def test_whose_class_may_be_assigned_is_not_asked_of_what_an_object_stands_for() -> None:
+    config = Config()
+    proxy = weakref.proxy(config)
+    del config
+    assert _has_its_type_for_good(proxy)
