@@ -120,6 +120,6 @@ def share_state(cls: type, module: torch.nn.Module, slots: Mapping[str, Any]) ->
 
 
 def wrap_module(module: torch.nn.Module, site: Any, again: Callable[[torch.nn.Module], Any]) -> Any:
-    """`module` with `site.call` in place of its call. `again` compiles another module in the same way (for deepcopy)."""
+    """`module`, whose calls go to `site`. `again` compiles another module in the same way (for deepcopy)."""
     slots = {"_orig_mod": module, "_precast_again": again, "_precast_site": site}
     return share_state(mixed_class(CompiledModule, type(module), tuple(slots)), module, slots)

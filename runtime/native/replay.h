@@ -85,7 +85,6 @@ typedef struct {
     int64_t offset;
 } Lain;
 
-/* One capture. Reference counted apart from Python's objects: a replay may be under way while it is dropped. */
 /* A storage of an output as it is while nobody else holds it. A storage object of Python's counts once, however many hold that object;
  * who resizes a storage replaces its memory. */
 typedef struct {
@@ -96,6 +95,7 @@ typedef struct {
     void **place, *data; /* where it keeps the address of its memory, and that address */
 } Held;
 
+/* One capture. Reference counted apart from Python's objects: a replay may be under way while it is dropped. */
 typedef struct {
     Py_ssize_t users;
     ReplayOrder *order;

@@ -84,7 +84,6 @@ static int take_shapes(Capture *capture, PyObject *shapes, Py_ssize_t inputs) {
     return 0;
 }
 
-
 /* A tensor's storage as Python's object, and where its memory is. NULL with an exception set. */
 static PyObject *storage_object(PyObject *tensor, void **data) {
     PyObject *object = PyObject_CallMethod(tensor, "untyped_storage", NULL);
