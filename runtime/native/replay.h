@@ -78,7 +78,8 @@ typedef struct {
     size_t bytes; /* of the memory from its first element to its last */
 } Result;
 
-/* A bound input as it lay when the capture was made: while all of this is so, its address is what it was. `impl` NULL: not known. */
+/* A bound input as it lay when the capture was made: while all of this is so, and its type and size are those that the graph was compiled
+ * for (which its guards say), its address is what it was. `impl` NULL: not known. */
 typedef struct {
     char *impl;
     void *storage, **place, *data; /* where the storage keeps the address of its memory, and that address */
