@@ -1,4 +1,5 @@
-"""Whether the functions that were traced into still have the code that was compiled. Looked at once per process and function."""
+"""Whether the functions that were traced into still have the code that was compiled. Looked at once per process and function, and again
+where that says no."""
 
 from __future__ import annotations
 
@@ -36,7 +37,11 @@ def changed_code(digests: Mapping[str, str], entry: types.CodeType) -> str:
             continue
         if module.partition(".")[0] in _LIBRARY:
             continue
-        found = module and (wanted in _direct_digests(module, qualname) or wanted in _digests_of(module, qualname))
+        found = module and (
+            wanted in _direct_digests(module, qualname)
+            or wanted in _digests_of(module, qualname)
+            or wanted in _direct_digests_now(module, qualname)  # the code in a function may have been another one when it was looked at
+        )
         if not (found or (not module and wanted == digest(entry))):
             return f"the code of {qualname} in {module or 'the program'} has changed since"
     return ""
@@ -71,8 +76,7 @@ _CHECKS: dict[str, Callable[[str, str, str], str]] = {
 """By what the module part of a digest's name begins with: why what it is about is another one now, of (module, rest, digest)."""
 
 
-@functools.lru_cache(maxsize=8192)
-def _direct_digests(module: str, qualname: str) -> frozenset[str]:
+def _direct_digests_now(module: str, qualname: str) -> frozenset[str]:
     """Digests of what stands in `module` under this name, below decorators too: the common case, without looking through the module.
 
     The traced code had imported the module, so it is imported here where that has not happened yet; a function that is gone has no digest.
@@ -80,6 +84,8 @@ def _direct_digests(module: str, qualname: str) -> frozenset[str]:
     found = load(module)
     return frozenset() if found is MISSING else frozenset(map(digest, direct_code(found, qualname)))
 
+
+_direct_digests = functools.lru_cache(maxsize=8192)(_direct_digests_now)
 
 @functools.lru_cache(maxsize=8192)
 def _digests_of(module: str, qualname: str) -> frozenset[str]:
