@@ -87,6 +87,7 @@ def _direct_digests_now(module: str, qualname: str) -> frozenset[str]:
 
 _direct_digests = functools.lru_cache(maxsize=8192)(_direct_digests_now)
 
+
 @functools.lru_cache(maxsize=8192)
 def _digests_of(module: str, qualname: str) -> frozenset[str]:
     """Digests of all code with this qualified name in `module`: nested functions and what decorators hide, too."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.machinery
 import importlib.util
 import os
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ _lock = Lock()
 
 class _State:
     module: Any = None
-    tables = False  # whether dict tags can be trusted in this Python
+    tables = False  # whether the versions of dicts can be trusted in this Python
     failed = ""
 
 
@@ -87,7 +88,7 @@ def _load(path: Path) -> None:
     except (ImportError, LayoutUnknown, AttributeError) as error:
         _fail(f"the native runtime cannot be used: {error}")
         return
-    _state.tables = tags_are_sound(module)
+    _state.tables = versions_are_sound(module)
     stance.state.listeners.append(module.force_eager)
     module.force_eager(stance.state.detour)
     _state.module = module  # last: threads that ask without the lock take it as it is
@@ -107,20 +108,30 @@ def _set_attribute(target: _Plain, value: int) -> None:
     target.a = value
 
 
-def tags_are_sound(module: Any) -> bool:
-    """Whether every way of writing to an instance's `__dict__` changes its tag. Python 3.13.0 fails (hot attribute writes go unseen)."""
-    if sys.version_info[:3] == (3, 13, 0):
-        return False
+def versions_are_sound(module: Any) -> bool:
+    """Whether a table notices every way of writing to an instance's `__dict__`. The dict tags of Python 3.13.0 do not (hot attribute
+    writes go unseen)."""
     plain = _Plain()
     namespace = plain.__dict__
-    for value in range(1, 200):  # often enough for the interpreter to specialise the store
-        before = module.dict_tag(namespace)
-        _set_attribute(plain, value)
-        if module.dict_tag(namespace) == before:
-            return False
-    for write in (lambda: namespace.update(a=-1), lambda: namespace.pop("a"), lambda: setattr(plain, "b", 1), lambda: delattr(plain, "b")):
-        before = module.dict_tag(namespace)
+
+    def unseen(write: Callable[[], object]) -> bool:
+        table = module.Table()
+        table.dict(namespace, (), True)
+        before = table.check(())
         write()
-        if module.dict_tag(namespace) == before:
-            return False
-    return True
+        return not before or table.check(())
+
+    # as often as it takes for the interpreter to specialise the store
+    hot: list[Callable[[], object]] = [functools.partial(_set_attribute, plain, value) for value in range(1, 200)]
+    others: list[Callable[[], object]] = [
+        lambda: namespace.update(a=-1),
+        lambda: namespace.pop("a"),
+        lambda: setattr(plain, "b", 1),
+        lambda: delattr(plain, "b"),
+        lambda: namespace.setdefault("c", 2),
+        lambda: namespace.popitem(),
+        lambda: namespace.update({"d": 3, "e": 4}),
+        lambda: namespace.clear(),
+        lambda: namespace.update({"d": 3, "e": 4}),
+    ]
+    return not any(unseen(write) for write in (*hot, *others))

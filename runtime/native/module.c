@@ -53,19 +53,15 @@ static PyObject *configure(PyObject *module, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
-/* dict_tag(d): the dict's version tag, for the self-test that decides whether tags can be trusted in this Python. */
-static PyObject *dict_tag(PyObject *module, PyObject *argument) {
-    if (!PyDict_Check(argument)) return PyErr_Format(PyExc_TypeError, "a dict is needed");
-    _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wdeprecated-declarations\"")
-    return PyLong_FromUnsignedLongLong(((PyDictObject *)argument)->ma_version_tag);
-    _Pragma("GCC diagnostic pop")
+static PyObject *changes(PyObject *module, PyObject *unused) {
+    return dicts_are_watched() ? PyLong_FromUnsignedLongLong(dict_changes) : Py_NewRef(Py_None);
 }
 
 static PyMethodDef methods[] = {
     {"read_bytes", read_bytes, METH_VARARGS, "Memory as bytes."},
     {"allocation_size", allocation_size, METH_O, "Bytes usable at a heap address; 0: unknown."},
     {"configure", configure, METH_VARARGS, "Take the probed layout."},
-    {"dict_tag", dict_tag, METH_O, "The version tag of a dict."},
+    {"dict_changes", changes, METH_NOARGS, "How often a dict in a table has changed; None where tables look at each dict's tag."},
     {"force_eager", dispatcher_force_eager, METH_O, "Send every call to the slow path, or stop doing so."},
     {NULL, NULL, 0, NULL},
 };
@@ -75,6 +71,7 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", "preca
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject *module = PyModule_Create(&definition);
     if (!module) return NULL;
+    dict_versions_start();
     if (PyModule_AddType(module, &GraphCall_Type) < 0 || PyModule_AddType(module, &Table_Type) < 0 || PyModule_AddType(module, &Dispatcher_Type) < 0 ||
         PyModule_AddType(module, &ReplayOrder_Type) < 0 || PyModule_AddType(module, &Replays_Type) < 0) {
         Py_DECREF(module);

@@ -59,6 +59,22 @@ static inline int meta_requires_grad(const char *meta) {
 
 static inline int is_tensor(PyObject *object) { return layout.ready && PyObject_TypeCheck(object, layout.tensor_type); }
 
+/* Versions of dicts (versions.c): a number that is another one after each change of the dict. */
+typedef struct Watched Watched;
+typedef struct {
+    const uint64_t *number; /* where it stands while the dict lives and the version is not released */
+    Watched *watched;       /* NULL where the number is the dict's own tag */
+} DictVersion;
+
+/* Once, before the first version is asked for. */
+void dict_versions_start(void);
+/* 0, or -1 with an exception set. The dict has to be kept alive until `dict_version_release`. */
+int dict_version(PyObject *dict, DictVersion *version);
+void dict_version_release(DictVersion *version);
+/* Whether every change of a dict that has a version moves `dict_changes`, too. */
+int dicts_are_watched(void);
+extern uint64_t dict_changes;
+
 /* Memory (apart.c): whether a tensor, whose elements have `numbers[0]` bytes, reaches into none of `count` sorted disjoint ranges that
  * follow; whether two tensors, of elements of numbers[0] and numbers[1] bytes, share no memory. */
 int apart_from_ranges(PyObject *tensor, const int64_t *numbers, Py_ssize_t count);

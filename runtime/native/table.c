@@ -1,6 +1,6 @@
 /* Guard tables: everything that a set of guards read when it last held, flat, so that "nothing has changed" is a few hundred loads.
  *
- * A guard's outcome is a function of what it reads. A table holds each of these reads once (a dict by its version tag, a pointer slot by
+ * A guard's outcome is a function of what it reads. A table holds each of these reads once (a dict by its version, a pointer slot by
  * its content, a type by its version tag, a tensor by the bytes of its TensorImpl), and for a call's own arguments the values they have
  * to have. The recorder (runtime/recorder.py) fills it; every object that it names is kept alive, so that no address is ever reused. */
 #include "native.h"
@@ -19,10 +19,11 @@ typedef struct {
 } Slot;
 
 typedef struct {
-    PyDictObject *dict;
-    uint64_t tag;
+    PyObject *dict;
+    DictVersion version;
+    uint64_t then;
     uint32_t first_key, key_count;
-    int whole; /* a guard depends on all of it: no looking up keys when the tag changed */
+    int whole; /* a guard depends on all of it: no looking up keys when the version changed */
 } Dict;
 
 typedef struct {
@@ -33,6 +34,7 @@ typedef struct {
 
 typedef struct {
     PyDictObject *dict;
+    DictVersion version; /* where dicts are watched, so that this one is */
     Py_ssize_t used;
 } Used;
 
@@ -93,6 +95,7 @@ typedef struct {
     ARRAY(char, bytes);
     ARRAY(Data, data);
     ARRAY(Probe, probes);
+    uint64_t quiet;    /* `dict_changes` when all dicts were last looked at and found unchanged */
     PyObject *refs;    /* list: what the pointers above point to */
     PyObject *checker; /* callable(locals tuple) -> bool for guards that only Python can evaluate, or NULL */
     int values;
@@ -114,11 +117,6 @@ static void *grow(void **array, size_t *count, size_t *room, size_t size, size_t
 #define PUSH(self, name) grow((void **)&(self)->name, &(self)->name##_count, &(self)->name##_room, sizeof(*(self)->name), 1)
 #define PUSH_MANY(self, name, n) grow((void **)&(self)->name, &(self)->name##_count, &(self)->name##_room, sizeof(*(self)->name), n)
 
-#if defined(__GNUC__)
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations" /* ma_version_tag: the self-test at load decides whether it can be trusted */
-#endif
-#define TAG(dict) ((dict)->ma_version_tag)
-
 static int hold(Table *self, PyObject *object) { return PyList_Append(self->refs, object); }
 
 /* ---- checking */
@@ -127,12 +125,12 @@ static int keys_unchanged(Table *self, Dict *entry) {
     if (entry->whole) return 0;
     for (uint32_t i = 0; i < entry->key_count; i++) {
         Key *key = &self->keys[entry->first_key + i];
-        if (_PyDict_GetItem_KnownHash((PyObject *)entry->dict, key->key, key->hash) != key->value) {
+        if (_PyDict_GetItem_KnownHash(entry->dict, key->key, key->hash) != key->value) {
             PyErr_Clear();
             return 0;
         }
     }
-    entry->tag = TAG(entry->dict);
+    entry->then = *entry->version.number;
     return 1;
 }
 
@@ -150,18 +148,25 @@ static void prefetch_tensor(const Tensor *entry) {
     if (entry->meta) PREFETCH(entry->meta + layout.requires_grad);
 }
 
-static int words_unchanged(Table *self) {
-    for (size_t i = 0; i < self->slots_count; i++) {
-        if (i + AHEAD < self->slots_count) PREFETCH(self->slots[i + AHEAD].address);
-        if (*self->slots[i].address != self->slots[i].expected) return 0;
-    }
+static int dicts_unchanged(Table *self) {
+    uint64_t now = dict_changes;
     for (size_t i = 0; i < self->dicts_count; i++) {
-        if (i + AHEAD < self->dicts_count) PREFETCH(&self->dicts[i + AHEAD].dict->ma_used);
-        if (TAG(self->dicts[i].dict) != self->dicts[i].tag && !keys_unchanged(self, &self->dicts[i])) return 0;
+        if (i + AHEAD < self->dicts_count) PREFETCH(self->dicts[i + AHEAD].version.number);
+        if (*self->dicts[i].version.number != self->dicts[i].then && !keys_unchanged(self, &self->dicts[i])) return 0;
     }
     for (size_t i = 0; i < self->used_count; i++) {
         if (i + AHEAD < self->used_count) PREFETCH(&self->used[i + AHEAD].dict->ma_used);
         if (self->used[i].dict->ma_used != self->used[i].used) return 0;
+    }
+    self->quiet = now;
+    return 1;
+}
+
+static int words_unchanged(Table *self) {
+    if (!(self->quiet == dict_changes && dicts_are_watched()) && !dicts_unchanged(self)) return 0;
+    for (size_t i = 0; i < self->slots_count; i++) {
+        if (i + AHEAD < self->slots_count) PREFETCH(self->slots[i + AHEAD].address);
+        if (*self->slots[i].address != self->slots[i].expected) return 0;
     }
     for (size_t i = 0; i < self->types_count; i++)
         if (self->types[i].type->tp_version_tag != self->types[i].tag) return 0;
@@ -343,7 +348,7 @@ static PyObject *table_dict(PyObject *object, PyObject *arguments) {
     PyObject *dict, *keys;
     int whole;
     if (!PyArg_ParseTuple(arguments, "O!O!p", &PyDict_Type, &dict, &PyTuple_Type, &keys, &whole)) return NULL;
-    Dict entry = {(PyDictObject *)dict, TAG((PyDictObject *)dict), (uint32_t)self->keys_count, (uint32_t)PyTuple_GET_SIZE(keys), whole};
+    Dict entry = {.dict = dict, .first_key = (uint32_t)self->keys_count, .key_count = (uint32_t)PyTuple_GET_SIZE(keys), .whole = whole};
     if (hold(self, dict) < 0) return NULL;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys); i++) {
         PyObject *name = PyTuple_GET_ITEM(keys, i);
@@ -356,9 +361,15 @@ static PyObject *table_dict(PyObject *object, PyObject *arguments) {
         if (!key) return NULL;
         *key = (Key){name, hash, value};
     }
+    if (dict_version(dict, &entry.version) < 0) return NULL;
+    entry.then = *entry.version.number;
     Dict *place = PUSH(self, dicts);
-    if (!place) return NULL;
+    if (!place) {
+        dict_version_release(&entry.version);
+        return NULL;
+    }
     *place = entry;
+    self->quiet = UINT64_MAX;
     Py_RETURN_NONE;
 }
 
@@ -366,9 +377,15 @@ static PyObject *table_used(PyObject *object, PyObject *dict) {
     Table *self = (Table *)object;
     if (!PyDict_Check(dict)) Py_RETURN_FALSE;
     if (hold(self, dict) < 0) return NULL;
-    Used *entry = PUSH(self, used);
-    if (!entry) return NULL;
-    *entry = (Used){(PyDictObject *)dict, ((PyDictObject *)dict)->ma_used};
+    Used entry = {.dict = (PyDictObject *)dict, .used = ((PyDictObject *)dict)->ma_used};
+    if (dict_version(dict, &entry.version) < 0) return NULL;
+    Used *place = PUSH(self, used);
+    if (!place) {
+        dict_version_release(&entry.version);
+        return NULL;
+    }
+    *place = entry;
+    self->quiet = UINT64_MAX;
     Py_RETURN_TRUE;
 }
 
@@ -653,8 +670,14 @@ static int table_traverse(PyObject *object, visitproc visit, void *arg) {
     return 0;
 }
 
+static void release_versions(Table *self) {
+    for (size_t i = 0; i < self->dicts_count; i++) dict_version_release(&self->dicts[i].version);
+    for (size_t i = 0; i < self->used_count; i++) dict_version_release(&self->used[i].version);
+}
+
 static int table_clear(PyObject *object) {
     Table *self = (Table *)object;
+    release_versions(self);
     for (size_t i = 0; i < self->live_count; i++) PyMem_Free(self->live[i].numbers);
     self->live_count = self->slots_count = self->dicts_count = self->used_count = self->types_count = self->items_count = self->tensors_count = 0;
     self->probes_count = self->data_count = 0;
@@ -669,6 +692,7 @@ static int table_clear(PyObject *object) {
 static void table_dealloc(PyObject *object) {
     Table *self = (Table *)object;
     PyObject_GC_UnTrack(object);
+    release_versions(self);
     for (size_t i = 0; i < self->live_count; i++) PyMem_Free(self->live[i].numbers);
     Py_XDECREF(self->refs);
     Py_XDECREF(self->checker);

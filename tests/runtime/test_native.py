@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import types
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,15 +99,19 @@ def test_inference_tensors_pass_through(call: Any) -> None:
         torch.testing.assert_close(call(x)[0], x * 2)
 
 
-def test_tags_are_judged_by_behaviour(native_store: Store) -> None:
+def test_dict_versions_are_judged_by_behaviour(native_store: Store) -> None:
     class Blind:
-        """A dict whose tag never changes."""
+        """A table that notices nothing."""
 
         @staticmethod
-        def dict_tag(namespace: dict[str, Any]) -> int:
-            return 1
+        def dict(namespace: dict[str, Any], keys: tuple[str, ...], whole: bool) -> None:
+            assert whole
 
-    assert not native.tags_are_sound(Blind())
+        @staticmethod
+        def check(values: tuple[()]) -> bool:
+            return True
+
+    assert not native.versions_are_sound(types.SimpleNamespace(Table=Blind))
     assert native.tables_work() == (sys.version_info[:3] != (3, 13, 0))
 
 

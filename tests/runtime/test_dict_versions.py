@@ -1,0 +1,158 @@
+"""How guard tables learn that a dict has changed: by its tag, or, from Python 3.12 on, by watching it."""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+import types
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from precast.artifact_store import Store
+from precast.runtime import native
+from tests.children import child
+
+KEYS = tuple(f"k{i}" for i in range(6))
+WATCHED = sys.version_info >= (3, 12)
+
+
+class Thing:
+    """Something with a `__dict__`."""
+
+
+class Sub(dict[Any, Any]):
+    """A dict of a class of its own."""
+
+
+@pytest.fixture
+def module(native_store: Store) -> Any:
+    if not native.tables_work():
+        pytest.skip("this Python's dicts change unseen: there are no tables")
+    return native.loaded()
+
+
+def _subjects() -> list[tuple[str, dict[Any, Any], Any]]:
+    thing, namespace = Thing(), types.ModuleType("namespace")
+    return [
+        ("dict", {}, None),
+        ("ordered", OrderedDict(), None),
+        ("subclass", Sub(), None),
+        ("instance", thing.__dict__, thing),
+        ("module", namespace.__dict__, namespace),
+    ]
+
+
+def _write(draw: random.Random, subject: dict[Any, Any], owner: Any) -> None:
+    key, value = draw.choice(KEYS), draw.choice([None, 1, object()])
+    writes: list[Callable[[], object]] = [
+        lambda: subject.__setitem__(key, value),
+        lambda: subject.pop(key, None),
+        lambda: subject.update({key: value}),
+        lambda: subject.update([(key, value)]),
+        lambda: subject.update(**{key: value}),
+        lambda: subject.setdefault(key, value),
+        lambda: subject.__ior__({key: value}),
+    ]
+    if subject:
+        writes += [subject.popitem, subject.clear]
+    if key in subject:
+        writes += [lambda: subject.__delitem__(key), lambda: subject.__setitem__(key, subject[key])]
+    if owner is not None:
+        writes += [lambda: setattr(owner, key, value)] * 3
+        writes += [lambda: delattr(owner, key)] * (key in subject)
+    draw.choice(writes)()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_writes_are_noticed(module: Any, seed: int) -> None:
+    draw, kept = random.Random(seed), []
+    for name, subject, owner in _subjects():
+        for _ in range(300):
+            table, how, some = module.Table(), draw.choice(["keys", "used", "whole"]), tuple(draw.sample(KEYS, 3))
+
+            def seen(how: str = how, some: tuple[str, ...] = some, subject: dict[Any, Any] = subject) -> list[Any]:
+                """What the table depends on."""
+                return {"keys": [subject.get(k, KEYS) for k in some], "used": [len(subject)], "whole": list(subject.items())}[how]
+
+            if how == "used":
+                table.used(subject)
+            else:
+                table.dict(subject, some if how == "keys" else (), how == "whole")
+            before = seen()
+            assert table.check(())
+            for _ in range(draw.randrange(3)):
+                _write(draw, subject, owner)
+            holds = table.check(())
+            assert table.check(()) == holds, "looking does not change the answer"
+            assert not holds or seen() == before, f"{name}, {how}: a change went unseen"
+            assert holds or how == "whole" or seen() != before, f"{name}, {how}: nothing that counts has changed"
+            kept += [table] * draw.randrange(2)
+
+
+def test_tables_share_a_dict_and_leave_it(module: Any) -> None:
+    subject = {"a": 1}
+    tables = [module.Table() for _ in range(3)]
+    for table in tables:
+        table.dict(subject, ("a",), False)
+        table.used(subject)
+    del tables[1]
+    subject["a"] = 2
+    assert not any(table.check(()) for table in tables)
+    subject["a"] = 1
+    assert all(table.check(()) for table in tables), "as it was"
+    if WATCHED:
+        before = module.dict_changes()
+        subject["a"] = 3
+        assert module.dict_changes() == before + 1
+        tables.clear()
+        del table
+        subject["a"] = 4
+        {}["x"] = subject
+        assert module.dict_changes() == before + 1, "nobody asks any more"
+
+
+def test_garbage_of_tables_and_dicts_in_cycles(module: Any) -> None:
+    for i in range(2000):
+        subject: dict[str, Any] = {}
+        table = module.Table()
+        table.dict(subject, ("a",), False)
+        table.used(subject)
+        subject["table"] = table
+        if i % 3 == 0:
+            subject["a"] = 1
+        del subject, table
+    gc.collect()
+    test_tables_share_a_dict_and_leave_it(module)
+
+
+TAKEN = """
+import ctypes, sys
+from precast.artifact_store import Store
+from precast.runtime import native
+
+watch = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: 0)
+while True:
+    try:
+        ctypes.pythonapi.PyDict_AddWatcher(watch)
+    except RuntimeError as error:
+        break
+module = native.ensure(Store.open(sys.argv[1]))
+assert module.dict_changes() is None
+subject, table = {"a": 1}, module.Table()
+if native.tables_work():
+    table.dict(subject, ("a",), False)
+    assert table.check(())
+    subject["a"] = 2
+    assert not table.check(())
+print("tables work:", native.tables_work())
+"""
+
+
+@pytest.mark.skipif(not WATCHED, reason="dicts are watched from Python 3.12 on")
+def test_when_others_watch_as_much_as_can_be_watched(module: Any, tmp_path: Path) -> None:
+    assert "tables work:" in child(tmp_path, TAKEN, str(tmp_path / "store"))
