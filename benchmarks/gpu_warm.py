@@ -1,12 +1,13 @@
 """A store built without a device, served on one: first answers in fresh processes that cannot import Triton, against torch.compile warm.
 
-    python benchmarks/gpu_warm.py [--rows minilm,gpt2,resnet50,llama1b] [--processes 3] [--no-rival] [--json FILE]
+    python benchmarks/gpu_warm.py [--rows minilm,gpt2,resnet50,llama1b] [--processes 4] [--no-rival] [--json FILE]
     python benchmarks/gpu_warm.py --build STORE [--target cuda:sm_90]      the first half, on any machine
     python benchmarks/gpu_warm.py --store STORE                            the second half, with a store that was carried over
 
 The build sees no device (CUDA_VISIBLE_DEVICES is empty). In the serving processes `triton` is not to be found. The clock starts with
 the model on the device, the device's context and precast's runtime imported, and stops at the first answer. The answer is then compared
-with float32, and with how far eager is from it.
+with float32, and with how far eager is from it. The first process on a machine also reads the device's libraries from its disk, which
+torch.compile's cold process has done before its warm ones: it is judged by itself, and the ratio is of the later ones.
 """
 
 from __future__ import annotations
@@ -116,7 +117,8 @@ def measure(names: list[str], store: Path, folder: Path, processes: int, rival: 
     for name in names:
         try:
             found = [child(["--serve", name, "--store", str(store)], folder, PRECAST_STORE=str(store)) for _ in range(processes)]
-            rows[name] = {**found[-1], "all": [f["seconds"] for f in found], "seconds": statistics.median(f["seconds"] for f in found)}
+            seconds = [f["seconds"] for f in found]
+            rows[name] = {**found[-1], "all": seconds, "first": seconds[0], "seconds": statistics.median(seconds[1:])}
             if rival:
                 theirs = gpu_fresh.cold_and_warm(name, "inductor", folder / name, "cuda", processes, 300)
                 rows[name] |= {"rival": statistics.median(theirs["warm"]), "rival_all": theirs["warm"], "rival_cold": theirs["cold"]}
@@ -131,29 +133,38 @@ def report(rows: dict[str, dict[str, Any]]) -> tuple[str, bool]:
     body, verdicts, good = [], [], True
     for name, r in rows.items():
         if "seconds" not in r:
-            body.append([name, f"failed: {r['failed']}", *["–"] * 5])
+            body.append([name, f"failed: {r['failed']}", *["–"] * 6])
             good = False
             continue
-        every = ", ".join(f"{s * 1e3:.0f}" for s in r["all"])
+        every = ", ".join(f"{s * 1e3:.0f}" for s in r["all"][1:])
         rival = f"{r['rival'] * 1e3:.0f}" if "rival" in r else r.get("failed", "–")
         ratio = f"{r['seconds'] / r['rival']:.3f}" if "rival" in r else "–"
         errors = f"{r['error']:.2e}", f"{r['error'] / r['eager_error']:.2f}"
-        body.append([name, f"{r['seconds'] * 1e3:.0f} ({every})", f"{r['second'] * 1e3:.1f}", rival, ratio, *errors])
+        ours = f"{r['first'] * 1e3:.0f}", f"{r['seconds'] * 1e3:.0f} ({every})"
+        body.append([name, *ours, f"{r['second'] * 1e3:.1f}", rival, ratio, *errors])
         limit = LIMIT_S.get(name, 0.3)
         checks = [(r["seconds"] <= limit, f"{name}: first answer {r['seconds']:.3f} s, limit {limit} s")]
+        checks.append((r["first"] <= limit, f"{name}: the same in the first process on this machine {r['first']:.3f} s"))
         checks.append((r["error"] <= r["eager_error"], f"{name}: error over eager's {r['error'] / r['eager_error']:.3f}, limit 1"))
         if "rival" in r:
             checks.append((r["seconds"] <= r["rival"] / 10, f"{name}: {ratio} of torch.compile's warm first call, limit 0.1"))
         verdicts += [f"- {'met' if met else 'NOT met'}: {text}" for met, text in checks]
         good = good and all(met for met, _ in checks)
-    head = ["", "precast first ms (all)", "second ms", "torch.compile warm ms", "ratio", "error", "÷ eager's"]
+    head = ["", "first process ms", "later ones ms (all)", "second call ms", "torch.compile warm ms", "ratio", "error", "÷ eager's"]
     return "\n".join(["### First answers from a store built without a device", "", table(head, body), "", *verdicts]), good
+
+
+def _several(text: str) -> int:
+    count = int(text)
+    if count < 2:
+        raise argparse.ArgumentTypeError(f"{count} processes: at least two are needed, as the first is judged by itself")
+    return count
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default=",".join(ROWS))
-    parser.add_argument("--processes", type=int, default=3)
+    parser.add_argument("--processes", type=_several, default=4, help="at least two: the first is judged by itself")
     parser.add_argument("--target", default="cuda:sm_90")
     parser.add_argument("--store", type=Path, help="serve this store instead of building one")
     parser.add_argument("--build", type=Path, help="only build, into this folder")
