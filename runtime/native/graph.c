@@ -129,10 +129,10 @@ int graph_words(GraphCall *self, PyObject *const *args, Py_ssize_t count, void *
         PyErr_Format(PyExc_TypeError, "a compiled graph wants %zd arguments, got %zd", self->arguments, count);
         return -1;
     }
-    for (Py_ssize_t i = 0; i < self->inputs; i++) {
-        int source = self->sources[i];
-        if (source == READ) continue;
-        if (graph_word(self, i, source >= 0 ? args[source] : PyTuple_GET_ITEM(self->bound, -1 - source), &words[i]) < 0) return -1;
+    memcpy(words, self->bound_words, self->inputs * sizeof(void *));
+    for (Py_ssize_t k = 0; k < self->given_count; k++) {
+        Py_ssize_t i = self->given[k];
+        if (graph_word(self, i, args[self->sources[i]], &words[i]) < 0) return -1;
     }
     return self->read_count ? fill_reads(self, words) : 0;
 }
@@ -285,14 +285,21 @@ static PyObject *graph_new(PyTypeObject *type, PyObject *arguments, PyObject *ke
     self->sources = PyMem_Calloc(inputs + 1, sizeof(int));
     self->stamps = PyMem_Calloc(count + 1, sizeof(Stamp));
     self->reads = PyMem_Calloc(inputs + 1, sizeof(Read));
+    self->bound_words = PyMem_Calloc(inputs + 1, sizeof(void *));
+    self->given = PyMem_Calloc(inputs + 1, sizeof(Py_ssize_t));
     self->input_kinds = PyMem_Malloc(inputs + 1);
     self->output_kinds = PyMem_Malloc(strlen(output_kinds) + 1);
-    if (!self->sources || !self->stamps || !self->reads || !self->input_kinds || !self->output_kinds) {
+    if (!self->sources || !self->stamps || !self->reads || !self->bound_words || !self->given || !self->input_kinds || !self->output_kinds) {
         Py_DECREF(self);
         return PyErr_NoMemory();
     }
     strcpy(self->input_kinds, input_kinds);
     strcpy(self->output_kinds, output_kinds);
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (!is_tensor(PyTuple_GET_ITEM(bound, i))) {
+            Py_DECREF(self);
+            return PyErr_Format(PyExc_TypeError, "bound input %zd is not a tensor", i);
+        }
     for (Py_ssize_t i = 0; i < inputs; i++) {
         PyObject *given = PyTuple_GET_ITEM(sources, i);
         if (PyTuple_Check(given)) {
@@ -303,18 +310,17 @@ static PyObject *graph_new(PyTypeObject *type, PyObject *arguments, PyObject *ke
             continue;
         }
         int source = (int)PyLong_AsLong(given);
-        if (source < -count || PyErr_Occurred()) {
+        if (source < -count || PyErr_Occurred() || (source < 0 && input_kinds[i] != 't')) {
             Py_DECREF(self);
-            return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "input %zd: there is no bound tensor %d", i, -1 - source);
+            return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "input %zd: there is no bound tensor %d for it", i, -1 - source);
         }
         self->sources[i] = source;
-        if (source + 1 > arguments_needed) arguments_needed = source + 1;
-    }
-    for (Py_ssize_t i = 0; i < count; i++)
-        if (!is_tensor(PyTuple_GET_ITEM(bound, i))) {
-            Py_DECREF(self);
-            return PyErr_Format(PyExc_TypeError, "bound input %zd is not a tensor", i);
+        if (source < 0) self->bound_words[i] = HANDLE(PyTuple_GET_ITEM(bound, -1 - source));
+        else {
+            self->given[self->given_count++] = i;
+            if (source + 1 > arguments_needed) arguments_needed = source + 1;
         }
+    }
     self->run = (run_function)(uintptr_t)run;
     self->prepare = (prepare_function)(uintptr_t)prepare;
     self->release = (release_function)(uintptr_t)release;
@@ -356,6 +362,8 @@ static void graph_dealloc(PyObject *object) {
     PyMem_Free(self->sources);
     PyMem_Free(self->stamps);
     PyMem_Free(self->reads);
+    PyMem_Free(self->bound_words);
+    PyMem_Free(self->given);
     PyMem_Free(self->input_kinds);
     PyMem_Free(self->output_kinds);
     Py_TYPE(object)->tp_free(object);
