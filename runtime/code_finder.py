@@ -1,5 +1,5 @@
-"""Whether the functions that were traced into still have the code that was compiled. Looked at once per process and function, and again
-where that says no."""
+"""Whether the functions that were traced into still have the code that was compiled. Looked at once per process and function; what stands
+under a function's own name is looked at again where that says no."""
 
 from __future__ import annotations
 

@@ -109,14 +109,14 @@ def _set_attribute(target: _Plain, value: int) -> None:
 
 
 def versions_are_sound(module: Any) -> bool:
-    """Whether a table notices every way of writing to an instance's `__dict__`. The dict tags of Python 3.13.0 do not (hot attribute
-    writes go unseen)."""
+    """Whether a table notices every way of writing to an instance's `__dict__`. In Python 3.13.0 hot attribute writes go unseen."""
     plain = _Plain()
     namespace = plain.__dict__
 
     def unseen(write: Callable[[], object]) -> bool:
         table = module.Table()
         table.dict(namespace, (), True)
+        table.watch()
         before = table.check(())
         write()
         return not before or table.check(())

@@ -61,6 +61,7 @@ class TableReads:
         """Dicts are noted at the end: by then all keys that were read are known."""
         for namespace, keys, whole in self._dicts.values():
             self.table.dict(namespace, tuple(keys), whole)
+        self.table.watch()
 
 
 _HEAP_TYPE = 1 << 9

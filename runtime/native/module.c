@@ -54,14 +54,14 @@ static PyObject *configure(PyObject *module, PyObject *arguments) {
 }
 
 static PyObject *changes(PyObject *module, PyObject *unused) {
-    return dicts_are_watched() ? PyLong_FromUnsignedLongLong(dict_changes) : Py_NewRef(Py_None);
+    return dicts_can_be_watched() ? PyLong_FromUnsignedLongLong(dict_changes) : Py_NewRef(Py_None);
 }
 
 static PyMethodDef methods[] = {
     {"read_bytes", read_bytes, METH_VARARGS, "Memory as bytes."},
     {"allocation_size", allocation_size, METH_O, "Bytes usable at a heap address; 0: unknown."},
     {"configure", configure, METH_VARARGS, "Take the probed layout."},
-    {"dict_changes", changes, METH_NOARGS, "How often a dict in a table has changed; None where tables look at each dict's tag."},
+    {"dict_changes", changes, METH_NOARGS, "How often watched dicts have changed; None where none can be watched."},
     {"force_eager", dispatcher_force_eager, METH_O, "Send every call to the slow path, or stop doing so."},
     {NULL, NULL, 0, NULL},
 };
@@ -71,7 +71,7 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", "preca
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject *module = PyModule_Create(&definition);
     if (!module) return NULL;
-    dict_versions_start();
+    dict_watching_start();
     if (PyModule_AddType(module, &GraphCall_Type) < 0 || PyModule_AddType(module, &Table_Type) < 0 || PyModule_AddType(module, &Dispatcher_Type) < 0 ||
         PyModule_AddType(module, &ReplayOrder_Type) < 0 || PyModule_AddType(module, &Replays_Type) < 0) {
         Py_DECREF(module);

@@ -9,6 +9,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined(__GNUC__)
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations" /* ma_version_tag: the self-test at load decides whether it can be trusted */
+#endif
+
 typedef int32_t (*shim_delete)(void *handle);
 typedef int32_t (*shim_pointer)(void *handle, void **value);
 typedef int32_t (*shim_new)(void *handle, void **result);
@@ -59,21 +63,18 @@ static inline int meta_requires_grad(const char *meta) {
 
 static inline int is_tensor(PyObject *object) { return layout.ready && PyObject_TypeCheck(object, layout.tensor_type); }
 
-/* Versions of dicts (versions.c): a number that is another one after each change of the dict. */
+/* Watching dicts (watch.c). `dict_changes` moves with each change of a watched one. */
 typedef struct Watched Watched;
-typedef struct {
-    const uint64_t *number; /* where it stands while the dict lives and the version is not released */
-    Watched *watched;       /* NULL where the number is the dict's own tag */
-} DictVersion;
-
-/* Once, before the first version is asked for. */
-void dict_versions_start(void);
-/* 0, or -1 with an exception set. The dict has to be kept alive until `dict_version_release`. */
-int dict_version(PyObject *dict, DictVersion *version);
-void dict_version_release(DictVersion *version);
-/* Whether every change of a dict that has a version moves `dict_changes`, too. */
-int dicts_are_watched(void);
 extern uint64_t dict_changes;
+void dict_watching_start(void); /* once */
+int dicts_can_be_watched(void);
+/* NULL with an exception set. Each call is taken back by one of `dict_unwatch`, until when the dict has to be kept alive. */
+Watched *dict_watch(PyObject *dict);
+void dict_unwatch(Watched *entry); /* NULL: nothing */
+/* Asked in this order, without Python in between, after dicts were watched: only after 0 from the first and 1 from the second will every
+ * change of the dict be seen. The first gives -1 with an exception set. */
+int dict_watches_may_be_lost(void);
+int dict_watch_holds(Watched *entry);
 
 /* Memory (apart.c): whether a tensor, whose elements have `numbers[0]` bytes, reaches into none of `count` sorted disjoint ranges that
  * follow; whether two tensors, of elements of numbers[0] and numbers[1] bytes, share no memory. */

@@ -1,6 +1,6 @@
 /* Guard tables: everything that a set of guards read when it last held, flat, so that "nothing has changed" is a few hundred loads.
  *
- * A guard's outcome is a function of what it reads. A table holds each of these reads once (a dict by its version, a pointer slot by
+ * A guard's outcome is a function of what it reads. A table holds each of these reads once (a dict by its version tag, a pointer slot by
  * its content, a type by its version tag, a tensor by the bytes of its TensorImpl), and for a call's own arguments the values they have
  * to have. The recorder (runtime/recorder.py) fills it; every object that it names is kept alive, so that no address is ever reused. */
 #include "native.h"
@@ -19,11 +19,11 @@ typedef struct {
 } Slot;
 
 typedef struct {
-    PyObject *dict;
-    DictVersion version;
-    uint64_t then;
+    PyDictObject *dict;
+    Watched *watched; /* or NULL */
+    uint64_t tag;
     uint32_t first_key, key_count;
-    int whole; /* a guard depends on all of it: no looking up keys when the version changed */
+    int whole; /* a guard depends on all of it: no looking up keys when the tag changed */
 } Dict;
 
 typedef struct {
@@ -34,7 +34,7 @@ typedef struct {
 
 typedef struct {
     PyDictObject *dict;
-    DictVersion version; /* where dicts are watched, so that this one is */
+    Watched *watched; /* or NULL */
     Py_ssize_t used;
 } Used;
 
@@ -95,7 +95,8 @@ typedef struct {
     ARRAY(char, bytes);
     ARRAY(Data, data);
     ARRAY(Probe, probes);
-    uint64_t quiet;    /* `dict_changes` when all dicts were last looked at and found unchanged */
+    int watched;       /* whether all dicts are */
+    uint64_t quiet;    /* if so: `dict_changes` when they were last looked at and found unchanged */
     PyObject *refs;    /* list: what the pointers above point to */
     PyObject *checker; /* callable(locals tuple) -> bool for guards that only Python can evaluate, or NULL */
     int values;
@@ -117,20 +118,31 @@ static void *grow(void **array, size_t *count, size_t *room, size_t size, size_t
 #define PUSH(self, name) grow((void **)&(self)->name, &(self)->name##_count, &(self)->name##_room, sizeof(*(self)->name), 1)
 #define PUSH_MANY(self, name, n) grow((void **)&(self)->name, &(self)->name##_count, &(self)->name##_room, sizeof(*(self)->name), n)
 
+#if PY_VERSION_HEX >= 0x030D0000
+#define WATCHER_BITS 12 /* of a tag: who watches the dict is no part of what it holds (CPython's Include/internal/pycore_dict.h) */
+#elif PY_VERSION_HEX >= 0x030C0000
+#define WATCHER_BITS 8
+#else
+#define WATCHER_BITS 0
+#endif
+#define TAG(dict) ((dict)->ma_version_tag >> WATCHER_BITS)
+
 static int hold(Table *self, PyObject *object) { return PyList_Append(self->refs, object); }
 
 /* ---- checking */
 
 static int keys_unchanged(Table *self, Dict *entry) {
     if (entry->whole) return 0;
+    uint64_t tag = TAG(entry->dict);
     for (uint32_t i = 0; i < entry->key_count; i++) {
         Key *key = &self->keys[entry->first_key + i];
-        if (_PyDict_GetItem_KnownHash(entry->dict, key->key, key->hash) != key->value) {
-            PyErr_Clear();
+        PyObject *value = _PyDict_GetItem_KnownHash((PyObject *)entry->dict, key->key, key->hash);
+        if (value != key->value || (!value && PyErr_Occurred())) {
+            PyErr_Clear(); /* from comparing with a key of another kind: the checker meets it, too */
             return 0;
         }
     }
-    entry->then = *entry->version.number;
+    entry->tag = tag;
     return 1;
 }
 
@@ -151,8 +163,8 @@ static void prefetch_tensor(const Tensor *entry) {
 static int dicts_unchanged(Table *self) {
     uint64_t now = dict_changes;
     for (size_t i = 0; i < self->dicts_count; i++) {
-        if (i + AHEAD < self->dicts_count) PREFETCH(self->dicts[i + AHEAD].version.number);
-        if (*self->dicts[i].version.number != self->dicts[i].then && !keys_unchanged(self, &self->dicts[i])) return 0;
+        if (i + AHEAD < self->dicts_count) PREFETCH(&self->dicts[i + AHEAD].dict->ma_used);
+        if (TAG(self->dicts[i].dict) != self->dicts[i].tag && !keys_unchanged(self, &self->dicts[i])) return 0;
     }
     for (size_t i = 0; i < self->used_count; i++) {
         if (i + AHEAD < self->used_count) PREFETCH(&self->used[i + AHEAD].dict->ma_used);
@@ -163,7 +175,7 @@ static int dicts_unchanged(Table *self) {
 }
 
 static int words_unchanged(Table *self) {
-    if (!(self->quiet == dict_changes && dicts_are_watched()) && !dicts_unchanged(self)) return 0;
+    if (!(self->watched && self->quiet == dict_changes) && !dicts_unchanged(self)) return 0;
     for (size_t i = 0; i < self->slots_count; i++) {
         if (i + AHEAD < self->slots_count) PREFETCH(self->slots[i + AHEAD].address);
         if (*self->slots[i].address != self->slots[i].expected) return 0;
@@ -350,7 +362,7 @@ static PyObject *table_dict(PyObject *object, PyObject *arguments) {
     PyObject *dict, *keys;
     int whole;
     if (!PyArg_ParseTuple(arguments, "O!O!p", &PyDict_Type, &dict, &PyTuple_Type, &keys, &whole)) return NULL;
-    Dict entry = {.dict = dict, .first_key = (uint32_t)self->keys_count, .key_count = (uint32_t)PyTuple_GET_SIZE(keys), .whole = whole};
+    Dict entry = {(PyDictObject *)dict, NULL, TAG((PyDictObject *)dict), (uint32_t)self->keys_count, (uint32_t)PyTuple_GET_SIZE(keys), whole};
     if (hold(self, dict) < 0) return NULL;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys); i++) {
         PyObject *name = PyTuple_GET_ITEM(keys, i);
@@ -363,15 +375,9 @@ static PyObject *table_dict(PyObject *object, PyObject *arguments) {
         if (!key) return NULL;
         *key = (Key){name, hash, value};
     }
-    if (dict_version(dict, &entry.version) < 0) return NULL;
-    entry.then = *entry.version.number;
     Dict *place = PUSH(self, dicts);
-    if (!place) {
-        dict_version_release(&entry.version);
-        return NULL;
-    }
+    if (!place) return NULL;
     *place = entry;
-    self->quiet = UINT64_MAX;
     Py_RETURN_NONE;
 }
 
@@ -379,16 +385,40 @@ static PyObject *table_used(PyObject *object, PyObject *dict) {
     Table *self = (Table *)object;
     if (!PyDict_Check(dict)) Py_RETURN_FALSE;
     if (hold(self, dict) < 0) return NULL;
-    Used entry = {.dict = (PyDictObject *)dict, .used = ((PyDictObject *)dict)->ma_used};
-    if (dict_version(dict, &entry.version) < 0) return NULL;
-    Used *place = PUSH(self, used);
-    if (!place) {
-        dict_version_release(&entry.version);
-        return NULL;
-    }
-    *place = entry;
-    self->quiet = UINT64_MAX;
+    Used *entry = PUSH(self, used);
+    if (!entry) return NULL;
+    *entry = (Used){(PyDictObject *)dict, NULL, ((PyDictObject *)dict)->ma_used};
     Py_RETURN_TRUE;
+}
+
+static void unwatch(Table *self) {
+    self->watched = 0;
+    for (size_t i = 0; i < self->dicts_count; i++) {
+        dict_unwatch(self->dicts[i].watched);
+        self->dicts[i].watched = NULL;
+    }
+    for (size_t i = 0; i < self->used_count; i++) {
+        dict_unwatch(self->used[i].watched);
+        self->used[i].watched = NULL;
+    }
+}
+
+/* watch() -> whether all dicts are watched from now on; to be called when all are in. They are looked at once more after that: by then
+ * any of them may be another one than when it was put in. */
+static PyObject *table_watch(PyObject *object, PyObject *unused) {
+    Table *self = (Table *)object;
+    if (!dicts_can_be_watched() || self->watched) return PyBool_FromLong(self->watched);
+    int holds = 1;
+    for (size_t i = 0; holds && i < self->dicts_count; i++) holds = (self->dicts[i].watched = dict_watch((PyObject *)self->dicts[i].dict)) != NULL;
+    for (size_t i = 0; holds && i < self->used_count; i++) holds = (self->used[i].watched = dict_watch((PyObject *)self->used[i].dict)) != NULL;
+    if (holds) holds = dict_watches_may_be_lost() == 0;
+    for (size_t i = 0; holds && i < self->dicts_count; i++) holds = dict_watch_holds(self->dicts[i].watched);
+    for (size_t i = 0; holds && i < self->used_count; i++) holds = dict_watch_holds(self->used[i].watched);
+    if (!holds) unwatch(self);
+    if (PyErr_Occurred()) return NULL;
+    self->watched = holds;
+    self->quiet = dict_changes - 1; /* none that has been looked at */
+    return PyBool_FromLong(holds);
 }
 
 static PyObject *table_type(PyObject *object, PyObject *argument) {
@@ -672,14 +702,9 @@ static int table_traverse(PyObject *object, visitproc visit, void *arg) {
     return 0;
 }
 
-static void release_versions(Table *self) {
-    for (size_t i = 0; i < self->dicts_count; i++) dict_version_release(&self->dicts[i].version);
-    for (size_t i = 0; i < self->used_count; i++) dict_version_release(&self->used[i].version);
-}
-
 static int table_clear(PyObject *object) {
     Table *self = (Table *)object;
-    release_versions(self);
+    unwatch(self);
     for (size_t i = 0; i < self->live_count; i++) PyMem_Free(self->live[i].numbers);
     self->live_count = self->slots_count = self->dicts_count = self->used_count = self->types_count = self->items_count = self->tensors_count = 0;
     self->probes_count = self->data_count = 0;
@@ -694,7 +719,7 @@ static int table_clear(PyObject *object) {
 static void table_dealloc(PyObject *object) {
     Table *self = (Table *)object;
     PyObject_GC_UnTrack(object);
-    release_versions(self);
+    unwatch(self);
     for (size_t i = 0; i < self->live_count; i++) PyMem_Free(self->live[i].numbers);
     Py_XDECREF(self->refs);
     Py_XDECREF(self->checker);
@@ -708,6 +733,7 @@ static PyMethodDef table_methods[] = {
     {"slot", table_slot, METH_VARARGS, "slot(owner, kind): depend on a pointer of an object; False where it has none."},
     {"dict", table_dict, METH_VARARGS, "dict(d, keys, whole): depend on keys of a dict, or on all of it."},
     {"used", table_used, METH_O, "Depend on the number of entries of a dict."},
+    {"watch", table_watch, METH_NOARGS, "Watch all dicts, so that only a change makes a check look at them; False where that cannot be."},
     {"type", table_type, METH_O, "Depend on a class and its bases; False where it has no version."},
     {"items", table_items, METH_O, "Depend on the items of a list."},
     {"tensor", table_tensor, METH_O, "Depend on all properties of a tensor."},

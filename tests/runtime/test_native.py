@@ -108,6 +108,10 @@ def test_dict_versions_are_judged_by_behaviour(native_store: Store) -> None:
             assert whole
 
         @staticmethod
+        def watch() -> bool:
+            return True
+
+        @staticmethod
         def check(values: tuple[()]) -> bool:
             return True
 
