@@ -120,6 +120,24 @@ def _ndtri(p: Value) -> Value:
     return v.where(v.both(v.gt(p, zero), v.lt(p, one)), found, edge)
 
 
+def _cotangent_of_pi(part: Value) -> Value:
+    """cot(pi * part), for at most a half on either side of 0, with what the rounding of that angle leaves out made up for.
+
+    Both factors are split so that the product of their first parts is exact; the sum by Dekker's fast two-sum.
+    """
+    single = part.dtype.compute is DType.F32
+    step = 2.0**11 if single else 2.0**25
+    first = round(math.pi * step) / step
+    second = math.pi - first + (0.0 if single else 1.2246467991473532e-16)
+    high = v.mul(alu(Op.ROUND, v.mul(part, const(part, step))), const(part, 1 / step))
+    angle = v.mul(const(part, first), high)
+    rest = v.add(v.mul(const(part, first), v.sub(part, high)), v.mul(const(part, second), part))
+    whole = v.add(angle, rest)
+    missing = v.sub(rest, v.sub(whole, angle))
+    found = v.div(const(part, 1.0), alu(Op.TAN, whole))
+    return v.sub(found, v.add(missing, v.mul(v.mul(missing, found), found)))
+
+
 def _digamma(x: Value) -> Value:
     """Reflected to the right half, stepped up to at least 10, then the asymptotic series."""
     zero, one, ten = const(x, 0.0), const(x, 1.0), const(x, 10.0)
@@ -132,8 +150,8 @@ def _digamma(x: Value) -> Value:
         at = v.where(short, v.add(at, one), at)
     z = v.div(one, v.mul(at, at))
     right = v.sub(v.sub(v.add(total, alu(Op.LOG, at)), v.div(const(x, 0.5), at)), v.mul(z, _polynomial(z, series.DIGAMMA)))
-    part = v.sub(x, alu(Op.ROUND, x))  # exact, and the tangent has that period
-    left = v.sub(right, v.div(const(x, math.pi), alu(Op.TAN, v.mul(const(x, math.pi), part))))
+    part = v.sub(x, alu(Op.ROUND, x))  # exact, and the cotangent has that period
+    left = v.sub(right, v.mul(const(x, math.pi), _cotangent_of_pi(part)))
     left = v.where(v.eq(part, zero), const(x, math.nan), left)
     pole = alu(Op.COPYSIGN, const(x, math.inf), v.neg(x))
     return v.where(v.eq(x, zero), pole, v.where(negative, v.where(tx.compare(Op.ISINF, x), const(x, math.nan), left), right))
