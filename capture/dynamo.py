@@ -47,6 +47,7 @@ CONFIG: dict[str, Any] = {
     "record_runtime_overhead": False,
     "error_on_recompile": False,
     "suppress_errors": False,
+    "skip_guards_on_constant_func_defaults": False,  # torch 2.11 takes the defaults of functions for constants of the process
 }
 
 

@@ -120,22 +120,28 @@ def _ndtri(p: Value) -> Value:
     return v.where(v.both(v.gt(p, zero), v.lt(p, one)), found, edge)
 
 
+_PI_BEYOND_DOUBLE = 1.2246467991473532e-16
+"""pi less `math.pi`."""
+
+
 def _cotangent_of_pi(part: Value) -> Value:
     """cot(pi * part), for at most a half on either side of 0, with what the rounding of that angle leaves out made up for.
 
-    Both factors are split so that the product of their first parts is exact; the sum by Dekker's fast two-sum.
+    Both factors are split so that the product of their first parts is exact; the sum by Dekker's fast two-sum (T. J. Dekker, "A
+    floating-point technique for extending the available precision", 1971).
     """
     single = part.dtype.compute is DType.F32
     step = 2.0**11 if single else 2.0**25
     first = round(math.pi * step) / step
-    second = math.pi - first + (0.0 if single else 1.2246467991473532e-16)
+    second = math.pi - first + (0.0 if single else _PI_BEYOND_DOUBLE)
     high = v.mul(alu(Op.ROUND, v.mul(part, const(part, step))), const(part, 1 / step))
     angle = v.mul(const(part, first), high)
     rest = v.add(v.mul(const(part, first), v.sub(part, high)), v.mul(const(part, second), part))
     whole = v.add(angle, rest)
     missing = v.sub(rest, v.sub(whole, angle))
     found = v.div(const(part, 1.0), alu(Op.TAN, whole))
-    return v.sub(found, v.add(missing, v.mul(v.mul(missing, found), found)))
+    better = v.sub(found, v.add(missing, v.mul(v.mul(missing, found), found)))
+    return v.where(tx.compare(Op.ISINF, found), found, better)
 
 
 def _digamma(x: Value) -> Value:

@@ -34,9 +34,9 @@ typedef struct {
     release_function release;
     void *const *table;
     Py_ssize_t inputs, outputs, arguments;
-    int *sources;      /* per input: >= 0 argument position, < 0 bound tensor -1 - i, READ */
-    void **bound_words;  /* per input: the handle of its bound tensor, which is the same for good; of no meaning for the others */
-    Py_ssize_t *given;   /* inputs that are arguments */
+    int *sources;       /* per input: >= 0 argument position, < 0 bound tensor -1 - i, READ */
+    void **bound_words; /* per input: the handle of its bound tensor, which is the same for good; of no meaning for the others */
+    Py_ssize_t *given;  /* inputs that are arguments */
     Py_ssize_t given_count;
     Read *reads;
     Py_ssize_t read_count;

@@ -23,8 +23,12 @@ typedef struct {
     Watched *watched; /* or NULL */
     uint64_t tag;
     uint32_t first_key, key_count;
-    int whole; /* a guard depends on all of it: no looking up keys when the tag changed */
 } Dict;
+
+typedef struct {
+    PyDictObject *dict;
+    uint64_t tag;
+} Whole;
 
 typedef struct {
     PyObject *key;
@@ -85,7 +89,8 @@ typedef struct {
     PyObject_HEAD
     ARRAY(Live, live);
     ARRAY(Slot, slots);
-    ARRAY(Dict, dicts);
+    ARRAY(Dict, dicts);   /* of which some keys count */
+    ARRAY(Whole, wholes); /* of which everything counts */
     ARRAY(Key, keys);
     ARRAY(Used, used);
     ARRAY(Type, types);
@@ -132,7 +137,6 @@ static int hold(Table *self, PyObject *object) { return PyList_Append(self->refs
 /* ---- checking */
 
 static int keys_unchanged(Table *self, Dict *entry) {
-    if (entry->whole) return 0;
     uint64_t tag = TAG(entry->dict);
     for (uint32_t i = 0; i < entry->key_count; i++) {
         Key *key = &self->keys[entry->first_key + i];
@@ -174,8 +178,17 @@ static int dicts_unchanged(Table *self) {
     return 1;
 }
 
+/* Never by what the watcher said: a destructor of a value that is being replaced may ask in the middle of the change, when the tag is
+ * still the old one. (A value that `dicts` depend on is held, and so not destroyed.) */
+static int wholes_unchanged(Table *self) {
+    for (size_t i = 0; i < self->wholes_count; i++)
+        if (TAG(self->wholes[i].dict) != self->wholes[i].tag) return 0;
+    return 1;
+}
+
 static int words_unchanged(Table *self) {
     if (!(self->watched && self->quiet == dict_changes) && !dicts_unchanged(self)) return 0;
+    if (!wholes_unchanged(self)) return 0;
     for (size_t i = 0; i < self->slots_count; i++) {
         if (i + AHEAD < self->slots_count) PREFETCH(self->slots[i + AHEAD].address);
         if (*self->slots[i].address != self->slots[i].expected) return 0;
@@ -362,8 +375,14 @@ static PyObject *table_dict(PyObject *object, PyObject *arguments) {
     PyObject *dict, *keys;
     int whole;
     if (!PyArg_ParseTuple(arguments, "O!O!p", &PyDict_Type, &dict, &PyTuple_Type, &keys, &whole)) return NULL;
-    Dict entry = {(PyDictObject *)dict, NULL, TAG((PyDictObject *)dict), (uint32_t)self->keys_count, (uint32_t)PyTuple_GET_SIZE(keys), whole};
+    Dict entry = {(PyDictObject *)dict, NULL, TAG((PyDictObject *)dict), (uint32_t)self->keys_count, (uint32_t)PyTuple_GET_SIZE(keys)};
     if (hold(self, dict) < 0) return NULL;
+    if (whole) {
+        Whole *place = PUSH(self, wholes);
+        if (!place) return NULL;
+        *place = (Whole){entry.dict, entry.tag};
+        Py_RETURN_NONE;
+    }
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys); i++) {
         PyObject *name = PyTuple_GET_ITEM(keys, i);
         Py_hash_t hash = PyObject_Hash(name);
@@ -403,7 +422,7 @@ static void unwatch(Table *self) {
     }
 }
 
-/* watch() -> whether all dicts are watched from now on; to be called when all are in. They are looked at once more after that: by then
+/* watch() -> whether all dicts of which keys or the length count are watched from now on; to be called when all are in. They are looked at once more after that: by then
  * any of them may be another one than when it was put in. */
 static PyObject *table_watch(PyObject *object, PyObject *unused) {
     Table *self = (Table *)object;
@@ -685,7 +704,8 @@ static PyObject *table_check_method(PyObject *object, PyObject *locals) {
 
 static PyObject *table_sizes(PyObject *object, PyObject *unused) {
     Table *self = (Table *)object;
-    return Py_BuildValue("{s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:O}", "live", self->live_count, "slots", self->slots_count, "dicts", self->dicts_count,
+    return Py_BuildValue("{s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:O}", "live", self->live_count, "slots", self->slots_count, "dicts", self->dicts_count,
+                         "whole dicts", self->wholes_count,
                          "used", self->used_count, "types", self->types_count, "lists", self->items_count, "tensors", self->tensors_count, "probes",
                          self->probes_count, "python", self->checker ? Py_True : Py_False);
 }
@@ -706,7 +726,7 @@ static int table_clear(PyObject *object) {
     Table *self = (Table *)object;
     unwatch(self);
     for (size_t i = 0; i < self->live_count; i++) PyMem_Free(self->live[i].numbers);
-    self->live_count = self->slots_count = self->dicts_count = self->used_count = self->types_count = self->items_count = self->tensors_count = 0;
+    self->live_count = self->slots_count = self->dicts_count = self->wholes_count = self->used_count = self->types_count = self->items_count = self->tensors_count = 0;
     self->probes_count = self->data_count = 0;
     Live *op = PUSH(self, live); /* a cleared table holds for no call */
     if (op) *op = (Live){.kind = LOCAL, .count = PY_SSIZE_T_MAX};
@@ -723,7 +743,7 @@ static void table_dealloc(PyObject *object) {
     for (size_t i = 0; i < self->live_count; i++) PyMem_Free(self->live[i].numbers);
     Py_XDECREF(self->refs);
     Py_XDECREF(self->checker);
-    void *arrays[] = {self->live, self->slots, self->dicts, self->keys, self->used, self->types, self->items, self->pointers, self->tensors, self->bytes, self->data,
+    void *arrays[] = {self->live, self->slots, self->dicts, self->wholes, self->keys, self->used, self->types, self->items, self->pointers, self->tensors, self->bytes, self->data,
                       self->probes};
     for (size_t i = 0; i < sizeof(arrays) / sizeof(*arrays); i++) PyMem_Free(arrays[i]);
     Py_TYPE(object)->tp_free(object);

@@ -197,6 +197,7 @@ def _unary(table: Table) -> None:
         table.add(f"{name}/domain", fn, _between(low, high), dtypes, tags="triton", ulps=16)
         if name not in ("lgamma", "tan"):
             table.add(f"{name}/special", fn, lambda s: (s.special(3, 13),), (F32,), ulps=16)
+    table.add("digamma/subnormal", torch.digamma, lambda s: (s.uniform(4, 9, low=-1.1e-38, high=-1e-45),), (F32, BF16), tags="triton")
     for name, fn in [
         ("isnan", torch.isnan),
         ("isinf", torch.isinf),

@@ -176,6 +176,21 @@ def test_a_table_that_is_made_while_a_value_is_let_go_of(module: Any) -> None:
     assert not early.check(()) and not late.check(())
 
 
+def test_a_table_that_is_asked_while_a_value_is_let_go_of(module: Any) -> None:
+    """In the middle of the specialised store the dict's tag is still the old one."""
+    thing, answers = Thing(), []
+    thing.__dict__ = {"k0": 0, "other": 0}
+    for i in range(100):
+        _hot_store(thing, i)
+    _hot_store(thing, Finalised(lambda: answers.append(table.check(()))))
+    table = module.Table()
+    table.dict(thing.__dict__, (), True)
+    table.watch()
+    assert table.check(())
+    _hot_store(thing, "another")
+    assert len(answers) == 1 and not table.check(())
+
+
 def test_a_compiled_call_in_a_destructor(module: Any, tmp_path: Path) -> None:
     settings = Thing()
     settings.__dict__ = {"k0": 0, "scale": 1.0}

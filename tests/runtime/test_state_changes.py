@@ -265,6 +265,47 @@ def test_defaults_are_replaced(breaks: bool, together: Callable[[Callable[..., A
     program.check(X)
 
 
+class Defaults(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.method(x) + self.static(x) + defaulted(x) + self.of_class(x)
+
+    def method(self, x: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
+        return x * scale
+
+    @staticmethod
+    def static(x: torch.Tensor, scale: float = 3.0) -> torch.Tensor:
+        return x * scale
+
+    @classmethod
+    def of_class(cls, x: torch.Tensor, scale: float = 11.0) -> torch.Tensor:
+        return x * scale
+
+
+def defaulted(x: torch.Tensor, scale: float = 7.0) -> torch.Tensor:
+    return x * scale
+
+
+@pytest.mark.parametrize("native_tables", [True, False])
+@pytest.mark.parametrize(
+    "function",
+    [Defaults.method, Defaults.static, defaulted, Defaults.__dict__["of_class"].__func__],
+    ids=["method", "static", "function", "of_class"],
+)
+def test_defaults_of_what_is_called_are_replaced(
+    function: Any, native_tables: bool, together: Callable[[Callable[..., Any]], Together], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not native_tables:
+        monkeypatch.setattr(native._state, "module", None)
+        monkeypatch.setattr(native._state, "tables", False)
+    model = Defaults().eval()
+    program = together(lambda x: model(x))
+    program.check(X)
+    with monkeypatch.context() as patch:
+        patch.setattr(function, "__defaults__", (5.0,))
+        program.check(X)
+    program.check(X)
+
+
 def test_a_partial_changed_in_place(together: Callable[[Callable[..., Any]], Together]) -> None:
     def function(x: torch.Tensor, k: float, *, m: float = 1.0) -> torch.Tensor:
         return x * k + m
