@@ -110,8 +110,8 @@ class FrameRecord(_Record):
     """How to rebuild the rewritten entry function (`runtime/frame_code.py`) without the tracer.
 
     `names` maps each private global name of the bytecode to what supplies it: ("graph",), ("module", name), ("builtins",),
-    ("shims", module of torch._dynamo), ("random", calls), ("resume", index into `resumes`). `constants` lists what marshal refuses:
-    (indices from the outer code object through nested ones to the constant, tagged value).
+    ("shims", module of torch._dynamo), ("step", function in runtime/rebuild.py), ("random", calls), ("resume", index into `resumes`).
+    `constants` lists what marshal refuses: (indices from the outer code object through nested ones to the constant, tagged value).
     """
 
     python: str  # "3.11": marshal and bytecode belong to it

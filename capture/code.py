@@ -16,6 +16,7 @@ import torch
 
 from precast.artifact_store.constants import Untaggable, tag
 from precast.artifact_store.records import CodeDigest, FrameRecord, ResumeRecord, TensorConstant
+from precast.capture.rebuilding import with_steps
 from precast.capture.sources import NotPortable
 from precast.runtime.code_digest import digest, file_digest, filed_code, find_code
 from precast.runtime.code_finder import FILED
@@ -40,6 +41,8 @@ def frame_record(
     Private names are numbered in the order of their first use, so that the record does not depend on the process.
     Raises NotPortable when a constant has no portable form.
     """
+    code, steps = with_steps(code, supplies)
+    supplies = {**supplies, **steps}
     order: dict[str, str] = {}
     side: list[tuple[tuple[int, ...], Any]] = []
     plain = _strip(code, supplies, module_globals, order, side, ())

@@ -15,6 +15,7 @@ from typing import Any
 
 from precast.artifact_store.constants import find_object, untag
 from precast.artifact_store.records import FrameRecord, ResumeRecord
+from precast.runtime.rebuild import STEPS, step
 from precast.runtime.shims import SHIMS
 
 
@@ -103,6 +104,8 @@ def _supply(supply: tuple[Any, ...], graph_callable: Callable[..., Any]) -> Any:
             return SHIMS[name]
         case ("object", name):
             return _object(name)
+        case ("step", name) if name in STEPS:
+            return step(name)
         case ("random", draws):
             calls = [(getattr(random, name), untag(args), untag(kwargs)) for name, args, kwargs in draws]
             return lambda: [draw(*args, **kwargs) for draw, args, kwargs in calls]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from precast.runtime.break_errors import error_on_graph_break
+from precast.runtime.rebuild import set_own
 
 
 def _create_nested_fn(
@@ -30,10 +31,6 @@ def _create_nested_fn(
 
 def _make_cell(value: Any = None) -> types.CellType:
     return types.CellType(value)
-
-
-def _object_setattr(obj: Any, name: str, value: Any) -> None:
-    obj.__dict__[name] = value
 
 
 def _tuple_iterator_getitem(iterator: Any, index: int) -> Any:
@@ -83,7 +80,7 @@ _UTILS: dict[str, Callable[..., Any]] = {
     "iter_next": _iter_next,
     "make_cell": _make_cell,
     "object_new": object.__new__,
-    "object_setattr_ignore_descriptor": _object_setattr,
+    "object_setattr_ignore_descriptor": set_own,
     "to_subclass": _to_subclass,
     "to_numpy_helper": _to_numpy,
     "get_torch_function_mode_stack": _get_modes,

@@ -57,14 +57,19 @@ static PyObject *changes(PyObject *module, PyObject *unused) {
     return dicts_can_be_watched() ? PyLong_FromUnsignedLongLong(dict_changes) : Py_NewRef(Py_None);
 }
 
+#define FAST(function) (PyCFunction)(void (*)(void))(function)
 static PyMethodDef methods[] = {
     {"read_bytes", read_bytes, METH_VARARGS, "Memory as bytes."},
     {"allocation_size", allocation_size, METH_O, "Bytes usable at a heap address; 0: unknown."},
     {"configure", configure, METH_VARARGS, "Take the probed layout."},
     {"dict_changes", changes, METH_NOARGS, "How often watched dicts have changed; None where none can be watched."},
     {"force_eager", dispatcher_force_eager, METH_O, "Send every call to the slow path, or stop doing so."},
+    {"set_attributes", FAST(rebuild_set_attributes), METH_FASTCALL, "object.__setattr__ of each triple, the last first."},
+    {"set_own", FAST(rebuild_set_own), METH_FASTCALL, "What stands in the target's own dict, of each triple, the last first."},
+    {"refill", FAST(rebuild_refill), METH_FASTCALL, "What a dict holds, by the methods of one of its bases."},
     {NULL, NULL, 0, NULL},
 };
+#undef FAST
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", "precast's native runtime.", -1, methods, NULL, NULL, NULL, NULL};
 
@@ -72,7 +77,7 @@ PyMODINIT_FUNC PyInit__native(void) {
     PyObject *module = PyModule_Create(&definition);
     if (!module) return NULL;
     dict_watching_start();
-    if (PyModule_AddType(module, &GraphCall_Type) < 0 || PyModule_AddType(module, &Table_Type) < 0 || PyModule_AddType(module, &Dispatcher_Type) < 0 ||
+    if (rebuild_start() < 0 || PyModule_AddType(module, &GraphCall_Type) < 0 || PyModule_AddType(module, &Table_Type) < 0 || PyModule_AddType(module, &Dispatcher_Type) < 0 ||
         PyModule_AddType(module, &ReplayOrder_Type) < 0 || PyModule_AddType(module, &Replays_Type) < 0) {
         Py_DECREF(module);
         return NULL;

@@ -86,6 +86,12 @@ int shape_holds(const int64_t *program, Py_ssize_t count, PyObject *const *value
 /* -1 with an exception set where a program is malformed or names a value from `values` on. */
 int shape_problem(const int64_t *program, Py_ssize_t count, int values);
 
+/* Steps of rewritten bytecode (rebuild.c). */
+int rebuild_start(void); /* once; -1 with an exception set */
+PyObject *rebuild_set_attributes(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *rebuild_set_own(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *rebuild_refill(PyObject *module, PyObject *const *args, Py_ssize_t count);
+
 /* 1: what the table recorded is unchanged, so its guards hold; 0: something changed; -1: an exception is set. `locals` may hold NULLs. */
 int table_check(PyObject *table, PyObject *const *locals, Py_ssize_t count);
 
