@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -143,6 +144,8 @@ class Program:
         """What this call runs."""
         if stance.state.force_eager or _another_tracer():
             return self.function
+        if sys.is_finalizing() and not self.require_hit:
+            return self.function  # called by a destructor while the interpreter ends: no file can be opened any more
         if self.eagerly.reason and not self.variants:
             return self._plain()
         try:

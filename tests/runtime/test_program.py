@@ -29,6 +29,7 @@ from precast.runtime.api import site_of
 from precast.runtime.errors import LoadError, Refused
 from precast.runtime.library import Library
 from precast.runtime.program import Program
+from tests.children import child
 
 Args = tuple[Any, ...]
 
@@ -726,3 +727,32 @@ def test_a_tensor_that_an_imported_module_holds(store: Store, tmp_path: Path, mo
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error")
         assert precast.compile(lambda x: module.times(x), store=store)(torch.ones(2)).tolist() == [3.0, 3.0]
+
+
+AT_THE_END = """
+    import sys
+    import torch
+    import precast
+
+    def shifted(x):
+        return x + 1
+
+    compiled = precast.compile(shifted, store="store", dynamic=False)
+
+    class Last:
+        def __init__(self, call):
+            self.call, self.ends = call, sys.is_finalizing
+
+        def __del__(self):
+            print(self.ends(), self.call(torch.zeros(2)).tolist(), self.call(torch.zeros(3)).tolist())
+
+    torch.set_grad_enabled(False)
+    for _ in range(4):
+        compiled(torch.zeros(2))
+    last = Last(compiled)
+"""
+
+
+def test_a_destructor_that_calls_while_the_interpreter_ends(tmp_path: Path) -> None:
+    """With arguments that it has compiled for, and others: Python opens no files then, and so nothing can be looked for or compiled."""
+    assert child(tmp_path, AT_THE_END) == "True [1.0, 1.0] [1.0, 1.0, 1.0]\n"
