@@ -139,7 +139,8 @@ def _cotangent_of_pi(part: Value) -> Value:
     rest = v.add(v.mul(const(part, first), v.sub(part, high)), v.mul(const(part, second), part))
     whole = v.add(angle, rest)
     missing = v.sub(rest, v.sub(whole, angle))
-    found = v.div(const(part, 1.0), alu(Op.TAN, whole))
+    tiny = v.lt(alu(Op.ABS, whole), const(part, 2.0**-60))  # its own tangent; CUDA's takes subnormal numbers for 0
+    found = v.div(const(part, 1.0), v.where(tiny, whole, alu(Op.TAN, whole)))
     better = v.sub(found, v.add(missing, v.mul(v.mul(missing, found), found)))
     return v.where(tx.compare(Op.ISINF, found), found, better)
 
