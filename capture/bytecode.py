@@ -18,13 +18,14 @@ class Instructions:
         self.code = code
         self._all: list[dis.Instruction] = []
         self._starts: list[int] = []
-        start = None
+        start, target = None, False
         for one in dis.get_instructions(code):
             start = one.offset if start is None else start
+            target = target or one.is_jump_target
             if one.opname != "EXTENDED_ARG":
-                self._all.append(one)
+                self._all.append(one._replace(is_jump_target=target))
                 self._starts.append(start)
-                start = None
+                start, target = None, False
         self._starts.append(len(code.co_code))
 
     def __len__(self) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dis
+import itertools
 import marshal
 import os
 import sys
 import sysconfig
 import types
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ from precast.capture.rebuilding import with_steps
 from precast.capture.sources import NotPortable
 from precast.runtime.code_digest import digest, file_digest, filed_code, find_code
 from precast.runtime.code_finder import FILED
+from precast.runtime.shims import SHIMS, dict_key
 
 PRIVATE = "__precast_"
 _GLOBAL_OPS = frozenset(("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME"))
@@ -41,6 +43,7 @@ def frame_record(
     Private names are numbered in the order of their first use, so that the record does not depend on the process.
     Raises NotPortable when a constant has no portable form.
     """
+    _check_shims(code, supplies)
     code, steps = with_steps(code, supplies)
     supplies = {**supplies, **steps}
     order: dict[str, str] = {}
@@ -58,6 +61,33 @@ def frame_record(
             names.append((new, tuple(supplies[old])))
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     return FrameRecord(python, marshal.dumps(plain, 2), tuple(side), tuple(names), tensors, tuple(resumes), broken)
+
+
+def _check_shims(code: types.CodeType, supplies: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raises NotPortable where the bytecode takes something from the tracer's modules that `runtime/shims.py` has no version of."""
+    held: dict[str, str] = {}
+    for one, *after in itertools.zip_longest(*(itertools.islice(dis.get_instructions(code), i, None) for i in range(4))):
+        if one.opname in _GLOBAL_OPS and supplies.get(one.argval, ("",))[0] == "shims":
+            module = supplies[one.argval][1]
+        elif one.opname == "LOAD_FAST" and one.argval in held:
+            module = held[one.argval]
+        else:
+            continue
+        if after[1] is not None and (after[0].opname, after[0].arg, after[1].opname) == ("COPY", 1, "STORE_FAST"):
+            held[after[1].argval] = module  # for later, too
+            after = after[2:]
+        name = after[0].argval if after[0] is not None and after[0].opname in ("LOAD_ATTR", "LOAD_METHOD") else "something"
+        if not hasattr(SHIMS.get(module), name):
+            raise NotPortable(f"the rewritten bytecode takes {name} from {module}, of which precast has no version of its own")
+        if name == "dict_keys_getitem" and not _counts_keys_alike():
+            raise NotPortable("this torch counts the keys of dicts in another way than precast knows")
+
+
+def _counts_keys_alike() -> bool:
+    """Whether `dict_key` finds the keys of an OrderedDict in the order in which the tracer does."""
+    turned = OrderedDict(first=0, second=1)
+    turned.move_to_end("first")
+    return [dict_key(turned, i) for i in range(2)] == [torch._dynamo.utils.dict_keys_getitem(turned, i) for i in range(2)]
 
 
 def resume_record(code: types.CodeType, namespace: dict[str, Any], module_globals: dict[str, Any]) -> ResumeRecord:

@@ -49,6 +49,7 @@ class _Setter:
     """What sets one attribute, put on the stack by the instructions from `first` up to `end`.
 
     `shared`: they also keep the function, or `object`, in a local for those that follow. `base`: the stack's depth before them.
+    `target`: the local whose attribute it is, "" where it is none.
     """
 
     step: str
@@ -56,6 +57,7 @@ class _Setter:
     end: int
     shared: bool = False
     base: int = 0
+    target: str = ""
 
 
 def _setters(code: Instructions, objects: Mapping[str, int], own: Mapping[str, int]) -> dict[int, _Setter]:
@@ -100,12 +102,14 @@ def _is_method(one: dis.Instruction, name: str) -> bool:
 def _runs(code: Instructions, setters: Mapping[int, _Setter]) -> Iterator[tuple[list[_Setter], int]]:
     """Setters that all stand on the stack, with their arguments, before the first is called, the innermost last; where the calls begin."""
     depth, waiting, i = 0, list[_Setter](), 0
+    leaves = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")  # what follows is come to in another way, a handler it may be
     while i < len(code):
         here = code[i]
-        if here.is_jump_target or here.opcode in dis.hasjrel or here.opcode in dis.hasjabs:
+        if here.is_jump_target or here.opcode in dis.hasjrel or here.opcode in dis.hasjabs or (i and code[i - 1].opname in leaves):
             waiting.clear()
         if (setter := setters.get(i)) is not None:
-            waiting.append(replace(setter, base=depth - (1 if setter.shared and setter.step == "set_attributes" else 0)))
+            base = depth - (1 if setter.shared and setter.step == "set_attributes" else 0)
+            waiting.append(replace(setter, base=base, target=_local(code, setter.end)))
             depth, i = waiting[-1].base + _FUNCTION, setter.end
             continue
         run = _ready(waiting, depth, _calls(code, i))
@@ -122,11 +126,18 @@ def _runs(code: Instructions, setters: Mapping[int, _Setter]) -> Iterator[tuple[
         i += 1
 
 
+def _local(code: Instructions, at: int) -> str:
+    return str(code[at].argval) if code[at].opname == "LOAD_FAST" else ""
+
+
 def _ready(waiting: Sequence[_Setter], depth: int, calls: int) -> list[_Setter]:
-    """Those of which nothing is missing but the call, as many as there are `calls`."""
+    """Those of which nothing is missing but the call, as many as there are `calls`.
+
+    All of one local: what they set attributes of lives on anyway, so that the joined call keeps nothing alive for longer.
+    """
     found: list[_Setter] = []
     for setter in reversed(waiting[-min(calls, _MOST) :] if calls else ()):
-        if setter.base != depth - _CALL or setter.step != waiting[-1].step:
+        if setter.base != depth - _CALL or (setter.step, setter.target) != (waiting[-1].step, waiting[-1].target) or not setter.target:
             break
         found.append(setter)
         depth = setter.base

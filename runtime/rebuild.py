@@ -5,6 +5,7 @@ Arguments in triples are done from the last to the first: the tracer puts them a
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,9 +25,15 @@ def set_attributes(*triples: Any) -> None:
 
 
 def set_own(*triples: Any) -> None:
-    """`target.__dict__[name] = value` of each triple (target, name, value), whatever descriptors its class has."""
+    """Of each triple (target, name, value): into the target's own dict, whatever descriptors and `__getattribute__` its class has."""
     for target, name, value in _last_first(triples):
-        target.__dict__[name] = value
+        own_dict(target)[name] = value
+
+
+def own_dict(target: Any) -> dict[str, Any]:
+    """The `__dict__` as `object` finds it; of a `threading.local`, which keeps one for each thread, this thread's."""
+    found: dict[str, Any] = target.__dict__ if isinstance(target, threading.local) else object.__getattribute__(target, "__dict__")
+    return found
 
 
 def refill(into: dict[Any, Any], place: int, values: Mapping[Any, Any]) -> None:

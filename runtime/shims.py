@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import types
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from precast.runtime.break_errors import error_on_graph_break
-from precast.runtime.rebuild import set_own
+from precast.runtime.rebuild import own_dict, set_own
 
 
 def _create_nested_fn(
@@ -33,6 +35,28 @@ def _make_cell(value: Any = None) -> types.CellType:
     return types.CellType(value)
 
 
+def _object_delattr(target: Any, name: str) -> None:
+    del own_dict(target)[name]
+
+
+_OWN_ORDER = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12)
+
+
+def dict_key(of: dict[Any, Any], place: int) -> Any:
+    """The key at a place as this torch's tracer counts them, whatever the class overrides: its 2.11 goes by the order that an OrderedDict
+    keeps for itself, later ones by that of the dict beneath.
+    """
+    kind = OrderedDict if _OWN_ORDER and isinstance(of, OrderedDict) else dict
+    return next(itertools.islice(kind.keys(of), place, place + 1))
+
+
+def _invalid_handle() -> RemovableHandle:
+    class Gone(dict[Any, Any]):
+        """So that there can be a weak reference to it, which is dead at once."""
+
+    return RemovableHandle(Gone())
+
+
 def _tuple_iterator_getitem(iterator: Any, index: int) -> Any:
     _, (sequence,), consumed = iterator.__reduce__()
     return sequence[consumed + index]
@@ -45,8 +69,8 @@ def _iter_next(iterator: Any) -> Any:
 def _to_numpy(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().numpy(force=True)
-    if isinstance(value, tuple):
-        return tuple(_to_numpy(v) for v in value)
+    if isinstance(value, (tuple, list)):
+        return type(value)(_to_numpy(v) for v in value)
     return value
 
 
@@ -71,8 +95,8 @@ _UTILS: dict[str, Callable[..., Any]] = {
     "call_size": lambda tensor, i: tensor.size(i),
     "call_stride": lambda tensor, i: tensor.stride(i),
     "call_storage_offset": lambda tensor: tensor.storage_offset(),
-    "dict_keys_getitem": lambda d, n: next(itertools.islice(iter(d if isinstance(d, dict) else d), n, n + 1)),
-    "set_getitem": lambda s, n: next(itertools.islice(iter(s), n, n + 1)),
+    "dict_keys_getitem": dict_key,
+    "set_getitem": lambda s, n: list(s)[n],
     "dict_getitem": dict.__getitem__,
     "list_getitem": list.__getitem__,
     "tuple_iterator_getitem": _tuple_iterator_getitem,
@@ -81,6 +105,8 @@ _UTILS: dict[str, Callable[..., Any]] = {
     "make_cell": _make_cell,
     "object_new": object.__new__,
     "object_setattr_ignore_descriptor": set_own,
+    "object_delattr_ignore_descriptor": _object_delattr,
+    "invalid_removeable_handle": _invalid_handle,
     "to_subclass": _to_subclass,
     "to_numpy_helper": _to_numpy,
     "get_torch_function_mode_stack": _get_modes,

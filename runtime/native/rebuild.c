@@ -1,15 +1,21 @@
 /* What rewritten bytecode does to objects that it makes or changes, many steps in a call (capture/rebuilding.py). */
 #include "native.h"
 
-static PyObject *object_setattr; /* object.__setattr__ */
-static setattrofunc python_setattr; /* tp_setattro of classes that define __setattr__ in Python */
+static PyObject *object_setattr;           /* object.__setattr__ */
+static PyObject *dict_name;                /* "__dict__" */
+static setattrofunc python_setattr;        /* tp_setattro of classes that define __setattr__ in Python */
+static PyTypeObject *thread_local;         /* threading.local */
 
 int rebuild_start(void) {
     object_setattr = PyObject_GetAttrString((PyObject *)&PyBaseObject_Type, "__setattr__");
     PyObject *probe = PyObject_CallFunction((PyObject *)&PyType_Type, "s(){sO}", "probe", "__setattr__", Py_None);
     if (probe) python_setattr = ((PyTypeObject *)probe)->tp_setattro;
     Py_XDECREF(probe);
-    return object_setattr && probe ? 0 : -1;
+    PyObject *threads = PyImport_ImportModule("_thread");
+    thread_local = threads ? (PyTypeObject *)PyObject_GetAttrString(threads, "_local") : NULL;
+    Py_XDECREF(threads);
+    dict_name = PyUnicode_InternFromString("__dict__");
+    return object_setattr && probe && thread_local && dict_name ? 0 : -1;
 }
 
 /* Whether object.__setattr__ may be applied, as CPython asks (Objects/typeobject.c, hackcheck): no class in C above `object` has its own. */
@@ -28,12 +34,13 @@ static int set_attribute(PyObject *object, PyObject *name, PyObject *value) {
     return done ? 0 : -1;
 }
 
+/* threading.local keeps a dict per thread, which only its own lookup finds, its subclasses' too. */
+static int is_local(PyObject *object) {
+    return Py_TYPE(object)->tp_getattro != PyObject_GenericGetAttr && PyObject_TypeCheck(object, thread_local);
+}
+
 static int set_own(PyObject *object, PyObject *name, PyObject *value) {
-    PyObject *namespace = PyType_Check(object) ? NULL : PyObject_GenericGetDict(object, NULL); /* a class does not hand out its dict */
-    if (!namespace && (!PyErr_Occurred() || PyErr_ExceptionMatches(PyExc_AttributeError))) { /* a threading.local keeps its dicts elsewhere */
-        PyErr_Clear();
-        namespace = PyObject_GetAttrString(object, "__dict__");
-    }
+    PyObject *namespace = is_local(object) ? PyObject_GetAttr(object, dict_name) : PyObject_GenericGetAttr(object, dict_name);
     int failed = namespace ? PyObject_SetItem(namespace, name, value) : -1;
     Py_XDECREF(namespace);
     return failed;

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dis
+import gc
 import sys
+import threading
 import types
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -161,3 +164,121 @@ def test_what_is_left_out_is_jumped_over(calls: int) -> None:
     seen: list[int] = []
     assert types.FunctionType(editor.code(), {})(lambda: seen.append(1)) == "end"
     assert len(seen) == 100 - calls
+
+
+class Local(threading.local):
+    pass
+
+
+class Deleted:
+    def __init__(self) -> None:
+        self.k, self.kept = 1, 2
+
+
+class Ordered(OrderedDict[str, Any]):
+    pass
+
+
+class Bogus(dict[str, Any]):
+    def __iter__(self) -> Any:
+        return iter(["bogus"])
+
+    def keys(self) -> Any:
+        raise AssertionError("its base's passes this by")
+
+
+class Node:
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+
+class Child(Node):
+    def __init__(self, parent: Any, log: list[Any]) -> None:
+        self.parent, self.log = weakref.ref(parent), log
+
+    def __del__(self) -> None:
+        if (parent := self.parent()) is not None:
+            self.log.append(parent.count)
+
+
+def _local() -> Any:
+    made = Local()
+    made.n = 0
+    return made
+
+
+def _turned() -> Any:
+    made = Ordered(q=1, r=2)
+    made.move_to_end("r", last=False)
+    return made
+
+
+def _bogus() -> Any:
+    made = Bogus()
+    dict.__setitem__(made, "j", 0)
+    dict.__setitem__(made, "i", 9)
+    return made
+
+
+def set_in_local(target: Any, x: torch.Tensor) -> torch.Tensor:
+    target.a = x + 1
+    target.n = 5
+    return x * 2
+
+
+def deleted(target: Any, x: torch.Tensor) -> torch.Tensor:
+    del target.k
+    return x * 2
+
+
+def items_set(target: Any, x: torch.Tensor) -> torch.Tensor:
+    target["b"] = x
+    target["q"] = x + 1
+    return x + 2
+
+
+def items_set_by_force(target: Any, x: torch.Tensor) -> torch.Tensor:
+    target["k"] = x
+    target["j"] = 1
+    return x + 1
+
+
+@pytest.mark.parametrize(
+    ("make", "function"),
+    [(_local, set_in_local), (Deleted, deleted), (_turned, items_set), (_bogus, items_set_by_force)],
+    ids=["thread-local", "deleted", "reordered", "overrides-iter"],
+)
+def test_objects_of_the_caller_change_as_in_eager(make: Any, function: Any, tmp_path: Path) -> None:
+    compiled = precast.compile(function, store=tmp_path)
+
+    def changed(call: Any, x: torch.Tensor) -> tuple[Any, ...]:
+        target = make()
+        result = call(target, x)
+        items = (OrderedDict if isinstance(target, OrderedDict) else dict).items(target) if isinstance(target, dict) else ()
+        return result, sorted(target.__dict__.items()), list(items)
+
+    with torch.no_grad():
+        for x in (torch.ones(1), torch.ones(1), torch.full((1,), 3.0)):
+            _same(changed(compiled, x), changed(function, x))
+
+
+def test_destructors_run_where_they_did(tmp_path: Path) -> None:
+    """What is let go of by one attribute that is set is gone before the next is, if the compiled call is what held it last."""
+
+    def function(node: Any, x: torch.Tensor) -> torch.Tensor:
+        node.child.x = x + 1
+        node.child = None
+        node.count = 5
+        return x + 1
+
+    def seen(call: Any) -> list[Any]:
+        node, log = Node(), list[Any]()
+        node.child, node.count = Child(node, log), 0  # type: ignore[attr-defined]
+        call(node, torch.ones(2))
+        gc.collect()
+        return log
+
+    compiled = precast.compile(function, store=tmp_path)
+    with torch.no_grad():
+        assert seen(function) == [0]
+        assert all(log in ([0], []) for log in [seen(compiled) for _ in range(4)])  # []: a guard table holds what it has looked at

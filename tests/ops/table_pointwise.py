@@ -208,7 +208,7 @@ def _unary(table: Table) -> None:
         table.add(f"{name}/special", fn, lambda s: (s.special(3, 13),), (F32, BF16), tags="triton")
     for name, fn, low, high in SPECIAL_FUNCTIONS:
         exact = BESSEL.get(name, "f64")
-        rows = 16 if name in BESSEL else 4  # their error is largest near a zero, of which eager's has to see enough to be told by
+        rows = 128 if name in BESSEL else 4  # their error is largest near a zero, of which eager's has to see enough to be told by
         table.add(f"{name}/domain", fn, _between(low, high, rows), (F32,), tags="triton", reference=exact, ulps=32)
         table.add(f"{name}/special", fn, lambda s: (s.special(3, 13).clamp(-9e3, 9e3),), (F32,), tags="triton", reference=exact, ulps=64)
     table.add("neg/of_zero", lambda x: torch.reciprocal(torch.neg(x)), lambda s: (s.special(3, 13),), (F32, F64, BF16), tags="triton")

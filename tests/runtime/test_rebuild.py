@@ -66,6 +66,17 @@ class Mixed(dict[str, Any]):
         raise AssertionError("object.__setattr__ passes this by")
 
 
+class Local(threading.local):
+    pass
+
+
+class Looking:
+    def __getattribute__(self, name: str) -> Any:
+        if name == "__dict__":
+            raise AssertionError("object.__getattribute__ passes this by")
+        return object.__getattribute__(self, name)
+
+
 class Meta(type):
     pass
 
@@ -80,6 +91,8 @@ MAKERS: list[Callable[[], Any]] = [
     Dicts,
     Mixed,
     threading.local,
+    Local,
+    Looking,
     torch.nn.Module,
     lambda: torch.zeros(2),
     lambda: torch.nn.Parameter(torch.zeros(2)),
@@ -94,13 +107,17 @@ def step(request: pytest.FixtureRequest, native_store: Store) -> Callable[[str],
     return rebuild.STEPS.__getitem__ if request.param == "python" else lambda name: getattr(native.loaded(), name)  # type: ignore[no-any-return]
 
 
+def _own(target: Any) -> dict[str, Any] | None:
+    return object.__getattribute__(target, "__dict__") if isinstance(target, Looking) else getattr(target, "__dict__", None)
+
+
 def _outcome(act: Callable[[], object], target: Any) -> tuple[Any, ...]:
     try:
         act()
         error: Any = None
     except Exception as caught:  # noqa: BLE001 - which one it is, is compared
         error = type(caught)
-    own = {} if isinstance(target, type) else dict(getattr(target, "__dict__", {}))
+    own = {} if isinstance(target, type) else dict(_own(target) or {})
     slots = tuple(getattr(target, name, "unset") for name in ("a", "b")) if isinstance(target, Slots) else ()
     return error, list(own.items()), slots
 
@@ -129,8 +146,10 @@ def test_own(make: Callable[[], Any], step: Callable[[str], Callable[..., Any]])
     expected, got = make(), make()
 
     def one_by_one() -> None:
-        expected.__dict__["b"] = "second"
-        expected.__dict__["a"] = "first"
+        for name, value in (("b", "second"), ("a", "first")):
+            if (own := _own(expected)) is None:
+                raise AttributeError
+            own[name] = value
 
     want = _outcome(one_by_one, expected)
     assert _outcome(lambda: step("set_own")(got, "a", "first", got, "b", "second"), got) == want
