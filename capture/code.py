@@ -56,7 +56,7 @@ def frame_record(
             names.append((new, ("resume", len(resumes))))
             resumes.append(resume_record(*resumed[old], module_globals))
         else:
-            if supplies[old][0] == "unknown":
+            if supplies[old][0] in ("unknown", "scope"):  # the namespace of code made by `exec` is found by paths, and has no name
                 raise NotPortable(f"the rewritten bytecode uses {old}, an object that means nothing in another process")
             names.append((new, tuple(supplies[old])))
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
