@@ -21,6 +21,8 @@ PREFIX = "__precast_step_"
 """Of the names that such code has more; the rest is the step's."""
 _FUNCTION, _CALL = 2, 5
 """Places on the stack: of what is called, and of that with three arguments."""
+_PUSH = ("LOAD_CONST", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CLOSURE", "PUSH_NULL")
+"""What begins to load a value, and takes nothing from the stack."""
 _MOST = 80
 """Calls that become one: three arguments each, of 255."""
 
@@ -127,7 +129,12 @@ def _runs(code: Instructions, setters: Mapping[int, _Setter]) -> Iterator[tuple[
 
 
 def _local(code: Instructions, at: int) -> str:
-    return str(code[at].argval) if code[at].opname == "LOAD_FAST" else ""
+    """The local that these instructions load as what has the attribute, with the attribute's name and a value; "" where it is none."""
+    if at + 3 > len(code):
+        return ""
+    target, name, value = code[at : at + 3]
+    pushes = value.opname in _PUSH or (value.opname.startswith("BUILD_") and value.arg == 0)
+    return str(target.argval) if (target.opname, name.opname, type(name.argval)) == ("LOAD_FAST", "LOAD_CONST", str) and pushes else ""
 
 
 def _ready(waiting: Sequence[_Setter], depth: int, calls: int) -> list[_Setter]:
