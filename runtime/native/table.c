@@ -2,7 +2,8 @@
  *
  * A guard's outcome is a function of what it reads. A table holds each of these reads once (a dict by its version tag, a pointer slot by
  * its content, a type by its version tag, a tensor by the bytes of its TensorImpl), and for a call's own arguments the values they have
- * to have. The recorder (runtime/recorder.py) fills it; every object that it names is kept alive, so that no address is ever reused. */
+ * to have. The recorder (runtime/recorder.py) fills it; every object that it names is kept alive, so that no address is ever reused. But
+ * objects that a call was given are only lent: when one of them goes, the table forgets everything, and holds for no call any more. */
 #include "native.h"
 
 #ifdef __GLIBC__
@@ -71,6 +72,10 @@ typedef struct {
     PyObject *function, *expected;
 } Probe;
 
+typedef struct {
+    PyObject *object, *reference; /* a weak one */
+} Lent;
+
 enum { LOCAL, POINTER, OTHER, EQUAL, TUPLE, LIST, ITEM, OWN, DICT, TENSOR, DIFFERENT, TYPE, SHAPE, APART, APART_OTHER };
 
 typedef struct {
@@ -100,6 +105,9 @@ typedef struct {
     ARRAY(char, bytes);
     ARRAY(Data, data);
     ARRAY(Probe, probes);
+    ARRAY(Lent, lent);
+    PyObject *name;    /* capsule: the table, for what is called when something lent goes; its context is set when the table is no more */
+    int forgotten;
     int watched;       /* whether all dicts are */
     uint64_t quiet;    /* if so: `dict_changes` when they were last looked at and found unchanged */
     PyObject *refs;    /* list: what the pointers above point to */
@@ -132,7 +140,11 @@ static void *grow(void **array, size_t *count, size_t *room, size_t size, size_t
 #endif
 #define TAG(dict) ((dict)->ma_version_tag >> WATCHER_BITS)
 
-static int hold(Table *self, PyObject *object) { return PyList_Append(self->refs, object); }
+static int hold(Table *self, PyObject *object) {
+    for (size_t i = 0; i < self->lent_count; i++)
+        if (self->lent[i].object == object) return 0;
+    return PyList_Append(self->refs, object);
+}
 
 /* ---- checking */
 
@@ -340,7 +352,7 @@ int table_check(PyObject *object, PyObject *const *locals, Py_ssize_t count) {
         holds = checker_holds(self, locals, count);
         if (holds == 1) holds = words_unchanged(self); /* Python ran: look again */
     }
-    return holds;
+    return holds == 1 ? !self->forgotten : holds;
 }
 
 /* ---- recording */
@@ -366,6 +378,41 @@ static PyObject *table_slot(PyObject *object, PyObject *arguments) {
     if (!slot) return NULL;
     slot->address = address;
     slot->expected = *address;
+    Py_RETURN_TRUE;
+}
+
+static int table_clear(PyObject *object);
+
+static PyObject *table_forget(PyObject *name, PyObject *reference) {
+    if (PyCapsule_GetContext(name)) Py_RETURN_NONE;
+    PyObject *table = Py_NewRef((PyObject *)PyCapsule_GetPointer(name, NULL));
+    table_clear(table);
+    Py_DECREF(table);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef forget = {"forget", table_forget, METH_O, "Something that was lent is gone."};
+
+/* lend(object): to be called before it is named anywhere else. False, and it is going to be kept alive, where it knows no weak references. */
+static PyObject *table_lend(PyObject *object, PyObject *lent) {
+    Table *self = (Table *)object;
+    for (size_t i = 0; i < self->lent_count; i++)
+        if (self->lent[i].object == lent) Py_RETURN_TRUE;
+    if (!self->name && !(self->name = PyCapsule_New(self, NULL, NULL))) return NULL;
+    PyObject *callback = PyCFunction_New(&forget, self->name);
+    PyObject *reference = callback ? PyWeakref_NewRef(lent, callback) : NULL;
+    Py_XDECREF(callback);
+    if (!reference) {
+        if (!PyErr_ExceptionMatches(PyExc_TypeError)) return NULL;
+        PyErr_Clear();
+        Py_RETURN_FALSE;
+    }
+    Lent *entry = PUSH(self, lent);
+    if (!entry) {
+        Py_DECREF(reference);
+        return NULL;
+    }
+    *entry = (Lent){lent, reference};
     Py_RETURN_TRUE;
 }
 
@@ -722,17 +769,26 @@ static int table_traverse(PyObject *object, visitproc visit, void *arg) {
     return 0;
 }
 
+static void return_lent(Table *self) {
+    while (self->lent_count) {
+        PyObject *reference = self->lent[--self->lent_count].reference;
+        Py_DECREF(reference);
+    }
+}
+
 static int table_clear(PyObject *object) {
     Table *self = (Table *)object;
     unwatch(self);
     for (size_t i = 0; i < self->live_count; i++) PyMem_Free(self->live[i].numbers);
     self->live_count = self->slots_count = self->dicts_count = self->wholes_count = self->used_count = self->types_count = self->items_count = self->tensors_count = 0;
     self->probes_count = self->data_count = 0;
+    self->forgotten = 1;
     Live *op = PUSH(self, live); /* a cleared table holds for no call */
     if (op) *op = (Live){.kind = LOCAL, .count = PY_SSIZE_T_MAX};
     PyErr_Clear();
     Py_CLEAR(self->refs);
     Py_CLEAR(self->checker);
+    return_lent(self);
     return 0;
 }
 
@@ -740,16 +796,20 @@ static void table_dealloc(PyObject *object) {
     Table *self = (Table *)object;
     PyObject_GC_UnTrack(object);
     unwatch(self);
+    if (self->name) PyCapsule_SetContext(self->name, self);
+    return_lent(self);
+    Py_XDECREF(self->name);
     for (size_t i = 0; i < self->live_count; i++) PyMem_Free(self->live[i].numbers);
     Py_XDECREF(self->refs);
     Py_XDECREF(self->checker);
     void *arrays[] = {self->live, self->slots, self->dicts, self->wholes, self->keys, self->used, self->types, self->items, self->pointers, self->tensors, self->bytes, self->data,
-                      self->probes};
+                      self->probes, self->lent};
     for (size_t i = 0; i < sizeof(arrays) / sizeof(*arrays); i++) PyMem_Free(arrays[i]);
     Py_TYPE(object)->tp_free(object);
 }
 
 static PyMethodDef table_methods[] = {
+    {"lend", table_lend, METH_O, "Keep no reference to an object, and forget everything when it goes; False where that cannot be."},
     {"slot", table_slot, METH_VARARGS, "slot(owner, kind): depend on a pointer of an object; False where it has none."},
     {"dict", table_dict, METH_VARARGS, "dict(d, keys, whole): depend on keys of a dict, or on all of it."},
     {"used", table_used, METH_O, "Depend on the number of entries of a dict."},
