@@ -162,6 +162,7 @@ class Tables:
         with self._lock:
             if binding.variant not in self._program.variants:
                 return  # forgotten since the call found it; a reset clears the variants before the tables
+            self._drop_forgotten()
             tables = self._made.setdefault(frame, [])
             tables.append(table)
             self.dispatcher.add(table, frame)
@@ -171,6 +172,15 @@ class Tables:
                 oldest = next(iter(self._made))
                 self.dispatcher.remove(oldest)
                 del self._made[oldest]
+
+    def _drop_forgotten(self) -> None:
+        """A table whose call's objects are gone holds for nothing, and keeps its frame, with a module's weights it may be."""
+        for frame, tables in tuple(self._made.items()):
+            for table in [table for table in tables if table.forgotten]:
+                tables.remove(table)
+                self.dispatcher.remove(table)
+            if not tables:
+                del self._made[frame]
 
     def forget(self) -> None:
         with self._lock:

@@ -35,7 +35,6 @@ def live_value(walk: Recording, number: int, value: Any, path: Path) -> Any:
         return Live(first, value)
     if isinstance(value, torch.Tensor):
         return Live(number, value)
-    walk.table.lend(value)  # the caller's: a request's cache of keys and values, say, is not kept beyond the request
     walk.table.live(number, "pointer", value)
     return value
 

@@ -88,7 +88,9 @@ def item(place: Any, key: Any) -> Any:
 
 
 def _key(place: Any, position: int) -> Any:
-    return next(itertools.islice(dict.keys(place), position, None))
+    for key in itertools.islice(dict.keys(place), position, None):
+        return key
+    raise IndexError(f"there is no key {position}")
 
 
 def _next(place: Any, position: int) -> Any:

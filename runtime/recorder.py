@@ -29,6 +29,7 @@ from precast.runtime.table_plan import Cells, Plan
 from precast.runtime.table_reads import Live, TableReads
 
 _IMMUTABLE = (int, float, complex, str, bytes, bool, type(None), range, torch.dtype, torch.device, torch.layout, torch.memory_format)
+_LASTING = (type, types.ModuleType)
 
 
 class Unrecordable(Exception):
@@ -81,6 +82,7 @@ class Recording(TableReads):
         for part in ("code", "defaults", "kwdefaults"):  # a function may be given others
             self.slot(self.plan.function, part)
         roots = dict.fromkeys(path[:1] for path in (*self.plan.at, *self.plan.under))
+        self._lend_given([self.local_values[root[0][1]] for root in roots if root[0][0] == "local"])
         for root in sorted(roots, key=lambda path: path[0][0] != "local"):
             self._enter(root, lambda root=root: self._root(root))  # type: ignore[misc]
         for index, guard in enumerate(self.plan.guards):
@@ -103,11 +105,32 @@ class Recording(TableReads):
                 self._give_up(path)
                 continue
             self.places[path] = place
+            if path[0][0] == "local" and not isinstance(place, (Live, *_LASTING)) and not isinstance(self._owner(path), torch.nn.Module):
+                self.table.lend(place)  # the caller's: a request's cache of keys and values, say, is not kept beyond the request
             for index in self.plan.at.get(path, ()):
                 if self.plan.guards[index].predicate not in RELATIONS:
                     self._attempt(index, lambda index=index: self._guard(self.plan.guards[index], path, place))  # type: ignore[misc]  # noqa: B023
             for child in self.plan.under.get(path, ()):
                 stack.append((child, lambda child=child, place=place: self._step(place, child)))  # type: ignore[misc]
+
+    def _lend_given(self, given: list[Any]) -> None:
+        """What the call was given, before anything is noted: so that what leads from one argument to another does not keep that one."""
+        waiting, containers = list(given), set[int]()
+        while waiting:
+            value = waiting.pop()
+            if type(value) in (tuple, list, dict):
+                if id(value) not in containers:
+                    containers.add(id(value))
+                    waiting += value.values() if type(value) is dict else value
+            elif not isinstance(value, (torch.Tensor, *_IMMUTABLE, *_LASTING)):
+                self.table.lend(value)
+
+    def _owner(self, path: Path) -> Any:
+        """The first object on the way of a path: what it leads through before are the call's own containers."""
+        for end in range(1, len(path)):
+            if not isinstance(place := self.places.get(path[:end]), Live):
+                return place
+        return None
 
     def _attempt(self, index: int, action: Callable[[], None]) -> None:
         try:

@@ -107,7 +107,8 @@ typedef struct {
     ARRAY(Probe, probes);
     ARRAY(Lent, lent);
     PyObject *name;    /* capsule: the table, for what is called when something lent goes; its context is set when the table is no more */
-    int forgotten;
+    int forgotten;     /* something lent is gone */
+    int checks;        /* under way: as long as there are any nothing is let go of */
     int watched;       /* whether all dicts are */
     uint64_t quiet;    /* if so: `dict_changes` when they were last looked at and found unchanged */
     PyObject *refs;    /* list: what the pointers above point to */
@@ -143,6 +144,10 @@ static void *grow(void **array, size_t *count, size_t *room, size_t size, size_t
 static int hold(Table *self, PyObject *object) {
     for (size_t i = 0; i < self->lent_count; i++)
         if (self->lent[i].object == object) return 0;
+    if (!self->refs) {
+        PyErr_SetString(PyExc_ValueError, "something that the table was lent is gone");
+        return -1;
+    }
     return PyList_Append(self->refs, object);
 }
 
@@ -153,7 +158,7 @@ static int keys_unchanged(Table *self, Dict *entry) {
     for (uint32_t i = 0; i < entry->key_count; i++) {
         Key *key = &self->keys[entry->first_key + i];
         PyObject *value = _PyDict_GetItem_KnownHash((PyObject *)entry->dict, key->key, key->hash);
-        if (value != key->value || (!value && PyErr_Occurred())) {
+        if (value != key->value || self->forgotten || (!value && PyErr_Occurred())) {
             PyErr_Clear(); /* from comparing with a key of another kind: the checker meets it, too */
             return 0;
         }
@@ -326,7 +331,7 @@ static int probes_hold(Table *self) {
         if (!result) return -1;
         int same = result == self->probes[i].expected || same_scalar(result, self->probes[i].expected);
         Py_DECREF(result);
-        if (!same) return 0;
+        if (!same || self->forgotten) return 0;
     }
     return 1;
 }
@@ -343,16 +348,25 @@ static int checker_holds(Table *self, PyObject *const *locals, Py_ssize_t count)
     return holds;
 }
 
+static int table_clear(PyObject *object);
+
 int table_check(PyObject *object, PyObject *const *locals, Py_ssize_t count) {
     Table *self = (Table *)object;
+    self->checks++;
     int holds = live_holds(self, locals, count);
     if (holds == 1) holds = words_unchanged(self);
     if (holds == 1) holds = probes_hold(self);
     if (holds == 1 && self->checker) {
         holds = checker_holds(self, locals, count);
-        if (holds == 1) holds = words_unchanged(self); /* Python ran: look again */
+        if (holds == 1) holds = !self->forgotten && words_unchanged(self); /* Python ran: look again */
     }
-    return holds == 1 ? !self->forgotten : holds;
+    if (holds == 1 && self->forgotten) holds = 0;
+    if (--self->checks == 0 && self->forgotten && self->refs) {
+        Py_INCREF(object);
+        table_clear(object);
+        Py_DECREF(object);
+    }
+    return holds;
 }
 
 /* ---- recording */
@@ -381,12 +395,13 @@ static PyObject *table_slot(PyObject *object, PyObject *arguments) {
     Py_RETURN_TRUE;
 }
 
-static int table_clear(PyObject *object);
-
 static PyObject *table_forget(PyObject *name, PyObject *reference) {
     if (PyCapsule_GetContext(name)) Py_RETURN_NONE;
-    PyObject *table = Py_NewRef((PyObject *)PyCapsule_GetPointer(name, NULL));
-    table_clear(table);
+    Table *table = (Table *)PyCapsule_GetPointer(name, NULL);
+    table->forgotten = 1;
+    if (table->checks) Py_RETURN_NONE; /* which clears when it ends */
+    Py_INCREF(table);
+    table_clear((PyObject *)table);
     Py_DECREF(table);
     Py_RETURN_NONE;
 }
@@ -757,6 +772,13 @@ static PyObject *table_sizes(PyObject *object, PyObject *unused) {
                          self->probes_count, "python", self->checker ? Py_True : Py_False);
 }
 
+static PyObject *table_forgotten(PyObject *object, void *unused) { return PyBool_FromLong(((Table *)object)->forgotten); }
+
+static PyGetSetDef table_getset[] = {
+    {"forgotten", table_forgotten, NULL, "Whether something that it was lent is gone: it holds for no call any more.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
 static PyObject *table_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords) {
     Table *self = (Table *)type->tp_alloc(type, 0);
     if (self && !(self->refs = PyList_New(0))) Py_CLEAR(self);
@@ -843,4 +865,5 @@ PyTypeObject Table_Type = {
     .tp_clear = table_clear,
     .tp_dealloc = table_dealloc,
     .tp_methods = table_methods,
+    .tp_getset = table_getset,
 };

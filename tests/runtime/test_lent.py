@@ -194,3 +194,166 @@ def test_objects_that_go_in_other_threads(store: Path) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+class Pair:
+    def __init__(self, other: Any) -> None:
+        self.other = other
+
+
+def both(first: Pair, second: Cache, x: torch.Tensor) -> torch.Tensor:
+    return x * first.other.scale + second.scale
+
+
+def test_what_leads_to_an_argument_does_not_keep_it(store: Path) -> None:
+    compiled, refs, firsts = precast.compile(both, store=store), [], []
+    with torch.no_grad():
+        for _ in range(10):
+            second = Cache()
+            first = Pair(second)
+            firsts.append(first)
+            for _ in range(4):
+                compiled(first, second, X)
+            refs.append(weakref.ref(second))
+            first.other = None
+    del second
+    gc.collect()
+    assert not any(ref() is not None for ref in refs)
+
+
+def test_what_a_kept_object_no_longer_has_is_let_go_of(store: Path) -> None:
+    """A cache that grows by a row at each step: its rows of before are gone."""
+    compiled, kept, refs = precast.compile(add_to, store=store), Cache(), []
+    with torch.no_grad():
+        for _ in range(30):
+            compiled(kept, X)
+            refs.append(weakref.ref(kept.rows))
+    gc.collect()
+    assert [i for i, ref in enumerate(refs) if ref() is not None] == [29]
+
+
+def test_weights_of_modules_that_are_gone(store: Path) -> None:
+    """A few bindings are remembered, whether there are tables or not."""
+    compiled, refs = precast.compile(Model.scaled, store=store), []
+    with torch.no_grad():
+        for _ in range(60):
+            model = Model()
+            refs.append(weakref.ref(model.lin.weight))
+            for _ in range(4):
+                compiled(model, X)
+    del model
+    gc.collect()
+    assert sum(ref() is not None for ref in refs) <= 10
+
+
+def test_nothing_is_noted_for_what_is_gone(table: Any) -> None:
+    table.lend(gone := Cache())
+    del gone
+    assert table.forgotten
+    for note in (
+        lambda: table.slot(Cache(), "type"),
+        lambda: table.dict({}, ("k",), False),
+        lambda: table.live(table.local(0), "pointer", X),
+    ):
+        with pytest.raises(ValueError, match="gone"):
+            note()
+    assert not table.check((X,))
+
+
+class Emptying:
+    """A key that is like no other; comparing it runs code."""
+
+    def __init__(self, like: str, act: Callable[[], Any]) -> None:
+        self.hash, self.act = hash(like), act
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        self.act()
+        return False
+
+
+def _with_one_lent(table: Any) -> list[Any]:
+    """A list with the only object that the table was lent: the argument of its checks."""
+    given = [Cache()]
+    table.lend(given[0])
+    number = table.local(0)
+    table.live(number, "list", 1)
+    table.live(table.item(number, 0), "pointer", given[0])
+    table.slot(given[0], "dict")
+    return given
+
+
+@pytest.mark.parametrize("when", ["probe", "comparison", "checker"])
+def test_what_goes_in_the_middle_of_a_check(table: Any, when: str) -> None:
+    """It is not looked at any more, nothing that the check goes on with is let go of before its end, and the table does not hold."""
+    given, armed = _with_one_lent(table), [False]
+
+    def drop() -> bool:
+        if armed[0]:
+            given.clear()
+            gc.collect()
+        return True
+
+    names: dict[Any, int] = {Emptying("k1", drop): 1}
+    names["k1"] = 5
+    if when == "comparison":
+        table.dict(names, ("".join(["k", "1"]), "absent", "k2"), False)
+    elif when == "probe":
+        table.probe(drop, True)
+        table.probe(bool, False)
+    else:
+        table.python(lambda values: drop())
+    table.watch()
+    assert table.check((given,))
+    names["other"] = 1
+    armed[0] = True
+    assert not table.check((given,)) and table.forgotten and not given
+
+
+def test_a_collection_in_the_middle_of_a_check(native_store: Store) -> None:
+    """Allocations of a check may start one, which runs destructors: up to Python 3.11 right there."""
+    if not native.tables_work():
+        pytest.skip("this Python's dicts change unseen: there are no tables")
+    emptied, threshold = 0, gc.get_threshold()
+    for more in range(1, 40):
+        table = native.loaded().Table()
+        given = _with_one_lent(table)
+        table.python(bool)
+
+        class Cyclic:
+            def __del__(self, given: list[Any] = given) -> None:
+                given.clear()
+
+        try:
+            gc.disable()
+            gc.collect()
+            cyclic = Cyclic()
+            cyclic.me = cyclic  # type: ignore[attr-defined]
+            del cyclic
+            gc.set_threshold(more)
+            gc.enable()
+            held = table.check((given,))
+        finally:
+            gc.disable()
+            gc.set_threshold(*threshold)
+            gc.enable()
+        emptied += not given
+        assert not table.check((given,)) if not given else held
+    assert emptied
+
+
+class Varying(dict[str, Any]):
+    pass
+
+
+def test_a_dict_subclass_of_another_length(store: Path) -> None:
+    def function(named: Varying, x: torch.Tensor) -> torch.Tensor:
+        return sum((value * x for value in named.values()), x)
+
+    compiled = precast.compile(function, store=store)
+    with torch.no_grad():
+        for count in (3, 2, 1, 0, 3):
+            named = Varying({f"k{i}": i for i in range(count)})
+            torch.testing.assert_close(compiled(named, X), function(named, X))
