@@ -55,6 +55,10 @@ def record(native: Any, plan: Plan, local_values: Mapping[str, Any], cells: Cell
         opaque = recording.run()
     except OverflowError as error:
         raise Unrecordable(str(error)) from error
+    except ValueError as error:
+        if not recording.table.forgotten:
+            raise
+        raise Unrecordable(str(error)) from error
     if any(recording.places[path] is not tensor for path, tensor in zip(plan.bound, bound, strict=True)):
         raise Unrecordable("a bound input was replaced during the call")
     if opaque:

@@ -15,6 +15,7 @@ import torch
 import precast
 from precast.artifact_store import Store
 from precast.runtime import native
+from precast.runtime.recorder import Recording
 
 X = torch.ones(4)
 
@@ -258,6 +259,24 @@ def test_nothing_is_noted_for_what_is_gone(table: Any) -> None:
         with pytest.raises(ValueError, match="gone"):
             note()
     assert not table.check((X,))
+
+
+def test_an_argument_that_goes_while_it_is_noted(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another thread may do it."""
+    root, gone = Recording._root, [0]
+
+    def dropping(walk: Recording, path: Any) -> Any:
+        given[:] = [Cache(), Cache()]
+        gone[0] += walk.table.forgotten
+        return root(walk, path)
+
+    compiled = precast.compile(with_list, store=store)
+    monkeypatch.setattr(Recording, "_root", dropping)
+    with torch.no_grad():
+        for _ in range(6):
+            given = [Cache(), Cache()]
+            torch.testing.assert_close(compiled(given, X), X * 5)
+    assert gone[0] or not native.tables_work()
 
 
 class Emptying:
