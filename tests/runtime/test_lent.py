@@ -153,7 +153,7 @@ def test_a_weak_reference_that_outlives_the_table(native_store: Store) -> None:
     assert all(reference() is None for reference in references)
 
 
-@pytest.mark.parametrize("thing", [None, 3, object(), len, (1,), "text"], ids=repr)
+@pytest.mark.parametrize("thing", [None, 3, object(), len, (1,), "text"], ids=lambda thing: type(thing).__name__)
 def test_what_knows_no_weak_references_is_kept(table: Any, thing: Any) -> None:
     kept = table.lend(thing)
     assert kept is (thing is len)
