@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import functools
 import itertools
 import marshal
 import os
@@ -83,6 +84,7 @@ def _check_shims(code: types.CodeType, supplies: Mapping[str, tuple[Any, ...]]) 
             raise NotPortable("this torch counts the keys of dicts in another way than precast knows")
 
 
+@functools.cache
 def _counts_keys_alike() -> bool:
     """Whether `dict_key` finds the keys of an OrderedDict in the order in which the tracer does."""
     turned = OrderedDict(first=0, second=1)

@@ -30,6 +30,7 @@ from precast.runtime.table_reads import Live, TableReads
 
 _IMMUTABLE = (int, float, complex, str, bytes, bool, type(None), range, torch.dtype, torch.device, torch.layout, torch.memory_format)
 _LASTING = (type, types.ModuleType)
+_NOT_LENT = (Live, *_LASTING)
 
 
 class Unrecordable(Exception):
@@ -109,7 +110,7 @@ class Recording(TableReads):
                 self._give_up(path)
                 continue
             self.places[path] = place
-            if path[0][0] == "local" and not isinstance(place, (Live, *_LASTING)) and not isinstance(self._owner(path), torch.nn.Module):
+            if path[0][0] == "local" and not isinstance(place, _NOT_LENT) and not isinstance(self._owner(path), torch.nn.Module):
                 self.table.lend(place)  # the caller's: a request's cache of keys and values, say, is not kept beyond the request
             for index in self.plan.at.get(path, ()):
                 if self.plan.guards[index].predicate not in RELATIONS:

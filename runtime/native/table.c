@@ -484,8 +484,8 @@ static void unwatch(Table *self) {
     }
 }
 
-/* watch() -> whether all dicts of which keys or the length count are watched from now on; to be called when all are in. They are looked at once more after that: by then
- * any of them may be another one than when it was put in. */
+/* watch() -> whether all dicts of which keys or the length count are watched from now on; to be called when all are in. They are looked at
+ * once more after that: by then any of them may be another one than when it was put in. */
 static PyObject *table_watch(PyObject *object, PyObject *unused) {
     Table *self = (Table *)object;
     if (!dicts_can_be_watched() || self->watched) return PyBool_FromLong(self->watched);
@@ -802,8 +802,8 @@ static int table_clear(PyObject *object) {
     Table *self = (Table *)object;
     unwatch(self);
     for (size_t i = 0; i < self->live_count; i++) PyMem_Free(self->live[i].numbers);
-    self->live_count = self->slots_count = self->dicts_count = self->wholes_count = self->used_count = self->types_count = self->items_count = self->tensors_count = 0;
-    self->probes_count = self->data_count = 0;
+    self->live_count = self->slots_count = self->dicts_count = self->wholes_count = self->used_count = self->types_count = 0;
+    self->items_count = self->tensors_count = self->probes_count = self->data_count = 0;
     self->forgotten = 1;
     Live *op = PUSH(self, live); /* a cleared table holds for no call */
     if (op) *op = (Live){.kind = LOCAL, .count = PY_SSIZE_T_MAX};
@@ -824,8 +824,8 @@ static void table_dealloc(PyObject *object) {
     for (size_t i = 0; i < self->live_count; i++) PyMem_Free(self->live[i].numbers);
     Py_XDECREF(self->refs);
     Py_XDECREF(self->checker);
-    void *arrays[] = {self->live, self->slots, self->dicts, self->wholes, self->keys, self->used, self->types, self->items, self->pointers, self->tensors, self->bytes, self->data,
-                      self->probes, self->lent};
+    void *arrays[] = {self->live,     self->slots,   self->dicts, self->wholes, self->keys,   self->used, self->types, self->items,
+                      self->pointers, self->tensors, self->bytes, self->data,   self->probes, self->lent};
     for (size_t i = 0; i < sizeof(arrays) / sizeof(*arrays); i++) PyMem_Free(arrays[i]);
     Py_TYPE(object)->tp_free(object);
 }

@@ -281,4 +281,5 @@ def test_destructors_run_where_they_did(tmp_path: Path) -> None:
     compiled = precast.compile(function, store=tmp_path)
     with torch.no_grad():
         assert seen(function) == [0]
-        assert all(log in ([0], []) for log in [seen(compiled) for _ in range(4)])  # []: a guard table holds what it has looked at
+        first, *others = [seen(compiled) for _ in range(5)]
+        assert first in ([0], []) and others == [[0]] * 4  # []: the compile may keep what it has traced for a while
