@@ -8,6 +8,7 @@ them) by value. What cannot be expressed is left to the generated Python checker
 from __future__ import annotations
 
 import builtins
+import contextlib
 import enum
 import sys
 import types
@@ -87,7 +88,7 @@ class Recording(TableReads):
         for part in ("code", "defaults", "kwdefaults"):  # a function may be given others
             self.slot(self.plan.function, part)
         roots = dict.fromkeys(path[:1] for path in (*self.plan.at, *self.plan.under))
-        self._lend_given([self.local_values[root[0][1]] for root in roots if root[0][0] == "local"])
+        self._lend_given([(root, self.local_values[root[0][1]]) for root in roots if root[0][0] == "local"])
         for root in sorted(roots, key=lambda path: path[0][0] != "local"):
             self._enter(root, lambda root=root: self._root(root))  # type: ignore[misc]
         for index, guard in enumerate(self.plan.guards):
@@ -118,15 +119,18 @@ class Recording(TableReads):
             for child in self.plan.under.get(path, ()):
                 stack.append((child, lambda child=child, place=place: self._step(place, child)))  # type: ignore[misc]
 
-    def _lend_given(self, given: list[Any]) -> None:
-        """What the call was given, before anything is noted: so that what leads from one argument to another does not keep that one."""
-        waiting, containers = list(given), set[int]()
+    def _lend_given(self, waiting: list[tuple[Path, Any]]) -> None:
+        """What the call was given, before anything is noted: so that what leads from one argument to another does not keep that one.
+
+        Only what guards read: that something else goes, of a call's own containers too, is nothing to the table.
+        """
         while waiting:
-            value = waiting.pop()
+            path, value = waiting.pop()
             if type(value) in (tuple, list, dict):
-                if id(value) not in containers:
-                    containers.add(id(value))
-                    waiting += value.values() if type(value) is dict else value
+                for child in self.plan.under.get(path, ()):
+                    if child[-1][0] == "item":
+                        with contextlib.suppress(KeyError, IndexError, TypeError):  # the walk meets it, too, and leaves it to Python
+                            waiting.append((child, value[untag(child[-1][1])]))
             elif not isinstance(value, (torch.Tensor, *_IMMUTABLE, *_LASTING)):
                 self.table.lend(value)
 

@@ -73,7 +73,7 @@ typedef struct {
 } Probe;
 
 typedef struct {
-    PyObject *object, *reference; /* a weak one */
+    PyObject *reference; /* a weak one */
 } Lent;
 
 enum { LOCAL, POINTER, OTHER, EQUAL, TUPLE, LIST, ITEM, OWN, DICT, TENSOR, DIFFERENT, TYPE, SHAPE, APART, APART_OTHER };
@@ -106,6 +106,7 @@ typedef struct {
     ARRAY(Data, data);
     ARRAY(Probe, probes);
     ARRAY(Lent, lent);
+    PyObject *addresses; /* set of ints: of what is lent, or NULL */
     PyObject *name;    /* capsule: the table, for what is called when something lent goes; its context is set when the table is no more */
     int forgotten;     /* something lent is gone */
     int checks;        /* under way: as long as there are any nothing is let go of */
@@ -141,9 +142,18 @@ static void *grow(void **array, size_t *count, size_t *room, size_t size, size_t
 #endif
 #define TAG(dict) ((dict)->ma_version_tag >> WATCHER_BITS)
 
+/* 1: it is; 0: it is not; -1 with an exception set. */
+static int is_lent(Table *self, PyObject *object) {
+    if (!self->lent_count) return 0;
+    PyObject *address = PyLong_FromVoidPtr(object);
+    int found = address ? PySet_Contains(self->addresses, address) : -1;
+    Py_XDECREF(address);
+    return found;
+}
+
 static int hold(Table *self, PyObject *object) {
-    for (size_t i = 0; i < self->lent_count; i++)
-        if (self->lent[i].object == object) return 0;
+    int lent = is_lent(self, object);
+    if (lent) return lent < 0 ? -1 : 0;
     if (!self->refs) {
         PyErr_SetString(PyExc_ValueError, "something that the table was lent is gone");
         return -1;
@@ -411,8 +421,9 @@ static PyMethodDef forget = {"forget", table_forget, METH_O, "Something that was
 /* lend(object): to be called before it is named anywhere else. False, and it is going to be kept alive, where it knows no weak references. */
 static PyObject *table_lend(PyObject *object, PyObject *lent) {
     Table *self = (Table *)object;
-    for (size_t i = 0; i < self->lent_count; i++)
-        if (self->lent[i].object == lent) Py_RETURN_TRUE;
+    int known = is_lent(self, lent);
+    if (known) return known < 0 ? NULL : Py_NewRef(Py_True);
+    if (!self->addresses && !(self->addresses = PySet_New(NULL))) return NULL;
     if (!self->name && !(self->name = PyCapsule_New(self, NULL, NULL))) return NULL;
     PyObject *callback = PyCFunction_New(&forget, self->name);
     PyObject *reference = callback ? PyWeakref_NewRef(lent, callback) : NULL;
@@ -422,12 +433,14 @@ static PyObject *table_lend(PyObject *object, PyObject *lent) {
         PyErr_Clear();
         Py_RETURN_FALSE;
     }
-    Lent *entry = PUSH(self, lent);
+    PyObject *address = PyLong_FromVoidPtr(lent);
+    Lent *entry = address && PySet_Add(self->addresses, address) == 0 ? PUSH(self, lent) : NULL;
+    Py_XDECREF(address);
     if (!entry) {
         Py_DECREF(reference);
         return NULL;
     }
-    *entry = (Lent){lent, reference};
+    *entry = (Lent){reference};
     Py_RETURN_TRUE;
 }
 
@@ -796,6 +809,7 @@ static void return_lent(Table *self) {
         PyObject *reference = self->lent[--self->lent_count].reference;
         Py_DECREF(reference);
     }
+    Py_CLEAR(self->addresses);
 }
 
 static int table_clear(PyObject *object) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 import precast
 from precast.artifact_store import Store
 from precast.runtime import native
+from precast.runtime.api import site_of
 from precast.runtime.recorder import Recording
 
 X = torch.ones(4)
@@ -245,6 +247,46 @@ def test_weights_of_modules_that_are_gone(store: Path) -> None:
     del model
     gc.collect()
     assert sum(ref() is not None for ref in refs) <= 10
+
+
+def of_dict(given: dict[str, Any], x: torch.Tensor) -> torch.Tensor:
+    return x * given["read"].scale
+
+
+def of_list(given: list[Any], x: torch.Tensor) -> torch.Tensor:
+    return x * given[0].scale
+
+
+def of_keywords(x: torch.Tensor, **given: Any) -> torch.Tensor:
+    return x * given["read"].scale
+
+
+@pytest.mark.parametrize("function", [of_dict, of_list, of_keywords])
+def test_what_no_guard_reads_may_come_and_go(function: Callable[..., Any], store: Path, native_store: Store) -> None:
+    """A request's own object, beside a configuration that stays: calls go on without Python."""
+    if not native.tables_work():
+        pytest.skip("this Python's dicts change unseen: there are no tables")
+    compiled, read = precast.compile(function, store=store), Cache(3.0)
+    with torch.no_grad():
+        for _ in range(12):
+            if function is of_keywords:
+                got = compiled(X, read=read, request=Cache())
+            else:
+                got = compiled({"read": read, "request": Cache()} if function is of_dict else [read, Cache()], X)
+            torch.testing.assert_close(got, X * 3)
+    (program,) = site_of(compiled).programs
+    assert program.on_binding.__self__.dispatcher.hits >= 8  # type: ignore[union-attr]
+
+
+def test_lending_many_objects_takes_time_by_their_number(table: Any) -> None:
+    things = [Cache() for _ in range(16000)]
+    start = time.perf_counter()
+    for thing in things[:2000]:
+        assert table.lend(thing) and table.slot(thing, "type")
+    few = time.perf_counter() - start
+    for thing in things:
+        assert table.lend(thing) and table.slot(thing, "type")
+    assert time.perf_counter() - start < 40 * few, "eight times as many; by looking at each it were sixty-four"
 
 
 def test_nothing_is_noted_for_what_is_gone(table: Any) -> None:
