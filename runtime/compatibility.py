@@ -13,7 +13,7 @@ from precast.runtime.code_finder import changed_code
 if TYPE_CHECKING:
     from precast.runtime.program import Program
 
-LOWERING_VERSION = "20"
+LOWERING_VERSION = "21"
 """Goes up when lowering, codegen or the runtime change what a stored artifact means; part of every artifact's key."""
 
 
