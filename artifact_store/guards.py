@@ -36,7 +36,7 @@ class Predicate(StrEnum):
     BASE_EQUALS = "base_equals"  # an instance of a subclass of a constant type, compared as its base type: ("int", 3)
     IS = "is"  # obj is the object at module:qualname
     SAME_AS = "same_as"  # obj is the object at another path
-    # {"distinct": paths of pairwise different objects, all of one type, "mutated": paths whose memory overlaps no other of "mutated" or "others"}
+    # {"distinct": paths of pairwise different objects, "mutated": paths whose memory overlaps no other of "mutated" or "others"}
     NOT_ALIASED = "not_aliased"
     # {"paths": tensors that are on one and the same GPU, "index": its index where the code names it, else None}; stands at ("state",)
     SAME_DEVICE = "same_device"

@@ -30,7 +30,6 @@ _CONSTANTS = (
 )
 """What is compared by value, and shared or copied as the interpreter sees fit; and what is known by its name or its text."""
 _OF_CLASSES = (
-    types.FunctionType,
     types.BuiltinFunctionType,
     types.MethodDescriptorType,
     types.WrapperDescriptorType,
@@ -93,13 +92,16 @@ def _objects(met: Iterable[Path], sources: SourceContext, compared: Collection[P
 
 def _counts(path: Path, value: Any) -> bool:
     """Whether a program can tell the object from an equal one, and no guard of another kind says which it is."""
-    if _constant(value):
-        return False
-    if isinstance(value, type):
-        return "<locals>" in type_name(value)
-    if isinstance(value, _OF_CLASSES) and (("type",) in path or not isinstance(value, types.FunctionType)):
+    if not has_identity(value) or (isinstance(value, types.FunctionType) and ("type",) in path):
         return False
     return not (callable(value) and not isinstance(value, torch.nn.Module) and _of_library(path))
+
+
+def has_identity(value: Any) -> bool:
+    """Whether a program can tell the object from an equal one. What bears a name is told by its name."""
+    if isinstance(value, type):
+        return "<locals>" in type_name(value)
+    return not isinstance(value, _OF_CLASSES) and not _constant(value)
 
 
 def _constant(value: Any) -> bool:
@@ -116,4 +118,4 @@ def _of_library(path: Path) -> bool:
     return root[0] == "builtin" or (root[0] in ("global", "module") and is_versioned(root[1]))
 
 
-__all__ = ["identity_guards"]
+__all__ = ["has_identity", "identity_guards"]

@@ -1,12 +1,13 @@
 """Runs the cases of identity_programs.py in one process; prints one JSON line per case. Started by test_identity.py.
 
-    identity_worker.py STORE cold|warm|torch two,same,… static|dynamic|freeze [NAME...]
+    identity_worker.py STORE cold|warm|torch two,same|same,two static|dynamic|freeze NAME...
 
 cold: `precast.compile`. warm: `precast.load(require="hit")` with the tracer refused to precast. torch: `torch.compile(backend="precast")`.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import sys
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
-from identity_programs import CASES, FREEZE, Call  # noqa: E402
+from identity_programs import CASES, Call  # noqa: E402
 
 from tests.refuse import refuse_tracer  # noqa: E402
 
@@ -54,7 +55,7 @@ def outcome(function: Callable[..., Any], call: Call) -> Any:
 def run(name: str, store: str, kind: str, order: list[str], how: str) -> dict[str, Any]:
     import precast
 
-    options = {"freeze": True} if how == "freeze" else None
+    options = {"freeze": True} if how == "freeze" else {"dynamic": "yes"} if how == "dynamic" and kind == "warm" else None
     made: dict[int, tuple[Any, Any]] = {}
     wrong = []
     for number in range(ROUNDS):
@@ -67,21 +68,29 @@ def run(name: str, store: str, kind: str, order: list[str], how: str) -> dict[st
             got = outcome(made[id(target)][1], call)
             if got != want:
                 wrong.append(f"round {number}, {which}: {got} where eager gives {want}")
-    return {"wrong": wrong, "graphs": sum(_graphs(compiled) for _, compiled in made.values()) if kind != "torch" else 1}
+    served = sum(_graphs(compiled) for _, compiled in made.values()) if kind != "torch" else _torch_graphs(f"{store}/{name}")
+    return {"wrong": wrong, "served": served}
 
 
 def _compiled(precast: Any, target: Any, store: str, kind: str, how: str, options: Any) -> Any:
     if kind == "torch":
-        return torch.compile(target, backend="precast", dynamic=how == "dynamic" or None)
+        from precast import torch_backend
+
+        return torch.compile(target, backend=functools.partial(torch_backend.precast, store=store))
     if kind == "warm":
         return precast.load(target, store=store, require="hit", options=options)
     return precast.compile(target, store=store, dynamic=how == "dynamic" or None, options=options)
 
 
 def _graphs(compiled: Any) -> int:
+    """How many stored artifacts served calls."""
     from precast.runtime.api import site_of
 
     return sum(bool(v.hits and v.stored) for p in site_of(compiled).all_programs for v in p.variants)
+
+
+def _torch_graphs(store: str) -> int:
+    return len(list(Path(store).glob("programs/*/*.msgpack")))
 
 
 def main() -> None:
@@ -90,7 +99,7 @@ def main() -> None:
 
     logging.disable(logging.ERROR)
     attempts = refuse_tracer() if kind == "warm" else []
-    for name in names or (sorted(FREEZE) if how == "freeze" else CASES):
+    for name in names:
         if kind == "torch":
             torch._dynamo.reset()
         try:
