@@ -19,7 +19,7 @@ Path = tuple[Step, ...]
 """Root first.
 
 Roots: ("local", name) a frame local; ("cell", name) the content of the entry function's closure cell; ("namespace",) the dict of its
-globals, where that is no module's (code made by `exec`); ("global", module, name) a name in a module's dict; ("module", name) an entry of
+globals, where that is no module's (code made by `exec`); ("closure",) the tuple of its closure cells; ("global", module, name) a name in a module's dict; ("module", name) an entry of
 sys.modules; ("builtin", name); ("constant", i) a tensor that the frame record carries; ("state",) torch's global state.
 Steps: ("attr", name) getattr; ("raw", name) object.__getattribute__; ("dict",) `obj.__dict__`; ("item", tagged key); ("key", i) the i-th
 key of a dict; ("hook", i) its i-th value; ("flagged", name) places of a module's hooks that are in the table of that name;

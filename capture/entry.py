@@ -29,8 +29,10 @@ from precast.capture.garbage import seldom_collected
 from precast.capture.guard_filter import GuardFilter, describe_waived, of_memory, waived_guards
 from precast.capture.guard_forms import newest_forms
 from precast.capture.guards import GuardContext, translate
-from precast.capture.implicit import aliasing_guards, apart, device_guards, state_guard
+from precast.capture.identity import identity_guards
+from precast.capture.implicit import aliasing_guards, apart, device_guards, state_guard, whole_tensors
 from precast.capture.integers import within_64_bits
+from precast.capture.met import attribute_paths, cell_paths, met_paths, refusal_of_shared_attributes
 from precast.capture.operators import OperatorUse, watched
 from precast.capture.per_call import read_off
 from precast.capture.sources import NotPortable, SourceContext
@@ -40,7 +42,7 @@ from precast.capture.trace_record import TraceRecord
 from precast.capture.unguarded import unguarded
 from precast.runtime.entry import LocalsOf, entry_of, has_own_namespace
 from precast.runtime.guard_eval import failure
-from precast.runtime.paths import NAMESPACE, PathError, describe
+from precast.runtime.paths import CLOSURE, NAMESPACE, PathError, describe
 
 GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 
@@ -102,9 +104,14 @@ def called(fn: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Needs:
-    """What has to hold of a call: guards, why not all can be stored, which cannot be checked, digests of code that they check."""
+    """What has to hold of a call: guards, why not all can be stored, which cannot be checked, digests of code that they check.
+
+    `met`: paths of all that the traced code looked at. `told_apart`: of constants that it asked whether they are one.
+    """
 
     guards: list[Guard]
+    met: list[Path]
+    told_apart: list[Path]
     problems: list[str]
     unchecked: list[str]
     codes: list[str]
@@ -149,8 +156,9 @@ class _Capture:
         record, unportable = self._record(traced, constants)
         problems = [*needs.problems, *missing, *unportable]
         if self.refused is not None:
-            raise self._refusal(self.refused, [*needs.guards, state], problems, inputs)
-        guards = self._all_guards(needs.guards, state, inputs, record)
+            identity = identity_guards(needs.met, needs.guards, self.sources)
+            raise self._refusal(self.refused, [*needs.guards, *identity, state], problems, inputs)
+        guards = self._all_guards(needs, state, inputs, record)
         problems += [f"guard {text} at capture itself" for guard in guards if (text := failure(guard, self.local_values))]
         return CapturedFrame(
             self.name,
@@ -174,7 +182,7 @@ class _Capture:
         """Dynamo's part: its guards, the rewritten bytecode, and (through `_backend`) the graph."""
         traced = dynamo.trace(
             self.function,
-            {name: value for name, value in self.local_values.items() if name != NAMESPACE},
+            {name: value for name, value in self.local_values.items() if name not in (NAMESPACE, CLOSURE)},
             self._backend,
             self._is_bound,
             self.options.dynamic,
@@ -206,12 +214,21 @@ class _Capture:
         nameless = own_namespaces.code_guards(record.functions, record.consumed, self.sources)
         return _Needs(
             guards=[*held, *nameless, *resolved, *shapes],
+            met=self._met(traced, kept),
+            told_apart=met_paths(record.told_apart, (), (), self.sources),
             problems=[*translation.uncacheable, *unnoticed.uncacheable, *unprintable],
             unchecked=[*translation.unchecked, *unnoticed.unchecked, *unprintable],
             codes=[
                 code for _, code in {(g.path, str(g.constant)) for g in (*translation.guards, *nameless) if g.predicate is Predicate.CODE}
             ],
         )
+
+    def _met(self, traced: dynamo.Traced, kept: Sequence[Any]) -> list[Path]:
+        """Where the objects are that have to be as many as they were."""
+        found = met_paths(traced.record.met, self.waived, kept, self.sources)
+        attributes = attribute_paths(found, traced.output.side_effects, self.sources)
+        self.refused = self.refused or refusal_of_shared_attributes(attributes, self.sources)
+        return [*found, *attributes, *cell_paths(found, (self.function, *traced.record.functions), self.sources)]
 
     def _digests(self, traced: dynamo.Traced, checked: list[str]) -> tuple[tuple[CodeDigest, ...], list[str]]:
         """Digests of the code and of the constant results that the graph was made from, and what of it has none."""
@@ -232,10 +249,11 @@ class _Capture:
         except NotPortable as error:
             return None, [str(error)]
 
-    def _all_guards(self, held: Sequence[Guard], state: Guard, inputs: Sequence[GraphInput], record: FrameRecord | None) -> list[Guard]:
+    def _all_guards(self, needs: _Needs, state: Guard, inputs: Sequence[GraphInput], record: FrameRecord | None) -> list[Guard]:
         """The guards of what was read, and those that the graph's own inputs need."""
         numbers = [*finite(inputs), *within_64_bits(inputs)]
-        guards = [*held, *numbers, *aliasing_guards(inputs, self.sources), *device_guards(inputs, self.sources, record)]
+        guards = [*needs.guards, *numbers, *aliasing_guards(inputs), *device_guards(inputs, self.sources, record)]
+        guards += identity_guards([*needs.met, *whole_tensors(inputs)], guards, self.sources, needs.told_apart)
         if not any(guard.create_fn_name() == "GLOBAL_STATE" for guard in self.waived):
             guards.append(state)
         if self.graph is not None and self.graph.absolute:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from precast.artifact_store.guards import Guard, Predicate
+from precast.artifact_store.guards import Guard, Path, Predicate
 from precast.artifact_store.records import FrameRecord, GraphInput
 from precast.capture.sources import SourceContext
 from precast.runtime.global_state import global_state
@@ -16,19 +16,17 @@ def state_guard() -> Guard:
     return Guard((("state",),), Predicate.GLOBAL_STATE, global_state())
 
 
-def aliasing_guards(inputs: Sequence[GraphInput], sources: SourceContext) -> list[Guard]:
-    """Tensors passed per call are different objects, and nothing overlaps what the graph writes.
-
-    Bound inputs are left out of the identity check, as parameters are in Dynamo: two names for one unwritten tensor change no result. Of a
-    tensor subclass it is the whole that has to be another object than the others.
-    """
+def aliasing_guards(inputs: Sequence[GraphInput]) -> list[Guard]:
+    """Nothing overlaps what the graph writes. (Which tensors are one and the same object: capture/identity.py.)"""
     tensors = [i for i in inputs if i.kind == "tensor" and i.path[0][0] != "random"]  # a drawn number is a tensor of its own
-    distinct = tuple(sorted({i.path[: len(i.path) - len(i.part)] for i in tensors if not i.bound}, key=repr))
     mutated = tuple(sorted((i.path for i in tensors if i.mutated), key=repr))
-    others = tuple(sorted((i.path for i in tensors if not i.mutated), key=repr)) if mutated else ()
-    if len(distinct) < 2 and not mutated:
-        return []
-    return [Guard((("state",),), Predicate.NOT_ALIASED, {"distinct": distinct, "mutated": mutated, "others": others})]
+    others = tuple(sorted((i.path for i in tensors if not i.mutated), key=repr))
+    return [Guard((("state",),), Predicate.NOT_ALIASED, {"distinct": (), "mutated": mutated, "others": others})] if mutated else []
+
+
+def whole_tensors(inputs: Sequence[GraphInput]) -> list[Path]:
+    """The paths of the graph's tensors; of a tensor subclass that of the whole."""
+    return [i.path[: len(i.path) - len(i.part)] for i in inputs if i.kind == "tensor" and i.path[0][0] not in ("random", "constant")]
 
 
 def device_guards(inputs: Sequence[GraphInput], sources: SourceContext, record: FrameRecord | None) -> list[Guard]:

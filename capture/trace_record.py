@@ -15,6 +15,7 @@ from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.builtin import BuiltinVariable
 
 from precast.capture.constant_calls import ConstantCall, recorded_constants
+from precast.capture.tuple_identity import tuples_are_themselves
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,10 @@ class TraceRecord:
     """Sources of objects that the traced code asked `id()` of, and what it got."""
     consumed: dict[Any, None] = field(default_factory=dict)
     """Sources of all objects that the traced code looked at, guarded or not."""
+    met: dict[Any, Any] = field(default_factory=dict)
+    """The same, with every source of an object that is reached by several; for each source of a tuple the tuple."""
+    told_apart: dict[Any, None] = field(default_factory=dict)
+    """Sources of tuples that the traced code asked whether they are one."""
     constants: list[ConstantCall] = field(default_factory=list)
     """Calls whose results the traced code takes as constant."""
 
@@ -36,8 +41,9 @@ class TraceRecord:
         with (
             _recorded_inlining(self.functions),
             _recorded_ids(self.compared),
-            _recorded_reads(self.consumed),
+            _recorded_reads(self.consumed, self.met),
             recorded_constants(self.constants),
+            tuples_are_themselves(self.met, self.told_apart),
         ):
             yield
 
@@ -92,16 +98,23 @@ def _recorded_ids(compared: dict[Any, int]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _recorded_reads(consumed: dict[Any, None]) -> Iterator[None]:
-    """Notes the source of every object that the traced code looked at: Dynamo guards most of them, but no method descriptors."""
-    original = VariableBuilder._wrap
+def _recorded_reads(consumed: dict[Any, None], met: dict[Any, Any]) -> Iterator[None]:
+    """Notes the source of every object that the traced code looked at: Dynamo guards most of them, but no method descriptors.
+
+    An object that it has met before is not wrapped again, whatever the source.
+    """
+    original, look = VariableBuilder._wrap, VariableBuilder.__call__
+
+    def __call__(self: VariableBuilder, value: Any) -> Any:
+        met[self.source] = value if isinstance(value, (tuple, frozenset)) else None
+        return look(self, value)
 
     def _wrap(self: VariableBuilder, value: Any) -> Any:
         if self.source is not None:
             consumed[self.source] = None
         return original(self, value)
 
-    with mock.patch.object(VariableBuilder, "_wrap", _wrap):
+    with mock.patch.object(VariableBuilder, "_wrap", _wrap), mock.patch.object(VariableBuilder, "__call__", __call__):
         yield
 
 

@@ -18,6 +18,7 @@ import torch.fx
 
 from precast.capture.frame import CaptureRefused
 from precast.capture.graph_capture import CapturedGraph, capture_graph
+from precast.capture.torch_identity import guard_identity
 from precast.lowering.decompositions import DECOMPOSITIONS
 from precast.runtime import stance
 from precast.runtime.api import StoreLike, open_store
@@ -48,6 +49,7 @@ def precast(
     Where a graph cannot be compiled, or records gradients, it runs as torch traced it, with one warning. Raises OptionError.
     """
     merged = graph_options(mode, options)
+    guard_identity()
     if stance.state.force_eager:
         return gm.forward
     name = f"torch.compile:{_function_name(gm)}"

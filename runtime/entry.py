@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from precast.runtime.errors import PrecastError
-from precast.runtime.paths import NAMESPACE
+from precast.runtime.paths import CLOSURE, NAMESPACE
 
 
 @dataclass(frozen=True)
@@ -152,9 +152,11 @@ class LocalsOf:
         return values
 
     def cells(self) -> dict[str, Any]:
-        """Contents of the closure cells that are filled, and a namespace of the function's own."""
+        """The closure cells with their contents, where they are filled, and a namespace of the function's own."""
         function = self._function
         found: dict[str, Any] = {NAMESPACE: function.__globals__} if self.own_namespace else {}
+        if function.__closure__:
+            found[CLOSURE] = function.__closure__
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             try:
                 found[name] = cell.cell_contents

@@ -11,7 +11,7 @@ from precast.runtime.checker import Checker, compile_checker
 from precast.runtime.global_state import global_state
 from precast.runtime.guard_eval import evaluate
 from precast.runtime.guard_rules import RULES, tensor_fits
-from precast.runtime.paths import start, walk
+from precast.runtime.paths import resolve_all, start, walk
 from precast.runtime.standins import class_of
 
 INTERPRETED_CALLS = 3
@@ -74,6 +74,11 @@ def _interpret(rows: Sequence[GuardRow], local_values: Mapping[str, Any], cells:
     for path, predicate, constant in rows:
         if predicate == "global_state":
             if global_state() != constant:
+                return False
+            continue
+        if predicate == "not_aliased" and not constant["mutated"]:
+            objects = resolve_all(constant["distinct"], local_values, cells)
+            if len(set(map(id, objects))) != len(objects):
                 return False
             continue
         if predicate in _RELATIONS:

@@ -12,8 +12,8 @@ from precast.artifact_store.guards import Guard, Predicate
 from precast.runtime.checker import Checker, compile_checker
 from precast.runtime.class_digest import failing_class
 from precast.runtime.global_state import global_state
-from precast.runtime.guard_rules import RULES, aliased, strays
-from precast.runtime.paths import PathError, describe, resolve
+from precast.runtime.guard_rules import RULES, one_object, overlapping, strays
+from precast.runtime.paths import PathError, describe, resolve, resolve_all
 
 __all__ = ["Checker", "Verdict", "compile_checker", "evaluate", "failure", "first_failing"]
 
@@ -37,7 +37,7 @@ def evaluate(guard: Guard, local_values: Values, cells: Values | None = None) ->
         value = resolve(guard.path, local_values, cells)
         if guard.predicate is Predicate.SAME_AS:
             other = resolve(guard.constant, local_values, cells)
-            return Verdict(value is other, f"the same object as {describe(guard.constant)}", "another object")
+            return Verdict(value is other, f"the same object as {describe(guard.constant)}", "another one; the artifact was made for one object")
         holds, expected, found = RULES[guard.predicate](value, guard.constant)
     except PathError as error:
         return Verdict(False, "it to exist", str(error))
@@ -80,13 +80,16 @@ def _state(guard: Guard, local_values: Values, cells: Values | None) -> Verdict:
 
 
 def _not_aliased(guard: Guard, local_values: Values, cells: Values | None) -> Verdict:
-    paths = guard.constant
-    names = {key: [(p, resolve(p, local_values, cells)) for p in paths[key]] for key in ("distinct", "mutated", "others")}
-    clash = aliased(names["distinct"], names["mutated"], names["others"])
+    named = {key: list(zip(paths, resolve_all(paths, local_values, cells), strict=True)) for key, paths in guard.constant.items()}
+    double = one_object(named["distinct"])
+    if double is not None:
+        first, second = map(describe, double)
+        return Verdict(False, f"{first} and {second} to be two objects", "that they are one; the artifact was made for two")
+    clash = overlapping(named["mutated"], named["others"])
     if clash is None:
         return Verdict(True)
-    first, second = clash
-    return Verdict(False, f"{describe(first)} and {describe(second)} to be different tensors that share no memory", "that they do")
+    first, second = map(describe, clash)
+    return Verdict(False, f"{first} and {second} to be different tensors that share no memory", "that they do")
 
 
 def _same_device(guard: Guard, local_values: Values, cells: Values | None) -> Verdict:

@@ -233,12 +233,22 @@ def strays(tensors: Sequence[torch.Tensor], index: int | None) -> int:
 def aliased(
     distinct: Sequence[tuple[Any, Any]], mutated: Sequence[tuple[Any, Any]], others: Sequence[tuple[Any, Any]]
 ) -> tuple[Any, Any] | None:
-    """The labels of the first two (label, tensor) pairs that break the rule of NOT_ALIASED, or None."""
-    seen: dict[int, Path] = {}
-    for path, value in distinct:
+    """The labels of the first two (label, object) pairs that break the rule of NOT_ALIASED, or None."""
+    return one_object(distinct) or overlapping(mutated, others)
+
+
+def one_object(distinct: Sequence[tuple[Any, Any]]) -> tuple[Any, Any] | None:
+    """The labels of the first two that are one and the same object, or None."""
+    seen: dict[int, Any] = {}
+    for label, value in distinct:
         if id(value) in seen:
-            return seen[id(value)], path
-        seen[id(value)] = path
+            return seen[id(value)], label
+        seen[id(value)] = label
+    return None
+
+
+def overlapping(mutated: Sequence[tuple[Any, Any]], others: Sequence[tuple[Any, Any]]) -> tuple[Any, Any] | None:
+    """The labels of the first two tensors that share memory, of which one at least is among `mutated`, or None."""
     spans = [(*span(v), p, True) for p, v in mutated] + [(*span(v), p, False) for p, v in others] if mutated else []
     spans.sort(key=lambda s: s[:2])
     open_end, written_end = -1, -1

@@ -16,6 +16,8 @@ def guard_columns(path: Path, predicate: str, constant: Any) -> tuple[str, str, 
     """One guard in words: (path, predicate, value)."""
     if predicate == Predicate.SAME_AS:
         value = describe(constant)
+    elif predicate == Predicate.NOT_ALIASED:
+        value = _apart(*(tuple(map(describe, constant[key])) for key in ("distinct", "mutated", "others")))
     elif predicate == Predicate.SAME_DEVICE:
         where = "one GPU" if constant["index"] is None else f"cuda:{constant['index']}"
         value = f"{', '.join(describe(place) for place in constant['paths'])} on {where}"
@@ -28,6 +30,13 @@ def guard_columns(path: Path, predicate: str, constant: Any) -> tuple[str, str, 
     else:
         value = "" if constant is None else inline(constant)
     return describe(path), str(predicate), value
+
+
+def _apart(distinct: tuple[str, ...], mutated: tuple[str, ...], others: tuple[str, ...]) -> str:
+    parts = [f"{', '.join(distinct)} are {len(distinct)} objects"] if distinct else []
+    if mutated:
+        parts.append(f"what is written shares no memory: {', '.join(mutated)}" + (f"; read beside it: {', '.join(others)}" if others else ""))
+    return "; ".join(parts)
 
 
 __all__ = ["guard_columns"]

@@ -32,7 +32,7 @@ def live_value(walk: Recording, number: int, value: Any, path: Path) -> Any:
         return Live(number, value)
     if kind is dict and all(type(key) is str for key in value):
         first = walk.table.fields(number, tuple(value))
-        return Live(first, value)
+        return Live(first, value, number)
     if isinstance(value, torch.Tensor):
         return Live(number, value)
     walk.table.live(number, "pointer", value)

@@ -7,7 +7,7 @@ import dataclasses
 import importlib
 import itertools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from precast.runtime.standins import class_of
 
 NAMESPACE = "<globals>"
 """Beside the contents of closure cells, which are named by identifiers: where the globals are no module's, their dict."""
+CLOSURE = "<closure>"
+"""And, of a function with free variables, the tuple of the cells."""
 
 
 class PathError(LookupError):
@@ -39,6 +41,29 @@ def resolve(path: Path, local_values: Mapping[str, Any], cells: Mapping[str, Any
     return place
 
 
+def resolve_all(paths: Iterable[Path], local_values: Mapping[str, Any], cells: Mapping[str, Any] | None = None) -> list[Any]:
+    """The objects at `paths`; what a path has in common with the one before it is not walked again. Raises PathError."""
+    found: list[Any] = []
+    before: Path = ()
+    places: list[Any] = []
+    for path in paths:
+        common = 0
+        for step, step_before in zip(path, before, strict=False):
+            if step != step_before:
+                break
+            common += 1
+        del places[common:]
+        try:
+            for step in path[common:]:
+                places.append(walk(places[-1], step) if places else start(step, local_values, local_values if cells is None else cells))
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError):
+            resolve(path, local_values, cells)  # raises the same, with the place
+            raise
+        before = path
+        found.append(places[-1])
+    return found
+
+
 def start(root: Step, local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> Any:
     """The object that a path's root names."""
     try:
@@ -49,6 +74,8 @@ def start(root: Step, local_values: Mapping[str, Any], cells: Mapping[str, Any])
                 return cells[name]
             case ("namespace",):
                 return cells[NAMESPACE]
+            case ("closure",):
+                return cells[CLOSURE]
             case ("global", module, name):
                 return _module(module).__dict__[name]
             case ("module", name):
@@ -146,6 +173,8 @@ def describe(path: Path) -> str:
                 text = str(name)
             case ("namespace",):
                 text = "the code's own globals"
+            case ("closure",):
+                text = "the function's own cells"
             case ("global", module, name):
                 text = f"{module}.{name}"
             case ("module", name):
@@ -216,4 +245,4 @@ def describe_constant(tagged: Any) -> str:
             return " ".join(map(str, tagged))
 
 
-__all__ = ["PathError", "describe", "describe_constant", "resolve", "start", "tag", "walk"]
+__all__ = ["PathError", "describe", "describe_constant", "resolve", "resolve_all", "start", "tag", "walk"]

@@ -167,6 +167,8 @@ class Recording(TableReads):
                 return cell.cell_contents
             case ("namespace",):
                 return self.plan.function.__globals__
+            case ("closure",):
+                return self.plan.function.__closure__
             case ("global", module, name):
                 self.key(sys.modules, module)
                 namespace = sys.modules[module].__dict__

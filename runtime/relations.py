@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,7 +27,7 @@ RELATIONS = (
     Predicate.SHAPE,
 )
 _MAX_PAIRS = 64
-_MAX_OTHERS = 4096
+_MAX_FRESH = 64
 
 
 def relation(walk: Recording, guard: Guard) -> None:
@@ -35,9 +35,7 @@ def relation(walk: Recording, guard: Guard) -> None:
     if guard.predicate is Predicate.GLOBAL_STATE:
         _state(walk)
     elif guard.predicate is Predicate.SAME_AS:
-        pair = (walk.place(guard.path), walk.place(guard.constant))
-        if any(isinstance(place, Live) for place in pair):
-            raise Opaque
+        _same(walk, walk.place(guard.path), walk.place(guard.constant))
     elif guard.predicate is Predicate.SAME_DEVICE:
         for path in guard.constant["paths"]:
             _device(walk, path, walk.place(path))
@@ -46,7 +44,9 @@ def relation(walk: Recording, guard: Guard) -> None:
     elif guard.predicate is Predicate.SHAPE:
         _shape(walk, guard.constant)
     else:
-        _distinct(walk, guard.constant)
+        if guard.constant["mutated"]:
+            _apart(walk, guard.constant)
+        _distinct(walk, guard.constant["distinct"])
 
 
 def _device(walk: Recording, path: Path, place: Any) -> None:
@@ -69,19 +69,23 @@ def _resolved(walk: Recording, constant: Mapping[str, Any]) -> None:
         walk.slot(function, "code")
 
 
-def _distinct(walk: Recording, paths: Mapping[str, Any]) -> None:
-    if paths["mutated"]:
-        _apart(walk, paths)
-    places = [walk.place(path) for path in paths["distinct"]]
-    fresh = [place for place in places if isinstance(place, Live)]
-    fixed = [place for place in places if not isinstance(place, Live)]
-    if len(fresh) ** 2 > _MAX_PAIRS or len(fresh) * len(fixed) > _MAX_OTHERS:
+def _same(walk: Recording, one: Any, other: Any) -> None:
+    """Two that live on are one as long as each is the object that it was."""
+    if isinstance(one, Live) and isinstance(other, Live):
+        walk.table.live(one.whole, "same", other.whole)
+    elif isinstance(one, Live) or isinstance(other, Live):
+        live, lasting = (one, other) if isinstance(one, Live) else (other, one)
+        walk.table.live(live.whole, "pointer", lasting)
+
+
+def _distinct(walk: Recording, paths: Sequence[Path]) -> None:
+    """Those that live on are pairwise different as long as each is the object that it was; only what comes with the call is compared."""
+    places = [walk.place(path) for path in paths]
+    fresh = tuple(place.whole for place in places if isinstance(place, Live))
+    if len(fresh) > _MAX_FRESH:
         raise Opaque
-    for i, place in enumerate(fresh):
-        for other in fresh[:i]:
-            walk.table.live(place.number, "different", other.number)
-        for constant in fixed:
-            walk.table.live(place.number, "other", constant)
+    if fresh:
+        walk.table.distinct(fresh, tuple(place for place in places if not isinstance(place, Live)))
 
 
 def _apart(walk: Recording, paths: Mapping[str, Any]) -> None:

@@ -9,13 +9,16 @@ from precast.runtime.objects import Opaque
 
 
 class Live:
-    """A place that gets a fresh object with each call: checked by value. `number`: its value in the table."""
+    """A place that gets a fresh object with each call: checked by value. `number`: its value in the table; of a dict that of the first
+    of its values, and `whole` that of the dict.
+    """
 
-    __slots__ = ("number", "value")
+    __slots__ = ("number", "value", "whole")
 
-    def __init__(self, number: int, value: Any) -> None:
+    def __init__(self, number: int, value: Any, whole: int | None = None) -> None:
         self.number = number
         self.value = value
+        self.whole = number if whole is None else whole
 
 
 class TableReads:

@@ -76,7 +76,7 @@ typedef struct {
     PyObject *reference; /* a weak one */
 } Lent;
 
-enum { LOCAL, POINTER, OTHER, EQUAL, TUPLE, LIST, ITEM, OWN, DICT, TENSOR, DIFFERENT, TYPE, SHAPE, APART, APART_OTHER };
+enum { LOCAL, POINTER, OTHER, EQUAL, TUPLE, LIST, ITEM, OWN, DICT, TENSOR, DIFFERENT, SAME, DISTINCT, TYPE, SHAPE, APART, APART_OTHER };
 
 typedef struct {
     int kind;
@@ -306,11 +306,30 @@ static int same_scalar(PyObject *value, PyObject *wanted) {
     return 0;
 }
 
+/* numbers: of the values, each another object than the others; then the addresses, ascending, of objects that none of them is. */
+static int all_distinct(const Live *op, PyObject *const *values) {
+    const int64_t *fresh = op->numbers, *fixed = fresh + op->target;
+    for (int i = 0; i < op->target; i++) {
+        PyObject *value = values[fresh[i]];
+        for (int j = 0; j < i; j++)
+            if (value == values[fresh[j]]) return 0;
+        Py_ssize_t low = 0, high = op->count;
+        while (low < high) {
+            Py_ssize_t middle = (low + high) / 2;
+            if ((uint64_t)fixed[middle] < (uint64_t)(uintptr_t)value) low = middle + 1;
+            else high = middle;
+        }
+        if (low < op->count && (uint64_t)fixed[low] == (uint64_t)(uintptr_t)value) return 0;
+    }
+    return 1;
+}
+
 static int live_holds(Table *self, PyObject *const *locals, Py_ssize_t count) {
     PyObject *values[MAX_VALUES];
     for (size_t i = 0; i < self->live_count; i++) {
         Live *op = &self->live[i];
-        PyObject *value = op->kind == SHAPE ? Py_None : op->kind == LOCAL ? (op->count < count ? locals[op->count] : NULL) : values[op->source];
+        int over_many = op->kind == SHAPE || op->kind == DISTINCT;
+        PyObject *value = over_many ? Py_None : op->kind == LOCAL ? (op->count < count ? locals[op->count] : NULL) : values[op->source];
         int holds = value != NULL;
         if (holds) switch (op->kind) {
             case LOCAL: values[op->target] = value; break;
@@ -324,6 +343,8 @@ static int live_holds(Table *self, PyObject *const *locals, Py_ssize_t count) {
             case DICT: holds = dict_fits(op, value, values); break;
             case TENSOR: holds = tensor_fits(op, value); break;
             case DIFFERENT: holds = value != values[op->target]; break;
+            case SAME: holds = value == values[op->target]; break;
+            case DISTINCT: holds = all_distinct(op, values); break;
             case TYPE: holds = (PyObject *)Py_TYPE(value) == op->object; break;
             case APART: holds = apart_from_ranges(value, op->numbers, op->count); break;
             case APART_OTHER: holds = apart_from_other(value, values[op->target], op->numbers); break;
@@ -654,7 +675,8 @@ static PyObject *table_fields(PyObject *object, PyObject *arguments) {
     return number;
 }
 
-/* live(value, kind, operand): "pointer" or "other" (not this object), "equal", "tuple" or "list" of a length, "different" (another value), "type" */
+/* live(value, kind, operand): "pointer" or "other" (not this object), "equal", "tuple" or "list" of a length, "different" from or the "same"
+ * as another value, "type" */
 static PyObject *table_live(PyObject *object, PyObject *arguments) {
     Table *self = (Table *)object;
     int source, kind;
@@ -662,7 +684,7 @@ static PyObject *table_live(PyObject *object, PyObject *arguments) {
     PyObject *operand;
     if (!PyArg_ParseTuple(arguments, "isO", &source, &name, &operand)) return NULL;
     static const struct { const char *name; int kind; } kinds[] = {
-        {"pointer", POINTER}, {"other", OTHER}, {"equal", EQUAL}, {"tuple", TUPLE}, {"list", LIST}, {"different", DIFFERENT}, {"type", TYPE}};
+        {"pointer", POINTER}, {"other", OTHER}, {"equal", EQUAL}, {"tuple", TUPLE}, {"list", LIST}, {"different", DIFFERENT}, {"same", SAME}, {"type", TYPE}};
     kind = -1;
     for (size_t i = 0; i < sizeof(kinds) / sizeof(*kinds); i++)
         if (!strcmp(name, kinds[i].name)) kind = kinds[i].kind;
@@ -670,8 +692,10 @@ static PyObject *table_live(PyObject *object, PyObject *arguments) {
     Live *op = push_live(self, kind, source);
     if (!op) return NULL;
     if (kind == TUPLE || kind == LIST) op->count = PyLong_AsSsize_t(operand);
-    else if (kind == DIFFERENT) op->target = (int)PyLong_AsLong(operand);
-    else {
+    else if (kind == DIFFERENT || kind == SAME) {
+        op->target = (int)PyLong_AsLong(operand);
+        if (!PyErr_Occurred() && (op->target < 0 || op->target >= self->values)) PyErr_Format(PyExc_ValueError, "no value %d", op->target);
+    } else {
         op->object = operand;
         if (hold(self, operand) < 0) return NULL;
     }
@@ -734,6 +758,39 @@ static PyObject *table_shape(PyObject *object, PyObject *program) {
     }
     op->numbers = numbers;
     op->count = count;
+    Py_RETURN_NONE;
+}
+
+static int ascending(const void *a, const void *b) {
+    uint64_t first = *(const uint64_t *)a, second = *(const uint64_t *)b;
+    return first < second ? -1 : first > second;
+}
+
+/* distinct(values, objects): each of the values is another object than the others, and none of them is one of the objects */
+static PyObject *table_distinct(PyObject *object, PyObject *arguments) {
+    Table *self = (Table *)object;
+    PyObject *values, *objects;
+    if (!PyArg_ParseTuple(arguments, "O!O!", &PyTuple_Type, &values, &PyTuple_Type, &objects)) return NULL;
+    Py_ssize_t fresh = PyTuple_GET_SIZE(values), fixed = PyTuple_GET_SIZE(objects);
+    int64_t *numbers = PyMem_Calloc(fresh + fixed + 1, sizeof(int64_t));
+    if (!numbers) return PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < fresh && !PyErr_Occurred(); i++) {
+        numbers[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(values, i));
+        if (!PyErr_Occurred() && (numbers[i] < 0 || numbers[i] >= self->values)) PyErr_Format(PyExc_ValueError, "no value %lld", (long long)numbers[i]);
+    }
+    for (Py_ssize_t i = 0; i < fixed && !PyErr_Occurred(); i++) {
+        numbers[fresh + i] = (int64_t)(uintptr_t)PyTuple_GET_ITEM(objects, i);
+        hold(self, PyTuple_GET_ITEM(objects, i));
+    }
+    qsort(numbers + fresh, fixed, sizeof(int64_t), ascending);
+    Live *op = PyErr_Occurred() ? NULL : push_live(self, DISTINCT, 0);
+    if (!op) {
+        PyMem_Free(numbers);
+        return NULL;
+    }
+    op->numbers = numbers;
+    op->target = (int)fresh;
+    op->count = fixed;
     Py_RETURN_NONE;
 }
 
@@ -861,6 +918,7 @@ static PyMethodDef table_methods[] = {
     {"fields", table_fields, METH_VARARGS, "The entries of a dict value."},
     {"live", table_live, METH_VARARGS, "Check a value."},
     {"live_tensor", table_live_tensor, METH_VARARGS, "Check a tensor value."},
+    {"distinct", table_distinct, METH_VARARGS, "Check that values are objects different from one another and from others."},
     {"data", table_data, METH_O, "Depend on where a tensor's memory is."},
     {"apart", table_apart, METH_VARARGS, "Check that a tensor of the call shares no memory with others."},
     {"shape", table_shape, METH_O, "Check a relation between sizes and numbers."},
