@@ -48,7 +48,9 @@ class Predicate(StrEnum):
     KEYS = "keys"  # {"keys": tagged, "ordered": bool}
     HAS_KEY = "has_key"  # a mapping or set holds the tagged key
     LACKS_KEY = "lacks_key"
-    LACKS_OWN = "lacks_own"  # `obj.__dict__` does not hold the name
+    # {"__dict__": names, "_parameters": names, "_buffers": names}: an object's own tables (the latter two are entries of the first) that
+    # are asked before what answers a look-up; none of them holds any of its names
+    LACKS_OWN = "lacks_own"
     HAS_ATTR = "has_attr"
     LACKS_ATTR = "lacks_attr"
     NOT_NONE = "not_none"

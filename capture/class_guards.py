@@ -14,10 +14,15 @@ from typing import Any
 
 from precast.artifact_store.constants import Untaggable, object_name, tag
 from precast.artifact_store.guards import Guard, Path, Predicate
+from precast.capture.lookups import REGISTERS
 from precast.capture.sources import NotPortable, SourceContext
 from precast.runtime.class_digest import Known, can_change, class_digest, is_versioned, looked_up
 from precast.runtime.paths import PathError
 from precast.runtime.standins import class_of
+
+_OF_ONE_CLASS = (Predicate.TYPE, Predicate.TENSOR, Predicate.BASE_EQUALS, Predicate.EQUALS)
+"""What a guard says that holds for instances of one class."""
+_LOOKED_UP = frozenset(("attr", "raw", *REGISTERS))
 
 
 def resolution_guards(
@@ -28,9 +33,9 @@ def resolution_guards(
     sources: SourceContext,
 ) -> list[Guard]:
     """`guards`: those of the frame so far; `consumed`: sources of what was looked at; `codes`, `functions`: what was traced."""
-    functions = tuple(functions)
+    guards, functions = tuple(guards), tuple(functions)
     found = _shadows(functions)
-    names = frozenset(name for code in (*codes, *(f.__code__ for f in functions)) for name in _names(code))
+    names = frozenset(name for code in (*codes, *(f.__code__ for f in functions)) for name in _names(code)).union(_names_found(guards))
     classes: dict[type, tuple[Path, bool]] = {}
     for cls, path, constructs in sorted(_classes(guards, consumed, sources), key=lambda item: repr(item[1:])):
         known = classes.setdefault(cls, (_importable(cls) or path, constructs))
@@ -59,20 +64,34 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield item
 
 
+def _names_found(guards: Iterable[Guard]) -> Iterator[str]:
+    """Names that were looked up, which the code may have put together: as attributes that were found, or past an object's own tables."""
+    for guard in guards:
+        yield from (str(step[1]) for step in guard.path[1:] if step[0] in _LOOKED_UP)
+        if guard.predicate is Predicate.LACKS_OWN:
+            for names in guard.constant.values():
+                yield from names
+
+
 def _classes(guards: Iterable[Guard], consumed: Iterable[Any], sources: SourceContext) -> Iterator[tuple[type, Path, bool]]:
     """Classes whose attributes the traced code may have looked up, where they are found, and whether it may have made instances."""
-    for path in dict.fromkeys(g.path for g in guards if g.predicate in (Predicate.TYPE, Predicate.TENSOR, Predicate.BASE_EQUALS)):
-        cls = class_of(sources.value(path))
-        if can_change(cls):
-            yield cls, (*path, ("type",)), False
+    for path in dict.fromkeys(g.path for g in guards if g.predicate in _OF_ONE_CLASS):
+        yield from _with_metaclass(class_of(sources.value(path)), (*path, ("type",)), False)
     for source in consumed:
         try:
             path = sources.path(source)
             value = sources.value(path)
         except (NotPortable, PathError):
             continue  # such a source exists only while tracing
-        if isinstance(value, type) and can_change(value):
-            yield value, path, True
+        if isinstance(value, type):
+            yield from _with_metaclass(value, path, True)
+
+
+def _with_metaclass(cls: type, path: Path, constructs: bool) -> Iterator[tuple[type, Path, bool]]:
+    """The class, and those that its own attributes are looked up on: each where it can change."""
+    while can_change(cls):
+        yield cls, path, constructs
+        cls, path, constructs = type(cls), (*path, ("type",)), False
 
 
 def _importable(cls: type) -> Path | None:

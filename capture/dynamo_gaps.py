@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
-import inspect
-import types
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-import torch
-from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.source import AttrSource
-from torch._dynamo.utils import get_custom_getattr
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.lists import TupleVariable
 from torch._dynamo.variables.tensor import SymNodeVariable
-from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
+
+from precast.capture.lookup_gaps import attributes_looked_up
 
 
 @contextlib.contextmanager
@@ -37,56 +31,7 @@ def guarded_gaps() -> Iterator[None]:
         name = "getitem_const_raise_exception_if_absent"
         stack.enter_context(mock.patch.object(ConstDictVariable, name, getitem_const_raise_exception_if_absent))
         stack.enter_context(_numbers_in_every_operation())
-        stack.enter_context(_absences_behind_getattr())
-        if torch.__version__ < "2.13":
-            stack.enter_context(_methods_of_instances())
-        yield
-
-
-@contextlib.contextmanager
-def _absences_behind_getattr() -> Iterator[None]:
-    """What a class's own `__getattr__` answers depends on the absence of the attribute from the instance."""
-    original: Any = UserDefinedObjectVariable.var_getattr
-
-    def var_getattr(self: UserDefinedObjectVariable, tx: Any, name: str) -> Any:
-        fallback = get_custom_getattr(self.value)
-        if (
-            self.source is not None
-            and isinstance(fallback, types.FunctionType)
-            and fallback is not torch.nn.Module.__getattr__  # whose registers are guarded
-            and name not in getattr(self.value, "__dict__", (name,))
-            and inspect.getattr_static(self.value, name, None) is None
-            and not tx.output.side_effects.has_pending_mutation_of_attr(self, name)
-        ):
-            absence = functools.partial(GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=name)
-            install_guard(self.source.make_guard(absence))
-        return original(self, tx, name)
-
-    with mock.patch.object(UserDefinedObjectVariable, "var_getattr", var_getattr):
-        yield
-
-
-@contextlib.contextmanager
-def _methods_of_instances() -> Iterator[None]:
-    """A bound method that stands in a module's own `__dict__` (`module.forward = types.MethodType(...)`) is guarded: before torch 2.13 the
-    tracer takes it as it is.
-    """
-    original: Any = UserDefinedObjectVariable.var_getattr
-
-    def var_getattr(self: UserDefinedObjectVariable, tx: Any, name: str) -> Any:
-        held = self.value.__dict__.get(name) if isinstance(self.value, torch.nn.Module) else None
-        if self.source is not None and type(held) is types.MethodType and isinstance(held.__func__, types.FunctionType):
-            source = AttrSource(self.source, name)
-            install_guard(
-                source.make_guard(GuardBuilder.TYPE_MATCH),
-                AttrSource(source, "__func__").make_guard(GuardBuilder.CLOSURE_MATCH),
-            )
-            if held.__self__ is self.value:
-                same = functools.partial(GuardBuilder.DUPLICATE_INPUT, source_b=AttrSource(source, "__self__"))
-                install_guard(self.source.make_guard(same))
-        return original(self, tx, name)
-
-    with mock.patch.object(UserDefinedObjectVariable, "var_getattr", var_getattr):
+        stack.enter_context(attributes_looked_up())
         yield
 
 

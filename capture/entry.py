@@ -32,6 +32,7 @@ from precast.capture.guards import GuardContext, translate
 from precast.capture.identity import identity_guards
 from precast.capture.implicit import aliasing_guards, apart, device_guards, state_guard, whole_tensors
 from precast.capture.integers import within_64_bits
+from precast.capture.lookups import with_lookups
 from precast.capture.met import attribute_paths, cell_paths, met_paths, refusal_of_shared_attributes
 from precast.capture.operators import OperatorUse, watched
 from precast.capture.per_call import read_off
@@ -208,7 +209,7 @@ class _Capture:
         translation = translate(newest_forms(kept), context)
         unnoticed = unguarded(record.consumed, newest_forms(traced.output.guards), self.sources)
         shapes, unprintable = shape_guards(traced.output, self.sources)  # which no filter waives
-        held = [*translation.guards, *unnoticed.guards]
+        held = with_lookups([*translation.guards, *unnoticed.guards], record.consumed, self.sources)
         functions = (self.function, *record.functions)
         resolved = resolution_guards(held, record.consumed, traced.output.traced_code, functions, self.sources)
         nameless = own_namespaces.code_guards(record.functions, record.consumed, self.sources)

@@ -19,6 +19,7 @@ from precast.artifact_store.records import GraphInput, GraphOutput, TensorConsta
 from precast.artifact_store.serial import digest
 from precast.capture.aot import inference_graph
 from precast.capture.constants import lift_constants
+from precast.capture.floats import float_positions
 from precast.capture.frame import CaptureRefused
 from precast.capture.subclasses import flat_inputs
 
@@ -50,7 +51,8 @@ def capture_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decomposi
         raise CaptureRefused("the graph counts offsets from the start of an input's storage (as_strided), which torch's guards do not pin")
     with _disable_current_modes():
         graph, constants = lift_constants(found.graph, len(found.parts or example_inputs))
-    inputs = [_input(i, value, found.parts is None and i in found.mutated) for i, value in enumerate(example_inputs)]
+    floats = float_positions(gm)
+    inputs = [_input(i, value, found.parts is None and i in found.mutated, i in floats) for i, value in enumerate(example_inputs)]
     if found.parts is not None:
         inputs = flat_inputs(inputs, found.parts, found.mutated)
     inputs += [GraphInput((("constant", i),), True, None, "constant") for i in range(len(constants))]
@@ -59,8 +61,11 @@ def capture_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decomposi
     return CapturedGraph(graph, tuple(inputs), found.outputs, constants, "\n".join(parts), gm, found.wraps)
 
 
-def _input(number: int, value: Any, mutated: bool) -> GraphInput:
-    kind: Any = "tensor" if isinstance(value, torch.Tensor) else "float" if isinstance(value, float | torch.SymFloat) else "int"
+def _input(number: int, value: Any, mutated: bool, is_float: bool) -> GraphInput:
+    """`is_float`: torch gives it as a tensor, of which the graph takes the number (`capture/floats.py`)."""
+    kind: Any = (
+        "float" if is_float or isinstance(value, float | torch.SymFloat) else "tensor" if isinstance(value, torch.Tensor) else "int"
+    )
     return GraphInput((("input", number),), False, number, kind, mutated)
 
 

@@ -281,8 +281,18 @@ def _keys(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
 
 
 def _has_attr(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
-    name = _keyword(guard, "attr")
-    return [Guard(path, Predicate.HAS_ATTR if hasattr(context.sources.value(path), name) else Predicate.LACKS_ATTR, name)]
+    name, value = _keyword(guard, "attr"), context.sources.value(path)
+    if type(value) is functools.partial and name in value.__dict__:
+        raise NotPortable(f"the tracer does not know that a functools.partial may have an attribute {name}")
+    return [Guard(path, Predicate.HAS_ATTR if hasattr(value, name) else Predicate.LACKS_ATTR, name)]
+
+
+def _absent(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
+    """None for a tensor that has the attribute: what the traced code found in its `__dict__` is guarded."""
+    name, value = _keyword(guard, "attr"), context.sources.value(path)
+    if isinstance(value, torch.Tensor) and name in value.__dict__:
+        return []
+    return [Guard(path, Predicate.LACKS_OWN, {"__dict__": (name,)})]
 
 
 def _duplicate(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
@@ -373,7 +383,7 @@ _RULES: dict[str, Callable[[Path, Any, GuardContext], list[Guard]]] = {
     "DICT_NOT_CONTAINS": lambda p, g, c: [Guard(p, Predicate.LACKS_KEY, tag(_keyword(g, "key")))],
     "SET_CONTAINS": lambda p, g, c: [Guard(p, Predicate.HAS_KEY, tag(_keyword(g, "key")))],
     "SET_NOT_CONTAINS": lambda p, g, c: [Guard(p, Predicate.LACKS_KEY, tag(_keyword(g, "key")))],
-    "NOT_PRESENT_IN_GENERIC_DICT": lambda p, g, c: [Guard(p, Predicate.LACKS_OWN, _keyword(g, "attr"))],
+    "NOT_PRESENT_IN_GENERIC_DICT": _absent,
     "EMPTY_NN_MODULE_HOOKS_DICT": lambda p, g, c: [Guard(p, Predicate.EMPTY)],
     "HASATTR": _has_attr,
     "DUPLICATE_INPUT": _duplicate,

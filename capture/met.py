@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dis
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from precast.artifact_store.guards import Path

@@ -18,6 +18,7 @@ import torch.fx
 
 from precast.capture.frame import CaptureRefused
 from precast.capture.graph_capture import CapturedGraph, capture_graph
+from precast.capture.register_guards import guard_registers, skipped
 from precast.capture.torch_identity import guard_identity
 from precast.lowering.decompositions import DECOMPOSITIONS
 from precast.runtime import stance
@@ -53,6 +54,11 @@ def precast(
     if stance.state.force_eager:
         return gm.forward
     name = f"torch.compile:{_function_name(gm)}"
+    try:
+        guard_registers()
+    except CaptureRefused as refused:
+        _warn_once(str(refused), f"precast: {name} is left to run eagerly: {refused}")
+        raise skipped(refused) from refused
     original = gm.forward
     try:
         captured = capture_graph(gm, example_inputs, DECOMPOSITIONS)
@@ -82,13 +88,17 @@ def _function_name(gm: torch.fx.GraphModule) -> str:
 
 
 def _eager(name: str, reason: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    _warn_once(reason, f"precast: {name} runs as torch traced it: {reason}")
+    logger("runtime").info("%s: runs as torch traced it: %s", name, reason)
+    return original
+
+
+def _warn_once(reason: str, text: str) -> None:
     with _lock:
         new = reason not in _warned
         _warned.add(reason)
     if new:
-        warn(f"precast: {name} runs as torch traced it: {reason}")
-    logger("runtime").info("%s: runs as torch traced it: %s", name, reason)
-    return original
+        warn(text)
 
 
 def _load_or_compile(name: str, captured: CapturedGraph, options: Mapping[str, Any], where: StoreLike) -> GraphCallable:

@@ -142,12 +142,21 @@ class _Writer:
                 self._contains(guard.constant, self.place(guard.path))
             case Predicate.SAME_AS:
                 self.refuse(f"{self.place(guard.path)} is not {self.place(guard.constant)}")
+            case Predicate.LACKS_OWN:
+                self._lacks_own(guard)
             case _:
                 place = self.place(guard.path)
                 short = _short(guard, place, self.name)
                 if short is None:
                     short = f"not rules[{guard.predicate.value!r}]({place}, {self.name(guard.constant)})[0]"
                 self.refuse(short)
+
+    def _lacks_own(self, guard: Guard) -> None:
+        """One line per table: the keys of a dict look up each of the names."""
+        own = self.place((*guard.path, ("dict",)))
+        for table, names in guard.constant.items():
+            held = own if table == "__dict__" else f"{own}[{table!r}]"
+            self.refuse(f"{names[0]!r} in {held}" if len(names) == 1 else f"not {held}.keys().isdisjoint({self.name(tuple(names))})")
 
     def _contains(self, constant: Any, place: str) -> None:
         """That a list, tuple or dict holds just this, part by part."""
@@ -198,8 +207,6 @@ def _short(guard: Guard, place: str, name: Callable[[Any], str]) -> str | None:
             return f"{place}.__dict__ and not MARKS.isdisjoint({place}.__dict__)"
         case Predicate.LENGTH | Predicate.EMPTY:
             return f"len({place}) != {constant or 0}"
-        case Predicate.LACKS_OWN:
-            return f"{constant!r} in {place}.__dict__"
         case Predicate.NOT_NONE:
             return f"{place} is None"
     return None

@@ -55,7 +55,7 @@ def class_digest(cls: type, names: frozenset[str], constructs: bool, known: Know
 
     `known`: what has been found of single classes for these names, to be shared by several calls in a row.
     """
-    lines: list[str] = []
+    lines = [f"of {type_name(type(cls))}"] if can_change(type(cls)) else []
     for base in cls.__mro__:
         if base.__flags__ & _IMMUTABLE:
             continue
@@ -132,7 +132,7 @@ class ClassCheck:
 
     def __init__(self, constant: Mapping[str, Any]) -> None:
         self._constant = constant
-        self._mros: tuple[tuple[type, ...], ...] = ()
+        self._mros: tuple[tuple[type, tuple[type, ...]], ...] = ()
         self._seen: list[tuple[type, tuple[Any, ...], tuple[Any, ...]]] = []
         self._codes: tuple[tuple[types.FunctionType, types.CodeType], ...] = ()
 
@@ -142,7 +142,7 @@ class ClassCheck:
             return True
         bases = dict.fromkeys(base for cls in classes if isinstance(cls, type) for base in cls.__mro__ if not base.__flags__ & _IMMUTABLE)
         seen = [(base, tuple(base.__dict__), tuple(base.__dict__.values())) for base in bases]
-        mros = tuple(cls.__mro__ for cls in classes if isinstance(cls, type))
+        mros = tuple((type(cls), cls.__mro__) for cls in classes if isinstance(cls, type))
         codes = tuple((f, f.__code__) for f in functions_described(self._constant, classes)) if len(mros) == len(classes) else ()
         if failing_class(self._constant, classes) >= 0:
             return False
@@ -152,8 +152,9 @@ class ClassCheck:
     def _unchanged(self, classes: Sequence[Any]) -> bool:
         if not self._mros or len(self._mros) != len(classes):
             return False
-        if not all(isinstance(cls, type) and cls.__mro__ is mro for cls, mro in zip(classes, self._mros, strict=True)):
-            return False
+        for cls, (meta, mro) in zip(classes, self._mros, strict=True):
+            if type(cls) is not meta or cls.__mro__ is not mro:
+                return False
         for base, keys, values in self._seen:
             namespace = base.__dict__
             if len(namespace) != len(values) or tuple(namespace) != keys or not all(map(is_, namespace.values(), values)):

@@ -10,7 +10,7 @@ from precast.artifact_store.guards import Guard, Predicate
 from precast.runtime.checker import Checker, compile_checker
 from precast.runtime.global_state import global_state
 from precast.runtime.guard_eval import evaluate
-from precast.runtime.guard_rules import RULES, tensor_fits
+from precast.runtime.guard_rules import RULES, holder, tensor_fits
 from precast.runtime.paths import resolve_all, start, walk
 from precast.runtime.standins import class_of
 
@@ -116,7 +116,7 @@ def _holds(predicate: str, value: Any, constant: Any) -> bool:
     if predicate == "empty":
         return len(value) == 0
     if predicate == "lacks_own":
-        return constant not in value.__dict__
+        return holder(value, constant) is None
     if predicate == "equals":
         if constant[0] == "none":
             return value is None

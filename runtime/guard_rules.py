@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -165,6 +165,25 @@ def _length(value: Any, size: int) -> Ruled:
     return found == size, f"length {size}", f"length {found}"
 
 
+def holder(value: Any, tables: Mapping[str, Sequence[str]]) -> tuple[str, str] | None:
+    """The first of an object's own tables that holds one of the names that a LACKS_OWN guard keeps out of it, and the name."""
+    own = value.__dict__
+    for table, names in tables.items():
+        held = own if table == "__dict__" else own[table]
+        for name in names:
+            if name in held:
+                return table, name
+    return None
+
+
+def _lacks_own(value: Any, tables: Mapping[str, Sequence[str]]) -> Ruled:
+    found = holder(value, tables)
+    if found is None:
+        return True, f"no entries {dict(tables)}", ""
+    table, name = found
+    return False, f"the attribute {name} not to be in its {table}, which is asked first", "it there: the name means another object"
+
+
 def _code(value: Any, wanted: str) -> Ruled:
     code = value if isinstance(value, types.CodeType) else getattr(value, "__code__", None)
     if not isinstance(code, types.CodeType):
@@ -212,7 +231,7 @@ RULES: dict[Predicate, Callable[[Any, Any], Ruled]] = {
     Predicate.KEYS: _keys,
     Predicate.HAS_KEY: lambda v, c: (_contains(v, c), f"the key {describe_constant(c)}", "no such key"),
     Predicate.LACKS_KEY: lambda v, c: (not _contains(v, c), f"no key {describe_constant(c)}", "that key"),
-    Predicate.LACKS_OWN: lambda v, c: (c not in v.__dict__, f"no instance attribute {c}", "one"),
+    Predicate.LACKS_OWN: _lacks_own,
     Predicate.HAS_ATTR: lambda v, c: (hasattr(v, c), f"an attribute {c}", "none"),
     Predicate.LACKS_ATTR: lambda v, c: (not hasattr(v, c), f"no attribute {c}", "one"),
     Predicate.NOT_NONE: lambda v, c: (v is not None, "an object", "None"),

@@ -72,6 +72,8 @@ def live_guard(walk: Recording, guard: Guard, path: Path, place: Live) -> None:
             if not lacks_on_class(type(value), guard.constant, walk):
                 raise Opaque
             return  # and the tensor check admits no attributes of the tensor's own
+        elif guard.predicate is Predicate.LACKS_OWN and specs:
+            return  # nor others than those that it has now
         elif not specs or guard.predicate not in _IN_SPEC:
             raise Opaque
         return

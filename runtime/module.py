@@ -40,7 +40,7 @@ def wrapper_guards(entry: Entry, module: torch.nn.Module) -> tuple[Guard, ...]:
         return ()
     names = parameters(entry.function.__code__)
     root: Path = (("local", names[0]),) if entry.function.__code__.co_argcount else (("local", names[0]), ("item", ("int", 0)))
-    guards = [Guard(root, Predicate.LACKS_OWN, "forward"), Guard(root, Predicate.HAS_ATTR, "forward")]
+    guards = [Guard(root, Predicate.LACKS_OWN, {"__dict__": ("forward",)}), Guard(root, Predicate.HAS_ATTR, "forward")]
     guards += [Guard((*root, ("attr", name)), Predicate.EMPTY) for name in _OWN_HOOKS]
     guards += [Guard((("global", torch_module.__name__, name),), Predicate.EMPTY) for name in _GLOBAL_HOOKS]
     return tuple(guards)

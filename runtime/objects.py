@@ -220,12 +220,18 @@ def lacks_on_class(cls: type, name: str, reads: Reads) -> bool:
 
 
 def _of_module(module: types.ModuleType, name: str, reads: Reads) -> Any:
-    if type(module).__getattribute__ is not types.ModuleType.__getattribute__ or name not in module.__dict__:
+    own = module.__dict__
+    if type(module).__getattribute__ is not types.ModuleType.__getattribute__ or (name not in own and "__getattr__" in own):
         raise Opaque  # a lazy module computes what it does not have yet
     reads.slot(module, "type")
     reads.cls(type(module))
     on_class = find_on_class(type(module), name)
     if on_class is not ABSENT and hasattr(type(on_class), "__set__"):
         raise Opaque
-    reads.key(module.__dict__, name)
-    return module.__dict__[name]
+    reads.key(own, name)
+    if name in own:
+        return own[name]
+    reads.key(own, "__getattr__")
+    if on_class is not ABSENT or find_on_class(type(module), "__getattr__") is not ABSENT:
+        raise Opaque
+    return ABSENT

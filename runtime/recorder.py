@@ -296,13 +296,21 @@ class Recording(TableReads):
             case Predicate.HAS_KEY | Predicate.LACKS_KEY:
                 self.key(self._a_dict(place), untag(guard.constant))
             case Predicate.LACKS_OWN:
-                self.key(self._own(place), guard.constant)
+                self._lacks_own(self._own(place), guard.constant)
             case Predicate.HAS_ATTR | Predicate.LACKS_ATTR:
                 self._keep.append(read_attribute(place, guard.constant, self))
             case Predicate.CODE:
                 self._code(place)
             case _:
                 raise Opaque
+
+    def _lacks_own(self, own: dict[str, Any], tables: Mapping[str, Sequence[str]]) -> None:
+        for table, names in tables.items():
+            if table != "__dict__":
+                self.key(own, table)
+            held = own if table == "__dict__" else self._a_dict(own[table])
+            for name in names:
+                self.key(held, name)
 
     def _configurations(self, kernel: Any) -> None:
         """What the digest of a kernel reads that may be replaced in place: the lists of its autotuners."""

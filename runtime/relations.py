@@ -64,6 +64,7 @@ def _resolved(walk: Recording, constant: Mapping[str, Any]) -> None:
     if not all(isinstance(cls, type) for cls in classes):
         raise Opaque
     for cls in classes:
+        walk.slot(cls, "type")  # whose attributes the class's own are looked up on
         walk.cls(cls)
     for function in functions_described(constant, classes):
         walk.slot(function, "code")

@@ -91,7 +91,11 @@ def open_graph(manifest: Manifest, source: BlobSource, cuda_graphs: CudaGraphOpt
 
     calls: dict[torch.device | None, Callable[..., Any]] = {}
 
+    floats = [item.position for item in inputs if item.kind == "float" and item.position is not None]
+
     def run(*args: Any) -> tuple[Any, ...]:
+        if floats:
+            args = _with_numbers(args, floats)
         device = gpu_of(args) if constants.placed else None
         call = calls.get(device)
         if call is None:
@@ -100,6 +104,14 @@ def open_graph(manifest: Manifest, source: BlobSource, cuda_graphs: CudaGraphOpt
         return result
 
     return run
+
+
+def _with_numbers(args: tuple[Any, ...], floats: Sequence[int]) -> tuple[Any, ...]:
+    """The arguments with the floats that torch gives as tensors as the numbers that they are."""
+    values = list(args)
+    for i in floats:
+        values[i] = float(values[i])
+    return tuple(values)
 
 
 def prepare_native(store: Store) -> None:

@@ -326,6 +326,13 @@ def marked_tensor() -> torch.Tensor:
     return tensor
 
 
+def twice_registered() -> nn.Module:
+    """Its buffers, too, have an entry `weight`."""
+    module = nn.Linear(1, 1)
+    module._buffers["weight"] = torch.ones(1, 1)
+    return module
+
+
 @pytest.mark.parametrize(
     ("predicate", "constant", "good", "bad"),
     [
@@ -347,7 +354,9 @@ def marked_tensor() -> torch.Tensor:
         (Predicate.HAS_KEY, ("str", "a"), {"a": 1}, {}),
         (Predicate.HAS_KEY, ("int", 1), {1, 2}, {2}),
         (Predicate.LACKS_KEY, ("str", "a"), {}, {"a": 1}),
-        (Predicate.LACKS_OWN, "there", Point(), types.SimpleNamespace(there=1)),
+        (Predicate.LACKS_OWN, {"__dict__": ("there",)}, Point(), types.SimpleNamespace(there=1)),
+        (Predicate.LACKS_OWN, {"__dict__": ("z", "there")}, Point(), types.SimpleNamespace(there=1)),
+        (Predicate.LACKS_OWN, {"_buffers": ("weight",), "__dict__": ("weight",)}, nn.Linear(1, 1), twice_registered()),
         (Predicate.HAS_ATTR, "here", Point(), object()),
         (Predicate.LACKS_ATTR, "there", Point(), types.SimpleNamespace(there=1)),
         (Predicate.NOT_NONE, None, 0, None),

@@ -42,7 +42,7 @@ GUARDS = (
     equals(1, attr("left")),
     equals(3, attr("left"), attr("left")),
     Guard((ROOT, attr("left"), attr("hooks")), Predicate.EMPTY),
-    Guard((ROOT, attr("left"), attr("left")), Predicate.LACKS_OWN, "forward"),
+    Guard((ROOT, attr("left"), attr("left")), Predicate.LACKS_OWN, {"__dict__": ("forward",)}),
     equals(2, attr("right")),
     equals(4, attr("right"), attr("left")),
     equals(5, attr("right"), attr("items"), ("item", ("int", 0))),

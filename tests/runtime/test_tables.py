@@ -104,7 +104,7 @@ def guards_of(model: Model, x: torch.Tensor) -> list[Guard]:
         ((SELF, ("attr", "scale")), Predicate.EQUALS, ("float", (1.5).hex())),
         ((SELF, ("attr", "kind")), Predicate.EQUALS, ("str", "base")),
         ((SELF, ("attr", "training")), Predicate.EQUALS, ("bool", True)),
-        ((SELF,), Predicate.LACKS_OWN, "forward"),
+        ((SELF,), Predicate.LACKS_OWN, {"__dict__": ("forward",)}),
         ((SELF,), Predicate.HAS_ATTR, "forward"),
         ((SELF,), Predicate.LACKS_ATTR, "brand_new"),
         ((SELF, ("attr", "forward")), Predicate.CODE, code_digest(Model.forward)),

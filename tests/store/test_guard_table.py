@@ -14,7 +14,7 @@ LAYER = (("local", "self"), ("submodule", "layers"), ("submodule", "0"))
 ROWS = (
     ((*LAYER, ("attr", "hooks")), "empty", None),
     (LAYER, "type", "app:Layer"),
-    ((*LAYER, ("attr", "hooks")), "lacks_own", "forward"),
+    ((*LAYER, ("attr", "hooks")), "lacks_own", {"__dict__": ("forward",)}),
     ((("state",),), "global_state", {"grad": True, "threads": 1}),
     ((("local", "x"), ("item", ("int", 1))), "equals", 1),
     ((("local", "x"), ("item", ("int", True))), "equals", True),
