@@ -37,6 +37,7 @@ from precast.capture.per_call import per_call_arguments
 from precast.capture.refusals import refusals
 from precast.capture.resume import resume_functions
 from precast.capture.shortcuts import shortcuts
+from precast.capture.tensor_metadata import following
 from precast.capture.trace_record import TraceRecord
 from precast.capture.user_kernels import kernels_known
 from precast.runtime.log import logger
@@ -87,6 +88,7 @@ def trace(
     namespace, record = function.__globals__, TraceRecord()
     graphs: list[tuple[Any, ...]] = []
 
+    @following
     def call_backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
         graphs.append(tuple(n.meta["grapharg"] for n in gm.graph.nodes if n.op == "placeholder"))
         backend(gm, example_inputs)

@@ -18,6 +18,7 @@ import torch.fx
 
 from precast.capture.frame import CaptureRefused
 from precast.capture.graph_capture import CapturedGraph, capture_graph
+from precast.capture.tensor_metadata import following, unfollowed
 from precast.lowering.decompositions import DECOMPOSITIONS
 from precast.runtime import stance
 from precast.runtime.api import StoreLike, open_store
@@ -35,6 +36,7 @@ _warned: set[str] = set()
 _FUNCTION = re.compile(r'^\s*File ".*", line \d+, in (\S+)', re.MULTILINE)
 
 
+@following
 def precast(
     gm: torch.fx.GraphModule,
     example_inputs: list[Any],
@@ -45,13 +47,18 @@ def precast(
 ) -> Callable[..., Any]:
     """A backend for torch.compile. `mode` and `options` are precast's; those that belong to torch.compile itself are refused by name.
 
-    Where a graph cannot be compiled, or records gradients, it runs as torch traced it, with one warning. Raises OptionError.
+    Where a graph cannot be compiled, or records gradients, it runs as torch traced it, with one warning. Where the trace cannot be
+    relied on, the frame runs as written. Raises OptionError.
     """
     merged = graph_options(mode, options)
     if stance.state.force_eager:
         return gm.forward
     name = f"torch.compile:{_function_name(gm)}"
     original = gm.forward
+    skipped = unfollowed(gm)
+    if skipped is not None:
+        _tell(name, "as written", str(skipped))
+        raise skipped
     try:
         captured = capture_graph(gm, example_inputs, DECOMPOSITIONS)
         if captured is None:
@@ -80,13 +87,17 @@ def _function_name(gm: torch.fx.GraphModule) -> str:
 
 
 def _eager(name: str, reason: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    _tell(name, "as torch traced it", reason)
+    return original
+
+
+def _tell(name: str, how: str, reason: str) -> None:
     with _lock:
         new = reason not in _warned
         _warned.add(reason)
     if new:
-        warn(f"precast: {name} runs as torch traced it: {reason}")
-    logger("runtime").info("%s: runs as torch traced it: %s", name, reason)
-    return original
+        warn(f"precast: {name} runs {how}: {reason}")
+    logger("runtime").info("%s: runs %s: %s", name, how, reason)
 
 
 def _load_or_compile(name: str, captured: CapturedGraph, options: Mapping[str, Any], where: StoreLike) -> GraphCallable:
