@@ -30,7 +30,6 @@ from precast.capture.frame import GraphBreak
 from precast.capture.installed import private_names
 from precast.capture.installed_names import names_of_this_trace
 from precast.capture.integers import larger_are_constants
-from precast.capture.let_go import tensors_let_go
 from precast.capture.operator_breaks import broken_at_operators
 from precast.capture.own_namespaces import looked_up_where_they_are
 from precast.capture.per_call import per_call_arguments
@@ -100,7 +99,6 @@ def trace(
 
     with contextlib.ExitStack() as ending:
         ending.callback(random.setstate, random.getstate())
-        ending.enter_context(tensors_let_go())
         ending.enter_context(names_of_this_trace(namespace))
         with (
             shortcuts(),

@@ -31,6 +31,7 @@ from precast.capture.guard_forms import newest_forms
 from precast.capture.guards import GuardContext, translate
 from precast.capture.implicit import aliasing_guards, apart, device_guards, state_guard
 from precast.capture.integers import within_64_bits
+from precast.capture.let_go import tensors_let_go
 from precast.capture.operators import OperatorUse, watched
 from precast.capture.per_call import read_off
 from precast.capture.sources import NotPortable, SourceContext
@@ -85,7 +86,7 @@ def capture(
     entry = entry_of(called(fn))
     locals_of = LocalsOf(entry.function)
     local_values = locals_of((*entry.prefix, *args), {**entry.keywords, **(kwargs or {})}) | locals_of.cells()
-    with seldom_collected():
+    with seldom_collected(), tensors_let_go():
         return _Capture(entry.function, local_values, name or entry.function.__qualname__, options or CaptureOptions()).run()
 
 

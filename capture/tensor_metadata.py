@@ -35,6 +35,9 @@ _MEMORY = frozenset("set_ set_data resize_ resize_as_ _resize_output_ resize_sto
 _NOTED = ("_size", "stride", "ndim", "is_contiguous", "requires_grad", "has_grad_fn")
 """What Dynamo notes of a tensor that may change; None where that is symbolic."""
 
+_NOT_SIMULATED = "tried to directly modify sizes for customized tensor"
+"""What torch says where its simulation of an operator (`torch.cat`) would have to resize `out`."""
+
 _FOLLOWS = "_precast_follows_metadata"
 _FOLLOWED = "precast_followed"
 _CHANGED = "_precast_changed"
@@ -184,7 +187,12 @@ def _follow(output: Any, node: torch.fx.Node, given: Any, run: Callable[[], Any]
     if name in _VIEWS and _is_input(tensors[0], output):
         _end_at_input(name)
     before = [_look(tensor) for tensor in tensors]
-    result = run()
+    try:
+        result = run()
+    except RuntimeError as error:
+        if _NOT_SIMULATED not in str(error):
+            raise
+        _end_at_size(name)
     for tensor, was in zip(tensors, before, strict=True):
         now = _look(tensor)
         if now == was:
