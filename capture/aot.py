@@ -31,6 +31,7 @@ from precast.capture.one_pass import functional_graph, metadata_of
 from precast.capture.outputs import Outputs
 from precast.capture.storages import owner, storage_of
 from precast.capture.subclasses import Part, parts_of, plain_inputs, positions_of, refuse_shared, wraps_of
+from precast.capture.tensor_metadata import views_apart
 from precast.capture.unexpressed import sizes_expressed
 from precast.capture.user_kernels import LAUNCH, is_launch, writes_known
 
@@ -67,7 +68,8 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
     with contextlib.ExitStack() as stack:
         stack.callback(forget_random_state)
         stack.enter_context(sizes_expressed(example_inputs))
-        prepared = _prepare(gm, example_inputs, table)
+        with views_apart():
+            prepared = _prepare(gm, example_inputs, table)
         call, own_tensors, fake_args, descriptions, config, fake_mode, shape_env, activations = prepared
         if own_tensors:
             raise CaptureRefused("the traced code registers tensors of its own inside the graph")
@@ -89,7 +91,7 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
             flat = parts_of(fake_args)
             if len(flat) > len(fake_args) and any(info.mutates_data for info in state.fw_metadata.input_info):
                 refuse_shared(plain_inputs(fake_args, flat), flat)
-            captured = aot_stage1_graph_capture(state, call)
+            captured = _captured(state, call)
             graph, metadata = captured.graph_module, state.fw_metadata
             if captured.maybe_subclass_meta is not None:
                 parts, wraps = flat, wraps_of(metadata)
@@ -181,6 +183,18 @@ def _prepare(gm: torch.fx.GraphModule, inputs: list[Any], decompositions: dict[A
     return call, tensors, fake_args, descriptions, config, fake_mode, shape_env, activations
 
 
+def _captured(state: Any, call: Any) -> Any:
+    try:
+        return aot_stage1_graph_capture(state, call)
+    except AssertionError as error:  # two tensors that are no views share memory: by set_, or by data that was assigned
+        if "non-differentiable view input mutations" not in str(error):
+            raise
+        raise CaptureRefused(_SHARED, shared_memory=True) from error
+
+
+_SHARED = "two inputs share memory and the traced code writes one of them"
+
+
 def _refuse_unsupported(state: Any, metadata: Any, captured: Any, inputs: int) -> None:
     if metadata.tokens or state.fw_metadata.tokens:
         raise CaptureRefused("the traced code calls an operator with side effects outside of tensors")
@@ -191,7 +205,7 @@ def _refuse_unsupported(state: Any, metadata: Any, captured: Any, inputs: int) -
         raise CaptureRefused("the traced code gives or takes a tensor's memory (untyped_storage().resize_)")
     placeholders = sum(1 for n in captured.graph_module.graph.nodes if n.op == "placeholder")
     if placeholders != inputs:
-        raise CaptureRefused("two inputs share memory and the traced code writes one of them", shared_memory=True)
+        raise CaptureRefused(_SHARED, shared_memory=True)
 
 
 def _resolve_lazy_inputs(graph: torch.fx.GraphModule, absolute: bool, mutated: Collection[int]) -> None:

@@ -30,13 +30,13 @@ from precast.capture.frame import GraphBreak
 from precast.capture.installed import private_names
 from precast.capture.installed_names import names_of_this_trace
 from precast.capture.integers import larger_are_constants
-from precast.capture.let_go import tensors_let_go
 from precast.capture.operator_breaks import broken_at_operators
 from precast.capture.own_namespaces import looked_up_where_they_are
 from precast.capture.per_call import per_call_arguments
 from precast.capture.refusals import refusals
 from precast.capture.resume import resume_functions
 from precast.capture.shortcuts import shortcuts
+from precast.capture.tensor_metadata import following
 from precast.capture.trace_record import TraceRecord
 from precast.capture.user_kernels import kernels_known
 from precast.runtime.log import logger
@@ -87,6 +87,7 @@ def trace(
     namespace, record = function.__globals__, TraceRecord()
     graphs: list[tuple[Any, ...]] = []
 
+    @following
     def call_backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
         graphs.append(tuple(n.meta["grapharg"] for n in gm.graph.nodes if n.op == "placeholder"))
         backend(gm, example_inputs)
@@ -98,7 +99,6 @@ def trace(
 
     with contextlib.ExitStack() as ending:
         ending.callback(random.setstate, random.getstate())
-        ending.enter_context(tensors_let_go())
         ending.enter_context(names_of_this_trace(namespace))
         with (
             shortcuts(),

@@ -32,6 +32,7 @@ from precast.capture.guards import GuardContext, translate
 from precast.capture.identity import identity_guards
 from precast.capture.implicit import aliasing_guards, apart, device_guards, state_guard, whole_tensors
 from precast.capture.integers import within_64_bits
+from precast.capture.let_go import tensors_let_go
 from precast.capture.lookups import with_lookups
 from precast.capture.met import attribute_paths, cell_paths, met_paths, refusal_of_shared_attributes
 from precast.capture.operators import OperatorUse, watched
@@ -88,7 +89,7 @@ def capture(
     entry = entry_of(called(fn))
     locals_of = LocalsOf(entry.function)
     local_values = locals_of((*entry.prefix, *args), {**entry.keywords, **(kwargs or {})}) | locals_of.cells()
-    with seldom_collected():
+    with seldom_collected(), tensors_let_go():
         return _Capture(entry.function, local_values, name or entry.function.__qualname__, options or CaptureOptions()).run()
 
 

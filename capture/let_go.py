@@ -3,36 +3,60 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
 from torch._decomp.decompositions_for_rng import PhiloxStateTracker
+from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch._subclasses.meta_utils import MetaTensorDescriber
+from torch.utils.weak import TensorWeakRef
 
 
 @contextlib.contextmanager
 def tensors_let_go() -> Iterator[None]:
-    """What fake tensors were made from inside is forgotten at the end. It would be only when the garbage collector comes by: the tracer's
-    objects, those of attempts that it gave up too, refer to one another.
+    """What fake tensors were made from inside is forgotten at the end, and what guards were about. It would be only when the garbage
+    collector comes by: the tracer's objects, those of attempts that it gave up too, refer to one another.
     """
-    made: list[weakref.ref[Any]] = []
-    original = MetaTensorDescriber.__init__
-
-    def noted(self: MetaTensorDescriber, **given: Any) -> None:
-        original(self, **given)
-        made.append(weakref.ref(self))
-
-    try:
-        with mock.patch.object(MetaTensorDescriber, "__init__", noted):
+    with _made(MetaTensorDescriber) as describers, _made(TracingContext) as contexts:
+        try:
             yield
-    finally:
-        for describer in (reference() for reference in made):
-            if describer is not None:
+        finally:
+            for describer in _alive(describers):
                 describer.lookup_tensor.clear()
                 describer.lookup_storage.clear()
+            for context in _alive(contexts):
+                context.tensor_to_context.clear()
+                for guard in context.guards_context.dynamo_guards.inner:
+                    _forget_tensor(guard.create_fn)
+
+
+def _forget_tensor(create: Any) -> None:
+    """A guard on a tensor is made from it."""
+    if isinstance(create, functools.partial):
+        for name in [name for name, value in create.keywords.items() if isinstance(value, TensorWeakRef)]:
+            del create.keywords[name]
+
+
+@contextlib.contextmanager
+def _made(cls: Any) -> Iterator[list[weakref.ref[Any]]]:
+    """Fills with the instances of a class that are made inside."""
+    made: list[weakref.ref[Any]] = []
+    original = cls.__init__
+
+    def noted(self: Any, *args: Any, **given: Any) -> None:
+        original(self, *args, **given)
+        made.append(weakref.ref(self))
+
+    with mock.patch.object(cls, "__init__", noted):
+        yield made
+
+
+def _alive(references: list[weakref.ref[Any]]) -> Iterator[Any]:
+    return (instance for reference in references if (instance := reference()) is not None)
 
 
 def forget_random_state() -> None:

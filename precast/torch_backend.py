@@ -19,6 +19,7 @@ import torch.fx
 from precast.capture.frame import CaptureRefused
 from precast.capture.graph_capture import CapturedGraph, capture_graph
 from precast.capture.register_guards import guard_registers, skipped
+from precast.capture.tensor_metadata import following, unfollowed
 from precast.capture.torch_identity import guard_identity
 from precast.lowering.decompositions import DECOMPOSITIONS
 from precast.runtime import stance
@@ -37,6 +38,7 @@ _warned: set[str] = set()
 _FUNCTION = re.compile(r'^\s*File ".*", line \d+, in (\S+)', re.MULTILINE)
 
 
+@following
 def precast(
     gm: torch.fx.GraphModule,
     example_inputs: list[Any],
@@ -47,7 +49,8 @@ def precast(
 ) -> Callable[..., Any]:
     """A backend for torch.compile. `mode` and `options` are precast's; those that belong to torch.compile itself are refused by name.
 
-    Where a graph cannot be compiled, or records gradients, it runs as torch traced it, with one warning. Raises OptionError.
+    Where a graph cannot be compiled, or records gradients, it runs as torch traced it, with one warning. Where the trace cannot be
+    relied on, the frame runs as written. Raises OptionError.
     """
     merged = graph_options(mode, options)
     guard_identity()
@@ -57,9 +60,12 @@ def precast(
     try:
         guard_registers()
     except CaptureRefused as refused:
-        _warn_once(str(refused), f"precast: {name} is left to run eagerly: {refused}")
+        _tell(name, "as written", str(refused))
         raise skipped(refused) from refused
     original = gm.forward
+    if unknown := unfollowed(gm):
+        _tell(name, "as written", str(unknown))
+        raise unknown
     try:
         captured = capture_graph(gm, example_inputs, DECOMPOSITIONS)
         if captured is None:
@@ -88,17 +94,17 @@ def _function_name(gm: torch.fx.GraphModule) -> str:
 
 
 def _eager(name: str, reason: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    _warn_once(reason, f"precast: {name} runs as torch traced it: {reason}")
-    logger("runtime").info("%s: runs as torch traced it: %s", name, reason)
+    _tell(name, "as torch traced it", reason)
     return original
 
 
-def _warn_once(reason: str, text: str) -> None:
+def _tell(name: str, how: str, reason: str) -> None:
     with _lock:
         new = reason not in _warned
         _warned.add(reason)
     if new:
-        warn(text)
+        warn(f"precast: {name} runs {how}: {reason}")
+    logger("runtime").info("%s: runs %s: %s", name, how, reason)
 
 
 def _load_or_compile(name: str, captured: CapturedGraph, options: Mapping[str, Any], where: StoreLike) -> GraphCallable:
