@@ -27,8 +27,9 @@ _STAND_INS = "precast.device_free"  # imported where it is wanted: it knows the 
 
 @dataclass(frozen=True)
 class SignatureReport:
-    """`outcome`: "hit" (already stored), "compiled", "skipped" (stays plain Python, what it calls is compiled); with the reason "eager" or
-    "incomplete" (the run that finds what follows its graph breaks raised, so that only what ran before is stored).
+    """`outcome`: "hit" (already stored), "compiled", "taken" (another process compiled and stored it meanwhile), "skipped" (stays plain
+    Python, what it calls is compiled); with the reason "eager" or "incomplete" (the run that finds what follows its graph breaks raised, so
+    that only what ran before is stored).
 
     `index`: the signature's number, from 1. `seconds`: wall time.
     """
@@ -53,7 +54,7 @@ class Report:
     @property
     def ok(self) -> bool:
         """Whether every signature is served by a stored artifact now."""
-        return all(item.outcome in ("hit", "compiled", "skipped") for item in self.signatures)
+        return all(item.outcome in ("hit", "compiled", "taken", "skipped") for item in self.signatures)
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "ok": self.ok}
