@@ -67,18 +67,24 @@ class Lines:
         """Whether signatures of one program may be built at once."""
         return not all(line.learns for line in self._lines)
 
-    def next(self, loaded: int | None) -> Task | None:
-        """A task for a worker that has the program `loaded` at hand: one of the same program, else a new program, else part of another."""
-        ready = [line for line in self._lines if self._is_ready(line)]
-        own = next((line for line in ready if line.program == loaded), None)
-        if own is not None:
-            return self._begin(own)
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do."""
+        return not self._unfinished()
+
+    def own(self, program: int | None) -> Task | None:
+        """A task of the program that a worker has at hand."""
+        found = next((line for line in self._lines if line.program == program and self._is_ready(line)), None)
+        return self._begin(found) if found is not None else None
+
+    def other(self) -> Task | None:
+        """A task for a worker that nothing of its own is left for: a program that nobody has begun, else part of another's."""
         for line in self._lines:
             if line.program not in self._known and line.program not in self._loading:
                 self._loading.add(line.program)
                 return Task(line.program, line.target, 0)
-        other = next((line for line in ready if self._pays(line)), None)
-        return self._begin(other) if other is not None else None
+        found = next((line for line in self._lines if self._is_ready(line) and self._pays(line)), None)
+        return self._begin(found) if found is not None else None
 
     def loaded(self, program: int, known: Known) -> None:
         """The program's factory has been called."""
@@ -113,6 +119,9 @@ class Lines:
         return not any(
             self._comes_first(other, line) for other in earlier if other.program not in self._known or other.todo or other.running
         )
+
+    def _unfinished(self) -> list[Line]:
+        return [line for line in self._lines if line.program not in self._known or line.todo or line.running]
 
     def _comes_first(self, earlier: Line, line: Line) -> bool:
         """Whether what `line` is compiled to may depend on `earlier`, or the other way round."""

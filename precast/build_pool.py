@@ -135,11 +135,13 @@ class Pool:
 
     def run(self) -> list[Outcome]:
         """Build all; what came of it in the order of the file. Raises Stopped."""
+        self.display.refresh()
         if not self.store.programs():  # so that all will be compiled
             _prepare(self.store)
         try:
             while self._deal() or any(worker.task for worker in self._workers):
                 self._listen()
+            assert self.lines.finished, "signatures wait for one another"
         finally:
             for worker in self._workers:
                 worker.signal(signal.SIGKILL)
@@ -152,11 +154,13 @@ class Pool:
     def _deal(self) -> bool:
         """Give tasks to those who have none. Returns whether there was one."""
         dealt = False
-        for worker in [*self._workers]:
-            if worker.task is None and (task := self.lines.next(worker.program)) is not None:
-                self._give(worker, task)
-                dealt = True
-        while self.crew.admits(len(self._workers)) and (task := self.lines.next(None)) is not None:
+        choices: list[Callable[[Worker], Task | None]] = [lambda worker: self.lines.own(worker.program), lambda _: self.lines.other()]
+        for choose in choices:
+            for worker in self._workers:
+                if worker.task is None and (task := choose(worker)) is not None:
+                    self._give(worker, task)
+                    dealt = True
+        while self.crew.admits(len(self._workers)) and (task := self.lines.other()) is not None:
             self._give(self._begin(), task)
             dealt = True
         return dealt
