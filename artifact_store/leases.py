@@ -1,4 +1,4 @@
-"""Leases: one compile per artifact across processes.
+"""Leases: one compile across processes, of an artifact or (before it is known which that will be) for one kind of call.
 
 A lease is a file `leases/<name>`, made exclusively, kept alive by a heartbeat (its modification time) and deleted at the end. Who finds
 it taken waits: until it is gone, or until its holder is dead. Dead means that the holder's process no longer exists on this machine, or
@@ -35,66 +35,123 @@ EXPIRY = 20.0
 class Lease:
     """What `acquire` gives: `held` is False where it went on without (see the module's text); `waited` is in seconds."""
 
-    def __init__(self, path: Path, held: bool, waited: float) -> None:
+    def __init__(self, path: Path, held: bool, waited: float, token: str = "") -> None:
         self.path = path
         self.held = held
         self.waited = waited
+        self._token = token
+        self._owner = os.getpid()
+        self._stop = threading.Event()
+
+    def keep(self, expiry: float = EXPIRY) -> None:
+        """Show from here on that its holder lives, until `release`; where no thread can be started for that, let others have it."""
+        if not self.held:
+            return
+        every = min(HEARTBEAT, expiry / 4)
+        try:
+            threading.Thread(target=_beat, args=(self.path, self._stop, every), name="precast-lease", daemon=True).start()
+        except RuntimeError as error:
+            log.info("lease %s: %s; compiling without it", self.path.name, error)
+            self.release()
+
+    def release(self) -> None:
+        """Let others have it. A forked child releases nothing: it is its parent's."""
+        self._stop.set()
+        if self.held and os.getpid() == self._owner and _holder(self.path).get("token") == self._token:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+        self.held = False
+
+
+class Watch:
+    """Attempts to take one lease, made by one waiter: what it has seen of those who held it meanwhile.
+
+    `holder`: the token of the last one seen, empty where it was free; `released`: how often one that was seen let it go by itself;
+    `who`: that holder in words.
+    """
+
+    def __init__(self, path: Path, expiry: float = EXPIRY) -> None:
+        self.path = path
+        self.holder = ""
+        self.who = ""
+        self.released = 0
+        self._expiry = expiry
+        self._token = secrets.token_hex(8)
+        self._begin = self._unchanged_since = time.monotonic()
+        self._seen: tuple[int, str] | None = None
+        self._broken = ""
+
+    @property
+    def waited(self) -> float:
+        """Seconds since the first attempt."""
+        return time.monotonic() - self._begin
+
+    def look(self) -> Lease | None:
+        """The lease, taken if it is free or its holder is dead; not held where leases cannot be kept. None: somebody holds it."""
+        try:
+            while not _create(self.path, self._token, self._broken):
+                if self._is_held():
+                    return None
+        except OSError as error:
+            log.info("lease %s: %s; compiling without it", self.path.name, error.strerror or error)
+            return Lease(self.path, False, self.waited)
+        if self.holder not in ("", self._broken):
+            self.released += 1
+        return Lease(self.path, True, self.waited, self._token)
+
+    def _is_held(self) -> bool:
+        """Whether somebody alive holds it. A dead holder's is taken away. Raises OSError."""
+        try:
+            record = _holder(self.path)
+            token = str(record.get("token"))
+            now = (self.path.lstat().st_mtime_ns, token)
+        except FileNotFoundError:
+            return False  # released between the two calls
+        if now != self._seen:
+            self._seen, self._unchanged_since = now, time.monotonic()
+        if time.monotonic() - self._unchanged_since > self._expiry or _is_dead(record):
+            _break(self.path, token)
+            self.holder = self._broken = token
+            return False
+        if record and token != self.holder:
+            self.released += self.holder not in ("", record.get("after"))
+            self.holder, self.who = token, f"process {record.get('pid')} on {record.get('host', 'another machine')}"
+        return True
 
 
 @contextlib.contextmanager
 def acquire(folder: Path, name: str, timeout: float = 600.0, expiry: float = EXPIRY) -> Iterator[Lease]:
     """Hold the lease `name`, waiting at most `timeout` seconds for another holder; then go on without it. Never raises for the disk."""
-    path = folder / name
-    token = secrets.token_hex(8)
-    lease = _take_or_wait(path, token, timeout, expiry)
-    if not lease.held:
-        yield lease
-        return
-    stop = threading.Event()
-    beat = threading.Thread(target=_beat, args=(path, stop, min(HEARTBEAT, expiry / 4)), name="precast-lease", daemon=True)
-    beat.start()
-    owner = os.getpid()
+    lease = _take_or_wait(Watch(folder / name, expiry), timeout)
+    lease.keep(expiry)
     try:
         yield lease
     finally:
-        stop.set()
-        if os.getpid() == owner and _holder(path).get("token") == token:
-            with contextlib.suppress(OSError):
-                path.unlink()
+        lease.release()
 
 
-def _take_or_wait(path: Path, token: str, timeout: float, expiry: float) -> Lease:
-    begin = time.monotonic()
-    seen: tuple[int, str] | None = None
-    unchanged_since = begin
+def _take_or_wait(watch: Watch, timeout: float) -> Lease:
+    rests = pauses()
+    while (lease := watch.look()) is None:
+        if watch.waited > timeout:
+            log.warning("lease %s: still held after %.0f s; compiling without it", watch.path.name, watch.waited)
+            return Lease(watch.path, False, watch.waited)
+        time.sleep(next(rests))
+    return lease
+
+
+def pauses() -> Iterator[float]:
+    """Seconds to sleep between one look and the next, for ever."""
     pause = 0.02
     while True:
-        waited = time.monotonic() - begin
-        try:
-            if _create(path, token):
-                return Lease(path, True, waited)
-            try:
-                now = (path.lstat().st_mtime_ns, str(_holder(path).get("token")))
-            except FileNotFoundError:
-                continue  # released between the two calls
-        except OSError as error:
-            log.info("lease %s: %s; compiling without it", path.name, error.strerror or error)
-            return Lease(path, False, waited)
-        if now != seen:
-            seen, unchanged_since = now, time.monotonic()
-        if time.monotonic() - unchanged_since > expiry or _is_dead(_holder(path)):
-            _break(path, now[1])
-            continue
-        if waited > timeout:
-            log.warning("lease %s: still held after %.0f s; compiling without it", path.name, waited)
-            return Lease(path, False, waited)
-        time.sleep(pause)
+        yield pause
         pause = min(pause * 1.5, 0.5)
 
 
-def _create(path: Path, token: str) -> bool:
-    """Make the lease file, or False when somebody holds it."""
-    holder = pack({"token": token, "pid": os.getpid(), "place": _place(), "started": _started(os.getpid())})
+def _create(path: Path, token: str, after: str) -> bool:
+    """Make the lease file, or False when somebody holds it. `after`: the token of a dead holder whose work is taken over."""
+    identity = {"pid": os.getpid(), "place": _place(), "started": _started(os.getpid()), "host": socket.gethostname()}
+    holder = pack({"token": token, **identity, "after": after})
     try:
         Folder(path.parent.parent).make_folder(path.parent)
     except FileExistsError as error:  # a file or a broken link: nobody holds anything there

@@ -56,6 +56,8 @@ class Store:
         self._folder = Folder(root)
         self._known_bad: set[str] = set()
         self._verified: dict[str, tuple[int, int, int]] = {}
+        self.made: set[str] = set()
+        """Ids of the artifacts that were put through this object."""
 
     # -- opening
 
@@ -191,6 +193,7 @@ class Store:
                     self._folder.put_new(layout.blob_name(name), blobs[name])
         except OSError as error:
             raise StoreError(f"{self._unwritten(error)} (artifact {manifest.artifact_id[:12]} not stored)") from error
+        self.made.add(manifest.artifact_id)
         log.info("put: %s: artifact %s for %s", manifest.program_name, manifest.artifact_id[:12], manifest.target)
         return manifest.artifact_id
 
@@ -240,6 +243,18 @@ class Store:
         if self.readonly:
             return nullcontext(leases.Lease(self.root, False, 0.0))
         return leases.acquire(self.root / "leases", name, timeout)
+
+    def watch(self, name: str) -> leases.Watch | None:
+        """For whoever does other things between one attempt to take the lease `name` and the next. None where nobody keeps leases."""
+        if not layout.is_label(name):
+            raise ValueError(f"lease name {name!r} cannot be a file name")
+        try:
+            self._writable()
+            self._prepare()
+        except (OSError, StoreError) as error:
+            log.info("lease %s: %s; compiling without it", name, error)
+            return None
+        return leases.Watch(self.root / "leases" / name)
 
     def used(self, artifact_id: str) -> None:
         """Record one use, in a few microseconds and without a database; for `prune --unused-for`. Call once per process and artifact."""

@@ -46,7 +46,7 @@ class MarkViolated(CaptureRefused):
 
 
 @dataclass(frozen=True)
-class GraphBreak:
+class GraphBreak(Shown):
     """Where and why a frame ends before its function does. `stack`: the user's lines, outermost first."""
 
     reason: str

@@ -7,6 +7,7 @@ import re
 import resource
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -90,6 +91,7 @@ class Chooser:
 
     `measure`: without it, what other programs of this process measured counts for nothing: the same input gives the same program.
     `thorough`: measures each call anew, with more rounds, and never runs out of time. `bfloat16`: oneDNN takes it on the target.
+    `alone()`: each measurement is made in it.
     """
 
     tuning: Mapping[str, Record] = field(default_factory=dict)
@@ -98,6 +100,7 @@ class Chooser:
     bfloat16: bool = True
     used: dict[str, Record] = field(default_factory=dict)
     spent_s: float = 0.0
+    alone: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def worth_it(self, elements: int) -> bool:
         """Whether a product with a weight of so many elements is to be measured."""
@@ -118,7 +121,8 @@ class Chooser:
         remembered = _memory if self.measure else {}
         record = self.used.get(full) if thorough else self.tuning.get(full) or remembered.get(full)
         if record is None and self.measure:
-            record = self._measured(candidates, default, thorough)
+            with self.alone():
+                record = self._measured(candidates, default, thorough)
             if record is not None:
                 _memory[full] = record
         if record is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +52,8 @@ def with_choices(target: str, options: Mapping[str, Any]) -> dict[str, Any]:
 def compile_program(program: Program, target: str, options: Mapping[str, Any] | None = None) -> CompiledGraph:
     """Compiles a scheduled program for `target` ("cpu:x86-64-v3", "cpu:native", "cuda:sm_90", …).
 
+    `options["alone"]` makes the context in which library calls are timed.
+
     Raises `TypeError` for values that have no C++ form, `CompilerMissing` and `CompileFailed` from the toolchain.
     """
     options = options or {}
@@ -58,7 +61,13 @@ def compile_program(program: Program, target: str, options: Mapping[str, Any] | 
         return compile_cuda(program, target, options)
     began = time.perf_counter()
     measure = bool(options.get("measure", True)) and target == "cpu:native"
-    chooser = Chooser(options.get("tuning", {}), measure, bool(options.get("max_autotune")), takes_bfloat16(target))
+    chooser = Chooser(
+        options.get("tuning", {}),
+        measure,
+        bool(options.get("max_autotune")),
+        takes_bfloat16(target),
+        alone=options.get("alone", nullcontext),
+    )
     weights = _weights(program, options) if options.get("freeze") else frozenset()
     lanes = lanes_of(target)
     program, bare = bare_mkl_products(program, chooser, weights)

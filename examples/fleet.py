@@ -1,6 +1,6 @@
 """A fleet on one store: several processes need the same program at the same moment; one compiles, the others wait and load.
 
-python examples/fleet.py [STORE] [PROCESSES]
+python examples/fleet.py [STORE] [PROCESSES]      `-` for STORE is a new one, removed afterwards
 """
 
 from __future__ import annotations
@@ -13,23 +13,27 @@ import time
 
 
 class Origin(logging.Handler):
-    """Where the answer came from, as the log topic `compile` tells it (it is silent where no compile was started)."""
+    """Where the answer came from, as the log topics `store` and `compile` tell it (they tell of no compile where none was started)."""
 
     answer = "loaded"
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
         if "compiled meanwhile by another process" in text:
+            self.answer = "traced, waited and loaded"
+        elif "goes on with what" in text:
             self.answer = "waited and loaded"
         elif "compiled artifact" in text:
-            self.answer = "compiled"
+            self.answer = "traced and compiled"
 
 
 def watched() -> Origin:
     """An `Origin` that listens from here on."""
-    origin, log = Origin(), logging.getLogger("precast.compile")
-    log.addHandler(origin)
-    log.setLevel(logging.INFO)
+    origin = Origin()
+    for topic in ("compile", "store"):
+        log = logging.getLogger(f"precast.{topic}")
+        log.addHandler(origin)
+        log.setLevel(logging.INFO)
     return origin
 
 
@@ -54,18 +58,23 @@ def member(store: str) -> None:
 def fleet(store: str, count: int) -> bool:
     """`count` processes at once, then one more; whether all went well."""
     print(f"{count} processes on {store}", flush=True)
-    members = [subprocess.Popen([sys.executable, __file__, "--member", store]) for _ in range(count)]
-    codes = [process.wait() for process in members]
+    begin = time.perf_counter()
+    command = [sys.executable, __file__, "--member", store]
+    members = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+    told = [process.communicate()[0] for process in members]
+    print("".join(told), end="")
+    traces = sum("traced" in line for line in told)
+    print(f"traces: {traces}; all have answered after {time.perf_counter() - begin:.1f} s, imports included", flush=True)
     print("and one more, later:", flush=True)
-    codes.append(subprocess.call([sys.executable, __file__, "--member", store]))
-    return not any(codes)
+    later = subprocess.call(command)
+    return not any([*(process.returncode for process in members), later])
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--member"]:
         return member(sys.argv[2])
     count = int(sys.argv[2]) if len(sys.argv) > 2 else 3
-    if len(sys.argv) > 1:
+    if sys.argv[1:] and sys.argv[1] != "-":
         good = fleet(sys.argv[1], count)
     else:
         with tempfile.TemporaryDirectory(prefix="precast-fleet-") as store:

@@ -19,7 +19,7 @@ from precast.runtime.entry import Entry
 from precast.runtime.errors import OptionError, StoreUnwritable
 from precast.runtime.marks import marked
 from precast.runtime.options import merge_options
-from precast.runtime.precompile import Traced, breaks, traced_for
+from precast.runtime.precompile import SignatureReport, Traced, breaks, traced_for
 from precast.runtime.program import Program
 from precast.runtime.shared_object import mounted_noexec
 from precast.runtime.site import Settings, Site
@@ -31,8 +31,8 @@ log = logging.getLogger("precast.driver")
 
 @dataclass(frozen=True)
 class Outcome:
-    """One signature for one target. `status`: "compiled", "there already" or "hit"; "failed", "incomplete" (the run that finds what follows
-    its graph breaks raised) or "miss", with the reason.
+    """One signature for one target. `status`: "compiled", "there already", "taken" (from another process, which built it meanwhile) or
+    "hit"; "failed", "incomplete" (the run that finds what follows its graph breaks raised) or "miss", with the reason.
     """
 
     program: str
@@ -46,6 +46,10 @@ class Outcome:
     @property
     def good(self) -> bool:
         return self.status not in ("failed", "incomplete", "miss")
+
+
+_NOTHING_NEW = {"hit": "there already", "taken": "taken"}
+"""What a signature's outcome means where this process put nothing into the store."""
 
 
 class Job:
@@ -77,22 +81,21 @@ class Job:
         before = self.find(number, target)
         if before is not None and not breaks(before):
             return self._outcome(number, target, "there already", before, begin)
-        stored = self._stored()
-        reason, whole = self._precompile(number, target)
+        own = set(self.store.made)
+        report, said = self._precompile(number, target)
+        reason, whole = report.reason or said, report.outcome != "incomplete"
         found = self.find(number, target)
         skipped = self.skipped(target) if found is None else ""
         if found is None and not skipped:
             return self._outcome(number, target, "failed", None, begin, reason or self.explain(number, target))
-        nothing_new = before is not None and self._stored() <= stored
-        status = "incomplete" if not whole else "there already" if nothing_new else "compiled"
-        return self._outcome(number, target, status, found, begin, skipped or reason if whole else reason)
+        nothing_new = self.store.made <= own
+        status = _NOTHING_NEW.get(report.outcome, "compiled") if nothing_new else "compiled"
+        if status == "taken":
+            reason = "; ".join(filter(None, ("another process was building it at the same time", reason)))
+        return self._outcome(number, target, status if whole else "incomplete", found, begin, skipped or reason if whole else reason)
 
-    def _stored(self) -> set[str]:
-        """All that the store has, also of the parts of programs."""
-        return {name for key in self.store.programs() for name in self.store.manifest_names(key)}
-
-    def _precompile(self, number: int, target: str) -> tuple[str, bool]:
-        """Compile into the store; returns what there is to say, and whether it was run to its end where it has graph breaks."""
+    def _precompile(self, number: int, target: str) -> tuple[SignatureReport, str]:
+        """Compile into the store; returns what came of it, and warnings that were given."""
         spec = self.loaded.spec
         with warnings.catch_warnings(record=True) as caught, torch.no_grad():
             warnings.simplefilter("always")
@@ -107,8 +110,7 @@ class Job:
                 dynamic_shapes=spec.dynamic_shapes,
             )
         said = [str(warning.message) for warning in caught if "precast" in str(warning.message)]
-        reason = "; ".join([item.reason for item in report.signatures if item.reason] or said)
-        return reason, all(item.outcome != "incomplete" for item in report.signatures)
+        return report.signatures[0], "; ".join(said)
 
     def check(self, number: int, target: str) -> Outcome:
         """Whether the store serves the signature. Compiles and runs nothing."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -39,29 +36,29 @@ def _source(command: Any) -> Any:
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Programs compiled at a time, for one target each, in processes of their own.",
+    help="Processes that compile at a time (default: as many as pay, by what there is to build, cores and memory).",
 )
 @file_store_option
 @json_option
 @errors_to_json
 def build(
-    source: str, targets: tuple[str, ...], mode: str | None, only: tuple[str, ...], jobs: int, store_path: str | None, as_json: bool
+    source: str, targets: tuple[str, ...], mode: str | None, only: tuple[str, ...], jobs: int | None, store_path: str | None, as_json: bool
 ) -> None:
     """Compile every signature of every program for every target; what the store has already is left as it is."""
     out = Output(as_json)
     plan = plan_of(source, targets, mode, only)
     store = open_store(store_path or plan.store, readonly=False)
-    if jobs > 1 and sum(len(program.targets) for program in plan.programs) > 1:
-        outcomes = _in_processes(out, plan, store, source, mode, jobs)
-    else:
+    outcomes = _in_processes(out, plan, store, jobs) if jobs != 1 else None
+    if outcomes is None:
         outcomes = _run(out, plan, store, "compiling", lambda job, number, target: job.build(number, target))
-    _report(out, outcomes, store)
-    failed = [outcome for outcome in outcomes if not outcome.good]
-    compiled = sum(outcome.status == "compiled" for outcome in outcomes)
-    out.note(f"{compiled} compiled, {len(outcomes) - compiled - len(failed)} there already, {len(failed)} failed; store {store.root}")
-    finish(ANSWER_NO if failed else 0)
+    counts = {status: sum(outcome.status == status for outcome in outcomes) for status in ("compiled", "there already", "taken")}
+    counts["failed"] = sum(not outcome.good for outcome in outcomes)
+    _report(out, outcomes, store, counts=counts)
+    taken = f"{counts['taken']} taken from another build, " if counts["taken"] else ""
+    out.note(
+        f"{counts['compiled']} compiled, {counts['there already']} there already, {taken}{counts['failed']} failed; store {store.root}"
+    )
+    finish(ANSWER_NO if counts["failed"] else 0)
 
 
 @click.command(short_help="Prove that every signature would hit; compiles nothing.")
@@ -180,39 +177,34 @@ def _load(program: ProgramSpec, plan: BuildFile) -> Any:
         raise Failure(f"{program.where}: factory {program.factory} failed: {type(error).__name__}: {error}") from error
 
 
-def _in_processes(out: Output, plan: BuildFile, store: Store, source: str, mode: str | None, jobs: int) -> list[Outcome]:
-    """Each program for each target by a `precast build --only NAME --target TARGET` of its own, `jobs` at a time."""
-    from precast.build import Outcome
+def _in_processes(out: Output, plan: BuildFile, store: Store, jobs: int | None) -> list[Outcome] | None:
+    """What several workers make of it; None where one process does as well. `jobs`: how many, or None where they are to pay."""
+    from precast.build_lines import Lines
+    from precast.build_pool import Crew, FactoryFailed, Pool, Stopped
 
-    units = [(program, target) for program in plan.programs for target in program.targets]
-
-    def one(unit: tuple[ProgramSpec, str]) -> list[Outcome]:
-        program, target = unit
-        command = [sys.executable, "-m", "precast.cli", "build", source, "--json", "--only", program.name, "--store", str(store.root)]
-        command += ["--target", target] + (["--mode", mode] if mode else [])
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    def loaded(program: ProgramSpec) -> Any:
         try:
-            answer = json.loads(done.stdout)
-            if "error" not in answer:
-                return [Outcome(**fields) for fields in answer["programs"]]
-            reason = str(answer["error"])
-        except (ValueError, KeyError, TypeError):
-            said = done.stderr.strip().splitlines()[-1:]
-            reason = ": ".join([f"the process ended with status {done.returncode}", *said])
-        return [Outcome(program.name, 0, target, "failed", None, 0.0, reason)]
+            return _load(program, plan)
+        except click.UsageError as error:
+            raise Stopped(error.format_message(), usage=True) from error
+        except Failure as error:
+            raise FactoryFailed(error.format_message()) from error
 
-    outcomes: list[Outcome] = []
-    with _progress(out, len(units)) as progress, ThreadPoolExecutor(jobs) as pool:
-        progress.say(f"compiling {len(plan.programs)} programs, {len(units)} times in all, in {jobs} processes")
-        for (program, target), found in zip(units, pool.map(one, units), strict=True):
-            outcomes += found
-            progress.say(f"{program.name}: done for {target}")
-            progress.advance(1, True)
-    return outcomes
+    lines = Lines(plan.programs)
+    crew = Crew.of(jobs, lines)
+    if crew.most == 1 or not (len(lines) > 1 or lines.splits):
+        return None
+    try:
+        with _progress(out, len(lines), by_itself=False) as progress:
+            progress.say(f"compiling {len(plan.programs)} programs, {len(lines)} times in all, in up to {crew.most} processes")
+            return Pool(plan.programs, store, loaded, progress, lines, crew, ends=jobs is None).run()
+    except Stopped as error:
+        raise click.UsageError(str(error)) if error.usage else Failure(str(error)) from error
 
 
-def _report(out: Output, outcomes: Sequence[Outcome], store: Store) -> None:
-    out.data({"store": str(store.root), "programs": [asdict(outcome) for outcome in outcomes], "good": all(o.good for o in outcomes)})
+def _report(out: Output, outcomes: Sequence[Outcome], store: Store, **more: Any) -> None:
+    programs = [asdict(outcome) for outcome in outcomes]
+    out.data({"store": str(store.root), "programs": programs, "good": all(o.good for o in outcomes), **more})
     for outcome in outcomes:
         out.text(f"{_label(outcome)}\t{outcome.status}\t{(outcome.artifact or '-')[:12]}\t{outcome.seconds:.2f} s")
         for line in outcome.reason.splitlines():
@@ -242,9 +234,15 @@ class _Progress:
         done = self._bar.tasks[0].completed + part
         self._bar.update(self._task, completed=round(done) if whole else done)
 
+    def refresh(self) -> None:
+        """Draw it anew, where nothing else does."""
+        if self._bar is not None:
+            self._bar.refresh()
+
 
 @contextmanager
-def _progress(out: Output, programs: int) -> Iterator[_Progress]:
+def _progress(out: Output, programs: int, by_itself: bool = True) -> Iterator[_Progress]:
+    """`by_itself`: a thread draws it anew as time goes by; without, this process has no thread more, and may fork."""
     if not sys.stderr.isatty():
         yield _Progress(None, None, out.note)
         return
@@ -253,5 +251,5 @@ def _progress(out: Output, programs: int) -> Iterator[_Progress]:
 
     console = Console(stderr=True, no_color=not colour())
     columns = (SpinnerColumn(), BarColumn(bar_width=24), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, auto_refresh=by_itself) as bar:
         yield _Progress(bar, bar.add_task("starting", total=programs), None)

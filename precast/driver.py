@@ -25,9 +25,9 @@ from precast.dynamic_capture import SymbolsRefused, due_to_symbols, dynamic_of, 
 from precast.graph_build import GraphRequest, Stopwatch, build_graph, compiler_version
 from precast.lowering.decompositions import DECOMPOSITIONS
 from precast.lowering.late_imports import import_what_comes_late
-from precast.runtime import break_errors
+from precast.runtime import break_errors, turns
 from precast.runtime.compatibility import LOWERING_VERSION, python_minor, torch_minor
-from precast.runtime.errors import Deferred, InProcess, MarkError, Refused
+from precast.runtime.errors import Deferred, InProcess, MarkError, Refused, Taken
 from precast.runtime.log import warn
 from precast.runtime.options import key_options
 from precast.runtime.program import Program
@@ -113,6 +113,7 @@ def _finish(job: _Job) -> str | InProcess:
     """All that comes after the capture."""
     with seldom_collected():
         if job.frame.uncacheable:
+            turns.give_up()
             manifest, blobs = _compile(job, _planned(job))
             return InProcess(manifest, blobs, "; ".join(job.frame.uncacheable))
         return _store(job)
@@ -166,11 +167,11 @@ def _store(job: _Job) -> str | InProcess:
     store = program.store
     planned = _planned(job)
     artifact_id = planned.artifact_id
-    with job.watch.stage("wait"), store.lease(artifact_id):
+    with job.watch.stage("wait"), store.lease(artifact_id, timeout=turns.patience()):
         known = store.get(artifact_id, program.key)
         if known is not None and store.complete(known):
             log.info("%s: artifact %s was compiled meanwhile by another process", program.name, artifact_id[:12])
-            return artifact_id
+            return Taken(artifact_id)
         unsteady = why_unsteady(planned, store.variants(program.key))
         manifest, blobs = _compile(job, planned)
         if unsteady:

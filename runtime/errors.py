@@ -117,6 +117,12 @@ class InProcess:
     graph: Callable[..., Any] | None = None
 
 
+class Taken(str):
+    """The id of an artifact that the compile callable did not make: another process stored it while this one captured the call."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class Deferred:
     """What the compile callable returns when the rest may be done later: the captured frame's guards, and the rest, which may raise."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from precast.artifact_store import Manifest
 from precast.artifact_store.guard_table import GuardRow
-from precast.runtime import stance
+from precast.runtime import stance, turns
 from precast.runtime.compiler import Outcome, compiler, is_free, one_at_a_time, strict
 from precast.runtime.errors import (
     BackendError,
@@ -47,6 +47,7 @@ class Misses:
         self._compiles = Compiles()
         self._missed = False
         self._failures: Counter[str] = Counter()
+        self._waiting: dict[str, turns.Turn] = {}  # by which kind of call, where calls are not to wait
         self.first_call: tuple[GuardRow, ...] = ()  # that a stance left uncompiled, to learn from it what varies
 
     @property
@@ -58,6 +59,7 @@ class Misses:
         self._failures.clear()
         self._compiles.reset(self._shared)
         self._missed = False
+        self._waiting.clear()
         self.first_call = ()
 
     def serve(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], local_values: Mapping[str, Any]) -> Binding | None:
@@ -76,13 +78,34 @@ class Misses:
             return None
         if program.options["background_compile"] and not is_free():
             return None  # it is not waited for: this call runs eagerly, and the next one looks again
-        with one_at_a_time:
-            binding = program.find(local_values)  # another thread may have compiled it while this one waited
+        turn = self._turn(local_values)
+        if turn.waits:
+            return None
+        with turns.within(turn), one_at_a_time:
+            binding = program.find(local_values)  # another thread or process may have compiled it while this one waited
             if binding is not None:
                 return binding
             if program.eagerly.reason or not self._may_compile(local_values):
                 return None
-            return self._compile(args, kwargs, local_values)
+            return self._compile(args, kwargs, local_values, turn)
+
+    def _turn(self, local_values: Mapping[str, Any]) -> turns.Turn:
+        """The turn to compile for this call: waited for where that is wanted, else looked at once a call."""
+        program = self._program
+
+        def served() -> bool:
+            return program.find(local_values, counts=False) is not None or bool(program.eagerly.reason)
+
+        if not program.options["background_compile"]:
+            turn = turns.begin(program, local_values)
+            turns.wait(turn, served)
+            return turn
+        name = turns.name_of(program, local_values)
+        waiting = self._waiting.pop(name, None)
+        turn = waiting if waiting is not None else turns.begin(program, local_values)
+        if turn.look(served):
+            self._waiting[name] = turn
+        return turn
 
     def _had_nothing_to_compile(self) -> bool:
         """Whether the store says that for some calls of the program, which has variants for others, there was nothing to compile."""
@@ -154,7 +177,9 @@ class Misses:
 
     # -- compiling
 
-    def _compile(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], local_values: Mapping[str, Any]) -> Binding | None:
+    def _compile(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], local_values: Mapping[str, Any], turn: turns.Turn
+    ) -> Binding | None:
         program = self._program
         compiled: Callable[[], None] | None = None
         outcome: Outcome = ""
@@ -180,7 +205,7 @@ class Misses:
             stored = isinstance(outcome, str) and outcome != ""
             self._compiles.count(self._shared, stored, program.options["isolate_recompiles"], in_vain)
         if isinstance(outcome, Deferred):
-            return self._defer(outcome, compiled).bind(local_values, program.locals_of.cells())
+            return self._defer(outcome, compiled, turn).bind(local_values, program.locals_of.cells())
         try:
             return self._bind_new(self._adopt(outcome), local_values)
         except LoadError as error:
@@ -191,14 +216,16 @@ class Misses:
         logger("runtime").log(failure_level(error), "%s: compiling failed", self._program.name, exc_info=error)
         self._program.eagerly.from_now_on(f"runs eagerly, because compiling it failed{failure_text(error)}"[:500])
 
-    def _defer(self, deferred: Deferred, compiled: Callable[[], None] | None) -> EagerVariant:
+    def _defer(self, deferred: Deferred, compiled: Callable[[], None] | None, turn: turns.Turn) -> EagerVariant:
         """What serves such calls until the background thread has finished."""
         program = self._program
         pending = EagerVariant(program.entry, (*deferred.guards, *program.extra_guards), pending=True)
 
+        turn.kept = True
+
         def run() -> None:
             try:
-                with one_at_a_time:
+                with turns.within(turn), one_at_a_time:
                     outcome = deferred.finish()
                 if pending in program.variants:  # not forgotten meanwhile
                     self._adopt(outcome)
@@ -216,6 +243,7 @@ class Misses:
 
         def abandon() -> None:
             self._shelf.remove(pending)
+            turn.release()
 
         self._shelf.put_eager(pending)
         from precast.runtime import background  # not on the warm path

@@ -15,13 +15,13 @@ from precast.artifact_store import Manifest, Store, StoreError
 from precast.artifact_store.guard_table import GuardRow
 from precast.artifact_store.guards import Guard
 from precast.artifact_store.records import FrameRecord
-from precast.runtime import code_digest, region, skips, stance
+from precast.runtime import code_digest, region, skips, stance, turns
 from precast.runtime.backends import Backend
 from precast.runtime.compatibility import why_not
 from precast.runtime.compiler import compiler, one_at_a_time
 from precast.runtime.eagerly import Eagerly
 from precast.runtime.entry import Entry, LocalsOf
-from precast.runtime.errors import Deferred, InProcess, Refused, StoreUnwritable
+from precast.runtime.errors import Deferred, InProcess, Refused, StoreUnwritable, Taken
 from precast.runtime.frame_code import Resume, build
 from precast.runtime.misses import Misses
 from precast.runtime.options import CudaGraphOptions, key_options
@@ -172,31 +172,43 @@ class Program:
         on a device of this machine, and no stand-ins. Raises StoreUnwritable before it compiles what could not be kept.
         """
         local_values = self.locals_of(args, kwargs)
-        known = self._known_here(local_values) if here and rank(self.target) is not None else self.stored(local_values)
-        if known:
-            return "hit", known, ""
+        runs_here = here and rank(self.target) is not None
+
+        def known() -> str:
+            return self._known_here(local_values) if runs_here else self.stored(local_values)
+
+        if found := known():
+            return "hit", found, ""
         if self.eagerly.skipped:
             return "skipped", "", self.eagerly.reason
         if self.options["store_results"] and not skips.recall(self.store, self.key, compiles=False):
             self._check_store()
-        with one_at_a_time:
-            compiled = self.begin()
-            try:
-                outcome = compiler()(self, args, kwargs)
-                if isinstance(outcome, Deferred):
-                    outcome = outcome.finish()  # whoever prepares waits
-            except Refused as refusal:
-                if not refusal.skipped or refusal.raises or self.options["fullgraph"]:
-                    return "eager", "", refusal.text
-                self.eagerly.skip(refusal.text)
-                self.eagerly.remember(refusal.text)
-                return "skipped", "", self.eagerly.reason
-            finally:
-                if compiled is not None:
-                    compiled()
+        turn = turns.begin(self, local_values)
+        turns.wait(turn, lambda: bool(known()) or self.eagerly.skipped)
+        with turns.within(turn), one_at_a_time:
+            if found := known():
+                return "taken", found, ""
+            return ("skipped", "", self.eagerly.reason) if self.eagerly.skipped else self._compile_for(args, kwargs)
+
+    def _compile_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, str, str]:
+        """Compile for a call that nothing stored serves: as `prepare`."""
+        compiled = self.begin()
+        try:
+            outcome = compiler()(self, args, kwargs)
+            if isinstance(outcome, Deferred):
+                outcome = outcome.finish()  # whoever prepares waits
+        except Refused as refusal:
+            if not refusal.skipped or refusal.raises or self.options["fullgraph"]:
+                return "eager", "", refusal.text
+            self.eagerly.skip(refusal.text)
+            self.eagerly.remember(refusal.text)
+            return "skipped", "", self.eagerly.reason
+        finally:
+            if compiled is not None:
+                compiled()
         if isinstance(outcome, InProcess):
             return "eager", "", f"cannot be stored: {outcome.reason}"
-        return "compiled", outcome, ""
+        return "taken" if isinstance(outcome, Taken) else "compiled", outcome, ""
 
     def _check_store(self) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 import precast
 from precast.driver import compile_variant
+from precast.runtime import turns
 from precast.runtime.api import site_of
 
 
@@ -22,11 +24,12 @@ def fleet() -> Iterator[Any]:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    log = logging.getLogger("precast.compile")
-    level, handlers = log.level, list(log.handlers)
+    logs = [logging.getLogger(f"precast.{topic}") for topic in ("compile", "store")]
+    before = [(log, log.level, list(log.handlers)) for log in logs]
     yield module
-    log.setLevel(level)
-    log.handlers[:] = handlers
+    for log, level, handlers in before:
+        log.setLevel(level)
+        log.handlers[:] = handlers
 
 
 def double(x: torch.Tensor) -> torch.Tensor:
@@ -39,9 +42,19 @@ def test_it_says_where_answers_come_from(fleet: Any, tmp_path: Path) -> None:
         cold = precast.compile(double, store=str(tmp_path / "s"))
         origin = fleet.watched()
         cold(x)
-        assert origin.answer == "compiled"
+        assert origin.answer == "traced and compiled"
         waiting = fleet.watched()
         compile_variant(site_of(cold).programs[0], (x,), {})  # it finds the artifact once it holds the lease
+        assert waiting.answer == "traced, waited and loaded"
+        (program,) = site_of(cold).programs
+        held = program.store.lease(turns.name_of(program, {"x": x}))
+        with held:
+            precast.reset()
+            for path in (tmp_path / "s" / "programs").rglob("*.msgpack"):
+                path.rename(tmp_path / path.name)
+            threading.Timer(0.2, lambda: [file.rename(path) for file in tmp_path.glob("*.msgpack")]).start()
+            waiting = fleet.watched()
+            cold(x)
         assert waiting.answer == "waited and loaded"
         precast.reset()
         later = fleet.watched()
