@@ -345,13 +345,12 @@ def _barred(root: Path) -> str:
         except OSError as error:
             return why_unopened(root, error)
         if whose is not None and seen.st_uid != whose:
-            rightful = user_name(whose)
-            back = f"`chown -R {rightful} {root / 'index'}` as root gives it back with its counts"
-            return (
-                f"{name} belongs to {user_name(seen.st_uid)}, and the store to {rightful}, who cannot count uses in it: {back}; {_REPAIR}"
-            )
+            mine, theirs = user_name(whose), user_name(seen.st_uid)
+            back = f"`chown -R {mine.removeprefix('uid ')} {root / 'index'}` as root gives it back with its counts"
+            place = "index/" if name == "index" else name
+            return f"{place} belongs to {theirs}, and the store to {mine}, who cannot count uses in it: {back}; {_REPAIR}"
         if name == "index" and not stat.S_ISDIR(seen.st_mode):
-            return f"a file where the folder index/ is due; {_REPAIR}"
+            return f"index/ is a file, where a folder is due; {_REPAIR}"
         if name.endswith(_DATABASE) and not stat.S_ISREG(seen.st_mode):
             return f"index/{_DATABASE} is not a file; {_REPAIR}"
     return ""

@@ -190,7 +190,7 @@ class Job:
         try:
             with torch.no_grad():
                 self.loaded.callable(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - this is the answer
+        except Exception as error:
             log.info("%s", self.name, exc_info=error)
             return "\n".join([f"the program itself raises for this call: {type(error).__name__}: {error}", *frames_of(error)])
         return ""
