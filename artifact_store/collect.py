@@ -7,6 +7,7 @@ import os
 import stat
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from precast.artifact_store import layout
@@ -21,6 +22,8 @@ log = logging.getLogger("precast.store")
 GRACE = 3600.0
 """Seconds. Younger leftovers may belong to a writer at work: blobs come before the manifest that names them."""
 QUARANTINE_KEEP = 30 * 86400.0
+SKEW = 3600.0
+"""Seconds. What is dated further ahead of this machine's clock has no age that could be relied on."""
 
 
 def referenced(store: Store) -> set[str] | None:
@@ -76,25 +79,43 @@ def _contents(store: Store, names: Iterable[str]) -> Iterator[tuple[str, bytes]]
         yield name, data
 
 
+@dataclass(frozen=True)
+class Leftover:
+    """A file that nothing uses: why, and from when on it may go (unix seconds)."""
+
+    path: Path
+    reason: str
+    due: float
+
+
 def leftovers(store: Store, needed: set[str] | None, now: float | None = None, grace: float = GRACE) -> Iterator[tuple[Path, str]]:
     """Files that can go, each with the reason. `needed` as from `referenced` (None: no blob goes); younger than `grace` seconds stays."""
     now = time.time() if now is None else now
+    return ((file.path, file.reason) for file in unused(store, needed, grace) if file.due <= now)
+
+
+def unused(store: Store, needed: set[str] | None, grace: float = GRACE) -> Iterator[Leftover]:
+    """All files that can go now or later."""
+    killed = "left by a writer that was killed"
     for path in files(store.root / "objects"):
         if path.name.startswith(TEMPORARY_PREFIX):
-            if _age(path, now) >= grace:
-                yield path, "left by a writer that was killed"
-        elif needed is not None and path.name not in needed and _age(path, now) >= grace:
-            yield path, "blob that no artifact needs"
+            yield from _due(path, killed, grace)
+        elif needed is not None and path.name not in needed:
+            yield from _due(path, "blob that no artifact needs", grace)
     for folder in ("", "programs", *layout.RECORD_KINDS):
         for path in files(store.root / folder) if folder else store.root.glob(f"{TEMPORARY_PREFIX}*"):
-            if path.name.startswith(TEMPORARY_PREFIX) and _age(path, now) >= grace:
-                yield path, "left by a writer that was killed"
+            if path.name.startswith(TEMPORARY_PREFIX):
+                yield from _due(path, killed, grace)
     for path in files(store.root / "leases"):
-        if _age(path, now) >= grace:
-            yield path, "lease of a dead process"
+        yield from _due(path, "lease of a dead process", grace)
     for path in files(store.root / "quarantine"):
-        if _age(path, now) >= max(grace, QUARANTINE_KEEP):
-            yield path, "damaged entry, quarantined over 30 days ago"
+        yield from _due(path, "damaged entry, quarantined over 30 days ago", max(grace, QUARANTINE_KEEP))
+
+
+def _due(path: Path, reason: str, after: float) -> Iterator[Leftover]:
+    moment = made(path)
+    if moment is not None:
+        yield Leftover(path, reason, moment + after)
 
 
 def files(folder: Path) -> list[Path]:
@@ -119,8 +140,9 @@ def file_size(path: Path) -> int:
         return 0
 
 
-def _age(path: Path, now: float) -> float:
+def made(path: Path) -> float | None:
+    """When a file was made, or last written; None where that cannot be seen."""
     try:
-        return now - path.stat().st_mtime
+        return path.stat().st_mtime
     except OSError:
-        return -1.0
+        return None

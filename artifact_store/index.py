@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
+import os
+import secrets
 import sqlite3
+import stat
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,8 +24,9 @@ import diskcache
 from precast.artifact_store import layout, usage
 from precast.artifact_store.errors import DamagedRecord, RecordError
 from precast.artifact_store.manifest import Manifest, Versions
+from precast.artifact_store.owner import create, owner, user_name
 from precast.artifact_store.serial import Data, pack, unpack
-from precast.artifact_store.store import Store
+from precast.artifact_store.store import Store, cure
 
 log = logging.getLogger("precast.store")
 _SCHEMA = 1
@@ -57,7 +61,10 @@ class MsgpackDisk(diskcache.Disk):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Entry:
-    """One artifact as the index knows it. Times in unix seconds, sizes in bytes; `blobs` is digest -> size."""
+    """One artifact as the index knows it. Times in unix seconds, sizes in bytes; `blobs` is digest -> size.
+
+    `counted`: the last use that was counted; 0 where none was. `last_use` is the later one of it and `created`.
+    """
 
     artifact_id: str
     program_key: str
@@ -70,6 +77,7 @@ class Entry:
     created: float
     last_use: float
     hits: int
+    counted: float = 0.0
 
     @property
     def size(self) -> int:
@@ -81,118 +89,298 @@ class Entry:
 
 
 class Index:
-    """Entries by artifact id, over a diskcache or, where there is none, a dict that lives as long as this object."""
+    """Entries by artifact id, over a diskcache that keeps them or, where there is none, what could be read of one.
 
-    def __init__(self, cache: Any) -> None:
+    `problem`: why it is not known which artifacts were used, as a sentence; "" where it is. `began`: since when it is, in unix seconds.
+    """
+
+    def __init__(self, root: Path, cache: Any = None, problem: str = "") -> None:
+        self._root = root
         self._cache = cache
+        self.problem = problem
+        self.began = 0.0
+        self.moved = ""  # where an index lies that could not be removed, and was replaced
 
     def entries(self, store: Store) -> list[Entry]:
         """All readable artifacts of `store`, ordered by program and id, with recorded uses folded in."""
-        used: dict[str, list[int]] = {}
-        if not store.readonly:
-            for artifact_id, stamp in usage.recorded(store.root, take=self._cache is not None):
-                used.setdefault(artifact_id, []).append(stamp)
-        found = []
-        for program_key in store.programs():
-            for name in store.manifest_names(program_key):
-                entry = self._entry(store, name)
-                if entry is not None:
-                    found.append(self._with_uses(entry, used.get(entry.artifact_id, [])))
-        return found
+        if self._cache is not None:
+            try:
+                return self._kept(store)
+            except _FAILURES as error:
+                self.give_up(why_unopened(self._root, error))
+        return self._looked_up(store)
 
     def forget(self, artifact_id: str) -> None:
-        self._guarded("pop", artifact_id, None)
+        """Its row; what stays behind is taken out by the next `entries`."""
+        if self._cache is not None:
+            try:
+                self._cache.pop(artifact_id)
+            except _FAILURES as error:
+                log.info("index: forgetting %s failed (%s)", artifact_id[:12], error)
 
-    def _entry(self, store: Store, name: str) -> Entry | None:
-        path = store.path(name)
-        artifact_id = path.name.removesuffix(layout.MANIFEST_SUFFIX)
+    def _kept(self, store: Store) -> list[Entry]:
+        """Rows and recorded uses become rows in one transaction: a use is counted once, wherever this process ends, or not yet."""
+        usage.set_aside(self._root)
+        with self._cache.transact():
+            rows = self._rows()
+            counted = rows.pop(_FOLDED, {}).get("files", ())
+            uses = usage.recorded(self._root, but=counted)
+            found = self._found(store, rows, uses)
+            keep = {entry.artifact_id: _to_record(entry, stamp) for entry, stamp in found}
+            for artifact_id in rows.keys() - keep.keys():
+                self._cache.pop(artifact_id)
+            for artifact_id in keep if not self.problem else ():
+                if rows.get(artifact_id) != keep[artifact_id]:
+                    self._cache.set(artifact_id, keep[artifact_id])
+            aside = [name for name in (*counted, *uses) if name != usage.JOURNAL and (self._root / "index" / name).exists()]
+            if not self.problem and aside != list(counted):
+                self._cache.set(_FOLDED, {"files": aside})
+        for name in aside if not self.problem else ():
+            (self._root / "index" / name).unlink(missing_ok=True)
+        return [entry for entry, _ in found]
+
+    def _looked_up(self, store: Store) -> list[Entry]:
+        """The same, and nothing is kept."""
+        rows: dict[str, Data] = {}
+        uses: dict[str, list[tuple[str, int]]] = {}
         try:
-            stat = path.stat()
-        except OSError:
-            self.forget(artifact_id)
-            return None
-        stamp = f"{stat.st_size}-{stat.st_mtime_ns}"
-        known = self._guarded("get", artifact_id)
-        if isinstance(known, dict) and known.get("schema") == _SCHEMA and known.get("stamp") == stamp:
-            with contextlib.suppress(KeyError, TypeError):
-                return _from_record(artifact_id, known)
-        manifest = store.get(artifact_id, name.split("/")[1])
-        if manifest is None:
-            return None
+            rows = self._rows()
+            uses = usage.recorded(self._root, but=rows.pop(_FOLDED, {}).get("files", ()))
+        except _FAILURES as error:
+            self.give_up(why_unopened(self._root, error))
+        return [entry for entry, _ in self._found(store, rows, uses)]
+
+    def _rows(self) -> dict[str, Data]:
+        rows, bad = stored(self._root)
+        if bad:
+            self.give_up(bad)
+        return rows
+
+    def give_up(self, problem: str) -> None:
+        """Uses are not known, for this reason."""
+        if not self.problem:
+            self.problem = problem
+            log.info("index: which artifacts were used is not known: %s", problem)
+
+    def _found(self, store: Store, rows: dict[str, Data], uses: dict[str, list[tuple[str, int]]]) -> list[tuple[Entry, str]]:
+        """Each artifact, and the stamp of its manifest."""
+        stamps: dict[str, list[int]] = {}
+        for artifact_id, stamp in (use for file in uses.values() for use in file):
+            stamps.setdefault(artifact_id, []).append(stamp)
         try:
-            entry = _from_manifest(manifest, stat.st_size, stat.st_mtime)
-        except RecordError as error:
-            log.info("index: %s: %s", name, error)
-            return None
-        if isinstance(known, dict) and type(known.get("hits")) is int and type(known.get("last_use")) is float:
-            entry = replace(entry, hits=known["hits"], last_use=max(entry.last_use, known["last_use"]))
-        self._guarded("set", artifact_id, _to_record(entry, stamp))
+            self.began = usage.began(self._root)
+        except OSError as error:
+            self.give_up(why_unopened(self._root, error))
+        names = (name for program_key in store.programs() for name in store.manifest_names(program_key))
+        found = (_entry(store, name, rows) for name in names)
+        return [(_with_uses(entry[0], stamps.get(entry[0].artifact_id, [])), entry[1]) for entry in found if entry is not None]
+
+
+_FOLDED = "folded"
+"""The row of the files of uses that are counted and may not be removed yet."""
+_FAILURES = (sqlite3.Error, diskcache.Timeout, RecordError, OSError)
+
+
+def _entry(store: Store, name: str, rows: dict[str, Data]) -> tuple[Entry, str] | None:
+    path = store.path(name)
+    artifact_id = path.name.removesuffix(layout.MANIFEST_SUFFIX)
+    try:
+        seen = path.stat()
+    except OSError:
+        return None
+    stamp = f"{seen.st_size}-{seen.st_mtime_ns}"
+    known = rows.get(artifact_id)
+    if isinstance(known, dict) and known.get("schema") == _SCHEMA and known.get("stamp") == stamp:
+        with contextlib.suppress(KeyError, TypeError):
+            return _from_record(artifact_id, known), stamp
+    manifest = store.get(artifact_id, name.split("/")[1])
+    if manifest is None:
+        return None
+    try:
+        entry = _from_manifest(manifest, seen.st_size, seen.st_mtime)
+    except RecordError as error:
+        log.info("index: %s: %s", name, error)
+        return None
+    if isinstance(known, dict) and type(known.get("hits")) is int and known["hits"]:
+        counted = known.get("counted", known.get("last_use"))
+        counted = counted if type(counted) is float else 0.0
+        entry = replace(entry, hits=known["hits"], counted=counted, last_use=max(entry.last_use, counted))
+    return entry, stamp
+
+
+def _with_uses(entry: Entry, stamps: list[int]) -> Entry:
+    if not stamps:
         return entry
-
-    def _with_uses(self, entry: Entry, stamps: list[int]) -> Entry:
-        if not stamps:
-            return entry
-        entry = replace(entry, hits=entry.hits + len(stamps), last_use=max(entry.last_use, float(max(stamps))))
-        known = self._guarded("get", entry.artifact_id)
-        self._guarded("set", entry.artifact_id, _to_record(entry, known["stamp"] if isinstance(known, dict) else ""))
-        return entry
-
-    def _guarded(self, verb: str, key: str, *value: Data) -> Data:
-        """A cache call that answers None where the index is damaged or locked: it only costs a manifest read."""
-        if self._cache is None:
-            return None
-        try:
-            return getattr(self._cache, verb)(key, *value)
-        except (sqlite3.Error, diskcache.Timeout, RecordError, OSError) as error:
-            log.info("index: %s of %s failed (%s)", verb, key[:12], error)
-            return None
+    counted = max(entry.counted, float(max(stamps)))
+    return replace(entry, hits=entry.hits + len(stamps), counted=counted, last_use=max(entry.last_use, counted))
 
 
 @contextlib.contextmanager
 def open_index(store: Store, rebuild: bool = False) -> Iterator[Index]:
-    """The store's index; `rebuild` starts it afresh (use counts are lost). Works without one where it cannot be opened."""
-    folder = store.root / "index"
-    if store.readonly or not (store.root / layout.FORMAT_FILE).exists():
-        yield Index(None)
+    """The store's index; `rebuild` mends it, where it has to be. Where it cannot be opened or read, its `problem` says why."""
+    root, index = store.root, Index(store.root)
+    if not (root / layout.FORMAT_FILE).exists():
+        yield index
         return
-    if rebuild:
-        _start_afresh(folder)
+    if store.readonly:
+        if reason := damage(store):
+            index.give_up(reason)
+        yield index
+        return
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        cache = diskcache.Cache(str(folder), timeout=5, disk=MsgpackDisk, eviction_policy="none", cull_limit=0)
-    except (sqlite3.Error, diskcache.Timeout, OSError) as error:
-        log.warning("index: cannot be opened (%s); reading the manifests instead (`precast verify --repair` rebuilds it)", error)
-        yield Index(None)
+        if rebuild:
+            index.moved = _mend(store)
+        cache = _database(root)
+    except _FAILURES as error:
+        index.give_up(why_unopened(root, error))
+        yield index
         return
     with cache:
-        yield Index(cache)
+        index._cache = cache
+        yield index
 
 
-def _start_afresh(folder: Path) -> None:
+def _database(root: Path) -> Any:
+    """The diskcache, for writing. It keeps a rollback journal: a reader without the right to write needs no further file then."""
+    if reason := _barred(root):
+        raise OSError(reason)
+    usage.make_index(root)
+    path = root / "index" / _DATABASE
+    with contextlib.suppress(FileExistsError):
+        os.close(create(root, str(path), os.O_WRONLY, 0o600))
+    os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC))  # SQLite would go on without the right to write
+    return diskcache.Cache(
+        str(path.parent),
+        timeout=5,
+        disk=MsgpackDisk,
+        disk_min_file_size=1 << 30,  # no file beside it
+        eviction_policy="none",
+        cull_limit=0,
+        sqlite_journal_mode="delete",
+    )
+
+
+def _mend(store: Store) -> str:
+    """Make the index usable: as root by giving it back to the store's user; else by an empty one. Raises OSError.
+
+    Uses that are not counted yet stay. What cannot be removed, since it is another user's, is renamed: the result names it.
+    """
+    root, folder, whose = store.root, store.root / "index", owner(store.root)
+    if whose is not None and os.geteuid() == 0 and folder.is_dir():
+        for path in (folder, *folder.iterdir()):
+            os.chown(path, whose, -1, follow_symlinks=False)
+    if not damage(store):
+        return ""
+    moved = ""
     if folder.exists() and not folder.is_dir():
         folder.unlink()
-    for path in folder.glob("cache.db*"):
-        path.unlink(missing_ok=True)
-    shutil.rmtree(folder / "values", ignore_errors=True)
+    if folder.exists():
+        with contextlib.suppress(OSError):
+            for path in folder.glob(f"{_DATABASE}*"):
+                path.unlink()
+        if damage(store):
+            moved = f"index.{secrets.token_hex(4)}"
+            os.rename(folder, root / moved)
+        else:
+            usage.begin(root)
+    usage.make_index(root)
+    return moved
+
+
+def stored(root: Path) -> tuple[dict[str, Data], str]:
+    """The rows of the store's database, read without touching it, and what is wrong with one that cannot be used. Raises sqlite3.Error.
+
+    `_FOLDED` names files of uses; all other rows are artifacts'.
+    """
+    database = root / "index" / _DATABASE
+    rows: dict[str, Data] = {}
+    bad = 0
+    if not database.exists() or not database.stat().st_size:
+        return rows, ""
+    with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?{_reading(database)}", uri=True, timeout=5)) as connection:
+        if not connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'Cache'").fetchone()[0]:
+            return rows, ""
+        for key, value, mode, filename in connection.execute("SELECT key, value, mode, filename FROM Cache"):
+            try:
+                if type(key) is not str or type(value) is not bytes or mode != diskcache.core.MODE_RAW or filename is not None:
+                    raise DamagedRecord("index: what is not msgpack is refused")
+                rows[key] = unpack(value, "index entry")
+            except DamagedRecord as error:
+                log.info("%s", error)
+                bad += 1
+    return rows, f"index/{_DATABASE} has {bad} damaged {'row' if bad == 1 else 'rows'}; {_REPAIR}" if bad else ""
+
+
+def _reading(database: Path) -> str:
+    """How to open it without making files: one with a write-ahead log (older indexes) as it lies there, where nobody has it open."""
+    with open(database, "rb") as file:
+        logged = file.read(20)[18:] == b"\2\2"
+    return "mode=ro&immutable=1" if logged and not Path(f"{database}-wal").exists() else "mode=ro"
+
+
+_DATABASE = "cache.db"
+_REPAIR = "`precast verify --repair` begins it anew, without its counts"
 
 
 def damage(store: Store) -> str:
-    """Why the store's index cannot be opened, where it has to be rebuilt for that; "" where it can, or there is none."""
-    database = store.root / "index" / "cache.db"
-    if database.parent.exists() and not database.parent.is_dir():
-        return "a file where a folder is due"
-    if not database.exists():
-        return ""
-    if not database.is_file():
-        return "not a file"
+    """Why the store's index cannot be used, with what to do; "" where it can, or there is none. Looks, and opens nothing for writing."""
+    if reason := _barred(store.root):
+        return reason
     try:
-        with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
-            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    except sqlite3.OperationalError:
-        return ""  # locked, or not to be read by this user
-    except sqlite3.DatabaseError as error:
-        return str(error)
+        return stored(store.root)[1]
+    except _FAILURES as error:
+        return why_unopened(store.root, error)
+
+
+def _barred(root: Path) -> str:
+    """What is wrong with the files of the index before they are opened: they are no files, or another user's, or not to be seen."""
+    whose = owner(root)
+    for name in ("index", f"index/{_DATABASE}", f"index/{usage.JOURNAL}"):
+        try:
+            seen = os.stat(root / name)
+        except FileNotFoundError:
+            continue
+        except NotADirectoryError:
+            break
+        except OSError as error:
+            return why_unopened(root, error)
+        if whose is not None and seen.st_uid != whose:
+            mine, theirs = user_name(whose), user_name(seen.st_uid)
+            back = f"`chown -R {mine.removeprefix('uid ')} {root / 'index'}` as root gives it back with its counts"
+            place = "index/" if name == "index" else name
+            return f"{place} belongs to {theirs}, and the store to {mine}, who cannot count uses in it: {back}; {_REPAIR}"
+        if name == "index" and not stat.S_ISDIR(seen.st_mode):
+            return f"index/ is a file, where a folder is due; {_REPAIR}"
+        if name.endswith(_DATABASE) and not stat.S_ISREG(seen.st_mode):
+            return f"index/{_DATABASE} is not a file; {_REPAIR}"
     return ""
+
+
+def why_unopened(root: Path, error: Exception) -> str:
+    """What an attempt to open or keep the index failed of, as a sentence with what to do."""
+    if isinstance(error, OSError) and error.errno is None:
+        return str(error)  # said already
+    if isinstance(error, diskcache.Timeout) or "locked" in str(error):
+        return "index/ is locked: wait for the other `precast` command, or its file system has no locks"
+    if isinstance(error, RecordError) or (isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)):
+        return f"index/{_DATABASE} is damaged ({error}); {_REPAIR}"
+    cause = error if isinstance(error, OSError) else _cause(root / "index")
+    if cause is None:
+        return f"index/ cannot be opened ({error}); {_REPAIR}"
+    return f"index/ cannot be opened ({cause.strerror or cause}): {cure(cause, root)}"
+
+
+def _cause(folder: Path) -> OSError | None:
+    """Why nothing can be read or written there: SQLite says of most things that it is unable to open a file."""
+    try:
+        os.close(os.open(folder / _DATABASE, os.O_RDONLY | os.O_CLOEXEC))
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(1 << 16))
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as error:
+        return error
+    return None
 
 
 def _from_manifest(manifest: Manifest, size: int, mtime: float) -> Entry:
@@ -226,6 +414,7 @@ def _to_record(entry: Entry, stamp: str) -> dict[str, Data]:
         "created": entry.created,
         "last_use": entry.last_use,
         "hits": entry.hits,
+        "counted": entry.counted,
     }
 
 

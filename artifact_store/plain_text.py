@@ -21,3 +21,12 @@ def inline(value: Any) -> str:
     if isinstance(value, bytes):
         return f"{len(value)} bytes"
     return str(value)
+
+
+def human_days(seconds: float) -> str:
+    return f"{seconds / 86400:.1f} days" if seconds >= 86400 else f"{seconds / 3600:.1f} hours"
+
+
+def many(count: int, noun: str, plural: str = "") -> str:
+    """How many there are: "1 problem", "2 problems"."""
+    return f"{count} {noun if count == 1 else plural or f'{noun}s'}"

@@ -10,16 +10,17 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from precast.artifact_store.collect import GRACE, file_size, leftovers, recorded, referenced
+from precast.artifact_store.collect import GRACE, SKEW, Leftover, file_size, recorded, referenced, unused
 from precast.artifact_store.errors import StoreError
 from precast.artifact_store.index import Entry, open_index
 from precast.artifact_store.layout import blob_name
 from precast.artifact_store.manifest import Versions
-from precast.artifact_store.store import Store
+from precast.artifact_store.plain_text import human_days
+from precast.artifact_store.store import Store, cure
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,11 @@ class Policy:
     target: str | None = None
     stale: Callable[[Versions], str] | None = None
     keep_last: int | None = None
+
+    @property
+    def by_use(self) -> bool:
+        """Whether it has to be known which artifacts were used."""
+        return any(part is not None for part in (self.unused_for, self.max_size, self.keep_last))
 
     @property
     def selects(self) -> bool:
@@ -50,7 +56,8 @@ class Removal:
 class Pruned:
     """What a prune did, or with `dry_run` would do. Sizes in bytes; `used`: how many artifacts have a counted use.
 
-    `targets`: what there were artifacts for.
+    `targets`: what there were artifacts for. `young`: leftovers that may still be a writer's at work. `began`: since when uses are known
+    (0: always). `ahead`: by how many seconds each artifact that is dated ahead of this machine's clock is so.
     """
 
     removed: tuple[Removal, ...]
@@ -61,6 +68,9 @@ class Pruned:
     used: int
     dry_run: bool
     targets: tuple[str, ...] = ()
+    young: tuple[Leftover, ...] = ()
+    began: float = 0.0
+    ahead: tuple[float, ...] = ()
 
 
 def plan(entries: Sequence[Entry], policy: Policy, now: float) -> list[Removal]:
@@ -81,12 +91,19 @@ def plan(entries: Sequence[Entry], policy: Policy, now: float) -> list[Removal]:
 
 
 def prune(store: Store, policy: Policy, *, dry_run: bool = False, now: float | None = None, grace: float = GRACE) -> Pruned:
-    """Remove what `policy` says, then leftovers. Raises StoreError where the store cannot be written."""
+    """Remove what `policy` says, then leftovers.
+
+    Raises StoreError where the store cannot be written, or `policy` goes by uses and they are not known: then nothing is removed.
+    """
     if store.readonly and not dry_run:
         raise StoreError(store.problem or f"the store at {store.root} was opened read-only; nothing was pruned")
     now = time.time() if now is None else now
     with open_index(store) as index:
         entries = index.entries(store)
+        if index.problem and policy.by_use:
+            raise StoreError(f"nothing was pruned, since it is not known which artifacts were used: {index.problem}. {_WITHOUT_USES}")
+        if index.began:
+            entries = [replace(entry, last_use=max(entry.last_use, index.began)) for entry in entries]
         going = plan(entries, policy, now)
         needed_before = referenced(store)
         kept_by_records = recorded(store) if needed_before is not None else set()
@@ -99,14 +116,21 @@ def prune(store: Store, policy: Policy, *, dry_run: bool = False, now: float | N
     freed_blobs = {blob for removal in going for blob in removal.entry.blobs} - staying - kept_by_records
     orphaned = sorted(freed_blobs) if needed_before is not None else []
     blobs = [store.path(blob_name(blob)) for blob in orphaned]
-    rest = list(leftovers(store, needed_before, now, grace))
+    found = list(unused(store, needed_before, grace))
+    rest = [(file.path, file.reason) for file in found if file.due <= now]
     freed = sum(removal.entry.manifest_size for removal in going) + sum(map(file_size, [*blobs, *(path for path, _ in rest)]))
     if not dry_run:
         _unlink([*blobs, *(path for path, _ in rest)], store)
     named_rest = tuple((path.relative_to(store.root).as_posix(), reason) for path, reason in rest)
     used = sum(entry.hits > 0 for entry in entries)
     targets = tuple(sorted({entry.target for entry in entries}))
-    return Pruned(tuple(going), named_rest, freed, len(entries) - len(going), total_size(entries), used, dry_run, targets)
+    young = tuple(file for file in found if file.due > now and file.path.parent.name != "quarantine")
+    ahead = tuple(entry.created - now for entry in entries if entry.created - now > SKEW and entry.artifact_id not in gone)
+    kept = len(entries) - len(going)
+    return Pruned(tuple(going), named_rest, freed, kept, total_size(entries), used, dry_run, targets, young, index.began, ahead)
+
+
+_WITHOUT_USES = "`--older-than`, `--target` and `--stale-versions` need no uses"
 
 
 def total_size(entries: Sequence[Entry]) -> int:
@@ -139,11 +163,11 @@ def _why(entry: Entry, policy: Policy, now: float) -> str:
     if policy.older_than is not None:
         if now - entry.created <= policy.older_than:
             return ""
-        reasons.append(f"made {_days(now - entry.created)} ago")
+        reasons.append(f"made {human_days(now - entry.created)} ago")
     if policy.unused_for is not None:
         if now - entry.last_use <= policy.unused_for:
             return ""
-        reasons.append(f"last used {_days(now - entry.last_use)} ago")
+        reasons.append(f"last used {human_days(now - entry.last_use)} ago")
     if policy.stale is not None:
         old = policy.stale(entry.versions)
         if not old:
@@ -173,8 +197,5 @@ def _unlink(paths: Sequence[Path], store: Store) -> None:
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
-            raise StoreError(f"cannot remove {path.relative_to(store.root)}: {error.strerror or error}; check the permissions") from error
-
-
-def _days(seconds: float) -> str:
-    return f"{seconds / 86400:.1f} days" if seconds >= 86400 else f"{seconds / 3600:.1f} hours"
+            why = f"{error.strerror or error}; {cure(error, store.root)}"
+            raise StoreError(f"cannot remove {path.relative_to(store.root)}: {why}") from error

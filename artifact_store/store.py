@@ -12,12 +12,14 @@ import logging
 import os
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 from precast.artifact_store import layout, leases, usage
 from precast.artifact_store.errors import DamagedRecord, ForeignRecord, FutureFormat, RecordError, StoreError
 from precast.artifact_store.manifest import Manifest
+from precast.artifact_store.owner import owner, user_name
+from precast.artifact_store.place import folder_of
 from precast.artifact_store.serial import Data, digest, pack, unpack
 from precast.artifact_store.tiers import Folder, read_file
 
@@ -26,22 +28,26 @@ ENVIRONMENT = "PRECAST_STORE"
 
 
 def default_root(path: str | os.PathLike[str] | None = None) -> Path:
-    """The store's folder: the argument, else PRECAST_STORE, else the platform's cache folder. Absolute, so that chdir does not move it."""
-    chosen = os.fsdecode(path) if path is not None else os.environ.get(ENVIRONMENT, "")
-    if path is not None and not chosen:
-        raise StoreError(f"store '': an empty name; name a folder, or give none for {ENVIRONMENT} or the platform's cache folder")
-    if not chosen:
+    """The store's folder: the argument, else PRECAST_STORE, else the platform's cache folder. Absolute, so that chdir does not move it.
+
+    A path object and bytes are taken as they are; what a text may hold is in `place`. Raises StoreError.
+    """
+    if path is None and not os.environ.get(ENVIRONMENT):
         from platformdirs import user_cache_path  # only needed where nothing else says
 
         return user_cache_path("precast", appauthor=False) / f"store-{layout.LAYOUT_VERSION}"
-    if chosen.startswith("file://"):
-        chosen = chosen.removeprefix("file://")
-    if "://" in chosen:
-        raise StoreError(f"store {chosen!r}: this version opens local folders and file:// only; copy a remote store into a folder first")
-    if "\0" in chosen:
-        raise StoreError(f"store {chosen!r}: no folder has a name with a null character; {_elsewhere()}")
+    if isinstance(path, str):
+        return folder_of(path)
+    if path is None:
+        try:
+            return folder_of(os.environ[ENVIRONMENT])
+        except StoreError as error:
+            raise StoreError(f"{ENVIRONMENT}: {error}") from error
+    chosen = os.fsdecode(path)
+    if not chosen or "\0" in chosen:
+        return folder_of(chosen)
     try:
-        return Path(os.path.abspath(os.path.expanduser(chosen)))
+        return Path(os.path.abspath(chosen))
     except FileNotFoundError as error:
         raise StoreError(f"store {chosen!r}: the current folder was removed; give an absolute path") from error
 
@@ -167,7 +173,7 @@ class Store:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                return f"store {self.root}: {name} cannot be read ({error.strerror}); {_advice(error)}"
+                return f"store {self.root}: {name} cannot be read ({error.strerror}); {advice(error)}"
         return ""
 
     # -- writing
@@ -205,7 +211,7 @@ class Store:
             for folder in ("objects", "programs"):
                 self._folder.probe(folder)
         except OSError as error:
-            raise StoreError(f"{self._unwritten(error)}; {_advice(error)}") from error
+            raise StoreError(f"{self._unwritten(error)}; {advice(error)}") from error
 
     def try_put(self, manifest: Manifest, blobs: Mapping[str, bytes]) -> str:
         """`put`, except that a store that cannot be written is logged and its reason returned ("" where all went well): for the user's call
@@ -227,7 +233,8 @@ class Store:
                 try:
                     self._folder.remove(name)
                 except OSError as error:
-                    raise StoreError(f"cannot remove {name} from {self.root}: {error.strerror or error}; check the permissions") from error
+                    why = f"{error.strerror or error}; {cure(error, self.root)}"
+                    raise StoreError(f"cannot remove {name} from {self.root}: {why}") from error
                 return True
         return False
 
@@ -349,7 +356,10 @@ class Store:
             return "ignored: the store is opened read-only"
         try:
             self._folder.make_folder(self.root / "quarantine")
-            os.replace(self._folder.path(name), self.root / "quarantine" / f"{name.replace('/', '~')}.{secrets.token_hex(4)}")
+            place = self.root / "quarantine" / f"{name.replace('/', '~')}.{secrets.token_hex(4)}"
+            os.replace(self._folder.path(name), place)
+            with suppress(OSError):
+                os.utime(place)  # its time there is when it came there
         except OSError as error:
             return f"ignored in this process: it cannot be moved to quarantine/ ({error.strerror or error})"
         self._known_bad.discard(name)
@@ -405,7 +415,7 @@ def _unusable(root: Path) -> str:
     except NotADirectoryError:
         return f"store {root}: a file is in the way; {elsewhere}"
     except (OSError, UnicodeDecodeError) as error:
-        return f"store {root}: its format file cannot be read ({getattr(error, 'strerror', None) or error}); {_advice(error)}"
+        return f"store {root}: its format file cannot be read ({getattr(error, 'strerror', None) or error}); {advice(error)}"
     if text == str(layout.LAYOUT_VERSION):
         return ""
     if text.isdigit():
@@ -417,9 +427,24 @@ def _elsewhere() -> str:
     return f"choose another folder with --store or {ENVIRONMENT}"
 
 
-def _advice(error: OSError | UnicodeDecodeError) -> str:
+def advice(error: OSError | UnicodeDecodeError) -> str:
+    """What to do about what the disk refused, as the rest of a sentence."""
     if isinstance(error, _IN_THE_WAY):
         return f"move what is in the way, or {_elsewhere()}"
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    first = "make room (`precast prune`)" if full else "check the permissions"
-    return f"{first}, or {_elsewhere()}"
+    return f"{cure(error)}, or {_elsewhere()}"
+
+
+def cure(error: OSError | UnicodeDecodeError, root: Path | None = None) -> str:
+    """The same where another folder is no answer. `root`: the store that it is about, which may be another user's."""
+    whose = owner(root) if root is not None and getattr(error, "errno", None) in (errno.EACCES, errno.EPERM) else None
+    if whose is not None and whose != os.geteuid():
+        return f"the store belongs to {user_name(whose)}, and this is {user_name(os.geteuid())}: do this as that user"
+    return _CURES.get(getattr(error, "errno", None) or 0, "check the permissions")
+
+
+_CURES = {
+    errno.ENOSPC: "make room (`precast prune`)",
+    errno.EDQUOT: "the quota is used up: make room (`precast prune`)",
+    errno.EROFS: "it is mounted read-only here: do this where it can be written",
+    errno.EIO: "mend the disk",
+}

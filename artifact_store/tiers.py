@@ -12,6 +12,7 @@ import os
 import secrets
 from pathlib import Path
 
+from precast.artifact_store.owner import give
 from precast.artifact_store.serial import digest
 
 TEMPORARY_PREFIX = ".tmp-"
@@ -50,7 +51,7 @@ class Folder:
         self.make_folder(target.parent)
         aside = target.parent / f"{TEMPORARY_PREFIX}{os.getpid()}-{secrets.token_hex(6)}"
         try:
-            _write_synced(aside, data, mode)
+            _write_synced(aside, data, mode, self.root)
             os.replace(aside, target)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -97,11 +98,14 @@ class Folder:
         else:
             self.make_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
+        if folder != self.root:
+            give(self.root, folder)
         sync_folder(folder.parent)
 
 
-def _write_synced(path: Path, data: bytes, mode: int) -> None:
+def _write_synced(path: Path, data: bytes, mode: int, root: Path) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    give(root, descriptor)
     with open(descriptor, "wb", buffering=0) as file:
         view = memoryview(data)
         while view:  # an unbuffered write may be short (a nearly full disk writes what fits first)

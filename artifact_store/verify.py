@@ -7,24 +7,39 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from precast.artifact_store import layout
-from precast.artifact_store.collect import files, leftovers, referenced
+from precast.artifact_store.collect import SKEW, files, leftovers, made, referenced
 from precast.artifact_store.errors import FutureFormat, RecordError, StoreError
 from precast.artifact_store.index import damage, open_index
 from precast.artifact_store.manifest import Manifest
+from precast.artifact_store.owner import make_folder
+from precast.artifact_store.plain_text import human_days
 from precast.artifact_store.serial import digest
-from precast.artifact_store.store import Store, parse_record
-from precast.artifact_store.tiers import TEMPORARY_PREFIX, read_file
+from precast.artifact_store.store import Store, cure, parse_record
+from precast.artifact_store.tiers import TEMPORARY_PREFIX, Folder, read_file
 from precast.artifact_store.unreadable import unreadable
+
+_REPAIRS = {
+    "leftover": "removed",
+    "permissions": "repaired",
+    "format": "repaired",
+    "index": "rebuilt",
+    "clock": "dated now",
+    "quarantined": "acknowledged",
+}
+ACKNOWLEDGED = ".known"
+"""Ends the names of files in quarantine/ that somebody has been told of."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One finding. `kind`: "damaged", "foreign", "incomplete", "leftover", "permissions", "unreadable", "index" or "format".
+    """One finding. `kind`: "damaged", "foreign", "incomplete", "leftover", "permissions", "unreadable", "index", "format", "clock" or
+    "quarantined".
 
     `repaired`: if it was.
 
@@ -39,22 +54,33 @@ class Problem:
     @property
     def repair(self) -> str:
         """What a repair does about it: only "repaired" leaves nothing to make anew."""
-        return {"leftover": "removed", "permissions": "repaired", "format": "repaired", "index": "rebuilt"}.get(self.kind, "set aside")
+        return _REPAIRS.get(self.kind, "set aside")
 
 
 @dataclass
 class Verified:
-    """What was looked at and found. `newer` counts manifests of a later precast: sound as far as this one can tell, and left alone."""
+    """What was looked at and found. `newer` counts manifests of a later precast: sound as far as this one can tell, and left alone.
+
+    `quarantined`: what was found damaged while it was served. What is left may be sound, and lacks it.
+    `obstacle`: why the last repair that failed did.
+    """
 
     manifests: int = 0
     blobs: int = 0
     bytes: int = 0
     newer: int = 0
     problems: list[Problem] = field(default_factory=list)
+    quarantined: list[Problem] = field(default_factory=list)
+    obstacle: str = ""
 
     @property
     def sound(self) -> bool:
         return all(problem.repaired for problem in self.problems)
+
+    @property
+    def good(self) -> bool:
+        """Whether it is sound, and nothing that it had was lost to damage without anybody's knowing."""
+        return self.sound and all(problem.repaired for problem in self.quarantined)
 
     @property
     def set_aside(self) -> int:
@@ -77,12 +103,10 @@ def verify(store: Store, *, repair: bool = False) -> Verified:
     look.at_manifests()
     look.at_records()
     look.at_leftovers()
+    look.at_quarantine()
+    look.at_clock()
     look.at_index()
-    report = look.report
-    if repair:
-        with open_index(store, rebuild=any(problem.kind != "unreadable" for problem in report.problems)) as index:
-            index.entries(store)
-    return report
+    return look.report
 
 
 class _Look:
@@ -105,15 +129,14 @@ class _Look:
     def at_frame(self) -> None:
         root, format_file = self.store.root, self.store.path(layout.FORMAT_FILE)
         if not format_file.exists() and any((root / folder).exists() for folder in layout.SHARED_FOLDERS):
-            if self.repair:
-                format_file.write_text(f"{layout.LAYOUT_VERSION}\n", "ascii")
-            self._note(layout.FORMAT_FILE, "format", "the format file is missing", self.repair)
+            text = f"{layout.LAYOUT_VERSION}\n".encode()
+            done = self._did(lambda: Folder(root).put(layout.FORMAT_FILE, text))
+            self._note(layout.FORMAT_FILE, "format", "the format file is missing", done)
         mode = stat.S_IMODE(root.stat().st_mode)
         if mode & 0o022:
-            if self.repair:
-                root.chmod(0o700)
+            done = self._did(lambda: root.chmod(0o700))
             detail = f"mode {mode:o}: others may write here, and what is stored is executed: chmod 700 {root}"
-            self._note(".", "permissions", detail, self.repair)
+            self._note(".", "permissions", detail, done)
 
     def at_blobs(self) -> None:
         for path, name, data in self._files("objects"):
@@ -163,14 +186,41 @@ class _Look:
         """Killed writers' files and blobs nobody needs: harmless, so they are problems only with their age; prune removes them too."""
         needed = None if self.report.newer else referenced(self.store)
         for path, reason in list(leftovers(self.store, needed, time.time())):
-            if self.repair:
-                path.unlink(missing_ok=True)
-            self._note(path.relative_to(self.store.root).as_posix(), "leftover", reason, self.repair)
+            done = self._did(partial(path.unlink, missing_ok=True))
+            self._note(path.relative_to(self.store.root).as_posix(), "leftover", reason, done)
 
     def at_index(self) -> None:
-        """With `repair` it is rebuilt afterwards, from the manifests and the uses that were recorded since it broke."""
-        if reason := damage(self.store):
-            self._note("index", "index", f"{reason}; the counts of uses in it are lost", self.repair)
+        """With `repair` it is made anew, from the manifests and the uses that were recorded since it broke, or given back to its user."""
+        reason, repaired = damage(self.store), False
+        if reason and self.repair:
+            with open_index(self.store, rebuild=True) as index:
+                index.entries(self.store)
+            repaired, reason = not index.problem, index.problem or reason
+            reason += f". What was there is {index.moved}/: only its owner can remove it" if index.moved else ""
+        if reason:
+            self._note("index", "index", reason, repaired)
+
+    def at_quarantine(self) -> None:
+        """What processes that read it have set aside, and nothing has taken the place of. With `repair` that is acknowledged."""
+        needed = None if self.report.newer else referenced(self.store)
+        for path in files(self.store.path("quarantine")):
+            name = path.name.rpartition(".")[0].replace("~", "/")
+            blob = name.rpartition("/")[2] if name.startswith("objects/") else ""
+            if path.name.endswith(ACKNOWLEDGED) or self.store.path(name).exists() or (blob and needed is not None and blob not in needed):
+                continue
+            when = time.strftime(" on %Y-%m-%d %H:%M", time.localtime(moment)) if (moment := made(path)) is not None else ""
+            detail = f"damaged: set aside{when} by a process that read it; build it again, and suspect the disk if more come"
+            known = self._did(partial(os.replace, path, path.with_name(f"{path.name}{ACKNOWLEDGED}")))
+            self.report.quarantined.append(Problem(layout.printable(f"quarantine/{path.name}"), "quarantined", detail, known))
+
+    def at_clock(self) -> None:
+        """Artifacts from the future are never old: their age is not known."""
+        now = time.time()
+        for path in files(self.store.root / "programs"):
+            if path.name.endswith(layout.MANIFEST_SUFFIX) and (ahead := (made(path) or now) - now) > SKEW:
+                name = path.relative_to(self.store.root).as_posix()
+                detail = f"dated {human_days(ahead)} ahead of this machine's clock, so that it does not count as old"
+                self._note(name, "clock", detail, self._did(partial(os.utime, path)))
 
     def _files(self, folder: str) -> Iterator[tuple[Path, str, bytes]]:
         """Each whole file under `folder` that can be read: path, name and content."""
@@ -199,19 +249,29 @@ class _Look:
         return blob in self.good_blobs
 
     def _bad(self, path: Path, name: str, kind: str, detail: str) -> None:
-        self._note(name, kind, detail, self.repair and _set_aside(self.store, path))
+        self._note(name, kind, detail, self._did(partial(_set_aside, self.store, path)))
+
+    def _did(self, repair: Callable[[], object]) -> bool:
+        """Do this where a repair was asked for; whether it was done. What was in the way stands in the report."""
+        if not self.repair:
+            return False
+        try:
+            repair()
+        except OSError as error:
+            self.report.obstacle = f"{error.strerror or error}; {cure(error, self.store.root)}"
+            return False
+        return True
 
     def _note(self, name: str, kind: str, detail: str, repaired: bool) -> None:
         self.report.problems.append(Problem(layout.printable(name), kind, layout.printable(detail), repaired))
 
 
-def _set_aside(store: Store, path: Path) -> bool:
-    """Move a bad file to quarantine/; False where that fails."""
+def _set_aside(store: Store, path: Path) -> None:
+    """Move a bad file to quarantine/. Raises OSError."""
     folder = store.path("quarantine")
     name = path.relative_to(store.root).as_posix().replace("/", "~")
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        os.replace(path, folder / f"{name}.{secrets.token_hex(4)}")
-    except OSError:
-        return False
-    return True
+    make_folder(store.root, folder)
+    place = folder / f"{name}.{secrets.token_hex(4)}{ACKNOWLEDGED}"
+    os.replace(path, place)
+    with contextlib.suppress(OSError):
+        os.utime(place)  # its time there is when it came there

@@ -24,9 +24,12 @@ from precast.runtime.program import Program
 from precast.runtime.shared_object import mounted_noexec
 from precast.runtime.site import Settings, Site
 from precast.runtime.skips import recall
-from precast.runtime.targets import is_cuda, rank, resolve, runs, serves
+from precast.runtime.targets import is_cuda, native_target, resolve, runs, serves
+from precast.user_frames import frames_of
 
 log = logging.getLogger("precast.driver")
+_RAISED = "Observed exception"
+"""How the tracer begins to tell of an exception that the traced code raises."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,15 @@ class Outcome:
 
 _NOTHING_NEW = {"hit": "there already", "taken": "taken"}
 """What a signature's outcome means where this process put nothing into the store."""
+
+
+def _fall_back(target: str, found: str) -> str:
+    """What a hit of an artifact for another target means: a machine for `target` takes it, being the best that it finds."""
+    if is_cuda(found):
+        return f"by its fall-back for {found}"
+    return (
+        f"by what was built for {found}, which such a machine runs too; `precast build … --target {target}` makes code for {target} itself"
+    )
 
 
 class Job:
@@ -87,7 +99,8 @@ class Job:
         found = self.find(number, target)
         skipped = self.skipped(target) if found is None else ""
         if found is None and not skipped:
-            return self._outcome(number, target, "failed", None, begin, reason or self.explain(number, target))
+            reason = self._raised(number, target, reason) or reason or self.explain(number, target)
+            return self._outcome(number, target, "failed", None, begin, reason)
         nothing_new = self.store.made <= own
         status = _NOTHING_NEW.get(report.outcome, "compiled") if nothing_new else "compiled"
         if status == "taken":
@@ -127,7 +140,7 @@ class Job:
         if found is not None and mounted_noexec(self.store.root) and not is_cuda(found.target):
             return self._outcome(number, target, "miss", found, begin, self.explain(number, target))
         if found is not None:
-            said = "" if serves(resolve(target), found.target) else f"by its fall-back for {found.target}"
+            said = "" if serves(resolve(target), found.target) else _fall_back(target, found.target)
             later = "what follows its first graph break depends on values, and is not checked" if breaks(found) else ""
             return self._outcome(number, target, "hit", found, begin, "; ".join(filter(None, (said, later))))
         if self.skipped(target):
@@ -143,7 +156,7 @@ class Job:
         from precast.runtime.explain import explain
 
         with self._call(number, target) as (program, args, kwargs):
-            explanation = explain(program, args, kwargs, elsewhere=rank(program.target) is None)
+            explanation = explain(program, args, kwargs, elsewhere=resolve(target) != native_target())
         for_others_only = explanation.variants and not any(self._for(program.key, resolve(target)))
         return str(explanation) + (f"\nnothing is stored for {target}: `precast build … --target {target}`" if for_others_only else "")
 
@@ -168,9 +181,27 @@ class Job:
         with torch.no_grad(), nullcontext() if shapes is None else marked(local_values, own, shapes):
             yield program, args, kwargs
 
+    def _raised(self, number: int, target: str, reason: str) -> str:
+        """What the program itself raises for the signature, with the lines that it comes from; empty where it does not.
+
+        It is called for that, where the tracer saw it raise and caught it nowhere.
+        """
+        if not reason.startswith(_RAISED) or is_cuda(resolve(target)):
+            return ""
+        args, kwargs = self.loaded.signatures[number - 1]
+        try:
+            with torch.no_grad():
+                self.loaded.callable(*args, **kwargs)
+        except Exception as error:
+            log.info("%s", self.name, exc_info=error)
+            return "\n".join([f"the program itself raises for this call: {type(error).__name__}: {error}", *frames_of(error)])
+        return ""
+
     def _said(self, error: Exception) -> str:
         log.info("%s", self.name, exc_info=error)
-        return f"{type(error).__name__}: {error} (PRECAST_LOGS=driver shows where)"
+        return "\n".join(
+            [f"{type(error).__name__}: {error} (-v or PRECAST_LOGS=driver shows the whole stack)", *frames_of(error, libraries=False)]
+        )
 
     def _traced(self, target: str) -> Traced:
         """The program and its signatures as they are traced for the target. Raises PrecastError."""
@@ -180,7 +211,7 @@ class Job:
         return self._tracings[elsewhere]
 
     def _for(self, key: str, target: str) -> Iterable[Manifest]:
-        return (manifest for manifest in self.store.variants(key) if serves(target, manifest.target))
+        return (manifest for manifest in self.store.variants(key) if runs(target, manifest.target))
 
     def _outcome(self, number: int, target: str, status: str, manifest: Manifest | None, begin: float, reason: str = "") -> Outcome:
         artifact = manifest.artifact_id if manifest is not None else None

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from precast.artifact_store.errors import StoreError
+from precast.artifact_store.place import folder_of
+
 Signature = tuple[tuple[Any, ...], dict[str, Any]]
 _TOP = {"program", "store", "targets", "path"}
 _PROGRAM = {"factory", "arguments", "name", "mode", "options", "targets", "dynamic_shapes"}
@@ -85,8 +88,11 @@ def parse(content: Mapping[str, Any], source: str, folder: Path) -> BuildFile:
         if names.count(name) > 1:
             raise BuildFileError(f"{source}: two programs are called {name!r}; give each its own `name`")
     store = _text(content, "store", source)
-    if store is not None and "://" not in store:
-        store = str(folder / Path(store).expanduser())
+    if store is not None:
+        try:
+            store = str(folder_of(store, folder))
+        except StoreError as error:
+            raise BuildFileError(f"{source}: {error}") from error
     extra = _texts(content, "path", source) or (".",)
     return BuildFile(programs, store, tuple(str(folder / entry) for entry in extra))
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import errno
 import importlib
+import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO, cast
 
 import click
+
+from precast.cli_output import ANSWERED
 
 # command -> (module, attribute); the order is that of `precast --help`
 COMMANDS = {
@@ -30,7 +36,9 @@ COMMANDS = {
 
 
 class Lazy(click.Group):
-    """A group that imports a command's module when it is asked for."""
+    """A group that imports a command's module when it is asked for. With --json, whatever fails is `{"error": …}` on stdout as well."""
+
+    _as_json = False
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -41,6 +49,28 @@ class Lazy(click.Group):
         module, attribute = COMMANDS[cmd_name]
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
+
+    def make_context(self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any) -> click.Context:
+        self._as_json = "--json" in args
+        with self._errors({}):
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with self._errors(ctx.meta):
+            return super().invoke(ctx)
+
+    @contextmanager
+    def _errors(self, meta: dict[str, Any]) -> Iterator[None]:
+        try:
+            yield
+        except (click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            if self._as_json and not meta.get(ANSWERED):
+                known = isinstance(error, click.ClickException)
+                said = error.format_message() if isinstance(error, click.ClickException) else f"{type(error).__name__}: {error}"
+                click.echo(json.dumps({"error": said if known else f"{said} (an error of precast: the traceback is on stderr)"}))
+            raise
 
 
 def _version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
@@ -66,24 +96,46 @@ def main() -> None:
 
 def run() -> None:
     """Entry point: as `main`, and quiet when the reader of our output goes away (`precast ls | head`); one sentence on a full disk."""
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # None where the caller closed it (`precast ls >&-`)
-    sys.stderr = sys.stderr or open(os.devnull, "w")
+    sys.stdout = cast(TextIO, Patient(sys.stdout or open(os.devnull, "w")))  # None where the caller closed it (`precast ls >&-`)
+    sys.stderr = cast(TextIO, Patient(sys.stderr or open(os.devnull, "w")))
     try:
         main(prog_name="precast")
-    except BrokenPipeError:
-        _forget_output()
-        sys.exit(1)
     except OSError as error:
         if error.errno != errno.ENOSPC or error.filename is not None:
             raise
-        _forget_output()
+        _forget(sys.stdout)
         click.echo(f"error: the output cannot be written: {error.strerror}", err=True)
         sys.exit(1)
 
 
-def _forget_output() -> None:
+class Patient:
+    """An output whose reader may go away (`precast show ID | head -1`): what is written from then on is lost, and the command goes on to
+    its exit code.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            _forget(self._stream)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            _forget(self._stream)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _forget(stream: TextIO) -> None:
     """What is left in the buffer cannot go anywhere, and must not fail again when the interpreter ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 if __name__ == "__main__":

@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from precast.artifact_store import Store
+from precast.artifact_store.plain_text import many
 from precast.build_file import BuildFile, BuildFileError, ProgramSpec, load, read
-from precast.cli_output import ANSWER_NO, Failure, Output, colour, errors_to_json, file_store_option, finish, json_option, open_store
+from precast.cli_output import (
+    ANSWER_NO,
+    Failure,
+    Output,
+    colour,
+    errors_to_json,
+    file_store_option,
+    finish,
+    json_option,
+    open_store,
+    verbose_option,
+)
+from precast.user_frames import frames_of
 
 if TYPE_CHECKING:
     from precast.build import Job, Outcome
+    from precast.build_file import Loaded
+
+log = logging.getLogger("precast.driver")
 
 Step = Callable[["Job", int, str], "Outcome"]
 
 
 def _source(command: Any) -> Any:
     for option in (
+        verbose_option,
         click.option("--only", metavar="NAME", multiple=True, help="Only this program of the file; may be repeated."),
         click.option("--mode", metavar="MODE", help="Compile mode, instead of the file's."),
         click.option("--target", "targets", metavar="TARGET", multiple=True, help="Target, instead of the file's; may be repeated."),
@@ -47,7 +68,7 @@ def build(
     """Compile every signature of every program for every target; what the store has already is left as it is."""
     out = Output(as_json)
     plan = plan_of(source, targets, mode, only)
-    store = open_store(store_path or plan.store, readonly=False)
+    store = open_store(store_of(store_path, plan), readonly=False)
     outcomes = _in_processes(out, plan, store, jobs) if jobs != 1 else None
     if outcomes is None:
         outcomes = _run(out, plan, store, "compiling", lambda job, number, target: job.build(number, target))
@@ -58,6 +79,9 @@ def build(
     out.note(
         f"{counts['compiled']} compiled, {counts['there already']} there already, {taken}{counts['failed']} failed; store {store.root}"
     )
+    if counts["failed"] < len(outcomes):
+        chosen = store_path or plan.store
+        out.note(f"To see what it holds: precast ls{f' --store {shlex.quote(_short(store.root))}' if chosen else ''}")
     finish(ANSWER_NO if counts["failed"] else 0)
 
 
@@ -70,11 +94,12 @@ def check(source: str, targets: tuple[str, ...], mode: str | None, only: tuple[s
     """Prove that every signature would hit. Compiles nothing; exit code 1 and an explanation where one would miss."""
     out = Output(as_json)
     plan = plan_of(source, targets, mode, only)
-    store = open_store(store_path or plan.store)
+    store = open_store(store_of(store_path, plan))
     outcomes = _run(out, plan, store, "checking", lambda job, number, target: job.check(number, target))
     _report(out, outcomes, store)
     missing = [outcome for outcome in outcomes if not outcome.good]
-    out.note(f"{len(outcomes) - len(missing)} of {len(outcomes)} signatures hit; store {store.root}")
+    hitting = "signature hits" if len(outcomes) == 1 else "signatures hit"
+    out.note(f"{len(outcomes) - len(missing)} of {len(outcomes)} {hitting}; store {store.root}")
     finish(ANSWER_NO if missing else 0)
 
 
@@ -95,7 +120,7 @@ def explain(source: str, targets: tuple[str, ...], mode: str | None, only: tuple
         return
     out = Output(as_json)
     plan = plan_of(source, targets, mode, only)
-    store = open_store(store_path or plan.store)
+    store = open_store(store_of(store_path, plan))
     outcomes = _run(out, plan, store, "explaining", lambda job, number, target: job.check(number, target))
     out.data([asdict(outcome) for outcome in outcomes])
     for outcome in outcomes:
@@ -103,6 +128,16 @@ def explain(source: str, targets: tuple[str, ...], mode: str | None, only: tuple
         if outcome.reason:
             out.text(outcome.reason)
     finish(0 if all(outcome.good for outcome in outcomes) else ANSWER_NO)
+
+
+def _short(path: Path) -> str:
+    """The path as it is best typed here."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) and path != Path.cwd() else str(path)
+
+
+def store_of(option: str | None, plan: BuildFile) -> str | Path | None:
+    """The store that the command line names, else the build file; None for the default one."""
+    return option or (Path(plan.store) if plan.store else None)
 
 
 def plan_of(source: str, targets: Sequence[str], mode: str | None, only: Sequence[str]) -> BuildFile:
@@ -154,7 +189,7 @@ def _run(out: Output, plan: BuildFile, store: Store, doing: str, step: Step) -> 
     with _progress(out, len(plan.programs)) as progress:
         for program in plan.programs:
             progress.say(f"{program.name}: making the program")
-            job = Job(_load(program, plan), store)
+            job = Job(load_program(program, plan), store)
             pairs = [(number, target) for target in program.targets for number in range(1, len(job.loaded.signatures) + 1)]
             for position, (number, target) in enumerate(pairs):
                 progress.say(f"{program.name}: {doing} signature {number} of {len(job.loaded.signatures)} for {target}")
@@ -168,13 +203,25 @@ def _run(out: Output, plan: BuildFile, store: Store, doing: str, step: Step) -> 
     return outcomes
 
 
-def _load(program: ProgramSpec, plan: BuildFile) -> Any:
+def load_program(program: ProgramSpec, plan: BuildFile) -> Loaded:
+    """What the program's factory makes. Raises UsageError where the file is wrong and Failure where the factory raised, with the lines of
+    the user's code that it passed.
+    """
     try:
         return load(program, plan.path)
     except BuildFileError as error:
-        raise click.UsageError(str(error)) from error
+        lines = frames_of(error.__cause__) if isinstance(error.__cause__, ImportError) else []
+        raise click.UsageError("\n".join([str(error), *lines, *_whole(error.__cause__, lines)])) from error
     except (Exception, SystemExit) as error:  # a factory is the user's code and may raise anything; say whose it was
-        raise Failure(f"{program.where}: factory {program.factory} failed: {type(error).__name__}: {error}") from error
+        lines = frames_of(error)
+        said = f"{program.where}: factory {program.factory} failed: {type(error).__name__}: {error}"
+        raise Failure("\n".join([said, *lines, *_whole(error, lines)])) from error
+
+
+def _whole(error: BaseException | None, lines: list[str]) -> list[str]:
+    """Logs the whole stack where that is asked for; else, where a part of it is shown, how to."""
+    log.info("the whole stack:", exc_info=error)
+    return [] if log.isEnabledFor(logging.INFO) or not lines else ["(-v or PRECAST_LOGS=driver shows the whole stack)"]
 
 
 def _in_processes(out: Output, plan: BuildFile, store: Store, jobs: int | None) -> list[Outcome] | None:
@@ -184,7 +231,7 @@ def _in_processes(out: Output, plan: BuildFile, store: Store, jobs: int | None) 
 
     def loaded(program: ProgramSpec) -> Any:
         try:
-            return _load(program, plan)
+            return load_program(program, plan)
         except click.UsageError as error:
             raise Stopped(error.format_message(), usage=True) from error
         except Failure as error:
@@ -196,7 +243,7 @@ def _in_processes(out: Output, plan: BuildFile, store: Store, jobs: int | None) 
         return None
     try:
         with _progress(out, len(lines), by_itself=False) as progress:
-            progress.say(f"compiling {len(plan.programs)} programs, {len(lines)} times in all, in up to {crew.most} processes")
+            progress.say(f"compiling {many(len(plan.programs), 'program')}, {len(lines)} times in all, in up to {crew.most} processes")
             return Pool(plan.programs, store, loaded, progress, lines, crew, ends=jobs is None).run()
     except Stopped as error:
         raise click.UsageError(str(error)) if error.usage else Failure(str(error)) from error
@@ -249,7 +296,7 @@ def _progress(out: Output, programs: int, by_itself: bool = True) -> Iterator[_P
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    console = Console(stderr=True, no_color=not colour())
+    console = Console(stderr=True, color_system="auto" if colour() else None)
     columns = (SpinnerColumn(), BarColumn(bar_width=24), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, auto_refresh=by_itself) as bar:
         yield _Progress(bar, bar.add_task("starting", total=programs), None)

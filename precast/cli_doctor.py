@@ -16,8 +16,12 @@ from dataclasses import dataclass
 import click
 
 from precast.artifact_store import Store, StoreError
+from precast.artifact_store.index import damage
+from precast.artifact_store.owner import owner, user_name
+from precast.artifact_store.place import what_is_at
+from precast.artifact_store.plain_text import many
 from precast.artifact_store.unreadable import unreadable
-from precast.cli_output import ANSWER_NO, Output, errors_to_json, finish, json_option, store_option, style
+from precast.cli_output import ANSWER_NO, Output, errors_to_json, finish, is_chosen, json_option, no_store, store_option, style
 from precast.runtime.shared_object import mounted_noexec
 from precast.units import human_size
 
@@ -53,7 +57,7 @@ def doctor(store_path: str | None, as_json: bool) -> None:
     for finding in findings:
         out.text(f"{style(f'{finding.state:<8}', fg=colours[finding.state])} {finding.topic:<9} {finding.detail}")
     bad = sum(finding.state == BAD for finding in findings)
-    out.note(f"{bad} problems" if bad else "No problems")
+    out.note(many(bad, "problem") if bad else "No problems")
     finish(ANSWER_NO if bad else 0)
 
 
@@ -135,7 +139,11 @@ def _store(path: str | None) -> Iterator[Finding]:
     except StoreError as error:
         yield Finding("store", BAD, str(error))
         return
-    yield Finding("store", GOOD, f"{store.root}{'' if store.root.exists() else ' (made on the first build)'}")
+    there = what_is_at(store.root)
+    if there == "store" or not (is_chosen(path) or there == "other folder"):
+        yield Finding("store", GOOD, f"{store.root}{'' if there == 'store' else ' (nothing was built yet; made on the first build)'}")
+    else:
+        yield Finding("store", BAD, no_store(store.root, there))
     existing = store.root
     while not existing.exists():
         existing = existing.parent
@@ -146,12 +154,19 @@ def _store(path: str | None) -> Iterator[Finding]:
     )
     for examine in checks:
         yield examine()
-    if store.root.exists():
+    if there == "store":
         count = sum(len(store.manifest_names(key)) for key in store.programs())
         mode = store.root.stat().st_mode & 0o777
         private = not mode & 0o022
         advice = "" if private else f"; mode {mode:o} lets others write what you execute: chmod 700 {store.root}"
-        yield Finding("store", GOOD if private else BAD, f"{count} artifacts{advice}")
+        yield Finding("store", GOOD if private else BAD, f"{many(count, 'artifact')}{advice}")
+        if (whose := owner(store.root)) not in (None, os.geteuid(), 0) and os.geteuid() == 0:
+            yield Finding("store", GOOD, f"it belongs to {user_name(whose)}, and so will what root builds in it")
+        elif whose not in (None, os.geteuid()):
+            advice = "only that user should write it; no use is counted for this one"
+            yield Finding("store", WARN, f"it belongs to {user_name(whose)}, and this is {user_name(os.geteuid())}: {advice}")
+        if reason := damage(store):
+            yield Finding("store", WARN, f"which artifacts were used is not known: {reason}")
         hidden = unreadable(store)
         for name, reason in [*hidden.items()][:_NAMED]:
             yield Finding("store", BAD, f"{store.root / name} cannot be read ({reason}): make it readable for this user")
@@ -159,7 +174,8 @@ def _store(path: str | None) -> Iterator[Finding]:
             yield Finding("store", BAD, f"and {len(hidden) - _NAMED} more that cannot be read")
         quarantined = len(list((store.root / "quarantine").glob("*")))
         if quarantined:
-            yield Finding("store", WARN, f"{quarantined} damaged entries in quarantine/; if that grows, suspect the disk")
+            entries = many(quarantined, "damaged entry", "damaged entries")
+            yield Finding("store", WARN, f"{entries} in quarantine/ (`precast verify` says more); if that grows, suspect the disk")
 
 
 def _writable(store: Store, folder: str) -> Finding:

@@ -14,10 +14,14 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 import click
 
 from precast.artifact_store import Store, StoreError
+from precast.artifact_store.place import what_is_at
+from precast.artifact_store.store import ENVIRONMENT, default_root
 
 P = ParamSpec("P")
 R = TypeVar("R")
 ANSWER_NO = 1
+ANSWERED = "precast.answered"
+"""In the context's `meta`: the command has printed its JSON."""
 
 
 class Failure(click.ClickException):
@@ -39,6 +43,8 @@ class Output:
     def data(self, value: Any) -> None:
         """Print `value` as JSON; nothing without --json."""
         if self.as_json:
+            if (context := click.get_current_context(silent=True)) is not None:
+                context.meta[ANSWERED] = True  # which the contexts of a command line share
             click.echo(json.dumps(plain(value), indent=2, sort_keys=True))
 
     def text(self, line: str = "") -> None:
@@ -64,11 +70,12 @@ class Output:
         table = Table(*titles, box=None, pad_edge=False, header_style="bold")
         for cells in human:
             table.add_row(*(cell.replace("[", "\\[") for cell in cells))
-        Console(width=None if sys.stdout.isatty() else 200, no_color=not colour(), highlight=False).print(table)
+        terminal = sys.stdout.isatty()
+        Console(width=None if terminal else 200, color_system="auto" if terminal and colour() else None, highlight=False).print(table)
 
 
 def colour() -> bool:
-    """Whether to colour: not with NO_COLOR (https://no-color.org), not on a dumb terminal."""
+    """Whether to style at all: not with NO_COLOR (https://no-color.org), not on a dumb terminal."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -99,6 +106,21 @@ def human_option(command: Callable[P, R]) -> Callable[P, R]:
     return click.option("-H", "--human", is_flag=True, help="A table with readable numbers, also into a pipe.")(command)
 
 
+def _verbose(_: click.Context, __: click.Parameter, value: bool) -> None:
+    """As PRECAST_LOGS=driver, beside what that says; in the environment, for processes that this one starts."""
+    if value:
+        from precast.runtime.log import configure
+
+        os.environ["PRECAST_LOGS"] = ",".join(filter(None, (os.environ.get("PRECAST_LOGS"), "driver")))
+        configure(os.environ["PRECAST_LOGS"])
+
+
+def verbose_option(command: Callable[P, R]) -> Callable[P, R]:
+    help_text = "Show the whole stack of what fails, as PRECAST_LOGS=driver does."
+    option = click.option("-v", "--verbose", is_flag=True, expose_value=False, callback=_verbose, help=help_text)
+    return option(command)
+
+
 def named(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
     """An empty name is a slip (`--store "$STORE"` where STORE is not set), and would mean another store than the one meant."""
     if value == "":
@@ -118,40 +140,56 @@ def file_store_option(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def errors_to_json(command: Callable[P, R]) -> Callable[P, R]:
-    """With --json, a failure is JSON on stdout as well: `{"error": …}`."""
+    """What the store cannot do is a failure of the command. (With --json, the group makes every failure `{"error": …}` on stdout.)"""
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return command(*args, **kwargs)
-        except (click.ClickException, StoreError) as error:
-            if kwargs.get("as_json"):
-                click.echo(json.dumps({"error": error.format_message() if isinstance(error, click.ClickException) else str(error)}))
-            raise error if isinstance(error, click.ClickException) else Failure(str(error)) from error
+        except StoreError as error:
+            raise Failure(str(error)) from error
 
     return wrapped
 
 
-def open_store(path: str | None, readonly: bool = True, existing: bool = False) -> Store:
+def open_store(path: str | os.PathLike[str] | None, readonly: bool = True, existing: bool = False) -> Store:
     """The store for a command. Raises Failure with the reason where it cannot be used.
 
-    `existing`: the command is about what is stored, so that a folder that is not there is a slip.
+    `existing`: the command is about what is stored, so that a folder which is no store is a slip. Only the default folder may be absent,
+    or empty: then nothing was ever built, and that is said.
     """
     try:
         store = Store.open(path, readonly=readonly, strict=True)
+        there = what_is_at(store.root)
     except StoreError as error:
         raise Failure(str(error)) from error
-    if existing and not store.root.exists():
-        raise Failure(f"there is no store at {store.root}: check --store and PRECAST_STORE, or `precast build` something into it first")
-    if readonly and not store.root.exists():
+    except OSError as error:
+        raise Failure(f"store {path or default_root()}: cannot be looked into ({error.strerror}); check the permissions") from error
+    if there == "store":
+        return store
+    if existing and (is_chosen(path) or there == "other folder"):
+        raise Failure(no_store(store.root, there))
+    if existing or (readonly and there == "nothing"):
         _tell_missing(store.root)
     return store
+
+
+def is_chosen(path: str | os.PathLike[str] | None) -> bool:
+    """Whether somebody named the store's folder, so that it is not the platform's."""
+    return path is not None or bool(os.environ.get(ENVIRONMENT))
+
+
+def no_store(root: Path, there: str) -> str:
+    """That a folder is no store, with what to do."""
+    what = {"nothing": f"there is no store at {root}", "empty folder": f"{root} is no store: the folder is empty"}
+    said = what.get(there, f"{root} is no precast store: it has no file 'format'")
+    return f"{said}: check --store and {ENVIRONMENT} (and whether it is mounted), or `precast build` something into it first"
 
 
 @functools.cache
 def _tell_missing(root: Path) -> None:
     """Once, although a command may open its store twice."""
-    click.echo(f"There is no store at {root}; the first build makes one", err=True)
+    click.echo(f"There is no store yet at {root}: nothing was built; the first build makes one", err=True)
 
 
 def finish(code: int) -> NoReturn:

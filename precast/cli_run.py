@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 import precast
+from precast.artifact_store.store import default_root
 from precast.cli_output import Failure, errors_to_json, finish, json_option, named
 
 
@@ -25,7 +26,7 @@ def demo(store_path: str | None, as_json: bool) -> None:
     from precast.demo import DemoError, run
 
     try:
-        code = run(Path(store_path) if store_path else None, as_json)
+        code = run(default_root(store_path) if store_path else None, as_json)
     except DemoError as error:
         raise Failure(str(error)) from error
     finish(code)

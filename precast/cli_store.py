@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -14,6 +15,8 @@ import click
 
 from precast.artifact_store import Store, layout
 from precast.artifact_store.manifest import Versions
+from precast.artifact_store.owner import owner
+from precast.artifact_store.plain_text import human_days, many
 from precast.artifact_store.store import default_root
 from precast.artifact_store.unreadable import unreadable
 from precast.cli_output import (
@@ -27,11 +30,12 @@ from precast.cli_output import (
     open_store,
     store_option,
 )
-from precast.units import human_age, human_size, parse_duration, parse_size
+from precast.units import human_age, human_moment, human_size, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from precast.artifact_store.index import Entry
     from precast.artifact_store.prune import Policy, Pruned
+    from precast.artifact_store.verify import Verified
 
 
 def _parsed(parse: Callable[[str], Any], _: click.Context, __: click.Parameter, value: str | None) -> Any:
@@ -60,16 +64,15 @@ def ls(program: str | None, with_images: bool, store_path: str | None, human: bo
     store = _for_index(store_path)
     with open_index(store) as index:
         entries = index.entries(store)
+    unknown = bool(index.problem)
     if program:
         entries = [entry for entry in entries if program in entry.program_key or program in entry.program_name]
     entries.sort(key=lambda entry: (entry.program_name, entry.program_key, entry.artifact_id))
     if with_images:
         _list_images(out, store, entries)
         return
-    out.data([_as_data(entry) for entry in entries])
-    raw = [
-        (e.artifact_id, e.program_name, e.program_key, e.target, e.size, e.guards, e.hits, int(e.last_use), int(e.created)) for e in entries
-    ]
+    out.data([_as_data(entry, unknown) for entry in entries])
+    raw = [(e.artifact_id, e.program_name, e.program_key, e.target, e.size, e.guards, *_uses(e, unknown), int(e.created)) for e in entries]
     readable = [
         (
             e.artifact_id[:12],
@@ -77,8 +80,8 @@ def ls(program: str | None, with_images: bool, store_path: str | None, human: bo
             e.target,
             human_size(e.size),
             str(e.guards),
-            str(e.hits),
-            human_age(e.last_use if e.hits else None),
+            "?" if unknown else str(e.hits),
+            "?" if unknown else human_age(e.last_use if e.hits else None),
             human_age(e.created),
         )
         for e in entries
@@ -87,13 +90,25 @@ def ls(program: str | None, with_images: bool, store_path: str | None, human: bo
         out.table(("ID", "PROGRAM", "TARGET", "SIZE", "GUARDS", "HITS", "LAST USE", "MADE"), raw if not out.human else [], readable)
     else:
         out.note(f"No artifacts{f' matching {program!r}' if program else ''} in {store.root}")
+    _tell_unknown(out, index.problem)
     _tell_unreadable(out, store)
+
+
+def _uses(entry: Entry, unknown: bool) -> tuple[object, object]:
+    """How often and when last, for a pipe: empty where that is not known."""
+    return ("", "") if unknown else (entry.hits, int(entry.last_use))
+
+
+def _tell_unknown(out: Output, why: str) -> None:
+    if why:
+        out.note(f"Which artifacts were used is not known: {why}")
 
 
 def _tell_unreadable(out: Output, store: Store) -> None:
     if hidden := unreadable(store):
         name, reason = next(iter(hidden.items()))
-        out.note(f"{len(hidden)} files or folders cannot be read, such as {store.root / name} ({reason}): `precast doctor` says more")
+        count = many(len(hidden), "file or folder", "files or folders")
+        out.note(f"{count} cannot be read, such as {store.root / name} ({reason}): `precast doctor` says more")
 
 
 def _list_images(out: Output, store: Store, entries: list[Entry]) -> None:
@@ -161,21 +176,45 @@ def prune(
             "leftovers": [{"file": name, "reason": reason} for name, reason in done.leftovers],
             "freed": done.freed,
             "kept": done.kept,
+            "younger_leftovers": [{"file": f.path.relative_to(store.root).as_posix(), "due": f.due} for f in done.young],
+            "dated_ahead": len(done.ahead),
         }
     )
     raw = [(r.entry.artifact_id, r.entry.program_name, r.entry.size, r.reason) for r in done.removed]
     readable = [(r.entry.artifact_id[:12], r.entry.program_name, human_size(r.entry.size), r.reason) for r in done.removed]
     if raw:
         out.table(("ID", "PROGRAM", "SIZE", "WHY"), raw, readable)
-    what = f"{len(done.removed)} artifacts and {len(done.leftovers)} leftover files"
+    what = f"{many(len(done.removed), 'artifact')} and {many(len(done.leftovers), 'leftover file')} ({human_size(done.freed)})"
     if not done.removed and not done.leftovers:
         out.note(_nothing_to_prune(policy, done))
-    elif dry_run:
-        out.note(f"Would remove {what} ({human_size(done.freed)}); would keep {done.kept} artifacts")
     else:
-        out.note(f"Removed {what} ({human_size(done.freed)}); kept {done.kept} artifacts")
+        head, keeping = ("Would remove", "would keep") if dry_run else ("Removed", "kept")
+        out.note(f"{head} {what}; {keeping} {many(done.kept, 'artifact')}")
+    _tell_what_is_left(out, store, policy, done)
     _tell_unreadable(out, store)
-    if unused_for is not None and not done.used and done.kept + len(done.removed):
+
+
+def _tell_what_is_left(out: Output, store: Store, policy: Policy, done: Pruned) -> None:
+    """What stays although it may seem that it should go, and why."""
+    if done.young:
+        from precast.artifact_store.collect import GRACE
+
+        when = human_moment(max(file.due for file in done.young))
+        name = done.young[0].path.relative_to(store.root)
+        were = "was" if len(done.young) == 1 else "were"
+        files = f"{many(len(done.young), 'leftover file')} younger than {GRACE / 60:.0f} minutes"
+        out.note(f"{files} {were} left, such as {name}: a writer may be at work. `precast prune` removes them after {when}")
+    if done.ahead:
+        dated = f"{many(len(done.ahead), 'artifact is', 'artifacts are')} dated up to {human_days(max(done.ahead))} ahead"
+        out.note(
+            f"{dated} of this machine's clock, and cannot count as old: set the clock right, or `precast verify --repair` dates them now"
+        )
+    if policy.unused_for is None:
+        return
+    if done.began > time.time() - policy.unused_for:
+        began = human_moment(done.began)
+        out.note(f"Uses before {began} are not known (index/ was begun anew then), so that none counts as unused for longer")
+    elif not done.used and done.kept + len(done.removed):
         out.note("No use of any artifact was ever counted here: uses are counted only where the serving processes can write the store")
 
 
@@ -191,8 +230,12 @@ def _nothing_to_prune(policy: Policy, done: Pruned) -> str:
         return f"Nothing to prune: artifacts take {human_size(done.size_before)} of {human_size(policy.max_size)}{spared}"
     if policy.selects or policy.keep_last is not None:
         targets = f"; there are artifacts for {', '.join(done.targets)}" if policy.target is not None and done.targets else ""
-        return f"Nothing to prune: the conditions hold for none of {done.kept} artifacts{targets}"
-    return f"Nothing to prune: no leftovers; without conditions all {done.kept} artifacts stay"
+        return f"Nothing to prune: the conditions hold for none of {many(done.kept, 'artifact')}{targets}"
+    leftovers = "no leftovers that may go yet" if done.young else "no leftovers"
+    if not done.kept:
+        return f"Nothing to prune: {leftovers}, and no artifacts"
+    stay = "the one artifact stays" if done.kept == 1 else f"all {done.kept} artifacts stay"
+    return f"Nothing to prune: {leftovers}; without conditions {stay}"
 
 
 @click.command(short_help="Read and check all that is stored; repair.")
@@ -207,27 +250,43 @@ def verify(repair: bool, store_path: str | None, as_json: bool) -> None:
     out = Output(as_json)
     store = open_store(store_path, readonly=not repair, existing=True)
     report = check_store(store, repair=repair)
-    problems = [vars(problem) for problem in report.problems]
-    out.data({**vars(report), "problems": problems, "sound": report.sound, "set_aside": report.set_aside, "store": str(store.root)})
-    for problem in report.problems:
+    shown = {
+        **vars(report),
+        "problems": [vars(problem) for problem in report.problems],
+        "quarantined": [vars(problem) for problem in report.quarantined],
+    }
+    out.data({**shown, "sound": report.sound, "set_aside": report.set_aside, "store": str(store.root)})
+    for problem in (*report.problems, *report.quarantined):
         out.text(f"{problem.kind}\t{problem.name}\t{problem.detail}{f' ({problem.repair})' if problem.repaired else ''}")
     newer = f", {report.newer} by a newer precast left alone" if report.newer else ""
-    out.note(f"Checked {report.manifests} manifests and {report.blobs} blobs ({human_size(report.bytes)}){newer}")
-    if not report.problems:
-        out.note("No problems")
-    elif report.sound:
-        out.note(f"{len(report.problems)} problems, all dealt with")
-    elif repair:
-        out.note(f"{len(report.problems)} problems, not all of which could be dealt with: check the permissions")
-    elif all(problem.kind == "permissions" for problem in report.problems):
-        out.note(f"{len(report.problems)} problems; `chmod 700 {store.root}` repairs that")
-    elif all(problem.kind in ("permissions", "unreadable") for problem in report.problems):
-        out.note(f"{len(report.problems)} problems: make all of {store.root} readable for this user, and writable for no other")
-    else:
-        out.note(f"{len(report.problems)} problems; `precast verify --repair` sets aside what is damaged")
+    checked = f"{many(report.manifests, 'manifest')} and {many(report.blobs, 'blob')} ({human_size(report.bytes)})"
+    out.note(f"Checked {checked}{newer}")
+    out.note(_verdict(report, store, repair))
+    if lost := report.quarantined:
+        acknowledge = "" if repair else "; then `precast verify --repair` acknowledges it, and `precast prune` removes it after 30 days"
+        count = many(len(lost), "file was found damaged and", "files were found damaged and")
+        out.note(f"{count} set aside while the store was in use: build again (`precast build FILE`){acknowledge}")
     if report.set_aside:
-        out.note(f"{report.set_aside} artifacts set aside: build again (`precast build FILE`) before serving")
-    finish(0 if report.sound else ANSWER_NO)
+        out.note(f"{many(report.set_aside, 'artifact')} set aside: build again (`precast build FILE`) before serving")
+    finish(0 if report.good else ANSWER_NO)
+
+
+def _verdict(report: Verified, store: Store, repair: bool) -> str:
+    """What is wrong with the store's content in one line, and what repairs it."""
+    if not report.problems:
+        return "No problems" if not report.quarantined else "No problems with what is left in it"
+    count, kinds = many(len(report.problems), "problem"), {problem.kind for problem in report.problems}
+    if report.sound:
+        return f"{count}, all dealt with"
+    if repair:
+        return f"{count}, not all of which could be dealt with: {report.obstacle or 'each line above says why'}"
+    if kinds == {"permissions"}:
+        return f"{count}; `chmod 700 {store.root}` repairs that"
+    if kinds <= {"permissions", "unreadable"}:
+        return f"{count}: make all of {store.root} readable for this user, and writable for no other"
+    if kinds <= {"index", "leftover", "clock"}:
+        return f"{count}; `precast verify --repair` deals with that, and no artifact is damaged"
+    return f"{count}; `precast verify --repair` sets aside what is damaged"
 
 
 @click.command(short_help="Figures: artifacts, sizes, hits, targets, quarantine.")
@@ -243,17 +302,21 @@ def stats(store_path: str | None, human: bool, as_json: bool) -> None:
     store = _for_index(store_path)
     figures = figures_of(store)
     out.data({**vars(figures), "store": str(store.root)})
-    raw = [(name, "" if value is None else value) for name, value in vars(figures).items() if name != "by_target"]
+    raw = [(name, "" if value is None else value) for name, value in vars(figures).items() if name not in ("by_target", "uses_unknown")]
     raw += [(f"artifacts for {target}", count) for target, count in figures.by_target.items()]
     sizes = {"size", "saved", "disk_size", "quarantined_size"}
     moments = {"oldest", "newest", "last_use"}
-    readable = [
-        (name.replace("_", " "), human_size(int(value)) if name in sizes else human_age(float(value) if value != "" else None))
-        if name in sizes | moments
-        else (name.replace("_", " "), str(value))
-        for name, value in raw
-    ]
+
+    def shown(name: str, value: Any) -> str:
+        if figures.uses_unknown and name in ("hits", "never_used", "last_use"):
+            return "?"
+        if name in moments:
+            return human_age(float(value) if value != "" else None)
+        return human_size(int(value)) if name in sizes else str(value)
+
+    readable = [(name.replace("_", " "), shown(name, value)) for name, value in raw]
     out.table(("FIGURE", str(store.root)), raw, readable)
+    _tell_unknown(out, figures.uses_unknown)
     _tell_unreadable(out, store)
 
 
@@ -267,8 +330,6 @@ def dir_(store_path: str | None, as_json: bool) -> None:
     root = open_store(store_path).root
     out.data({"store": str(root), "exists": root.exists()})
     out.text(str(root))
-    if not root.exists():
-        out.note("It does not exist yet; the first build makes it")
 
 
 @click.command(short_help="Remove everything in the store.")
@@ -282,6 +343,8 @@ def clean(yes: bool, store_path: str | None, as_json: bool) -> None:
 
     out = Output(as_json)
     root = default_root(store_path)
+    if root.exists() and not root.is_dir():
+        raise Failure(f"{root} is not a precast store but a file; nothing was removed")
     if not (root / layout.FORMAT_FILE).exists():
         if root.exists() and any(root.iterdir()):
             raise Failure(f"{root} is not a precast store (no file 'format' in it); nothing was removed")
@@ -302,15 +365,20 @@ def clean(yes: bool, store_path: str | None, as_json: bool) -> None:
     out.note(f"Removed everything in {root} ({human_size(size)})")
 
 
-def _as_data(entry: Entry) -> dict[str, Any]:
-    fields = {name: value for name, value in vars(entry).items() if name != "artifact_id"}
-    return {"id": entry.artifact_id, **fields, "versions": vars(entry.versions), "size": entry.size}
+def _as_data(entry: Entry, unknown: bool) -> dict[str, Any]:
+    fields = {name: value for name, value in vars(entry).items() if name not in ("artifact_id", "counted")}
+    uses = {"hits": None, "last_use": None} if unknown else {}
+    return {"id": entry.artifact_id, **fields, **uses, "versions": vars(entry.versions), "size": entry.size}
 
 
 def _for_index(path: str | None) -> Store:
-    """A store to read with its index: opened for writing where its files may be written, so that use counts are folded in."""
+    """A store to read with its index: opened for writing where its files may be written, so that use counts are folded in.
+
+    By the store's own user: whoever else looks leaves it as it is.
+    """
     store = open_store(path, existing=True)
-    return open_store(path, readonly=not os.access(store.root, os.W_OK))
+    mine = owner(store.root) in (None, os.geteuid())
+    return open_store(path, readonly=not (mine and os.access(store.root, os.W_OK)))
 
 
 def _stale(versions: Versions) -> str:

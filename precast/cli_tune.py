@@ -7,9 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from precast.build_file import BuildFileError, load
-from precast.cli_build import plan_of
-from precast.cli_output import ANSWER_NO, Failure, Output, errors_to_json, file_store_option, finish, json_option, open_store
+from precast.artifact_store.plain_text import many
+from precast.cli_build import load_program, plan_of, store_of
+from precast.cli_output import (
+    ANSWER_NO,
+    Failure,
+    Output,
+    errors_to_json,
+    file_store_option,
+    finish,
+    json_option,
+    open_store,
+    verbose_option,
+)
 
 if TYPE_CHECKING:
     from precast.build_file import BuildFile, Loaded
@@ -23,6 +33,7 @@ if TYPE_CHECKING:
 @click.option("--again", is_flag=True, help="Measure what the store has an answer to as well.")
 @click.option("--rebuild", is_flag=True, help="Compile anew the store's artifacts that were built with other choices.")
 @click.argument("source", metavar="FILE.toml | pkg.mod:factory")
+@verbose_option
 @file_store_option
 @json_option
 @errors_to_json
@@ -36,7 +47,7 @@ def tune(
     """
     out = Output(as_json)
     plan = plan_of(source, (), mode, only)
-    store = open_store(store_path or plan.store, readonly=False)
+    store = open_store(store_of(store_path, plan), readonly=False)
     target, measure = device_lab()
     from precast.tune import outdated
     from precast.tune import rebuild as rebuild_artifact
@@ -69,10 +80,7 @@ def device_lab() -> tuple[str, Any]:
 
 
 def _jobs(plan: BuildFile) -> list[Loaded]:
-    try:
-        return [load(program, plan.path) for program in plan.programs]
-    except BuildFileError as error:
-        raise click.UsageError(str(error)) from error
+    return [load_program(program, plan) for program in plan.programs]
 
 
 def _report(out: Output, tuned: Tuned, old: Sequence[Outdated], rebuilt: Sequence[Any]) -> None:
@@ -99,12 +107,13 @@ def _report(out: Output, tuned: Tuned, old: Sequence[Outdated], rebuilt: Sequenc
     for failure in tuned.failures:
         out.text(f"not captured\t{failure}")
     counts = ", ".join(f"{tuned.count(status)} {status}" for status in ("measured", "known", "failed", "left"))
-    out.note(f"{len(tuned.questions)} questions for {tuned.target}: {counts}; {tuned.seconds:.0f} s")
+    out.note(f"{many(len(tuned.questions), 'question')} for {tuned.target}: {counts}; {tuned.seconds:.0f} s")
     if old and not rebuilt:
         names = ", ".join(dict.fromkeys(o.job.name for o in old))
-        out.note(f"{len(old)} stored artifacts were built with other choices ({names}): `precast tune --rebuild` compiles them anew")
+        built = many(len(old), "stored artifact was", "stored artifacts were")
+        out.note(f"{built} built with other choices ({names}): `precast tune --rebuild` compiles them anew")
     if rebuilt:
-        out.note(f"{sum(o.good for o in rebuilt)} of {len(rebuilt)} artifacts compiled anew")
+        out.note(f"{sum(o.good for o in rebuilt)} of {many(len(rebuilt), 'artifact')} compiled anew")
 
 
 __all__ = ["tune"]

@@ -36,11 +36,16 @@ def human_size(size: int) -> str:
 
 
 def human_age(moment: float | None, now: float | None = None) -> str:
-    """How long ago a unix time was: "3 h ago"; "never" for None."""
+    """How long ago a unix time was: "3 h ago"; "in 2 d" where clocks differ; "never" for None."""
     if moment is None:
         return "never"
-    seconds = max(0.0, (time.time() if now is None else now) - moment)
+    seconds = (time.time() if now is None else now) - moment
     for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit} ago"
+        if abs(seconds) >= length:
+            return f"{seconds / length:.0f} {unit} ago" if seconds > 0 else f"in {-seconds / length:.0f} {unit}"
     return "just now"
+
+
+def human_moment(moment: float) -> str:
+    """A unix time in this machine's zone."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(moment))

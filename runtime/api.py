@@ -6,11 +6,12 @@ import functools
 import importlib
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from precast.artifact_store import Store
+from precast.artifact_store import Store, StoreError
 from precast.artifact_store.store import default_root
 from precast.runtime import site as sites
 from precast.runtime import stance
@@ -31,7 +32,7 @@ _SITE = "_precast_site"
 
 
 @functools.cache
-def _open(root: str) -> Store:
+def _open(root: Path | str | None) -> Store:
     return Store.open(root)
 
 
@@ -41,7 +42,10 @@ def open_store(store: StoreLike) -> Store:
         return store
     if store is not None and not isinstance(store, str | os.PathLike):
         raise TypeError(f"store= takes a Store, a path or None, not {store!r}")
-    return _open(str(default_root(None)) if store is None else os.fspath(store))
+    try:
+        return _open(default_root(store))
+    except StoreError:
+        return _open(None if store is None else os.fspath(store))  # empty and read-only; the reason is said once
 
 
 def compile(

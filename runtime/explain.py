@@ -17,7 +17,7 @@ from precast.runtime.notebook import Shown
 from precast.runtime.options import OPTIONS, key_options
 from precast.runtime.program import Program, program_key
 from precast.runtime.shared_object import mounted_noexec
-from precast.runtime.targets import runs
+from precast.runtime.targets import is_cuda, runs
 
 SHOWN = 8
 
@@ -135,11 +135,17 @@ def explain(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], 
 
 def _why_unusable(manifest: Manifest, program: Program, elsewhere: bool) -> str:
     if elsewhere and not runs(program.target, manifest.target):
-        return f"it was compiled for {manifest.target}, which a machine for {program.target} does not run"
+        return f"it was compiled for {manifest.target}, {_why_not_run(manifest.target, program.target)}"
     try:
         return why_not(manifest, program, elsewhere)
     except Exception as error:  # noqa: BLE001 - users' modules are imported to compare code
         return f"comparing it with the code here failed: {type(error).__name__}: {error}"
+
+
+def _why_not_run(found: str, machine: str) -> str:
+    if found.startswith("cpu:native-") and not is_cuda(machine):
+        return f"which serves only CPUs with exactly its flags, and what is asked for is {machine}"
+    return f"which a machine for {machine} does not run"
 
 
 def _note(program: Program, found: bool) -> str:

@@ -26,7 +26,7 @@ from precast.runtime.frame_code import Resume, build
 from precast.runtime.misses import Misses
 from precast.runtime.options import CudaGraphOptions, key_options
 from precast.runtime.shelf import Shelf
-from precast.runtime.targets import PTX, rank, resolve, serves
+from precast.runtime.targets import ladder_of, rank, resolve, serves
 from precast.runtime.variant import Binding, EagerVariant, Variant, takes_numbers
 
 
@@ -234,7 +234,9 @@ class Program:
         from precast.runtime.explain import first_failure
 
         cells = self.locals_of.cells()
-        for manifest in sorted(self.store.variants(self.key), key=lambda m: (m.target != self.target, m.target == PTX, takes_numbers(m))):
+        steps = {target: step for step, target in enumerate(ladder_of(self.target))}
+        best_first = sorted(self.store.variants(self.key), key=lambda m: (steps.get(m.target, len(steps)), takes_numbers(m)))
+        for manifest in best_first:
             if not fits(self.target, manifest.target) or why_not(manifest, self, elsewhere=True):
                 continue
             if not first_failure((*manifest.guards, *self.extra_guards), local_values, cells) and self.store.complete(manifest):

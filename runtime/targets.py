@@ -139,10 +139,20 @@ def serves(requested: str, found: str) -> bool:
 
 def runs(machine: str, found: str) -> bool:
     """Whether a machine of exactly the target `machine` (resolved) runs artifacts for `found`: its own, or further down its ladder."""
-    number = machine.removeprefix("cuda:sm_")
-    if not is_cuda(machine) or not number.isdecimal():
-        return serves(machine, found)
-    return found in cuda_ladder(divmod(int(number), 10)) or serves(machine, found)
+    if serves(machine, found):
+        return True
+    return found in ladder_of(machine)
+
+
+def ladder_of(machine: str) -> tuple[str, ...]:
+    """What a machine of exactly the target `machine` (resolved) runs of its own kind, best first. Of a foreign `cpu:native` only that."""
+    if is_cuda(machine):
+        number = machine.removeprefix("cuda:sm_")
+        return cuda_ladder(divmod(int(number), 10)) if number.isdecimal() else (machine,)
+    levels = (*(f"cpu:{name}" for name, _ in LEVELS), "cpu:x86-64")
+    if machine in levels:
+        return levels[levels.index(machine) :]
+    return ladder() if machine == native_target() else (machine,)
 
 
 def concerns(requested: str, found: str) -> bool:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from precast.artifact_store import Store
+
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("precast", "capture", "lowering", "codegen", "artifact_store", "runtime")
 TRACER = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.fx.experimental")
@@ -102,6 +104,7 @@ print(sorted(set({HEAVY!r}) & set(sys.modules)))
 
 
 def test_the_store_commands_do_not_import_torch(tmp_path: Path) -> None:
+    Store.open(tmp_path).check_writable()
     code = """
 import sys
 from click.testing import CliRunner

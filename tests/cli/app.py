@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +54,33 @@ def branching() -> tuple[Callable[..., Any], Calls]:
 
 def raises() -> None:
     raise RuntimeError("the weights file is not there")
+
+
+def _weights() -> Any:
+    return json.loads("{not json")
+
+
+def raises_in_a_library() -> Any:
+    return _weights()
+
+
+def raises_with_a_cause() -> None:
+    try:
+        raises()
+    except RuntimeError as error:
+        raise ValueError("no model") from error
+
+
+class Raising(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+    def inner(self, x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("never trained")
+
+
+def raising() -> tuple[torch.nn.Module, Calls]:
+    return Raising().eval(), [((torch.randn(2),), {})]
 
 
 def returns_three() -> int:

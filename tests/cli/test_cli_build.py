@@ -129,7 +129,7 @@ def test_check_says_no_and_why(built: tuple[Path, Any]) -> None:
     folder, _ = built
     before = sorted((folder / "store" / "programs").rglob("*.msgpack"))
     done = run(folder, "check", "tests.cli.app:net_of_another_kind", "--store", "store", code=1)
-    assert "77" in done.stdout and "0 of 1 signatures hit" in done.stderr
+    assert "77" in done.stdout and "0 of 1 signature hits" in done.stderr
     assert "guards do not hold" in done.stdout
     explained = run(folder, "explain", "tests.cli.app:net_of_another_kind", "--store", "store", code=1)
     assert "miss" in explained.stdout and "77" in explained.stdout
@@ -276,3 +276,85 @@ def test_what_failed_in_a_process_of_its_own_is_told(tmp_path: Path) -> None:
     raised, left = data(tmp_path, "build", "b.toml", "--jobs", "2", code=1)["programs"]
     assert "factory tests.cli.app:raises failed: RuntimeError: the weights file is not there" in raised["reason"]
     assert "SystemExit: 0" in left["reason"]
+
+
+APP = str(Path(__file__).parent / "app.py")
+BROKEN = {"syntax": "x = 1\ndef f(:\n", "inside": "import json\n\ny = 1 / 0\n", "missing": "import json\nimport not_there_at_all\n"}
+
+
+@pytest.mark.parametrize("command", ["build", "check", "explain", "tune"])
+@pytest.mark.parametrize(
+    ("factory", "code", "lines"),
+    [
+        ("tests.cli.app:raises", 1, [APP, "in raises", 'raise RuntimeError("the weights file is not there")']),
+        ("tests.cli.app:raises_in_a_library", 1, ["in raises_in_a_library", "return _weights()", "in _weights", "json/decoder.py"]),
+        ("tests.cli.app:raises_with_a_cause", 1, ["ValueError: no model", "in raises_with_a_cause", "caused by RuntimeError: the weights"]),
+        ("tests.cli.app:exits", 1, ["SystemExit: 0", "raise SystemExit(status)"]),
+        ("broken_syntax:f", 1, ["broken_syntax.py", "line 2", "def f(:", "^"]),
+        ("broken_inside:f", 1, ["broken_inside.py:3 in <module>", "y = 1 / 0"]),
+        ("broken_missing:f", 2, ["No module named 'not_there_at_all'", "broken_missing.py:2 in <module>", "import not_there_at_all"]),
+    ],
+)
+def test_whose_lines_raised_is_told(
+    command: str, factory: str, code: int, lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in BROKEN.items():
+        (tmp_path / f"broken_{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("precast.cli_tune.device_lab", lambda: ("cuda:sm_90", None))
+    for words in ([], ["--json"]):
+        done = CliRunner().invoke(main, [command, factory, "--store", str(tmp_path / "s"), *words])
+        told = json.loads(done.stdout)["error"] if words else done.stderr
+        assert done.exit_code == code and all(line in told for line in lines), done.output
+        assert "precast/" not in told and "Traceback" not in told and "-v or PRECAST_LOGS=driver shows the whole stack" in told
+
+
+def test_the_whole_stack_where_it_is_asked_for(tmp_path: Path) -> None:
+    done = run(tmp_path, "check", "tests.cli.app:raises_in_a_library", "--store", str(tmp_path / "s"), "-v", code=1)
+    assert "Traceback (most recent call last)" in done.stderr and "build_file.py" in done.stderr and "in raw_decode" in done.stderr
+    assert "shows the whole stack" not in done.stderr
+
+
+def test_a_program_that_raises_is_told_with_its_lines(tmp_path: Path) -> None:
+    built, _ = invoke("build", "tests.cli.app:raising", "--store", str(tmp_path / "s"), code=1)
+    (outcome,) = built["programs"]
+    assert outcome["status"] == "failed" and outcome["reason"].startswith(
+        "the program itself raises for this call: ValueError: never trained"
+    )
+    assert "in forward" in outcome["reason"] and 'raise ValueError("never trained")' in outcome["reason"]
+
+
+def test_check_answers_for_a_machine_as_its_loader_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine is: a level's machine runs what was built for the levels below it."""
+    words = ("tests.cli.app:sine", "--store", str(tmp_path / "s"))
+    (built,) = invoke("build", *words, "--target", "cpu:x86-64-v2", code=0)[0]["programs"]
+    for here in (True, False):
+        if not here:
+            monkeypatch.setattr("precast.runtime.targets.rank", lambda target: None)
+        for target, code in (
+            ("cpu:x86-64-v4", 0),
+            ("cpu:x86-64-v3", 0),
+            ("cpu:x86-64-v2", 0),
+            ("cpu:x86-64", 1),
+            ("cpu:native-0123abcd", 1),
+        ):
+            (item,) = invoke("check", *words, "--target", target, code=code)[0]["programs"]
+            assert item["status"] == ("miss" if code else "hit") and item["artifact"] == (None if code else built["artifact"])
+            if code:
+                assert f"which a machine for {target} does not run" in item["reason"] and f"--target {target}`" in item["reason"]
+            else:
+                said = "by what was built for cpu:x86-64-v2, which such a machine runs too; `precast build … --target "
+                assert item["reason"].startswith(said) or target == "cpu:x86-64-v2"
+    (better,) = invoke("build", *words, "--target", "cpu:x86-64-v3", code=0)[0]["programs"]
+    assert better["status"] == "compiled", "a build makes what it is asked for"
+    (item,) = invoke("check", *words, "--target", "cpu:x86-64-v4", code=0)[0]["programs"]
+    assert item["artifact"] == better["artifact"] and "built for cpu:x86-64-v3" in item["reason"]
+
+
+def test_the_report_says_how_to_look_at_what_was_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "b.toml").write_text('store = "a store"\n[[program]]\nfactory = "tests.cli.app:sine"\n')
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(main, ["build", "b.toml"]).stderr.endswith(": precast ls --store 'a store'\n")
+    assert len(CliRunner().invoke(main, ["ls", "--store", "a store"]).stdout.splitlines()) == 1
+    monkeypatch.setenv("PRECAST_STORE", str(tmp_path / "a store"))
+    assert CliRunner().invoke(main, ["build", "tests.cli.app:sine"]).stderr.endswith(": precast ls\n")

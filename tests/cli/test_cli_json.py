@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 import precast
 import precast.demo
@@ -65,3 +66,51 @@ def test_every_command_prints_json(
         main([name, *words, "--json"], prog_name="precast")
     assert ended.value.code in (0, 1)
     json.loads(capfd.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("ls --json --bogus", "No such option"),
+        ("ls --bogus --json", "No such option"),
+        ("--bogus ls --json", "No such option"),
+        ("--json", "No such option"),
+        ("nonsense --json", "No such command 'nonsense'"),
+        ("show --json", "Missing argument 'ID'"),
+        ("build --json", "Missing argument"),
+        ("tune --json", "Missing argument"),
+        ("ls more --json", "unexpected extra argument"),
+        ("ls --json --store", "requires an argument"),
+        ("ls --json --store=", "is empty"),
+        ("prune --json --older-than 30", "'30' has no unit"),
+        ("prune --json --max-size lots", "is not a size"),
+        ("prune --json --keep-last 0", "--keep-last"),
+        ("build --json --jobs none a:b", "--jobs"),
+        ("build --json a.toml", "cannot be read"),
+        ("check --json no_such_module:f", "cannot import no_such_module"),
+        ("check --json tests.cli.app:non", "has no function 'non'"),
+        ("check --json tests.cli.app:sine --target x", "unknown target 'x'"),
+        ("options --json freez", "did you mean 'freeze'?"),
+        ("clean --json", "add --yes"),
+    ],
+)
+def test_wrong_usage_is_one_json_document_and_2(words: str, said: str, store: Store) -> None:
+    result = CliRunner().invoke(main, words.split())
+    assert result.exit_code == 2, result.output
+    assert said in json.loads(result.stdout)["error"] and said in result.stderr
+
+
+def test_every_other_failure_is_json_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr("precast.artifact_store.verify.verify", broken)
+    result = CliRunner().invoke(main, ["verify", "--json"])
+    assert result.exit_code == 1 and isinstance(result.exception, RuntimeError)
+    assert json.loads(result.stdout)["error"].startswith("RuntimeError: out of luck")
+
+
+def test_an_answer_is_not_followed_by_an_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("precast.cli_store._tell_unreadable", lambda *_: (_ for _ in ()).throw(RuntimeError("after the answer")))
+    result = CliRunner().invoke(main, ["ls", "--json"])
+    assert result.exit_code == 1 and len(json.loads(result.stdout)) == 2

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,11 @@ from click.testing import CliRunner, Result
 
 from precast.artifact_store import Store, StoreError, usage
 from precast.artifact_store.layout import blob_name, manifest_name
+from precast.artifact_store.prune import Policy, prune
 from precast.artifact_store.tiers import Folder
 from precast.cli import COMMANDS, main
-from precast.units import human_age, human_size, parse_duration, parse_size
+from precast.cli_output import _tell_missing
+from precast.units import human_age, human_moment, human_size, parse_duration, parse_size
 from tests.store.sample import fill, make
 
 KEY = "model-0123abcd"
@@ -78,9 +82,9 @@ def test_ls(store: Store) -> None:
 
 
 def test_the_store_option_is_before_the_environment(store: Store, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
+    Store.open(tmp_path / "empty").check_writable()
     assert data("ls", "--store", tmp_path / "empty") == []
-    (tmp_path / "empty").rmdir()
+    shutil.rmtree(tmp_path / "empty")
     assert data("dir", "--store", tmp_path / "empty") == {"store": str(tmp_path / "empty"), "exists": False}
     assert run("dir").stdout.strip() == str(store.root)
 
@@ -130,7 +134,7 @@ def test_prune(store: Store) -> None:
     assert re.search(r"Nothing to prune: artifacts take [\d.]+ kB of 100(\.0)? kB$", run("prune", "--max-size", "100k").stderr.strip())
     assert "--keep-last spares them" in run("prune", "--max-size", "1", "--keep-last", 9).stderr
     assert "uses are counted only where" in run("prune", "--unused-for", "1d", "--dry-run").stderr
-    assert "Would remove 1 artifacts" in run("prune", "--target", "cuda:*", "--dry-run").stderr
+    assert "Would remove 1 artifact and 0 leftover files" in run("prune", "--target", "cuda:*", "--dry-run").stderr
     assert len(data("ls")) == 3
     report = data("prune", "--target", "cuda:*")
     assert [item["program"] for item in report["removed"]] == ["other"] and report["freed"] > 0 and report["kept"] == 2
@@ -213,7 +217,35 @@ def test_repair_says_what_it_set_aside(store: Store) -> None:
     assert "it cannot be loaded" in run("verify", code=1).stdout
     done = run("verify", "--repair")
     assert sorted(line.rpartition("(")[2] for line in done.stdout.splitlines()) == ["repaired)", "set aside)", "set aside)"]
-    assert done.stderr.endswith("1 artifacts set aside: build again (`precast build FILE`) before serving\n")
+    assert done.stderr.endswith("1 artifact set aside: build again (`precast build FILE`) before serving\n")
+
+
+def test_what_a_server_set_aside_is_told_until_it_is_built_again_or_acknowledged(store: Store) -> None:
+    manifest = store.variants(KEY)[0]
+    path = store.path(manifest_name(KEY, manifest.artifact_id))
+    whole = path.read_bytes()
+    path.write_bytes(b"bad")
+    os.utime(path, (0, 0))
+    assert len(Store.open(store.root).variants(KEY)) == 1  # a server: it moves the file away
+    for _ in range(2):
+        done = run("verify", code=1)
+        assert (
+            done.stdout.startswith(f"quarantined\tquarantine/programs~{KEY}~{manifest.artifact_id}")
+            and "No problems with what is" in done.stderr
+        )
+        assert (
+            "1 file was found damaged" in done.stderr
+            and "build again (`precast build FILE`); then `precast verify --repair`" in done.stderr
+        )
+        report = data("verify", code=1)
+        assert report["sound"] and report["problems"] == [] and len(report["quarantined"]) == 1
+        assert data("prune")["leftovers"] == []  # it came there just now, however old it was
+    path.write_bytes(whole)  # built again
+    assert data("verify")["quarantined"] == []
+    path.unlink()
+    assert "(acknowledged)" in run("verify", "--repair").stdout
+    assert data("verify")["quarantined"] == [] and run("verify").stderr.endswith("No problems\n")
+    assert data("stats")["quarantined"] == 1
 
 
 def test_a_wrong_mode_is_mended_by_chmod(store: Store) -> None:
@@ -233,9 +265,56 @@ def test_a_store_that_does_not_exist(tmp_path: Path, command: str) -> None:
     assert not (tmp_path / "typo").exists()
 
 
-@pytest.mark.parametrize("command", ["ls", "stats", "prune", "verify", "verify --repair"])
-def test_a_store_that_is_empty(tmp_path: Path, command: str) -> None:
-    run(*command.split(), "--store", tmp_path)
+NO_STORE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "an empty folder": (lambda folder: folder.mkdir(), "is no store: the folder is empty"),
+    "a mount point": (lambda folder: (folder / "lost+found").mkdir(parents=True), "it has no file 'format'"),
+    "a home": (lambda folder: (folder / "programs" / "mine").mkdir(parents=True), "it has no file 'format'"),
+    "a file": (lambda folder: folder.write_text("x"), "a file is in the way"),
+}
+
+
+@pytest.mark.parametrize("kind", NO_STORE)
+@pytest.mark.parametrize("by", ["option", "environment"])
+def test_what_is_no_store_is_no_success(kind: str, by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A nightly check with a mistyped path, or of a disk that is not mounted."""
+    make_it, words = NO_STORE[kind]
+    make_it(tmp_path / "typo")
+    before = sorted(tmp_path.rglob("*"))
+    if by == "environment":
+        monkeypatch.setenv("PRECAST_STORE", str(tmp_path / "typo"))
+    named = ["--store", tmp_path / "typo"] if by == "option" else []
+    for command in (*ABSENT, "prune --unused-for 1d"):
+        done = run(*command.split(), *named, code=1)
+        assert words in done.stderr and not done.stdout
+        assert words in data(*command.split(), *named, code=1)["error"]
+    assert words in run("doctor", *named, code=1).stdout
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_default_store_may_be_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was built yet: that is said, and no slip."""
+    monkeypatch.delenv("PRECAST_STORE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    root = tmp_path / "precast" / "store-1"
+    for there in (False, True):
+        if there:
+            root.mkdir(parents=True)
+        for command in ("ls", "stats", "prune", "prune --dry-run", "verify"):
+            _tell_missing.cache_clear()
+            assert f"There is no store yet at {root}: nothing was built" in run(*command.split()).stderr
+        assert data("ls") == [] and data("stats")["artifacts"] == 0 and data("verify")["sound"]
+        assert "no artifact abcd" in run("show", "abcd", code=1).stderr
+    assert "nothing was built yet" in run("doctor").stdout
+    (root / "other").write_text("")
+    assert "it has no file 'format'" in run("verify", code=1).stderr
+
+
+def test_a_store_that_lost_its_format_file_is_one(store: Store) -> None:
+    (store.root / "format").unlink()
+    assert "the format file is missing" in run("verify", code=1).stdout
+    (store.root / "CACHEDIR.TAG").unlink()
+    assert "the format file is missing (repaired)" not in run("verify", code=1).stdout and len(data("ls")) == 3
+    assert data("verify", "--repair")["sound"] and data("verify")["problems"] == []
 
 
 def test_stats(store: Store) -> None:
@@ -288,12 +367,120 @@ def test_no_colour_in_pipes_nor_with_no_color(store: Store, monkeypatch: pytest.
     assert "\x1b[" not in CliRunner().invoke(main, ["doctor"], color=True).output
 
 
+@pytest.mark.parametrize("setting", ["NO_COLOR", "TERM"])
+def test_no_style_at_all_where_none_is_wanted(store: Store, monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+    """Bold is one, too: also where FORCE_COLOR would have colours in a pipe."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[" not in CliRunner().invoke(main, ["ls", "-H"], color=True).output
+    monkeypatch.setenv(setting, "dumb")
+    for words in (["ls", "-H"], ["stats", "-H"], ["doctor"], ["show", "zzzz"], ["prune", "--keep-last", "1", "--dry-run", "-H"]):
+        assert "\x1b[" not in CliRunner().invoke(main, words, color=True).output
+
+
 def test_head_does_not_make_a_traceback(store: Store) -> None:
     for number in range(10, 60):
         store.put(*make(number))
-    command = f"{sys.executable} -m precast.cli show {store.variants(KEY)[0].artifact_id} --json | head -c 1"
+    command = f"set -o pipefail; {sys.executable} -m precast.cli show {store.variants(KEY)[0].artifact_id} --json | head -c 1"
     done = subprocess.run(["bash", "-c", command], env={**os.environ}, capture_output=True, text=True, check=False)
-    assert done.stdout == "{" and "Traceback" not in done.stderr
+    assert done.stdout == "{" and "Traceback" not in done.stderr and done.returncode == 0
+
+
+def test_who_stops_reading_does_not_make_a_failure(store: Store) -> None:
+    """`precast show ID | head -1`, with pipefail: no traceback, and the exit code that the command would have had."""
+    for number in range(10, 60):
+        store.put(*make(number))
+    artifact = store.variants(KEY)[0].artifact_id
+    (store.root / "objects" / "zz").mkdir()
+    (store.root / "objects" / "zz" / "foreign").write_text("x")
+    code = f"""
+import sys, subprocess
+import os
+import rich.console, rich.table  # once, for all the processes below
+from precast import cli, cli_build, cli_doctor, cli_options, cli_run, cli_show, cli_store, cli_tune
+from precast.artifact_store import index, prune, stats, verify
+for words, wanted in (
+    (["show", {artifact!r}, "--json"], 0), (["show", {artifact!r}], 0), (["show", {artifact!r}, "--source"], 0), (["ls"], 0),
+    (["ls", "-H"], 0), (["stats", "--json"], 0), (["verify"], 1), (["--help"], 0), (["prune", "--dry-run"], 0),
+    (["show", "ffffffff", "--json"], 1), (["ls", "--json", "--bogus"], 2),
+):
+    for closed in (1, 2):
+        reading, writing = os.pipe()
+        os.close(reading)
+        said = os.memfd_create("said")
+        child = os.fork()
+        if not child:
+            os.dup2(said, 3 - closed)
+            os.dup2(writing, closed)
+            sys.argv = ["precast", *words]
+            cli.run()
+        os.close(writing)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        text = os.pread(said, 1 << 20, 0)
+        assert status == wanted and b"Traceback" not in text and b"Exception ignored" not in text, (words, closed, status, text)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_one_and_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRECAST_STORE", str(tmp_path / "s"))
+    for count in (1, 2):
+        store, _ = fill(tmp_path / "s", count, program_key=f"p{count}")
+    old = [store.root / "objects" / f".tmp-{number}" for number in range(3)]
+    said = []
+    for number, path in enumerate(old[:2], 1):
+        path.write_text("x")
+        os.utime(path, (0, 0))
+        done = run("verify", code=1)
+        said += [done.stderr, run("prune", "--dry-run").stderr, run("prune", "--target", "*", "--keep-last", 1, "--dry-run").stderr]
+        assert f"{number} problem{'s' * (number > 1)};" in done.stderr
+    said += [run("prune", "--max-size", 1, "--keep-last", 1).stderr, run("ls").stderr, run("prune", "--older-than", "1d").stderr]
+    for one in re.finditer(r"\b1 (\w+)", " ".join(said)):
+        assert not one[1].endswith("s"), one[0]
+    for many in re.finditer(r"\b(?:0|[2-9]|\d\d+) (artifact|leftover file|problem|manifest|blob)\b(?!s)", " ".join(said)):
+        pytest.fail(many[0])
+
+
+def test_leftovers_that_are_too_young_are_named_with_their_time(store: Store) -> None:
+    """`prune` right after a kill: a writer may still be at work."""
+    young = [store.root / "objects" / ".tmp-77-a", store.root / "programs" / KEY / ".tmp-77-b", store.root / "leases" / ("ab" * 32)]
+    for path in young:
+        path.write_text("half")
+    done = run("prune")
+    due = human_moment(max(path.stat().st_mtime for path in young) + 3600)
+    assert "no leftovers that may go yet" in done.stderr and f"after {due}" in done.stderr
+    assert "3 leftover files younger than 60 minutes were left, such as objects/.tmp-77-a: a writer may be at work" in done.stderr
+    report = data("prune", "--dry-run")
+    assert report["leftovers"] == [] and len(report["younger_leftovers"]) == 3 and all(path.exists() for path in young)
+    os.utime(young[0], (0, 0))
+    done = run("prune")
+    assert "Removed 0 artifacts and 1 leftover file" in done.stderr and "2 leftover files younger" in done.stderr
+    for path in young[1:]:
+        path.unlink()
+    assert "no leftovers;" in run("prune").stderr
+
+
+def test_artifacts_from_the_future(store: Store) -> None:
+    """Made where the clock was ahead: they are never old, which is told; a repair dates them."""
+    ahead = [store.path(manifest_name(KEY, manifest.artifact_id)) for manifest in store.variants(KEY)]
+    run("ls")  # into the index
+    for path in ahead:
+        os.utime(path, (time.time() + 400 * 86400,) * 2)
+    os.utime(ahead[1], (time.time() + 600,) * 2)  # as clocks differ
+    for words in (["--older-than", "1d"], ["--unused-for", "1d"], ["--keep-last", "9"], []):
+        said = run("prune", *words).stderr
+        assert "1 artifact is dated up to 400.0 days ahead of this machine's clock, and cannot count as old: set the clock right" in said
+    assert data("prune")["dated_ahead"] == 1
+    assert "in 400 d" in run("ls", "-H").stdout
+    done = run("verify", code=1)
+    assert (
+        done.stdout.startswith("clock\tprograms/") and "dated 400.0 days ahead" in done.stdout and "no artifact is damaged" in done.stderr
+    )
+    assert "(dated now)" in run("verify", "--repair").stdout and data("verify")["problems"] == []
+    assert "ahead" not in run("prune").stderr and "in 400 d" not in run("ls", "-H").stdout
+    now = time.time() + 5 * 86400
+    gone = prune(Store.open(store.root), Policy(unused_for=86400.0), now=now).removed
+    assert len(gone) == 3, "also in the index"
 
 
 @pytest.mark.parametrize(
@@ -350,4 +537,5 @@ def test_for_people() -> None:
     assert [human_size(size) for size in (0, 999, 1000, 1_234_567, 5 * 10**12)] == ["0 B", "999 B", "1.0 kB", "1.2 MB", "5.0 TB"]
     now = time.time()
     assert [human_age(now - age, now) for age in (3, 120, 7300, 3 * 86400)] == ["just now", "2 min ago", "2 h ago", "3 d ago"]
+    assert [human_age(now + age, now) for age in (3, 120, 7300, 3 * 86400)] == ["just now", "in 2 min", "in 2 h", "in 3 d"]
     assert human_age(None) == "never"

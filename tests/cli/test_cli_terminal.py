@@ -11,10 +11,12 @@ import sys
 import termios
 from pathlib import Path
 
+from tests.store.sample import fill
+
 ROOT = Path(__file__).parents[2]
 
 
-def on_a_terminal(*words: str, columns: int = 160) -> str:
+def on_a_terminal(*words: str, columns: int = 160, **settings: str) -> str:
     """All that a `precast` command writes where stdout and stderr are one terminal."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
@@ -25,7 +27,7 @@ def on_a_terminal(*words: str, columns: int = 160) -> str:
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env={**environment, "TERM": "xterm-256color"},
+        env={**environment, "TERM": "xterm-256color", **settings},
     )
     os.close(theirs)
     written = b""
@@ -46,3 +48,13 @@ def test_a_bar_and_then_the_report(tmp_path: Path) -> None:
     assert 0 <= bar < report and 0 <= doing < report < summary, seen
     assert "\x1b[2K" in seen[doing:report], "the bar is wiped away before the report"
     assert "signature 1 of 1" not in seen[report:]
+
+
+def test_bold_is_a_style(tmp_path: Path) -> None:
+    """On a terminal the heading is bold, and with NO_COLOR nothing is."""
+    fill(tmp_path / "store")
+    words = ("ls", "--store", str(tmp_path / "store"))
+    assert "\x1b[1m" in on_a_terminal(*words)
+    for setting in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        plain = on_a_terminal(*words, **setting)
+        assert "PROGRAM" in plain and "\x1b[" not in plain

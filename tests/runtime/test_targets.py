@@ -95,10 +95,34 @@ def test_what_serves_a_request(gpus: Any) -> None:
         ("cuda:ptx_80", "cuda:sm_80", False),
         ("cuda:sm_90", "cpu:x86-64-v3", True),
         ("cpu:x86-64-v3", "cuda:sm_90", False),
+        ("cpu:native-0123abcd", "cpu:native-0123abcd", True),
     ],
 )
 def test_what_another_machine_runs(gpus: Any, machine: str, found: str, yes: bool) -> None:
     assert targets.runs(machine, found) is targets.concerns(machine, found) is yes
+
+
+LEVELS = ("cpu:x86-64-v4", "cpu:x86-64-v3", "cpu:x86-64-v2", "cpu:x86-64")
+
+
+@pytest.mark.parametrize("here", ["v4", "v3", "v2"])
+@pytest.mark.parametrize("machine", LEVELS)
+def test_a_level_runs_what_lies_below_it_whatever_this_machine_is(here: str, machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `ladder` says it of this machine: `check --target` answers for machines as their loader would."""
+    flags = {"v4": targets._V4, "v3": targets._V3, "v2": targets._V2}[here]
+    for function in (targets.ladder, targets.native_target):
+        function.cache_clear()
+    monkeypatch.setattr(targets, "cpu_flags", lambda: flags)
+    try:
+        assert [found for found in LEVELS if targets.runs(machine, found)] == list(LEVELS[LEVELS.index(machine) :])
+        native = targets.native_target()
+        assert not targets.runs(machine, native) and not targets.runs(machine, "cpu:native-0123abcd")
+        assert [found for found in (native, *LEVELS) if targets.runs(native, found)] == list(targets.ladder())
+        assert not any(targets.runs("cpu:native-0123abcd", found) for found in (native, *LEVELS))
+    finally:
+        monkeypatch.undo()
+        for function in (targets.ladder, targets.native_target):
+            function.cache_clear()
 
 
 @pytest.mark.parametrize(
