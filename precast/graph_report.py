@@ -15,13 +15,14 @@ from precast.capture import CapturedFrame, CaptureRefused, GraphBreak
 from precast.runtime.api import compile_with
 from precast.runtime.backends import Backend
 from precast.runtime.callees import forget_store
+from precast.runtime.notebook import Shown
 from precast.runtime.paths import describe
 from precast.runtime.program import Program
 from precast.runtime.site import Settings
 
 
 @dataclass(frozen=True)
-class FrameReport:
+class FrameReport(Shown):
     """One captured piece of Python, in the order of capture.
 
     `ops`: what the graph calls, as the tracer names it; empty without a graph. `broke`: why it ends before its function does.
@@ -49,7 +50,7 @@ class FrameReport:
 
 
 @dataclass(frozen=True)
-class GraphReport:
+class GraphReport(Shown):
     """What a call is made of when it is compiled. `value`: what the call returned."""
 
     frames: tuple[FrameReport, ...]

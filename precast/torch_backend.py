@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import re
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,6 +17,7 @@ import torch.fx
 
 from precast.capture.frame import CaptureRefused
 from precast.capture.graph_capture import CapturedGraph, capture_graph
+from precast.capture.traced_function import traced_function
 from precast.lowering.decompositions import DECOMPOSITIONS
 from precast.runtime import stance
 from precast.runtime.api import StoreLike, open_store
@@ -32,7 +32,6 @@ from precast.runtime.tensor_constants import gpu_of
 
 _lock = threading.Lock()
 _warned: set[str] = set()
-_FUNCTION = re.compile(r'^\s*File ".*", line \d+, in (\S+)', re.MULTILINE)
 
 
 def precast(
@@ -50,7 +49,7 @@ def precast(
     merged = graph_options(mode, options)
     if stance.state.force_eager:
         return gm.forward
-    name = f"torch.compile:{_function_name(gm)}"
+    name = f"torch.compile:{traced_function() or 'graph'}"
     original = gm.forward
     try:
         captured = capture_graph(gm, example_inputs, DECOMPOSITIONS)
@@ -68,15 +67,6 @@ def precast(
             raise
         logger("runtime").log(failure_level(error), "%s: compiling failed", name, exc_info=True)
         return _eager(name, f"compiling it failed{failure_text(error, 'torch.compiler.reset()')}"[:500], original)
-
-
-def _function_name(gm: torch.fx.GraphModule) -> str:
-    """The user's outermost function in the graph."""
-    for node in gm.graph.nodes:
-        found = _FUNCTION.search(node.stack_trace or "")
-        if found:
-            return found[1]
-    return "graph"
 
 
 def _eager(name: str, reason: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,6 +99,8 @@ def _load_or_compile(name: str, captured: CapturedGraph, options: Mapping[str, A
         if isinstance(outcome, InProcess):
             logger("runtime").info("%s: kept in this process only: %s", name, outcome.reason)
             return open_graph(outcome.manifest, MemoryBlobs(outcome.blobs), cuda_graphs)
-        return open_graph(outcome, store, cuda_graphs)
+        opened = open_graph(outcome, store, cuda_graphs)
+        store.used(outcome.artifact_id)
+        return opened
     except LoadError as error:
         raise Refused(f"what was compiled for it cannot be loaded: {error}") from error

@@ -13,6 +13,7 @@ from precast.artifact_store.collect import files
 from precast.artifact_store.guards import Guard
 from precast.runtime.compatibility import why_not
 from precast.runtime.guard_eval import failure
+from precast.runtime.notebook import Shown
 from precast.runtime.options import OPTIONS, key_options
 from precast.runtime.program import Program, program_key
 from precast.runtime.shared_object import mounted_noexec
@@ -31,7 +32,7 @@ def first_failure(guards: Sequence[Guard], local_values: Mapping[str, Any], cell
 
 
 @dataclass(frozen=True)
-class VariantReport:
+class VariantReport(Shown):
     """One variant against one call. `unusable`: why it cannot run on this machine; `failures`: the guards that do not hold, in words;
     `damaged`: what it needs is not in the store, or not as it was put there.
     """
@@ -63,7 +64,7 @@ class VariantReport:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Explanation(Shown):
     """Every stored variant of a program against one call, nearest first. `str()` for people, `to_dict()` for machines."""
 
     program: str

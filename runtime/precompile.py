@@ -15,6 +15,7 @@ from precast.artifact_store import Manifest
 from precast.runtime.api import StoreLike, open_store, site_of
 from precast.runtime.errors import OptionError, PrecastError
 from precast.runtime.marks import marked
+from precast.runtime.notebook import Shown
 from precast.runtime.options import merge_options
 from precast.runtime.program import Program
 from precast.runtime.site import Settings, Site
@@ -26,7 +27,7 @@ _STAND_INS = "precast.device_free"  # imported where it is wanted: it knows the 
 
 
 @dataclass(frozen=True)
-class SignatureReport:
+class SignatureReport(Shown):
     """`outcome`: "hit" (already stored), "compiled", "taken" (another process compiled and stored it meanwhile), "skipped" (stays plain
     Python, what it calls is compiled); with the reason "eager" or "incomplete" (the run that finds what follows its graph breaks raised, so
     that only what ran before is stored).
@@ -41,9 +42,13 @@ class SignatureReport:
     seconds: float
     reason: str = ""
 
+    def __str__(self) -> str:
+        made = " ".join(filter(None, (self.outcome, self.artifact_id[:12])))
+        return f"signature {self.index} for {self.target}: {made} in {self.seconds:.2f} s{f': {self.reason}' if self.reason else ''}"
+
 
 @dataclass(frozen=True)
-class Report:
+class Report(Shown):
     """What `precompile` did, signature by signature."""
 
     program: str
@@ -61,12 +66,7 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"{self.program} -> {self.store} ({self.key})"]
-        for item in self.signatures:
-            detail = f": {item.reason}" if item.reason else ""
-            lines.append(
-                f"  signature {item.index} for {item.target}: {' '.join(filter(None, (item.outcome, item.artifact_id[:12])))} in "
-                f"{item.seconds:.2f} s{detail}"
-            )
+        lines += [f"  {item}" for item in self.signatures]
         return "\n".join(lines)
 
 

@@ -18,6 +18,7 @@ import torch
 
 from precast import graph_artifact, torch_backend
 from precast.artifact_store import Store
+from precast.artifact_store.index import open_index
 
 CHILD = Path(__file__).with_name("torch_door_child.py")
 
@@ -75,7 +76,75 @@ def test_outputs_views_mutation_and_constants(store: Store, compiles: list[str])
         assert got["same"] is x and got["rows"] == rows
         assert got["view"].data_ptr() == x[1:].data_ptr()
     assert torch.equal(model.calls, twin.calls)
-    assert compiles == ["torch.compile:forward"] * 2
+    assert compiles == [f"torch.compile:{__name__}.Net.forward"] * 2
+
+
+def wrapping(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(*args: Any) -> Any:
+        return function(*args)
+
+    return wrapper
+
+
+class Wrapped(torch.nn.Module):
+    @wrapping
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+
+class Derived(Wrapped):
+    """Its forward is another class's."""
+
+
+class Called:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 5
+
+    def method(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 7
+
+
+def sevenfold(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    torch._dynamo.graph_break()
+    return y + 7
+
+
+def sevenfold_at_once(x: torch.Tensor) -> torch.Tensor:
+    return x * 7 + 1
+
+
+@pytest.mark.parametrize(
+    ("made", "names"),
+    [
+        (lambda: Wrapped(), ["Wrapped.forward"]),
+        (lambda: Derived(), ["Derived.forward"]),
+        (lambda: torch.nn.Linear(4, 4), ["torch.nn.modules.linear.Linear.forward"]),
+        (lambda: torch.nn.Sequential(Wrapped()), ["torch.nn.modules.container.Sequential.forward"]),
+        (lambda: Called(), ["Called.__call__"]),
+        (lambda: Called().method, ["Called.method"]),
+        (lambda: functools.partial(torch.no_grad()(sevenfold)), ["sevenfold", "sevenfold (resumed at line"]),
+        (lambda: wrapping(sevenfold_at_once), ["sevenfold_at_once"]),
+        (lambda: sevenfold, ["sevenfold", "sevenfold (resumed at line"]),
+        (lambda: lambda x: x * 11, ["<lambda>.<locals>.<lambda>"]),
+    ],
+)
+def test_artifacts_are_called_after_the_users_function(
+    made: Callable[[], Any], names: list[str], store: Store, compiles: list[str]
+) -> None:
+    torch.compile(made(), backend=through(store), dynamic=False)(torch.ones(4))
+    wanted = [f"torch.compile:{name if name.startswith('torch.') else f'{__name__}.{name}'}" for name in names]
+    assert len(compiles) == len(names) and all(found.startswith(name) for found, name in zip(compiles, wanted, strict=True)), compiles
+    assert {manifest.program_name for manifest in store.manifests()} == set(compiles)
+
+
+def test_hits_are_counted(store: Store) -> None:
+    for count in (1, 2, 3):
+        torch._dynamo.reset()
+        torch.compile(sevenfold, backend=through(store), dynamic=False)(torch.ones(4))
+        with open_index(store) as index:
+            assert [entry.hits for entry in index.entries(store)] == [count, count]
 
 
 def test_graph_breaks_are_torchs_and_each_graph_is_stored(store: Store, compiles: list[str]) -> None:

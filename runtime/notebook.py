@@ -1,0 +1,23 @@
+"""How reports look where IPython or a notebook shows them: as `str()` says, and not as a dataclass."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+
+class Shown:
+    """For classes with a `__str__` of their own. IPython looks for these methods by name."""
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        first, *rest = str(self).split("\n")
+        printer.text(first)
+        for line in rest:
+            printer.break_()
+            printer.text(line)
+
+
+__all__ = ["Shown"]
