@@ -11,6 +11,7 @@ import torch.fx
 
 from precast.artifact_store.guards import Guard, Predicate, guard_hash
 from precast.artifact_store.records import CodeDigest, FrameRecord, GraphInput, GraphOutput, Wrap
+from precast.runtime.notebook import Shown
 
 __all__ = ["CaptureRefused", "CapturedFrame", "CodeDigest", "FrameRecord", "GraphBreak", "GraphInput", "GraphOutput", "MarkViolated"]
 

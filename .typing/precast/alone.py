@@ -1,0 +1,1 @@
+../../precast/alone.py

@@ -1,0 +1,1 @@
+../../precast/build_pool.py
