@@ -45,7 +45,9 @@ class Predicate(StrEnum):
     TENSOR = "tensor"
     UNMARKED = "unmarked"  # a tensor without torch._dynamo.mark_dynamic and kindred marks
     LENGTH = "length"
-    KEYS = "keys"  # {"keys": tagged, "ordered": bool}
+    KEYS = (
+        "keys"  # {"keys": tagged, "ordered": bool}, and "beneath": keys in the order of the dict beneath an OrderedDict, where it differs
+    )
     HAS_KEY = "has_key"  # a mapping or set holds the tagged key
     LACKS_KEY = "lacks_key"
     # {"__dict__": names, "_parameters": names, "_buffers": names}: an object's own tables (the latter two are entries of the first) that

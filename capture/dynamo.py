@@ -21,6 +21,7 @@ from torch._guards import CompileContext, compile_context
 
 from precast.artifact_store.guards import Path
 from precast.capture.break_text import shorten, user_stack
+from precast.capture.class_effects import replayed_classes
 from precast.capture.code import graph_names
 from precast.capture.directives import tell_tracer
 from precast.capture.dynamic import Dynamic, known_changes
@@ -36,6 +37,7 @@ from precast.capture.per_call import per_call_arguments
 from precast.capture.refusals import refusals
 from precast.capture.resume import resume_functions
 from precast.capture.shortcuts import shortcuts
+from precast.capture.side_effects import replayed_containers
 from precast.capture.tensor_metadata import following
 from precast.capture.trace_record import TraceRecord
 from precast.capture.user_kernels import kernels_known
@@ -104,6 +106,8 @@ def trace(
             shortcuts(),
             record.kept(),
             guarded_gaps(),
+            replayed_containers(),
+            replayed_classes(),
             looked_up_where_they_are(),
             per_call_arguments(is_bound),
             known_changes(dynamic, find),

@@ -31,7 +31,7 @@ from precast.artifact_store.guards import Guard, Path, Predicate
 from precast.capture.hooks import hook_guards
 from precast.capture.sources import FLATTENED, NotPortable, SourceContext
 from precast.runtime.code_digest import digest
-from precast.runtime.guard_rules import MARKS
+from precast.runtime.guard_rules import MARKS, keys_of
 from precast.runtime.paths import PathError
 from precast.runtime.standins import class_of
 
@@ -274,10 +274,10 @@ def _keys(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
     if value is torch.utils._pytree.SUPPORTED_NODES:
         # Dynamo guards this table's version; which node types it knows matters only where a traced value has the type, and that is guarded.
         return []
-    keys = dict.keys(value) if isinstance(value, dict) else value.keys()
-    ordered = guard.originating_source in context.ordered or guard.create_fn_name() == "MAPPING_KEYS_CHECK"
-    tagged = tuple(tag(k) for k in keys)
-    return [Guard(path, Predicate.KEYS, {"keys": tagged if ordered else tuple(sorted(tagged, key=repr)), "ordered": ordered})]
+    keys = keys_of(value)
+    if guard.originating_source not in context.ordered and guard.create_fn_name() != "MAPPING_KEYS_CHECK":
+        keys = {"keys": tuple(sorted(keys["keys"], key=repr)), "ordered": False}
+    return [Guard(path, Predicate.KEYS, keys)]
 
 
 def _has_attr(path: Path, guard: Any, context: GuardContext) -> list[Guard]:

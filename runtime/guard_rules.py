@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -147,10 +148,20 @@ def _marks(value: Any, allowed: dict[str, tuple[int, ...]]) -> Ruled:
     return holds, f"no dynamic-shape marks beside {dict(allowed)}", f"marks {found}"
 
 
+def keys_of(value: Any) -> dict[str, Any]:
+    """The keys in their order. An OrderedDict keeps an order of its own; that of the dict beneath is added where it is another one, as
+    rewritten bytecode counts keys by it.
+    """
+    beneath = tuple(tag(k) for k in (dict.keys(value) if isinstance(value, dict) else value.keys()))
+    keys = tuple(tag(k) for k in OrderedDict.keys(value)) if isinstance(value, OrderedDict) else beneath
+    return {"keys": keys, "ordered": True, **({} if keys == beneath else {"beneath": beneath})}
+
+
 def _keys(value: Any, constant: dict[str, Any]) -> Ruled:
-    keys = tuple(tag(k) for k in (dict.keys(value) if isinstance(value, dict) else value.keys()))
-    if not constant["ordered"]:
-        keys = tuple(sorted(keys, key=repr))
+    found = keys_of(value)
+    keys = found["keys"] if constant["ordered"] else tuple(sorted(found["keys"], key=repr))
+    if constant["ordered"] and found.get("beneath") != constant.get("beneath"):
+        return False, "an OrderedDict whose keys were moved, or not, as before", "one whose keys were moved otherwise"
     shown = [describe_constant(("list", k)) for k in (constant["keys"], keys)]
     return keys == constant["keys"], f"keys {shown[0]}" + " in this order" * constant["ordered"], f"keys {shown[1]}"
 

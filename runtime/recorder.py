@@ -12,6 +12,7 @@ import contextlib
 import enum
 import sys
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -292,6 +293,8 @@ class Recording(TableReads):
             case Predicate.LENGTH | Predicate.EMPTY:
                 self._length(place)
             case Predicate.KEYS:
+                if isinstance(place, OrderedDict) and guard.constant["ordered"]:
+                    raise Opaque  # its own order changes without a change of the dict beneath
                 self.whole(self._a_dict(place))
             case Predicate.HAS_KEY | Predicate.LACKS_KEY:
                 self.key(self._a_dict(place), untag(guard.constant))

@@ -1,0 +1,321 @@
+"""Replay of side effects on containers: where Dynamo loses or changes what the traced code did to a list, dict, set or deque.
+
+The bytecode of a frame applies what its Python code changed after the graph has run. What is replayed, and how, is the table of
+docs/side-effects.md; a change that cannot be replayed exactly ends the graph, so that Python makes it.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from torch._dynamo.bytecode_transformation import create_instruction
+from torch._dynamo.exc import raise_observed_exception, unimplemented
+from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.side_effects import SideEffects
+from torch._dynamo.source import AttrSource
+from torch._dynamo import variables
+from torch._dynamo.variables import dicts, lists, user_defined
+from torch._dynamo.variables.base import ValueMutationNew, VariableTracker
+from torch._dynamo.variables.builder import VariableBuilder
+from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.dicts import ConstDictVariable
+from torch._dynamo.variables.lists import DequeVariable, ListIteratorVariable
+
+
+@contextlib.contextmanager
+def replayed_containers() -> Iterator[None]:
+    """While tracing: containers end as eager code would leave them."""
+    with contextlib.ExitStack() as stack:
+        for patch in (
+            _bounds_of_deques,
+            _orders_of_dicts,
+            _existing_containers_are_themselves,
+            _views_of_dicts,
+            _sets,
+            _kinds_of_iterators,
+        ):
+            stack.enter_context(patch())
+        yield
+
+
+def refuse(what: str, hint: str) -> Any:
+    """Ends the graph here: the rest of the line is Python's."""
+    unimplemented(gb_type=what, context="", explanation="its replay would not be exact, so Python runs it", hints=[hint])
+
+
+# -- deques
+
+
+_ADD_ON_THE_LEFT = ("appendleft", "extendleft")
+
+
+@contextlib.contextmanager
+def _bounds_of_deques() -> Iterator[None]:
+    """A deque of the caller's has its `maxlen`, which is guarded. The tracer takes it for unbounded."""
+    wrap: Any = VariableBuilder.wrap_listlike
+    call: Any = DequeVariable.call_method
+    update: Any = SideEffects.codegen_update_mutated
+
+    def wrap_listlike(self: VariableBuilder, value: Any) -> Any:
+        result = wrap(self, value)
+        if type(value) is collections.deque:
+            install_guard(AttrSource(self.get_source(), "maxlen").make_guard(GuardBuilder.CONSTANT_MATCH))
+            result.maxlen = ConstantVariable.create(value.maxlen)
+        return result
+
+    def call_method(self: DequeVariable, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if name in ("pop", "popleft") and not args and not kwargs and not self.items:
+            raise_observed_exception(IndexError, tx, args=["pop from an empty deque"])
+        if name == "copy" and not args and not kwargs:
+            return DequeVariable(list(self.items), maxlen=self.maxlen, mutation_type=ValueMutationNew())
+        result = call(self, tx, name, args, kwargs)
+        bound = self.maxlen.as_python_constant()
+        if bound is not None and len(self.items) > bound:
+            self.items[:] = self.items[:bound] if name in _ADD_ON_THE_LEFT else self.items[len(self.items) - bound :]
+        return result
+
+    def codegen_update_mutated(self: SideEffects, cg: Any, *args: Any, **kwargs: Any) -> None:
+        """A bounded deque that holds what fits may be emptied and filled again, as an unbounded one is."""
+        bounded = [v for v in self._get_modified_vars() if isinstance(v, DequeVariable) and v.source is not None]
+        bounds = [v.maxlen for v in bounded]
+        for variable in bounded:
+            variable.maxlen = ConstantVariable.create(None)
+        try:
+            update(self, cg, *args, **kwargs)
+        finally:
+            for variable, bound in zip(bounded, bounds, strict=True):
+                variable.maxlen = bound
+
+    with (
+        mock.patch.object(VariableBuilder, "wrap_listlike", wrap_listlike),
+        mock.patch.object(DequeVariable, "call_method", call_method),
+        mock.patch.object(SideEffects, "codegen_update_mutated", codegen_update_mutated),
+        _deques_in_place(),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _deques_in_place() -> Iterator[None]:
+    """Operators on deques that keep the bound: those that the tracer has as lists do."""
+    with contextlib.ExitStack() as stack:
+        for name in ("sq_concat_impl", "sq_repeat_impl", "sq_inplace_repeat_impl"):
+            original: Any = getattr(DequeVariable, name, None)
+            if original is not None:
+                stack.enter_context(mock.patch.object(DequeVariable, name, _bounded(original)))
+        if hasattr(DequeVariable, "tp_iter_impl"):
+            stack.enter_context(mock.patch.object(DequeVariable, "tp_iter_impl", _iterator))
+        yield
+
+
+def _bounded(original: Any) -> Any:
+    def operator(self: DequeVariable, *args: Any) -> Any:
+        result = original(self, *args)
+        bound = self.maxlen.as_python_constant()
+        if bound is not None and isinstance(result, DequeVariable):
+            result.maxlen = self.maxlen
+            result.items[:] = result.items[max(len(result.items) - bound, 0) :]
+        return result
+
+    return operator
+
+
+class _DequeIterator(ListIteratorVariable):
+    """Over a deque that must not get more or fewer items meanwhile."""
+
+    _nonvar_fields = {"deque", "length", *ListIteratorVariable._nonvar_fields}
+
+    def __init__(self, deque: DequeVariable, **kwargs: Any) -> None:
+        super().__init__(list(deque.items), **kwargs)
+        self.deque = deque
+        self.length = len(deque.items)
+
+    def tp_iternext_impl(self, tx: Any) -> Any:
+        if len(self.deque.items) != self.length:
+            raise_observed_exception(RuntimeError, tx, args=["deque mutated during iteration"])
+        return super().tp_iternext_impl(tx)
+
+    def reconstruct(self, codegen: Any) -> None:
+        refuse("an iterator over a deque outlives the compiled code", "iterate over a list of it")
+
+
+def _iterator(self: DequeVariable, tx: Any) -> Any:
+    return _DequeIterator(self, mutation_type=ValueMutationNew())
+
+
+# -- dicts
+
+
+@contextlib.contextmanager
+def _orders_of_dicts() -> Iterator[None]:
+    """A dict that is emptied and filled again has the keys, and the order, that the traced one had: both are guarded. An OrderedDict's
+    moves are changes. What `popitem` takes depends on the order.
+    """
+    call: Any = ConstDictVariable.call_method
+    update: Any = SideEffects.codegen_update_mutated
+
+    def call_method(self: ConstDictVariable, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if name in _BY_ORDER or (name == "pop" and args and args[0] in self):
+            _before(self, tx, name, args)
+        return call(self, tx, name, args, kwargs)
+
+    def codegen_update_mutated(self: SideEffects, cg: Any, *args: Any, **kwargs: Any) -> None:
+        for variable in self._get_modified_vars():
+            held = getattr(variable, "_base_vt", None)
+            for each in (variable, held):
+                if isinstance(each, ConstDictVariable) and each.source is not None and _filled_again(each):
+                    each.install_dict_keys_match_guard()
+                    cg.tx.output.guard_on_key_order.add(each.source)
+        update(self, cg, *args, **kwargs)
+
+    patches = [(ConstDictVariable, "call_method", call_method), (SideEffects, "codegen_update_mutated", codegen_update_mutated)]
+    ordered = getattr(user_defined, "OrderedDictVariable", None)
+    if ordered is not None:
+        patches.append((ordered, "call_method", _of_ordered_dicts(ordered.call_method)))
+    proxy = getattr(dicts, "SideEffectsProxyDict", None)
+    if proxy is not None:
+        patches.append((proxy, "__iter__", _own_dicts_in_order))
+    with contextlib.ExitStack() as stack:
+        for owner, name, function in patches:
+            stack.enter_context(mock.patch.object(owner, name, function))
+        yield
+
+
+_BY_ORDER = ("popitem", "move_to_end")
+
+
+def _of_ordered_dicts(original: Any) -> Any:
+    """From torch 2.13 on an OrderedDict is a variable of its own, around that of its items."""
+
+    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if name in _BY_ORDER:
+            _before(self._base_vt, tx, name, args)
+        return original(self, tx, name, args, kwargs)
+
+    return call_method
+
+
+def _before(held: ConstDictVariable, tx: Any, name: str, args: Any) -> None:
+    held.install_dict_keys_match_guard()
+    if name in _BY_ORDER and held.source is not None:
+        tx.output.guard_on_key_order.add(held.source)
+    if name == "move_to_end":
+        if args and args[0] not in held:
+            raise_observed_exception(KeyError, tx, args=[args[0]])
+        held.should_reconstruct_all = True
+
+
+def _filled_again(variable: ConstDictVariable) -> bool:
+    """Whether the replay writes keys that the caller's dict had before."""
+    held = variable.original_items
+    return variable.should_reconstruct_all and any(not variable.is_new_item(held.get(k.vt), value) for k, value in variable.items.items())
+
+
+def _own_dicts_in_order(self: Any) -> Iterator[Any]:
+    """The keys of an object's `__dict__`: those that it had, then new ones."""
+    changed = self.side_effects_table()
+    for name in (*self.item_dict, *(name for name in changed if name not in self.item_dict)):
+        if not isinstance(changed.get(name), variables.DeletedVariable):
+            yield dicts.HashableTracker(ConstantVariable.create(name))
+
+
+# -- one object in many places
+
+
+@contextlib.contextmanager
+def _existing_containers_are_themselves() -> Iterator[None]:
+    """A container of the caller's that is reached from itself, or from another one, is that object. The tracer builds such a container anew
+    to fill the old one from, and then takes the new one for it.
+    """
+    refers: Any = VariableTracker._contains_self_reference
+    rebuild: Any = DequeVariable.reconstruct
+
+    def _contains_self_reference(self: VariableTracker) -> bool:
+        return self.source is None and bool(refers(self))
+
+    def reconstruct(self: DequeVariable, codegen: Any) -> None:
+        if self.source is None:
+            rebuild(self, codegen)
+            return
+        codegen.foreach(self.items)
+        codegen.append_output(create_instruction("BUILD_LIST", arg=len(self.items)))
+
+    with (
+        mock.patch.object(VariableTracker, "_contains_self_reference", _contains_self_reference),
+        mock.patch.object(DequeVariable, "reconstruct", reconstruct),
+    ):
+        yield
+
+
+# -- views of dicts
+
+
+@contextlib.contextmanager
+def _views_of_dicts() -> Iterator[None]:
+    """What `keys()` gave the caller sees later changes of its dict. The tracer has a copy, which is right while no dict changes."""
+    wrap: Any = VariableBuilder._wrap
+    change: Any = SideEffects.mutation
+    seen: list[Any] = []
+    views = (type({}.keys()), type(collections.OrderedDict().keys()))
+    hint = "call keys() inside the compiled function"
+
+    def _wrap(self: VariableBuilder, value: Any) -> Any:
+        if isinstance(value, views):
+            if self.tx.output.side_effects.has_existing_dict_mutation():
+                refuse("a dict's keys() of before the call are read after a dict was changed", hint)
+            seen.append(value)
+        return wrap(self, value)
+
+    def mutation(self: SideEffects, variable: VariableTracker) -> None:
+        if seen and variable.source is not None and isinstance(variable, ConstDictVariable):
+            refuse("a dict is changed while keys() of before the call are in use", hint)
+        change(self, variable)
+
+    with mock.patch.object(VariableBuilder, "_wrap", _wrap), mock.patch.object(SideEffects, "mutation", mutation):
+        yield
+
+
+# -- sets
+
+
+@contextlib.contextmanager
+def _sets() -> Iterator[None]:
+    """The order of a set that traced code has made or changed is that of its hash table, which the tracer does not have: it is Python's to
+    iterate over, or to pop from, such a set of several members.
+    """
+    sets: Any = variables.SetVariable
+    call: Any = sets.call_method
+
+    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if name == "pop" and type(self) is sets and len(self.items) > 1:
+            refuse("set.pop takes the member that the set's hash table has first", "take a member by its value")
+        return call(self, tx, name, args, kwargs)
+
+    with mock.patch.object(sets, "call_method", call_method):
+        yield
+
+
+# -- iterators
+
+
+@contextlib.contextmanager
+def _kinds_of_iterators() -> Iterator[None]:
+    """An iterator over a list that outlives the call is one over a list: the tracer makes one over a tuple."""
+
+    def reconstruct(self: ListIteratorVariable, codegen: Any) -> None:
+        codegen.add_push_null(lambda: codegen.append_output(codegen.create_load_python_module(iter)))
+        remaining = [] if self.is_exhausted else self.items[self.index :]
+        codegen.foreach(remaining)
+        kind = "BUILD_TUPLE" if isinstance(self, lists.TupleIteratorVariable) else "BUILD_LIST"
+        codegen.append_output(create_instruction(kind, arg=len(remaining)))
+        codegen.call_function(1, False)
+
+    with mock.patch.object(ListIteratorVariable, "reconstruct", reconstruct):
+        yield
+
+
+__all__ = ["refuse", "replayed_containers"]
