@@ -1,6 +1,7 @@
-"""Writes in place that eager refuses since what is written, or read for it, shares memory: the tracer's stand-ins have none, and let them pass.
+"""Writes in place to memory that stands for several elements, or that is read at the same time: the tracer's stand-ins let them pass.
 
-Such a write raises eager's error in the traced code's name, as a wrong shape does.
+Where eager refuses such a write, its error is raised in the traced code's name, as that of a wrong shape is. Where eager writes, the
+graph ends: the operator is called as it is.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedFakeTensorException
 
 UNCHECKED = frozenset(
-    "zero_ fill_ index_fill_ index_put_ _index_put_impl_ _unsafe_index_put masked_fill_ threshold_ tril_ triu_ baddbmm_ conj_physical_ "
-    "set_ resize_ resize_as_ as_strided_ squeeze_ unsqueeze_ transpose_ t_ swapaxes_ swapdims_ detach_".split()
+    "zero_ fill_ index_fill_ index_put_ _index_put_impl_ masked_fill_ threshold_ tril_ triu_ baddbmm_ conj_physical_".split()
 )
-"""Operators whose kernels write whatever they are given: the same value everywhere, or nothing at all."""
+"""Operators whose kernels write memory that repeats. Made functional, such a write is the sum over all that one element stands for."""
+RESHAPING = frozenset("set_ resize_ resize_as_ as_strided_ squeeze_ unsqueeze_ transpose_ t_ swapaxes_ swapdims_ detach_".split())
+"""Operators that write no elements."""
 
 TWICE = (
     "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
@@ -45,12 +47,17 @@ def overlaps_refused() -> Iterator[None]:
 
 
 def _check(schema: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    if schema.name.removeprefix("aten::") in UNCHECKED:
+    operator = schema.name.removeprefix("aten::")
+    if operator in RESHAPING:
         return
     given = {**dict(zip((a.name for a in schema.arguments), args, strict=False)), **kwargs}
     written = {a.name: given.get(a.name) for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
     for target in written.values():
         if not isinstance(target, torch.Tensor) or target.layout is not torch.strided:
+            continue
+        if operator in UNCHECKED:
+            if _repeats(target):
+                raise UnsupportedFakeTensorException(f"{operator} writes a tensor of which one element in memory stands for several")
             continue
         if _repeats(target):
             raise RuntimeError(TWICE)
