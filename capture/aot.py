@@ -32,6 +32,7 @@ from precast.capture.outputs import Outputs
 from precast.capture.storages import owner, storage_of
 from precast.capture.subclasses import Part, parts_of, plain_inputs, positions_of, refuse_shared, wraps_of
 from precast.capture.tensor_metadata import views_apart
+from precast.capture.tested_arguments import quantiles_tested
 from precast.capture.unexpressed import sizes_expressed
 from precast.capture.user_kernels import LAUNCH, is_launch, writes_known
 
@@ -61,6 +62,7 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
     Must run inside the Dynamo backend callback: the live TracingContext holds the fake tensors. Raises CaptureRefused.
     """
     _drop_idle_dropout(gm)
+    quantiles_tested(gm)
     floats, table = float_positions(gm), without_wrong(decompositions)
     elsewhere = views_elsewhere(gm)
     parts: tuple[Part, ...] | None = None

@@ -32,6 +32,7 @@ from precast.capture.installed import private_names
 from precast.capture.installed_names import names_of_this_trace
 from precast.capture.integers import larger_are_constants
 from precast.capture.operator_breaks import broken_at_operators
+from precast.capture.overlaps import overlaps_refused
 from precast.capture.own_namespaces import looked_up_where_they_are
 from precast.capture.per_call import per_call_arguments
 from precast.capture.refusals import refusals
@@ -108,6 +109,7 @@ def trace(
             guarded_gaps(),
             replayed_containers(),
             replayed_classes(),
+            overlaps_refused(),
             looked_up_where_they_are(),
             per_call_arguments(is_bound),
             known_changes(dynamic, find),

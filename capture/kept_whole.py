@@ -1,6 +1,7 @@
-"""Operators of which torch's own decomposition computes something else than their kernels: they stay whole while a graph is traced.
+"""Operators of which torch's own decomposition computes something else than their kernels: they stay whole while a graph is traced, or
+are taken to the form that a table of decompositions knows.
 
-These rules are dispatched to even where a table of decompositions has none of them.
+Torch's rules for these are dispatched to even where a table of decompositions has none of them, or another one.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ from unittest import mock
 
 import torch
 from torch._C import DispatchKey
+from torch._decomp.decompositions import upsample_compute_output_size
 
 KEPT_WHOLE = (
     torch.ops.aten.multilabel_margin_loss_forward.default,  # counts what stands behind the first -1, as if it were the label 0
     torch.ops.aten.multi_margin_loss.default,  # takes labels of types that the kernel refuses
 )
+
+INTERPOLATIONS = ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d")
+"""Torch's rules lose infinite pixels, and take integers that the kernels refuse."""
 
 
 def without_wrong(decompositions: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
@@ -33,7 +38,25 @@ def kept_whole() -> Iterator[None]:
             stack.enter_context(mock.patch.dict(op.py_kernels, left, clear=True))
             stack.callback(op._dispatch_cache.clear)
             op._dispatch_cache.clear()
+        for name in INTERPOLATIONS:
+            _take_over(stack, getattr(torch.ops.aten, name))
         yield
+
+
+def _take_over(stack: contextlib.ExitStack, packet: Any) -> None:
+    """An interpolation by sizes is met as a call, and one by factors becomes it."""
+
+    def by_factors(image: torch.Tensor, size: Any, align_corners: bool, factors: Any) -> torch.Tensor:
+        found = upsample_compute_output_size(image.size(), size, factors)
+        result: torch.Tensor = packet.default(image, found, align_corners, *(factors or [None] * len(found)))
+        return result
+
+    forms = ((packet.vec, {DispatchKey.CompositeImplicitAutograd: by_factors}), (packet.default, {}))
+    for op, kernels in forms:
+        left = {key: kernel for key, kernel in op.py_kernels.items() if key is not DispatchKey.Autograd}
+        stack.enter_context(mock.patch.dict(op.py_kernels, {**left, **kernels}, clear=True))
+        stack.callback(op._dispatch_cache.clear)
+        op._dispatch_cache.clear()
 
 
 __all__ = ["kept_whole", "without_wrong"]

@@ -192,7 +192,7 @@ def _onednn_gemm(step: Gemm, name: str, buffers: Mapping[str, Buffer]) -> list[R
     if step.residual is not None and step.activation == "none" and same:
         return [LibraryCall(step, "onednn")]
     rest = epilogue_kernel(name, step, buffers)
-    return [LibraryCall(_bare(step), "onednn"), *([rest] if rest is not None else [])]
+    return [*_onednn_gemm(_bare(step), name, buffers), *([rest] if rest is not None else [])]
 
 
 def _large(step: Gemm, out: Buffer) -> bool:
@@ -229,7 +229,7 @@ def _pointwise_conv(step: Conv, buffers: Mapping[str, Buffer]) -> Gemm | None:
     residual = None if step.residual is None else rows_view(step.residual)
     if x is None or result is None or (step.residual is not None and (residual is None or step.activation != "none")):
         return None
-    if int(step.weight.stride[1]) != 1 or int(x.size[0]) > SMALL_ROWS or step.activation not in POST_OPS:
+    if int(step.weight.stride[1]) != 1 or int(x.size[0]) > SMALL_ROWS:
         return None
     weight = View(step.weight.buffer, step.weight.size[1::-1], (1, step.weight.stride[0]), step.weight.offset, step.weight.dtype)
     return Gemm(x, weight, step.bias, step.out, step.activation, step.activation_args, residual)
@@ -257,18 +257,28 @@ def _conv(step: Conv, name: str, buffers: Mapping[str, Buffer], chooser: Chooser
         product = _pointwise_conv(step, buffers)
         key = conv_key(step, buffers) + (" packed" if packed else "")
         if product is not None and chooser.pick(key, conv_candidates(step, product, buffers, packed), "onednn") == "linear":
-            return [LibraryCall(product, "linear")]
+            return _with_rest(step, product, "linear", name, buffers)
         if _plain_pointwise(step, buffers):
             default = "onednn" if packed else "aten"  # what eager runs: a short measurement on fresh pages should not lose to it
             if chooser.pick(key, plain_conv_candidates(step, buffers, packed), default) == "aten":
                 return [LibraryCall(step, "aten")]
         if step.residual is None:
+            return _with_rest(step, step, "onednn", name, buffers)
+        if step.residual_order == "before" and step.activation == "none" and step.residual.stride == buffers[step.out].stride:
             return [LibraryCall(step, "onednn")]
-        if step.residual_order == "before" and step.activation in ("none", "relu") and step.residual.stride == buffers[step.out].stride:
-            return [LibraryCall(step, "onednn")]
+        return _with_rest(step, replace(step, residual=None), "onednn", name, buffers, apart=True)
+    return _with_rest(step, step, "aten", name, buffers, apart=True)
+
+
+def _with_rest(
+    step: Conv, call: Conv | Gemm, how: How, name: str, buffers: Mapping[str, Buffer], *, apart: bool = False
+) -> list[RunStep]:
+    """The library's `call` for a convolution, and a kernel for what it does not do; `apart`: the activation and the residual, in any case."""
+    if not apart and step.activation in POST_OPS:
+        return [LibraryCall(call, how)]
     rest = epilogue_kernel(name, step, buffers)
-    bare = replace(step, activation="none", activation_args=(), residual=None)
-    return [LibraryCall(bare, "aten"), *([rest] if rest is not None else [])]
+    bare = replace(call, activation="none", activation_args=(), residual=None)
+    return [LibraryCall(bare, how), *([rest] if rest is not None else [])]
 
 
 def _attention(step: Attention, buffers: Mapping[str, Buffer]) -> RunStep:

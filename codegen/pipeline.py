@@ -91,7 +91,7 @@ def compile_program(program: Program, target: str, options: Mapping[str, Any] | 
     host_source = host.source(packs, prepare)
     rendered = time.perf_counter()
     unit = "\n".join([PROLOGUE, prototypes(), MATH, INDEX_HELPERS, ERROR, FAULT, kernel_source, host_source])
-    library = compile_shared(unit, target)
+    library = compile_shared(unit, target, str(options.get("sanitize") or ""))
     done = time.perf_counter()
     return CompiledGraph(
         library=library,

@@ -28,6 +28,12 @@ HOST_FLAGS = ("-O0", *(flag for flag in FLAGS if flag not in ("-O1", *_LOOPS)))
 """For the host program of a GPU graph, which computes nothing and runs on any CPU: a third of the time to compile, which a cold start waits
 for, and calls as fast as optimized ones, for they are calls (`benchmarks/gpu_overhead.py`)."""
 
+SANITIZERS = {
+    "address": ("-fsanitize=address", "-fno-omit-frame-pointer"),
+    "undefined": ("-fsanitize=undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=undefined"),
+}
+"""What `sanitize` adds; names of functions then stay in the library, for reports."""
+
 TARGETS = {level: f"-march={level}" for level in ("x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4", "native")}
 
 LEVEL_FEATURES = {
@@ -126,12 +132,14 @@ def lanes_of(target: str) -> int:
     return {"x86-64-v4": 16, "x86-64-v3": 8}.get(level, 4)
 
 
-def compile_shared(source: str, target: str) -> bytes:
-    """Shared object of one translation unit for `target`.
+def compile_shared(source: str, target: str, sanitize: str = "") -> bytes:
+    """Shared object of one translation unit for `target`, instrumented by the sanitizers that are named.
 
     Raises `CompilerMissing`, `CompileFailed` or `CompilerStopped`.
     """
     flags, libraries = _flags(target)
+    if sanitize:
+        flags = (*(f for f in flags if f != "-s"), *(f for name in sanitize.split(",") for f in SANITIZERS[name]))
     with _folder() as folder:
         (folder / "graph.cpp").write_text(source, encoding="utf-8")
         with _begun([*flags, "graph.cpp", "-o", "graph.so", *libraries], folder) as process:

@@ -360,7 +360,8 @@ def _dense(view: View) -> bool:
 
 def winograd_candidates(step: Conv, shape: Shape, buffers: Mapping[str, Buffer], packed: bool) -> Candidates:
     """Our own code against oneDNN's convolution, both with an ordinary or a prepared (`packed`) weight."""
-    name, algorithm = POST_OPS[step.activation]
+    apart = step.activation not in POST_OPS
+    name, algorithm = POST_OPS.get(step.activation, ("none", "none"))
 
     def make() -> dict[str, Callable[[], object]]:
         _compiled()
@@ -375,11 +376,12 @@ def winograd_candidates(step: Conv, shape: Shape, buffers: Mapping[str, Buffer],
         shaped = (padding, ones, ones, 1)
 
         def direct() -> object:
-            if residual is None:
-                return torch.ops.mkldnn._convolution_pointwise.default(x, theirs, bias, *shaped, name, [], algorithm)
-            unary = None if name == "none" else name
-            return torch.ops.mkldnn._convolution_pointwise.binary(x, residual, theirs, bias, *shaped, "add", None, unary, [], None)
+            if residual is None or apart:
+                found = torch.ops.mkldnn._convolution_pointwise.default(x, theirs, bias, *shaped, name, [], algorithm)
+                return torch.relu_(found) if apart else found
+            return torch.ops.mkldnn._convolution_pointwise.binary(x, residual, theirs, bias, *shaped, "add", None, None, [], None)
 
-        return {"onednn": direct, "winograd": lambda: convolve(shape, x, own, bias, residual, result, name == "relu", threads)}
+        relu = step.activation == "relu"
+        return {"onednn": direct, "winograd": lambda: convolve(shape, x, own, bias, residual, result, relu, threads)}
 
     return make

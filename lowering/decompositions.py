@@ -14,6 +14,8 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 import precast.lowering.ops  # noqa: F401  (fills the table)
 from precast.lowering.operand_types import strict
 from precast.lowering.registry import LOWERINGS
+from precast.lowering.sampling_rules import replaced
+from precast.lowering.tested_values import tested
 
 EXTRA = (
     "native_batch_norm",
@@ -50,6 +52,8 @@ def _decompositions() -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
     table = dict(core_aten_decompositions())
     packets = [getattr(torch.ops.aten, n) for n in EXTRA if hasattr(torch.ops.aten, n)]
     table |= get_decompositions(packets)
+    table |= replaced(table)
+    table |= tested(table)
     return {op: strict(op, rule) for op, rule in table.items() if op not in LOWERINGS and op not in WHOLE}
 
 

@@ -46,6 +46,9 @@ STATIC_CHECKS = (
 COLLIDING = frozenset("index_put _unsafe_index_put scatter scatter_add scatter_reduce index_add index_copy index_reduce".split())
 """Operators that may write one element more than once: in any order here, in eager's under `torch.use_deterministic_algorithms`."""
 
+VALUE_CHECKS = (aten._assert_async.default, aten._assert_async.msg)
+"""Assertions about values, which each call makes."""
+
 
 def lower(graph: fx.GraphModule, name: str, options: Mapping[str, Any] | None = None) -> Program:
     """The graph (functional ATen ops, fake tensors in `node.meta["val"]`) as a program that computes the same.
@@ -211,6 +214,9 @@ class _Walk:
             self._barrier(node, [self._argument(w) for w in written_nodes(node)], position)
             launch(self.b, node, self._in_memory)
             return
+        if node.target in VALUE_CHECKS and not self.b.on_gpu:
+            self._value_check(node)
+            return
         if not isinstance(node.target, torch._ops.OpOverload):
             if not node.users and value is None:
                 return  # assertions on symbolic sizes: guards hold them
@@ -247,6 +253,14 @@ class _Walk:
             self.b.steps.append(Extern(ITEM, (self.b.window(self._argument(source)),), (), (), (), (node.name,), binds))
             self.b.bound(binds)
         return found
+
+    def _value_check(self, node: fx.Node) -> None:
+        """An assertion on one element. On a GPU it is the library's call, which does not wait for the device."""
+        bind = Bind(size_symbol(f"ok{len(self.b.steps)}", -MAX_BOUND, None, 1, True))
+        message = str(node.args[1]) if len(node.args) > 1 else "Expected Tensor with single nonzero value, but got zero"
+        self.b.steps.append(Extern(ITEM, (self.b.window(self._argument(node.args[0])),), (), (), (), (node.name,), (bind,)))
+        self.b.bound((bind,))
+        self.b.require(sympy.Ne(bind.symbol, 0), message)
 
     def _collect_checks(self) -> None:
         """The graph's assertions over data-dependent numbers; guards hold the others."""

@@ -1,4 +1,4 @@
-"""Operators whose operands must agree in type: eager's kernels check that, the tracer's stand-ins and the decompositions do not.
+"""What eager's kernels ask of their operands, types that agree and numbers within bounds: the tracer's stand-ins and the decompositions do not.
 
 Where a call does not fit, neither a rule nor a decomposition takes it: it stays the library's call, and raises eager's own error.
 """
@@ -41,7 +41,33 @@ def _both(*rules: Callable[[Operands], bool]) -> Callable[[Operands], bool]:
     return lambda operands: all(rule(operands) for rule in rules)
 
 
+def _without(*dtypes: torch.dtype) -> Callable[[Operands], bool]:
+    """No operand has one of these types."""
+    return lambda operands: not _dtypes(operands, tuple(operands)) & set(dtypes)
+
+
+def _number(name: str, default: float, holds: Callable[[float], bool]) -> Callable[[Operands], bool]:
+    """What an argument that is a number has to be; one that comes with each call is not looked at."""
+
+    def rule(operands: Operands) -> bool:
+        value = operands.get(name, default)
+        return not isinstance(value, int | float) or holds(value)
+
+    return rule
+
+
+def _interpolates(of_bytes: bool) -> Callable[[Operands], bool]:
+    """Images of floats, or of bytes: eager has no kernel for other integers."""
+
+    def rule(operands: Operands) -> bool:
+        (kind,) = _dtypes(operands, ("self", "input"))
+        return kind.is_floating_point or (of_bytes and kind is torch.uint8)
+
+    return rule
+
+
 LONG = torch.int64
+INTERPOLATIONS = ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "trilinear3d", "bicubic2d")
 LOSS = _both(_alike("self", "weight"), _counts("target", LONG))
 
 RULES: dict[str, Callable[[Operands], bool]] = {
@@ -65,6 +91,15 @@ RULES: dict[str, Callable[[Operands], bool]] = {
     "binary_cross_entropy": _alike("self", "target", "weight"),
     "nll_loss_forward": LOSS,
     "nll_loss2d_forward": LOSS,
+    "argmax": _without(torch.bool),
+    "argmin": _without(torch.bool),
+    "sub": _without(torch.bool),
+    "rsub": _without(torch.bool),
+    "smooth_l1_loss": _number("beta", 1.0, lambda beta: beta >= 0),
+    "huber_loss": _number("delta", 1.0, lambda delta: delta > 0),
+    "celu": _number("alpha", 1.0, lambda alpha: alpha != 0),
+    **{f"upsample_{how}": _interpolates(how not in ("linear1d", "trilinear3d")) for how in INTERPOLATIONS},
+    **{f"_upsample_nearest_exact{rank}d": _interpolates(True) for rank in (1, 2, 3)},
 }
 """By the operator's name, of whatever overload."""
 

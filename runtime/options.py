@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -71,6 +72,15 @@ _TABLE = (
         False,
         "Measure every library call that has more than one implementation, for as long as it takes and whatever was measured before. "
         "False: within 0.6 s a graph, and records of earlier measurements are reused.",
+    ),
+    Option(
+        "sanitize",
+        str,
+        "",
+        "For those who look for faults of precast: generated C++ is instrumented by the compiler's sanitizers, which end the process where it "
+        "reads or writes outside of memory. The process has to be started with LD_PRELOAD=$(g++ -print-file-name=libasan.so) and "
+        "ASAN_OPTIONS=detect_leaks=0. CPU only.",
+        choices=("", "address", "address,undefined"),
     ),
     Option(
         "target",
@@ -291,6 +301,11 @@ def _checked(option: Option, value: Any) -> Any:
         raise OptionError(f"option {option.name!r} wants {option.type.__name__}, got {type(value).__name__} ({value!r})")
     if option.choices and value not in option.choices:
         raise OptionError(f"option {option.name!r}: {value!r} is not one of {', '.join(map(repr, option.choices))}")
+    if option.name == "sanitize" and value and not hasattr(ctypes.CDLL(None), "__asan_init"):
+        raise OptionError(
+            "option 'sanitize' needs a process that AddressSanitizer was loaded into first, or the first library of generated code ends it: "
+            "start it with LD_PRELOAD=$(g++ -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0"
+        )
     return value
 
 
@@ -301,6 +316,8 @@ def key_options(options: Mapping[str, Any]) -> dict[str, Any]:
         kept.pop("guard_filter_fn", None)  # most programs have none: it is no part of their keys
     elif not isinstance(kept["guard_filter_fn"], str):  # a stored artifact's options hold the content already
         kept["guard_filter_fn"] = guard_filters.content(kept["guard_filter_fn"])
+    if not kept.get("sanitize"):
+        kept.pop("sanitize", None)
     return kept
 
 

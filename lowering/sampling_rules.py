@@ -1,0 +1,166 @@
+"""Rules of our own for sampling between pixels, in torch's operators: `grid_sample` of images, and linear interpolation.
+
+Torch's rules for these compute the same wherever all numbers are finite. Eager also says what becomes of the others, and these keep it:
+
+* A coordinate that is NaN or infinite has no pixel. With padding by zeros the weights are NaN and so is the result; on a GPU such a
+  coordinate lies outside, and the result is 0. With the border or reflected, a coordinate that is NaN after that counts as 0.
+* Interpolation is a sum of weighted pixels: an infinite pixel stays infinite, where `a + (b - a) * w` makes it NaN.
+
+A number becomes an integer only where it was compared with the size first, so that no conversion depends on the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._prims_common import suggest_memory_format
+
+BILINEAR, NEAREST, BICUBIC = range(3)
+ZEROS, BORDER, REFLECTION = range(3)
+CUBIC = -0.75
+
+
+def grid_sampler_2d(image: Tensor, grid: Tensor, mode: int = BILINEAR, padding: int = ZEROS, align_corners: bool = False) -> Tensor:
+    """`aten::grid_sampler_2d`; half types are sampled in f32."""
+    torch._check(mode in (BILINEAR, NEAREST, BICUBIC), lambda: f"Invalid interpolation mode {mode}")
+    torch._check(padding in (ZEROS, BORDER, REFLECTION), lambda: f"Invalid padding mode {padding}")
+    kind = torch.float32 if image.dtype in (torch.float16, torch.bfloat16) else image.dtype
+    place = partial(_placed, padding=padding, align_corners=align_corners, on_cpu=image.device.type == "cpu")
+    height, width = image.shape[2:]
+    spots = grid.to(kind).unsqueeze(1)
+    x, y = (_pixels(spots[..., k], size, align_corners) for k, size in enumerate((width, height)))
+    at = partial(_pixel, image.to(kind))
+    if mode == BICUBIC:
+        edge = partial(_inside, padding=padding, align_corners=align_corners)
+        result = _bicubic(lambda u, v: at(edge(u, width), edge(v, height)), x, y)
+    else:
+        x, y = place(x, width), place(y, height)
+        result = at(x.round(), y.round()) if mode == NEAREST else _bilinear(at, x, y)
+    return result.to(image.dtype).contiguous()
+
+
+def _pixels(place: Tensor, size: Any, align_corners: bool) -> Tensor:
+    """From [-1, 1] to positions of pixels."""
+    return (place + 1) * ((size - 1) / 2) if align_corners else (place + 1) * (size / 2) - 0.5
+
+
+def _inside(place: Tensor, size: Any, padding: int, align_corners: bool) -> Tensor:
+    """The position that stands for one outside of the image, by the padding; NaN becomes 0 where there is one."""
+    if padding == ZEROS:
+        return place
+    if padding == REFLECTION:
+        place = _reflected(place, size, align_corners)
+    place = torch.where(place > 0, place, 0)  # which NaN is not
+    return place.clamp(max=size - 1)
+
+
+def _reflected(place: Tensor, size: Any, align_corners: bool) -> Tensor:
+    if align_corners and size <= 1:
+        return torch.zeros_like(place)
+    low, period = (0.0, 2.0 * (size - 1)) if align_corners else (-0.5, 2.0 * size)
+    away = (place - low).abs()
+    rest = away - (away / period).trunc() * period
+    return torch.minimum(rest, period - rest) + low
+
+
+def _placed(place: Tensor, size: Any, padding: int, align_corners: bool, on_cpu: bool) -> Tensor:
+    place = _inside(place, size, padding, align_corners)
+    return place if on_cpu or padding != ZEROS else torch.where(place.abs() < 2**31, place, -100)
+
+
+def _pixel(image: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The pixels at whole positions, 0 outside of the image."""
+    n, channels, height, width = image.shape
+    there = ((x >= 0) & (x < width)) & ((y >= 0) & (y < height))
+    column, row = (torch.where(there, place, 0).to(torch.int64) for place in (x, y))
+    batch, channel = (torch.arange(k, device=image.device) for k in (n, channels))
+    return torch.where(there, image[batch.view(-1, 1, 1, 1), channel.view(1, -1, 1, 1), row, column], 0)
+
+
+def _bilinear(at: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+    left, top = x.floor(), y.floor()
+    w, n = x - left, y - top
+    e, s = 1 - w, 1 - n
+    upper = at(left, top) * (s * e) + at(left + 1, top) * (s * w)
+    return upper + at(left, top + 1) * (n * e) + at(left + 1, top + 1) * (n * w)
+
+
+def _bicubic(at: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+    left, top = x.floor(), y.floor()
+    across, down = _cubic(x - left), _cubic(y - top)
+    lines = [_weighted(across, [at(left + (k - 1), top + (line - 1)) for k in range(4)]) for line in range(4)]
+    return _weighted(down, lines)
+
+
+def _weighted(weights: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
+    total = weights[0] * values[0]
+    for weight, value in zip(weights[1:], values[1:], strict=True):
+        total = total + weight * value
+    return total
+
+
+def _cubic(t: Tensor) -> list[Tensor]:
+    """Weights of the four pixels around a position that is `t` behind the second."""
+
+    def near(d: Tensor) -> Tensor:
+        return ((CUBIC + 2) * d - (CUBIC + 3)) * d * d + 1
+
+    def far(d: Tensor) -> Tensor:
+        return ((CUBIC * d - 5 * CUBIC) * d + 8 * CUBIC) * d - 4 * CUBIC
+
+    return [far(t + 1), near(t), near(1 - t), far(2 - t)]
+
+
+def upsample_linear(image: Tensor, size: Sequence[Any], align_corners: bool, *scales: float | None) -> Tensor:
+    """`aten::upsample_linear1d`, `upsample_bilinear2d` and `upsample_trilinear3d` of floats."""
+    kind = torch.float32 if image.dtype in (torch.float16, torch.bfloat16) else image.dtype
+    dims = len(size)
+    factors = scales or (None,) * dims
+    taps = [_taps(image, k, size[k], align_corners, factors[k], kind) for k in range(dims)]
+    corners = []
+    for sides in product((0, 1), repeat=dims):
+        places = [taps[k][side] for k, side in enumerate(sides)]
+        corners.append(torch.ops.aten._unsafe_index(image, [None, None, *places]).to(kind))
+    for _, _, share in reversed(taps):
+        corners = [a * (1 - share) + b * share for a, b in zip(corners[::2], corners[1::2], strict=True)]
+    layout = suggest_memory_format(image)
+    if image.device.type == "cuda" and image.shape[1] < 16:
+        layout = torch.contiguous_format
+    return corners[0].to(image.dtype).contiguous(memory_format=layout)
+
+
+def _taps(image: Tensor, dim: int, size: Any, align_corners: bool, scale: float | None, kind: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """The two positions along a dimension of the image that each point of the result lies between, and the second one's weight."""
+    extent, behind = image.shape[dim + 2], image.dim() - 3 - dim
+    points = torch.arange(size, device=image.device).to(kind)
+    if align_corners:
+        place = points * ((extent - 1.0) / (size - 1.0) if size > 1 else 0)
+    else:
+        place = (points + 0.5) * (1.0 / scale if scale is not None and scale > 0 else extent / size) - 0.5
+    place = place.clamp(min=0.0).reshape(-1, *(1 for _ in range(behind)))
+    first = place.to(torch.int64).clamp(max=extent - 1)
+    return first, (first + 1).clamp(max=extent - 1), (place - first).clamp(0.0, 1.0)
+
+
+def for_floats(rule: Callable[..., Tensor], other: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`rule` for images of floats, `other` for those of integers, which round in their own way."""
+
+    def chosen(image: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return (rule if image.is_floating_point() else other)(image, *args, **kwargs)
+
+    return chosen
+
+
+def replaced(table: dict[torch._ops.OperatorBase, Callable[..., Any]]) -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
+    """The operators of a table that have a rule here, with it."""
+    found: dict[torch._ops.OperatorBase, Callable[..., Any]] = {torch.ops.aten.grid_sampler_2d.default: grid_sampler_2d}
+    for name in ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"):
+        op = getattr(torch.ops.aten, name).default
+        if op in table:
+            found[op] = for_floats(upsample_linear, table[op])
+    return {op: rule for op, rule in found.items() if op in table}
