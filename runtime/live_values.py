@@ -72,8 +72,8 @@ def live_guard(walk: Recording, guard: Guard, path: Path, place: Live) -> None:
             if not lacks_on_class(type(value), guard.constant, walk):
                 raise Opaque
             return  # and the tensor check admits no attributes of the tensor's own
-        elif not specs or guard.predicate not in _IN_SPEC:
-            raise Opaque
+        elif not specs or guard.predicate not in _IN_SPEC or not MARKS.isdisjoint(value.__dict__):
+            raise Opaque  # the table reads how many attributes there are, and not which dimensions a mark names
         return
     if type(value) in _SCALARS:
         if guard.predicate is Predicate.IS:
