@@ -1,6 +1,7 @@
-"""The mutation run: `python -m tests.mutation.run [--area A] [--name TEXT] [--sample N --seed S] [--jobs N] [--seconds N] [--json]`.
+"""The mutation run: `python -m tests.mutation.run [--all] [--area A] [--name TEXT] [--sample N --seed S] [--jobs N] [--seconds N]`.
 
-Every row of the table is put into a copy of the tree and its tests run there; see README.md beside this file. The checkout is never edited.
+Rows of the table are put into a copy of the tree, one at a time, and their tests run there; see README.md beside this file. The checkout is
+never edited. Which rows: those named; else a seeded sample, of `--area` or of the whole table; with `--all` each.
 Exit code 0: all mutants that apply were killed; 1: one survived, or a row or its tests do not fit the sources; 2: wrong usage.
 """
 
@@ -69,7 +70,7 @@ def judge(mutant: Mutant, outcome: Outcome) -> Verdict:
 
 
 def _tail(log: Path) -> str:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()] if log.exists() else []
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()] if log.is_file() else []
     return lines[-1][:200] if lines else "no output"
 
 
@@ -142,23 +143,25 @@ class Session:
         for file in self.pool.work(sorted(by_file), begin, done):
             self.unfit[file] = "out of time"
 
-    def reason_unfit(self, mutant: Mutant) -> str:
-        """Why the mutant's tests say nothing here, or nothing."""
-        for failed, why in self.unfit.items():
-            for node in mutant.nodes:
-                # a failed file, function or case, and a row that names it, what holds it or a case of it
-                if failed == node or failed.startswith((f"{node}::", f"{node}[")) or node.startswith((f"{failed}::", f"{failed}[")):
-                    return f"{failed}: {why}"
-        return ""
+    def fit_nodes(self, mutant: Mutant) -> tuple[list[str], list[str], str]:
+        """Which of the mutant's tests say something here, which cases in them do not, and why, where there are any such."""
+        nodes, left_out, reason = [], [], ""
+        for node in mutant.nodes:
+            holds = [f for f in self.unfit if f == node or node.startswith((f"{f}::", f"{f}["))]  # it, its file or its function failed
+            within = [f for f in self.unfit if f.startswith((f"{node}::", f"{node}["))]
+            reason = next((f"{f}: {self.unfit[f]}" for f in (*holds, *within)), reason)
+            left_out += within
+            nodes += [] if holds else [node]
+        return nodes, left_out, reason
 
     def run(self, mutants: Sequence[Mutant]) -> None:
         fit = []
         for mutant in mutants:
-            reason = self.reason_unfit(mutant)
-            if reason:
-                self.add(Verdict(mutant.name, mutant.area, mutant.file, UNFIT, why=reason))
-            else:
+            nodes, _, reason = self.fit_nodes(mutant)
+            if nodes:
                 fit.append(mutant)
+            else:
+                self.add(Verdict(mutant.name, mutant.area, mutant.file, UNFIT, why=reason))
 
         def begin(mutant: Mutant, slot: int) -> Run | None:
             tree = self.trees[slot]
@@ -168,7 +171,8 @@ class Session:
                 self.add(Verdict(mutant.name, mutant.area, mutant.file, ROTTEN, why=str(error)))
                 return None
             took = sum(self.took.get(file, 0) for file in {node.partition("::")[0] for node in mutant.nodes})
-            return Run(tree.folder, self.scratch(), mutant.nodes, max(SHORTEST_LIMIT, 5 * took))
+            nodes, left_out, _ = self.fit_nodes(mutant)
+            return Run(tree.folder, self.scratch(), [*nodes, *(f"--deselect={case}" for case in left_out)], max(SHORTEST_LIMIT, 5 * took))
 
         def done(mutant: Mutant, slot: int, outcome: Outcome) -> None:
             self.trees[slot].restore()
@@ -188,7 +192,7 @@ def chosen(args: argparse.Namespace) -> list[Mutant]:
     rows = [row for row in table(tuple(args.area)) if not args.name or any(word in row.name for word in args.name)]
     if not args.name:
         rows = [row for row in rows if not row.equivalent]
-    if args.sample:
+    if not args.all and not args.name:
         rows = random.Random(args.seed).sample(rows, min(args.sample, len(rows)))
     return rows
 
@@ -210,21 +214,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--area", action="append", default=[], choices=areas(), help="only these areas (repeat)")
     parser.add_argument("--name", action="append", default=[], help="only rows whose name holds this text (repeat for more)")
-    parser.add_argument("--sample", type=int, default=0, help="a seeded sample of so many rows")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--all", action="store_true", help="every row that is not judged equivalent")
+    parser.add_argument("--sample", type=int, default=12, help="how many rows otherwise (default 12)")
+    parser.add_argument("--seed", type=int, default=None, help="of the sample; printed, another one each time")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="copies of the tree that work at once")
     parser.add_argument("--seconds", type=float, default=1e9, help="start no mutant after so many seconds; the report says what was left")
     parser.add_argument("--json", action="store_true", help="the report as JSON on stdout; progress goes to stderr")
     parser.add_argument("--keep", type=Path, help="keep copies and logs in this folder")
     args = parser.parse_args(arguments)
     began = time.monotonic()
+    args.seed = int.from_bytes(os.urandom(3), "little") if args.seed is None else args.seed
     mutants = chosen(args)
     if not mutants:
         print("no row of the table is of that name and area", file=sys.stderr)
         return 2
+    if not args.all and not args.name:
+        print(f"a sample: --seed {args.seed} repeats it", file=sys.stderr, flush=True)
     preload()
     folder = args.keep or Path(tempfile.mkdtemp(prefix="precast-mutants-"))
     folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o755)  # tests that act as another user have to reach what they made
     try:
         session = Session(folder, min(args.jobs, len(mutants)), began + args.seconds, lambda line: print(line, file=sys.stderr, flush=True))
         session.baseline(mutants)

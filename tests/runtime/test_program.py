@@ -27,6 +27,7 @@ from precast.artifact_store import Guard, Manifest, Predicate, Store
 from precast.artifact_store.records import GraphInput, GraphOutput
 from precast.runtime import compatibility, native
 from precast.runtime.api import site_of
+from precast.runtime.code_digest import digest
 from precast.runtime.errors import LoadError, Refused
 from precast.runtime.library import Library
 from precast.runtime.program import Program
@@ -541,6 +542,31 @@ def test_one_other_version_is_a_miss(
     with pytest.raises(precast.GuardMiss, match=reason):
         precast.load(product, store=store)(X, X)
     assert compiler.frame_count == 1
+
+
+@pytest.mark.parametrize(
+    ("digests", "reason"),
+    [
+        ({":product": digest(product.__code__), f"{__name__}:compile_product": digest(compile_product.__code__)}, ""),
+        ({f"{__name__}:compile_product": digest(product.__code__)}, "the code of compile_product in .* has changed since"),
+        ({f"{__name__}:no_such": digest(product.__code__)}, "the code of no_such in .* has changed since"),
+        ({":product": digest(compile_product.__code__)}, "the code of product in the program has changed since"),
+    ],
+    ids=["as it was", "edited", "gone", "the entry"],
+)
+def test_code_that_was_edited_is_a_miss(store: Store, compiler: Counting, digests: dict[str, str], reason: str) -> None:
+    precast.compile(product, store=store)(X, X)
+    (made,) = store.manifests()
+    store.remove(made.artifact_id)
+    names = ("program_key", "program_name", "target", "versions", "options", "guards", "frames", "graphs", "blobs")
+    manifest = Manifest.make(**{name: getattr(made, name) for name in names}, digests=digests)
+    store.put(manifest, {name: store.blob(name) or b"" for name in made.blobs})
+    served = precast.load(product, store=store)
+    if reason:
+        with pytest.raises(precast.GuardMiss, match=reason):
+            served(X, X)
+    else:
+        torch.testing.assert_close(served(X, X), X * X)
 
 
 @pytest.mark.parametrize("part", ["torch", "lowering", "python"])

@@ -134,6 +134,15 @@ def test_an_artifact_without_one_of_its_blobs_is_not_complete(tmp_path: Path) ->
     assert Store.open(tmp_path).complete(manifest)
 
 
+def test_a_blob_of_the_right_size_and_another_content_is_not_put(tmp_path: Path) -> None:
+    manifest, blobs = make()
+    store = Store.open(tmp_path)
+    for name, data in blobs.items():
+        with pytest.raises(ValueError, match="does not match"):
+            store.put(manifest, {**blobs, name: bytes(len(data))})
+    assert list(store.manifests()) == []
+
+
 def test_a_record_whose_content_was_changed_is_none(tmp_path: Path) -> None:
     store = Store.open(tmp_path)
     store.put_record("tuning", "one", {"way": "fast"})

@@ -120,14 +120,14 @@ ROWS = (
         "runtime/guard_rules.py",
         "found[-1] = max(found[-1], end)",
         "found[-1] = end",
-        JUDGES,
+        f"{JUDGES}::test_spans_are_joined",
     ),
     Mutant(
         "a device other than the first one's is missed",
         "runtime/guard_rules.py",
         "next((i for i, other in enumerate(found) if other != wanted), -1)",
         "next((i for i, other in enumerate(found[:1]) if other != wanted), -1)",
-        JUDGES,
+        f"{JUDGES}::test_the_first_tensor_on_another_device",
     ),
     # the generated checker
     Mutant(
@@ -292,7 +292,7 @@ ROWS = (
         "native: strides are not compared",
         "runtime/native/table.c",
         "if (strides[i] != FREE && strides[i] != list[i]) return 0;",
-        "",
+        ";",
         TABLES,
     ),
     Mutant(

@@ -32,11 +32,11 @@ ROWS = (
         PRUNE,
     ),
     Mutant(
-        "a blob of another size is taken",
+        "a blob of the right size and another content is put",
         "artifact_store/store.py",
         "if name not in blobs or len(blobs[name]) != size or digest(blobs[name]) != name:",
         "if name not in blobs or len(blobs[name]) != size:",
-        STORE,
+        WRITES,
     ),
     Mutant(
         "a blob's digest is not checked when it is read", "artifact_store/store.py", "if digest(data) != digest_:", "if not data:", STORE
