@@ -74,8 +74,8 @@ def live_guard(walk: Recording, guard: Guard, path: Path, place: Live) -> None:
             return  # and the tensor check admits no attributes of the tensor's own
         elif guard.predicate is Predicate.LACKS_OWN and specs:
             return  # nor others than those that it has now
-        elif not specs or guard.predicate not in _IN_SPEC:
-            raise Opaque
+        elif not specs or guard.predicate not in _IN_SPEC or not MARKS.isdisjoint(value.__dict__):
+            raise Opaque  # the table reads how many attributes there are, and not which dimensions a mark names
         return
     if type(value) in _SCALARS:
         if guard.predicate is Predicate.IS:

@@ -7,9 +7,23 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 REFUSE = (Path(__file__).parent / "refuse.py").read_text().replace("from __future__ import annotations\n", "")
 """Source that defines `refuse_tracer`, for code that is run by `child`; `refuse_tracer()` puts it in force."""
+
+
+def selected(request: pytest.FixtureRequest, function: str, argument: str = "name") -> list[str]:
+    """With which values of `argument` this run calls a test of the same file: for a test that needs what that one left.
+
+    Where it calls none, that is said, instead of a look at nothing that then agrees with everything.
+    """
+    items: list[Any] = [item for item in request.session.items if item.path == request.path]
+    found = [item.callspec.params[argument] for item in items if getattr(item, "originalname", "") == function]
+    assert found, f"this test looks at what {function} leaves: select that one, too"
+    return found
 
 
 def child(folder: Path, code: str, *arguments: str, expect: int = 0) -> str:

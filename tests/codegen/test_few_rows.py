@@ -167,10 +167,12 @@ def test_the_choice_is_measured_and_recorded(packed: bool) -> None:
     step, buffers = product(8, 256, 256)
     chooser = Chooser()
     winner = product_library(step, buffers, chooser, packed)
+    assert len(chooser.used) == 1
     for record in chooser.used.values():
         assert set(record["us"]) == {"onednn", "mkl", "own"}
         assert {"mkl": "aten"}.get(record["winner"], record["winner"]) == winner
     calls = gemm_candidates(step, buffers, packed)()
+    assert set(calls) == {"onednn", "mkl", "own"}
     for call in calls.values():
         torch.testing.assert_close(call(), torch.full((8, 256), 64.0))
 

@@ -46,7 +46,9 @@ def problems() -> list[Problem]:
 
 
 def test_every_problem_is_answered_from_several_candidates(lab: Lab) -> None:
-    for problem in problems():
+    found = problems()
+    assert found
+    for problem in found:
         record = lab.measure(problem)
         assert record is not None and tiling_of(record["winner"]) is not None
         assert len(record["us"]) >= 2 and all(0 < us < 1e5 for us in record["us"].values())
@@ -98,6 +100,7 @@ def test_library_calls_are_timed_and_refusals_left_out(lab: Lab) -> None:
 def test_a_library_and_one_kernel_are_two_ways_to_the_same(case: Fn, lab: Lab) -> None:
     """All candidates that the device takes agree with the library's product and the kernel behind it, and are timed beside it."""
     problems, _ = asked_by(case, halved(CALLS[case](), torch.bfloat16), library_wins)
+    assert problems
     for problem in problems:
         found = lab.launches(problem)
         assert LIBRARY in found and len(found) > len(problem.kernels) / 2, f"{len(found)} of {len(problem.kernels)} kernels agree"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.children import selected
 from tests.models.zoo_hf import ARCHITECTURES, SAMPLE
 from tests.models.zoo_run import ANSWER, BACKENDS, ROOT, failures, judge, row, table
 
@@ -27,9 +28,9 @@ def test_agrees_with_eager_in_no_more_graphs_than_torch_compile(name: str, sampl
     assert theirs.difference == "" and failures([(ours, theirs)]) == [], (ours, theirs)
 
 
-def test_the_sample_from_the_store_without_the_tracer(sample: Path) -> None:
+def test_the_sample_from_the_store_without_the_tracer(sample: Path, request: pytest.FixtureRequest) -> None:
     """One fresh process for all that the test above stored. Runs after it."""
-    stored = [name for name in SAMPLE if (sample / name).is_dir()]
+    stored = selected(request, "test_agrees_with_eager_in_no_more_graphs_than_torch_compile")
     command = [sys.executable, "-m", "tests.models.zoo_served", "transformers", "cpu", *(f"{name}={sample / name}" for name in stored)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     found = [line for line in done.stdout.splitlines() if line.startswith(ANSWER)]

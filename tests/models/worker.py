@@ -26,7 +26,12 @@ def largest_difference(got: Any, want: Any) -> float:
     a, b = tensors(got), tensors(want)
     if len(a) != len(b) or any(x.shape != y.shape for x, y in zip(a, b, strict=True)):
         return float("inf")
-    return max(float((x.double() - y.double()).abs().max()) for x, y in zip(a, b, strict=True))
+    return worst([float((x.double() - y.double()).abs().max()) for x, y in zip(a, b, strict=True)])
+
+
+def worst(differences: list[float]) -> float:
+    """The largest; NaN where any is NaN, which Python's `max` says of the first one only."""
+    return float("nan") if any(d != d for d in differences) else max(differences)
 
 
 def timed_compiler() -> list[float]:
@@ -58,7 +63,7 @@ def run(name: str, store: str, kind: str) -> dict[str, Any]:
     seconds = time.perf_counter() - start
     other = {k: v.flip(0) if k != "attention_mask" else v for k, v in inputs.items()}
     report = {"name": name, "seconds": seconds, "type": type(got).__name__, "eager_type": type(model(**inputs)).__name__}
-    report["eager_difference"] = max(largest_difference(compiled(**x), model(**x)) for x in (inputs, other))
+    report["eager_difference"] = worst([largest_difference(compiled(**x), model(**x)) for x in (inputs, other)])
     eager = model(**inputs)
     exact = model.double()(**{k: v.double() if v.is_floating_point() else v for k, v in inputs.items()})
     report["error"], report["eager_error"] = largest_difference(got, exact), largest_difference(eager, exact)

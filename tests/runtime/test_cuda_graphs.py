@@ -190,6 +190,15 @@ def test_inputs_that_move_are_copied_and_others_read_where_they_lie(device: Fake
     assert set(recording.buffers) == {0} and device.captures == 1
 
 
+def test_every_input_that_moves_is_copied_before_the_replay(device: FakeDevice) -> None:
+    calls = [tuple(torch.full((3,), float(10 * i + k)) for k in range(4)) for i in range(6)]
+    call = graphs(device, lambda a, b, c, d: (a + 2 * b + 4 * c + 8 * d,), tuple(given(name, i) for i, name in enumerate("abcd")))
+    for a, b, c, d in calls:
+        torch.testing.assert_close(call(a, b, c, d)[0], a + 2 * b + 4 * c + 8 * d)
+    (recording,) = call.recordings()
+    assert set(recording.buffers) == {0, 1, 2, 3} and device.replays == len(calls) - WARM_UPS
+
+
 def test_an_input_that_starts_to_move_costs_one_more_capture(device: FakeDevice) -> None:
     x, other = torch.ones(3), torch.full((3,), 7.0)
     call = warmed(device, x)

@@ -22,6 +22,7 @@ import precast
 from precast.artifact_store import Store, expressions
 from precast.runtime import limits, native
 from precast.runtime.api import site_of
+from tests.children import selected
 
 
 @pytest.fixture(autouse=True)
@@ -63,8 +64,10 @@ def test_it_compiles_as_often_as_torch(served: Path, name: str, dynamic: bool | 
     assert [a for a, _ in counts] == [b for _, b in counts]
 
 
-def test_from_the_store_without_the_tracer(served: Path) -> None:
+def test_from_the_store_without_the_tracer(served: Path, request: pytest.FixtureRequest) -> None:
     """Every sequence of calls that the test above made, a server's varying batch and length among them. Runs after it."""
+    names = selected(request, "test_it_compiles_as_often_as_torch")
+    assert len(list(served.iterdir())) == len(names), "each has left a store"
     done = subprocess.run([sys.executable, str(WORKER), str(served)], capture_output=True, text=True, timeout=300, check=False)
     reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert done.returncode == 0 and {report["name"] for report in reports} == {path.name for path in served.iterdir()}, done.stderr[-3000:]

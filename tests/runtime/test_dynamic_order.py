@@ -13,7 +13,7 @@ import pytest
 import precast
 from precast.artifact_store import Store
 from precast.runtime.api import site_of
-from tests.children import REFUSE, child
+from tests.children import REFUSE, child, selected
 
 PROGRAM = """
 import torch
@@ -114,11 +114,12 @@ def test_one_artifact_for_every_length(name: str, folder: Path, programs: Any) -
     assert len(site_of(compiled).programs[0].variants) <= 3
 
 
-def test_from_the_store_without_the_tracer(folder: Path, programs: Any) -> None:
+def test_from_the_store_without_the_tracer(folder: Path, programs: Any, request: pytest.FixtureRequest) -> None:
     """All of them and a length that no process has seen, in one fresh process. Runs after the test above."""
     assert tuple(f.__name__ for f in programs.PROGRAMS) == NAMES
     attempts, missed = json.loads(child(folder, SERVED))
     assert attempts == []
     store = Store.open(folder / "store")
     stored = {manifest.program_name for key in store.programs() for manifest in store.variants(key)}
+    assert stored == {f"order_programs:{name}" for name in selected(request, "test_one_artifact_for_every_length")}
     assert [pair for pair in missed if f"order_programs:{pair[0]}" in stored] == []

@@ -13,6 +13,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,11 @@ import torch
 from standin import Counting
 
 import precast
-from precast.artifact_store import Guard, Predicate, Store
+from precast.artifact_store import Guard, Manifest, Predicate, Store
 from precast.artifact_store.records import GraphInput, GraphOutput
 from precast.runtime import compatibility, native
 from precast.runtime.api import site_of
+from precast.runtime.code_digest import digest
 from precast.runtime.errors import LoadError, Refused
 from precast.runtime.library import Library
 from precast.runtime.program import Program
@@ -518,6 +520,75 @@ def test_an_artifact_of_another_torch_or_target_is_of_no_use(store: Store, set_c
     text = str(precast.explain_miss(f, X, X))
     assert "compiled for torch 1.0" in text and "compiled for cuda:sm_999" in text
     assert counting.frame_count == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("torch_minor", lambda: "2.0", "it was compiled for torch 2.1., and this is torch 2.0"),
+        ("python_minor", lambda: "3.0", "its bytecode is for Python 3.1., and this is Python 3.0"),
+        ("LOWERING_VERSION", "0", "it was made by lowering version [0-9]+, and this precast has 0"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_one_other_version_is_a_miss(
+    store: Store, compiler: Counting, name: str, value: Any, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An artifact that is served as it is, and is not where this alone is another one."""
+    compiled = precast.compile(product, store=store)
+    compiled(X, X)
+    torch.testing.assert_close(precast.load(product, store=store)(X, X), X * X)
+    monkeypatch.setattr(compatibility, name, value)
+    with pytest.raises(precast.GuardMiss, match=reason):
+        precast.load(product, store=store)(X, X)
+    assert compiler.frame_count == 1
+
+
+@pytest.mark.parametrize(
+    ("digests", "reason"),
+    [
+        ({":product": digest(product.__code__), f"{__name__}:compile_product": digest(compile_product.__code__)}, ""),
+        ({f"{__name__}:compile_product": digest(product.__code__)}, "the code of compile_product in .* has changed since"),
+        ({f"{__name__}:no_such": digest(product.__code__)}, "the code of no_such in .* has changed since"),
+        ({":product": digest(compile_product.__code__)}, "the code of product in the program has changed since"),
+    ],
+    ids=["as it was", "edited", "gone", "the entry"],
+)
+def test_code_that_was_edited_is_a_miss(store: Store, compiler: Counting, digests: dict[str, str], reason: str) -> None:
+    precast.compile(product, store=store)(X, X)
+    (made,) = store.manifests()
+    store.remove(made.artifact_id)
+    names = ("program_key", "program_name", "target", "versions", "options", "guards", "frames", "graphs", "blobs")
+    manifest = Manifest.make(**{name: getattr(made, name) for name in names}, digests=digests)
+    store.put(manifest, {name: store.blob(name) or b"" for name in made.blobs})
+    served = precast.load(product, store=store)
+    if reason:
+        with pytest.raises(precast.GuardMiss, match=reason):
+            served(X, X)
+    else:
+        torch.testing.assert_close(served(X, X), X * X)
+
+
+@pytest.mark.parametrize("part", ["torch", "lowering", "python"])
+def test_artifacts_of_other_versions_are_kept_beside_ours(store: Store, compiler: Counting, part: str) -> None:
+    """What was made with other versions is another artifact: storing it replaces nothing."""
+    precast.compile(product, store=store)(X, X)
+    (ours,) = store.manifests()
+    theirs = Manifest.make(
+        program_key=ours.program_key,
+        program_name=ours.program_name,
+        target=ours.target,
+        versions=replace(ours.versions, **{part: "0"}),
+        options=ours.options,
+        guards=ours.guards,
+        frames=ours.frames,
+        graphs=ours.graphs,
+        blobs=ours.blobs,
+    )
+    blobs = {name: store.blob(name) or b"" for name in ours.blobs}
+    assert store.put(theirs, blobs) != ours.artifact_id and len(list(store.manifests())) == 2
+    for _ in range(4):
+        torch.testing.assert_close(precast.load(product, store=store)(X, X), X * X)
 
 
 def test_threads(store: Store, compiler: Counting) -> None:

@@ -186,13 +186,15 @@ def test_a_reset_while_a_hit_is_counted(owner: Owner) -> None:
     shelf = Shelf(owner)
 
     class Cleared(tuple):  # type: ignore[type-arg]
-        def __bool__(self) -> bool:
+        def __getitem__(self, at: Any) -> Any:
             shelf.clear()
-            return True
+            return super().__getitem__(at)
 
     variant: Any = OneVariant("first")
-    shelf.variants = Cleared([variant])
+    shelf.variants = Cleared([OneVariant("another"), variant])
     shelf.count_hit(variant)
+    assert variant.hits == 1 and owner.used == ["first"], "the call did use it"
+    assert shelf.variants == (), "what was forgotten meanwhile is not put in front again"
 
 
 def test_the_first_use_is_noted_when_two_calls_count_at_once(owner: Owner) -> None:

@@ -219,13 +219,33 @@ def test_a_reset_before_the_table_of_a_call_is_made(store: Store, native_store: 
 
 def test_a_reset_while_a_limit_is_reported(store: Store) -> None:
     class Cleared(Counter[str]):
+        """Is empty from the first look at it on, whatever that was."""
+
+        looks = 0
+
+        def _cleared(self) -> None:
+            self.looks += 1
+            super().clear()
+
         def __bool__(self) -> bool:
-            self.clear()
-            return True
+            held = len(self.keys()) > 0
+            self._cleared()
+            return held
+
+        def __len__(self) -> int:
+            held = len(self.keys())
+            self._cleared()
+            return held
+
+        def most_common(self, n: int | None = None) -> list[tuple[str, int]]:
+            self._cleared()
+            return super().most_common(n)
 
     (program,) = site_of(precast.compile(product, store=store)).programs
-    program._misses._failures = Cleared("x")
-    program._misses._worst_guard()
+    program._misses._failures = Counter("x")
+    assert program._misses._worst_guard() == "x"
+    program._misses._failures = failures = Cleared("x")
+    assert program._misses._worst_guard().startswith("none") and failures.looks == 1
 
 
 def test_a_reset_while_other_threads_compile_and_call(store: Store) -> None:

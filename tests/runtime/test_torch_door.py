@@ -286,6 +286,7 @@ def test_a_damaged_library_is_compiled_again_or_runs_as_traced(store: Store, com
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.testing.assert_close(torch.compile(function, backend=through(Store.open(store.root)))(x), function(x))
+    assert len(compiles) == 2, "what is damaged is not loaded"
 
 
 def test_store_results_off_stores_nothing(store: Store) -> None:
