@@ -14,6 +14,7 @@ import secrets
 import sqlite3
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -120,6 +121,8 @@ class Index:
 
     def _kept(self, store: Store) -> list[Entry]:
         """Rows and recorded uses become rows in one transaction: a use is counted once, wherever this process ends, or not yet."""
+        if usage.full(self._root):
+            usage.begin(self._root)
         usage.set_aside(self._root)
         with self._cache.transact():
             rows = self._rows()
@@ -168,7 +171,7 @@ class Index:
         for artifact_id, stamp in (use for file in uses.values() for use in file):
             stamps.setdefault(artifact_id, []).append(stamp)
         try:
-            self.began = usage.began(self._root)
+            self.began = time.time() if usage.full(self._root) else usage.began(self._root)
         except OSError as error:
             self.give_up(why_unopened(self._root, error))
         names = (name for program_key in store.programs() for name in store.manifest_names(program_key))

@@ -179,6 +179,16 @@ def test_a_lost_index_makes_nothing_old(tmp_path: Path) -> None:
     assert len(later.removed) == 2 and later.began
 
 
+def test_a_full_journal_makes_nothing_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later uses were not noted."""
+    store = filled(tmp_path / "s")
+    monkeypatch.setattr(usage, "LIMIT", 70)
+    for dry_run in (True, False, False):
+        assert prune(store, Policy(unused_for=DAY), dry_run=dry_run).removed == ()
+    assert prune(Store.open(store.root, readonly=True), Policy(unused_for=DAY), dry_run=True).removed == ()
+    assert _hits(store) == 2 and len(prune(store, Policy(unused_for=DAY), now=time.time() + 2 * DAY, dry_run=True).removed) == 2
+
+
 def _entries(store: Store) -> list[index.Entry]:
     with open_index(store) as opened:
         return opened.entries(store)
