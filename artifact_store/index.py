@@ -9,54 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import secrets
-import sqlite3
-import stat
-import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import diskcache
-
 from precast.artifact_store import layout, usage
-from precast.artifact_store.errors import DamagedRecord, RecordError
+from precast.artifact_store.errors import RecordError
+from precast.artifact_store.index_file import FAILURES, MsgpackDisk, damage, mend, open_database, stored, why_unopened
 from precast.artifact_store.manifest import Manifest, Versions
-from precast.artifact_store.owner import create, owner, user_name
-from precast.artifact_store.serial import Data, pack, unpack
-from precast.artifact_store.store import Store, cure
+from precast.artifact_store.serial import Data
+from precast.artifact_store.store import Store
 
 log = logging.getLogger("precast.store")
 _SCHEMA = 1
-
-
-class MsgpackDisk(diskcache.Disk):  # type: ignore[misc]
-    """diskcache's file layer with msgpack values and string keys; anything pickled is refused, in both directions."""
-
-    def put(self, key: object) -> tuple[str, bool]:
-        if type(key) is not str:
-            raise TypeError(f"index keys are strings, not {type(key).__name__}")
-        return key, True
-
-    def get(self, key: object, raw: bool) -> str:
-        if not raw or type(key) is not str:
-            raise DamagedRecord("index: a pickled key is refused")
-        return key
-
-    def store(self, value: Data, read: bool, key: object = diskcache.UNKNOWN) -> Any:
-        if read:
-            raise TypeError("the index keeps values, not files")
-        return super().store(pack(value, "index entry"), False, key=key)
-
-    def fetch(self, mode: int, filename: str | None, value: object, read: bool) -> Data:
-        if mode not in (diskcache.core.MODE_RAW, diskcache.core.MODE_BINARY):
-            raise DamagedRecord(f"index: a value of mode {mode} (pickle is 4) is refused")
-        data = super().fetch(mode, filename, value, False)
-        if type(data) is not bytes:
-            raise DamagedRecord("index: a value is not msgpack")
-        return unpack(data, "index entry")
 
 
 @dataclass(frozen=True)
@@ -106,7 +73,7 @@ class Index:
         if self._cache is not None:
             try:
                 return self._kept(store)
-            except _FAILURES as error:
+            except FAILURES as error:
                 self.give_up(why_unopened(self._root, error))
         return self._looked_up(store)
 
@@ -115,15 +82,17 @@ class Index:
         if self._cache is not None:
             try:
                 self._cache.pop(artifact_id)
-            except _FAILURES as error:
+            except FAILURES as error:
                 log.info("index: forgetting %s failed (%s)", artifact_id[:12], error)
 
     def _kept(self, store: Store) -> list[Entry]:
         """Rows and recorded uses become rows in one transaction: a use is counted once, wherever this process ends, or not yet."""
+        if usage.full(self._root):
+            usage.begin(self._root)
         usage.set_aside(self._root)
         with self._cache.transact():
             rows = self._rows()
-            counted = rows.pop(_FOLDED, {}).get("files", ())
+            counted = _folded(rows)
             uses = usage.recorded(self._root, but=counted)
             found = self._found(store, rows, uses)
             keep = {entry.artifact_id: _to_record(entry, stamp) for entry, stamp in found}
@@ -133,7 +102,7 @@ class Index:
                 if rows.get(artifact_id) != keep[artifact_id]:
                     self._cache.set(artifact_id, keep[artifact_id])
             aside = [name for name in (*counted, *uses) if name != usage.JOURNAL and (self._root / "index" / name).exists()]
-            if not self.problem and aside != list(counted):
+            if not self.problem and aside != counted:
                 self._cache.set(_FOLDED, {"files": aside})
         for name in aside if not self.problem else ():
             (self._root / "index" / name).unlink(missing_ok=True)
@@ -145,8 +114,8 @@ class Index:
         uses: dict[str, list[tuple[str, int]]] = {}
         try:
             rows = self._rows()
-            uses = usage.recorded(self._root, but=rows.pop(_FOLDED, {}).get("files", ()))
-        except _FAILURES as error:
+            uses = usage.recorded(self._root, but=_folded(rows))
+        except FAILURES as error:
             self.give_up(why_unopened(self._root, error))
         return [entry for entry, _ in self._found(store, rows, uses)]
 
@@ -168,7 +137,7 @@ class Index:
         for artifact_id, stamp in (use for file in uses.values() for use in file):
             stamps.setdefault(artifact_id, []).append(stamp)
         try:
-            self.began = usage.began(self._root)
+            self.began = time.time() if usage.full(self._root) else usage.began(self._root)
         except OSError as error:
             self.give_up(why_unopened(self._root, error))
         names = (name for program_key in store.programs() for name in store.manifest_names(program_key))
@@ -178,7 +147,14 @@ class Index:
 
 _FOLDED = "folded"
 """The row of the files of uses that are counted and may not be removed yet."""
-_FAILURES = (sqlite3.Error, diskcache.Timeout, RecordError, OSError)
+
+
+def _folded(rows: dict[str, Data]) -> list[str]:
+    """The files that row names, which is taken out; names that no file of uses has are left out."""
+    row = rows.pop(_FOLDED, None)
+    names = row.get("files") if isinstance(row, dict) else ()
+    names = names if isinstance(names, tuple) else ()
+    return [name for name in names if isinstance(name, str) and name.startswith(f"{usage.JOURNAL}.") and "/" not in name]
 
 
 def _entry(store: Store, name: str, rows: dict[str, Data]) -> tuple[Entry, str] | None:
@@ -229,158 +205,15 @@ def open_index(store: Store, rebuild: bool = False) -> Iterator[Index]:
         return
     try:
         if rebuild:
-            index.moved = _mend(store)
-        cache = _database(root)
-    except _FAILURES as error:
+            index.moved = mend(store)
+        cache = open_database(root)
+    except FAILURES as error:
         index.give_up(why_unopened(root, error))
         yield index
         return
     with cache:
         index._cache = cache
         yield index
-
-
-def _database(root: Path) -> Any:
-    """The diskcache, for writing. It keeps a rollback journal: a reader without the right to write needs no further file then."""
-    if reason := _barred(root):
-        raise OSError(reason)
-    usage.make_index(root)
-    path = root / "index" / _DATABASE
-    with contextlib.suppress(FileExistsError):
-        os.close(create(root, str(path), os.O_WRONLY, 0o600))
-    os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC))  # SQLite would go on without the right to write
-    return diskcache.Cache(
-        str(path.parent),
-        timeout=5,
-        disk=MsgpackDisk,
-        disk_min_file_size=1 << 30,  # no file beside it
-        eviction_policy="none",
-        cull_limit=0,
-        sqlite_journal_mode="delete",
-    )
-
-
-def _mend(store: Store) -> str:
-    """Make the index usable: as root by giving it back to the store's user; else by an empty one. Raises OSError.
-
-    Uses that are not counted yet stay. What cannot be removed, since it is another user's, is renamed: the result names it.
-    """
-    root, folder, whose = store.root, store.root / "index", owner(store.root)
-    if whose is not None and os.geteuid() == 0 and folder.is_dir():
-        for path in (folder, *folder.iterdir()):
-            os.chown(path, whose, -1, follow_symlinks=False)
-    if not damage(store):
-        return ""
-    moved = ""
-    if folder.exists() and not folder.is_dir():
-        folder.unlink()
-    if folder.exists():
-        with contextlib.suppress(OSError):
-            for path in folder.glob(f"{_DATABASE}*"):
-                path.unlink()
-        if damage(store):
-            moved = f"index.{secrets.token_hex(4)}"
-            os.rename(folder, root / moved)
-        else:
-            usage.begin(root)
-    usage.make_index(root)
-    return moved
-
-
-def stored(root: Path) -> tuple[dict[str, Data], str]:
-    """The rows of the store's database, read without touching it, and what is wrong with one that cannot be used. Raises sqlite3.Error.
-
-    `_FOLDED` names files of uses; all other rows are artifacts'.
-    """
-    database = root / "index" / _DATABASE
-    rows: dict[str, Data] = {}
-    bad = 0
-    if not database.exists() or not database.stat().st_size:
-        return rows, ""
-    with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?{_reading(database)}", uri=True, timeout=5)) as connection:
-        if not connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'Cache'").fetchone()[0]:
-            return rows, ""
-        for key, value, mode, filename in connection.execute("SELECT key, value, mode, filename FROM Cache"):
-            try:
-                if type(key) is not str or type(value) is not bytes or mode != diskcache.core.MODE_RAW or filename is not None:
-                    raise DamagedRecord("index: what is not msgpack is refused")
-                rows[key] = unpack(value, "index entry")
-            except DamagedRecord as error:
-                log.info("%s", error)
-                bad += 1
-    return rows, f"index/{_DATABASE} has {bad} damaged {'row' if bad == 1 else 'rows'}; {_REPAIR}" if bad else ""
-
-
-def _reading(database: Path) -> str:
-    """How to open it without making files: one with a write-ahead log (older indexes) as it lies there, where nobody has it open."""
-    with open(database, "rb") as file:
-        logged = file.read(20)[18:] == b"\2\2"
-    return "mode=ro&immutable=1" if logged and not Path(f"{database}-wal").exists() else "mode=ro"
-
-
-_DATABASE = "cache.db"
-_REPAIR = "`precast verify --repair` begins it anew, without its counts"
-
-
-def damage(store: Store) -> str:
-    """Why the store's index cannot be used, with what to do; "" where it can, or there is none. Looks, and opens nothing for writing."""
-    if reason := _barred(store.root):
-        return reason
-    try:
-        return stored(store.root)[1]
-    except _FAILURES as error:
-        return why_unopened(store.root, error)
-
-
-def _barred(root: Path) -> str:
-    """What is wrong with the files of the index before they are opened: they are no files, or another user's, or not to be seen."""
-    whose = owner(root)
-    for name in ("index", f"index/{_DATABASE}", f"index/{usage.JOURNAL}"):
-        try:
-            seen = os.stat(root / name)
-        except FileNotFoundError:
-            continue
-        except NotADirectoryError:
-            break
-        except OSError as error:
-            return why_unopened(root, error)
-        if whose is not None and seen.st_uid != whose:
-            mine, theirs = user_name(whose), user_name(seen.st_uid)
-            back = f"`chown -R {mine.removeprefix('uid ')} {root / 'index'}` as root gives it back with its counts"
-            place = "index/" if name == "index" else name
-            return f"{place} belongs to {theirs}, and the store to {mine}, who cannot count uses in it: {back}; {_REPAIR}"
-        if name == "index" and not stat.S_ISDIR(seen.st_mode):
-            return f"index/ is a file, where a folder is due; {_REPAIR}"
-        if name.endswith(_DATABASE) and not stat.S_ISREG(seen.st_mode):
-            return f"index/{_DATABASE} is not a file; {_REPAIR}"
-    return ""
-
-
-def why_unopened(root: Path, error: Exception) -> str:
-    """What an attempt to open or keep the index failed of, as a sentence with what to do."""
-    if isinstance(error, OSError) and error.errno is None:
-        return str(error)  # said already
-    if isinstance(error, diskcache.Timeout) or "locked" in str(error):
-        return "index/ is locked: wait for the other `precast` command, or its file system has no locks"
-    if isinstance(error, RecordError) or (isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)):
-        return f"index/{_DATABASE} is damaged ({error}); {_REPAIR}"
-    cause = error if isinstance(error, OSError) else _cause(root / "index")
-    if cause is None:
-        return f"index/ cannot be opened ({error}); {_REPAIR}"
-    return f"index/ cannot be opened ({cause.strerror or cause}): {cure(cause, root)}"
-
-
-def _cause(folder: Path) -> OSError | None:
-    """Why nothing can be read or written there: SQLite says of most things that it is unable to open a file."""
-    try:
-        os.close(os.open(folder / _DATABASE, os.O_RDONLY | os.O_CLOEXEC))
-        with tempfile.TemporaryFile(dir=folder) as probe:
-            probe.write(bytes(1 << 16))
-            probe.flush()
-            os.fsync(probe.fileno())
-    except OSError as error:
-        return error
-    return None
 
 
 def _from_manifest(manifest: Manifest, size: int, mtime: float) -> Entry:
@@ -421,3 +254,6 @@ def _to_record(entry: Entry, stamp: str) -> dict[str, Data]:
 def _from_record(artifact_id: str, record: dict[str, Data]) -> Entry:
     fields = {name: value for name, value in record.items() if name not in ("schema", "stamp", "versions")}
     return Entry(artifact_id=artifact_id, versions=Versions(**record["versions"]), **fields)
+
+
+__all__ = ["Entry", "Index", "MsgpackDisk", "damage", "open_index", "stored"]

@@ -72,6 +72,14 @@ def began(root: Path) -> float:
     return float(text) if text.isdigit() and len(text) < 12 else time.time()
 
 
+def full(root: Path) -> bool:
+    """Whether the journal takes no more, so that not all uses are in it. Raises OSError."""
+    try:
+        return (root / "index" / JOURNAL).stat().st_size >= LIMIT
+    except FileNotFoundError:
+        return False
+
+
 def set_aside(root: Path) -> None:
     """Take what was recorded until now out of the journal, for a database that keeps it from now on. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):

@@ -213,7 +213,7 @@ def _tell_what_is_left(out: Output, store: Store, policy: Policy, done: Pruned) 
         return
     if done.began > time.time() - policy.unused_for:
         began = human_moment(done.began)
-        out.note(f"Uses before {began} are not known (index/ was begun anew then), so that none counts as unused for longer")
+        out.note(f"Uses before {began} are not all known (the index was begun anew, or was full): none counts as unused for longer")
     elif not done.used and done.kept + len(done.removed):
         out.note("No use of any artifact was ever counted here: uses are counted only where the serving processes can write the store")
 

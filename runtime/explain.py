@@ -11,6 +11,7 @@ from typing import Any
 from precast.artifact_store import Manifest
 from precast.artifact_store.collect import files
 from precast.artifact_store.guards import Guard
+from precast.artifact_store.plain_text import many
 from precast.runtime.compatibility import why_not
 from precast.runtime.guard_eval import failure
 from precast.runtime.notebook import Shown
@@ -56,11 +57,12 @@ class VariantReport(Shown):
         if not self.failures:
             lacking = ", and cannot be loaded: blobs of it are missing or damaged, or cannot be read (see `precast verify`); build it again"
             damage = lacking if self.damaged else ""
-            return head + f"fits ({self.guards} guards hold){damage}"
+            return head + f"fits ({many(self.guards, 'guard holds', 'guards hold')}){damage}"
         lines = [f"  - {text}" for text in self.failures[:SHOWN]]
         if len(self.failures) > SHOWN:
             lines.append(f"  - and {len(self.failures) - SHOWN} more")
-        return "\n".join([head + f"{len(self.failures)} of {self.guards} guards do not hold", *lines])
+        verb = "does" if len(self.failures) == 1 else "do"
+        return "\n".join([head + f"{len(self.failures)} of {many(self.guards, 'guard')} {verb} not hold", *lines])
 
 
 @dataclass(frozen=True)
@@ -180,8 +182,9 @@ def _nothing_stored(program: Program) -> str:
             f"{absent}Nothing is stored for this program: run `precast build`, precast.precompile, or one call of what precast.compile "
             f"makes of it with this store first. {_quarantined(program)}{_MAYBE_KEPT}"
         )
+    others = many(len(alike), "program of the same name is", "programs of the same name are")
     return (
-        f"Nothing is stored under this key, but {len(alike)} program(s) of the same name are: {', '.join(alike[:4])}. "
+        f"Nothing is stored under this key, but {others}: {', '.join(alike[:4])}. "
         "The function's code, the options (mode, freeze, name, …) or hooks on the module differ from when it was compiled; compile again, "
         "or restore them. "
         f"{_MAYBE_KEPT}"
@@ -191,7 +194,8 @@ def _nothing_stored(program: Program) -> str:
 def _quarantined(program: Program) -> str:
     """That damaged files were set aside: what is gone may be among them."""
     count = len(files(program.store.root / "quarantine"))
-    return f"{count} damaged files were moved to its folder quarantine/: building again replaces them. " if count else ""
+    moved = many(count, "damaged file was", "damaged files were")
+    return f"{moved} moved to its folder quarantine/: building again replaces what they held. " if count else ""
 
 
 def _held(program: Program, key: str) -> str:

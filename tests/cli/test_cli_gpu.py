@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from precast.artifact_store import Store
 from precast.cli import main
 from precast.gpu_findings import findings
 from precast.runtime import devices
@@ -104,4 +105,5 @@ def test_doctor_on_gpus(monkeypatch: pytest.MonkeyPatch, found: devices.Machine,
 
 
 def test_doctor_has_a_line_on_gpus(tmp_path: Path) -> None:
-    assert any(line["topic"] == "gpu" for line in data("doctor", "--store", str(tmp_path)))
+    Store.open(tmp_path / "store").check_writable()
+    assert any(line["topic"] == "gpu" for line in data("doctor", "--store", str(tmp_path / "store")))

@@ -354,7 +354,7 @@ def test_a_miss_says_that_the_artifact_that_fits_is_damaged(store: Store, compil
     precast.reset()
     with pytest.raises(precast.GuardMiss, match="cannot be loaded: blobs of it are missing or damaged") as caught:
         precast.load(product, store=Store.open(store.root))(X, X)
-    assert "fits (1 guards hold), and cannot be loaded" in str(caught.value) and not caught.value.explanation.hits
+    assert "fits (1 guard holds), and cannot be loaded" in str(caught.value) and not caught.value.explanation.hits
 
 
 def test_a_miss_says_that_code_could_not_be_compared(store: Store, compiler: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,7 +418,7 @@ def test_guard_miss_explains(store: Store, compiler: Counting) -> None:
     with pytest.raises(precast.GuardMiss) as caught:
         served(torch.zeros(2, 2), X)
     text = str(caught.value)
-    assert "1 of 1 guards do not hold" in text
+    assert "1 of 1 guard does not hold" in text
     assert "x: expected a tensor float32[4] stride (1) on cpu, found a tensor float32[2, 2] stride (2, 1) on cpu" in text
     found = caught.value.explanation.to_dict()
     assert found["hits"] is False and len(found["variants"]) == 1 and found["variants"][0]["fits"] is False

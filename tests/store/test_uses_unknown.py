@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -19,7 +20,7 @@ import diskcache
 import pytest
 from click.testing import CliRunner, Result
 
-from precast.artifact_store import Store, StoreError, index, usage
+from precast.artifact_store import Store, StoreError, index, index_file, usage
 from precast.artifact_store import owner as ownership
 from precast.artifact_store import verify as verification
 from precast.artifact_store.index import open_index
@@ -179,6 +180,16 @@ def test_a_lost_index_makes_nothing_old(tmp_path: Path) -> None:
     assert len(later.removed) == 2 and later.began
 
 
+def test_a_full_journal_makes_nothing_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later uses were not noted."""
+    store = filled(tmp_path / "s")
+    monkeypatch.setattr(usage, "LIMIT", 70)
+    for dry_run in (True, False, False):
+        assert prune(store, Policy(unused_for=DAY), dry_run=dry_run).removed == ()
+    assert prune(Store.open(store.root, readonly=True), Policy(unused_for=DAY), dry_run=True).removed == ()
+    assert _hits(store) == 2 and len(prune(store, Policy(unused_for=DAY), now=time.time() + 2 * DAY, dry_run=True).removed) == 2
+
+
 def _entries(store: Store) -> list[index.Entry]:
     with open_index(store) as opened:
         return opened.entries(store)
@@ -214,6 +225,26 @@ def test_a_use_is_counted_once_wherever_the_counting_stops(tmp_path: Path, monke
     assert _hits(Store.open(store.root, readonly=True)) == _hits(store) == _hits(store) == 3
 
 
+def test_a_planted_name_is_not_removed(tmp_path: Path) -> None:
+    store = filled(tmp_path / "s")
+    (tmp_path / "precious").write_text("x")
+    with diskcache.Cache(str(store.root / "index"), disk=index.MsgpackDisk) as cache:
+        for planted in ({"files": ["../../precious", "uses./../../../precious", 7]}, "text", {"files": 1.5}):
+            cache["folded"] = planted
+            assert _hits(store) >= 1 and (tmp_path / "precious").exists()
+
+
+def test_a_repair_leaves_an_index_that_is_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = filled(tmp_path / "s")
+    monkeypatch.setattr(index_file, "WAIT", 0.1)
+    with contextlib.closing(sqlite3.connect(store.root / "index" / "cache.db", isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        (problem,) = verify(store, repair=True).problems
+        assert problem.kind == "index" and "index/ is locked" in problem.detail and not problem.repaired
+        other.execute("ROLLBACK")
+    assert verify(store, repair=True).problems == [] and _hits(store) == 2
+
+
 def test_rows_of_what_is_gone_go(tmp_path: Path) -> None:
     store, ids = fill(tmp_path / "s", 2)
     for artifact_id in ids:
@@ -242,7 +273,7 @@ def test_an_index_of_before_keeps_its_counts(tmp_path: Path) -> None:
 
 
 def _belongs_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (ownership, index, sys.modules["precast.artifact_store.store"], sys.modules["precast.cli_store"]):
+    for module in (ownership, index_file, sys.modules["precast.artifact_store.store"], sys.modules["precast.cli_store"]):
         monkeypatch.setattr(module, "owner", lambda root: OTHER)
 
 

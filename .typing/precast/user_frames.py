@@ -1,0 +1,1 @@
+../../precast/user_frames.py
