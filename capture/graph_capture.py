@@ -19,6 +19,7 @@ from precast.artifact_store.records import GraphInput, GraphOutput, TensorConsta
 from precast.artifact_store.serial import digest
 from precast.capture.aot import inference_graph
 from precast.capture.constants import lift_constants
+from precast.capture.floats import float_positions
 from precast.capture.frame import CaptureRefused
 from precast.capture.subclasses import flat_inputs
 
@@ -43,6 +44,7 @@ def capture_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decomposi
 
     Must run inside torch.compile's backend callback.
     """
+    floats = float_positions(gm)
     found = inference_graph(gm, example_inputs, decompositions)
     if found is None:
         return None
@@ -50,7 +52,7 @@ def capture_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decomposi
         raise CaptureRefused("the graph counts offsets from the start of an input's storage (as_strided), which torch's guards do not pin")
     with _disable_current_modes():
         graph, constants = lift_constants(found.graph, len(found.parts or example_inputs))
-    inputs = [_input(i, value, found.parts is None and i in found.mutated) for i, value in enumerate(example_inputs)]
+    inputs = [_input(i, value, found.parts is None and i in found.mutated, i in floats) for i, value in enumerate(example_inputs)]
     if found.parts is not None:
         inputs = flat_inputs(inputs, found.parts, found.mutated)
     inputs += [GraphInput((("constant", i),), True, None, "constant") for i in range(len(constants))]
@@ -59,8 +61,10 @@ def capture_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decomposi
     return CapturedGraph(graph, tuple(inputs), found.outputs, constants, "\n".join(parts), gm, found.wraps)
 
 
-def _input(number: int, value: Any, mutated: bool) -> GraphInput:
-    kind: Any = "tensor" if isinstance(value, torch.Tensor) else "float" if isinstance(value, float | torch.SymFloat) else "int"
+def _input(number: int, value: Any, mutated: bool, is_float: bool) -> GraphInput:
+    """`is_float`: torch passes a float of the call as a tensor of no dimension; the graph takes the number in it."""
+    number_kind = "float" if isinstance(value, float | torch.SymFloat) else "int"
+    kind: Any = "float" if is_float else "tensor" if isinstance(value, torch.Tensor) else number_kind
     return GraphInput((("input", number),), False, number, kind, mutated)
 
 

@@ -43,7 +43,7 @@ RUNS: dict[str, tuple[str, str, str, str, list[str]]] = {  # store, kind, order,
     "cold and frozen": ("frozen", "cold", "two,same", "freeze", FROZEN),
     "warm and frozen": ("frozen", "warm", "same,two", "freeze", FROZEN),
     "torch.compile": ("torch", "torch", "two,same", "static", [name for name in CASES if name not in TORCHS_OWN]),
-    "torch.compile, one first": ("torch", "torch", "same,two", "static", [name for name in SOME if name not in TORCHS_OWN]),
+    "torch.compile and dynamic": ("torch dynamic", "torch", "same,two", "dynamic", [name for name in SOME if name not in TORCHS_OWN]),
 }
 
 
@@ -74,7 +74,7 @@ def test_equals_eager(reports: dict[str, Reports], run: str, name: str) -> None:
     "program, make, traced, called, said",
     [
         (list_append, list, "two", "same", "expected a and b to be two objects, found that they are one; the artifact was made for two"),
-        (list_append, list, "same", "two", "b: expected the same object as a, found another one; the artifact was made for one object"),
+        (list_append, list, "same", "two", "b: expected the same object as a, found another; the artifact was made for one object"),
         (compared, Thing, "two", "same", "expected a and b to be two objects, found that they are one; the artifact was made for two"),
         (compared, lambda: torch.ones(3), "two", "same", "expected a and b to be two objects"),
     ],
