@@ -19,8 +19,9 @@ Path = tuple[Step, ...]
 """Root first.
 
 Roots: ("local", name) a frame local; ("cell", name) the content of the entry function's closure cell; ("namespace",) the dict of its
-globals, where that is no module's (code made by `exec`); ("closure",) the tuple of its closure cells; ("global", module, name) a name in a module's dict; ("module", name) an entry of
-sys.modules; ("builtin", name); ("constant", i) a tensor that the frame record carries; ("state",) torch's global state.
+globals, where that is no module's (code made by `exec`); ("closure",) the tuple of its closure cells; ("global", module, name) a name in
+a module's dict; ("module", name) an entry of sys.modules; ("builtin", name); ("constant", i) a tensor that the frame record carries;
+("state",) torch's global state.
 Steps: ("attr", name) getattr; ("raw", name) object.__getattribute__; ("dict",) `obj.__dict__`; ("item", tagged key); ("key", i) the i-th
 key of a dict; ("hook", i) its i-th value; ("flagged", name) places of a module's hooks that are in the table of that name;
 ("submodule" | "param" | "buffer", name) `obj._modules[name]` …; ("type",); ("closure", i) content of a function's cell; ("default", i),

@@ -47,13 +47,11 @@ _CELL = type_name(types.CellType)
 _TYPED = (Predicate.TYPE, Predicate.TENSOR)
 
 
-def identity_guards(
-    met: Iterable[Path], guards: Sequence[Guard], sources: SourceContext, compared: Collection[Path] = ()
-) -> list[Guard]:
+def identity_guards(met: Iterable[Path], guards: Sequence[Guard], sources: SourceContext, compared: Collection[Path] = ()) -> list[Guard]:
     """For the objects at the paths `met`: SAME_AS where several lead to one, and NOT_ALIASED for the different objects of each type.
 
-    `compared`: paths of constants that count all the same, since the traced code asked whether they are one. `guards`: those of the frame so far. An object of another type is another object: types are guarded, and where no guard says the type
-    of such an object one is added.
+    `compared`: paths of constants that count all the same, since the traced code asked whether they are one. `guards`: those of the frame
+    so far. An object of another type is another object: types are guarded, and where no guard says the type of such an object one is added.
     """
     found = _objects(met, sources, compared)
     pinned = {guard.path for guard in guards if guard.predicate is Predicate.IS and "<locals>" not in guard.constant}

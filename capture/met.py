@@ -46,9 +46,7 @@ def cell_paths(met: Sequence[Path], functions: Sequence[types.FunctionType], sou
 
 
 def _writes(code: types.CodeType) -> bool:
-    return bool(code.co_freevars) and any(
-        step.opname in _STORES and step.argval in code.co_freevars for step in dis.get_instructions(code)
-    )
+    return bool(code.co_freevars) and any(step.opname in _STORES and step.argval in code.co_freevars for step in dis.get_instructions(code))
 
 
 def attribute_paths(met: Sequence[Path], side_effects: Any, sources: SourceContext) -> list[Path]:
@@ -71,7 +69,7 @@ def refusal_of_shared_attributes(paths: Sequence[Path], sources: SourceContext) 
         first, known = owners.setdefault(id(_attributes(value)), (value, path))
         if first is not value:
             return CaptureRefused(
-                f"{describe(known)} and {describe(path)} are two objects with one `__dict__`, and the traced code sets attributes of such objects",
+                f"{describe(known)} and {describe(path)} are two objects with one `__dict__`, and the traced code sets attributes of such",
                 hint="give each an attribute that holds what they share",
             )
     return None

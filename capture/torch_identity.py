@@ -36,7 +36,7 @@ def guard_identity() -> None:
 
 
 def PRECAST_DISTINCT(builder: GuardBuilder, guard: Guard, sources: tuple[Any, ...]) -> None:
-    """What makes torch's check of such a guard; torch calls it when it builds the frame's guards."""
+    """What makes torch's check of such a guard; torch calls it when it builds the frame's guards, and shows the guard by this name."""
     names = [builder.arg_ref(source.name) for source in sources]
     managers = [builder.get_guard_manager_from_source(source) for source in sources]
     said = [f"{', '.join(names)} are {len(names)} objects"]

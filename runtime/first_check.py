@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from precast.artifact_store.guard_table import GuardRow
-from precast.artifact_store.guards import Guard, Predicate
+from precast.artifact_store.guards import Guard, Path, Predicate
 from precast.runtime.checker import Checker, compile_checker
 from precast.runtime.global_state import global_state
 from precast.runtime.guard_eval import evaluate
@@ -42,15 +42,16 @@ class LazyChecker:
         shallow = self._shallow
         if shallow is None:
             shallow = self._arrange()
+        met: dict[int, Any] = {}  # id of a path among the rows -> where it led
         try:
-            if not _interpret(shallow, local_values, cells):
+            if not _interpret(shallow, local_values, cells, met):
                 return False
             if self._calls >= INTERPRETED_CALLS:
                 rows = (*shallow, *self._deep)
                 self._compiled = compile_checker([Guard(path, Predicate(name), constant) for path, name, constant in rows])
                 return self._compiled(local_values, cells)
             self._calls += 1
-            return _interpret(self._deep, local_values, cells)
+            return _interpret(self._deep, local_values, cells, met)
         except Exception:  # noqa: BLE001 - a guard looks at the user's objects, whose methods may raise anything: then it does not hold
             return False
 
@@ -66,7 +67,7 @@ class LazyChecker:
         return shallow
 
 
-def _interpret(rows: Sequence[GuardRow], local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> bool:
+def _interpret(rows: Sequence[GuardRow], local_values: Mapping[str, Any], cells: Mapping[str, Any], met: dict[int, Any]) -> bool:
     """Walk the paths in the order given; what a path has in common with the one before it is not walked again."""
     before: Sequence[Any] = ()
     places: list[Any] = []
@@ -77,8 +78,7 @@ def _interpret(rows: Sequence[GuardRow], local_values: Mapping[str, Any], cells:
                 return False
             continue
         if predicate == "not_aliased" and not constant["mutated"]:
-            objects = resolve_all(constant["distinct"], local_values, cells)
-            if len(set(map(id, objects))) != len(objects):
+            if not _are_distinct(constant["distinct"], met, local_values, cells):
                 return False
             continue
         if predicate in _RELATIONS:
@@ -99,6 +99,7 @@ def _interpret(rows: Sequence[GuardRow], local_values: Mapping[str, Any], cells:
                 place = walk(place, step) if places else start(step, local_values, cells)
                 places.append(place)
             before = path
+            met[id(path)] = places[-1]
         place = places[-1]
         if predicate == "type":
             cls = class_of(place)
@@ -109,6 +110,14 @@ def _interpret(rows: Sequence[GuardRow], local_values: Mapping[str, Any], cells:
         elif not _holds(predicate, place, constant):
             return False
     return True
+
+
+def _are_distinct(paths: Sequence[Path], met: Mapping[int, Any], local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> bool:
+    """Whether they lead to different objects. A path that a stored guard stands on is the same tuple there, and was walked."""
+    objects = [met[id(path)] for path in paths if id(path) in met]
+    if len(objects) != len(paths):
+        objects = resolve_all(paths, local_values, cells)
+    return len(set(map(id, objects))) == len(paths)
 
 
 def _holds(predicate: str, value: Any, constant: Any) -> bool:

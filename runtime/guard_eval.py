@@ -37,7 +37,8 @@ def evaluate(guard: Guard, local_values: Values, cells: Values | None = None) ->
         value = resolve(guard.path, local_values, cells)
         if guard.predicate is Predicate.SAME_AS:
             other = resolve(guard.constant, local_values, cells)
-            return Verdict(value is other, f"the same object as {describe(guard.constant)}", "another one; the artifact was made for one object")
+            one = f"the same object as {describe(guard.constant)}"
+            return Verdict(value is other, one, "another; the artifact was made for one object")
         holds, expected, found = RULES[guard.predicate](value, guard.constant)
     except PathError as error:
         return Verdict(False, "it to exist", str(error))

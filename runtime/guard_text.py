@@ -35,7 +35,8 @@ def guard_columns(path: Path, predicate: str, constant: Any) -> tuple[str, str, 
 def _apart(distinct: tuple[str, ...], mutated: tuple[str, ...], others: tuple[str, ...]) -> str:
     parts = [f"{', '.join(distinct)} are {len(distinct)} objects"] if distinct else []
     if mutated:
-        parts.append(f"what is written shares no memory: {', '.join(mutated)}" + (f"; read beside it: {', '.join(others)}" if others else ""))
+        read = f", nor with what is read: {', '.join(others)}" if others else ""
+        parts.append(f"what is written shares no memory: {', '.join(mutated)}{read}")
     return "; ".join(parts)
 
 

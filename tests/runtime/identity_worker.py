@@ -76,7 +76,7 @@ def _compiled(precast: Any, target: Any, store: str, kind: str, how: str, option
     if kind == "torch":
         from precast import torch_backend
 
-        return torch.compile(target, backend=functools.partial(torch_backend.precast, store=store))
+        return torch.compile(target, backend=functools.partial(torch_backend.precast, store=store), dynamic=how == "dynamic" or None)
     if kind == "warm":
         return precast.load(target, store=store, require="hit", options=options)
     return precast.compile(target, store=store, dynamic=how == "dynamic" or None, options=options)

@@ -12,6 +12,8 @@ from test_tables import spec
 
 import precast
 from precast.artifact_store import Guard, Predicate, Store
+from precast.artifact_store.constants import type_name
+from precast.artifact_store.guards import Path
 from precast.runtime import native
 from precast.runtime.api import site_of
 from precast.runtime.entry import LocalsOf, parameters
@@ -109,6 +111,81 @@ def test_overlap_of_a_mutated_argument_is_checked_at_each_call(native_store: Sto
     base = torch.zeros(12)
     assert holds(torch.zeros(2, 3), torch.zeros(2, 3)) and holds(base[6:].view(2, 3), base[:6].view(2, 3))
     assert not holds(base[:6].view(2, 3), base[5:11].view(2, 3)) and not holds(base[5:11].view(2, 3), base[:6].view(2, 3))
+
+
+def many(x: torch.Tensor, *given: Any, owner: Any = None) -> None:
+    """Any number of containers, and an object that lives on."""
+
+
+def _items(*numbers: int) -> list[Path]:
+    return [(("local", "given"), ("item", ("int", i))) for i in numbers]
+
+
+OWNED: Path = (("local", "owner"), ("attr", "items"))
+COUNT = 20
+
+
+class Owner:
+    def __init__(self) -> None:
+        self.items: list[int] = []
+        self.more: list[int] = []
+
+
+def _many_guards(make: Callable[[], Any], relation: list[Guard]) -> tuple[list[Guard], list[Any], Owner]:
+    owner = Owner()
+    given = [make() for _ in range(COUNT)]
+    types = [Guard(path, Predicate.TYPE, type_name(type(make()))) for path in _items(*range(COUNT))]
+    lengths = [Guard(path, Predicate.LENGTH, len(make())) for path in _items(*range(COUNT))]
+    return [*types, *lengths, Guard(OWNED, Predicate.TYPE, "builtins:list"), *relation], given, owner
+
+
+@pytest.mark.parametrize("make", [list, lambda: [1, 2], dict, lambda: {"a": 1, "b": 2}], ids=["[]", "[1, 2]", "{}", "{a, b}"])
+def test_many_objects_are_compared_natively(native_store: Store, make: Callable[[], Any]) -> None:
+    """Twenty of the call among one another, and with those that an object which lives on has."""
+    paths = (*_items(*range(COUNT)), OWNED, (("local", "owner"), ("attr", "more")))
+    relation = [Guard((("state",),), Predicate.NOT_ALIASED, {"distinct": paths, "mutated": (), "others": ()})]
+    guards, given, owner = _many_guards(make, relation)
+    table, holds = table_for(guards, many, (X, *given), {"owner": owner})
+    assert not table.sizes()["python"]
+    assert holds(X, *given, owner=owner) and holds(X, *(make() for _ in given), owner=owner)
+    for one, other in [(0, 1), (3, 17), (0, COUNT - 1), (COUNT - 2, COUNT - 1)]:
+        twice = list(given)
+        twice[other] = twice[one]
+        assert not holds(X, *twice, owner=owner), (one, other)
+    if type(make()) is list and not make():
+        for owned in (owner.items, owner.more):
+            assert not holds(X, *given[:5], owned, *given[6:], owner=owner)
+
+
+@pytest.mark.parametrize("make", [list, lambda: {"a": 1}], ids=["list", "dict"])
+def test_one_object_is_compared_natively(native_store: Store, make: Callable[[], Any]) -> None:
+    first, last = _items(0, COUNT - 1)
+    guards, given, owner = _many_guards(make, [Guard(last, Predicate.SAME_AS, first)])
+    given[-1] = given[0]
+    table, holds = table_for(guards, many, (X, *given), {"owner": owner})
+    assert not table.sizes()["python"]
+    another = [make() for _ in given]
+    assert holds(X, *given, owner=owner) and not holds(X, *another, owner=owner)
+    assert holds(X, *another[:-1], another[0], owner=owner)
+
+
+def test_what_lives_on_and_what_comes_with_the_call_are_one_object(native_store: Store) -> None:
+    (first,) = _items(0)
+    guards, given, owner = _many_guards(list, [Guard(first, Predicate.SAME_AS, OWNED)])
+    table, holds = table_for(guards, many, (X, owner.items, *given[1:]), {"owner": owner})
+    assert not table.sizes()["python"]
+    assert holds(X, owner.items, *given[1:], owner=owner)
+    assert not holds(X, *given, owner=owner) and not holds(X, owner.more, *given[1:], owner=owner)
+
+
+@pytest.mark.parametrize("arguments", [((99,), ()), ((-1,), ()), (("a",), ()), ([0], ())], ids=repr)
+def test_a_table_takes_the_numbers_of_its_values_only(native_store: Store, arguments: tuple[Any, Any]) -> None:
+    table = native.loaded().Table()
+    table.local(0)
+    with pytest.raises((ValueError, TypeError)):
+        table.distinct(*arguments)
+    with pytest.raises((ValueError, TypeError)):
+        table.live(0, "same", 99)
 
 
 class Caches(torch.nn.Module):

@@ -255,6 +255,30 @@ def test_dynamic_shapes_are_as_torch_traces_them(dynamic: bool | None, times: in
         assert len(compiles) == len(store.programs()) == times
 
 
+FLOATS: list[tuple[str, Callable[..., Any], list[tuple[Any, ...]]]] = [
+    ("factor", lambda x, a: x * a, [(3.0,), (4.5,), (-0.25,)]),
+    ("two", lambda x, a, b: (x + a) * b, [(3.0, 2.0), (1.5, -2.0)]),
+    ("in a list", lambda x, a: x * a[0] + a[1], [([3.0, 2.0],), ([4.0, 0.5],)]),
+    ("and an int", lambda x, a, n: x * a + n, [(3.0, 2), (4.0, 7)]),
+    ("of Python", lambda x, a: x * (a * 2 + 1), [(3.0,), (0.5,)]),
+    ("as a fill", lambda x, a: torch.full_like(x, a) + x, [(3.0,), (0.5,)]),
+    ("written", lambda x, a: x.mul_(a), [(3.0,), (0.5,)]),
+    ("special", lambda x, a: x * a, [(2.5,), (float("inf"),), (float("nan"),), (0.0,)]),
+]
+
+
+@pytest.mark.parametrize("name, program, calls", FLOATS, ids=[row[0] for row in FLOATS])
+def test_floats_that_vary(name: str, program: Callable[..., Any], calls: list[tuple[Any, ...]], store: Store) -> None:
+    """torch hands the graph a tensor of no dimension for each."""
+    x = torch.tensor([1.0, -2.0, 3.0])
+    for _ in range(2):  # the second time from the store
+        torch._dynamo.reset()
+        run = torch.compile(program, backend=through(store), dynamic=True)
+        with torch.no_grad():
+            for given in calls:
+                torch.testing.assert_close(run(x.clone(), *given), program(x.clone(), *given), rtol=0, atol=0, equal_nan=True)
+
+
 def test_branches_inside_the_graph(store: Store, compiles: list[str]) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 0, lambda x: x.sin() + 1, lambda x: x.cos() * 2, (x,))

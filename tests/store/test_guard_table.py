@@ -8,7 +8,7 @@ import pytest
 
 from precast.artifact_store.errors import DamagedRecord
 from precast.artifact_store.guard_table import pack_guards, unpack_guards
-from precast.artifact_store.serial import pack
+from precast.artifact_store.serial import pack, unpack
 
 LAYER = (("local", "self"), ("submodule", "layers"), ("submodule", "0"))
 ROWS = (
@@ -39,6 +39,39 @@ def test_what_rows_share_is_stored_and_read_once() -> None:
     rows = unpack_guards(pack_guards(many))
     assert rows[3][0] is rows[13][0] and rows[3][2] is rows[4][2]
     assert rows[3][0][0] is rows[4][0][0]
+
+
+PLACES = [(*LAYER, ("attr", f"part{i}")) for i in (3, 1, 2)]
+OVER_PATHS = (
+    (PLACES[1], "type", "app:Part"),
+    (PLACES[0], "same_as", PLACES[2]),
+    ((("state",),), "not_aliased", {"distinct": tuple(PLACES), "mutated": (), "others": ()}),
+    ((("state",),), "not_aliased", {"distinct": (), "mutated": (LAYER, PLACES[1]), "others": ((("local", "x"),),)}),
+)
+
+
+def test_paths_in_constants_are_numbers() -> None:
+    assert repr(unpack_guards(pack_guards(OVER_PATHS))) == repr(OVER_PATHS)
+    many = tuple((*LAYER, ("attr", f"part{i}")) for i in range(500))
+    typed = [(path, "type", "app:Part") for path in many]
+    distinct = ((("state",),), "not_aliased", {"distinct": many, "mutated": (), "others": ()})
+    assert len(pack_guards([*typed, distinct])) < len(pack_guards(typed)) + 500 * 2, "two bytes for each"
+
+
+def test_paths_that_stand_in_constants_are_read() -> None:
+    """As earlier versions wrote them."""
+    table: dict[str, Any] = unpack(pack_guards(OVER_PATHS[:1]), "guards")
+    for predicate, constant in (("same_as", LAYER), ("not_aliased", {"distinct": (LAYER,), "mutated": (), "others": ()})):
+        rows = unpack_guards(pack({**table, "predicates": [predicate], "constants": [constant]}))
+        assert repr(rows) == repr(((PLACES[1], predicate, constant),))
+
+
+@pytest.mark.parametrize(
+    "predicate, constant", [("same_as", {}), ("same_as", [99]), ("not_aliased", [1]), ("not_aliased", {"distinct": [-5]})]
+)
+def test_paths_that_are_not_there_are_damage(predicate: str, constant: Any) -> None:
+    with pytest.raises(DamagedRecord, match="guards"):
+        unpack_guards(pack({**TABLE, "predicates": [predicate], "constants": [constant]}))
 
 
 TABLE: dict[str, Any] = {"steps": [["local", "x"]], "predicates": ["empty"], "constants": [None], "paths": [-1, 0], "rows": [0, 0, 0]}
