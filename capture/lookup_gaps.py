@@ -44,7 +44,7 @@ def attributes_looked_up() -> Iterator[None]:
 
 def _around(cls: type, name: str, asked: Callable[[Any, Any, str], Any]) -> contextlib.AbstractContextManager[Any]:
     """The method `name` of `cls`, of which `asked` answers first, if it has an answer."""
-    original: Any = cls.__dict__[name]
+    original: Any = getattr(cls, name)
 
     def method(self: Any, tx: Any, attribute: str) -> Any:
         answer = asked(self, tx, attribute)
