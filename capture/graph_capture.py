@@ -63,9 +63,7 @@ def capture_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decomposi
 
 def _input(number: int, value: Any, mutated: bool, is_float: bool) -> GraphInput:
     """`is_float`: torch gives it as a tensor, of which the graph takes the number (`capture/floats.py`)."""
-    kind: Any = (
-        "float" if is_float or isinstance(value, float | torch.SymFloat) else "tensor" if isinstance(value, torch.Tensor) else "int"
-    )
+    kind: Any = "float" if is_float or isinstance(value, float | torch.SymFloat) else "tensor" if isinstance(value, torch.Tensor) else "int"
     return GraphInput((("input", number),), False, number, kind, mutated)
 
 

@@ -109,12 +109,13 @@ def translate(dynamo_guards: Iterable[Any], context: GuardContext) -> Translatio
 
 
 def _is_default_device(source: Any) -> bool:
-    """Whether this is the device of the `torch.device` context that decides where tensors are made: the global state has it."""
-    if not isinstance(source, AttrSource) or source.member != "device" or not isinstance(source.base, TorchFunctionModeStackSource):
+    """Whether this is the `torch.device` context that decides where tensors are made, or its device: the global state has it."""
+    mode = source.base if isinstance(source, AttrSource) and source.member == "device" else source
+    if not isinstance(mode, TorchFunctionModeStackSource):
         return False
     stack = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
     contexts = [i for i, mode in enumerate(stack) if isinstance(mode, DeviceContext)]
-    return contexts[-1:] == [source.base.ind]
+    return contexts[-1:] == [mode.ind]
 
 
 def _same_pattern(paths: list[Path], context: GuardContext) -> list[Guard]:

@@ -44,7 +44,7 @@ def attributes_looked_up() -> Iterator[None]:
 
 def _around(cls: type, name: str, asked: Callable[[Any, Any, str], Any]) -> contextlib.AbstractContextManager[Any]:
     """The method `name` of `cls`, of which `asked` answers first, if it has an answer."""
-    original: Any = cls.__dict__[name]
+    original: Any = getattr(cls, name)
 
     def method(self: Any, tx: Any, attribute: str) -> Any:
         answer = asked(self, tx, attribute)
@@ -98,8 +98,8 @@ def _absence_from_function(self: Any, tx: Any, name: str) -> None:
 
 
 def _method_of_tensor(self: TensorVariable, tx: Any, name: str) -> None:
-    """A method that an argument or weight has of its class. The value is not at hand here: one that has an attribute of that name of its own
-    is sorted out when guards are translated (capture/guards.py).
+    """A method that an argument or weight has of its class. The value is not at hand here: that it has an attribute of its own instead
+    is seen when guards are translated (capture/guards.py).
     """
     found = find_on_class(torch.Tensor, name)
     if self.source is not None and found is not ABSENT and not hasattr(type(found), "__set__"):

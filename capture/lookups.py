@@ -22,7 +22,10 @@ Tables = dict[str, dict[str, None]]
 
 
 def with_lookups(guards: Iterable[Guard], consumed: Iterable[Any], sources: SourceContext) -> list[Guard]:
-    """`guards` with one LACKS_OWN guard per object, which names all that its own tables have to lack. `consumed`: as `resolution_guards`."""
+    """`guards` with one LACKS_OWN guard per object, which names all that its own tables have to lack.
+
+    `consumed`: sources of what the traced code looked at.
+    """
     guards = tuple(guards)
     lacking: dict[Path, Tables] = {}
     for guard in guards:

@@ -153,7 +153,7 @@ class ClassCheck:
         if not self._mros or len(self._mros) != len(classes):
             return False
         for cls, (meta, mro) in zip(classes, self._mros, strict=True):
-            if type(cls) is not meta or cls.__mro__ is not mro:
+            if type(cls) is not meta or not isinstance(cls, type) or cls.__mro__ is not mro:
                 return False
         for base, keys, values in self._seen:
             namespace = base.__dict__

@@ -344,3 +344,21 @@ def test_the_entry_point_is_declared_and_names_the_backend() -> None:
     installed = [e for e in entry_points(group="torch_dynamo_backends") if e.name == "precast"]
     for entry in installed:
         assert entry.load() is torch_backend.precast
+
+
+@pytest.mark.parametrize("dynamic", [True, None])
+def test_floats_that_vary_are_numbers(dynamic: bool | None, store: Store, compiles: list[str]) -> None:
+    """torch hands a graph its symbolic floats as tensors; the compiled graph takes the numbers."""
+
+    def program(x: torch.Tensor, a: float, b: float) -> torch.Tensor:
+        return (x * a + b) / (a - b)
+
+    x, times = torch.randn(3, 4), []
+    given = [(2.0, 3.0), (6.5, -1.25), (7.0, 1e30), (1e-40, 0.5), (float("inf"), 1.0), (float("nan"), 1.0), (0.0, -2.0), (-0.0, 2.0)]
+    for _ in range(2):
+        torch._dynamo.reset()
+        compiled = torch.compile(program, backend=through(store), dynamic=dynamic)
+        for a, b in given:
+            torch.testing.assert_close(compiled(x, a, b), program(x, a, b), equal_nan=True)
+        times.append(len(compiles))
+    assert times[0] == times[1] > 0, "found in the store the second time"
