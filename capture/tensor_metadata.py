@@ -188,6 +188,8 @@ def _follow(output: Any, node: torch.fx.Node, given: Any, run: Callable[[], Any]
     name = _name(node)
     if name in _MEMORY:
         _end_at_memory(name)
+    if not _may_change(node, name):
+        return run()
     tensors = [value for value in tree_leaves(given) if isinstance(value, torch.Tensor)]
     if name in _VIEWS and _is_input(tensors[0], output):
         _end_at_input(name)
@@ -209,6 +211,16 @@ def _follow(output: Any, node: torch.fx.Node, given: Any, run: Callable[[], Any]
             setattr(tensor, _CHANGED, True)
     node.meta[_FOLLOWED] = True
     return result
+
+
+def _may_change(node: torch.fx.Node, name: str) -> bool:
+    """Whether it has to be looked at what an operator leaves of its tensors. torch's own say it by their name, or by an `out`."""
+    if name in _VIEWS or "out" in node.kwargs or isinstance(node.target, torch._ops.OperatorBase | torch._ops.OpOverloadPacket):
+        return True
+    return not isinstance(node.target, str) and not (getattr(node.target, "__module__", None) or "torch").startswith(_HOMES)
+
+
+_HOMES = ("torch", "_operator", "math")
 
 
 def _name(node: torch.fx.Node) -> str:
