@@ -70,7 +70,7 @@ def run(case: Case, store: str, kind: str, dynamic: bool) -> None:
         torch._dynamo.reset()
         compiled = torch.compile(fresh, backend="precast", dynamic=sizes)
     else:
-        given = {"dynamic": sizes, "store": f"{store}/{case.name}-{dynamic}"}
+        given = {"options": {"dynamic": "yes"} if dynamic else {}, "store": f"{store}/{case.name}-{dynamic}"}
         compiled = precast.load(fresh, require="hit", **given) if kind == "warm" else precast.compile(fresh, **given)
     got = outcome(compiled, fresh, case.calls())
     for number, (one, other) in enumerate(zip(want, got, strict=True)):

@@ -53,6 +53,9 @@ def by_torch(tmp_path_factory: pytest.TempPathFactory) -> Reports:
     return work(tmp_path_factory.mktemp("metadata_torch"), "torch")
 
 
+REFUSED = ("assigned_then_written", "through_getattr")
+"""Parts of these run eagerly, with the reason: two tensors share memory and one is written; a bound method of a tensor is kept."""
+
 every_program = pytest.mark.parametrize("name", CASES)
 sizes = pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 
@@ -66,7 +69,10 @@ def test_compiled_equals_eager(name: str, dynamic: bool, cold: Reports) -> None:
 @every_program
 @sizes
 def test_served_from_the_store_equals_eager(name: str, dynamic: bool, warm: Reports) -> None:
-    assert warm[name, dynamic]["failed"] is None, warm[name, dynamic]["failed"]
+    if name in REFUSED:
+        assert "GuardMiss" in warm[name, dynamic]["failed"], "what is refused is not in the store"
+    else:
+        assert warm[name, dynamic]["failed"] is None, warm[name, dynamic]["failed"]
     assert warm[name, dynamic]["attempts"] == []
 
 
