@@ -306,7 +306,7 @@ def argument_by_the_operator(x: torch.Tensor) -> Any:
 
 
 @case(matrices)
-def through_getattr(x: torch.Tensor) -> Any:
+def through_a_bound_method(x: torch.Tensor) -> Any:
     y = x * 2
     y.t_()
     f = y.unsqueeze_
