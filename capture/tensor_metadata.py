@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -156,7 +157,7 @@ def _is_for_precast(tracer: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Look:
-    """What of a tensor operators may change in place. Symbolic sizes as expressions, so that comparing them makes no guards."""
+    """What of a tensor operators may change in place: shape, strides and offset; whether it requires gradients; its storage, how large."""
 
     window: tuple[Any, ...] = ()
     requires_grad: bool = False
@@ -166,12 +167,16 @@ class _Look:
 def _look(tensor: torch.Tensor) -> _Look:
     if tensor.layout is not torch.strided:
         return _Look()
-    window = (*map(_expression, tensor.shape), *map(_expression, tensor.stride()))
+    window = (*tensor.shape, *tensor.stride())
     if type(tensor) is not FakeTensor:  # one that wraps others, or stands for many under vmap: it has no storage of its own
         return _Look(window, tensor.requires_grad)
     storage = tensor.untyped_storage()
-    memory = (storage._cdata, _expression(storage.nbytes()))
-    return _Look((*window, _expression(tensor.storage_offset())), tensor.requires_grad, memory)
+    return _Look((*window, tensor.storage_offset()), tensor.requires_grad, (storage._cdata, storage.nbytes()))
+
+
+def _same(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
+    """Whether numbers are the same, by what is known of symbolic ones by now. Comparing the numbers themselves would make guards."""
+    return len(before) == len(after) and all(map(operator.eq, map(_expression, before), map(_expression, after)))
 
 
 def _expression(number: Any) -> Any:
@@ -183,6 +188,8 @@ def _follow(output: Any, node: torch.fx.Node, given: Any, run: Callable[[], Any]
     name = _name(node)
     if name in _MEMORY:
         _end_at_memory(name)
+    if not _may_change(node, name):
+        return run()
     tensors = [value for value in tree_leaves(given) if isinstance(value, torch.Tensor)]
     if name in _VIEWS and _is_input(tensors[0], output):
         _end_at_input(name)
@@ -195,15 +202,25 @@ def _follow(output: Any, node: torch.fx.Node, given: Any, run: Callable[[], Any]
         _end_at_size(name)
     for tensor, was in zip(tensors, before, strict=True):
         now = _look(tensor)
-        if now == was:
-            continue
-        if now.memory != was.memory:
-            _end_at_memory(name)
-        if now.window != was.window and (name not in _VIEWS or _is_input(tensor, output)):
+        moved = not _same(was.window, now.window)
+        if moved and name not in _VIEWS:
             _end_at_size(name)
-        setattr(tensor, _CHANGED, True)
+        if not _same(was.memory, now.memory):
+            _end_at_memory(name)
+        if moved or now.requires_grad != was.requires_grad:
+            setattr(tensor, _CHANGED, True)
     node.meta[_FOLLOWED] = True
     return result
+
+
+def _may_change(node: torch.fx.Node, name: str) -> bool:
+    """Whether it has to be looked at what an operator leaves of its tensors. torch's own say it by their name, or by an `out`."""
+    if name in _VIEWS or "out" in node.kwargs or isinstance(node.target, torch._ops.OperatorBase | torch._ops.OpOverloadPacket):
+        return True
+    return not isinstance(node.target, str) and not (getattr(node.target, "__module__", None) or "torch").startswith(_HOMES)
+
+
+_HOMES = ("torch", "_operator", "math")
 
 
 def _name(node: torch.fx.Node) -> str:
