@@ -24,7 +24,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Protocol
 
-from precast.alone import measuring
+from precast.alone import part
 from precast.artifact_store import Store, StoreError
 from precast.build import Job, Outcome
 from precast.build_file import Loaded, ProgramSpec
@@ -177,7 +177,8 @@ class Pool:
         ours, theirs = multiprocessing.Pipe()
         inherited = [ours, *(worker.connection for worker in self._workers)]
         context = multiprocessing.get_context("fork")
-        process = context.Process(target=_work, args=(theirs, inherited, self.programs, self.store, self.load), name="precast-build")
+        given = (theirs, inherited, self.programs, self.store, self.load, min(self.crew.most, len(self.lines)))
+        process = context.Process(target=_work, args=given, name="precast-build")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of BLAS's threads, which are made anew in the child
             process.start()
@@ -296,7 +297,9 @@ def _prepare(store: Store) -> None:
 # -- in the worker
 
 
-def _work(connection: Connection, inherited: Sequence[Connection], programs: Sequence[ProgramSpec], store: Store, load: Load) -> None:
+def _work(
+    connection: Connection, inherited: Sequence[Connection], programs: Sequence[ProgramSpec], store: Store, load: Load, shared_by: int
+) -> None:
     """Builds what it is given, until its parent is gone."""
     for other in inherited:
         other.close()
@@ -304,7 +307,7 @@ def _work(connection: Connection, inherited: Sequence[Connection], programs: Seq
         os.setpgid(0, 0)
         os.dup2(2, 1)  # what factories print is none of the report
     sys.stdout = sys.stderr
-    measuring.alone = lambda: _alone(connection)
+    part.alone, part.shared_by = lambda: _alone(connection), shared_by
     job: tuple[int, Job] | None = None
     with contextlib.suppress(EOFError, OSError):
         while True:

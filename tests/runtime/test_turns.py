@@ -21,7 +21,7 @@ from standin import Counting
 
 import precast
 from precast import driver
-from precast.artifact_store import Guard, Predicate, Store, leases
+from precast.artifact_store import Guard, Predicate, Store, layout, leases
 from precast.artifact_store.records import GraphInput
 from precast.artifact_store.serial import pack
 from precast.runtime import background, turns
@@ -339,8 +339,19 @@ def test_precompile_says_what_was_taken(store: Store, compiles: Counting) -> Non
     ],
 )
 def test_kinds_of_calls(one: dict[str, Any], other: dict[str, Any], exact: bool, equal: bool) -> None:
-    assert (call_kind(one, "t", exact) == call_kind(other, "t", exact)) is equal
-    assert call_kind(one, "t", exact) != call_kind(one, "u", exact)
+    assert (call_kind(one, ("t",), exact) == call_kind(other, ("t",), exact)) is equal
+    assert call_kind(one, ("t",), exact) != call_kind(one, ("u",), exact)
+
+
+def test_long_keys_have_turns_too(store: Store, compiles: Counting) -> None:
+    """Keys of what follows a graph break have up to 128 characters, as many as a file's name here."""
+    compiled, program = compiled_for(store)
+    names = []
+    for end in "ab":
+        program.key = "k" * 127 + end
+        names.append(turns.name_of(program, {"x": X, "w": W}))
+    assert names[0] != names[1] and all(map(layout.is_label, names))
+    assert torch.equal(compiled(X, W), X) and compiles.frame_count == 1
 
 
 MEMBER = """
