@@ -14,10 +14,10 @@ import os
 import resource
 import signal
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -31,6 +31,7 @@ from precast.build_file import Loaded, ProgramSpec
 from precast.build_lines import Known, Lines, Task
 from precast.runtime import native
 from precast.runtime.errors import OptionError, StoreUnwritable
+from precast.runtime.log import logger
 
 LOOK_SECONDS = 0.1
 """How often the display is renewed."""
@@ -73,6 +74,8 @@ class Crew:
     @classmethod
     def of(cls, jobs: int | None, lines: Lines) -> Crew:
         """For `--jobs N`, or the default, which is one where little is to be built."""
+        if not hasattr(os, "fork"):
+            return cls(1, jobs is not None)
         if jobs is not None:
             return cls(jobs, True)
         return cls(max(1, min(_cores(), len(lines) // 2)) if len(lines) >= LEAST_LINES else 1, False)
@@ -168,7 +171,8 @@ class Pool:
     def _give(self, worker: Worker, task: Task) -> None:
         worker.task, worker.since = task, time.perf_counter()
         program = self.programs[task.program]
-        doing = f"compiling signature {task.number} for {task.target}" if task.number else "making the program"
+        of = self.lines.count(task.program)
+        doing = f"compiling signature {task.number} of {of} for {task.target}" if task.number else "making the program"
         self.display.say(f"{program.name}: {doing}")
         with contextlib.suppress(OSError):  # it died: its end is heard of next
             worker.connection.send(task)
@@ -288,10 +292,11 @@ def _prepare(store: Store) -> None:
         store.check_writable()
     except StoreError:
         return  # the first worker says so
-    builder = threading.Thread(target=native.ensure, args=(store,))
-    builder.start()
-    importlib.import_module("precast.driver")
-    builder.join()
+    with ThreadPoolExecutor(1) as pool:  # whose thread has ended before anything is forked
+        built = pool.submit(native.ensure, store)
+        importlib.import_module("precast.driver")
+    if (error := built.exception()) is not None:
+        logger("runtime").error("building the native runtime failed", exc_info=error)
 
 
 # -- in the worker

@@ -84,13 +84,15 @@ class Other:
         self._action = action
         assert self._acquired.__enter__().held
 
-    def ends(self, seconds: float = 0.15) -> None:
+    def ends(self, seconds: float = 0.15) -> threading.Thread:
         def work() -> None:
             time.sleep(seconds)
             self._action()
             self._acquired.__exit__(None, None, None)
 
-        threading.Thread(target=work).start()
+        thread = threading.Thread(target=work)
+        thread.start()
+        return thread
 
 
 def compiled_for(store: Store, **options: Any) -> tuple[Any, Program]:
@@ -100,9 +102,10 @@ def compiled_for(store: Store, **options: Any) -> tuple[Any, Program]:
 
 def test_what_another_process_compiles_meanwhile_serves(store: Store, compiles: Counting, said: list[str]) -> None:
     compiled, program = compiled_for(store)
-    Other(program, lambda: put(program, 4)).ends()
+    other = Other(program, lambda: put(program, 4)).ends()
     assert torch.equal(compiled(X, W), X)
     assert compiles.frame_count == 0
+    other.join()
     ours = f"process {os.getpid()} on "
     assert any(f"waits for {ours}" in line for line in said) and any("goes on with what" in line for line in said)
     assert not list((store.root / "leases").iterdir())
