@@ -155,7 +155,9 @@ class Pool:
     # -- dealing
 
     def _deal(self) -> bool:
-        """Give tasks to those who have none. Returns whether there was one."""
+        """Give tasks to those who have none, while nobody measures. Returns whether there was one."""
+        if self._speaker is not None:
+            return False
         dealt = False
         choices: list[Callable[[Worker], Task | None]] = [lambda worker: self.lines.own(worker.program), lambda _: self.lines.other()]
         for choose in choices:
@@ -280,7 +282,7 @@ class Pool:
 
 def _how_it_died(code: int | None) -> str:
     if code is not None and code < 0:
-        name = signal.Signals(-code).name
+        name = next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
         memory = "; was there too little memory? Give fewer --jobs" if -code == signal.SIGKILL else ""
         return f"the process that built it was ended by {name}{memory}"
     return f"the process that built it ended with status {code}"
