@@ -52,7 +52,7 @@ def compile_cuda(program: Program, target: str, options: Mapping[str, Any]) -> C
     host = CudaHostWriter(program, steps, launches, len(kernels), bool(options.get("inference")))
     unit = "\n".join([PROLOGUE, INDEX_HELPERS, ERROR, host.source((), prepare)])
     with compiling(unit, target) as finish:  # beside the kernels: neither waits for the other
-        cubins = compile_images(kernels, arch, os.cpu_count() or 1)
+        cubins = compile_images(kernels, arch, max(1, (os.cpu_count() or 1) // options.get("shared_by", 1)))
         loaded = time.perf_counter()
         library = finish(kernel_table([c.metadata for c in cubins]) + _identity(target, cubins))
     done = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What a measurement of this process is made in: a place for whoever can keep the machine quiet meanwhile."""
+"""This process's part of the machine: how many compile beside it, and how it has the machine for itself where it measures."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 
 @dataclass
-class Measuring:
-    """`alone()`: what is measured in it has the machine for itself. A worker of `precast build --jobs` has the others hold still."""
+class Part:
+    """`alone()`: what is measured in it no other worker of the build disturbs. `shared_by`: how many processes compile at once."""
 
     alone: Callable[[], AbstractContextManager[None]] = nullcontext
+    shared_by: int = 1
 
 
-measuring = Measuring()
-"""This process's."""
+part = Part()
+"""The workers of `precast build --jobs` change theirs."""

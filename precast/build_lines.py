@@ -93,6 +93,10 @@ class Lines:
         for line in self._of(program):
             line.todo.extend(range(1, known.count + 1))
 
+    def count(self, program: int) -> int:
+        """How many signatures the program has, as far as its factory has said."""
+        return self._known[program].count if program in self._known else 0
+
     def lost(self, program: int) -> list[str]:
         """The program's factory failed; returns for which targets nothing can be built."""
         self.loaded(program, Known(0, "", 0.0))

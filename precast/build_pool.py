@@ -14,23 +14,24 @@ import os
 import resource
 import signal
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Protocol
 
-from precast.alone import measuring
+from precast.alone import part
 from precast.artifact_store import Store, StoreError
 from precast.build import Job, Outcome
 from precast.build_file import Loaded, ProgramSpec
 from precast.build_lines import Known, Lines, Task
 from precast.runtime import native
 from precast.runtime.errors import OptionError, StoreUnwritable
+from precast.runtime.log import logger
 
 LOOK_SECONDS = 0.1
 """How often the display is renewed."""
@@ -73,6 +74,8 @@ class Crew:
     @classmethod
     def of(cls, jobs: int | None, lines: Lines) -> Crew:
         """For `--jobs N`, or the default, which is one where little is to be built."""
+        if not hasattr(os, "fork"):
+            return cls(1, jobs is not None)
         if jobs is not None:
             return cls(jobs, True)
         return cls(max(1, min(_cores(), len(lines) // 2)) if len(lines) >= LEAST_LINES else 1, False)
@@ -152,7 +155,9 @@ class Pool:
     # -- dealing
 
     def _deal(self) -> bool:
-        """Give tasks to those who have none. Returns whether there was one."""
+        """Give tasks to those who have none, while nobody measures. Returns whether there was one."""
+        if self._speaker is not None:
+            return False
         dealt = False
         choices: list[Callable[[Worker], Task | None]] = [lambda worker: self.lines.own(worker.program), lambda _: self.lines.other()]
         for choose in choices:
@@ -168,7 +173,8 @@ class Pool:
     def _give(self, worker: Worker, task: Task) -> None:
         worker.task, worker.since = task, time.perf_counter()
         program = self.programs[task.program]
-        doing = f"compiling signature {task.number} for {task.target}" if task.number else "making the program"
+        of = self.lines.count(task.program)
+        doing = f"compiling signature {task.number} of {of} for {task.target}" if task.number else "making the program"
         self.display.say(f"{program.name}: {doing}")
         with contextlib.suppress(OSError):  # it died: its end is heard of next
             worker.connection.send(task)
@@ -177,7 +183,8 @@ class Pool:
         ours, theirs = multiprocessing.Pipe()
         inherited = [ours, *(worker.connection for worker in self._workers)]
         context = multiprocessing.get_context("fork")
-        process = context.Process(target=_work, args=(theirs, inherited, self.programs, self.store, self.load), name="precast-build")
+        given = (theirs, inherited, self.programs, self.store, self.load, min(self.crew.most, len(self.lines)))
+        process = context.Process(target=_work, args=given, name="precast-build")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of BLAS's threads, which are made anew in the child
             process.start()
@@ -275,7 +282,7 @@ class Pool:
 
 def _how_it_died(code: int | None) -> str:
     if code is not None and code < 0:
-        name = signal.Signals(-code).name
+        name = next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
         memory = "; was there too little memory? Give fewer --jobs" if -code == signal.SIGKILL else ""
         return f"the process that built it was ended by {name}{memory}"
     return f"the process that built it ended with status {code}"
@@ -287,16 +294,19 @@ def _prepare(store: Store) -> None:
         store.check_writable()
     except StoreError:
         return  # the first worker says so
-    builder = threading.Thread(target=native.ensure, args=(store,))
-    builder.start()
-    importlib.import_module("precast.driver")
-    builder.join()
+    with ThreadPoolExecutor(1) as pool:  # whose thread has ended before anything is forked
+        built = pool.submit(native.ensure, store)
+        importlib.import_module("precast.driver")
+    if (error := built.exception()) is not None:
+        logger("runtime").error("building the native runtime failed", exc_info=error)
 
 
 # -- in the worker
 
 
-def _work(connection: Connection, inherited: Sequence[Connection], programs: Sequence[ProgramSpec], store: Store, load: Load) -> None:
+def _work(
+    connection: Connection, inherited: Sequence[Connection], programs: Sequence[ProgramSpec], store: Store, load: Load, shared_by: int
+) -> None:
     """Builds what it is given, until its parent is gone."""
     for other in inherited:
         other.close()
@@ -304,7 +314,7 @@ def _work(connection: Connection, inherited: Sequence[Connection], programs: Seq
         os.setpgid(0, 0)
         os.dup2(2, 1)  # what factories print is none of the report
     sys.stdout = sys.stderr
-    measuring.alone = lambda: _alone(connection)
+    part.alone, part.shared_by = lambda: _alone(connection), shared_by
     job: tuple[int, Job] | None = None
     with contextlib.suppress(EOFError, OSError):
         while True:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from precast.alone import measuring
+from precast.alone import part
 from precast.artifact_store import BlobSet, GraphRecord, Store, StoreError
 from precast.codegen import CompiledGraph, compile_program, with_choices
 from precast.codegen.choices import tuning_name
@@ -103,7 +103,7 @@ def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopw
     given = zip(lowered.inputs, request.bound, strict=True)
     options["bound"] = [name for name, bound in given if bound and isinstance(name, str)]
     options["inference"] = request.inference
-    options["alone"] = measuring.alone
+    options |= {"alone": part.alone, "shared_by": part.shared_by}
     options["tuning"] = known_choices(request.store, request.target)
     for observe in tuple(observers):
         observe(lowered, request.target, options)

@@ -17,13 +17,13 @@ _BY_VALUE = (bool, type(None), str, bytes, torch.dtype, torch.device, torch.layo
 _NUMBERS = (int, float, complex)
 
 
-def call_kind(local_values: Mapping[str, Any], target: str, exact: bool) -> str:
+def call_kind(local_values: Mapping[str, Any], of: tuple[str, ...], exact: bool) -> str:
     """A digest of what the arguments are and of the state that the call is made in; the same in every process.
 
-    `exact`: sizes and numbers count, since what is compiled for some serves no others. Two calls of one kind may need two artifacts, and
-    calls of two kinds may share one: whoever asks loses time by that and nothing else.
+    `of`: what else tells calls apart. `exact`: sizes and numbers count, since what is compiled for some serves no others. Two calls of one
+    kind may need two artifacts, and calls of two kinds may share one: whoever asks loses time by that and nothing else.
     """
-    whole = (target, sorted(global_state().items()), _items(local_values, exact, _DEPTH))
+    whole = (of, sorted(global_state().items()), _items(local_values, exact, _DEPTH))
     return hashlib.sha256(repr(whole).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 

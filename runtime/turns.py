@@ -33,6 +33,9 @@ PATIENCE = 600.0
 OTHERS = 2
 """Holders whose results did not fit, after which who waits compiles by itself: sizes that vary are symbolic from the second artifact on."""
 
+_KEY_SHOWN = 100
+"""Characters of a program's key with which the name of its turns begins: file names end, and keys of parts of programs are long."""
+
 Served = Callable[[], bool]
 _held: set[str] = set()
 """Paths of the leases that this process holds as turns: its own threads take turns by the lock of the tracer."""
@@ -141,7 +144,8 @@ def _is_wanted(program: Program) -> bool:
 
 def name_of(program: Program, local_values: Mapping[str, Any]) -> str:
     """Under which calls like this one take turns."""
-    return f"{program.key}-{call_kind(local_values, program.target, program.options['dynamic'] == 'no')}"
+    kind = call_kind(local_values, (program.key, program.target), program.options["dynamic"] == "no")
+    return f"{program.key[:_KEY_SHOWN]}-{kind}"
 
 
 def wait(turn: Turn, served: Served) -> None:

@@ -118,7 +118,7 @@ def test_several_workers_make_what_one_makes(folder: Path) -> None:
     assert several["counts"] == alone["counts"] and several["counts"]["compiled"] == 7 and several["counts"]["there already"] == 2
     made = Counter((folder / "factories").read_text().splitlines())
     assert set(made.values()) == {1} and 1 < len({line.split()[0] for line in made}) <= 3
-    assert "larger: compiling signature 2 for cpu:x86-64-v2" in beside and "a factory prints" in beside
+    assert "larger: compiling signature 2 of 2 for cpu:x86-64-v2" in beside and "a factory prints" in beside
     again, _ = told(folder, "build", "b.toml", "--json", "--jobs", "2")
     assert again["counts"] == {"compiled": 0, "there already": 9, "taken": 0, "failed": 0}
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -358,3 +359,22 @@ def test_the_report_says_how_to_look_at_what_was_built(tmp_path: Path, monkeypat
     assert len(CliRunner().invoke(main, ["ls", "--store", "a store"]).stdout.splitlines()) == 1
     monkeypatch.setenv("PRECAST_STORE", str(tmp_path / "a store"))
     assert CliRunner().invoke(main, ["build", "tests.cli.app:sine"]).stderr.endswith(": precast ls\n")
+
+
+@pytest.mark.parametrize(("outcome", "status"), [("taken", "taken"), ("hit", "there already")])
+def test_what_another_build_makes_meanwhile_is_not_called_compiled(
+    outcome: str, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other build comes in between the look at the store and the compile."""
+    real = precast.precompile
+
+    def with_another(model: Any, **given: Any) -> Any:
+        made = real(model, **{**given, "store": Store.open(tmp_path / "s")})
+        assert made.signatures[0].outcome == "compiled"
+        return replace(made, signatures=(replace(made.signatures[0], outcome=outcome),))
+
+    monkeypatch.setattr(precast, "precompile", with_another)
+    built, beside = invoke("build", "tests.cli.app:sine", "--store", str(tmp_path / "s"), code=0)
+    (item,) = built["programs"]
+    assert item["status"] == status and built["good"] and built["counts"][status] == 1 and built["counts"]["compiled"] == 0
+    assert ("1 taken from another build" in beside) is (status == "taken") is ("another process was building it" in item["reason"])

@@ -21,7 +21,7 @@ from standin import Counting
 
 import precast
 from precast import driver
-from precast.artifact_store import Guard, Predicate, Store, leases
+from precast.artifact_store import Guard, Predicate, Store, layout, leases
 from precast.artifact_store.records import GraphInput
 from precast.artifact_store.serial import pack
 from precast.runtime import background, turns
@@ -84,13 +84,15 @@ class Other:
         self._action = action
         assert self._acquired.__enter__().held
 
-    def ends(self, seconds: float = 0.15) -> None:
+    def ends(self, seconds: float = 0.15) -> threading.Thread:
         def work() -> None:
             time.sleep(seconds)
             self._action()
             self._acquired.__exit__(None, None, None)
 
-        threading.Thread(target=work).start()
+        thread = threading.Thread(target=work)
+        thread.start()
+        return thread
 
 
 def compiled_for(store: Store, **options: Any) -> tuple[Any, Program]:
@@ -100,9 +102,10 @@ def compiled_for(store: Store, **options: Any) -> tuple[Any, Program]:
 
 def test_what_another_process_compiles_meanwhile_serves(store: Store, compiles: Counting, said: list[str]) -> None:
     compiled, program = compiled_for(store)
-    Other(program, lambda: put(program, 4)).ends()
+    other = Other(program, lambda: put(program, 4)).ends()
     assert torch.equal(compiled(X, W), X)
     assert compiles.frame_count == 0
+    other.join()
     ours = f"process {os.getpid()} on "
     assert any(f"waits for {ours}" in line for line in said) and any("goes on with what" in line for line in said)
     assert not list((store.root / "leases").iterdir())
@@ -335,12 +338,28 @@ def test_precompile_says_what_was_taken(store: Store, compiles: Counting) -> Non
         ({"m": torch.nn.Linear(2, 2)}, {"m": torch.nn.Linear(2, 2).eval()}, False, False),
         ({"o": object()}, {"o": object()}, True, True),
         ({"s": {"b", "a"}}, {"s": {"a", "b"}}, True, True),
-        ({"x": torch.nested.nested_tensor([X])}, {"x": torch.nested.nested_tensor([X, X])}, True, True),
+        (
+            {"x": torch.nested.nested_tensor([X], layout=torch.jagged)},
+            {"x": torch.nested.nested_tensor([X, X], layout=torch.jagged)},
+            True,
+            True,
+        ),
     ],
 )
 def test_kinds_of_calls(one: dict[str, Any], other: dict[str, Any], exact: bool, equal: bool) -> None:
-    assert (call_kind(one, "t", exact) == call_kind(other, "t", exact)) is equal
-    assert call_kind(one, "t", exact) != call_kind(one, "u", exact)
+    assert (call_kind(one, ("t",), exact) == call_kind(other, ("t",), exact)) is equal
+    assert call_kind(one, ("t",), exact) != call_kind(one, ("u",), exact)
+
+
+def test_long_keys_have_turns_too(store: Store, compiles: Counting) -> None:
+    """Keys of what follows a graph break have up to 128 characters, as many as a file's name here."""
+    compiled, program = compiled_for(store)
+    names = []
+    for end in "ab":
+        program.key = "k" * 127 + end
+        names.append(turns.name_of(program, {"x": X, "w": W}))
+    assert names[0] != names[1] and all(map(layout.is_label, names))
+    assert torch.equal(compiled(X, W), X) and compiles.frame_count == 1
 
 
 MEMBER = """
