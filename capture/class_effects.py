@@ -1,4 +1,4 @@
-"""Replay of side effects through classes and functions: closures of methods, attributes of classes, objects and functions, cached results."""
+"""Replay of side effects through classes and functions: closures of methods, attributes of classes and functions, cached results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from torch._dynamo import variables
+from torch._dynamo import utils, variables
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.source import AttrSource, DictGetItemSource, GetItemSource, TypeDictSource, TypeMROSource, TypeSource
@@ -267,10 +267,29 @@ def _cached_functions() -> Iterator[None]:
 
     with (
         mock.patch.object(functions.WrapperUserFunctionVariable, "call_function", call_function),
+        _without_warning(),
         mock.patch.object(VariableBuilder, "_wrap", _wrap),
         mock.patch.object(SideEffects, "mutation", mutation),
         mock.patch.object(SideEffects, "store_attr", store_attr),
     ):
+        yield
+
+
+@contextlib.contextmanager
+def _without_warning() -> Iterator[None]:
+    """The tracer warns that it ignores caches."""
+    name = "is_lru_cache_wrapper_trace_without_warning_allowed"
+    if hasattr(functions, name):
+        with mock.patch.object(functions, name, lambda value: True):
+            yield
+        return
+    warn: Any = utils.warn_once
+
+    def warn_once(message: str, *args: Any, **kwargs: Any) -> None:
+        if "lru_cache" not in message:
+            warn(message, *args, **kwargs)
+
+    with mock.patch.object(utils, "warn_once", warn_once):
         yield
 
 

@@ -40,6 +40,7 @@ from precast.capture.resume import resume_functions
 from precast.capture.shortcuts import shortcuts
 from precast.capture.side_effects import replayed_containers
 from precast.capture.trace_record import TraceRecord
+from precast.capture.tracer_words import tracer_words
 from precast.capture.user_kernels import kernels_known
 from precast.runtime.log import logger
 
@@ -103,6 +104,7 @@ def trace(
         ending.enter_context(tensors_let_go())
         ending.enter_context(names_of_this_trace(namespace))
         with (
+            tracer_words(),
             shortcuts(),
             record.kept(),
             guarded_gaps(),

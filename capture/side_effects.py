@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+from torch._dynamo import variables
 from torch._dynamo.bytecode_transformation import create_instruction
 from torch._dynamo.exc import raise_observed_exception, unimplemented
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.source import AttrSource
-from torch._dynamo import variables
 from torch._dynamo.variables import dicts, lists, user_defined
 from torch._dynamo.variables.base import ValueMutationNew, VariableTracker
 from torch._dynamo.variables.builder import VariableBuilder
