@@ -38,7 +38,8 @@ def replayed_classes() -> Iterator[None]:
 # -- closures of methods
 
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
+_FIXED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
+"""What may stand in a closure that has no path: it is held by the digest of the code, or by name."""
 
 
 @contextlib.contextmanager
@@ -59,12 +60,13 @@ def _closures_of_methods() -> Iterator[None]:
         return wrap(self, value)
 
     def bind_args(self: UserFunctionVariable, parent: Any, args: Any, kwargs: Any) -> Any:
-        source, closure = self.get_source(), self.fn.__closure__
-        if source is None and closure and not _of_torch(self.fn) and any(cell not in parent.output.side_effects for cell in closure):
-            found = _source_in_classes(self.fn, classes)
-            if found is None and not all(isinstance(_contents(cell), _PLAIN[6:]) for cell in closure):
+        function: Any = self.fn
+        source, closure = self.get_source(), function.__closure__
+        if source is None and closure and not _of_torch(function) and any(cell not in parent.output.side_effects for cell in closure):
+            found = _source_in_classes(function, classes)
+            if found is None and not all(isinstance(_contents(cell), _FIXED) for cell in closure):
                 refuse(
-                    f"{self.fn.__qualname__} has a closure, and the tracer does not know where the function is from",
+                    f"{function.__qualname__} has a closure, and the tracer does not know where the function is from",
                     "define its class or the function at the top of a module, or pass what it uses as arguments",
                 )
             if found is not None:
@@ -76,7 +78,7 @@ def _closures_of_methods() -> Iterator[None]:
         yield
 
 
-def _of_torch(function: types.FunctionType) -> bool:
+def _of_torch(function: Any) -> bool:
     return str(function.__module__).partition(".")[0] in ("torch", "contextlib", "functools", "dataclasses", "collections", "enum")
 
 

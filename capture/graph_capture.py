@@ -50,7 +50,8 @@ def capture_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decomposi
         raise CaptureRefused("the graph counts offsets from the start of an input's storage (as_strided), which torch's guards do not pin")
     with _disable_current_modes():
         graph, constants = lift_constants(found.graph, len(found.parts or example_inputs))
-    inputs = [_input(i, value, found.parts is None and i in found.mutated) for i, value in enumerate(example_inputs)]
+    taken = [node.meta.get("val") for node in found.graph.graph.find_nodes(op="placeholder")] if found.parts is None else example_inputs
+    inputs = [_input(i, value, taken[i], found.parts is None and i in found.mutated) for i, value in enumerate(example_inputs)]
     if found.parts is not None:
         inputs = flat_inputs(inputs, found.parts, found.mutated)
     inputs += [GraphInput((("constant", i),), True, None, "constant") for i in range(len(constants))]
@@ -59,8 +60,10 @@ def capture_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decomposi
     return CapturedGraph(graph, tuple(inputs), found.outputs, constants, "\n".join(parts), gm, found.wraps)
 
 
-def _input(number: int, value: Any, mutated: bool) -> GraphInput:
-    kind: Any = "tensor" if isinstance(value, torch.Tensor) else "float" if isinstance(value, float | torch.SymFloat) else "int"
+def _input(number: int, value: Any, taken: Any, mutated: bool) -> GraphInput:
+    """`taken`: what the graph takes it as. torch passes a float that varies as a tensor, of which the graph has the number."""
+    is_float = isinstance(value, float | torch.SymFloat) or isinstance(taken, torch.SymFloat)
+    kind: Any = "float" if is_float else "tensor" if isinstance(value, torch.Tensor) else "int"
     return GraphInput((("input", number),), False, number, kind, mutated)
 
 

@@ -40,7 +40,7 @@ def tracer_words() -> Iterator[None]:
 
 def _frame(level: int) -> Any:
     """The frame that the caller's caller names by this `stacklevel`."""
-    frame = sys._getframe(2)
+    frame: Any = sys._getframe(2)
     for _ in range(level - 1):
         frame = frame.f_back if frame is not None else None
     return frame
