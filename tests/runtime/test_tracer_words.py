@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 import warnings
 from typing import Any
 
@@ -80,11 +81,32 @@ def doubled(n: int) -> int:
     return n * 2
 
 
-def test_no_warning_names_a_line_of_precasts(store: Store) -> None:
+def test_a_cached_helper_that_returns_a_constant_warns_of_nothing(store: Store) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return x + doubled(3)
 
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert precast.compile(function, store=store)(torch.ones(2)).tolist() == [7, 7]
+
+
+def test_no_warning_names_a_line_of_precasts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warning of torch's whose `stacklevel` leads to a frame of precast's shows the line that called the compiled function."""
+    original = OutputGraph.compile_subgraph
+
+    def warning(*args: Any, **kwargs: Any) -> Any:
+        level, frame = 1, inspect.currentframe()
+        while frame is not None and not frame.f_globals["__name__"].startswith("precast."):
+            level, frame = level + 1, frame.f_back
+        assert frame is not None
+        warnings.warn("what torch says", stacklevel=level)
+        return original(*args, **kwargs)
+
+    of_torch = types.FunctionType(warning.__code__, {**globals(), "__name__": "torch.pretended"}, closure=warning.__closure__)
+    monkeypatch.setattr(OutputGraph, "compile_subgraph", of_torch)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert precast.compile(function, store=store)(torch.ones(2)).tolist() == [7, 7]
-    assert [w for w in caught if "lru_cache" in str(w.message) or "precast" in w.filename.split("/tests/")[0].rpartition("/")[2]] == []
+        assert precast.compile(lambda x: x + 1, store=store)(torch.ones(2)).tolist() == [2, 2]
+    (said,) = [w for w in caught if "what torch says" in str(w.message)]
+    here = inspect.getsourcelines(test_no_warning_names_a_line_of_precasts)[1]
+    assert said.filename == __file__ and said.lineno == here + 16
