@@ -125,16 +125,26 @@ def _attributes_of_classes() -> Iterator[None]:
     """What the traced code has written to a class is what its instances and subclasses find there."""
     of_object: Any = UserDefinedObjectVariable.var_getattr
     of_class: Any = UserDefinedClassVariable.var_getattr
+    store: Any = SideEffects.store_attr
+    written: set[str] = set()
+
+    def store_attr(self: SideEffects, item: VariableTracker, name: str, *args: Any, **kwargs: Any) -> None:
+        if isinstance(item, UserDefinedClassVariable):
+            written.add(name)
+        store(self, item, name, *args, **kwargs)
 
     def object_getattr(self: UserDefinedObjectVariable, tx: Any, name: str) -> Any:
-        _check(tx, type(self.value).__mro__, name)
+        if name in written:
+            _check(tx, type(self.value).__mro__, name)
         return of_object(self, tx, name)
 
     def class_getattr(self: UserDefinedClassVariable, tx: Any, name: str) -> Any:
-        _check(tx, self.value.__mro__[1:], name)
+        if name in written:
+            _check(tx, self.value.__mro__[1:], name)
         return of_class(self, tx, name)
 
     with (
+        mock.patch.object(SideEffects, "store_attr", store_attr),
         mock.patch.object(UserDefinedObjectVariable, "var_getattr", object_getattr),
         mock.patch.object(UserDefinedClassVariable, "var_getattr", class_getattr),
     ):
