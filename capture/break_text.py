@@ -36,6 +36,25 @@ def _sentence(text: str) -> str:
     return text if len(text) <= 300 else text[:297] + "…"
 
 
+_OPERATOR = re.compile(
+    r"call_(?:function|method|module) "
+    r"(?:<[^>]*?(?:function|method|OpOverload)[^>]*? ?(?P<inside>[\w.]+)(?: at 0x[0-9a-f]+)?>|(?P<name>[\w.]+))"
+    r"\((?P<given>.*)\): got (?P<kind>\w+)\((?P<quote>['\"])(?P<said>.*?)(?P=quote),?\)",
+    re.DOTALL,
+)
+
+
+def operator_error(text: str) -> str:
+    """What an operator said when the tracer tried it on sizes alone, in one sentence and whole; empty where the text is none of that."""
+    found = _OPERATOR.search(text)
+    if found is None:
+        return ""
+    sizes = re.findall(r"FakeTensor\(\.\.\., (?:device='[^']*', )?size=(\([^)]*\))", found["given"])
+    given = f" given tensors of sizes {', '.join(sizes)}" if sizes else ""
+    said = found["said"].replace("\\n", " ").replace("\\'", "'").rstrip(". ")
+    return f"{found['inside'] or found['name']}{given} raises {found['kind']}: {said}"
+
+
 BY_DATA = "index with a number, x[i.item()]; bound a size with torch._check; or mark the call with precast.disable"
 
 
@@ -54,4 +73,4 @@ def user_stack(frames: Iterable[traceback.FrameSummary]) -> tuple[str, ...]:
     return tuple(f"{f.filename}:{f.lineno} in {f.name}{f': {f.line}' if f.line else ''}" for f in frames)
 
 
-__all__ = ["BY_DATA", "known_by_data", "shorten", "user_stack"]
+__all__ = ["BY_DATA", "known_by_data", "operator_error", "shorten", "user_stack"]

@@ -1,4 +1,4 @@
-"""Replay of side effects through classes and functions: closures of methods, attributes of classes, objects and functions, cached results."""
+"""Replay of side effects through classes and functions: closures of methods, attributes of classes and functions, cached results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from torch._dynamo import variables
+from torch._dynamo import utils, variables
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.source import AttrSource, DictGetItemSource, GetItemSource, TypeDictSource, TypeMROSource, TypeSource
@@ -38,7 +38,8 @@ def replayed_classes() -> Iterator[None]:
 # -- closures of methods
 
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
+_FIXED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
+"""What may stand in a closure that has no path: it is held by the digest of the code, or by name."""
 
 
 @contextlib.contextmanager
@@ -59,12 +60,13 @@ def _closures_of_methods() -> Iterator[None]:
         return wrap(self, value)
 
     def bind_args(self: UserFunctionVariable, parent: Any, args: Any, kwargs: Any) -> Any:
-        source, closure = self.get_source(), self.fn.__closure__
-        if source is None and closure and not _of_torch(self.fn) and any(cell not in parent.output.side_effects for cell in closure):
-            found = _source_in_classes(self.fn, classes)
-            if found is None and not all(isinstance(_contents(cell), _PLAIN[6:]) for cell in closure):
+        function: Any = self.fn
+        source, closure = self.get_source(), function.__closure__
+        if source is None and closure and not _of_torch(function) and any(cell not in parent.output.side_effects for cell in closure):
+            found = _source_in_classes(function, classes)
+            if found is None and not all(isinstance(_contents(cell), _FIXED) for cell in closure):
                 refuse(
-                    f"{self.fn.__qualname__} has a closure, and the tracer does not know where the function is from",
+                    f"{function.__qualname__} has a closure, and the tracer does not know where the function is from",
                     "define its class or the function at the top of a module, or pass what it uses as arguments",
                 )
             if found is not None:
@@ -76,7 +78,7 @@ def _closures_of_methods() -> Iterator[None]:
         yield
 
 
-def _of_torch(function: types.FunctionType) -> bool:
+def _of_torch(function: Any) -> bool:
     return str(function.__module__).partition(".")[0] in ("torch", "contextlib", "functools", "dataclasses", "collections", "enum")
 
 
@@ -123,16 +125,26 @@ def _attributes_of_classes() -> Iterator[None]:
     """What the traced code has written to a class is what its instances and subclasses find there."""
     of_object: Any = UserDefinedObjectVariable.var_getattr
     of_class: Any = UserDefinedClassVariable.var_getattr
+    store: Any = SideEffects.store_attr
+    written: set[str] = set()
+
+    def store_attr(self: SideEffects, item: VariableTracker, name: str, *args: Any, **kwargs: Any) -> None:
+        if isinstance(item, UserDefinedClassVariable):
+            written.add(name)
+        store(self, item, name, *args, **kwargs)
 
     def object_getattr(self: UserDefinedObjectVariable, tx: Any, name: str) -> Any:
-        _check(tx, type(self.value).__mro__, name)
+        if name in written:
+            _check(tx, type(self.value).__mro__, name)
         return of_object(self, tx, name)
 
     def class_getattr(self: UserDefinedClassVariable, tx: Any, name: str) -> Any:
-        _check(tx, self.value.__mro__[1:], name)
+        if name in written:
+            _check(tx, self.value.__mro__[1:], name)
         return of_class(self, tx, name)
 
     with (
+        mock.patch.object(SideEffects, "store_attr", store_attr),
         mock.patch.object(UserDefinedObjectVariable, "var_getattr", object_getattr),
         mock.patch.object(UserDefinedClassVariable, "var_getattr", class_getattr),
     ):
@@ -267,10 +279,29 @@ def _cached_functions() -> Iterator[None]:
 
     with (
         mock.patch.object(functions.WrapperUserFunctionVariable, "call_function", call_function),
+        _without_warning(),
         mock.patch.object(VariableBuilder, "_wrap", _wrap),
         mock.patch.object(SideEffects, "mutation", mutation),
         mock.patch.object(SideEffects, "store_attr", store_attr),
     ):
+        yield
+
+
+@contextlib.contextmanager
+def _without_warning() -> Iterator[None]:
+    """The tracer warns that it ignores caches."""
+    name = "is_lru_cache_wrapper_trace_without_warning_allowed"
+    if hasattr(functions, name):
+        with mock.patch.object(functions, name, lambda value: True):
+            yield
+        return
+    warn: Any = utils.warn_once
+
+    def warn_once(message: str, *args: Any, **kwargs: Any) -> None:
+        if "lru_cache" not in message:
+            warn(message, *args, **kwargs)
+
+    with mock.patch.object(utils, "warn_once", warn_once):
         yield
 
 

@@ -41,6 +41,7 @@ from precast.capture.shortcuts import shortcuts
 from precast.capture.side_effects import replayed_containers
 from precast.capture.tensor_metadata import following
 from precast.capture.trace_record import TraceRecord
+from precast.capture.tracer_words import tracer_words
 from precast.capture.user_kernels import kernels_known
 from precast.runtime.log import logger
 
@@ -104,6 +105,7 @@ def trace(
         ending.callback(random.setstate, random.getstate())
         ending.enter_context(names_of_this_trace(namespace))
         with (
+            tracer_words(),
             shortcuts(),
             record.kept(),
             guarded_gaps(),

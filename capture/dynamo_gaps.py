@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+from torch._dynamo.exc import unimplemented
+from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+from torch._dynamo.variables.base import AsPythonConstantNotImplementedError
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.dicts import ConstDictVariable
-from torch._dynamo.variables.lists import TupleVariable
+from torch._dynamo.variables.lists import CommonListMethodsVariable, TupleVariable
 from torch._dynamo.variables.tensor import SymNodeVariable
 
 from precast.capture.lookup_gaps import attributes_looked_up
@@ -32,6 +35,34 @@ def guarded_gaps() -> Iterator[None]:
         stack.enter_context(mock.patch.object(ConstDictVariable, name, getitem_const_raise_exception_if_absent))
         stack.enter_context(_numbers_in_every_operation())
         stack.enter_context(attributes_looked_up())
+        stack.enter_context(_places_in_lists())
+        yield
+
+
+@contextlib.contextmanager
+def _places_in_lists() -> Iterator[None]:
+    """`items.pop(n)`, `items.insert(n, x)` and `items *= n` with a number that varies take it as the constant that it is, and any other
+    call that needs a constant there ends the graph. The tracer fails.
+    """
+    call: Any = CommonListMethodsVariable.call_method
+    function: Any = InstructionTranslatorBase.call_function
+
+    def call_method(self: CommonListMethodsVariable, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if name in ("pop", "insert", "__imul__", "__mul__", "rotate") and args:
+            args = [_constant(tx, args[0].realize()), *args[1:]]
+        return call(self, tx, name, args, kwargs)
+
+    def call_function(self: InstructionTranslatorBase, fn: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            return function(self, fn, args, kwargs)
+        except AsPythonConstantNotImplementedError as error:
+            what = f"the tracer wants a constant where the call has {type(error.vt).__name__.removesuffix('Variable').lower()}"
+            unimplemented(gb_type=what, context=str(fn), explanation="Python makes the call", hints=[])
+
+    with (
+        mock.patch.object(CommonListMethodsVariable, "call_method", call_method),
+        mock.patch.object(InstructionTranslatorBase, "call_function", call_function),
+    ):
         yield
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import traceback
 import types
 from collections.abc import Iterator
 
+import torch
 from torch._dynamo import exc
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode, PendingUnbackedSymbolNotFound
 
-from precast.capture.break_text import BY_DATA, known_by_data, shorten
+from precast.capture.break_text import BY_DATA, known_by_data, operator_error, shorten
 from precast.capture.frame import CaptureRefused, MarkViolated
 from precast.runtime.errors import RegionError
 
@@ -40,8 +42,8 @@ def refusals(function: types.FunctionType, one_graph: bool, raises: bool) -> Ite
         refused.raises = what.startswith(_RAISES)
         raise refused from error
     except exc.TorchRuntimeError as error:  # an operator does not take these sizes, or not in torch's simulation of it
-        what, _ = shorten(str(error))
-        refused = CaptureRefused(what, _where(error, function))
+        what = operator_error(str(error)) or shorten(str(error))[0]
+        refused = CaptureRefused(what, _own_line(error) or _where(error, function))
         refused.raises = True
         raise refused from error
     except PendingUnbackedSymbolNotFound as error:
@@ -67,6 +69,13 @@ def refusals(function: types.FunctionType, one_graph: bool, raises: bool) -> Ite
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def _own_line(error: Exception) -> str:
+    """The innermost line of the user's stack that is not torch's."""
+    torchs = os.path.dirname(torch.__file__) + os.sep
+    own = [f for f in getattr(error, "real_stack", None) or () if not f.filename.startswith(torchs)]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
 def _where(error: Exception, function: types.FunctionType) -> str:

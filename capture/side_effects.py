@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+from torch._dynamo import variables
 from torch._dynamo.bytecode_transformation import create_instruction
 from torch._dynamo.exc import raise_observed_exception, unimplemented
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.source import AttrSource
-from torch._dynamo import variables
 from torch._dynamo.variables import dicts, lists, user_defined
 from torch._dynamo.variables.base import ValueMutationNew, VariableTracker
 from torch._dynamo.variables.builder import VariableBuilder
@@ -217,10 +217,11 @@ def _filled_again(variable: ConstDictVariable) -> bool:
 
 def _own_dicts_in_order(self: Any) -> Iterator[Any]:
     """The keys of an object's `__dict__`: those that it had, then new ones."""
+    hashed: Any = dicts.HashableTracker  # type: ignore[attr-defined]
     changed = self.side_effects_table()
     for name in (*self.item_dict, *(name for name in changed if name not in self.item_dict)):
         if not isinstance(changed.get(name), variables.DeletedVariable):
-            yield dicts.HashableTracker(ConstantVariable.create(name))
+            yield hashed(ConstantVariable.create(name))
 
 
 # -- one object in many places
@@ -260,7 +261,7 @@ def _views_of_dicts() -> Iterator[None]:
     wrap: Any = VariableBuilder._wrap
     change: Any = SideEffects.mutation
     seen: list[Any] = []
-    views = (type({}.keys()), type(collections.OrderedDict().keys()))
+    views: tuple[type, ...] = (type({}.keys()), type(collections.OrderedDict().keys()))
     hint = "call keys() inside the compiled function"
 
     def _wrap(self: VariableBuilder, value: Any) -> Any:
@@ -284,10 +285,8 @@ def _views_of_dicts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _sets() -> Iterator[None]:
-    """The order of a set that traced code has made or changed is that of its hash table, which the tracer does not have: it is Python's to
-    iterate over, or to pop from, such a set of several members.
-    """
-    sets: Any = variables.SetVariable
+    """Which of several members `pop` takes is the hash table's to say, which the tracer does not have."""
+    sets: Any = variables.SetVariable  # type: ignore[attr-defined]
     call: Any = sets.call_method
 
     def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 import logging
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 if TYPE_CHECKING:
     from precast.artifact_store import Manifest
@@ -137,7 +140,7 @@ def failure_level(error: Exception) -> int:
 
 
 def failure_text(error: Exception, reset: str = "precast.reset()") -> str:
-    """Why compiling failed, to go behind "compiling it failed": the machine's fault where that is known, and else a bug of precast.
+    """Why compiling failed, to go behind "compiling it failed": the machine's fault or torch's where that is known, else a bug of precast.
 
     `reset`: the call that makes this process compile it again.
     """
@@ -147,4 +150,21 @@ def failure_text(error: Exception, reset: str = "precast.reset()") -> str:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f" of {error.filename}" if error.filename else ""
         return f"{again}: there is no room left on the disk{where}. Free some space"
+    if place := torchs_place(error):
+        return f", which is a fault of torch {torch.__version__} (at {place}; PRECAST_STRICT=1 raises it): {type(error).__name__}: {error}"
     return f", which is a bug of precast (PRECAST_STRICT=1 raises it): {type(error).__name__}: {error}"
+
+
+_TRACERS = ("torch._dynamo.convert_frame", "torch._dynamo.symbolic_convert", "torch._functorch._aot_autograd")
+
+
+def torchs_place(error: BaseException) -> str:
+    """`file:line` where torch's tracer, or its AOTAutograd, raised; empty where the error is from precast's own code, or from a library
+    that precast called outside of them.
+    """
+    stack = [(str(frame.f_globals.get("__name__", "")), frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    inside = [item for item in stack if item[0].partition(".")[0] in ("torch", "precast")]
+    if not inside or inside[-1][0].partition(".")[0] == "precast" or not any(name.startswith(_TRACERS) for name, _, _ in inside):
+        return ""
+    name, frame, line = inside[-1]
+    return f"{name.replace('.', '/')}.py:{line}" if not frame.f_code.co_filename.startswith("<") else name

