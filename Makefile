@@ -3,6 +3,7 @@
 #   make test        the tests that CI runs            make test-full   also the slow ones (minutes to hours)
 #   make test-gpu    the tests that need a CUDA device, all of torch's op_db on it, and compute-sanitizer over a sample: 10 minutes
 #   make test-fresh  random tests with fresh inputs and more programs: for a nightly run (a failure prints the seed that repeats it)
+#   make asan        generated code under AddressSanitizer, over a sample of the op table: 5 minutes (ARGS="--every 3 --undefined": more of it)
 #   make test-oldest  with torch 2.11 on Python 3.12 (constraints-oldest.txt), in .venv-oldest
 #   make check       ruff, mypy, import arrows         make bench       side by side with torch.compile and AOTInductor
 #   PYTHON=…         the Python to build .venv with (3.11 to 3.13)      ARGS=…  passed on
@@ -11,11 +12,11 @@ SHELL := /bin/bash
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: help demo test test-full test-fresh test-oldest test-gpu check format bench setup setup-dev clean
+.PHONY: help demo test asan test-full test-fresh test-oldest test-gpu check format bench setup setup-dev clean
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '2,8s/^# *//p' Makefile
+	@sed -n '2,9s/^# *//p' Makefile
 
 setup:
 	@.ci/setup test
@@ -38,6 +39,9 @@ test-oldest:
 
 test-gpu: setup
 	@$(RUN) -m tests.gpu.run_all --rivals --sanitize $(ARGS)
+
+asan: setup
+	@$(RUN) -m tests.ops.asan $(ARGS)
 
 test-full: setup
 	@$(RUN) -m pytest $(ARGS)

@@ -77,8 +77,8 @@ _TABLE = (
         "sanitize",
         str,
         "",
-        "For those who look for faults of precast: generated C++ is instrumented by the compiler's sanitizers, which end the process where it "
-        "reads or writes outside of memory. The process has to be started with LD_PRELOAD=$(g++ -print-file-name=libasan.so) and "
+        "For those who look for faults of precast: generated C++ is instrumented by the compiler's sanitizers, which end the process "
+        "where it reads or writes outside of memory. The process has to be started with LD_PRELOAD=$(g++ -print-file-name=libasan.so) and "
         "ASAN_OPTIONS=detect_leaks=0. CPU only.",
         choices=("", "address", "address,undefined"),
     ),
@@ -303,7 +303,7 @@ def _checked(option: Option, value: Any) -> Any:
         raise OptionError(f"option {option.name!r}: {value!r} is not one of {', '.join(map(repr, option.choices))}")
     if option.name == "sanitize" and value and not hasattr(ctypes.CDLL(None), "__asan_init"):
         raise OptionError(
-            "option 'sanitize' needs a process that AddressSanitizer was loaded into first, or the first library of generated code ends it: "
+            "option 'sanitize' needs a process that AddressSanitizer was loaded into, or the first library of generated code ends it: "
             "start it with LD_PRELOAD=$(g++ -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0"
         )
     return value

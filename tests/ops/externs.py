@@ -17,6 +17,7 @@ LIBRARY: dict[str, tuple[str, ...]] = {
     "cdist": ("aten::_cdist_forward",),
     "cholesky": ("aten::_linalg_check_errors", "aten::linalg_cholesky_ex"),
     "fft": ("aten::_fft_r2c", "aten::abs"),
+    "grid_sample": ("aten::grid_sampler_2d",),
     "inverse_det": ("aten::_linalg_check_errors", "aten::_linalg_det", "aten::linalg_inv_ex"),
     "mm/int": ("aten::mm",),
     "solve": ("aten::_linalg_check_errors", "aten::_linalg_solve_ex"),
