@@ -27,8 +27,6 @@ CUBIC = -0.75
 
 def grid_sampler_2d(image: Tensor, grid: Tensor, mode: int = BILINEAR, padding: int = ZEROS, align_corners: bool = False) -> Tensor:
     """`aten::grid_sampler_2d` as CUDA's kernel does it; half types are sampled in f32."""
-    torch._check(mode in (BILINEAR, NEAREST, BICUBIC), lambda: f"Invalid interpolation mode {mode}")
-    torch._check(padding in (ZEROS, BORDER, REFLECTION), lambda: f"Invalid padding mode {padding}")
     kind = torch.float32 if image.dtype in (torch.float16, torch.bfloat16) else image.dtype
     place = partial(_placed, padding=padding, align_corners=align_corners)
     height, width = image.shape[2:]
@@ -41,12 +39,14 @@ def grid_sampler_2d(image: Tensor, grid: Tensor, mode: int = BILINEAR, padding: 
     else:
         x, y = place(x, width), place(y, height)
         result = at(x.round(), y.round()) if mode == NEAREST else _bilinear(at, x, y)
-    return result.to(image.dtype).contiguous()
+    sampled: Tensor = result.to(image.dtype).contiguous()
+    return sampled
 
 
 def _pixels(place: Tensor, size: Any, align_corners: bool) -> Tensor:
     """From [-1, 1] to positions of pixels."""
-    return (place + 1) * ((size - 1) / 2) if align_corners else (place + 1) * (size / 2) - 0.5
+    half = (size - 1) / 2 if align_corners else size / 2
+    return torch.sub(torch.mul(place + 1, half), 0.0 if align_corners else 0.5)
 
 
 def _inside(place: Tensor, size: Any, padding: int, align_corners: bool) -> Tensor:
@@ -132,7 +132,8 @@ def upsample_linear(image: Tensor, size: Sequence[Any], align_corners: bool, *sc
     layout = suggest_memory_format(image)
     if image.device.type == "cuda" and image.shape[1] < 16:
         layout = torch.contiguous_format
-    return corners[0].to(image.dtype).contiguous(memory_format=layout)
+    result: Tensor = corners[0].to(image.dtype).contiguous(memory_format=layout)
+    return result
 
 
 def _taps(image: Tensor, dim: int, size: Any, align_corners: bool, scale: float | None, kind: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -152,7 +153,7 @@ def on_gpu(rule: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`rule` for images on a GPU; on a CPU the operator is called."""
 
     def chosen(image: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return NotImplemented if image.device.type == "cpu" else rule(image, *args, **kwargs)
+        return rule(image, *args, **kwargs) if image.device.type != "cpu" else NotImplemented
 
     return chosen
 

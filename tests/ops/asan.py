@@ -24,7 +24,7 @@ BATCH = 12
 
 def environment(undefined: bool = False) -> dict[str, str]:
     """The environment of a process that the sanitizers' libraries are loaded into first."""
-    names = ("libasan.so", "libubsan.so") if undefined else ("libasan.so",)
+    names = ("libasan.so", "libubsan.so", "libstdc++.so") if undefined else ("libasan.so", "libstdc++.so")  # the last: for exceptions
     found = (
         subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip() for name in names
     )
@@ -97,7 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"a read past the end is reported ({time.monotonic() - began:.0f} s)", flush=True)
     words = ["--inside", "rows", "--every", str(given.every), "--most", str(given.most), *(["--undefined"] if given.undefined else [])]
     done = under_sanitizer(*words, undefined=given.undefined)
-    print(done.stdout + (done.stderr[-6000:] if done.returncode else ""))
+    said = done.stderr[max(done.stderr.find("ERROR: AddressSanitizer"), done.stderr.find("runtime error:"), 0) :]
+    print(done.stdout + (said[:4000] if done.returncode else ""))
     print(f"{'clean' if done.returncode == 0 else 'NOT CLEAN'} ({time.monotonic() - began:.0f} s)")
     return int(done.returncode != 0)
 
