@@ -212,8 +212,8 @@ class Body:
         return self._select(node.mask, text, literal(0, node.dtype), node.dtype, level)
 
     def _select(self, mask: Value, yes: str, no: str, dtype: DType, level: Level) -> str:
-        """`mask ? yes : no`. Where `level`'s loop does not change the mask g++ vectorises no conditional: f32 bits are picked. Both are then
-        evaluated, whatever the mask says.
+        """`mask ? yes : no`. Where `level`'s loop does not change the mask g++ vectorises no conditional: f32 bits are picked. Then both
+        are evaluated, whatever the mask says.
         """
         steady = level.axes and not self.facts.deps(mask) & level.axes
         condition = self.value(mask)
