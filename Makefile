@@ -4,6 +4,7 @@
 #   make test-gpu    the tests that need a CUDA device, all of torch's op_db on it, and compute-sanitizer over a sample: 10 minutes
 #   make test-fresh  random tests with fresh inputs and more programs: for a nightly run (a failure prints the seed that repeats it)
 #   make mutate      wrong edits of the sources, each with the tests that must notice: 12 of them, others each time; ARGS=--all (tests/mutation)
+#   make asan        generated code under AddressSanitizer, over a sample of the op table: 5 minutes (ARGS="--every 3 --undefined": more of it)
 #   make test-oldest  with torch 2.11 on Python 3.12 (constraints-oldest.txt), in .venv-oldest
 #   make check       ruff, mypy, import arrows         make bench       side by side with torch.compile and AOTInductor
 #   PYTHON=…         the Python to build .venv with (3.11 to 3.13)      ARGS=…  passed on
@@ -12,11 +13,11 @@ SHELL := /bin/bash
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: help demo test test-full test-fresh test-oldest test-gpu mutate check format bench setup setup-dev clean
+.PHONY: help demo test test-full test-fresh test-oldest test-gpu mutate asan check format bench setup setup-dev clean
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '2,9s/^# *//p' Makefile
+	@sed -n '2,10s/^# *//p' Makefile
 
 setup:
 	@.ci/setup test
@@ -42,6 +43,9 @@ test-gpu: setup
 
 mutate: setup
 	@$(RUN) -m tests.mutation.run $(ARGS)
+
+asan: setup
+	@$(RUN) -m tests.ops.asan $(ARGS)
 
 test-full: setup
 	@$(RUN) -m pytest $(ARGS)

@@ -45,13 +45,17 @@ def kept_whole() -> Iterator[None]:
 
 def _take_over(stack: contextlib.ExitStack, packet: Any) -> None:
     """An interpolation by sizes is met as a call, and one by factors becomes it."""
+    output_size: Any = upsample_compute_output_size
 
     def by_factors(image: torch.Tensor, size: Any, align_corners: bool, factors: Any) -> torch.Tensor:
-        found = upsample_compute_output_size(image.size(), size, factors)
+        found = output_size(image.size(), size, factors)
         result: torch.Tensor = packet.default(image, found, align_corners, *(factors or [None] * len(found)))
         return result
 
-    forms = ((packet.vec, {DispatchKey.CompositeImplicitAutograd: by_factors}), (packet.default, {}))
+    forms: tuple[tuple[Any, dict[Any, Any]], ...] = (
+        (packet.vec, {DispatchKey.CompositeImplicitAutograd: by_factors}),
+        (packet.default, {}),
+    )
     for op, kernels in forms:
         left = {key: kernel for key, kernel in op.py_kernels.items() if key is not DispatchKey.Autograd}
         stack.enter_context(mock.patch.dict(op.py_kernels, {**left, **kernels}, clear=True))

@@ -35,7 +35,7 @@ POST_OPS = {
     "none": ("none", "none"), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "sigmoid": ("sigmoid", "none"),
     "tanh": ("tanh", "none"), "silu": ("swish", "none"), "hardswish": ("hardswish", "none"), "leaky_relu": ("leaky_relu", "none"),
 }  # fmt: skip
-"""oneDNN's name and algorithm of each activation of the IR that it computes as eager does. Its relu and its hardtanh make a bound of NaN."""
+"""oneDNN's name and algorithm of each activation that it computes as eager does. Its relu and its hardtanh make a bound of NaN."""
 
 
 @cache

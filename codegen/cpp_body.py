@@ -204,14 +204,17 @@ class Body:
         text = load(buffer.dtype, f"{self.pointers[node.buffer]}[{index}]")
         if node.mask is None:
             return text
-        if hoisted is not None:  # a statement of its own: g++ does not move a load out of a conditional
-            name = self.fresh("u")
-            level.add(f"const {COMPUTE[node.dtype]} {name} = {text};")
-            text = name
+        if hoisted is None:  # read where the mask holds, and nowhere else: there the index may lie outside of the buffer
+            return f"{self.value(node.mask)} ? {text} : {literal(0, node.dtype)}"
+        name = self.fresh("u")  # a statement of its own: g++ does not move a load out of a conditional
+        level.add(f"const {COMPUTE[node.dtype]} {name} = {text};")
+        text = name
         return self._select(node.mask, text, literal(0, node.dtype), node.dtype, level)
 
     def _select(self, mask: Value, yes: str, no: str, dtype: DType, level: Level) -> str:
-        """`mask ? yes : no`. Where `level`'s loop does not change the mask g++ vectorises no conditional: f32 bits are picked."""
+        """`mask ? yes : no`. Where `level`'s loop does not change the mask g++ vectorises no conditional: f32 bits are picked. Then both
+        are evaluated, whatever the mask says.
+        """
         steady = level.axes and not self.facts.deps(mask) & level.axes
         condition = self.value(mask)
         return f"pick({condition}, {yes}, {no})" if steady and COMPUTE[dtype] == "float" else f"{condition} ? {yes} : {no}"

@@ -270,10 +270,8 @@ def _conv(step: Conv, name: str, buffers: Mapping[str, Buffer], chooser: Chooser
     return _with_rest(step, step, "aten", name, buffers, apart=True)
 
 
-def _with_rest(
-    step: Conv, call: Conv | Gemm, how: How, name: str, buffers: Mapping[str, Buffer], *, apart: bool = False
-) -> list[RunStep]:
-    """The library's `call` for a convolution, and a kernel for what it does not do; `apart`: the activation and the residual, in any case."""
+def _with_rest(step: Conv, call: Conv | Gemm, how: How, name: str, buffers: Mapping[str, Buffer], *, apart: bool = False) -> list[RunStep]:
+    """The library's `call` for a convolution, and a kernel for what it leaves; `apart`: the activation and the residual in any case."""
     if not apart and step.activation in POST_OPS:
         return [LibraryCall(call, how)]
     rest = epilogue_kernel(name, step, buffers)

@@ -260,7 +260,8 @@ class _Walk:
         message = str(node.args[1]) if len(node.args) > 1 else "Expected Tensor with single nonzero value, but got zero"
         self.b.steps.append(Extern(ITEM, (self.b.window(self._argument(node.args[0])),), (), (), (), (node.name,), (bind,)))
         self.b.bound((bind,))
-        self.b.require(sympy.Ne(bind.symbol, 0), message)
+        truth: Any = sympy.Ne
+        self.b.require(truth(bind.symbol, 0), message)
 
     def _collect_checks(self) -> None:
         """The graph's assertions over data-dependent numbers; guards hold the others."""

@@ -1,4 +1,4 @@
-"""What eager's kernels ask of their operands, types that agree and numbers within bounds: the tracer's stand-ins and the decompositions do not.
+"""What eager's kernels ask of their operands, and stand-ins and decompositions do not: types that agree, numbers within bounds.
 
 Where a call does not fit, neither a rule nor a decomposition takes it: it stays the library's call, and raises eager's own error.
 """

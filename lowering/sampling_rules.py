@@ -1,9 +1,9 @@
-"""Rules of our own for sampling between pixels, in torch's operators: `grid_sample` of images, and linear interpolation.
+"""Rules of our own for sampling between pixels, in torch's operators: `grid_sample` of images on a GPU, and linear interpolation.
 
 Torch's rules for these compute the same wherever all numbers are finite. Eager also says what becomes of the others, and these keep it:
 
-* A coordinate that is NaN or infinite has no pixel. With padding by zeros the weights are NaN and so is the result; on a GPU such a
-  coordinate lies outside, and the result is 0. With the border or reflected, a coordinate that is NaN after that counts as 0.
+* A coordinate that is NaN or infinite has no pixel. On a GPU it lies outside of the image; with the border or reflected, one that is NaN
+  after that counts as 0. (On a CPU `grid_sample` is the library's call, which is also the faster one.)
 * Interpolation is a sum of weighted pixels: an infinite pixel stays infinite, where `a + (b - a) * w` makes it NaN.
 
 A number becomes an integer only where it was compared with the size first, so that no conversion depends on the machine.
@@ -26,11 +26,9 @@ CUBIC = -0.75
 
 
 def grid_sampler_2d(image: Tensor, grid: Tensor, mode: int = BILINEAR, padding: int = ZEROS, align_corners: bool = False) -> Tensor:
-    """`aten::grid_sampler_2d`; half types are sampled in f32."""
-    torch._check(mode in (BILINEAR, NEAREST, BICUBIC), lambda: f"Invalid interpolation mode {mode}")
-    torch._check(padding in (ZEROS, BORDER, REFLECTION), lambda: f"Invalid padding mode {padding}")
+    """`aten::grid_sampler_2d` as CUDA's kernel does it; half types are sampled in f32."""
     kind = torch.float32 if image.dtype in (torch.float16, torch.bfloat16) else image.dtype
-    place = partial(_placed, padding=padding, align_corners=align_corners, on_cpu=image.device.type == "cpu")
+    place = partial(_placed, padding=padding, align_corners=align_corners)
     height, width = image.shape[2:]
     spots = grid.to(kind).unsqueeze(1)
     x, y = (_pixels(spots[..., k], size, align_corners) for k, size in enumerate((width, height)))
@@ -41,12 +39,14 @@ def grid_sampler_2d(image: Tensor, grid: Tensor, mode: int = BILINEAR, padding: 
     else:
         x, y = place(x, width), place(y, height)
         result = at(x.round(), y.round()) if mode == NEAREST else _bilinear(at, x, y)
-    return result.to(image.dtype).contiguous()
+    sampled: Tensor = result.to(image.dtype).contiguous()
+    return sampled
 
 
 def _pixels(place: Tensor, size: Any, align_corners: bool) -> Tensor:
     """From [-1, 1] to positions of pixels."""
-    return (place + 1) * ((size - 1) / 2) if align_corners else (place + 1) * (size / 2) - 0.5
+    half = (size - 1) / 2 if align_corners else size / 2
+    return torch.sub(torch.mul(place + 1, half), 0.0 if align_corners else 0.5)
 
 
 def _inside(place: Tensor, size: Any, padding: int, align_corners: bool) -> Tensor:
@@ -68,9 +68,10 @@ def _reflected(place: Tensor, size: Any, align_corners: bool) -> Tensor:
     return torch.minimum(rest, period - rest) + low
 
 
-def _placed(place: Tensor, size: Any, padding: int, align_corners: bool, on_cpu: bool) -> Tensor:
+def _placed(place: Tensor, size: Any, padding: int, align_corners: bool) -> Tensor:
+    """The position of a pixel and its neighbours; what no integer holds is outside."""
     place = _inside(place, size, padding, align_corners)
-    return place if on_cpu or padding != ZEROS else torch.where(place.abs() < 2**31, place, -100)
+    return place if padding != ZEROS else torch.where(place.abs() < 2**31, place, -100)
 
 
 def _pixel(image: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -131,7 +132,8 @@ def upsample_linear(image: Tensor, size: Sequence[Any], align_corners: bool, *sc
     layout = suggest_memory_format(image)
     if image.device.type == "cuda" and image.shape[1] < 16:
         layout = torch.contiguous_format
-    return corners[0].to(image.dtype).contiguous(memory_format=layout)
+    result: Tensor = corners[0].to(image.dtype).contiguous(memory_format=layout)
+    return result
 
 
 def _taps(image: Tensor, dim: int, size: Any, align_corners: bool, scale: float | None, kind: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -147,6 +149,15 @@ def _taps(image: Tensor, dim: int, size: Any, align_corners: bool, scale: float 
     return first, (first + 1).clamp(max=extent - 1), (place - first).clamp(0.0, 1.0)
 
 
+def on_gpu(rule: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`rule` for images on a GPU; on a CPU the operator is called."""
+
+    def chosen(image: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return rule(image, *args, **kwargs) if image.device.type != "cpu" else NotImplemented
+
+    return chosen
+
+
 def for_floats(rule: Callable[..., Tensor], other: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`rule` for images of floats, `other` for those of integers, which round in their own way."""
 
@@ -158,7 +169,7 @@ def for_floats(rule: Callable[..., Tensor], other: Callable[..., Tensor]) -> Cal
 
 def replaced(table: dict[torch._ops.OperatorBase, Callable[..., Any]]) -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
     """The operators of a table that have a rule here, with it."""
-    found: dict[torch._ops.OperatorBase, Callable[..., Any]] = {torch.ops.aten.grid_sampler_2d.default: grid_sampler_2d}
+    found: dict[torch._ops.OperatorBase, Callable[..., Any]] = {torch.ops.aten.grid_sampler_2d.default: on_gpu(grid_sampler_2d)}
     for name in ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"):
         op = getattr(torch.ops.aten, name).default
         if op in table:

@@ -77,9 +77,9 @@ _TABLE = (
         "sanitize",
         str,
         "",
-        "For those who look for faults of precast: generated C++ is instrumented by the compiler's sanitizers, which end the process where it "
-        "reads or writes outside of memory. The process has to be started with LD_PRELOAD=$(g++ -print-file-name=libasan.so) and "
-        "ASAN_OPTIONS=detect_leaks=0. CPU only.",
+        "For those who look for faults of precast: generated C++ is instrumented by the compiler's sanitizers, which end the process "
+        "where it reads or writes outside of memory. The process has to be started with AddressSanitizer and then libstdc++ in "
+        "LD_PRELOAD, and ASAN_OPTIONS=detect_leaks=0: `make asan` does so. CPU only.",
         choices=("", "address", "address,undefined"),
     ),
     Option(
@@ -303,8 +303,8 @@ def _checked(option: Option, value: Any) -> Any:
         raise OptionError(f"option {option.name!r}: {value!r} is not one of {', '.join(map(repr, option.choices))}")
     if option.name == "sanitize" and value and not hasattr(ctypes.CDLL(None), "__asan_init"):
         raise OptionError(
-            "option 'sanitize' needs a process that AddressSanitizer was loaded into first, or the first library of generated code ends it: "
-            "start it with LD_PRELOAD=$(g++ -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0"
+            "option 'sanitize' needs a process that AddressSanitizer was loaded into, or the first library of generated code ends it: "
+            "start it with LD_PRELOAD='libasan.so libstdc++.so' (paths: g++ -print-file-name=…) and ASAN_OPTIONS=detect_leaks=0"
         )
     return value
 

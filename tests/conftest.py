@@ -1,9 +1,13 @@
-"""Shared by all tests: an error while compiling is an error, and not a fall-back to eager that then agrees with eager; one seed."""
+"""Shared by all tests: an error while compiling is an error, and not a fall-back to eager that then agrees with eager; one seed; and a
+store for each test, since what a warm one holds was compiled by another version of the code.
+"""
 
+import itertools
 import os
 import random
+import tempfile
 import zlib
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import hypothesis
 import numpy
@@ -11,6 +15,11 @@ import pytest
 import torch
 
 os.environ.setdefault("PRECAST_STRICT", "1")
+
+STORES = tempfile.TemporaryDirectory(prefix="precast-tests-", ignore_cleanup_errors=True)
+"""Holds a store for each test, made when it is first written; and one for what runs outside of tests, such as fixtures of a session."""
+NUMBERS = itertools.count()
+os.environ["PRECAST_STORE"] = os.path.join(STORES.name, "shared")
 
 # Where the inputs are to be the same each time (continuous integration), hypothesis draws the same examples, too.
 hypothesis.settings.register_profile("repeatable", derandomize=True, print_blob=True)
@@ -27,6 +36,13 @@ def _seed(text: str) -> None:
 
 
 _seed("what is drawn while tests are collected")
+
+
+@pytest.fixture(autouse=True)
+def own_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test compiles without naming a store goes into one of its own: never into the user's, and never out of it."""
+    monkeypatch.setenv("PRECAST_STORE", os.path.join(STORES.name, str(next(NUMBERS))))
+    yield
 
 
 @pytest.hookimpl(tryfirst=True)
