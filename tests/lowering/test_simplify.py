@@ -213,6 +213,9 @@ def test_less_work_where_nothing_is_lost() -> None:
         assert isinstance(value_of(simplify(program_of(SAME[name][1], DType.F32))), Const), name
     for name in ("positions added", "positions subtracted", "positions multiplied"):
         assert isinstance(value_of(simplify(program_of(SAME[name][1], DType.I64))), Index), name
+    assert isinstance(value_of(simplify(program_of(SAME["a load masked away"][1], DType.F32))), Const)
+    opened = value_of(simplify(program_of(SAME["a load with an open mask"][1], DType.F32)))
+    assert isinstance(opened, Load) and opened.mask is None
     known = value_of(simplify(program_of(SAME["a known position"][1], DType.F32)))
     assert isinstance(known, Load) and not known.gathers
 
