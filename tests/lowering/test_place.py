@@ -12,6 +12,7 @@ from precast.lowering.lifetimes import lifetimes
 from precast.lowering.memory import ALIGNMENT, Block, nbytes_of, place, plan_memory
 from precast.lowering.reuse import may_reuse
 from precast.lowering.scalars import DType, Op, ReduceOp
+from precast.lowering.workspace_parts import _cut, _live
 from tests.lowering.build import Build, alu, const, reduce
 
 
@@ -70,6 +71,21 @@ def test_what_is_alive_together_lies_apart(seed: int) -> None:
     assert top <= sum(int(b.nbytes) for b in blocks)
     busiest = max(sum(int(b.nbytes) for b in blocks if b.first <= k <= b.last) for k in range(20))
     assert top >= busiest
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_workspace_that_is_cut(seed: int) -> None:
+    """What crosses the cut, what dies before it and what begins after it; the last two are never there together."""
+    blocks, count = drawn(seed), 18
+    alive = [sum(int(b.nbytes) for b in blocks if b.first <= k <= b.last) for k in range(count)]
+    assert _live(blocks, count) == alive
+    way = _cut(blocks, [0] * count)
+    crossing, early, late = way.groups
+    assert sorted(map(id, (*crossing, *early, *late))) == sorted(map(id, blocks))
+    assert all(a.last < b.first for a in early for b in late), "their memory is never needed at once"
+    assert max((b.last for b in early), default=-1) < min((b.last for b in crossing), default=count)
+    bytes_of = [max(_live(group, count)) for group in (early, late)]
+    assert way.peak >= max(alive) and way.peak >= max(bytes_of)
 
 
 @pytest.mark.parametrize(

@@ -491,14 +491,14 @@ ROWS = (
         "lowering/workspace_parts.py",
         "groups = [b for b in blocks if b.first < k <= b.last],",
         "groups = [b for b in blocks if b.first < k < b.last],",
-        "tests/lowering/test_workspace_parts.py",
+        PLACE,
     ),
     Mutant(
         "parts: what ends at the cut is not early",
         "lowering/workspace_parts.py",
         "change[min(block.last, count - 1) + 1] -= int(block.nbytes)",
         "change[min(block.last, count - 1)] -= int(block.nbytes)",
-        "tests/lowering/test_workspace_parts.py",
+        PLACE,
     ),
     # layouts and others
     Mutant(
@@ -506,21 +506,21 @@ ROWS = (
         "lowering/layout.py",
         "return (inner[0], inner[3], inner[1], inner[2])",
         "return (inner[0], inner[3], inner[2], inner[1])",
-        "tests/lowering/test_ops.py tests/lowering/test_schedule_models.py",
+        "tests/lowering/test_layouts.py",
     ),
     Mutant(
         "channels last: a view of a part is moved",
         "lowering/layout.py",
         "return view.size == buffer.size and view.stride == buffer.stride and view.offset == 0 and view.dtype is None",
         "return view.stride == buffer.stride and view.dtype is None",
-        "tests/lowering/test_schedule_models.py tests/lowering/test_ops.py",
+        "tests/lowering/test_layouts.py",
     ),
     Mutant(
         "channels last: an output is moved",
         "lowering/layout.py",
         "| {o.view.buffer for o in program.outputs if o.view is not None}\n        fixed |=",
         "\n        fixed |=",
-        "tests/lowering/test_schedule_models.py tests/lowering/test_ops.py",
+        "tests/lowering/test_layouts.py",
     ),
     Mutant(
         "memory order: a narrower stride is outermost",
