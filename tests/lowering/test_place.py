@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import sympy
 
-from precast.lowering.ir import Buffer, Store
+from precast.lowering.ir import Buffer, Index, Load, Store, Value
 from precast.lowering.lifetimes import lifetimes
 from precast.lowering.memory import ALIGNMENT, Block, nbytes_of, place, plan_memory
 from precast.lowering.reuse import may_reuse
@@ -162,6 +163,40 @@ def test_what_is_written_over_is_as_wide(dying: DType, born: DType, may: bool) -
     b = pair(dying)
     b.kernel("y", (8, 8), lambda i, j: alu(Op.NEG, b.load("d", i, j)), born)
     assert reuse(b, "d", "y") is may
+
+
+def test_what_a_reduction_reads_again_and_again_stays() -> None:
+    b = pair()
+    b.kernel("y", (8, 8), lambda i, j: reduce(ReduceOp.SUM, 8, lambda r: alu(Op.MUL, b.load("d", i, j), b.load("x", r, j))))
+    assert not reuse(b, "d", "y")
+
+
+def test_what_is_used_later_is_not_written_over() -> None:
+    b = Build()
+    b.input("x", 8, 8)
+    b.kernel("a", (8, 8), lambda i, j: alu(Op.EXP, b.load("x", i, j)))
+    b.kernel("c", (8, 8), lambda i, j: alu(Op.NEG, b.load("a", i, j)))
+    b.gemm("y", "a", "c")
+    slots = {s.buffer: s.offset for s in plan_memory(b.program("y")).workspace}
+    assert slots["a"] != slots["c"]
+
+
+def test_what_is_smaller_is_not_written_over() -> None:
+    """The first half of `c` reads `a` at the place that it writes; the other half has no room there."""
+    b = Build()
+    b.input("x", 16)
+    b.input("w", 32, 4)
+    b.kernel("a", (16,), lambda i: alu(Op.EXP, b.load("x", i)))
+
+    def half(j: Any) -> Value:
+        inside = alu(Op.LT, Index(j), Index(sympy.Integer(16)), dtype=DType.BOOL)
+        return Load("a", j, DType.F32, (), inside)
+
+    b.kernel("c", (1, 32), lambda i, j: half(j))
+    b.gemm("y", "c", "w")
+    slots = {s.buffer: (int(s.offset), int(s.offset) + int(s.nbytes)) for s in plan_memory(b.program("y")).workspace}
+    assert slots["c"][1] - slots["c"][0] == 128 and slots["a"][1] - slots["a"][0] == 64
+    assert slots["a"][0] >= slots["c"][1] or slots["a"][1] <= slots["c"][0]
 
 
 def test_what_another_store_reads_stays() -> None:
