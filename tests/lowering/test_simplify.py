@@ -179,11 +179,16 @@ SAME: dict[str, tuple[DType, Body]] = {
     "two to a boolean": (DType.BOOL, lambda b, i, j: Cast(number(2), DType.BOOL)),
     "none to a boolean": (DType.BOOL, lambda b, i, j: Cast(number(0), DType.BOOL)),
     "a large number to a float": (DType.F32, lambda b, i, j: Cast(number((1 << 24) + 1), DType.F32)),
+    "a number that a double rounds to a float": (DType.F32, lambda b, i, j: Cast(number((1 << 54) + (1 << 30) + 1), DType.F32)),
     "a number to a float": (DType.F32, lambda b, i, j: Cast(number((1 << 24) - 1), DType.F32)),
     "rounded to a half": (DType.F32, lambda b, i, j: Cast(Cast(load(b, i, j), DType.BF16), DType.F32)),
     "a half": (DType.F32, lambda b, i, j: Cast(b.load("h", i, j), DType.BF16)),
     "a wrapped small integer": (DType.I64, lambda b, i, j: Cast(Cast(number(300), DType.U8), DType.I64)),
     "x / 1 of a number": (DType.F32, lambda b, i, j: f32(Op.DIV, Cast(integer(b, i, j), DType.F32), Const(1.0, DType.F32))),
+    "a large number / 1": (
+        DType.I64,
+        lambda b, i, j: Cast(f32(Op.DIV, number((1 << 24) + 1), Const(1.0, DType.F32)), DType.I64),
+    ),
     "a known position": (DType.F32, lambda b, i, j: at(position(i))),
     "a position from the end": (DType.F32, lambda b, i, j: at(position(i - ROWS))),
     "positions on both sides": (DType.F32, lambda b, i, j: at(position(i - 2))),
@@ -213,6 +218,9 @@ def test_less_work_where_nothing_is_lost() -> None:
         assert isinstance(value_of(simplify(program_of(SAME[name][1], DType.F32))), Const), name
     for name in ("positions added", "positions subtracted", "positions multiplied"):
         assert isinstance(value_of(simplify(program_of(SAME[name][1], DType.I64))), Index), name
+    assert isinstance(value_of(simplify(program_of(SAME["a load masked away"][1], DType.F32))), Const)
+    opened = value_of(simplify(program_of(SAME["a load with an open mask"][1], DType.F32)))
+    assert isinstance(opened, Load) and opened.mask is None
     known = value_of(simplify(program_of(SAME["a known position"][1], DType.F32)))
     assert isinstance(known, Load) and not known.gathers
 

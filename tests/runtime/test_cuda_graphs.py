@@ -244,6 +244,18 @@ def test_weights_that_are_written_are_read_and_weights_that_move_are_captured_an
     assert device.retired == [recording.outputs[0].data_ptr()]
 
 
+def test_the_memory_of_copied_inputs_is_retired_with_their_capture(device: FakeDevice) -> None:
+    weight = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+    xs = [torch.full((3,), float(i)) for i in range(6)]
+    call = graphs(device, lambda x: (x * weight,), (X, bound("w")), weights=(weight,))
+    for x in xs[:4]:
+        call(x)
+    (recording,) = call.recordings()
+    weight.data = torch.full((3,), 4.0)
+    torch.testing.assert_close(call(xs[4])[0], xs[4] * 4)
+    assert device.retired == [recording.outputs[0].data_ptr(), recording.buffers[0].data_ptr()]
+
+
 def _elsewhere_in_its_storage(weight: torch.Tensor) -> None:
     weight.set_(weight.untyped_storage(), 3, (3,), (1,))  # type: ignore[call-overload]
 

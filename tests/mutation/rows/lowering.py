@@ -6,9 +6,10 @@ SIMPLIFY = "tests/lowering/test_simplify.py"
 INDEX = "tests/lowering/test_ops_index.py"
 SYMBOLIC = "tests/lowering/test_symbolic.py"
 PLAN = "tests/lowering/test_memory_plan.py"
+PLACE = "tests/lowering/test_place.py"
 FUSION = "tests/lowering/test_schedule_fusion.py"
 RANDOM = "tests/lowering/test_schedule_random.py"
-IN_PLACE = "tests/lowering/test_in_place.py"
+IN_PLACE = "tests/lowering/test_in_place_cases.py"
 EDGES = "tests/lowering/test_bounds.py"
 
 ROWS = (
@@ -345,14 +346,14 @@ ROWS = (
         "lowering/in_place.py",
         "or any(made[1] <= n < back[0] for n in reading.get(name, [])):",
         "or False:",
-        f"{IN_PLACE} {RANDOM}",
+        IN_PLACE,
     ),
     Mutant(
         "the change is read while it is made",
         "lowering/in_place.py",
         "any(made[1] <= n < back[0]",
         "any(made[1] < n < back[0]",
-        f"{IN_PLACE}",
+        IN_PLACE,
     ),
     Mutant(
         "an output is written in place",
@@ -366,13 +367,13 @@ ROWS = (
         "lowering/in_place.py",
         "or value.mask is not None or value.index != store.index:",
         "or value.mask is not None:",
-        f"{IN_PLACE} {RANDOM}",
+        IN_PLACE,
     ),
     Mutant(
-        "a copy between layouts counts as a copy",
+        "a copy that rounds counts as a copy",
         "lowering/in_place.py",
-        "and a.stride == b.stride == ix.contiguous_strides(a.size)",
-        "",
+        "alike = a.dtype is b.dtype and a.size",
+        "alike = a.size",
         IN_PLACE,
     ),
     Mutant(
@@ -388,7 +389,7 @@ ROWS = (
         "lowering/lifetimes.py",
         "live[name] = (first, max(last, position))",
         "live[name] = (first, max(last, position - 1))",
-        PLAN,
+        PLACE,
     ),
     Mutant(
         "an output may be overwritten",
@@ -403,7 +404,7 @@ ROWS = (
         "lowering/memory.py",
         "if other.last < block.first or block.last < other.first:",
         "if other.last <= block.first or block.last <= other.first:",
-        PLAN,
+        PLACE,
     ),
     Mutant(
         "a gap one byte too small is taken",
@@ -418,7 +419,7 @@ ROWS = (
         "lowering/memory.py",
         "if offset - cursor >= size and (best",
         "if offset > cursor and (best",
-        PLAN,
+        PLACE,
     ),
     Mutant("the end of what is alive is forgotten", "lowering/memory.py", "cursor = max(cursor, end)", "cursor = end", PLAN),
     Mutant(
@@ -426,14 +427,14 @@ ROWS = (
         "lowering/memory.py",
         "return -(-nbytes // alignment) * alignment\n    nbytes = expand",
         "return nbytes // alignment * alignment\n    nbytes = expand",
-        PLAN,
+        PLACE,
     ),
     Mutant(
         "the last element has no bytes",
         "lowering/memory.py",
         "nbytes = span * buffer.dtype.itemsize",
         "nbytes = (span - 1) * buffer.dtype.itemsize",
-        PLAN,
+        PLACE,
     ),
     Mutant(
         "cuda: a workspace is aligned as on the CPU",
@@ -447,14 +448,14 @@ ROWS = (
         "lowering/memory.py",
         "or live[candidate][1] != position or block.nbytes != nbytes:",
         "or block.nbytes != nbytes:",
-        PLAN,
+        PLACE,
     ),
     Mutant(
         "an operand of another size is overwritten",
         "lowering/memory.py",
         "or live[candidate][1] != position or block.nbytes != nbytes:",
         "or live[candidate][1] != position:",
-        PLAN,
+        PLACE,
     ),
     Mutant("a block lives as long as its first buffer", "lowering/memory.py", "                block.last = live[name][1]\n", "", PLAN),
     Mutant(
@@ -462,42 +463,42 @@ ROWS = (
         "lowering/reuse.py",
         "value.index != store.index or value.gathers or",
         "value.gathers or",
-        f"{PLAN} {RANDOM}",
+        PLACE,
     ),
     Mutant(
         "an operand that another store reads is overwritten",
         "lowering/reuse.py",
         "if store is not stores[0] or value.index",
         "if value.index",
-        f"{PLAN} {RANDOM}",
+        PLACE,
     ),
     Mutant(
         "an operand of another width is overwritten",
         "lowering/reuse.py",
         "if by_name[dying].dtype.itemsize != by_name[born].dtype.itemsize:",
         "if by_name[dying].dtype.itemsize < by_name[born].dtype.itemsize:",
-        PLAN,
+        PLACE,
     ),
     Mutant(
         "an operand that a reduction reads is overwritten",
         "lowering/reuse.py",
         "return not any(isinstance(v, Reduce | Scan) and _loads(v, dying) for v in walk(*store_roots(stores[0])))",
         "return True",
-        f"{PLAN} {RANDOM}",
+        PLACE,
     ),
     Mutant(
         "parts: a block across the cut counts from its second step",
         "lowering/workspace_parts.py",
         "groups = [b for b in blocks if b.first < k <= b.last],",
         "groups = [b for b in blocks if b.first < k < b.last],",
-        "tests/lowering/test_workspace_parts.py",
+        PLACE,
     ),
     Mutant(
         "parts: what ends at the cut is not early",
         "lowering/workspace_parts.py",
         "change[min(block.last, count - 1) + 1] -= int(block.nbytes)",
         "change[min(block.last, count - 1)] -= int(block.nbytes)",
-        "tests/lowering/test_workspace_parts.py",
+        PLACE,
     ),
     # layouts and others
     Mutant(
@@ -505,21 +506,21 @@ ROWS = (
         "lowering/layout.py",
         "return (inner[0], inner[3], inner[1], inner[2])",
         "return (inner[0], inner[3], inner[2], inner[1])",
-        "tests/lowering/test_ops.py tests/lowering/test_schedule_models.py",
+        "tests/lowering/test_layouts.py",
     ),
     Mutant(
         "channels last: a view of a part is moved",
         "lowering/layout.py",
         "return view.size == buffer.size and view.stride == buffer.stride and view.offset == 0 and view.dtype is None",
         "return view.stride == buffer.stride and view.dtype is None",
-        "tests/lowering/test_schedule_models.py tests/lowering/test_ops.py",
+        "tests/lowering/test_layouts.py",
     ),
     Mutant(
         "channels last: an output is moved",
         "lowering/layout.py",
         "| {o.view.buffer for o in program.outputs if o.view is not None}\n        fixed |=",
         "\n        fixed |=",
-        "tests/lowering/test_schedule_models.py tests/lowering/test_ops.py",
+        "tests/lowering/test_layouts.py",
     ),
     Mutant(
         "memory order: a narrower stride is outermost",
