@@ -43,6 +43,10 @@ def a_library_reads_a_part(x: Any, w: Any, v: Any) -> Any:
     return torch.sort(y[:, 1:3], dim=1, stable=True)[0], F.conv2d(y, v)
 
 
+def a_convolution_reads_a_part(x: Any, w: Any, v: Any) -> Any:
+    return F.conv2d(F.conv2d(x, w)[:, 1:3], v[:, :2])
+
+
 def flattened_between(x: Any, w: Any, v: Any) -> Any:
     y = F.conv2d(x, w).tanh()
     return F.conv2d(y, v).sum((2, 3)) @ y.flatten(2).mean(2).t()
@@ -53,7 +57,15 @@ def transposed_between(x: Any, w: Any, v: Any) -> Any:
     return F.conv2d(y.transpose(2, 3).exp(), v)
 
 
-PROGRAMS = (chain, both_are_returned, the_middle_is_returned, a_library_reads_a_part, flattened_between, transposed_between)
+PROGRAMS = (
+    chain,
+    both_are_returned,
+    the_middle_is_returned,
+    a_library_reads_a_part,
+    a_convolution_reads_a_part,
+    flattened_between,
+    transposed_between,
+)
 
 
 @pytest.mark.parametrize("fn", PROGRAMS, ids=lambda fn: fn.__name__)
@@ -74,3 +86,16 @@ def test_what_lies_between_two_convolutions_is_channels_last() -> None:
     first, second = (step for step in program.steps if isinstance(step, Conv))
     for name in (first.x.buffer, first.out, second.x.buffer):
         assert program.buffer(name).stride == last_strides(program.buffer(name).size)
+
+
+def product(x: Any, w: Any) -> Any:
+    return torch.bmm(x.sin().unsqueeze(0), w.t().exp().unsqueeze(0))
+
+
+def test_what_is_computed_of_a_transposed_weight_lies_as_the_weight() -> None:
+    """Products take it so, and nothing is moved across the memory."""
+    x, w = torch.randn(4, 6), torch.randn(5, 6)
+    program = lower(trace(product, [x, w])[0], "test")
+    strides = {b.size: b.stride for b in program.buffers}
+    assert strides[1, 6, 5][1:] == w.t().exp().stride() == (1, 6) and strides[1, 4, 6][1:] == (6, 1)
+    torch.testing.assert_close(run(program, [x, w])[0], product(x, w))

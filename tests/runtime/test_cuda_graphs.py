@@ -21,6 +21,7 @@ from precast.artifact_store.records import GraphInput
 from precast.runtime import cuda_call, cuda_graphs, devices, native
 from precast.runtime.cuda_device import device_of, unfit
 from precast.runtime.cuda_graphs import MOVES, RING, SIZES, WARM_UPS, Unfit
+from precast.runtime.cuda_recording import PythonPlayer, Recording
 from precast.runtime.log import configure
 from precast.runtime.program import Program
 
@@ -197,6 +198,45 @@ def test_every_input_that_moves_is_copied_before_the_replay(device: FakeDevice) 
         torch.testing.assert_close(call(a, b, c, d)[0], a + 2 * b + 4 * c + 8 * d)
     (recording,) = call.recordings()
     assert set(recording.buffers) == {0, 1, 2, 3} and device.replays == len(calls) - WARM_UPS
+
+
+def kept(output: torch.Tensor, clones: bool, shape: tuple[int, ...] = (3,)) -> Recording:
+    """What a capture of one input that is copied leaves; its replay does nothing."""
+    buffer = torch.zeros(shape)
+    return Recording(
+        device=FakeDevice(),
+        index=buffer.get_device(),
+        words=(buffer.data_ptr(),),
+        buffers={0: buffer},
+        shapes={0: (shape, buffer.stride())},
+        outputs=(output,),
+        replay=lambda: None,
+        clones=clones,
+    )
+
+
+def test_a_capture_of_another_shape_does_not_answer(device: FakeDevice) -> None:
+    call = graphs(device, double, (X,))
+    alive = [torch.full((2, 3), float(i)) for i in range(5)]
+    for x in alive:
+        call(x)
+    (recording,) = call.recordings()
+    assert set(recording.buffers) == {0}, "whose place does not tell it from others"
+    player = call.policy.player
+    assert player.play([torch.zeros(2, 3)], None) is not None
+    for other in (torch.zeros(3, 2), torch.zeros(6), torch.zeros(3, 2).t(), torch.zeros(2, 4), torch.zeros(2, 3, 1)):
+        assert player.play([other], None) is None
+
+
+@pytest.mark.parametrize("order", [(True, False), (False, True)])
+def test_a_capture_that_copies_its_outputs_answers_last(order: tuple[bool, bool]) -> None:
+    player, own = PythonPlayer(), torch.ones(3)
+    for clones in order:
+        player.add(kept(torch.zeros(3) if clones else own, clones))
+    first = player.play([torch.ones(3)], None)
+    assert first is not None and first[0].data_ptr() == own.data_ptr()
+    second = player.play([torch.ones(3)], None)
+    assert second is not None and second[0].data_ptr() != own.data_ptr(), "the caller holds the other's output"
 
 
 def test_an_input_that_starts_to_move_costs_one_more_capture(device: FakeDevice) -> None:

@@ -162,3 +162,21 @@ def test_a_store_opened_read_only_is_not_pruned(tmp_path: Path) -> None:
         prune(store, Policy(max_size=0))
     assert len(prune(store, Policy(max_size=0), dry_run=True).removed) == 2
     assert len(store.variants(KEY)) == 2
+
+
+def test_what_is_just_as_old_as_the_limit_stays() -> None:
+    for entry in ENTRIES:
+        age, idle = NOW - entry.created, NOW - entry.last_use
+        for policy, goes in ((Policy(older_than=age), False), (Policy(older_than=age - 1), True)):
+            assert (entry.artifact_id in {r.entry.artifact_id for r in plan(ENTRIES, policy, NOW)}) is goes
+        for policy, goes in ((Policy(unused_for=idle), False), (Policy(unused_for=idle - 1), True)):
+            assert (entry.artifact_id in {r.entry.artifact_id for r in plan(ENTRIES, policy, NOW)}) is goes
+
+
+def test_a_blob_that_a_record_names_outlives_its_artifact(tmp_path: Path) -> None:
+    store, _ = fill(tmp_path)
+    (manifest,) = store.manifests()
+    kept = sorted(manifest.blobs)[0]
+    store.put_record("tuning", "one", {"blobs": [kept]})
+    assert len(prune(store, Policy(target="*")).removed) == 1
+    assert store.blob(kept) is not None and not any(store.blob(blob) for blob in manifest.blobs if blob != kept)

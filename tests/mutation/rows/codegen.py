@@ -2,6 +2,7 @@
 
 from tests.mutation.table import Mutant
 
+TIES = "tests/codegen/test_ties.py"
 LOOPS = "tests/codegen/test_loops.py"
 REDUCTIONS = f"{LOOPS}::test_reductions_over_every_axis"
 SCANS = f"{LOOPS}::test_scans"
@@ -62,14 +63,14 @@ ROWS = (
         "codegen/cpp_reduce.py",
         '{(False, False): ">", (False, True): ">=",',
         '{(False, False): ">=", (False, True): ">=",',
-        REDUCTIONS,
+        TIES,
     ),
     Mutant(
         "of equal ones the last is the smallest",
         "codegen/cpp_reduce.py",
         '(True, False): "<", (True, True): "<="}',
         '(True, False): "<=", (True, True): "<="}',
-        REDUCTIONS,
+        TIES,
     ),
     Mutant(
         "NaN is not the largest",
@@ -83,7 +84,7 @@ ROWS = (
         "codegen/cpp_reduce.py",
         'test = f"{acc} < 0 || {better(',
         'test = f"{acc} < -1 || {better(',
-        REDUCTIONS,
+        f"{TIES} {REDUCTIONS}",
     ),
     Mutant(
         "long scans are summed in floats",

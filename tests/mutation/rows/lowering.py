@@ -527,7 +527,7 @@ ROWS = (
         "lowering/memory_order.py",
         "key=lambda pair: -pair[0])",
         "key=lambda pair: pair[0])",
-        "tests/lowering/test_ops.py",
+        "tests/lowering/test_layouts.py",
     ),
     Mutant(
         "a rounding before another type's store is dropped",

@@ -223,7 +223,7 @@ ROWS = (
         "runtime/targets.py",
         "return min((steps.index(target)",
         "return max((steps.index(target)",
-        TARGETS,
+        KEYS,
     ),
     Mutant(
         "targets: any GPU's artifact serves",
