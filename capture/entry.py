@@ -42,6 +42,7 @@ from precast.capture.subclasses import attribute_set, flat_inputs, positioned
 from precast.capture.symbols import explained, shape_guards
 from precast.capture.trace_record import TraceRecord
 from precast.capture.unguarded import unguarded
+from precast.runtime import shell
 from precast.runtime.entry import LocalsOf, entry_of, has_own_namespace
 from precast.runtime.guard_eval import failure
 from precast.runtime.paths import CLOSURE, NAMESPACE, PathError, describe
@@ -89,8 +90,11 @@ def capture(
     entry = entry_of(called(fn))
     locals_of = LocalsOf(entry.function)
     local_values = locals_of((*entry.prefix, *args), {**entry.keywords, **(kwargs or {})}) | locals_of.cells()
+    chosen = options or CaptureOptions()
+    if chosen.free_as_locals and CLOSURE in local_values:
+        local_values[shell.CLOSURE] = local_values.pop(CLOSURE)  # what the program's calls bring the cells as
     with seldom_collected(), tensors_let_go():
-        return _Capture(entry.function, local_values, name or entry.function.__qualname__, options or CaptureOptions()).run()
+        return _Capture(entry.function, local_values, name or entry.function.__qualname__, chosen).run()
 
 
 def called(fn: Any) -> Any:
@@ -184,7 +188,7 @@ class _Capture:
         """Dynamo's part: its guards, the rewritten bytecode, and (through `_backend`) the graph."""
         traced = dynamo.trace(
             self.function,
-            {name: value for name, value in self.local_values.items() if name not in (NAMESPACE, CLOSURE)},
+            {name: value for name, value in self.local_values.items() if name not in (NAMESPACE, CLOSURE, shell.CLOSURE)},
             self._backend,
             self._is_bound,
             self.options.dynamic,

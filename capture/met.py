@@ -14,6 +14,7 @@ from typing import Any
 from precast.artifact_store.guards import Path
 from precast.capture.frame import CaptureRefused
 from precast.capture.sources import NotPortable, SourceContext
+from precast.runtime import shell
 from precast.runtime.paths import CLOSURE, PathError, describe
 
 _STORES = frozenset(("STORE_DEREF", "DELETE_DEREF"))
@@ -33,12 +34,16 @@ def met_paths(met: Iterable[Any], waived: Iterable[Any], kept: Iterable[Any], so
 
 
 def cell_paths(met: Sequence[Path], functions: Sequence[types.FunctionType], sources: SourceContext) -> list[Path]:
-    """The cells of all functions met and of the entry, where one of `functions`, which were traced, writes a free variable."""
+    """The cells of all functions met and of the entry, where one of `functions`, which were traced, writes a free variable.
+
+    The entry's are those of its closure, or those that come with the call (`runtime/shell.py`).
+    """
     if not any(_writes(function.__code__) for function in functions):
         return []
     found: list[Path] = []
-    if isinstance(closure := sources.local_values.get(CLOSURE), tuple):
-        found += [(("closure",), ("item", ("int", i))) for i in range(len(closure))]
+    for root, name in ((("closure",), CLOSURE), (("local", shell.CLOSURE), shell.CLOSURE)):
+        if isinstance(closure := sources.local_values.get(name), tuple):
+            found += [(root, ("item", ("int", i))) for i in range(len(closure))]
     for path, value in _present(met, sources):
         if isinstance(value, types.FunctionType):
             found += [(*path, ("attr", "__closure__"), ("item", ("int", i))) for i in range(len(value.__closure__ or ()))]

@@ -14,48 +14,45 @@ from unittest import mock
 _FAKE_TENSORS = logging.getLogger("torch._subclasses.fake_tensor")
 _TRIED = "failed while attempting to run meta"
 """Begins what torch logs, with a stack, of an operator that does not take some sizes: the operator's words are in the refusal."""
-_PACKAGES = ("torch", "precast")
+_PACKAGES = ("torch", "precast", "contextlib", "unittest")
 
 
 @contextlib.contextmanager
 def tracer_words() -> Iterator[None]:
-    """While this thread traces."""
-    mine, original = threading.get_ident(), warnings.warn
+    """While this thread traces. `warnings.warn` stays the function that it is: the traced code may call it."""
+    mine, original = threading.get_ident(), warnings._showwarnmsg  # type: ignore[attr-defined]
 
-    def warn(message: Any, category: Any = None, stacklevel: int = 1, *args: Any, **kwargs: Any) -> None:
-        named = _frame(stacklevel)
-        ours = threading.get_ident() == mine and named is not None and _package(named) == "precast"
-        original(message, category, _own_level() if ours else stacklevel + 1, *args, **kwargs)
+    def show(message: Any) -> None:
+        line = _callers_line(message) if threading.get_ident() == mine else None
+        if line is not None:
+            message.filename, message.lineno = line
+        original(message)
 
     def wanted(record: logging.LogRecord) -> bool:
         return threading.get_ident() != mine or not str(record.msg).startswith(_TRIED)
 
     _FAKE_TENSORS.addFilter(wanted)
     try:
-        with mock.patch.object(warnings, "warn", warn):
+        with mock.patch.object(warnings, "_showwarnmsg", show):
             yield
     finally:
         _FAKE_TENSORS.removeFilter(wanted)
 
 
-def _frame(level: int) -> Any:
-    """The frame that the caller's caller names by this `stacklevel`."""
+def _callers_line(message: Any) -> tuple[str, int] | None:
+    """Of a warning that names a line of precast's: the innermost line outside of torch and precast that led to it."""
     frame: Any = sys._getframe(2)
-    for _ in range(level - 1):
-        frame = frame.f_back if frame is not None else None
-    return frame
+    while frame is not None and (frame.f_code.co_filename, frame.f_lineno) != (message.filename, message.lineno):
+        frame = frame.f_back
+    if frame is None or _package(frame) != "precast":
+        return None
+    while frame.f_back is not None and _package(frame) in _PACKAGES:
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
 
 
 def _package(frame: Any) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
-
-
-def _own_level() -> int:
-    """The `stacklevel` with which the caller's call of `warnings.warn` shows the innermost line outside of torch and precast."""
-    level, frame = 2, sys._getframe(2)
-    while frame.f_back is not None and _package(frame) in (*_PACKAGES, "contextlib", "unittest"):
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 __all__ = ["tracer_words"]
