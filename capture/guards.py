@@ -87,7 +87,7 @@ def translate(dynamo_guards: Iterable[Any], context: GuardContext) -> Translatio
             continue
         try:
             path = context.sources.path(guard.originating_source)
-            if _from_dynamo(path):
+            if from_dynamo(path):
                 continue
             if path[-1][0] == "key" and _is_registry(path[:-1], context):
                 continue
@@ -151,7 +151,8 @@ def _source_name(guard: Any) -> str:
         return type(guard.originating_source).__name__
 
 
-def _from_dynamo(path: Path) -> bool:
+def from_dynamo(path: Path) -> bool:
+    """Whether it leads into one of the tracer's own modules (polyfills and such), which no process that serves has."""
     root = path[0]
     return root[0] in ("global", "module") and (root[1] == "torch._dynamo" or root[1].startswith("torch._dynamo."))
 
@@ -396,4 +397,4 @@ _RULES: dict[str, Callable[[Path, Any, GuardContext], list[Guard]]] = {
     "WEAKREF_ALIVE": _weak,
 }
 
-__all__ = ["DROPPED", "GuardContext", "Translation", "identity", "same_object_guards", "tensor_spec", "translate"]
+__all__ = ["DROPPED", "GuardContext", "Translation", "from_dynamo", "identity", "same_object_guards", "tensor_spec", "translate"]

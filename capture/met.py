@@ -13,6 +13,7 @@ from typing import Any
 
 from precast.artifact_store.guards import Path
 from precast.capture.frame import CaptureRefused
+from precast.capture.guards import from_dynamo
 from precast.capture.sources import NotPortable, SourceContext
 from precast.runtime import shell
 from precast.runtime.paths import CLOSURE, PathError, describe
@@ -26,8 +27,8 @@ def met_paths(met: Iterable[Any], waived: Iterable[Any], kept: Iterable[Any], so
     found: list[Path] = []
     for source in met:
         try:
-            if source not in unwanted:
-                found.append(sources.path(source))
+            if source not in unwanted and not from_dynamo(path := sources.path(source)):
+                found.append(path)
         except (NotPortable, PathError):
             continue  # it exists only while tracing, or its guards have no portable form and the frame is not stored
     return list(dict.fromkeys(found))
