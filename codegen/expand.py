@@ -264,8 +264,10 @@ def _conv(step: Conv, name: str, buffers: Mapping[str, Buffer], chooser: Chooser
                 return [LibraryCall(step, "aten")]
         if step.residual is None:
             return _with_rest(step, step, "onednn", name, buffers)
-        if step.residual_order == "before" and step.activation == "none" and step.residual.stride == buffers[step.out].stride:
-            return [LibraryCall(step, "onednn")]
+        apart = step.activation != "none" and step.activation not in POST_OPS
+        if step.residual_order == "before" and step.residual.stride == buffers[step.out].stride and (step.activation == "none" or apart):
+            rest = epilogue_kernel(name, replace(step, residual=None), buffers) if apart else None
+            return [LibraryCall(replace(step, activation="none", activation_args=()), "onednn"), *([rest] if rest is not None else [])]
         return _with_rest(step, replace(step, residual=None), "onednn", name, buffers, apart=True)
     return _with_rest(step, step, "aten", name, buffers, apart=True)
 

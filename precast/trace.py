@@ -78,7 +78,7 @@ def trace_for(name: str, options: Mapping[str, Any]) -> Trace:
     if not (options["trace.enabled"] or options["trace.graph_diagram"] or given):
         return Trace(None)
     root = Path(options["trace.dir"] or given or FOLDER)
-    readable_name = re.sub(r"[^A-Za-z0-9_]+", ".", name).strip(".")[-80:] or "program"
+    readable_name = re.sub(r"[^A-Za-z0-9_]+", ".", name)[-200:].strip(".") or "program"
     try:
         root.mkdir(parents=True, exist_ok=True)
         for number in itertools.count():

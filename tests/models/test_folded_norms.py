@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -50,4 +51,5 @@ def test_no_norm_is_left(tmp_path: Path, freeze: bool) -> None:
     lines = source.decode().splitlines()
     calls = [line for line in lines if "conv(" in line or "winograd(" in line]
     assert len(calls) == 3 and not any("None, " in line.partition("(")[2] for line in calls)
-    assert sum("relu(" in line for line in calls) >= 2  # the last sum may belong to the mean
+    in_place = [line for line in lines if re.fullmatch(r" +library_\d+\(\w+\)", line)]  # oneDNN's own relu would make 0 of NaN
+    assert sum("relu(" in line for line in calls) + len(in_place) >= 2  # the last sum may belong to the mean

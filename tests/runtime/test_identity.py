@@ -74,7 +74,8 @@ def test_equals_eager(reports: dict[str, Reports], run: str, name: str) -> None:
     assert "failed" not in report, report["failed"]
     assert report["wrong"] == []
     assert report["attempts"] == []
-    assert (report["served"] > 0) == (name not in NOT_STORED and (run, name) not in AS_TRACED)
+    stored = name not in NOT_STORED or run.startswith("torch.compile")  # there the graph is stored, and torch's guards are not
+    assert (report["served"] > 0) == (stored and (run, name) not in AS_TRACED)
 
 
 @pytest.mark.parametrize(
