@@ -92,13 +92,13 @@ ROWS = (
         "codegen/cpp_reduce.py",
         'return Accumulator((("double", acc, start),), lambda v, i: (f"{acc} {sign}= (double){v};",), f"(float){acc}", ())',
         'return Accumulator((("float", acc, start),), lambda v, i: (f"{acc} {sign}= {v};",), acc, ())',
-        f"{SCANS} tests/ops/test_half_precision.py",
+        f"{SCANS} {NUMBERS}::test_long_scans_do_not_drift",
     ),
     Mutant(
         "a scan's largest forgets NaN",
         "codegen/cpp_reduce.py",
-        "if dtype.is_float and scan:",
-        "if dtype.is_float and scan and False:",
+        'step = f"{acc} = ({acc} != {acc} || {{0}} != {{0}}) ?',
+        'step = f"{acc} = ({acc} != {acc}) ?',
         SCANS,
     ),
     Mutant(
@@ -164,7 +164,7 @@ ROWS = (
         "codegen/cpp_ops.py",
         'return f"bf16_load(bf16_store((float){name}))"',
         'return f"(float){name}"',
-        f"{OPS}::test_casts",
+        f"{OPS}::test_casts {OPS}::test_a_cast_to_a_half_type_rounds_where_it_stands",
     ),
     Mutant(
         "a cast to bool cuts off",
@@ -213,7 +213,7 @@ ROWS = (
         "codegen/cpp_ops.py",
         "INLINE T ishl_(T a, T b) { return (b < 0 || b >= (T)(8 * sizeof(T))) ? 0 :",
         "INLINE T ishl_(T a, T b) { return (b < 0) ? 0 :",
-        f"{OPS}::test_every_op",
+        f"{OPS}::test_every_op {OPS}::test_shifts_by_the_width_and_more",
     ),
     # index text and bounds
     Mutant(
