@@ -96,6 +96,22 @@ def test_neighbouring_draws_share_no_numbers(tmp_path: Path) -> None:
         assert all(0.45 < (a == b).float().mean() < 0.55 for b in masks[:i])
 
 
+def test_the_draws_of_one_number_are_not_those_of_the_next(tmp_path: Path) -> None:
+    """A float64 fraction is made of two draws, a normal number too: no half of one is a half of its neighbour."""
+    compiled = precast.compile(
+        lambda: (torch.rand(4096, dtype=torch.float64), torch.randn(200_000)),
+        store=str(tmp_path),
+        fullgraph=True,
+        options={"fallback_random": False},
+    )
+    fractions, normals = compiled()
+    whole = (fractions * 2.0**53).long()
+    high, low = whole >> 27, whole & (1 << 26) - 1  # the upper 26 bits of the first draw, and of the second
+    assert (low[:-1] == high[1:]).sum() < 3 and (low == high).sum() < 3  # of 2^26 values few meet by chance
+    # of a shared draw the angle of one and the radius of the next: their product is 0.28 on average
+    assert (normals[:-1] * normals[1:] ** 2).mean().abs() < 0.03
+
+
 def test_device_memory_is_aligned_for_every_buffer() -> None:
     """Kernels and libraries rely on 512 bytes, wherever a temporary lies in the workspace."""
 

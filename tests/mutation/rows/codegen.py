@@ -335,7 +335,7 @@ ROWS = (
         "lowering/ops/random.py",
         "Index(sympy.Integer(draws) * place + draw)",
         "Index(place + draw)",
-        f"{RANDOM} {NUMBERS}::test_neighbouring_draws_share_no_numbers",
+        f"{RANDOM} {NUMBERS}::test_the_draws_of_one_number_are_not_those_of_the_next",
     ),
     Mutant(
         "random: both draws are one",
