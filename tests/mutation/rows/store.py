@@ -206,7 +206,7 @@ ROWS = (
         "artifact_store/leases.py",
         "                self.path.unlink()",
         "                pass",
-        LEASES,
+        f"{LEASES}::test_released_when_the_work_fails {LEASES}::test_waits_until_it_is_released",
     ),
     Mutant(
         "a process of another machine is asked for here",
