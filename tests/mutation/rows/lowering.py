@@ -425,7 +425,7 @@ ROWS = (
         "if offset > cursor and (best",
         PLACE,
     ),
-    Mutant("the end of what is alive is forgotten", "lowering/memory.py", "cursor = max(cursor, end)", "cursor = end", PLAN),
+    Mutant("the end of what is alive is forgotten", "lowering/memory.py", "cursor = max(cursor, end)", "cursor = end", PLACE),
     Mutant(
         "sizes are not rounded up",
         "lowering/memory.py",
@@ -461,7 +461,7 @@ ROWS = (
         "or live[candidate][1] != position:",
         PLACE,
     ),
-    Mutant("a block lives as long as its first buffer", "lowering/memory.py", "                block.last = live[name][1]\n", "", PLAN),
+    Mutant("a block lives as long as its first buffer", "lowering/memory.py", "                block.last = live[name][1]\n", "", PLACE),
     Mutant(
         "an operand read elsewhere is overwritten",
         "lowering/reuse.py",
