@@ -213,7 +213,7 @@ def _beat(path: Path, stop: threading.Event, every: float) -> None:
 def _place() -> str:
     """Where a process id means something: this boot of this kernel and this pid namespace, or the host's name."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
         return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
         return socket.gethostname()
@@ -222,6 +222,6 @@ def _place() -> str:
 def _started(pid: int) -> str:
     """A mark that tells a process from a later one with the same id; empty where the system does not say."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()[19]
+        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return ""

@@ -171,7 +171,10 @@ def test_a_full_disk_is_a_problem(store: Store, monkeypatch: pytest.MonkeyPatch)
 
 def test_prune_by_the_name_of_a_target(store: Store) -> None:
     assert "there are artifacts for" in run("prune", "--target", "cpu:nonsense").stderr
+    store.put(*make(0, program_key="targets", target="cpu:native-0123456789ab"))
+    store.put(*make(1, program_key="targets", target="cpu:x86-64-v3"))
     native = [m.artifact_id for m in store.manifests() if m.target.startswith("cpu:native-")]
+    assert native
     assert sorted(item["id"] for item in data("prune", "--target", "cpu:native")["removed"]) == sorted(native)
 
 

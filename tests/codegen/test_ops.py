@@ -166,6 +166,38 @@ def test_casts(source: DType) -> None:
         torch.testing.assert_close(result, data.to(TORCH_DTYPES[out.dtype]), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("n", [1, 40])
+def test_shifts_by_the_width_and_more(n: int) -> None:
+    """Nothing is left, as in eager; the machine's instruction takes the distance modulo the width."""
+    i = axis("i", n)
+    inputs, outputs, steps, data, want = [], [], [], [], []
+    for dtype in (DType.I64, DType.I32, DType.I16, DType.I8):
+        info = torch.iinfo(TORCH_DTYPES[dtype])
+        for op in (Op.SHL, Op.SHR):
+            for by in (0, 1, info.bits - 1, info.bits, info.bits + 1, info.max, -1, info.min):
+                tag = str(len(steps))
+                a, b, out = (buffer(name + tag, (n,), dtype) for name in "abo")
+                inputs += [a, b]
+                outputs.append(out)
+                steps.append(Kernel("k" + tag, (i,), (Store(out.name, i.symbol, alu(op, load(a, (i,)), load(b, (i,)))),)))
+                values = torch.arange(n, dtype=TORCH_DTYPES[dtype]) * 3 - 7, torch.full((n,), by, dtype=TORCH_DTYPES[dtype])
+                data += values
+                want.append(TORCH_OPS[op](*values))
+    for got, expected in zip(build(inputs, outputs, steps)(*data), want, strict=True):
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.F16], ids=lambda d: d.value)
+def test_a_cast_to_a_half_type_rounds_where_it_stands(dtype: DType) -> None:
+    """Not at the next store only: what reads the value before sees a value of the type."""
+    i = axis("i", N)
+    a, out = buffer("a", (N,)), buffer("o", (N,))
+    kernel = Kernel("k", (i,), (Store("o", i.symbol, Cast(Cast(load(a, (i,)), dtype), DType.F32)),))
+    x = torch.randn(N) * 3
+    (got,) = build([a], [out], [kernel])(x)
+    assert torch.equal(got, x.to(TORCH_DTYPES[dtype]).float()) and not torch.equal(got, x)
+
+
 def test_half_conversions_of_every_bit_pattern() -> None:
     n = 65536
     i = axis("i", n)

@@ -137,6 +137,32 @@ def test_divisions_keep_their_value(m: int, n: int, offset: int, factor: int, di
                 assert ix.evaluate(nested, {I1: i, I0: j}) == value % divisor // 2 * 2 + reference(value)
 
 
+F, M = ix.FloorDiv, ix.Modulo
+DIVIDED: dict[str, tuple[Any, int, tuple[int, int]]] = {
+    "a quotient's quotient": (F(I1 * 5 + I0, sympy.Integer(3)), 4, (9, 5)),
+    "a remainder's remainder": (M(I1 * 5 + I0, sympy.Integer(7)), 3, (5, 5)),
+    "a remainder's remainder by a divisor of its own": (M(I1 * 5 + I0, sympy.Integer(12)), 4, (5, 5)),
+    "a row as long as the common factor": (I1 * 4 + I0, 12, (6, 4)),
+    "a row longer than the common factor": (I1 * 4 + I0, 12, (6, 5)),
+    "all in one multiple, not the first": (F(I1 + 20, sympy.Integer(3)) + F(I0 + 20, sympy.Integer(7)), 4, (2, 1)),
+    "all in one multiple below zero": (F(I1 - 20, sympy.Integer(3)) + F(I0 - 20, sympy.Integer(7)), 13, (2, 1)),
+}
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_divisions_of_divisions_keep_their_value(name: str) -> None:
+    """The references divide by Python's own operators, term by term."""
+    expr, divisor, size = DIVIDED[name]
+    extents = ix.extents_of(size)
+    for i in range(size[0]):
+        for j in range(size[1]):
+            at = {I1: i, I0: j}
+            value = ix.evaluate(expr, at)
+            assert ix.evaluate(ix.floordiv(expr, divisor, extents), at) == value // divisor
+            assert ix.evaluate(ix.modulo(expr, divisor, extents), at) == value % divisor
+            assert ix.evaluate(F(expr, sympy.Integer(divisor)), at) == value // divisor
+
+
 N = sympy.Symbol("n", integer=True, positive=True)
 
 VANISH = [

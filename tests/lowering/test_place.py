@@ -102,12 +102,12 @@ def test_room_is_used_again(blocks: list[tuple[int, int, int]], top: int) -> Non
     assert place([Block([str(n)], *block) for n, block in enumerate(blocks)])[1] == top
 
 
-def chain() -> Build:
+def chain(one: str = "g", other: str = "a") -> Build:
     b = Build()
     b.input("x", 8, 8)
     b.kernel("a", (8, 8), lambda i, j: alu(Op.EXP, b.load("x", i, j)))
     b.gemm("g", "a", "x")
-    b.kernel("c", (8, 8), lambda i, j: alu(Op.ADD, b.load("g", i, j), b.load("a", i, j)))
+    b.kernel("c", (8, 8), lambda i, j: alu(Op.ADD, b.load(one, i, j), b.load(other, i, j)))
     b.gemm("h", "c", "x")
     b.kernel("y", (8, 8), lambda i, j: alu(Op.NEG, b.load("h", i, j)))
     return b
@@ -120,9 +120,10 @@ def test_lifetimes_end_with_the_last_use() -> None:
     assert lifetimes(b.program("a"))["a"] == (0, 5), "an output is needed after the last step"
 
 
-def test_a_block_lives_as_long_as_what_was_written_over_it() -> None:
+@pytest.mark.parametrize(("one", "other"), [("g", "a"), ("a", "g")])
+def test_a_block_lives_as_long_as_what_was_written_over_it(one: str, other: str) -> None:
     """`c` is written over `a` or `g`: what comes next must not lie there while `c` is read."""
-    b = chain()
+    b = chain(one, other)
     planned = plan_memory(b.program("y"))
     slots = {s.buffer: int(s.offset) for s in planned.workspace}
     assert slots["c"] in (slots["a"], slots["g"]) and slots["h"] != slots["c"]

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
-from precast.lowering.ir import Load, Program
+import pytest
+import torch
+
+from precast.lowering.fusion import fuse_siblings
+from precast.lowering.interpret import run
+from precast.lowering.ir import Kernel, Load, Program
 from precast.lowering.scalars import Op, ReduceOp
-from tests.lowering.build import Build, F, alu, checked_schedule, const, gelu, kernels, layer_norm, reduce, softmax
+from precast.lowering.verify import verify
+from tests.lowering.build import Build, F, alu, checked_schedule, const, gelu, kernels, layer_norm, random_inputs, reduce, softmax
 
 
 def residual_layer_norm(keep_sum: bool) -> Program:
@@ -124,6 +130,28 @@ def gemm_between() -> Program:
     return b.program("y")
 
 
+def overwritten_then_read() -> Program:
+    """`p` is put into `x` and into what reads the new `x` elsewhere."""
+    b = Build()
+    x, q = b.input("x", 16, 16), b.input("q", 16, 16)
+    b.kernel("p", (16, 16), lambda i, j: alu(Op.EXP, b.load(q, i, j)))
+    b.kernel("update", (16, 16), lambda i, j: b.load("p", i, j))
+    update = b.steps.pop()
+    assert isinstance(update, Kernel)
+    b.steps.append(replace(update, stores=(replace(update.stores[0], buffer=x),)))
+    b.kernel("y", (16, 16), lambda i, j: alu(Op.ADD, b.load("p", i, j), b.load(x, j, i)))
+    del b.buffers["update"]
+    return b.program("y")
+
+
+def windows_of_sums() -> Program:
+    b = Build()
+    x = b.input("x", 8, 4)
+    b.kernel("s", (8,), lambda i: reduce(ReduceOp.SUM, 4, lambda r: b.load(x, i, r)))
+    b.kernel("y", (6, 3), lambda i, j: b.load("s", i + j))
+    return b.program("y")
+
+
 @pytest.mark.parametrize(
     ("make", "count", "reason"),
     [
@@ -132,13 +160,51 @@ def gemm_between() -> Program:
         (window_of_exponentials, 2, "times each"),
         (gemm_between, 3, "a step between them"),
         (gelu_then_layer_norm, 2, "each pass over a row"),
+        (overwritten_then_read, 2, "one overwrites a buffer that the other reads"),
+        (windows_of_sums, 2, "its reduction would be computed again for each use"),
     ],
-    ids=["would serialise", "would stride", "would recompute", "something between", "costly in each pass"],
+    ids=["would serialise", "would stride", "would recompute", "something between", "costly in each pass", "overwritten", "sums again"],
 )
 def test_is_refused_with_a_reason(make, count: int, reason: str) -> None:  # type: ignore[no-untyped-def]
     found = checked_schedule(make(), tolerance=1e-3)
     assert len(found.steps) == count
     assert any(note.startswith("not fused: ") and reason in note for note in found.notes), found.notes
+
+
+def reads_its_neighbour() -> Program:
+    b = Build()
+    x = b.input("x", 16, 16)
+    b.kernel("c", (16, 16), lambda i, j: alu(Op.EXP, b.load(x, i, j)))
+    b.kernel("d", (16, 16), lambda i, j: alu(Op.MUL, b.load("c", j, i), b.load(x, i, j)))
+    return b.program("c", "d")
+
+
+def reads_what_is_made_of_its_neighbour() -> Program:
+    b = Build()
+    x, w = b.input("x", 16, 16), b.input("w", 16, 16)
+    b.kernel("c", (16, 16), lambda i, j: alu(Op.EXP, b.load(x, i, j)))
+    b.gemm("g", "c", w)
+    b.kernel("d", (16, 16), lambda i, j: alu(Op.MUL, b.load("g", i, j), b.load(x, i, j)))
+    return b.program("c", "d")
+
+
+@pytest.mark.parametrize("launches", [False, True])
+@pytest.mark.parametrize(
+    ("make", "left"),
+    [
+        (siblings, ["kernel"]),
+        (reads_its_neighbour, ["kernel", "kernel"]),
+        (reads_what_is_made_of_its_neighbour, ["kernel", "gemm", "kernel"]),
+    ],
+    ids=["apart", "one reads the other", "one needs the other"],
+)
+def test_neighbours_that_read_the_same(make, left: list[str], launches: bool) -> None:  # type: ignore[no-untyped-def]
+    program = make()
+    found = verify(fuse_siblings(program, launches))
+    assert kernels(found) == left
+    inputs = random_inputs(program)
+    for one, other in zip(run(program, inputs), run(found, inputs), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_dead_kernel() -> None:

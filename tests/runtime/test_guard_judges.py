@@ -274,7 +274,6 @@ TABLE: dict[str, Row] = {
         [*FLAT[:2], Guard(A, Predicate.SAME_AS, B)],
         several(lambda: (BASE[:4],) * 2)[0],
         several(lambda: (BASE[:4], BASE[:4])),
-        native=False,
     ),
     "an argument is no part of an object": Row(
         [
@@ -387,7 +386,7 @@ def at(*names: str) -> Any:
 
 ITEMS, ENTRIES = {"keys": (("str", "x"), ("str", "y")), "ordered": True}, {"keys": (("str", "x"), ("str", "y")), "ordered": False}
 LASTING: dict[str, tuple[Guard, Callable[[Any], Any]]] = {
-    "own attribute": (Guard(A, Predicate.LACKS_OWN, "there"), lambda h: setattr(h, "there", 1)),
+    "own attribute": (Guard(A, Predicate.LACKS_OWN, {"__dict__": ("there",)}), lambda h: setattr(h, "there", 1)),
     "attribute gone": (Guard(A, Predicate.HAS_ATTR, "mode"), lambda h: delattr(h, "mode")),
     "attribute new": (Guard(A, Predicate.LACKS_ATTR, "there"), lambda h: setattr(h, "there", 1)),
     "key gone": (Guard(at("table"), Predicate.HAS_KEY, ("str", "x")), lambda h: h.table.pop("x")),

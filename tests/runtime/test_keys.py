@@ -61,10 +61,11 @@ OTHERS: dict[str, Any] = {
     "capture_scalar_outputs": True,
     "capture_dynamic_output_shape_ops": True,
     "store_results": False,
+    "sanitize": "address",
 }
 IN_THE_KEY = {
     *("freeze", "fullgraph", "dynamic", "epilogue_fusion", "fallback_random", "max_autotune", "error_on_graph_break"),
-    *("capture_scalar_outputs", "capture_dynamic_output_shape_ops"),
+    *("capture_scalar_outputs", "capture_dynamic_output_shape_ops", "sanitize"),
 }
 """Written out here, so that an option that leaves the key, or enters it, is looked at. A filter has tests of its own."""
 

@@ -16,7 +16,7 @@ ROWS = (
     Mutant(
         "verify: problems end with 0",
         "precast/cli_store.py",
-        "finish(0 if report.sound else ANSWER_NO)",
+        "finish(0 if report.good else ANSWER_NO)",
         "finish(0)",
         f"{STORE}::test_verify {STORE}::test_a_wrong_mode_is_mended_by_chmod",
     ),
@@ -24,7 +24,7 @@ ROWS = (
     Mutant(
         "build: what failed ends with 0",
         "precast/cli_build.py",
-        "finish(ANSWER_NO if failed else 0)",
+        'finish(ANSWER_NO if counts["failed"] else 0)',
         "finish(0)",
         f"{BUILD}::test_a_signature_that_does_not_fit_is_named_and_the_others_are_built",
     ),
@@ -51,9 +51,9 @@ ROWS = (
     ),
     Mutant(
         "a failure is no JSON",
-        "precast/cli_output.py",
-        '            if kwargs.get("as_json"):\n',
-        '            if kwargs.get("json"):\n',
+        "precast/cli.py",
+        'self._as_json = "--json" in args',
+        'self._as_json = "--json" in args[:1]',
         f"{BUILD}::test_wrong_usage_is_json_too {STORE} tests/cli/test_cli_json.py",
     ),
     Mutant(

@@ -62,8 +62,8 @@ ROWS = (
     Mutant(
         "keys are compared without their order",
         "runtime/guard_rules.py",
-        'if not constant["ordered"]:\n        keys = tuple(sorted(keys, key=repr))',
-        "if constant is not None:\n        keys = tuple(sorted(keys, key=repr))",
+        'keys = found["keys"] if constant["ordered"] else tuple(sorted(found["keys"], key=repr))',
+        'keys = tuple(sorted(found["keys"], key=repr))',
         JUDGES,
     ),
     Mutant(
@@ -90,8 +90,8 @@ ROWS = (
     Mutant(
         "an own attribute does not matter",
         "runtime/guard_rules.py",
-        "Predicate.LACKS_OWN: lambda v, c: (c not in v.__dict__,",
-        "Predicate.LACKS_OWN: lambda v, c: (c not in type(v).__dict__,",
+        "    own = value.__dict__\n",
+        "    own = type(value).__dict__\n",
         JUDGES,
     ),
     Mutant(
@@ -498,7 +498,7 @@ ROWS = (
     Mutant(
         "recording: a key of which nothing is known is not read",
         "runtime/recorder.py",
-        "case Predicate.LACKS_OWN:\n                self.key(self._own(place), guard.constant)",
+        "case Predicate.LACKS_OWN:\n                self._lacks_own(self._own(place), guard.constant)",
         "case Predicate.LACKS_OWN:\n                pass",
         JUDGES,
     ),
@@ -540,15 +540,15 @@ ROWS = (
     Mutant(
         "recording: two of three inputs may be one",
         "runtime/relations.py",
-        "for other in fresh[:i]:",
-        "for other in fresh[max(0, i - 1) : i]:",
+        "walk.table.distinct(fresh, tuple(",
+        "walk.table.distinct(fresh[:2], tuple(",
         JUDGES,
     ),
     Mutant(
         "recording: an argument may be a module's parameter",
         "runtime/relations.py",
-        'walk.table.live(place.number, "other", constant)',
-        "pass",
+        "walk.table.distinct(fresh, tuple(place for place in places if not isinstance(place, Live)))",
+        "walk.table.distinct(fresh, ())",
         JUDGES,
     ),
 )

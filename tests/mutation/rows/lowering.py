@@ -15,7 +15,11 @@ EDGES = "tests/lowering/test_bounds.py"
 ROWS = (
     # simplify
     Mutant(
-        "a gather of a known position at the size", "lowering/simplify.py", "found[1] >= gather.size:", "found[1] > gather.size:", SIMPLIFY
+        "a gather of a known position at the size",
+        "lowering/simplify.py",
+        "found[1] >= gather.size:",
+        "found[1] > gather.size:",
+        f"{SIMPLIFY} tests/ops/test_places.py::test_the_last_position_and_the_next",
     ),
     Mutant("a gather of a known negative position", "lowering/simplify.py", "or found[0] < 0 or found[1]", "or found[1]", SIMPLIFY),
     Mutant("a mask that is false reads", "lowering/simplify.py", "if value.mask is FALSE:", "if value.mask is None and False:", SIMPLIFY),
@@ -289,7 +293,7 @@ ROWS = (
         "lowering/fusion.py",
         "if a.overwrites & (b.loads | b.overwrites) or b.overwrites & a.loads:",
         "if a.overwrites & (b.loads | b.overwrites):",
-        f"{FUSION} {RANDOM}",
+        f"{FUSION} tests/ops/test_places.py::test_what_a_producer_reads_is_not_overwritten_by_its_consumer",
     ),
     Mutant(
         "a step between the two is not looked for",
@@ -421,7 +425,7 @@ ROWS = (
         "if offset > cursor and (best",
         PLACE,
     ),
-    Mutant("the end of what is alive is forgotten", "lowering/memory.py", "cursor = max(cursor, end)", "cursor = end", PLAN),
+    Mutant("the end of what is alive is forgotten", "lowering/memory.py", "cursor = max(cursor, end)", "cursor = end", PLACE),
     Mutant(
         "sizes are not rounded up",
         "lowering/memory.py",
@@ -441,7 +445,7 @@ ROWS = (
         "lowering/memory.py",
         "DEVICE_ALIGNMENT = 512",
         "DEVICE_ALIGNMENT = 64",
-        f"{PLAN} tests/lowering/test_workspace_parts.py",
+        f"{PLAN} tests/lowering/test_workspace_parts.py tests/ops/test_numbers.py::test_device_memory_is_aligned_for_every_buffer",
     ),
     Mutant(
         "an operand that is used later is overwritten",
@@ -457,7 +461,7 @@ ROWS = (
         "or live[candidate][1] != position:",
         PLACE,
     ),
-    Mutant("a block lives as long as its first buffer", "lowering/memory.py", "                block.last = live[name][1]\n", "", PLAN),
+    Mutant("a block lives as long as its first buffer", "lowering/memory.py", "                block.last = live[name][1]\n", "", PLACE),
     Mutant(
         "an operand read elsewhere is overwritten",
         "lowering/reuse.py",

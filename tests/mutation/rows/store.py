@@ -72,8 +72,8 @@ ROWS = (
     Mutant(
         "what is damaged stays where it is",
         "artifact_store/store.py",
-        'os.replace(self._folder.path(name), self.root / "quarantine"',
-        'str(self.root / "quarantine"',
+        "            os.replace(self._folder.path(name), place)\n",
+        "",
         STORE,
     ),
     Mutant(
@@ -107,15 +107,15 @@ ROWS = (
     Mutant(
         "the environment is before the argument",
         "artifact_store/store.py",
-        'os.fsdecode(path) if path is not None else os.environ.get(ENVIRONMENT, "")',
-        'os.environ.get(ENVIRONMENT) or os.fsdecode(path or "")',
+        "    if isinstance(path, str):\n        return folder_of(path)\n",
+        "    if isinstance(path, str):\n        return folder_of(os.environ.get(ENVIRONMENT) or path)\n",
         STORE,
     ),
     Mutant(
         "files are not renamed into place",
         "artifact_store/tiers.py",
-        "_write_synced(aside, data, mode)\n            os.replace(aside, target)",
-        "_write_synced(target, data, mode)",
+        "_write_synced(aside, data, mode, self.root)\n            os.replace(aside, target)",
+        "_write_synced(target, data, mode, self.root)",
         WRITES,
     ),
     Mutant("files are not synced", "artifact_store/tiers.py", "        os.fsync(file.fileno())", "        pass", WRITES),
@@ -129,8 +129,8 @@ ROWS = (
     Mutant(
         "folders are not synced where they are made",
         "artifact_store/tiers.py",
-        "folder.mkdir(mode=0o700, exist_ok=True)\n        sync_folder(folder.parent)",
-        "folder.mkdir(mode=0o700, exist_ok=True)",
+        "            give(self.root, folder)\n        sync_folder(folder.parent)",
+        "            give(self.root, folder)",
         WRITES,
     ),
     Mutant("a short write is the end", "artifact_store/tiers.py", "        while view:  #", "        if view:  #", WRITES),
@@ -176,15 +176,15 @@ ROWS = (
     Mutant(
         "a dead holder is waited for",
         "artifact_store/leases.py",
-        "> expiry or _is_dead(_holder(path)):",
-        "> expiry:",
+        "> self._expiry or _is_dead(record):",
+        "> self._expiry:",
         f"{LEASES}::test_takes_over_from_a_killed_process_at_once",
     ),
     Mutant(
         "a holder that beats is taken for dead",
         "artifact_store/leases.py",
-        "        if now != seen:\n",
-        "        if seen is None:\n",
+        "        if now != self._seen:\n",
+        "        if self._seen is None:\n",
         f"{LEASES}::test_does_not_take_over_while_the_other_beats",
     ),
     Mutant(
@@ -197,16 +197,16 @@ ROWS = (
     Mutant(
         "a forked child gives its parent's lease back",
         "artifact_store/leases.py",
-        "if os.getpid() == owner and _holder(path)",
-        "if _holder(path)",
+        "if self.held and os.getpid() == self._owner and",
+        "if self.held and",
         f"{LEASES}::test_a_forked_child_does_not_release_its_parents",
     ),
     Mutant(
         "a lease is not given back",
         "artifact_store/leases.py",
-        "                path.unlink()\n\n\ndef _take",
-        "                pass\n\n\ndef _take",
-        LEASES,
+        "                self.path.unlink()",
+        "                pass",
+        f"{LEASES}::test_released_when_the_work_fails {LEASES}::test_waits_until_it_is_released",
     ),
     Mutant(
         "a process of another machine is asked for here",
@@ -225,8 +225,8 @@ ROWS = (
     Mutant(
         "another one's lease is given back",
         "artifact_store/leases.py",
-        '_holder(path).get("token") == token:',
-        '_holder(path).get("token"):',
+        '_holder(self.path).get("token") == self._token:',
+        '_holder(self.path).get("token"):',
         f"{LEASES} {WRITES}",
     ),
     # prune
@@ -299,8 +299,8 @@ ROWS = (
     Mutant(
         "prune: young leftovers go",
         "artifact_store/collect.py",
-        "elif needed is not None and path.name not in needed and _age(path, now) >= grace:",
-        "elif needed is not None and path.name not in needed:",
+        'yield from _due(path, "blob that no artifact needs", grace)',
+        'yield from _due(path, "blob that no artifact needs", 0.0)',
         PRUNE,
     ),
     Mutant(
@@ -413,5 +413,11 @@ ROWS = (
         "return any(problem.repaired for problem in self.problems) or not self.problems",
         VERIFY,
     ),
-    Mutant("uses are counted twice", "artifact_store/index.py", "take=self._cache is not None", "take=False", INDEX),
+    Mutant(
+        "uses are counted twice",
+        "artifact_store/index.py",
+        "aside = [name for name in (*counted, *uses) if",
+        "aside = [name for name in () if",
+        INDEX,
+    ),
 )
