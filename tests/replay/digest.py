@@ -105,7 +105,7 @@ def _compilers(run: bool) -> Iterator[list[str]]:
         return
     empty = _empty()
 
-    def compile_shared(source: str, target: str) -> bytes:
+    def compile_shared(source: str, target: str, sanitize: str = "") -> bytes:
         units.append(source)
         return empty
 
