@@ -193,7 +193,7 @@ class Body:
         return self.index_type == "int32_t" and bounds is not None and INT32_RANGE[0] <= bounds[0] and bounds[1] <= INT32_RANGE[1]
 
     def index(self, expr: sympy.Expr, gathers: dict[sympy.Symbol, str] | None = None) -> str:
-        names = {s: (gathers or {}).get(s) or self.variable(s) for s in free_symbols(expr)}
+        names = {s: (gathers or {}).get(s) or self.variable(s) for s in sorted(free_symbols(expr), key=str)}
         text = IndexPrinter(self.ranges).print(sympy.sympify(expr), names)
         return text if text.startswith("(") or text.isalnum() else f"({text})"
 
