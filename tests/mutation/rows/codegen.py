@@ -85,7 +85,7 @@ ROWS = (
         "codegen/cpp_reduce.py",
         'test = f"{acc} < 0 || {better(',
         'test = f"{acc} < -1 || {better(',
-        f"{TIES} {REDUCTIONS}",
+        f"{TIES} {NUMBERS}::test_extremes_start_below_and_above_everything",
     ),
     Mutant(
         "long scans are summed in floats",
