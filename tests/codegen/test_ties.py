@@ -10,6 +10,9 @@ import pytest
 import torch
 
 import precast
+from precast.lowering.ir import Reduce
+from precast.lowering.scalars import DType, ReduceOp
+from tests.codegen.programs import axis, buffer, build, load, map_kernel
 
 
 def extremes(x: Any) -> Any:
@@ -32,3 +35,18 @@ def test_ties(dtype: torch.dtype, tmp_path: Path) -> None:
         wanted += [numpy.argmin(array), numpy.argmax(array)]
         for got, right in zip(found, wanted, strict=True):
             numpy.testing.assert_array_equal(got.numpy(), right)
+
+
+@pytest.mark.parametrize("op", [ReduceOp.ARGMAX, ReduceOp.ARGMIN], ids=lambda op: op.value)
+def test_a_position_inside_of_a_sum(op: ReduceOp) -> None:
+    """There it is found in one pass: the first point counts also where it equals what the search starts from."""
+    i, j, r = axis("i", 4), axis("j", 5), axis("r", 100)
+    b, o = buffer("x", (4, 5, 100)), buffer("o", (4,), DType.I64)
+    kernel = map_kernel("k", o, (i,), Reduce(ReduceOp.SUM, Reduce(op, load(b, (i, j, r)), (r,), DType.I64), (j,), DType.I64))
+    end = -float("inf") if op is ReduceOp.ARGMAX else float("inf")
+    x = torch.randint(0, 2, (4, 5, 100)).float()
+    x[0] = end
+    x[1, :, :50] = end
+    (got,) = build([b], [o], [kernel])(x)
+    find = numpy.argmax if op is ReduceOp.ARGMAX else numpy.argmin
+    numpy.testing.assert_array_equal(got.numpy(), find(x.numpy(), axis=-1).sum(-1))

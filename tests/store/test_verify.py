@@ -12,7 +12,7 @@ from precast.artifact_store import Store, StoreError
 from precast.artifact_store import verify as verification
 from precast.artifact_store.layout import blob_name, manifest_name
 from precast.artifact_store.serial import digest, pack, unpack
-from precast.artifact_store.verify import verify
+from precast.artifact_store.verify import Problem, Verified, verify
 from tests.store.sample import complete, fill, make, snapshot
 
 KEY = "model-0123abcd"
@@ -144,6 +144,15 @@ def test_what_is_stored_while_it_looks_is_sound(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(verification._Look, "at_manifests", at_manifests)
     report = verify(store, repair=True)
     assert report.problems == [] and report.manifests == 2
+
+
+@pytest.mark.parametrize(
+    ("repaired", "sound"),
+    [((), True), ((True,), True), ((False,), False), ((True, False), False), ((False, True), False), ((True, True), True)],
+)
+def test_one_problem_that_stays_is_enough(repaired: tuple[bool, ...], sound: bool) -> None:
+    problems = [Problem(f"objects/{n}", "damaged", "", done) for n, done in enumerate(repaired)]
+    assert Verified(problems=problems).sound is Verified(problems=problems).good is Verified(quarantined=problems).good is sound
 
 
 def test_a_store_that_does_not_exist_is_sound(tmp_path: Path) -> None:

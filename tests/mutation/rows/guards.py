@@ -355,15 +355,15 @@ ROWS = (
     Mutant(
         "native: one object twice passes for two",
         "runtime/native/table.c",
-        "case DIFFERENT: holds = value != values[op->target]; break;",
-        "case DIFFERENT: break;",
+        "            if (value == values[fresh[j]]) return 0;",
+        "            if (!value && value == values[fresh[j]]) return 0;",
         JUDGES,
     ),
     Mutant(
         "native: a fixed object may come as an argument, too",
         "runtime/native/table.c",
-        "case OTHER: holds = value != op->object; break;",
-        "case OTHER: break;",
+        "if (low < op->count && (uint64_t)fixed[low] ==",
+        "if (low > op->count && (uint64_t)fixed[low] ==",
         JUDGES,
     ),
     Mutant(
