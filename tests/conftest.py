@@ -14,6 +14,8 @@ import numpy
 import pytest
 import torch
 
+from tests.known_faults import mark
+
 os.environ.setdefault("PRECAST_STRICT", "1")
 
 STORES = tempfile.TemporaryDirectory(prefix="precast-tests-", ignore_cleanup_errors=True)
@@ -43,6 +45,10 @@ def own_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test compiles without naming a store goes into one of its own: never into the user's, and never out of it."""
     monkeypatch.setenv("PRECAST_STORE", os.path.join(STORES.name, str(next(NUMBERS))))
     yield
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark(items)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -17,6 +17,8 @@ from torch import Tensor
 
 import precast
 
+NO_TEXT = "torch before 2.12 keeps no text of why"
+"""Said of a library call's own error."""
 Fn = Callable[..., Any]
 Case = tuple[Any, ...]
 """The function, and its arguments."""
@@ -148,7 +150,9 @@ def test_what_eager_refuses_is_refused(name: str, dynamic: bool, tmp_path: Path,
         with pytest.raises((RuntimeError, IndexError)) as ours:
             answer(compiled, tuple(arguments))
         outside = "index" in str(theirs.value) or "quantile" in str(theirs.value)  # which of two checks comes first is not eager's
-        assert str(theirs.value).splitlines()[0][:40] in str(ours.value) or outside and "out of bounds" in str(ours.value)
+        said = str(ours.value)
+        told = str(theirs.value).splitlines()[0][:40] in said or NO_TEXT in said and torch.__version__ < "2.12"
+        assert told or outside and "out of bounds" in said
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])

@@ -52,7 +52,7 @@ def test_the_last_position_and_the_next(name: str, dynamic: bool, tmp_path: Path
     assert torch.equal(precast.compile(inside, store=str(tmp_path), fullgraph=True, dynamic=dynamic)(x), inside(x))
     with pytest.raises((IndexError, RuntimeError)):
         outside(x)
-    with pytest.raises((IndexError, RuntimeError), match="out of (bounds|range)"):
+    with pytest.raises((IndexError, RuntimeError), match="out of (bounds|range)|torch before 2.12 keeps no text"):
         precast.compile(outside, store=str(tmp_path), dynamic=dynamic)(x)
 
 
