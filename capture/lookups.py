@@ -18,6 +18,7 @@ from precast.runtime.paths import PathError
 
 REGISTERS = {"param": "_parameters", "buffer": "_buffers", "submodule": "_modules"}
 """Steps of paths -> the register that they lead through, in the order in which `torch.nn.Module.__getattr__` asks."""
+_KINDS = {table: kind for kind, table in REGISTERS.items()}
 Tables = dict[str, dict[str, None]]
 
 
@@ -38,8 +39,8 @@ def with_lookups(guards: Iterable[Guard], consumed: Iterable[Any], sources: Sour
             if path[:end] in seen:
                 break
             seen.add(path[:end])
-            if path[end - 1][0] in REGISTERS:
-                _asked_before(path[: end - 1], path[end - 1], lacking, sources)
+            if (found := _through_register(path[:end])) is not None:
+                _asked_before(*found, lacking, sources)
     others = [guard for guard in guards if guard.predicate is not Predicate.LACKS_OWN]
     return [*others, *(Guard(path, Predicate.LACKS_OWN, _constant(tables)) for path, tables in lacking.items())]
 
@@ -52,6 +53,19 @@ def _paths(guards: Iterable[Guard], consumed: Iterable[Any], sources: SourceCont
             yield sources.path(source)
         except NotPortable:
             continue  # such a source exists only while tracing
+
+
+def _through_register(path: Path) -> tuple[Path, tuple[str, str]] | None:
+    """The module, and the step through one of its registers, where the path ends with such a step.
+
+    Of a module whose attributes the traced code sets, the tracer finds registers in its `__dict__`.
+    """
+    match path:
+        case (*owner, (kind, str(name))) if kind in REGISTERS:
+            return tuple(owner), (kind, name)
+        case (*owner, ("dict",), ("item", ("str", table)), ("item", ("str", str(name)))) if table in _KINDS:
+            return tuple(owner), (_KINDS[table], name)
+    return None
 
 
 def _asked_before(owner: Path, step: tuple[str, str], lacking: dict[Path, Tables], sources: SourceContext) -> None:

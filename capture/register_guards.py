@@ -34,8 +34,18 @@ def guard_registers() -> None:
         return  # called by hand
     known: set[tuple[int, str]] = set()
     for source in _reached(guard.originating_source for guard in tuple(context.guards_context.dynamo_guards)):
-        if isinstance(source, DictGetItemSource) and isinstance(source.base, AttrSource) and source.base.member in _ORDER:
-            install_guard(*_asked_before(source.base, source.index, known))
+        if isinstance(source, DictGetItemSource) and (register := _register(source.base)) is not None:
+            install_guard(*_asked_before(register, source.index, known))
+
+
+def _register(source: Any) -> AttrSource | None:
+    """The source of a register; of a module whose attributes the traced code sets, the tracer finds it in the module's `__dict__`."""
+    if isinstance(source, AttrSource):
+        return source if source.member in _ORDER else None
+    own = getattr(source, "base", None)
+    if isinstance(source, DictGetItemSource) and source.index in _ORDER and isinstance(own, AttrSource) and own.member == "__dict__":
+        return AttrSource(own.base, source.index)
+    return None
 
 
 def _reached(sources: Iterable[Any]) -> Iterator[Any]:

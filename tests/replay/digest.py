@@ -1,4 +1,5 @@
-"""Digests of what precast makes of the corpus. `python -m tests.replay.digest` records them beside this file, for this torch and Python.
+"""Digests of what precast makes of the corpus. `python -m tests.replay.digest` records them beside this file, for this torch and Python;
+with `--print` they go to standard output.
 
 Compilers are not run (a program with graph breaks apart): what they would be given is digested, and an empty shared object stands for what
 they would make. So a digest says nothing of g++, Triton or the processor, and the whole corpus takes seconds.
@@ -141,7 +142,11 @@ def record() -> dict[str, Any]:
 
 
 def main() -> None:
-    RECORD.write_text(json.dumps(record(), indent=1, sort_keys=True) + "\n")
+    text = json.dumps(record(), indent=1, sort_keys=True) + "\n"
+    if "--print" in sys.argv:
+        sys.stdout.write(text)
+        return
+    RECORD.write_text(text)
     print(RECORD, file=sys.stderr)
 
 

@@ -177,6 +177,18 @@ def made_name(net: Any, x: torch.Tensor) -> Any:
 
 
 HIDES = "not to be in its __dict__"
+
+
+def counted(program: Callable[..., Any]) -> Callable[..., Any]:
+    """The program, by code that sets an attribute of the inner module before."""
+
+    def run(net: Any, x: torch.Tensor) -> Any:
+        net.inner.calls = 5
+        return program(net, x)
+
+    return run
+
+
 served = {"torch_serves": True, "says": HIDES}
 module("a submodule", act, own("act", nn.Identity(), inner), **served)
 module("a buffer", scaled, own("scale", torch.tensor(7.0), inner), **served)
@@ -186,6 +198,16 @@ module("a parameter by a tensor in vars()", by_w, entry(lambda n: vars(n.inner),
 module("a weight of a library's module", lambda n, x: n.inner.lin(x), own("weight", torch.ones(3, 3), lambda n: n.inner.lin), **served)
 module("a bias by None", lambda n, x: n.inner.lin(x), own("bias", None, lambda n: n.inner.lin), **served)
 module("a parameter that is None", lambda n, x: x + (1 if n.inner.off is None else 2), own("off", 3, inner), **served)
+written = {"says": HIDES}
+module("a buffer, of a module that is written", counted(scaled), own("scale", torch.tensor(7.0), inner), **written)
+module("a parameter, of a module that is written", counted(by_w), own("w", nn.Parameter(torch.full((3,), 9.0)), inner), **written)
+module("a submodule, of a module that is written", counted(act), own("act", nn.Identity(), inner), **written)
+module(
+    "a buffer behind a parameter, of a module that is written",
+    counted(scaled),
+    entry(lambda n: n.inner._parameters, "scale", nn.Parameter(torch.tensor(7.0))),
+    says="not to be in its _parameters",
+)
 module("a name that the code makes", made_name, own("layer0", nn.Identity(), inner), **served)
 module("in a ModuleList", lambda n, x: n.items_[0].act(x) * 2, own("act", nn.Identity(), lambda n: n.items_[0]), **served)
 module("in a ModuleDict", lambda n, x: n.named["a"].act(x) * 2, own("act", nn.Identity(), lambda n: n.named["a"]), **served)
