@@ -154,6 +154,13 @@ class Outputs:
         view = value.meta["val"]
         stand_in = base
         sequence = getattr(info.view_meta_sequence, "sequence", None)
+        if sequence and any(meta.has_symbolic_inputs for meta in sequence):
+            viewed = _viewed(value)
+            if viewed is not self.placeholders[info.base_idx] and _strides(viewed) != _strides(self.placeholders[info.base_idx]):
+                raise CaptureRefused(
+                    "a result is a view, of a size that varies, of an input that is written and does not lie as what it becomes",
+                    hint="return a copy (clone()) of that view",
+                )
         if sequence and not any(meta.has_symbolic_inputs for meta in sequence):
             # A mutated input's new value may be laid out otherwise than the input: the views are replayed on a stand-in for the input.
             if not _is_symbolic(base):
@@ -181,6 +188,17 @@ def _slice_arguments(node: torch.fx.Node) -> tuple[torch.Tensor, int, Any, Any, 
     x, dim, start, end, step = given
     assert isinstance(x, torch.fx.Node) and isinstance(dim, int) and isinstance(step, int)
     return x.meta["val"], dim, 0 if start is None else start, sys.maxsize if end is None else end, step
+
+
+def _viewed(node: torch.fx.Node) -> torch.fx.Node:
+    """What a chain of views was taken of."""
+    while isinstance(node.target, torch._ops.OpOverload) and node.target.is_view and isinstance(node.args[0], torch.fx.Node):
+        node = node.args[0]
+    return node
+
+
+def _strides(node: torch.fx.Node) -> list[str]:
+    return [str(stride) for stride in node.meta["val"].stride()]
 
 
 def _is_symbolic(value: torch.Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,3 +151,31 @@ with torch.no_grad():
 print(same, "torch._dynamo" in sys.modules)
 """
     assert cold_then_warm(tmp_path, "narrowing", source) == [["True", "True"], ["True", "False"]]
+
+
+def doubled_in_a_row(x: torch.Tensor) -> torch.Tensor:
+    x.mul_(2)
+    return x.reshape(-1)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_reshape_of_an_input_that_is_written_and_strided(dynamic: bool | None, tmp_path: Path) -> None:
+    """Of some strides the reshape is a view: where sizes vary, such a call runs eagerly, with the reason; others are compiled."""
+    compiled = precast.compile(doubled_in_a_row, store=tmp_path, dynamic=dynamic)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for rows in (5, 4, 7):
+            for whole in (torch.randn(rows, 6), torch.randn(rows, 6)[:, ::2], torch.randn(rows, 6)[1:, ::2], torch.randn(6, rows).t()):
+                x, y = whole, _same_layout(whole)
+                got, wanted = compiled(x), doubled_in_a_row(y)
+                torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+                assert got.stride() == wanted.stride() and torch.equal(x, y)
+                assert (got.untyped_storage()._cdata == x.untyped_storage()._cdata) is (
+                    wanted.untyped_storage()._cdata == y.untyped_storage()._cdata
+                )
+
+
+def _same_layout(x: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides and offset in memory of its own."""
+    whole = torch.zeros(x.untyped_storage().nbytes() // x.element_size())
+    return whole.as_strided(x.shape, x.stride(), x.storage_offset()).copy_(x)
