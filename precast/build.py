@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 import warnings
@@ -184,14 +185,15 @@ class Job:
     def _raised(self, number: int, target: str, reason: str) -> str:
         """What the program itself raises for the signature, with the lines that it comes from; empty where it does not.
 
-        It is called for that, where the tracer saw it raise and caught it nowhere.
+        A copy of it is called for that, with copies of the arguments, where the tracer saw it raise and caught it nowhere.
         """
         if not reason.startswith(_RAISED) or is_cuda(resolve(target)):
             return ""
         args, kwargs = self.loaded.signatures[number - 1]
+        program, args, kwargs = copy.deepcopy((self.loaded.callable, args, kwargs))
         try:
             with torch.no_grad():
-                self.loaded.callable(*args, **kwargs)
+                program(*args, **kwargs)
         except Exception as error:
             log.info("%s", self.name, exc_info=error)
             return "\n".join([f"the program itself raises for this call: {type(error).__name__}: {error}", *frames_of(error)])

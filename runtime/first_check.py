@@ -11,7 +11,7 @@ from precast.runtime.checker import Checker, compile_checker
 from precast.runtime.global_state import global_state
 from precast.runtime.guard_eval import evaluate
 from precast.runtime.guard_rules import RULES, holder, tensor_fits
-from precast.runtime.paths import resolve_all, start, walk
+from precast.runtime.paths import resolve_all, shared_steps, start, walk
 from precast.runtime.standins import class_of
 
 INTERPRETED_CALLS = 3
@@ -88,11 +88,7 @@ def _interpret(rows: Sequence[GuardRow], local_values: Mapping[str, Any], cells:
         if path != before:
             common = len(path) - 1
             if path[:-1] != before[:common]:  # mostly a sibling or a child of the path before
-                common = 0
-                for step, step_before in zip(path, before, strict=False):
-                    if step != step_before:
-                        break
-                    common += 1
+                common = shared_steps(path, before)
             del places[common:]
             place = places[-1] if places else None
             for step in path[common:]:

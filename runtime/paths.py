@@ -7,7 +7,7 @@ import dataclasses
 import importlib
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,17 +41,23 @@ def resolve(path: Path, local_values: Mapping[str, Any], cells: Mapping[str, Any
     return place
 
 
+def shared_steps(path: Sequence[Any], other: Sequence[Any]) -> int:
+    """How many steps two paths begin with in common."""
+    common = 0
+    for step, other_step in zip(path, other, strict=False):
+        if step != other_step:
+            break
+        common += 1
+    return common
+
+
 def resolve_all(paths: Iterable[Path], local_values: Mapping[str, Any], cells: Mapping[str, Any] | None = None) -> list[Any]:
     """The objects at `paths`; what a path has in common with the one before it is not walked again. Raises PathError."""
     found: list[Any] = []
     before: Path = ()
     places: list[Any] = []
     for path in paths:
-        common = 0
-        for step, step_before in zip(path, before, strict=False):
-            if step != step_before:
-                break
-            common += 1
+        common = shared_steps(path, before)
         del places[common:]
         try:
             for step in path[common:]:
@@ -245,4 +251,4 @@ def describe_constant(tagged: Any) -> str:
             return " ".join(map(str, tagged))
 
 
-__all__ = ["PathError", "describe", "describe_constant", "resolve", "resolve_all", "start", "tag", "walk"]
+__all__ = ["PathError", "describe", "describe_constant", "resolve", "resolve_all", "shared_steps", "start", "tag", "walk"]
