@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from precast.artifact_store import layout
-from precast.artifact_store.errors import StoreError
-from precast.artifact_store.tiers import read_file
+from precast.artifact_store.format import layout
+from precast.artifact_store.format.errors import StoreError
+from precast.artifact_store.tiers.folder import read_file
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 _WINDOWS = re.compile(r"[A-Za-z]:[\\/]|\\\\")

@@ -15,13 +15,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
-from precast.artifact_store import layout, leases, usage
-from precast.artifact_store.errors import DamagedRecord, ForeignRecord, FutureFormat, RecordError, StoreError
-from precast.artifact_store.manifest import Manifest
-from precast.artifact_store.owner import owner, user_name
+from precast.artifact_store.format import layout
+from precast.artifact_store.format.errors import DamagedRecord, ForeignRecord, FutureFormat, RecordError, StoreError
+from precast.artifact_store.format.manifest import Manifest
+from precast.artifact_store.format.msgpack import Data, digest, pack, unpack
+from precast.artifact_store.local import leases, usage
 from precast.artifact_store.place import folder_of
-from precast.artifact_store.serial import Data, digest, pack, unpack
-from precast.artifact_store.tiers import Folder, read_file
+from precast.artifact_store.tiers.folder import Folder, read_file
+from precast.artifact_store.tiers.owner import owner, user_name
 
 log = logging.getLogger("precast.store")
 ENVIRONMENT = "PRECAST_STORE"

@@ -68,8 +68,8 @@ def _precast_freeze(model: torch.nn.Module, inputs: dict[str, torch.Tensor], cac
 
 
 _TRACER = ("torch._dynamo", "torch._inductor", "torch._inductor.compile_fx")
-RUNTIME = ("precast", "precast.runtime.api")  # what the first `precast.compile` would import
-COMPILER = ("torch._dynamo", "precast.driver")  # what its first compilation would import, besides
+RUNTIME = ("precast", "precast.runtime.api.compile")  # what the first `precast.compile` would import
+COMPILER = ("torch._dynamo", "precast.compiling.driver")  # what its first compilation would import, besides
 CONTENDERS = {
     c.name: c
     for c in (

@@ -83,7 +83,7 @@ def serve(name: str, store: Path) -> dict[str, Any]:
     from gpu_rows import build
 
     import precast
-    import precast.runtime.api
+    import precast.runtime.api.compile
 
     model, inputs = build(name, "cuda")
     (torch.ones(8, device="cuda") + 1).sum().item()

@@ -90,17 +90,17 @@ def precast_call(model: torch.nn.Module, ids: torch.Tensor) -> tuple[Call, int]:
     from dataclasses import replace
 
     import precast
-    from precast import graph_build
+    from precast.compiling import build_graph
 
     inputs = 0
-    real = graph_build.compile_program
+    real = build_graph.compile_program
 
     def stubbed(program: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal inputs
         inputs = len(program.inputs)
         return replace(real(program, *args, **kwargs), library=stub_library((1, 8, 1000)))
 
-    graph_build.compile_program = stubbed
+    build_graph.compile_program = stubbed
     with tempfile.TemporaryDirectory() as store:
         compiled = precast.compile(model, store=store)
         compiled(input_ids=ids)

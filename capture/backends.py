@@ -12,8 +12,8 @@ from torch._dynamo import exc
 from torch._dynamo.backends import registry
 from torch._guards import TracingContext
 
-from precast.capture.frame import CaptureRefused
-from precast.runtime.errors import BackendError
+from precast.capture.common.captured_frame import CaptureRefused
+from precast.runtime.common.errors import BackendError
 
 CompilerFunction = Callable[..., Callable[..., Any]]
 """(GraphModule, example inputs) -> a callable with the graph's inputs that returns a sequence with its outputs."""

@@ -8,27 +8,27 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-from precast.codegen.choices import Chooser, takes_bfloat16
-from precast.codegen.compiled import CompiledGraph, input_records, output_records, plain_size
-from precast.codegen.cpp_attention import attention_source as attention_text
-from precast.codegen.cpp_index import INDEX_HELPERS
-from precast.codegen.cpp_kernel import RenderedKernel, render_kernel
-from precast.codegen.cpp_math import MATH
-from precast.codegen.cpp_ops import prototypes
-from precast.codegen.cpp_types import PROLOGUE
-from precast.codegen.cpu_host import CpuHostWriter
-from precast.codegen.cuda_pipeline import choosing, compile_cuda
-from precast.codegen.expand import LibraryCall, Pack, RunStep, expand, pack_weights
-from precast.codegen.few_rows import few_rows_source
-from precast.codegen.host_library import writes_in_place
-from precast.codegen.host_templates import ERROR
-from precast.codegen.mkl_products import bare_mkl_products
-from precast.codegen.over_residuals import write_over_residuals
-from precast.codegen.toolchain import compile_shared, find_compiler, lanes_of, native_level
-from precast.codegen.winograd import winograd_source
-from precast.lowering.effects import lasting_inputs
-from precast.lowering.ir import Attention, Buffer, Extern, Kernel, Program
-from precast.lowering.memory import plan_memory
+from precast.codegen.common.compiled_graph import CompiledGraph, input_records, output_records, plain_size
+from precast.codegen.common.toolchain import compile_shared, find_compiler, lanes_of, native_level
+from precast.codegen.cpp.index_printer import INDEX_HELPERS
+from precast.codegen.cpp.kernel import RenderedKernel, render_kernel
+from precast.codegen.cpp.math_prelude import MATH
+from precast.codegen.cpp.ops import prototypes
+from precast.codegen.cpp.types import PROLOGUE
+from precast.codegen.cpu.attention import attention_source as attention_text
+from precast.codegen.cpu.host import CpuHostWriter
+from precast.codegen.cpu.library_calls import writes_in_place
+from precast.codegen.cpu.reuse_residuals import write_over_residuals
+from precast.codegen.cpu.select_library import LibraryCall, Pack, RunStep, expand, pack_weights
+from precast.codegen.cpu.small_m_gemm import few_rows_source
+from precast.codegen.cpu.split_mkl_epilogues import bare_mkl_products
+from precast.codegen.cpu.tuning import Chooser, takes_bfloat16
+from precast.codegen.cpu.winograd import winograd_source
+from precast.codegen.cuda.pipeline import choosing, compile_cuda
+from precast.codegen.host.templates import ERROR
+from precast.lowering.analysis.effects import lasting_inputs
+from precast.lowering.ir.nodes import Attention, Buffer, Extern, Kernel, Program
+from precast.lowering.passes.memory.memory_plan import plan_memory
 
 FAULT = r"""
 static void __attribute__((noinline, cold)) bad_index(Error* e, int64_t index, int64_t size, int dimension) {

@@ -12,10 +12,10 @@ import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 import precast.lowering.ops  # noqa: F401  (fills the table)
-from precast.lowering.operand_types import strict
-from precast.lowering.registry import LOWERINGS
-from precast.lowering.sampling_rules import replaced
-from precast.lowering.tested_values import tested
+from precast.lowering.build.registry import LOWERINGS
+from precast.lowering.build.sampling_rules import replaced
+from precast.lowering.build.type_checks import strict
+from precast.lowering.build.value_checks import tested
 
 EXTRA = (
     "native_batch_norm",

@@ -17,21 +17,21 @@ from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 import precast.lowering.ops  # noqa: F401  (fills the table)
-from precast.lowering import index as ix
-from precast.lowering import tensor as tx
-from precast.lowering.binding import symbols_used
-from precast.lowering.builder import WITHOUT_ARITHMETIC, Builder, Check, Cost
-from precast.lowering.control_flow import control_flow, is_body, is_control_flow
-from precast.lowering.dtypes import dtype_of
-from precast.lowering.effects import symbols_in
-from precast.lowering.extern import extern, functional_form, is_launch, is_view, written_nodes
-from precast.lowering.ir import ITEM, Bind, Constant, Extern, Load, Output, Program, Size, View, walk
-from precast.lowering.operand_types import fits
-from precast.lowering.reals import is_real
-from precast.lowering.registry import LOWERINGS, VIEWS
-from precast.lowering.sizes import MAX_BOUND, Unsupported, is_unbacked, is_unguarded, number_of, size_symbol, sizes
-from precast.lowering.tensor import Tensor
-from precast.lowering.user_kernels import is_uninitialised, launch
+from precast.lowering.analysis.effects import symbols_in
+from precast.lowering.analysis.symbol_bindings import symbols_used
+from precast.lowering.build import lazy_tensor as tx
+from precast.lowering.build.builder import WITHOUT_ARITHMETIC, Builder, Check, Cost
+from precast.lowering.build.control_flow import control_flow, is_body, is_control_flow
+from precast.lowering.build.extern import extern, functional_form, is_launch, is_view, written_nodes
+from precast.lowering.build.float_values import is_real
+from precast.lowering.build.lazy_tensor import Tensor
+from precast.lowering.build.registry import LOWERINGS, VIEWS
+from precast.lowering.build.triton_launches import is_uninitialised, launch
+from precast.lowering.build.type_checks import fits
+from precast.lowering.ir import index as ix
+from precast.lowering.ir.nodes import ITEM, Bind, Constant, Extern, Load, Output, Program, Size, View, walk
+from precast.lowering.ir.sizes import MAX_BOUND, Unsupported, is_unbacked, is_unguarded, number_of, size_symbol, sizes
+from precast.lowering.ir.torch_dtypes import dtype_of
 
 aten = torch.ops.aten
 STATIC_CHECKS = (

@@ -8,40 +8,40 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from precast.lowering.attention import recognise_attention
-from precast.lowering.batchnorm import fold_batch_norm
-from precast.lowering.collapse import collapse_axes
-from precast.lowering.constants import fold_constants
-from precast.lowering.copies import forward_copies
-from precast.lowering.dedupe import dedupe
-from precast.lowering.epilogues import attach_epilogues
-from precast.lowering.fusion import fuse, fuse_pointwise, fuse_siblings
-from precast.lowering.gpu_batches import gpu_batches
-from precast.lowering.gpu_conv import conv_biases, weights_channels_last
-from precast.lowering.gpu_epilogues import attach_gpu_epilogues
-from precast.lowering.gpu_heads import heads_of_a_row_together
-from precast.lowering.gpu_joins import share_joins
-from precast.lowering.gpu_narrow import narrow_products
-from precast.lowering.gpu_odd import roomy_rows
-from precast.lowering.gpu_order import small_kernels_first
-from precast.lowering.gpu_patches import is_patch, patches_as_products
-from precast.lowering.gpu_products import products_in_kernels
-from precast.lowering.gpu_reductions import gpu_reductions
-from precast.lowering.gpu_rows import vector_products
-from precast.lowering.gpu_shallow import SHALLOW
-from precast.lowering.gpu_stem import space_to_depth
-from precast.lowering.in_place import write_in_place
-from precast.lowering.invariants import hoist_invariants
-from precast.lowering.ir import Kernel, Program, Step
-from precast.lowering.layout import channels_last
-from precast.lowering.layout_choice import channels_last_where_it_pays
-from precast.lowering.memory import DEVICE_ALIGNMENT, plan_memory
-from precast.lowering.merge_gemms import merge_gemms
-from precast.lowering.order import order_steps
-from precast.lowering.roundings import drop_roundings
-from precast.lowering.simplify import simplify
-from precast.lowering.split import split_axes
-from precast.lowering.verify import verify
+from precast.lowering.analysis.dependencies import order_steps
+from precast.lowering.ir.nodes import Kernel, Program, Step
+from precast.lowering.passes.fusion.epilogue_fusion import attach_epilogues
+from precast.lowering.passes.fusion.fusion import fuse, fuse_pointwise, fuse_siblings
+from precast.lowering.passes.gpu.attention_layout import heads_of_a_row_together
+from precast.lowering.passes.gpu.batch_kernels import gpu_batches
+from precast.lowering.passes.gpu.concat_in_place import share_joins
+from precast.lowering.passes.gpu.conv_bias_and_layout import conv_biases, weights_channels_last
+from precast.lowering.passes.gpu.gemv_as_reduction import vector_products
+from precast.lowering.passes.gpu.library_epilogues import attach_gpu_epilogues
+from precast.lowering.passes.gpu.matmul_template_fusion import products_in_kernels
+from precast.lowering.passes.gpu.pad_matmul_rows import roomy_rows
+from precast.lowering.passes.gpu.patch_conv_as_matmul import is_patch, patches_as_products
+from precast.lowering.passes.gpu.prologue_kernels_first import small_kernels_first
+from precast.lowering.passes.gpu.skinny_matmul_rule import SHALLOW
+from precast.lowering.passes.gpu.space_to_depth import space_to_depth
+from precast.lowering.passes.gpu.split_reductions import gpu_reductions
+from precast.lowering.passes.gpu.weight_only_quant_matmul import narrow_products
+from precast.lowering.passes.layout.channels_last import channels_last
+from precast.lowering.passes.layout.layout_assignment import channels_last_where_it_pays
+from precast.lowering.passes.memory.memory_plan import DEVICE_ALIGNMENT, plan_memory
+from precast.lowering.passes.simplify.algebra import simplify
+from precast.lowering.passes.simplify.collapse_axes import collapse_axes
+from precast.lowering.passes.simplify.constant_fold import fold_constants
+from precast.lowering.passes.simplify.cse_kernels import dedupe
+from precast.lowering.passes.simplify.drop_roundings import drop_roundings
+from precast.lowering.passes.simplify.fold_batch_norm import fold_batch_norm
+from precast.lowering.passes.simplify.forward_copies import forward_copies
+from precast.lowering.passes.simplify.hoist_invariants import hoist_invariants
+from precast.lowering.passes.simplify.in_place import write_in_place
+from precast.lowering.passes.simplify.merge_matmuls import merge_gemms
+from precast.lowering.passes.simplify.recognise_attention import recognise_attention
+from precast.lowering.passes.simplify.split_axes import split_axes
+from precast.lowering.verify.verify import verify
 
 Pass = Callable[[Program], Program]
 
@@ -80,7 +80,7 @@ def passes(target: str, options: Mapping[str, Any]) -> list[tuple[str, Pass]]:
 
 def gpu_passes(options: Mapping[str, Any]) -> list[tuple[str, Pass]]:
     """The same for a GPU: convolutions in channels-last, and the epilogues of its libraries. `options["products"]` says which products are
-    kernels of ours (`gpu_products.Decides`; default: the rule of `gpu_shallow.py`).
+    kernels of ours (`gpu_products.Decides`; default: the rule of `skinny_matmul_rule.py`).
     """
     freeze, bound = bool(options.get("freeze")), options.get("bound")
     epilogues = options.get("epilogue_fusion", True)

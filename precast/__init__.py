@@ -9,19 +9,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from precast.runtime.api import compile, compile_module, explain, explain_miss, load, reset
-    from precast.runtime.backends import list_backends, register_backend
-    from precast.runtime.break_errors import error_on_graph_break
-    from precast.runtime.directives import (
-        allow_in_graph,
-        assume_constant_result,
-        cudagraph_mark_step_begin,
-        disable,
-        is_compiling,
-        is_exporting,
-        substitute_in_graph,
-    )
-    from precast.runtime.errors import (
+    from precast.runtime.api.compile import compile, compile_module, explain, explain_miss, load, reset
+    from precast.runtime.api.precompile import precompile
+    from precast.runtime.api.repeated_blocks import compile_repeated_blocks
+    from precast.runtime.common.errors import (
         DirectiveError,
         GraphBreakError,
         GuardMiss,
@@ -31,17 +22,26 @@ if TYPE_CHECKING:
         RecompileForbidden,
         RegionError,
     )
-    from precast.runtime.guard_filters import (
+    from precast.runtime.directives.directives import (
+        allow_in_graph,
+        assume_constant_result,
+        cudagraph_mark_step_begin,
+        disable,
+        is_compiling,
+        is_exporting,
+        substitute_in_graph,
+    )
+    from precast.runtime.directives.dynamic_marks import mark_dynamic, mark_static, mark_unbacked, maybe_mark_dynamic
+    from precast.runtime.settings.backends import list_backends, register_backend
+    from precast.runtime.settings.graph_break_errors import error_on_graph_break
+    from precast.runtime.settings.guard_filters import (
         keep_tensor_guards_unsafe,
         skip_guard_on_all_nn_modules_unsafe,
         skip_guard_on_globals_unsafe,
         skip_guard_on_inbuilt_nn_modules_unsafe,
     )
-    from precast.runtime.marks import mark_dynamic, mark_static, mark_unbacked, maybe_mark_dynamic
-    from precast.runtime.options import describe_options, list_mode_options, list_options
-    from precast.runtime.precompile import precompile
-    from precast.runtime.regional import compile_repeated_blocks
-    from precast.runtime.stance import set_stance
+    from precast.runtime.settings.options import describe_options, list_mode_options, list_options
+    from precast.runtime.settings.stance import set_stance
 
 __version__ = "0.1.0"
 _HOMES = {

@@ -15,23 +15,23 @@ from typing import Any
 import torch
 import torch.fx
 
-from precast.capture.frame import CaptureRefused
-from precast.capture.graph_capture import CapturedGraph, capture_graph
-from precast.capture.register_guards import guard_registers, skipped
-from precast.capture.tensor_metadata import following, unfollowed
-from precast.capture.torch_identity import guard_identity
-from precast.capture.traced_function import traced_function
+from precast.capture.capture_graph import CapturedGraph, capture_graph
+from precast.capture.common.captured_frame import CaptureRefused
+from precast.capture.dynamo.traced_function import traced_function
+from precast.capture.guards.module_registers import guard_registers, skipped
+from precast.capture.guards.torch_identity import guard_identity
+from precast.capture.soundness.tensor_metadata import following, unfollowed
 from precast.lowering.decompositions import DECOMPOSITIONS
-from precast.runtime import stance
-from precast.runtime.api import StoreLike, open_store
-from precast.runtime.compiler import strict
-from precast.runtime.errors import InProcess, LoadError, Refused, failure_level, failure_text
-from precast.runtime.log import logger, warn
-from precast.runtime.options import CudaGraphOptions, graph_options, key_options
-from precast.runtime.source import MemoryBlobs
-from precast.runtime.stored_graph import GraphCallable, find_graph, open_graph, prepare_native
-from precast.runtime.targets import resolve
-from precast.runtime.tensor_constants import gpu_of
+from precast.runtime.api.compile import StoreLike, open_store
+from precast.runtime.common.errors import InProcess, LoadError, Refused, failure_level, failure_text
+from precast.runtime.common.log import logger, warn
+from precast.runtime.executable.blob_source import MemoryBlobs
+from precast.runtime.executable.constants import gpu_of
+from precast.runtime.programs.compile_hook import strict
+from precast.runtime.programs.stored_graph import GraphCallable, find_graph, open_graph, prepare_native
+from precast.runtime.settings import stance
+from precast.runtime.settings.options import CudaGraphOptions, graph_options, key_options
+from precast.runtime.targets.ladder import resolve
 
 _lock = threading.Lock()
 _warned: set[str] = set()
@@ -106,7 +106,7 @@ def _load_or_compile(name: str, captured: CapturedGraph, options: Mapping[str, A
     if found is not None:
         logger("store").info("%s: hit: graph %s", name, key)
         return found
-    build = importlib.import_module("precast.graph_artifact")
+    build = importlib.import_module("precast.compiling.compile_graph")
     native = threading.Thread(target=prepare_native, args=(store,), name="precast-native-build")
     native.start()
     try:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import pytest
 
-from precast.runtime.compatibility import torch_minor
+from precast.runtime.targets.versions import torch_minor
 
 FAULTS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
     "2.11": {
         "some effects on lists, dicts, iterators and class attributes are replayed otherwise than Python makes them": {
-            "tests/runtime/test_side_effects.py": (
+            "tests/end_to_end/soundness/test_side_effects.py": (
                 "test_as_eager_leaves_it[class_attribute_written]",
                 "test_as_eager_leaves_it[dict_del_missing_raises]",
                 "test_as_eager_leaves_it[exception_caught_after_effects]",
@@ -30,7 +30,7 @@ FAULTS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
             ),
         },
         "what a metaclass defines, and methods of tuples, are taken as they are": {
-            "tests/runtime/test_lookups.py": (
+            "tests/end_to_end/soundness/test_lookups.py": (
                 "test_a_change_before_the_first_call_of_another_process[object: a method of a tuple]",
                 "test_a_change_before_the_first_call_of_another_process[object: a method of the metaclass]",
                 "test_a_change_before_the_first_call_of_another_process[object: a property of the metaclass]",
@@ -45,7 +45,7 @@ FAULTS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
             ),
         },
         "torch's own door: attributes of modules keep what they were": {
-            "tests/runtime/test_tensor_metadata.py": (
+            "tests/end_to_end/soundness/test_tensor_metadata.py": (
                 "test_by_torchs_door_equals_eager[dynamic-buffer_transposed]",
                 "test_by_torchs_door_equals_eager[dynamic-hot_swapped]",
                 "test_by_torchs_door_equals_eager[dynamic-method_assigns]",
@@ -57,13 +57,13 @@ FAULTS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
             ),
         },
         "floats that vary, handed over as tensors": {
-            "tests/runtime/test_torch_door.py": (
+            "tests/parity/test_torch_backend.py": (
                 "test_floats_that_vary_are_numbers[None]",
                 "test_floats_that_vary_are_numbers[True]",
             ),
         },
         "tuples and class attributes are followed as objects of their own": {
-            "tests/runtime/test_identity.py": (
+            "tests/end_to_end/soundness/test_identity.py": (
                 "test_equals_eager[cold-class attribute and argument]",
                 "test_equals_eager[cold-iterator]",
                 "test_equals_eager[cold-tuple of lists]",
@@ -80,7 +80,7 @@ FAULTS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
             ),
         },
         "a list times a size that varies": {
-            "tests/runtime/test_tracer_words.py": ("test_a_size_that_varies_is_a_place_in_a_list[times]",),
+            "tests/capture/dynamo/test_warnings.py": ("test_a_size_that_varies_is_a_place_in_a_list[times]",),
         },
     },
 }

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import sympy
 
-from precast.lowering import index as ix
-from precast.lowering import tensor as tx
-from precast.lowering.builder import Builder
-from precast.lowering.ir import Index, Size, Value
-from precast.lowering.ops import values as v
-from precast.lowering.reals import is_real
-from precast.lowering.registry import Result, lowering
-from precast.lowering.scalars import DType, Op
-from precast.lowering.tensor import Tensor, alu
+from precast.lowering.build import lazy_tensor as tx
+from precast.lowering.build import scalar_exprs as v
+from precast.lowering.build.builder import Builder
+from precast.lowering.build.float_values import is_real
+from precast.lowering.build.lazy_tensor import Tensor, alu
+from precast.lowering.build.registry import Result, lowering
+from precast.lowering.ir import index as ix
+from precast.lowering.ir.nodes import Index, Size, Value
+from precast.lowering.ir.scalars import DType, Op
 
 
 def position(dim: int, size: tuple[Size, ...]) -> Value:

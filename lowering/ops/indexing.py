@@ -7,18 +7,18 @@ from collections.abc import Callable, Sequence
 
 import sympy
 
-from precast.lowering import index as ix
-from precast.lowering import tensor as tx
-from precast.lowering.builder import Builder
-from precast.lowering.ir import Axis, Gather, Index, Load, Size, Store, StoreMode, Value
-from precast.lowering.ops import values as v
+from precast.lowering.build import lazy_tensor as tx
+from precast.lowering.build import scalar_exprs as v
+from precast.lowering.build.builder import Builder
+from precast.lowering.build.lazy_tensor import Tensor
+from precast.lowering.build.registry import Result, lowering
+from precast.lowering.ir import index as ix
+from precast.lowering.ir.nodes import Axis, Gather, Index, Load, Size, Store, StoreMode, Value
+from precast.lowering.ir.scalars import DType
+from precast.lowering.ir.sizes import is_unbacked
+from precast.lowering.ir.sympy_calls import maximum, minimum, same
 from precast.lowering.ops import views
 from precast.lowering.ops.creation import empty_sizes, position
-from precast.lowering.registry import Result, lowering
-from precast.lowering.scalars import DType
-from precast.lowering.sizes import is_unbacked
-from precast.lowering.symbolic import maximum, minimum, same
-from precast.lowering.tensor import Tensor
 
 
 class Places:

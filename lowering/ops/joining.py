@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import sympy
 
-from precast.lowering import index as ix
-from precast.lowering import tensor as tx
-from precast.lowering.builder import Builder, Cost
-from precast.lowering.ir import Index, Size, Value
-from precast.lowering.ops import values as v
+from precast.lowering.build import lazy_tensor as tx
+from precast.lowering.build import scalar_exprs as v
+from precast.lowering.build.builder import Builder, Cost
+from precast.lowering.build.lazy_tensor import Tensor
+from precast.lowering.build.registry import Result, lowering
+from precast.lowering.ir import index as ix
+from precast.lowering.ir.nodes import Index, Size, Value
 from precast.lowering.ops.creation import empty_sizes
-from precast.lowering.registry import Result, lowering
-from precast.lowering.tensor import Tensor
 
 MAX_INLINE_PARTS = 2
 """A join of this many cheap parts is inlined as a choice by position (rotary embeddings); a larger one is written part by part."""

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 import sympy
 
-from precast.lowering import index as ix
-from precast.lowering import tensor as tx
-from precast.lowering.builder import Builder, Cost
-from precast.lowering.ir import Attention, Conv, Gemm, Size, Value, View
-from precast.lowering.memory_order import streamed, strides_as_read
-from precast.lowering.ops import values as v
+from precast.lowering.build import lazy_tensor as tx
+from precast.lowering.build import scalar_exprs as v
+from precast.lowering.build.builder import Builder, Cost
+from precast.lowering.build.lazy_tensor import Tensor
+from precast.lowering.build.output_strides import streamed, strides_as_read
+from precast.lowering.build.registry import Result, lowering
+from precast.lowering.ir import index as ix
+from precast.lowering.ir.nodes import Attention, Conv, Gemm, Size, Value, View
+from precast.lowering.ir.scalars import DType, ReduceOp
 from precast.lowering.ops.creation import empty_sizes
-from precast.lowering.registry import Result, lowering
-from precast.lowering.scalars import DType, ReduceOp
-from precast.lowering.tensor import Tensor
 
 
 def gemm(b: Builder, x: Tensor, y: Tensor, bias: Tensor | None, out: Tensor) -> Result:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from precast.lowering import index as ix
-from precast.lowering import tensor as tx
-from precast.lowering.builder import Builder
-from precast.lowering.ir import Size, Value
-from precast.lowering.ops import values as v
+from precast.lowering.build import lazy_tensor as tx
+from precast.lowering.build import scalar_exprs as v
+from precast.lowering.build.builder import Builder
+from precast.lowering.build.lazy_tensor import Tensor, alu
+from precast.lowering.build.registry import Result, lowering
+from precast.lowering.ir import index as ix
+from precast.lowering.ir.nodes import Size, Value
+from precast.lowering.ir.scalars import DType, Op, ReduceOp
 from precast.lowering.ops.creation import empty_sizes
 from precast.lowering.ops.reductions import mean_of, moments
-from precast.lowering.registry import Result, lowering
-from precast.lowering.scalars import DType, Op, ReduceOp
-from precast.lowering.tensor import Tensor, alu
 
 
 @lowering("_safe_softmax")

@@ -8,14 +8,14 @@ from typing import Any
 
 import sympy
 
-from precast.lowering import tensor as tx
-from precast.lowering.builder import Builder
-from precast.lowering.ir import Const, Value
-from precast.lowering.ops import values as v
-from precast.lowering.ops.values import Number, Operand, const
-from precast.lowering.registry import Result, lowering
-from precast.lowering.scalars import HELD_BY_HALVES, DType, Op
-from precast.lowering.tensor import Tensor, alu, compare
+from precast.lowering.build import lazy_tensor as tx
+from precast.lowering.build import scalar_exprs as v
+from precast.lowering.build.builder import Builder
+from precast.lowering.build.lazy_tensor import Tensor, alu, compare
+from precast.lowering.build.registry import Result, lowering
+from precast.lowering.build.scalar_exprs import Number, Operand, const
+from precast.lowering.ir.nodes import Const, Value
+from precast.lowering.ir.scalars import HELD_BY_HALVES, DType, Op
 
 
 def _same(op: Op) -> Callable[..., Value]:

@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from precast.lowering import index as ix
-from precast.lowering import tensor as tx
-from precast.lowering.builder import Builder
-from precast.lowering.ir import Axis, Const, Index, Reduce, Size, Value
-from precast.lowering.ops import values as v
+from precast.lowering.build import lazy_tensor as tx
+from precast.lowering.build import scalar_exprs as v
+from precast.lowering.build.builder import Builder
+from precast.lowering.build.lazy_tensor import Tensor, alu
+from precast.lowering.build.registry import Result, lowering
+from precast.lowering.ir import index as ix
+from precast.lowering.ir.nodes import Axis, Const, Index, Reduce, Size, Value
+from precast.lowering.ir.scalars import DType, Op, ReduceOp
 from precast.lowering.ops.creation import empty_sizes
-from precast.lowering.registry import Result, lowering
-from precast.lowering.scalars import DType, Op, ReduceOp
-from precast.lowering.tensor import Tensor, alu
 
 
 @dataclass(frozen=True)

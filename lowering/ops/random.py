@@ -12,15 +12,15 @@ from typing import Any
 
 import sympy
 
-from precast.lowering import index as ix
-from precast.lowering import tensor as tx
-from precast.lowering.builder import Builder
-from precast.lowering.ir import Index, Value
-from precast.lowering.ops import values as v
-from precast.lowering.reals import is_real
-from precast.lowering.registry import Result, lowering
-from precast.lowering.scalars import DType, Op
-from precast.lowering.tensor import Tensor, alu, compare, constant
+from precast.lowering.build import lazy_tensor as tx
+from precast.lowering.build import scalar_exprs as v
+from precast.lowering.build.builder import Builder
+from precast.lowering.build.float_values import is_real
+from precast.lowering.build.lazy_tensor import Tensor, alu, compare, constant
+from precast.lowering.build.registry import Result, lowering
+from precast.lowering.ir import index as ix
+from precast.lowering.ir.nodes import Index, Value
+from precast.lowering.ir.scalars import DType, Op
 
 DIGITS = {DType.F32: 24, DType.F16: 11, DType.BF16: 8}
 """Binary digits of a fraction: as many as each type holds, so that none is rounded up to 1."""

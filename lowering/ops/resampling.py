@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import numpy
 import sympy
 
-from precast.lowering import index as ix
-from precast.lowering import tensor as tx
-from precast.lowering.builder import Builder
-from precast.lowering.ir import Value
-from precast.lowering.ops import values as v
+from precast.lowering.build import lazy_tensor as tx
+from precast.lowering.build import scalar_exprs as v
+from precast.lowering.build.builder import Builder
+from precast.lowering.build.lazy_tensor import Tensor, alu
+from precast.lowering.build.registry import Result, lowering
+from precast.lowering.ir import index as ix
+from precast.lowering.ir.nodes import Value
+from precast.lowering.ir.scalars import DType, Op
 from precast.lowering.ops.creation import empty_sizes, position
 from precast.lowering.ops.indexing import Places
-from precast.lowering.registry import Result, lowering
-from precast.lowering.scalars import DType, Op
-from precast.lowering.tensor import Tensor, alu
 
 
 def _nearest(b: Builder, x: Tensor, rank: int, scales: Sequence[float | None], exact: bool) -> Result:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from precast.lowering import index as ix
-from precast.lowering import tensor as tx
-from precast.lowering.builder import Builder
-from precast.lowering.ir import Axis, Scan, Store
+from precast.lowering.build import lazy_tensor as tx
+from precast.lowering.build.builder import Builder
+from precast.lowering.build.lazy_tensor import Tensor
+from precast.lowering.build.registry import Result, lowering
+from precast.lowering.ir import index as ix
+from precast.lowering.ir.nodes import Axis, Scan, Store
+from precast.lowering.ir.scalars import DType, ReduceOp
 from precast.lowering.ops.creation import empty_sizes
-from precast.lowering.registry import Result, lowering
-from precast.lowering.scalars import DType, ReduceOp
-from precast.lowering.tensor import Tensor
 
 LIBRARY_LENGTH = 8192
 """Elements from which the scan of a single row is the library's on a GPU. In a kernel of ours a row is one block's work, from its first

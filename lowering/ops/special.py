@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from precast.lowering import tensor as tx
-from precast.lowering.builder import Builder
-from precast.lowering.ir import Alu, Value
-from precast.lowering.ops import series
-from precast.lowering.ops import values as v
-from precast.lowering.ops.values import Operand, const
-from precast.lowering.registry import Result, lowering
-from precast.lowering.scalars import DType, Op
-from precast.lowering.tensor import Tensor, alu
+from precast.lowering.build import lazy_tensor as tx
+from precast.lowering.build import scalar_exprs as v
+from precast.lowering.build.builder import Builder
+from precast.lowering.build.lazy_tensor import Tensor, alu
+from precast.lowering.build.registry import Result, lowering
+from precast.lowering.build.scalar_exprs import Operand, const
+from precast.lowering.ir.nodes import Alu, Value
+from precast.lowering.ir.scalars import DType, Op
+from precast.lowering.ops import cephes_series
 
 
 def _polynomial(x: Value, coefficients: Sequence[float]) -> Value:
@@ -81,8 +81,8 @@ def _erfinv_single(y: Value) -> Value:
     """Giles, "Approximating the erfinv function" (2012)."""
     one = const(y, 1.0)
     w = v.neg(alu(Op.LOG, v.mul(v.sub(one, y), v.add(one, y))))
-    near = _polynomial(v.sub(w, const(y, 2.5)), series.ERFINV_NEAR)
-    far = _polynomial(v.sub(alu(Op.SQRT, w), const(y, 3.0)), series.ERFINV_FAR)
+    near = _polynomial(v.sub(w, const(y, 2.5)), cephes_series.ERFINV_NEAR)
+    far = _polynomial(v.sub(alu(Op.SQRT, w), const(y, 3.0)), cephes_series.ERFINV_FAR)
     return v.mul(y, v.where(v.lt(w, const(y, 5.0)), near, far))
 
 
@@ -91,8 +91,10 @@ def _erfinv_double(y: Value) -> Value:
     size, one = alu(Op.ABS, y), const(y, 1.0)
     square, rest = v.mul(size, size), v.sub(one, size)
     z = alu(Op.SQRT, v.neg(alu(Op.LOG, v.mul(rest, const(y, 0.5)))))
-    middle = v.mul(size, v.div(_polynomial(square, series.ERFINV_MIDDLE_TOP), _polynomial(square, series.ERFINV_MIDDLE_BOTTOM)))
-    tail = v.div(_polynomial(z, series.ERFINV_TAIL_TOP), _polynomial(z, series.ERFINV_TAIL_BOTTOM))
+    middle = v.mul(
+        size, v.div(_polynomial(square, cephes_series.ERFINV_MIDDLE_TOP), _polynomial(square, cephes_series.ERFINV_MIDDLE_BOTTOM))
+    )
+    tail = v.div(_polynomial(z, cephes_series.ERFINV_TAIL_TOP), _polynomial(z, cephes_series.ERFINV_TAIL_BOTTOM))
     inner = v.le(size, const(y, 0.7))
     x = v.where(inner, middle, tail)
     for _ in range(2):
@@ -108,12 +110,12 @@ def _ndtri(p: Value) -> Value:
     y = v.where(upper, v.sub(one, p), p)
     around = v.sub(y, const(p, 0.5))
     square = v.mul(around, around)
-    ratio = v.div(_polynomial(square, series.NDTRI_MIDDLE_TOP), _polynomial(square, series.NDTRI_MIDDLE_BOTTOM))
+    ratio = v.div(_polynomial(square, cephes_series.NDTRI_MIDDLE_TOP), _polynomial(square, cephes_series.NDTRI_MIDDLE_BOTTOM))
     middle = v.mul(v.add(around, v.mul(around, v.mul(square, ratio))), const(p, math.sqrt(2 * math.pi)))
     x = alu(Op.SQRT, v.mul(const(p, -2.0), alu(Op.LOG, y)))
     z = v.div(one, x)
-    tail = v.div(_polynomial(z, series.NDTRI_TAIL_TOP), _polynomial(z, series.NDTRI_TAIL_BOTTOM))
-    far = v.div(_polynomial(z, series.NDTRI_FAR_TAIL_TOP), _polynomial(z, series.NDTRI_FAR_TAIL_BOTTOM))
+    tail = v.div(_polynomial(z, cephes_series.NDTRI_TAIL_TOP), _polynomial(z, cephes_series.NDTRI_TAIL_BOTTOM))
+    far = v.div(_polynomial(z, cephes_series.NDTRI_FAR_TAIL_TOP), _polynomial(z, cephes_series.NDTRI_FAR_TAIL_BOTTOM))
     x = v.sub(v.sub(x, v.div(alu(Op.LOG, x), x)), v.mul(z, v.where(v.lt(x, const(p, 8.0)), tail, far)))
     found = v.where(v.gt(y, low), middle, v.where(upper, x, v.neg(x)))
     edge = v.where(v.eq(p, zero), const(p, -math.inf), v.where(v.eq(p, one), const(p, math.inf), const(p, math.nan)))
@@ -156,7 +158,7 @@ def _digamma(x: Value) -> Value:
         total = v.where(short, v.sub(total, v.div(one, at)), total)
         at = v.where(short, v.add(at, one), at)
     z = v.div(one, v.mul(at, at))
-    right = v.sub(v.sub(v.add(total, alu(Op.LOG, at)), v.div(const(x, 0.5), at)), v.mul(z, _polynomial(z, series.DIGAMMA)))
+    right = v.sub(v.sub(v.add(total, alu(Op.LOG, at)), v.div(const(x, 0.5), at)), v.mul(z, _polynomial(z, cephes_series.DIGAMMA)))
     part = v.sub(x, alu(Op.ROUND, x))  # exact, and the cotangent has that period
     left = v.sub(right, v.mul(const(x, math.pi), _cotangent_of_pi(part)))
     left = v.where(v.eq(part, zero), const(x, math.nan), left)
@@ -193,8 +195,8 @@ def _lcm(a: Value, b: Value) -> Value:
     return tx.cast(v.where(none, const(a, 0), alu(Op.ABS, whole)), kind)
 
 
-I0, I0E = (_bessel_i(series.I0_NEAR, series.I0_FAR, scaled, odd=False) for scaled in (False, True))
-I1, I1E = (_bessel_i(series.I1_NEAR, series.I1_FAR, scaled, odd=True) for scaled in (False, True))
+I0, I0E = (_bessel_i(cephes_series.I0_NEAR, cephes_series.I0_FAR, scaled, odd=False) for scaled in (False, True))
+I1, I1E = (_bessel_i(cephes_series.I1_NEAR, cephes_series.I1_FAR, scaled, odd=True) for scaled in (False, True))
 
 ROWS: dict[str, Callable[..., Value]] = {
     "angle": _angle,

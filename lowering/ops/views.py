@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 import sympy
 
-from precast.lowering import index as ix
-from precast.lowering import tensor as tx
-from precast.lowering.builder import Builder
-from precast.lowering.ir import Buffer, Size, View
+from precast.lowering.build import lazy_tensor as tx
+from precast.lowering.build.builder import Builder
+from precast.lowering.build.lazy_tensor import Row, Tensor
+from precast.lowering.build.registry import Result, lowering
+from precast.lowering.ir import index as ix
+from precast.lowering.ir.nodes import Buffer, Size, View
+from precast.lowering.ir.sizes import is_unbacked
+from precast.lowering.ir.sympy_calls import at_most, equal, maximum, minimum
+from precast.lowering.ir.sympy_calls import expand as expanded
 from precast.lowering.ops.creation import empty_sizes
-from precast.lowering.registry import Result, lowering
-from precast.lowering.sizes import is_unbacked
-from precast.lowering.symbolic import at_most, equal, maximum, minimum
-from precast.lowering.symbolic import expand as expanded
-from precast.lowering.tensor import Row, Tensor
 
 
 def copies(name: str, *overloads: str) -> tuple[str, ...]:

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from precast.artifact_store.records import TensorConstant
+from precast.artifact_store.format.records import TensorConstant
 from precast.capture import CapturedFrame
-from precast.capture.entry import called
-from precast.runtime.entry import LocalsOf, entry_of
-from precast.runtime.frame_code import build
-from precast.runtime.graph import graph_inputs
-from precast.runtime.graph_outputs import graph_outputs
-from precast.runtime.paths import resolve
+from precast.capture.capture import called
+from precast.runtime.executable.graph_call import graph_inputs
+from precast.runtime.executable.outputs import graph_outputs
+from precast.runtime.frames.entry import LocalsOf, entry_of
+from precast.runtime.frames.rewritten_code import build
+from precast.runtime.paths.paths import resolve
 
 
 def constant_tensor(constant: TensorConstant) -> torch.Tensor:

@@ -7,16 +7,16 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import harness
 import pytest
 import torch
 
-from precast.artifact_store import expressions
-from precast.artifact_store.guards import Guard, Predicate
-from precast.artifact_store.records import GraphInput, GraphOutput
+from precast.artifact_store.format import expressions
+from precast.artifact_store.format.guards import Guard, Predicate
+from precast.artifact_store.format.records import GraphInput, GraphOutput
 from precast.capture import CapturedFrame, CaptureOptions, Dynamic, capture
-from precast.runtime.checker import compile_checker
-from precast.runtime.guard_eval import evaluate, failure
+from precast.runtime.guards.compiled import compile_checker
+from precast.runtime.guards.evaluate import evaluate, failure
+from tests.capture import harness
 
 Made = tuple[Any, ...]
 SIZES = (3, 4, 5, 8, 13, 64)
@@ -181,7 +181,7 @@ def random_expression(draw: random.Random, depth: int) -> Any:
 
 
 def test_interpreted_and_generated_expressions_agree() -> None:
-    """The native evaluation is compared in tests/runtime/test_dynamic.py."""
+    """The native evaluation is compared in tests/end_to_end/dynamic/test_dynamic.py."""
     draw = random.Random(torch.randint(2**31, ()).item())
     objects = [Tensor([3, 5], [7, 1], 11), 6]
     for _ in range(400):

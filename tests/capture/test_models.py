@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import models
 import pytest
 import torch
-from harness import locals_of, rebuilt
 
 from precast.capture import capture
-from precast.runtime.guard_eval import compile_checker, first_failing
+from precast.runtime.guards.evaluate import compile_checker, first_failing
+from tests.capture import models
+from tests.capture.harness import locals_of, rebuilt
 
 
 @pytest.mark.parametrize("name", models.MODELS)

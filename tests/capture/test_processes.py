@@ -70,9 +70,9 @@ EDIT_RUN = """
 import sys, torch, msgpack
 sys.path.insert(0, {folder!r})
 import app
-from precast.runtime.code_finder import changed_code
-from precast.runtime.guard_eval import failure
-from precast.artifact_store.guards import Guard
+from precast.runtime.fingerprint.validate import changed_code
+from precast.runtime.guards.evaluate import failure
+from precast.artifact_store.format.guards import Guard
 data = msgpack.unpackb(open({record!r}, "rb").read(), strict_map_key=False)
 reason = changed_code(data["digests"], app.program.__code__)
 failures = [t for g in map(Guard.from_data, data["guards"]) if (t := failure(g, {{"x": torch.ones(3)}}))]

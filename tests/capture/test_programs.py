@@ -5,17 +5,18 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import programs
 import pytest
 import torch
-from harness import locals_of, rebuilt
-from programs import PROGRAMS
 from torch.utils import _pytree as pytree
 
-from precast.artifact_store.guards import Guard
-from precast.artifact_store.records import FrameRecord, GraphInput, GraphOutput
-from precast.capture import CaptureRefused, capture, code
-from precast.runtime.guard_eval import compile_checker, first_failing
+from precast.artifact_store.format.guards import Guard
+from precast.artifact_store.format.records import FrameRecord, GraphInput, GraphOutput
+from precast.capture import CaptureRefused, capture
+from precast.capture.bytecode import frame_record
+from precast.runtime.guards.evaluate import compile_checker, first_failing
+from tests.capture import programs
+from tests.capture.harness import locals_of, rebuilt
+from tests.capture.programs import PROGRAMS
 
 
 def tensors_in(*trees: Any) -> list[torch.Tensor]:
@@ -183,7 +184,7 @@ def test_bound_inputs_stay_out_of_the_call() -> None:
 def test_modules_are_listed_once_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not once for each traced function: thousands are imported."""
     listed: list[int] = []
-    real = code._module_of_file
-    monkeypatch.setattr(code, "_module_of_file", lambda: listed.append(1) or real())
+    real = frame_record._module_of_file
+    monkeypatch.setattr(frame_record, "_module_of_file", lambda: listed.append(1) or real())
     capture(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()).requires_grad_(False).forward, (torch.randn(2, 2),), {})
     assert listed == [1]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from precast.codegen import choices
+from precast.codegen.cpu import tuning
 
 
 @pytest.fixture(autouse=True)
 def calm_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measurements count, whatever else the machine does."""
-    monkeypatch.setattr(choices, "preemptions", lambda: 0)
+    monkeypatch.setattr(tuning, "preemptions", lambda: 0)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import sympy
 
 from precast.codegen import compile_program
-from precast.lowering.ir import Alu, Axis, Buffer, Kernel, Load, Output, Program, Store, Value, View, axis_symbol
-from precast.lowering.scalars import DType, Op
+from precast.lowering.ir.nodes import Alu, Axis, Buffer, Kernel, Load, Output, Program, Store, Value, View, axis_symbol
+from precast.lowering.ir.scalars import DType, Op
 from tests.codegen.loader import Loaded
 
 F32 = DType.F32

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import sympy
 
-from precast.codegen.cpp_index import INDEX_HELPERS, IndexPrinter, interval
-from precast.codegen.cpp_types import literal
-from precast.codegen.triton_index import write_index
-from precast.codegen.triton_lanes import Lanes
-from precast.codegen.triton_ops import HELPERS
-from precast.lowering import index as ix
-from precast.lowering.ir import Axis, axis_symbol
-from precast.lowering.scalars import DType
+from precast.codegen.cpp.index_printer import INDEX_HELPERS, IndexPrinter, interval
+from precast.codegen.cpp.types import literal
+from precast.codegen.triton.render.index_printer import write_index
+from precast.codegen.triton.render.lanes import Lanes
+from precast.codegen.triton.render.ops import HELPERS
+from precast.lowering.ir import index as ix
+from precast.lowering.ir.nodes import Axis, axis_symbol
+from precast.lowering.ir.scalars import DType
 
 A, B = axis_symbol("i1"), axis_symbol("i0")
 SIZE = sympy.Symbol("s0", integer=True, positive=True)
@@ -209,7 +209,7 @@ def test_lanes_stand_for_each_point_once(extents: tuple[int, ...], block: int, m
 
 
 def _run(lanes: Lanes, symbol: sympy.Symbol) -> Any:
-    from precast.codegen.triton_lanes import Run
+    from precast.codegen.triton.render.lanes import Run
 
     position = [a.symbol for a in lanes.axes].index(symbol)
     return Run(position, position)

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from precast.codegen.cpp_kernel import render_kernel
-from precast.codegen.cpp_ops import ROWS
-from precast.lowering.dtypes import TORCH_DTYPES
-from precast.lowering.ir import Cast, Const, Kernel, Store, Value
-from precast.lowering.scalars import COMPARISONS, DType, Op, arity
+from precast.codegen.cpp.kernel import render_kernel
+from precast.codegen.cpp.ops import ROWS
+from precast.lowering.ir.nodes import Cast, Const, Kernel, Store, Value
+from precast.lowering.ir.scalars import COMPARISONS, DType, Op, arity
+from precast.lowering.ir.torch_dtypes import TORCH_DTYPES
 from tests.codegen.programs import Axis, Buffer, alu, at, axis, buffer, build, load
 from tests.ops import bessel
 
@@ -246,7 +246,7 @@ def test_bitcasts() -> None:
 
 def test_table_is_complete() -> None:
     assert set(ROWS) == set(Op)
-    untested = set(Op) - set(TORCH_OPS) - {Op.WHERE, Op.BITCAST, Op.PHILOX}  # PHILOX: tests/runtime/test_random.py
+    untested = set(Op) - set(TORCH_OPS) - {Op.WHERE, Op.BITCAST, Op.PHILOX}  # PHILOX: tests/end_to_end/test_random.py
     assert not untested
 
 

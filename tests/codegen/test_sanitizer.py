@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 import precast
-from precast.runtime.options import key_options, merge_options
+from precast.runtime.settings.options import key_options, merge_options
 from tests.ops.asan import NOTICED, main, under_sanitizer
 
 HAS = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=False).stdout.strip().startswith("/")

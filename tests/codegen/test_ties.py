@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import precast
-from precast.lowering.ir import Reduce
-from precast.lowering.scalars import DType, ReduceOp
+from precast.lowering.ir.nodes import Reduce
+from precast.lowering.ir.scalars import DType, ReduceOp
 from tests.codegen.programs import axis, buffer, build, load, map_kernel
 
 

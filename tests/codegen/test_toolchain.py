@@ -13,16 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from precast.codegen import compile_program, toolchain
-from precast.codegen.cpp_kernel import render_kernel
-from precast.lowering.ir import Axis, Buffer, Const, Gemm, Kernel, Program, Reduce, Store, Value
-from precast.lowering.library_loops import activate
-from precast.lowering.scalars import DType, Op, ReduceOp
-from tests.children import child
+from precast.codegen import compile_program
+from precast.codegen.common import toolchain
+from precast.codegen.cpp.kernel import render_kernel
+from precast.lowering.ir.nodes import Axis, Buffer, Const, Gemm, Kernel, Program, Reduce, Store, Value
+from precast.lowering.ir.scalars import DType, Op, ReduceOp
+from precast.lowering.passes.fusion.library_loops import activate
+from tests.codegen.cpp.test_loops import softmax_value, variance_norm
+from tests.codegen.host.test_host_program import attention_case
 from tests.codegen.loader import Loaded
 from tests.codegen.programs import F32, alu, at, axis, buffer, load, map_kernel, program, view
-from tests.codegen.test_host import attention_case
-from tests.codegen.test_loops import softmax_value, variance_norm
+from tests.support.processes import child
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 import torch
 
-from precast.runtime.targets import native_cuda
+from precast.runtime.targets.ladder import native_cuda
 from tests.gpu.device import DEVICE
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DEVICE == "cpu", reason="tests/models/test_travel.py is the CPU's")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DEVICE == "cpu", reason="tests/models/test_store_relocation.py is the CPU's")]
 ROOT = Path(__file__).resolve().parents[2]
 PTX = "cuda:ptx_80"
 

@@ -13,13 +13,13 @@ import torch
 from torch.nn import functional as F
 
 import precast
-from precast.artifact_store.records import GraphInput
-from precast.runtime.cuda_device import device_of
-from precast.runtime.cuda_graphs import RING, WARM_UPS, CudaGraphs
-from precast.runtime.graph import GraphSpec
-from precast.runtime.options import CudaGraphOptions
-from tests.children import child
+from precast.artifact_store.format.records import GraphInput
+from precast.runtime.cuda_graphs.device import device_of
+from precast.runtime.cuda_graphs.graphs import RING, WARM_UPS, CudaGraphs
+from precast.runtime.executable.graph_call import GraphSpec
+from precast.runtime.settings.options import CudaGraphOptions
 from tests.gpu.device import DEVICE
+from tests.support.processes import child
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DEVICE == "cpu", reason="the CPU has no CUDA graphs")]
 

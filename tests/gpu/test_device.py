@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from precast.runtime.targets import native_cuda, rank
+from precast.runtime.targets.ladder import native_cuda, rank
 from tests.gpu.device import DEVICE, MISSING
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import precast
-from precast.lowering.philox import philox
+from precast.lowering.verify.philox import philox
 from tests.gpu.device import DEVICE, poison
 
 pytestmark = pytest.mark.gpu

@@ -11,23 +11,23 @@ import torch
 
 import precast
 from precast.artifact_store import Store
-from precast.build_file import Loaded, ProgramSpec
-from precast.codegen.choices import Record
-from precast.codegen.cuda_choices import LIBRARY, CudaChooser, Problem, tiling_of
-from precast.codegen.cuda_lab import Lab, lab_for
-from precast.codegen.cuda_pipeline import choose_all
-from precast.graph_build import known_choices
+from precast.building.build_file import Loaded, ProgramSpec
+from precast.building.tune import tune
+from precast.codegen.cpu.tuning import Record
+from precast.codegen.cuda.benchmarking import Lab, lab_for
+from precast.codegen.cuda.pipeline import choose_all
+from precast.codegen.cuda.tuning import LIBRARY, CudaChooser, Problem, tiling_of
+from precast.compiling.build_graph import known_choices
 from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
-from precast.runtime.targets import native_cuda
-from precast.tune import tune
-from tests.codegen.test_cuda_fusion import CALLS, asked_by, library_wins
+from precast.runtime.targets.ladder import native_cuda
+from tests.codegen.cuda.test_fusion_choice import CALLS, asked_by, library_wins
+from tests.codegen.triton.skinny_matmuls import Fn, halved
 from tests.gpu.device import DEVICE
 from tests.gpu.test_streams import near
 from tests.ops.trace import trace
-from tests.triton.shallow import Fn, halved
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DEVICE == "cpu", reason="tests/cli/test_tune.py is the CPU's")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DEVICE == "cpu", reason="tests/precast/cli/test_tune.py is the CPU's")]
 
 
 @pytest.fixture

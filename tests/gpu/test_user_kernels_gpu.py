@@ -10,11 +10,11 @@ import torch
 
 import precast
 from tests.gpu.device import DEVICE, poison
-from tests.needs import needs
+from tests.support.needs import needs
 
 triton = needs("triton")
 tl = needs("triton.language")
-from tests.runtime import kernel_programs as programs  # noqa: E402
+from tests.end_to_end import kernel_programs as programs  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DEVICE == "cpu", reason="Triton launches on a GPU only")]
 

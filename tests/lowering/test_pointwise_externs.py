@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
+from precast.lowering.build.registry import LOWERINGS
 from precast.lowering.decompositions import DECOMPOSITIONS
-from precast.lowering.registry import LOWERINGS
 
 PAGE = Path(__file__).parents[2] / "docs" / "numerics.md"
 COMPOSITE = "CompositeImplicitAutograd"

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tests.refuse import refuse_tracer
+from tests.support.refuse_tracer import refuse_tracer
 
 SIZES = [(2, 16), (3, 5), *((2 + n % 3, 7 + 6 * n) for n in range(14))]
 """The first is what is compiled for."""

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import precast
-from tests.children import selected
 from tests.models.dynamic_models import MODELS, SIZES, agree
+from tests.support.processes import selected
 
 ROOT = Path(__file__).parents[2]
 

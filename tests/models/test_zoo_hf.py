@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.children import selected
 from tests.models.zoo_hf import ARCHITECTURES, SAMPLE
 from tests.models.zoo_run import ANSWER, BACKENDS, ROOT, failures, judge, row, table
+from tests.support.processes import selected
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from tests.models.zoo_timm import FAMILIES
 
 IMPORTS = """
 import torch
-from tests.models.absent import stand_in_for
+from tests.models.stub_packages import stand_in_for
 
 assert stand_in_for("json", "not_here", "nor_here") == ("not_here", "nor_here")
 assert stand_in_for("not_here") == ()

@@ -2,7 +2,7 @@
 
     worker.py STORE cold|warm NAME...
 
-cold: `precast.compile`. warm: `precast.load(require="hit")`, after which no frame of precast may import the tracer (tests/refuse.py).
+cold: `precast.compile`. warm: `precast.load(require="hit")`, after which no frame of precast may import the tracer (tests/support/refuse_tracer.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from zoo import build, tensors
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.refuse import refuse_tracer
+from tests.support.refuse_tracer import refuse_tracer
 
 
 def largest_difference(got: Any, want: Any) -> float:
@@ -77,9 +77,9 @@ def main() -> None:
     attempts = refuse_tracer() if kind == "warm" else []
     if kind == "cold":
         from precast.artifact_store import Store
-        from precast.runtime import native
+        from precast.runtime.native import loader
 
-        native.ensure(Store(Path(store)))  # its compiler would count as the first graph's
+        loader.ensure(Store(Path(store)))  # its compiler would count as the first graph's
     compiler = timed_compiler() if kind == "cold" else []
     for name in names:
         compiler.clear()

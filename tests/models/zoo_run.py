@@ -78,7 +78,7 @@ def _breaks(backend: str) -> Iterator[list[str]]:
         yield found
         found += torch._dynamo.utils.counters["graph_break"].elements()
         return
-    from precast import driver
+    from precast.compiling import driver
 
     def look(_: Any, outcome: Any) -> None:
         if (broke := getattr(outcome, "broke", None)) is not None:

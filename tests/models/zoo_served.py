@@ -10,7 +10,7 @@ import torch
 
 import precast
 from tests.models.zoo_run import ANSWER, LIBRARIES, difference
-from tests.refuse import refuse_tracer
+from tests.support.refuse_tracer import refuse_tracer
 
 
 def served(library: str, device: str, name: str, store: str) -> str:

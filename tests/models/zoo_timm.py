@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tests.models.absent import stand_in_for
+from tests.models.stub_packages import stand_in_for
 
 Built = tuple[torch.nn.Module, dict[str, torch.Tensor]]
 _SHALLOW: dict[str, Any] = {"depth": 2}

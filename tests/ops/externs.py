@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from precast.lowering.ir import Extern, Program
+from precast.lowering.ir.nodes import Extern, Program
 
 EMPTY = "aten::empty_strided"
 """How a result without elements is made: nothing is computed."""

@@ -58,8 +58,8 @@ def scheduled(fn: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 def _interpret(fn: Function, args: tuple[Any, ...], kwargs: dict[str, Any], *, schedule: bool) -> Any:
-    from precast.lowering.interpret import run
-    from precast.lowering.sizes import Unsupported
+    from precast.lowering.ir.sizes import Unsupported
+    from precast.lowering.verify.interpret import run
     from tests.ops.runners import program_of
     from tests.ops.trace import tensors_of
 

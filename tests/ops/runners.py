@@ -45,7 +45,7 @@ def program_of(
     """The lowered (and, where asked, scheduled) program, verified; and what rebuilds fn's result from the program's outputs."""
     from precast.lowering.lower import lower
     from precast.lowering.pipeline import schedule as run_schedule
-    from precast.lowering.verify import verify
+    from precast.lowering.verify.verify import verify
 
     graph, rebuild = trace(fn, inputs, symbolic=symbolic)
     program = lower(graph, "row")
@@ -57,7 +57,7 @@ def program_of(
 
 
 def _run_program(row: Row, inputs: tuple[Any, ...], scheduled: bool) -> Any:
-    from precast.lowering.interpret import run
+    from precast.lowering.verify.interpret import run
 
     program, rebuild = program_of(row.fn, inputs, schedule=scheduled)
     return rebuild(run(program, tensors_of(inputs)))

@@ -42,7 +42,7 @@ def program_of(fn: Callable[..., Any], inputs: Sequence[torch.Tensor], dynamic: 
     """The verified program of `fn` with symbolic sizes, scheduled where asked."""
     from precast.lowering.lower import lower
     from precast.lowering.pipeline import schedule as run_schedule
-    from precast.lowering.verify import verify
+    from precast.lowering.verify.verify import verify
 
     program = lower(trace_symbolic(fn, inputs, dynamic), "symbolic")
     verify(program)
@@ -52,7 +52,7 @@ def program_of(fn: Callable[..., Any], inputs: Sequence[torch.Tensor], dynamic: 
 def runs(fn: Callable[..., Any], inputs: Sequence[torch.Tensor], dynamic: Sequence[Dims] | None = None) -> dict[str, Callable[..., Any]]:
     """Three backends of one trace: the oracle on the lowered and on the scheduled program, and the compiled library."""
     from precast.codegen import compile_program
-    from precast.lowering.interpret import run
+    from precast.lowering.verify.interpret import run
     from tests.codegen.loader import Loaded
 
     lowered, scheduled = (program_of(fn, inputs, dynamic, schedule=s) for s in (False, True))

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import precast
-from precast.codegen.triton_render import render
-from precast.lowering.ir import Kernel, Program
+from precast.codegen.triton.render.render import render
+from precast.lowering.ir.nodes import Kernel, Program
 from tests.ops.runners import program_of
 
 Fn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import precast
-from precast.lowering.memory import DEVICE_ALIGNMENT
-from precast.lowering.workspace_parts import in_parts
+from precast.lowering.passes.memory.memory_plan import DEVICE_ALIGNMENT
+from precast.lowering.passes.memory.workspace_segments import in_parts
 from tests.ops.runners import program_of
 
 HALVES = (torch.bfloat16, torch.float16)

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from precast.capture import CaptureOptions, capture
+from precast.lowering.build.registry import LOWERINGS, overloads
 from precast.lowering.decompositions import DECOMPOSITIONS
-from precast.lowering.interpret import run
 from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
-from precast.lowering.registry import LOWERINGS, overloads
+from precast.lowering.verify.interpret import run
 from tests.ops.check import Mismatch, check, copied, expect
 from tests.ops.externs import ALLOWED, BARE_TRACE, check_externs, name_of
 from tests.ops.optable import BY_ID, ROWS

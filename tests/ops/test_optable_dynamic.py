@@ -48,9 +48,9 @@ def flattened(row: Row, inputs: tuple[Any, ...]) -> tuple[Callable[..., list[tor
 def run_row(row: Row, *, compiled: bool) -> str:
     """Runs one row; "static" or "fixed" where its trace has no sizes, or none that can change."""
     from precast.codegen import compile_program
-    from precast.lowering.interpret import run
     from precast.lowering.lower import lower
     from precast.lowering.pipeline import schedule
+    from precast.lowering.verify.interpret import run
     from tests.codegen.loader import Loaded
 
     fn, tensors = flattened(row, row.inputs(SEED))

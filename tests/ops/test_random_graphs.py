@@ -53,7 +53,7 @@ def compare(graph: Graph, inputs: tuple[torch.Tensor, ...], run: Callable[[Graph
 
 
 def through_schedule(graph: Graph, inputs: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
-    from precast.lowering.interpret import run
+    from precast.lowering.verify.interpret import run
 
     program, rebuild = program_of(graph, inputs, schedule=True)
     return tuple(rebuild(run(program, tensors_of(inputs))))

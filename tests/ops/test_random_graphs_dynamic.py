@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from precast.codegen import compile_program
-from precast.lowering.interpret import run
 from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
+from precast.lowering.verify.interpret import run
 from tests.codegen.loader import Loaded
 from tests.ops.random_graphs import Graph
 from tests.ops.resize import other_values, resized, shape_env_of

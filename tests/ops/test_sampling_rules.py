@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from precast.lowering.sampling_rules import grid_sampler_2d
+from precast.lowering.build.sampling_rules import grid_sampler_2d
 
 MODES, PADDINGS = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
 NAN, INF = float("nan"), float("inf")

@@ -21,10 +21,12 @@ import torch
 
 import precast
 from precast.artifact_store import Manifest, Store
-from precast.codegen import cuda_pipeline, pipeline, toolchain
-from precast.codegen.triton_compile import Cubin
-from precast.codegen.triton_render import TritonKernel
-from precast.runtime.compatibility import LOWERING_VERSION, python_minor, torch_minor
+from precast.codegen import pipeline
+from precast.codegen.common import toolchain
+from precast.codegen.cuda import pipeline as cuda_pipeline
+from precast.codegen.triton.build.images import Cubin
+from precast.codegen.triton.render.render import TritonKernel
+from precast.runtime.targets.versions import LOWERING_VERSION, python_minor, torch_minor
 from tests.replay.programs import ROWS, Row
 
 RECORD = Path(__file__).parent / f"torch{torch_minor()}-python{python_minor()}.json"

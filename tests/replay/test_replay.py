@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from precast.codegen import pipeline
-from precast.runtime.compatibility import LOWERING_VERSION
+from precast.runtime.targets.versions import LOWERING_VERSION
 from tests.replay.digest import RECORD, digest
 from tests.replay.programs import ROWS
 
@@ -51,7 +51,7 @@ def test_nothing_changed_without_a_new_version(row: Any, recorded: dict[str, Any
     }
     assert not changed, (
         f"{row.name}: what is stored of it is not what lowering version {LOWERING_VERSION} made ({', '.join(sorted(changed))}). "
-        f"Where that is meant, artifacts of the old code must not be served: raise LOWERING_VERSION in runtime/compatibility.py; {HOW}"
+        f"Where that is meant, artifacts of the old code must not be served: raise LOWERING_VERSION in runtime/targets/versions.py; {HOW}"
     )
 
 

@@ -13,10 +13,11 @@ import torch
 import torch._dynamo
 
 from precast.artifact_store import Store
-from precast.runtime import compiler, native
+from precast.runtime.native import loader
+from precast.runtime.programs import compile_hook
 
 sys.path.insert(0, str(Path(__file__).parent))
-from standin import Counting
+from tests.runtime.hand_made_artifacts import Counting
 
 
 @pytest.fixture(autouse=True)
@@ -41,24 +42,24 @@ def fresh_tracer() -> None:
 def native_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """A store that holds the native runtime of this Python."""
     store = Store.open(tmp_path_factory.mktemp("native"))
-    if native.ensure(store) is None:
-        if os.environ.get(native.ENVIRONMENT) == "0":
-            pytest.skip(f"{native.ENVIRONMENT}=0 turns the native runtime off")
-        pytest.fail(f"the native runtime of a supported Python and torch: {native._state.failed}", pytrace=False)
+    if loader.ensure(store) is None:
+        if os.environ.get(loader.ENVIRONMENT) == "0":
+            pytest.skip(f"{loader.ENVIRONMENT}=0 turns the native runtime off")
+        pytest.fail(f"the native runtime of a supported Python and torch: {loader._state.failed}", pytrace=False)
     return store
 
 
 @pytest.fixture
 def set_compiler() -> Iterator[Callable[[Callable[..., Any]], None]]:
     """Replaces the compile callable for one test."""
-    before = compiler._compiler
-    yield compiler.set_compiler
-    compiler.set_compiler(before)
+    before = compile_hook._compiler
+    yield compile_hook.set_compiler
+    compile_hook.set_compiler(before)
 
 
 @pytest.fixture
 def counter(set_compiler: Callable[[Any], None]) -> Counting:
     """Counts what the real compile callable is asked for."""
-    counted = Counting(compiler.compiler())
+    counted = Counting(compile_hook.compiler())
     set_compiler(counted)
     return counted

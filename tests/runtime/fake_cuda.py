@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from precast.artifact_store.records import GraphInput
-from precast.runtime.cuda_graphs import CaptureFailed, CudaGraphs, Draws, Taken
-from precast.runtime.cuda_native import FUNCTIONS, NativePlayer
-from precast.runtime.externs import new_handle, take_handle
-from precast.runtime.graph import Finish, GraphSpec, graph_call
-from precast.runtime.library import resolve_symbol
-from precast.runtime.options import CudaGraphOptions
+from precast.artifact_store.format.records import GraphInput
+from precast.runtime.cuda_graphs.graphs import CaptureFailed, CudaGraphs, Draws, Taken
+from precast.runtime.cuda_graphs.native_replay import FUNCTIONS, NativePlayer
+from precast.runtime.executable.fallback_ops import new_handle, take_handle
+from precast.runtime.executable.graph_call import Finish, GraphSpec, graph_call
+from precast.runtime.executable.library import resolve_symbol
+from precast.runtime.settings.options import CudaGraphOptions
 
 _POINTER = ctypes.c_void_p
 _WORDS = ctypes.POINTER(ctypes.c_void_p)

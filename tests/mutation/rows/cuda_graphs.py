@@ -2,9 +2,9 @@
 
 from tests.mutation.table import Mutant
 
-GRAPHS = "tests/runtime/test_cuda_graphs.py"
-POLICY = "runtime/cuda_graphs.py"
-RECORDING = "runtime/cuda_recording.py"
+GRAPHS = "tests/runtime/cuda_graphs/test_cuda_graphs.py"
+POLICY = "runtime/cuda_graphs/graphs.py"
+RECORDING = "runtime/cuda_graphs/recording.py"
 
 ROWS = (
     Mutant(
@@ -168,76 +168,86 @@ ROWS = (
     Mutant("copied outputs are not copied", RECORDING, "    if not clones:\n", "    if output is not None:\n", GRAPHS),
     Mutant(
         "homes: an output that is another one is captured",
-        "runtime/cuda_homes.py",
+        "runtime/cuda_graphs/output_buffers.py",
         "if shape_of(output) != shape_of(home) or",
         "if",
         GRAPHS,
     ),
-    Mutant("homes: outputs are not moved home", "runtime/cuda_homes.py", "        flat(home).copy_(flat(output))", "        pass", GRAPHS),
+    Mutant(
+        "homes: outputs are not moved home",
+        "runtime/cuda_graphs/output_buffers.py",
+        "        flat(home).copy_(flat(output))",
+        "        pass",
+        GRAPHS,
+    ),
     Mutant(
         "native: only the first moving input is copied",
-        "runtime/native/replay.c",
+        "runtime/native/src/cuda_replay.c",
         "!code && i < capture->copy_count; i++)",
         "!code && i < capture->copy_count && i < 1; i++)",
         GRAPHS,
     ),
     Mutant(
         "native: a capture in use answers",
-        "runtime/native/replay.c",
+        "runtime/native/src/cuda_replay.c",
         "|| (!capture->clones && in_use(capture))) return 0;",
         ") return 0;",
         GRAPHS,
     ),
     Mutant(
         "native: numbers are not compared",
-        "runtime/native/replay.c",
+        "runtime/native/src/cuda_replay.c",
         ": words[i] != capture->words[i]) return 0;",
         ": 0) return 0;",
         GRAPHS,
     ),
-    Mutant("native: places are not compared", "runtime/native/replay.c", "&& address == capture->words[i];", ";", GRAPHS),
+    Mutant("native: places are not compared", "runtime/native/src/cuda_replay.c", "&& address == capture->words[i];", ";", GRAPHS),
     Mutant(
         "native: shapes are not compared",
-        "runtime/native/replay.c",
+        "runtime/native/src/cuda_replay.c",
         "if (!shape_fits(&capture->shapes[i], words[capture->shapes[i].input])) return 0;",
         ";",
         GRAPHS,
     ),
-    Mutant("native: the stamp is not compared", "runtime/native/replay.c", "if (!same) continue;", ";", GRAPHS),
+    Mutant("native: the stamp is not compared", "runtime/native/src/cuda_replay.c", "if (!same) continue;", ";", GRAPHS),
     Mutant(
-        "native: a storage's place is not compared", "runtime/native/replay.c", " || *h->place != h->data) return 1;", ") return 1;", GRAPHS
+        "native: a storage's place is not compared",
+        "runtime/native/src/cuda_replay.c",
+        " || *h->place != h->data) return 1;",
+        ") return 1;",
+        GRAPHS,
     ),
     Mutant(
         "native: a storage's holders are not counted",
-        "runtime/native/replay.c",
+        "runtime/native/src/cuda_replay.c",
         "if (storage_holders(h->storage) != h->holders || Py_REFCNT",
         "if (Py_REFCNT",
         GRAPHS,
     ),
     Mutant(
         "native: another stream does not wait",
-        "runtime/native/replay_order.c",
+        "runtime/native/src/cuda_replay_order.c",
         "if (!code) code = order->call.wait(stream, order->event, 0);",
         "",
         GRAPHS,
     ),
     Mutant(
         "native: a full table of copies is launched twice",
-        "runtime/native/replay_order.c",
+        "runtime/native/src/cuda_replay_order.c",
         "        filled = 0;\n    }\n    return",
         "    }\n    return",
         GRAPHS,
     ),
     Mutant(
         "native: an output in an input begins at the input",
-        "runtime/native/replay.c",
+        "runtime/native/src/cuda_replay.c",
         "s->dim, s->sizes, s->strides, s->offset, &outputs[i]);",
         "s->dim, s->sizes, s->strides, 0, &outputs[i]);",
         GRAPHS,
     ),
     Mutant(
         "native: a thread keeps the context that it was lent",
-        "runtime/native/replay_order.c",
+        "runtime/native/src/cuda_replay_order.c",
         "if (other_context) order->call.context_set(other_context);",
         ";",
         GRAPHS,

@@ -1,0 +1,126 @@
+"""The guards section of a manifest: a table in which what thousands of guards have in common stands once.
+
+`paths` are pairs (number of the path that this one continues, or -1; number of its last step), `rows` are triples (path, predicate,
+constant) of numbers into `paths`, `predicates` and `constants`. Where a constant is made of paths it stands as their numbers: that of the
+first, then how far each is from the one before it. A ResNet-50 has 4,272 guards: as rows in full they are 0.8 MB and
+145,000 objects when read, as a table 0.1 MB and 15,000, and a path that two guards share is one object.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from precast.artifact_store.format.errors import DamagedRecord
+from precast.artifact_store.format.guards import Path
+from precast.artifact_store.format.msgpack import Data, pack, unpack
+
+GuardRow = tuple[Path, str, Data]
+
+
+class _Numbers:
+    """Distinct values in the order met; `key` tells them apart (equality does not: 1 == True)."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self._known: dict[Any, int] = {}
+
+    def number(self, key: Any, value: Any) -> int:
+        found = self._known.setdefault(key, len(self.values))
+        if found == len(self.values):
+            self.values.append(value)
+        return found
+
+
+def pack_guards(rows: Iterable[GuardRow]) -> bytes:
+    """The section's bytes, with the rows in the order given. Raises TypeError naming the place of what is not plain data."""
+    steps, predicates, constants = _Numbers(), _Numbers(), _Numbers()
+    known: dict[str, int] = {}
+    paths: list[int] = []
+    flat: list[int] = []
+
+    def number(path: Path) -> int:
+        key = repr(path)
+        found = known.get(key)
+        if found is None:
+            before = number(path[:-1]) if len(path) > 1 else -1
+            found = known[key] = len(known)
+            paths.extend((before, steps.number(repr(path[-1]), path[-1])))
+        return found
+
+    for path, predicate, constant in rows:
+        if not path:
+            raise TypeError("guards: a guard's path is empty")
+        first = number(path)
+        constant = _over_paths(predicate, constant, lambda held: _steps_between(map(number, held)))
+        flat += (first, predicates.number(predicate, predicate), constants.number(pack(constant, f"guards {path!r}"), constant))
+    tables = {"steps": steps.values, "predicates": predicates.values, "constants": constants.values}
+    return pack({**tables, "paths": paths, "rows": flat}, "guards")
+
+
+def _over_paths(predicate: str, constant: Any, change: Callable[[Any], Any]) -> Any:
+    """The constant with its sequences of paths changed, where the predicate has any."""
+    if predicate == "same_as":
+        return change((constant,))
+    if predicate == "not_aliased":
+        return {key: change(held) for key, held in constant.items()}
+    return constant
+
+
+def _steps_between(numbers: Iterable[int]) -> tuple[int, ...]:
+    found = tuple(numbers)
+    return tuple(here - before for before, here in zip((0, *found), found, strict=False))
+
+
+def unpack_guards(data: bytes) -> tuple[GuardRow, ...]:
+    """The rows; from a section that lists them in full, too, as earlier versions wrote it. Raises DamagedRecord."""
+    found = unpack(data, "guards")
+    if type(found) is tuple:
+        if any(type(row) is not tuple or len(row) != 3 for row in found):
+            raise DamagedRecord("guards: expected a list of (path, predicate, constant)")
+        return found
+    try:
+        return _rows(found)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise DamagedRecord(f"guards: the table does not hold together ({type(error).__name__}: {error})") from error
+
+
+def _rows(table: dict[str, Any]) -> tuple[GuardRow, ...]:
+    steps, predicates, constants = table["steps"], table["predicates"], table["constants"]
+    befores, lasts = _numbers(table["paths"][::2], -1), _numbers(table["paths"][1::2], 0)
+    paths: list[Path] = []
+    for before, last in zip(befores, lasts, strict=True):
+        paths.append((steps[last],) if before < 0 else (*paths[before], steps[last]))
+    flat = _numbers(table["rows"], 0)
+    triples = zip(flat[::3], flat[1::3], flat[2::3], strict=True)
+    rows = [(paths[path], predicates[predicate], constants[constant]) for path, predicate, constant in triples]
+    return tuple([row if row[1] not in _OVER_PATHS else _with_paths(row, paths) for row in rows])
+
+
+_OVER_PATHS = ("same_as", "not_aliased")
+
+
+def _with_paths(row: GuardRow, paths: list[Path]) -> GuardRow:
+    """The row with the paths in the place of their numbers; unchanged where earlier versions wrote the paths themselves."""
+    path, predicate, constant = row
+    if type(constant) is not (tuple if predicate == "same_as" else dict):
+        raise ValueError(f"a guard {predicate} is over paths")
+
+    def found(steps: Any) -> Any:
+        if type(steps) is not tuple or not {int}.issuperset(map(type, steps)):
+            return steps
+        numbers = tuple(itertools.accumulate(steps))
+        return tuple([paths[number] for number in _numbers(numbers, 0)])
+
+    if predicate != "same_as":
+        return path, predicate, _over_paths(predicate, constant, found)
+    one = found(constant)
+    return path, predicate, one if one is constant else one[0]
+
+
+def _numbers(values: Any, least: int) -> tuple[int, ...]:
+    """`values`, if they are whole numbers from `least` on."""
+    if type(values) is not tuple or not {int}.issuperset(map(type, values)) or min(values, default=least) < least:
+        raise ValueError(f"expected whole numbers from {least} on")
+    return values

@@ -1,0 +1,1 @@
+"""What belongs to one machine's store: leases and the log of uses."""

@@ -1,0 +1,227 @@
+"""Leases: one compile across processes, of an artifact or (before it is known which that will be) for one kind of call.
+
+A lease is a file `leases/<name>`, made exclusively, kept alive by a heartbeat (its modification time) and deleted at the end. Who finds
+it taken waits: until it is gone, or until its holder is dead. Dead means that the holder's process no longer exists on this machine, or
+that the heartbeat stood still for `EXPIRY` seconds *by the waiter's own clock*, so that clocks of other machines do not matter.
+
+A lease saves work and guards nothing: where it fails (read-only or odd filesystem, time-out, two takers at once) both compile and the
+store stays right, because artifacts appear atomically. No file locks are used, since network filesystems may lack them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from precast.artifact_store.format.errors import DamagedRecord
+from precast.artifact_store.format.msgpack import pack, unpack
+from precast.artifact_store.tiers.folder import Folder, read_file
+
+log = logging.getLogger("precast.store")
+
+HEARTBEAT = 2.0
+EXPIRY = 20.0
+"""Seconds without a heartbeat after which a holder counts as dead. Ten beats: a swapping machine misses some."""
+
+
+class Lease:
+    """What `acquire` gives: `held` is False where it went on without (see the module's text); `waited` is in seconds."""
+
+    def __init__(self, path: Path, held: bool, waited: float, token: str = "") -> None:
+        self.path = path
+        self.held = held
+        self.waited = waited
+        self._token = token
+        self._owner = os.getpid()
+        self._stop = threading.Event()
+
+    def keep(self, expiry: float = EXPIRY) -> None:
+        """Show from here on that its holder lives, until `release`; where no thread can be started for that, let others have it."""
+        if not self.held:
+            return
+        every = min(HEARTBEAT, expiry / 4)
+        try:
+            threading.Thread(target=_beat, args=(self.path, self._stop, every), name="precast-lease", daemon=True).start()
+        except RuntimeError as error:
+            log.info("lease %s: %s; compiling without it", self.path.name, error)
+            self.release()
+
+    def release(self) -> None:
+        """Let others have it. A forked child releases nothing: it is its parent's."""
+        self._stop.set()
+        if self.held and os.getpid() == self._owner and _holder(self.path).get("token") == self._token:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+        self.held = False
+
+
+class Watch:
+    """Attempts to take one lease, made by one waiter: what it has seen of those who held it meanwhile.
+
+    `holder`: the token of the last one seen, empty where it was free; `released`: how often one that was seen let it go by itself;
+    `who`: that holder in words.
+    """
+
+    def __init__(self, path: Path, expiry: float = EXPIRY) -> None:
+        self.path = path
+        self.holder = ""
+        self.who = ""
+        self.released = 0
+        self._expiry = expiry
+        self._token = secrets.token_hex(8)
+        self._begin = self._unchanged_since = time.monotonic()
+        self._seen: tuple[int, str] | None = None
+        self._broken = ""
+
+    @property
+    def waited(self) -> float:
+        """Seconds since the first attempt."""
+        return time.monotonic() - self._begin
+
+    def look(self) -> Lease | None:
+        """The lease, taken if it is free or its holder is dead; not held where leases cannot be kept. None: somebody holds it."""
+        try:
+            while not _create(self.path, self._token, self._broken):
+                if self._is_held():
+                    return None
+        except OSError as error:
+            log.info("lease %s: %s; compiling without it", self.path.name, error.strerror or error)
+            return Lease(self.path, False, self.waited)
+        if self.holder not in ("", self._broken):
+            self.released += 1
+        return Lease(self.path, True, self.waited, self._token)
+
+    def _is_held(self) -> bool:
+        """Whether somebody alive holds it. A dead holder's is taken away. Raises OSError."""
+        try:
+            record = _holder(self.path)
+            token = str(record.get("token"))
+            now = (self.path.lstat().st_mtime_ns, token)
+        except FileNotFoundError:
+            return False  # released between the two calls
+        if now != self._seen:
+            self._seen, self._unchanged_since = now, time.monotonic()
+        if time.monotonic() - self._unchanged_since > self._expiry or _is_dead(record):
+            _break(self.path, token)
+            self.holder = self._broken = token
+            return False
+        if record and token != self.holder:
+            self.released += self.holder not in ("", record.get("after"))
+            self.holder, self.who = token, f"process {record.get('pid')} on {record.get('host', 'another machine')}"
+        return True
+
+
+@contextlib.contextmanager
+def acquire(folder: Path, name: str, timeout: float = 600.0, expiry: float = EXPIRY) -> Iterator[Lease]:
+    """Hold the lease `name`, waiting at most `timeout` seconds for another holder; then go on without it. Never raises for the disk."""
+    lease = _take_or_wait(Watch(folder / name, expiry), timeout)
+    lease.keep(expiry)
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
+def _take_or_wait(watch: Watch, timeout: float) -> Lease:
+    rests = pauses()
+    while (lease := watch.look()) is None:
+        if watch.waited > timeout:
+            log.warning("lease %s: still held after %.0f s; compiling without it", watch.path.name, watch.waited)
+            return Lease(watch.path, False, watch.waited)
+        time.sleep(next(rests))
+    return lease
+
+
+def pauses() -> Iterator[float]:
+    """Seconds to sleep between one look and the next, for ever."""
+    pause = 0.02
+    while True:
+        yield pause
+        pause = min(pause * 1.5, 0.5)
+
+
+def _create(path: Path, token: str, after: str) -> bool:
+    """Make the lease file, or False when somebody holds it. `after`: the token of a dead holder whose work is taken over."""
+    identity = {"pid": os.getpid(), "place": _place(), "started": _started(os.getpid()), "host": socket.gethostname()}
+    holder = pack({"token": token, **identity, "after": after})
+    try:
+        Folder(path.parent.parent).make_folder(path.parent)
+    except FileExistsError as error:  # a file or a broken link: nobody holds anything there
+        raise NotADirectoryError(errno.ENOTDIR, f"something that is no folder is in the way at {error.filename}") from error
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return False
+    try:
+        os.write(descriptor, holder)
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _holder(path: Path) -> dict[str, object]:
+    """Who holds it, as far as the file says; empty when it is gone or being written."""
+    try:
+        record = unpack(read_file(path), path.name)
+    except (OSError, DamagedRecord):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _is_dead(holder: dict[str, object]) -> bool:
+    pid, place = holder.get("pid"), holder.get("place")
+    if not isinstance(pid, int) or place != _place():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return _started(pid) != holder.get("started")
+
+
+def _break(path: Path, token: str) -> None:
+    """Take a dead holder's lease away. Renamed first and looked at again: if another taker was quicker, the file is a live one."""
+    aside = path.with_name(f"{path.name}.dead-{secrets.token_hex(4)}")
+    with contextlib.suppress(OSError):
+        os.rename(path, aside)
+        if str(_holder(aside).get("token")) != token:
+            with contextlib.suppress(OSError):
+                os.link(aside, path)
+        else:
+            log.info("lease %s: its holder is gone; taking over", path.name)
+        aside.unlink()
+
+
+def _beat(path: Path, stop: threading.Event, every: float) -> None:
+    while not stop.wait(every):
+        try:
+            os.utime(path)
+        except OSError:
+            return  # gone or unwritable: the others take over, and nothing here depends on holding it
+
+
+def _place() -> str:
+    """Where a process id means something: this boot of this kernel and this pid namespace, or the host's name."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
+        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _started(pid: int) -> str:
+    """A mark that tells a process from a later one with the same id; empty where the system does not say."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""

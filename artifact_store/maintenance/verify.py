@@ -1,0 +1,277 @@
+"""Verification: read everything, believe nothing, and with `repair` make the store sound again by setting bad entries aside."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from precast.artifact_store.format import layout
+from precast.artifact_store.format.errors import FutureFormat, RecordError, StoreError
+from precast.artifact_store.format.manifest import Manifest
+from precast.artifact_store.format.msgpack import digest
+from precast.artifact_store.format.text import human_days
+from precast.artifact_store.maintenance.garbage import SKEW, files, leftovers, made, referenced
+from precast.artifact_store.maintenance.index import damage, open_index
+from precast.artifact_store.maintenance.unreadable import unreadable
+from precast.artifact_store.store import Store, cure, parse_record
+from precast.artifact_store.tiers.folder import TEMPORARY_PREFIX, Folder, read_file
+from precast.artifact_store.tiers.owner import make_folder
+
+_REPAIRS = {
+    "leftover": "removed",
+    "permissions": "repaired",
+    "format": "repaired",
+    "index": "rebuilt",
+    "clock": "dated now",
+    "quarantined": "acknowledged",
+}
+ACKNOWLEDGED = ".known"
+"""Ends the names of files in quarantine/ that somebody has been told of."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One finding. `kind`: "damaged", "foreign", "incomplete", "leftover", "permissions", "unreadable", "index", "format", "clock" or
+    "quarantined".
+
+    `repaired`: if it was.
+
+    What cannot be read may be sound, and is left alone.
+    """
+
+    name: str
+    kind: str
+    detail: str
+    repaired: bool
+
+    @property
+    def repair(self) -> str:
+        """What a repair does about it: only "repaired" leaves nothing to make anew."""
+        return _REPAIRS.get(self.kind, "set aside")
+
+
+@dataclass
+class Verified:
+    """What was looked at and found. `newer` counts manifests of a later precast: sound as far as this one can tell, and left alone.
+
+    `quarantined`: what was found damaged while it was served. What is left may be sound, and lacks it.
+    `obstacle`: why the last repair that failed did.
+    """
+
+    manifests: int = 0
+    blobs: int = 0
+    bytes: int = 0
+    newer: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    quarantined: list[Problem] = field(default_factory=list)
+    obstacle: str = ""
+
+    @property
+    def sound(self) -> bool:
+        return all(problem.repaired for problem in self.problems)
+
+    @property
+    def good(self) -> bool:
+        """Whether it is sound, and nothing that it had was lost to damage without anybody's knowing."""
+        return self.sound and all(problem.repaired for problem in self.quarantined)
+
+    @property
+    def set_aside(self) -> int:
+        """How many artifacts are not served any more."""
+        gone = (problem for problem in self.problems if problem.repaired and problem.kind != "foreign")
+        return sum(problem.repair == "set aside" and problem.name.startswith("programs/") for problem in gone)
+
+
+def verify(store: Store, *, repair: bool = False) -> Verified:
+    """Check every manifest, record and blob of `store`. Raises StoreError where it cannot be read at all, or not written with `repair`."""
+    if store.problem or (repair and store.readonly):
+        raise StoreError(store.problem or f"the store at {store.root} was opened read-only; it cannot be repaired")
+    if not store.root.exists():
+        return Verified()
+    look = _Look(store, repair)
+    look.at_frame()
+    for name, reason in unreadable(store).items():
+        look.unread(name, reason)
+    look.at_blobs()
+    look.at_manifests()
+    look.at_records()
+    look.at_leftovers()
+    look.at_quarantine()
+    look.at_clock()
+    look.at_index()
+    return look.report
+
+
+class _Look:
+    """One look through a store, with what it has found so far."""
+
+    def __init__(self, store: Store, repair: bool) -> None:
+        self.store, self.repair, self.report = store, repair, Verified()
+        self.good_blobs: set[str] = set()
+        self._unread: set[str] = set()
+        self._all_blobs_seen = True
+
+    def unread(self, name: str, reason: str) -> None:
+        """Notes a file or folder that cannot be read, once."""
+        if name not in self._unread:
+            self._unread.add(name)
+            self._all_blobs_seen &= not name.startswith("objects")
+            advice = "it may be sound; make it readable for this user, or mend the disk"
+            self._note(name, "unreadable", f"cannot be read ({reason}): {advice}", False)
+
+    def at_frame(self) -> None:
+        root, format_file = self.store.root, self.store.path(layout.FORMAT_FILE)
+        if not format_file.exists() and any((root / folder).exists() for folder in layout.SHARED_FOLDERS):
+            text = f"{layout.LAYOUT_VERSION}\n".encode()
+            done = self._did(lambda: Folder(root).put(layout.FORMAT_FILE, text))
+            self._note(layout.FORMAT_FILE, "format", "the format file is missing", done)
+        mode = stat.S_IMODE(root.stat().st_mode)
+        if mode & 0o022:
+            done = self._did(lambda: root.chmod(0o700))
+            detail = f"mode {mode:o}: others may write here, and what is stored is executed: chmod 700 {root}"
+            self._note(".", "permissions", detail, done)
+
+    def at_blobs(self) -> None:
+        for path, name, data in self._files("objects"):
+            self.report.blobs += 1
+            self.report.bytes += len(data)
+            if not layout.is_digest(path.name) or name != layout.blob_name(path.name):
+                self._bad(path, name, "foreign", "not a blob's name")
+            elif digest(data) != path.name:
+                self._bad(path, name, "damaged", f"content ({len(data)} bytes) does not match its digest")
+            else:
+                self.good_blobs.add(path.name)
+
+    def at_manifests(self) -> None:
+        for path, name, data in self._files("programs"):
+            self.report.manifests += 1
+            self.report.bytes += len(data)
+            if not layout.is_digest(path.name.removesuffix(layout.MANIFEST_SUFFIX)) or not layout.is_label(path.parent.name):
+                self._bad(path, name, "foreign", "not an artifact's name")
+                continue
+            try:
+                manifest = Manifest.from_bytes(data, name, expect_id=path.name.removesuffix(layout.MANIFEST_SUFFIX))
+                manifest.check()
+                if name != layout.manifest_name(manifest.program_key, manifest.artifact_id):
+                    raise RecordError(f"{name}: does not lie where its program and id say")
+            except FutureFormat:
+                self.report.newer += 1
+            except RecordError as error:
+                self._bad(path, name, "damaged", str(error))
+            else:
+                if missing := self._missing(manifest.blobs):
+                    first = f"(first: {missing[0][:12]}…)"
+                    detail = f"lacks {len(missing)} of {len(manifest.blobs)} blobs {first}: it cannot be loaded"
+                    self._bad(path, name, "incomplete", detail)
+
+    def at_records(self) -> None:
+        for kind in layout.RECORD_KINDS:
+            for path, name, data in self._files(kind):
+                try:
+                    record = parse_record(data, name)
+                except RecordError as error:
+                    self._bad(path, name, "damaged", str(error))
+                    continue
+                if self._missing(record.get("blobs", ())):
+                    self._bad(path, name, "incomplete", "a blob that it names is missing")
+
+    def at_leftovers(self) -> None:
+        """Killed writers' files and blobs nobody needs: harmless, so they are problems only with their age; prune removes them too."""
+        needed = None if self.report.newer else referenced(self.store)
+        for path, reason in list(leftovers(self.store, needed, time.time())):
+            done = self._did(partial(path.unlink, missing_ok=True))
+            self._note(path.relative_to(self.store.root).as_posix(), "leftover", reason, done)
+
+    def at_index(self) -> None:
+        """With `repair` it is made anew, from the manifests and the uses that were recorded since it broke, or given back to its user."""
+        reason, repaired = damage(self.store), False
+        if reason and self.repair:
+            with open_index(self.store, rebuild=True) as index:
+                index.entries(self.store)
+            repaired, reason = not index.problem, index.problem or reason
+            reason += f". What was there is {index.moved}/: only its owner can remove it" if index.moved else ""
+        if reason:
+            self._note("index", "index", reason, repaired)
+
+    def at_quarantine(self) -> None:
+        """What processes that read it have set aside, and nothing has taken the place of. With `repair` that is acknowledged."""
+        needed = None if self.report.newer else referenced(self.store)
+        for path in files(self.store.path("quarantine")):
+            name = path.name.rpartition(".")[0].replace("~", "/")
+            blob = name.rpartition("/")[2] if name.startswith("objects/") else ""
+            if path.name.endswith(ACKNOWLEDGED) or self.store.path(name).exists() or (blob and needed is not None and blob not in needed):
+                continue
+            when = time.strftime(" on %Y-%m-%d %H:%M", time.localtime(moment)) if (moment := made(path)) is not None else ""
+            detail = f"damaged: set aside{when} by a process that read it; build it again, and suspect the disk if more come"
+            known = self._did(partial(os.replace, path, path.with_name(f"{path.name}{ACKNOWLEDGED}")))
+            self.report.quarantined.append(Problem(layout.printable(f"quarantine/{path.name}"), "quarantined", detail, known))
+
+    def at_clock(self) -> None:
+        """Artifacts from the future are never old: their age is not known."""
+        now = time.time()
+        for path in files(self.store.root / "programs"):
+            if path.name.endswith(layout.MANIFEST_SUFFIX) and (ahead := (made(path) or now) - now) > SKEW:
+                name = path.relative_to(self.store.root).as_posix()
+                detail = f"dated {human_days(ahead)} ahead of this machine's clock, so that it does not count as old"
+                self._note(name, "clock", detail, self._did(partial(os.utime, path)))
+
+    def _files(self, folder: str) -> Iterator[tuple[Path, str, bytes]]:
+        """Each whole file under `folder` that can be read: path, name and content."""
+        for path in files(self.store.root / folder):
+            if path.name.startswith(TEMPORARY_PREFIX):
+                continue
+            name = path.relative_to(self.store.root).as_posix()
+            try:
+                data = read_file(path)
+            except FileNotFoundError:
+                continue  # pruned in the meantime
+            except OSError as error:
+                self.unread(name, error.strerror or str(error))
+                continue
+            yield path, name, data
+
+    def _missing(self, blobs: Iterable[str]) -> list[str]:
+        """Those that are not there, or not sound; none where there may be blobs that could not be read."""
+        return [blob for blob in blobs if not self._sound(blob)] if self._all_blobs_seen else []
+
+    def _sound(self, blob: str) -> bool:
+        if blob not in self.good_blobs and layout.is_digest(blob):
+            with contextlib.suppress(OSError):  # not there
+                if digest(read_file(self.store.path(layout.blob_name(blob)))) == blob:
+                    self.good_blobs.add(blob)  # a writer has put it there since
+        return blob in self.good_blobs
+
+    def _bad(self, path: Path, name: str, kind: str, detail: str) -> None:
+        self._note(name, kind, detail, self._did(partial(_set_aside, self.store, path)))
+
+    def _did(self, repair: Callable[[], object]) -> bool:
+        """Do this where a repair was asked for; whether it was done. What was in the way stands in the report."""
+        if not self.repair:
+            return False
+        try:
+            repair()
+        except OSError as error:
+            self.report.obstacle = f"{error.strerror or error}; {cure(error, self.store.root)}"
+            return False
+        return True
+
+    def _note(self, name: str, kind: str, detail: str, repaired: bool) -> None:
+        self.report.problems.append(Problem(layout.printable(name), kind, layout.printable(detail), repaired))
+
+
+def _set_aside(store: Store, path: Path) -> None:
+    """Move a bad file to quarantine/. Raises OSError."""
+    folder = store.path("quarantine")
+    name = path.relative_to(store.root).as_posix().replace("/", "~")
+    make_folder(store.root, folder)
+    place = folder / f"{name}.{secrets.token_hex(4)}{ACKNOWLEDGED}"
+    os.replace(path, place)
+    with contextlib.suppress(OSError):
+        os.utime(place)  # its time there is when it came there

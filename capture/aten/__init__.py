@@ -1,0 +1,1 @@
+"""The adapters of AOTAutograd: from Dynamo's graph to a functional graph of ATen operators."""

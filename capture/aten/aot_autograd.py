@@ -1,0 +1,255 @@
+"""AOTAutograd: Dynamo's graph -> a functional ATen graph, with a record of what its inputs and outputs alias."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.fx
+import torch.fx.node as fx_node
+from torch._dynamo import compiled_autograd
+from torch._functorch._aot_autograd.graph_compile import aot_stage1_graph_capture
+from torch._functorch._aot_autograd.schemas import MutationType
+from torch._functorch.aot_autograd import create_aot_state, prepare_aot_module_simplified
+from torch._higher_order_ops import effects
+from torch._subclasses.functional_tensor import PythonFunctionalizeAPI
+
+from precast.artifact_store.format.records import GraphOutput, Wrap
+from precast.capture.aten.functional_trace import functional_graph, metadata_of
+from precast.capture.aten.grad_modes import grad_mode_for_inference_mode, views_elsewhere
+from precast.capture.aten.keep_attention import name_attention, whole_attention
+from precast.capture.aten.untracked_sizes import sizes_expressed
+from precast.capture.aten.wrong_decompositions import kept_whole, without_wrong
+from precast.capture.common.captured_frame import CaptureRefused
+from precast.capture.common.release_references import forget_random_state
+from precast.capture.graph.higher_order_ops import expand_higher_order
+from precast.capture.graph.output_aliases import Outputs
+from precast.capture.graph.single_device import on_one_device
+from precast.capture.graph.storage_aliases import owner, storage_of
+from precast.capture.graph.subclass_flatten import Part, parts_of, plain_inputs, positions_of, refuse_shared, wraps_of
+from precast.capture.graph.symbolic_floats import float_positions, floats_as_numbers
+from precast.capture.graph.triton_launches import LAUNCH, is_launch, writes_known
+from precast.capture.soundness.composite_checks import quantiles_tested
+from precast.capture.soundness.tensor_metadata import views_apart
+
+Decompositions = Mapping[Any, Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class AotGraph:
+    """`graph`'s outputs are raw outputs only; `outputs` says what the caller gets. `mutated`: indices of inputs that the graph writes.
+
+    `absolute`: the traced code counts offsets from the start of a storage, so that results depend on the inputs' offsets.
+    `parts`: what the placeholders take, where tensor subclasses are among the inputs; `wraps`: what the caller gets, where subclasses are
+    among that. None: the inputs and `outputs` themselves.
+    """
+
+    graph: torch.fx.GraphModule
+    outputs: tuple[GraphOutput, ...]
+    mutated: frozenset[int]
+    absolute: bool
+    parts: tuple[Part, ...] | None = None
+    wraps: tuple[Wrap, ...] | None = None
+
+
+def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompositions: Decompositions) -> AotGraph | None:
+    """The graph of a call that records no backward; None where eager would record one.
+
+    Must run inside the Dynamo backend callback: the live TracingContext holds the fake tensors. Raises CaptureRefused.
+    """
+    _drop_idle_dropout(gm)
+    quantiles_tested(gm)
+    floats, table = float_positions(gm), without_wrong(decompositions)
+    elsewhere = views_elsewhere(gm)
+    parts: tuple[Part, ...] | None = None
+    wraps: tuple[Wrap, ...] | None = None
+    with contextlib.ExitStack() as stack:
+        stack.callback(forget_random_state)
+        stack.enter_context(sizes_expressed(example_inputs))
+        with views_apart():
+            prepared = _prepare(gm, example_inputs, table)
+        call, own_tensors, fake_args, descriptions, config, fake_mode, shape_env, activations = prepared
+        if own_tensors:
+            raise CaptureRefused("the traced code registers tensors of its own inside the graph")
+        stack.enter_context(compiled_autograd._disable())
+        stack.enter_context(grad_mode_for_inference_mode(gm))
+        stack.enter_context(_effects_as_calls(gm))
+        stack.enter_context(whole_attention(gm))
+        stack.enter_context(writes_known())
+        stack.enter_context(kept_whole())
+        graph = functional_graph(gm, fake_args, table, fake_mode)
+        if graph is not None:
+            metadata = metadata_of(graph)
+        else:
+            state = create_aot_state(stack, call, fake_args, descriptions, config, fake_mode, shape_env)
+            if state.needs_autograd:
+                return None
+            if activations is not None:
+                state.fw_metadata.act_input_indices = activations
+            flat = parts_of(fake_args)
+            if len(flat) > len(fake_args) and any(info.mutates_data for info in state.fw_metadata.input_info):
+                refuse_shared(plain_inputs(fake_args, flat), flat)
+            captured = _captured(state, call)
+            graph, metadata = captured.graph_module, state.fw_metadata
+            if captured.maybe_subclass_meta is not None:
+                parts, wraps = flat, wraps_of(metadata)
+                fake_args, metadata = plain_inputs(fake_args, parts), captured.maybe_subclass_meta.fw_metadata
+            _refuse_unsupported(state, metadata, captured, len(fake_args))
+        name_attention(graph)
+        expand_higher_order(graph, fake_mode, table)
+        floats_as_numbers(graph, floats if parts is None else positions_of(floats, parts), shape_env)
+        absolute = _from_whole_inputs([n for n in graph.graph.nodes if _storage_offset_given(n)])
+        outputs = Outputs(graph, fake_args).split(metadata, elsewhere)
+        mutated = frozenset(i for i, info in enumerate(metadata.input_info) if info.mutates_data)
+        _resolve_lazy_inputs(graph, absolute, mutated)
+        graph.graph.eliminate_dead_code(lambda node: node.is_impure() or is_launch(node))  # torch 2.11 takes launches for pure
+        on_one_device(graph, fake_mode, mutated)
+    graph.recompile()
+    return AotGraph(graph, outputs, mutated, absolute, parts, wraps)
+
+
+def _drop_idle_dropout(gm: torch.fx.GraphModule) -> None:
+    """Dropout that is off, or drops nothing, returns its very argument; one that drops all multiplies by zero, and draws nothing. torch's
+    own decomposition would copy, and draw.
+    """
+    calls = [n for f in (torch.nn.functional.dropout, torch.dropout) for n in gm.graph.find_nodes(op="call_function", target=f)]
+    for node in calls:
+        training = node.kwargs.get("training", node.kwargs.get("train", node.args[2] if len(node.args) > 2 else True))
+        share = node.kwargs.get("p", node.args[1] if len(node.args) > 1 else 0.5)
+        source = node.kwargs.get("input", node.args[0] if node.args else None)
+        known = type(share) in (int, float)
+        if not isinstance(source, torch.fx.Node):
+            continue
+        if training is False or (known and share == 0):
+            node.replace_all_uses_with(source)
+            gm.graph.erase_node(node)
+        elif training is True and known and share == 1:
+            in_place = node.kwargs.get("inplace", node.args[3] if len(node.args) > 3 else False)
+            node.target = torch.Tensor.mul_ if in_place else torch.mul
+            node.args, node.kwargs = (source, 0), {}
+    gm.recompile()
+
+
+@contextlib.contextmanager
+def _effects_as_calls(gm: torch.fx.GraphModule) -> Iterator[None]:
+    """Operators with effects stay in the graph as plain calls. torch threads tokens through them, to keep their order; precast keeps the
+    order of operators that are not ATen's by itself, and of ATen's there are only checks, which read what they check.
+    """
+    called = {n.target for m in gm.modules() if isinstance(m, torch.fx.GraphModule) for n in m.graph.nodes if n.op == "call_function"}
+    operators = [torch.ops.aten._linalg_check_errors.default, *(op for op in called if effects.has_effects(op))]
+    with contextlib.ExitStack() as stack:
+        for op in operators:
+            if isinstance(op, torch._ops.HigherOrderOperator):
+                continue  # these ask for their token themselves (below), and torch 2.11 keeps unused ones in a graph for their effect only
+            holder: Any = torch._library.simple_registry.singleton.find(effects._get_op_qualname(op)).effect
+            stack.enter_context(mock.patch.object(holder, "_effect", None))
+        everything = fx_node._side_effectful_functions | {*operators, LAUNCH}
+        stack.enter_context(mock.patch.object(effects, "handle_effects", _plain_call))
+        stack.enter_context(mock.patch.object(fx_node, "_side_effectful_functions", everything))
+        stack.enter_context(mock.patch.object(torch._library.utils, "is_impure", _is_impure))
+        yield
+
+
+_impure = torch._library.utils.is_impure
+
+
+def _is_impure(op: Any, **given: Any) -> bool:
+    """Launches of Triton kernels write; torch 2.11 does not look for higher-order operators among those with side effects. A draw moves
+    the generator, read or not: what is drawn after it are eager's numbers only if it stays.
+    """
+    if "impure_random" in given:
+        given["impure_random"] = True
+    return op is LAUNCH or _impure(op, **given)
+
+
+def _plain_call(allow_token_discovery: bool, tokens: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """In place of `handle_effects`, for higher-order operators that always ask for a token."""
+    context: Any = PythonFunctionalizeAPI()
+    inner_args, inner_kwargs = context.unwrap_tensors(args), context.unwrap_tensors(kwargs)
+    with context.redispatch_to_next():
+        return context.wrap_tensors(op(*inner_args, **inner_kwargs))
+
+
+def _prepare(gm: torch.fx.GraphModule, inputs: list[Any], decompositions: dict[Any, Callable[..., Any]]) -> tuple[Any, ...]:
+    prepare: Any = prepare_aot_module_simplified
+    if torch.__version__ < "2.12":  # 2.11: one more positional argument (boxed_forward_device_index), one result fewer
+        made = prepare(gm, inputs, None, decompositions, True, None, False, False, force_non_lazy_backward_lowering=True)
+        call, tensors, _, _, fake_args, descriptions, config, fake_mode, shape_env, _, _ = made
+        return call, tensors, fake_args, descriptions, config, fake_mode, shape_env, None
+    made = prepare(gm, inputs, None, decompositions, True, False, False, force_non_lazy_backward_lowering=True)
+    call, tensors, _, _, fake_args, descriptions, config, fake_mode, shape_env, _, _, activations = made
+    return call, tensors, fake_args, descriptions, config, fake_mode, shape_env, activations
+
+
+def _captured(state: Any, call: Any) -> Any:
+    try:
+        return aot_stage1_graph_capture(state, call)
+    except AssertionError as error:  # two tensors that are no views share memory: by set_, or by data that was assigned
+        if "non-differentiable view input mutations" not in str(error):
+            raise
+        raise CaptureRefused(_SHARED, shared_memory=True) from error
+
+
+_SHARED = "two inputs share memory and the traced code writes one of them"
+
+
+def _refuse_unsupported(state: Any, metadata: Any, captured: Any, inputs: int) -> None:
+    if metadata.tokens or state.fw_metadata.tokens:
+        raise CaptureRefused("the traced code calls an operator with side effects outside of tensors")
+    for i, info in enumerate((*state.fw_metadata.input_info, *metadata.input_info)):
+        if info.mutation_type is MutationType.MUTATED_OUT_GRAPH:
+            raise CaptureRefused(f"graph input {i} changes its shape, strides or storage in place (such as by t_, resize_ or set_)")
+    if any("resize_storage_bytes_" in str(n.target) for n in captured.graph_module.graph.nodes if n.op == "call_function"):
+        raise CaptureRefused("the traced code gives or takes a tensor's memory (untyped_storage().resize_)")
+    placeholders = sum(1 for n in captured.graph_module.graph.nodes if n.op == "placeholder")
+    if placeholders != inputs:
+        raise CaptureRefused(_SHARED, shared_memory=True)
+
+
+def _resolve_lazy_inputs(graph: torch.fx.GraphModule, absolute: bool, mutated: Collection[int]) -> None:
+    """The values of lazily conjugated and negated inputs, computed first: kernels read memory, which holds others."""
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    for i, node in enumerate(placeholders):
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor) or not (value.is_conj() or value.is_neg()):
+            continue
+        if absolute or i in mutated:
+            raise CaptureRefused(
+                f"graph input {i} is a lazily conjugated or negated view, and is written", hint="call resolve_conj() on it"
+            )
+        # A library call copies the values of a complex tensor. A kernel reads a real one as it lies in memory: with the other sign.
+        resolve = torch.ops.aten.clone.default if value.is_complex() else torch.ops.aten.neg.default
+        users = [user for user in node.users if user.op != "output"]
+        with graph.graph.inserting_after(placeholders[-1]):
+            made = graph.graph.call_function(resolve, (node,))
+        made.meta["val"] = resolve(value)
+        for user in users:
+            user.replace_input_with(node, made)
+
+
+_ABSOLUTE = ("aten::as_strided", "aten::as_strided_copy", "aten::as_strided_scatter")
+
+
+def _storage_offset_given(node: torch.fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.name not in _ABSOLUTE:
+        return False
+    position = next(i for i, a in enumerate(node.target._schema.arguments) if a.name == "storage_offset")
+    return node.kwargs.get("storage_offset") is not None or (len(node.args) > position and node.args[position] is not None)
+
+
+def _from_whole_inputs(nodes: list[torch.fx.Node]) -> bool:
+    """Lets calls that count from the start of an input's storage take the input itself, not a view of it; whether there are any calls."""
+    for node in nodes:
+        operand = node.args[0]
+        assert isinstance(operand, torch.fx.Node)
+        root = owner([operand], storage_of(operand))
+        if root.op != "placeholder" or root is operand:
+            continue
+        if node.target is torch.ops.aten.as_strided_scatter.default or root.meta["val"].dtype != operand.meta["val"].dtype:
+            raise CaptureRefused("an offset into the storage of an input is applied to a view of it", hint="apply it to the input itself")
+        node.replace_input_with(operand, root)
+    return bool(nodes)

@@ -1,0 +1,1 @@
+"""The rewritten bytecode of a frame: its record, and what it needs to run in another process."""

@@ -1,0 +1,1 @@
+"""What the rooms of capture share: captured frames, the sources of values, symbolic shapes."""

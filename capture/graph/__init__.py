@@ -1,0 +1,1 @@
+"""Passes over the captured graph: what becomes an input, an output, an alias, a launch."""

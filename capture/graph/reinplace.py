@@ -1,0 +1,68 @@
+"""Operators that write their arguments, wrapped by functionalization: unwrapped again, with as few copies as are needed."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.fx
+from torch._higher_order_ops.auto_functionalize import (
+    auto_functionalized_dense,
+    auto_functionalized_v2_dense,
+    get_mutable_args,
+)
+
+from precast.capture.graph.inline_subgraph import splice
+from precast.capture.graph.window_overlap import storage_of
+
+V1 = torch.ops.higher_order.auto_functionalized
+V2 = torch.ops.higher_order.auto_functionalized_v2
+
+
+def unwrap_mutation(module: torch.fx.GraphModule, node: torch.fx.Node, fake_mode: Any, decompositions: Mapping[Any, Any]) -> None:
+    """`auto_functionalized(op, …)` -> copies of what the op writes, and the op itself writing them.
+
+    What nobody reads afterwards is not copied first, nor an input that takes the very result (`copy_(input, result)` follows).
+    """
+    if node.target is V1:
+        names, _ = get_mutable_args(node.args[0])  # type: ignore[arg-type]
+        written = [node.kwargs[name] for name in names]
+        kept = [name for name, value in zip(names, written, strict=True) if not may_write(node, value, None)]
+        splice(module, node, lambda op, **kwargs: auto_functionalized_dense(op, tuple(kept), **kwargs), fake_mode, decompositions)
+        return
+    bases: Any = node.kwargs.get("_all_bases", ())
+    copied = tuple(i for i, base in enumerate(bases) if not may_write(node, base, _new_base(node, len(bases), i)))
+    splice(module, node, lambda op, **kwargs: auto_functionalized_v2_dense(op, copied, **kwargs), fake_mode, decompositions)
+
+
+def may_write(node: torch.fx.Node, base: Any, result: torch.fx.Node | None) -> bool:
+    """Whether the op may write `base` itself. `result`: the node that stands for it after the op."""
+    if not isinstance(base, torch.fx.Node) or base.op == "get_attr" or not isinstance(base.meta.get("val"), torch.Tensor):
+        return False
+    storage = base.meta["val"].untyped_storage()._cdata
+    family = [n for n in node.graph.nodes if storage_of(n.meta.get("val")) == storage]
+    if any(n in family and n is not base for n in node.all_input_nodes):
+        return False  # another argument shows the same memory
+    order = {n: i for i, n in enumerate(node.graph.nodes)}
+    later = {user for n in family for user in n.users if order[user] > order[node]}
+    roots = [n for n in family if n.op == "placeholder"]
+    if not roots:
+        return not later and not any(n.op == "get_attr" for n in family)
+    return roots == [base] and result is not None and only_copied_back(later, base, result)
+
+
+def _new_base(node: torch.fx.Node, bases: int, number: int) -> torch.fx.Node | None:
+    """The node that stands for base `number` after the op: the results end with the bases."""
+    op = node.args[0]
+    assert isinstance(op, torch._ops.OpOverload)
+    position = max(len(op._schema.returns), 1) + number
+    found = [u for u in node.users if u.target is operator.getitem and u.args[1] == position]
+    return found[0] if len(found) == 1 else None
+
+
+def only_copied_back(later: set[torch.fx.Node], base: torch.fx.Node, result: torch.fx.Node) -> bool:
+    """Whether all that follows is that `base` takes the result."""
+    copies = [n for n in later if n.target is torch.ops.aten.copy_.default and n.args[0] is base]
+    return len(later) == 1 and len(copies) == 1 and copies[0].args[1] is result and not copies[0].users

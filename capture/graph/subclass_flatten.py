@@ -1,0 +1,230 @@
+"""Tensor subclasses that wrap plain tensors (`__tensor_flatten__`): a graph takes the plain ones and gives plain ones back.
+
+AOTAutograd traces through their dispatch. Its records of who was wrapped become the parts of inputs and the wraps of outputs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.fx
+from torch._functorch._aot_autograd.schemas import OutputType, PlainTensorMeta, SubclassCreationMeta
+from torch.fx.immutable_collections import immutable_dict, immutable_list
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from precast.artifact_store.format.guards import Path
+from precast.artifact_store.format.records import GraphInput, Wrap
+from precast.artifact_store.format.tagged_constants import Untaggable, object_name, tag, type_name
+from precast.capture.common.captured_frame import CaptureRefused
+from precast.runtime.executable.subclasses import part_of
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one placeholder takes of input `index` of Dynamo's graph: attributes, and ("size" | "stride", dim) for a number."""
+
+    index: int
+    steps: tuple[Any, ...]
+
+
+def met_subclasses(gm: torch.fx.GraphModule) -> tuple[type, ...]:
+    """The classes of such tensors that enter Dynamo's graph or are made in it, of those within them, and of what their metadata holds."""
+    found: dict[type, None] = {}
+    stack = [node.meta.get("example_value") for node in gm.graph.nodes]
+    while stack:
+        value = stack.pop()
+        if is_traceable_wrapper_subclass(value):
+            names, metadata = value.__tensor_flatten__()
+            found[type(value)] = None
+            found |= dict.fromkeys(_classes_in(metadata))
+            stack += [getattr(value, name) for name in names]
+    return tuple(sorted(found, key=type_name))
+
+
+def _classes_in(metadata: Any) -> Iterator[type]:
+    """Classes whose constants and methods the dispatch may read through the metadata."""
+    if isinstance(metadata, type):
+        yield metadata
+    elif isinstance(metadata, dict | list | tuple):
+        yield from (cls for held in (metadata.values() if isinstance(metadata, dict) else metadata) for cls in _classes_in(held))
+    elif dataclasses.is_dataclass(metadata):
+        yield from (cls for field in dataclasses.fields(metadata) for cls in _classes_in(getattr(metadata, field.name, None)))
+    if isinstance(metadata, enum.Enum) or hasattr(metadata, "_fields") or dataclasses.is_dataclass(metadata):
+        yield metadata if isinstance(metadata, type) else type(metadata)
+
+
+def attribute_set(output: Any) -> str:
+    """The name of an attribute that the traced code sets on such a tensor; "" without any. Operators in the graph would not notice."""
+    for variable, attributes in output.side_effects.store_attr_mutations.items():
+        node = getattr(getattr(variable, "proxy", None), "node", None)
+        if node is not None and attributes and is_traceable_wrapper_subclass(node.meta.get("example_value")):
+            return str(next(iter(attributes)))
+    return ""
+
+
+def parts_of(inputs: Sequence[Any]) -> tuple[Part, ...]:
+    """One per placeholder of the graph that AOTAutograd makes for these inputs."""
+    return tuple(Part(i, steps) for i, value in enumerate(inputs) for steps in _leaves(value))
+
+
+def _leaves(value: Any) -> Iterator[tuple[Any, ...]]:
+    """In the order in which AOTAutograd unwraps: the attributes, then the symbolic sizes, then the symbolic strides."""
+    if not is_traceable_wrapper_subclass(value):
+        yield ()
+        return
+    for name in value.__tensor_flatten__()[0]:
+        inner = getattr(value, name)
+        if not isinstance(inner, torch.Tensor):
+            raise CaptureRefused(f"the attribute {name} of a {type(value).__name__} is no tensor, but a {type(inner).__name__}")
+        yield from ((name, *steps) for steps in _leaves(inner))
+    for kind, numbers in (("size", value.shape), ("stride", value.stride())):
+        for dim, number in enumerate(numbers):
+            if isinstance(number, torch.SymInt):
+                if number.node.is_nested_int():
+                    raise CaptureRefused(f"a {type(value).__name__} has a dimension whose lengths vary (a jagged layout)")
+                yield ((kind, dim),)
+
+
+def plain_inputs(inputs: Sequence[Any], parts: Sequence[Part]) -> list[Any]:
+    """The values of the placeholders."""
+    return [part_of(inputs[part.index], part.steps) for part in parts]
+
+
+def refuse_shared(values: Sequence[Any], parts: Sequence[Part]) -> None:
+    """For a graph that writes: AOTAutograd takes what lies within the subclasses for memory of their own. Raises CaptureRefused."""
+    storages = [value.untyped_storage()._cdata for value in values if isinstance(value, torch.Tensor)]
+    if len(storages) != len(set(storages)):
+        refused = CaptureRefused("tensors within a tensor subclass share memory and the traced code writes one of them", shared_memory=True)
+        refused.parts = tuple(parts)
+        raise refused
+
+
+def positions_of(inputs: Sequence[int], parts: Sequence[Part]) -> tuple[int, ...]:
+    """Which placeholders take these inputs whole."""
+    return tuple(i for i, part in enumerate(parts) if part.index in inputs and not part.steps)
+
+
+def flat_inputs(inputs: Sequence[GraphInput], parts: Sequence[Part], mutated: frozenset[int]) -> list[GraphInput]:
+    """The graph's inputs, where its placeholders take `parts` of `inputs`. Raises CaptureRefused."""
+    whole = {part.index: i for i, part in enumerate(parts) if not part.steps}
+    return [_flat(inputs, part, i in mutated, whole) for i, part in enumerate(parts)]
+
+
+def positioned(wraps: Sequence[Wrap], inputs: Sequence[GraphInput]) -> tuple[Wrap, ...]:
+    """`wraps` with the call's own objects by their positions among what is passed. Raises CaptureRefused."""
+    found: list[Wrap] = []
+    for wrap in wraps:
+        if isinstance(wrap, int) or wrap[0] != "input":
+            found.append(wrap)
+            continue
+        position = inputs[wrap[1]].position
+        if position is None:
+            raise CaptureRefused("a tensor subclass that a module owns is written, and given back")
+        found.append(("input", position))
+    return tuple(found)
+
+
+def _flat(inputs: Sequence[GraphInput], part: Part, mutated: bool, whole: dict[int, int]) -> GraphInput:
+    given = inputs[part.index]
+    if not part.steps:
+        return replace(given, mutated=mutated) if given.read is None else _read(inputs, given, whole)
+    number = not isinstance(part.steps[-1], str)
+    if number and given.bound:
+        raise CaptureRefused("a tensor subclass that a module owns has a size that varies", hint="mark it as static")
+    path = (*given.path, *(step for name in part.steps for step in _path(name)))
+    steps = () if given.bound else part.steps
+    return replace(given, path=path, kind="int" if number else "tensor", mutated=mutated, parameter=False, part=steps)
+
+
+def _read(inputs: Sequence[GraphInput], given: GraphInput, whole: dict[int, int]) -> GraphInput:
+    """A size that is read off another input: off the same place of that tensor as a placeholder, or of the object that the call passes."""
+    assert given.read is not None
+    kind, index, *dim = given.read
+    if index in whole:
+        return replace(given, read=(kind, whole[index], *dim))
+    owner = inputs[index]
+    if owner.bound or not dim:
+        raise CaptureRefused("the place of a tensor subclass in its storage, or the size of one that a module owns, varies")
+    return replace(given, read=None, position=owner.position, part=((kind, *dim),))
+
+
+def _path(step: Any) -> Path:
+    return (("attr", step),) if isinstance(step, str) else (("method", step[0]), ("item", ("int", step[1])))
+
+
+def wraps_of(metadata: Any) -> tuple[Wrap, ...]:
+    """What the caller gets, made of the graph's outputs. `metadata`: AOTAutograd's, of the graph with the subclasses.
+
+    Raises CaptureRefused.
+    """
+    wraps: list[Wrap] = []
+    first = 0
+    for info, made in zip(metadata.output_info, metadata.subclass_fw_graph_out_meta, strict=False):
+        if isinstance(made, PlainTensorMeta):
+            wraps.append(first)
+            first += 1
+            continue
+        wrap, first = _wrap(made, first)
+        same = info.output_type is OutputType.is_input
+        wraps.append(("input", info.base_idx) if same else wrap)
+    return tuple(wraps)
+
+
+def _wrap(made: SubclassCreationMeta, first: int) -> tuple[Wrap, int]:
+    """The instance whose first plain tensor is output `first`, and the output that comes after its last one."""
+    cls = type(made.original_subclass)
+    attributes: list[tuple[str, Wrap]] = []
+    for name, inner in made.attrs.items():
+        if isinstance(inner, SubclassCreationMeta):
+            wrap, first = _wrap(inner, first)
+            attributes.append((name, wrap))
+        elif isinstance(inner, PlainTensorMeta):
+            attributes.append((name, first))
+            first += 1
+        else:
+            raise CaptureRefused(f"the attribute {name} of a {cls.__name__} is no tensor")
+    numbers: list[tuple[Any, ...]] = []
+    for given in (made.outer_size, made.outer_stride):
+        found: list[Any] = []
+        for number in given:
+            if isinstance(number, torch.SymInt):
+                found.append(("output", first))
+                first += 1
+            else:
+                found.append(number)
+        numbers.append(tuple(found))
+    try:
+        return ("subclass", object_name(cls), tag(_as_in_eager(made.meta)), tuple(attributes), *numbers), first
+    except Untaggable as error:
+        raise CaptureRefused(f"a {cls.__name__} leaves the graph, and its metadata cannot be told to another process: {error}") from None
+
+
+def _as_in_eager(metadata: Any) -> Any:
+    """What the tracer has made of metadata that the traced code wrote down, undone. A size in it holds for that size only."""
+    if type(metadata) in (immutable_list, list):
+        return [_as_in_eager(held) for held in metadata]
+    if type(metadata) in (immutable_dict, dict):
+        return {key: _as_in_eager(held) for key, held in metadata.items()}
+    if type(metadata) in (tuple, torch.Size):
+        return type(metadata)(_as_in_eager(held) for held in metadata)
+    plain = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}.get(type(metadata))
+    return metadata if plain is None else plain(metadata)
+
+
+__all__ = [
+    "Part",
+    "attribute_set",
+    "flat_inputs",
+    "met_subclasses",
+    "parts_of",
+    "plain_inputs",
+    "positioned",
+    "positions_of",
+    "refuse_shared",
+    "wraps_of",
+]

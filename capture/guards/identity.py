@@ -1,0 +1,119 @@
+"""Guards on identity: what the traced code met as one object is one object, and what it met as two is two.
+
+Dynamo follows one object that is reached by several ways as one: what is written by the one way is read by the other, and `a is b` is
+answered while tracing. It guards that such ways lead to one object. That others lead to different ones it guards for tensors of the call
+only. Here both hold for every object that the traced code looked at and that a program can tell from an equal one.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import types
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import numpy
+import torch
+
+from precast.artifact_store.format.guards import Guard, Path, Predicate
+from precast.artifact_store.format.tagged_constants import type_name
+from precast.capture.common.source_paths import SourceContext
+from precast.runtime.fingerprint.classes import is_versioned
+from precast.runtime.paths.fake_tensors import class_of
+from precast.runtime.paths.paths import PathError
+
+_CONSTANTS = (
+    *(int, float, complex, str, bytes, bool, type(None), type(Ellipsis), type(NotImplemented), range, enum.Enum, re.Pattern),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.qscheme, torch.finfo, torch.iinfo),
+    *(numpy.generic, numpy.dtype, types.ModuleType, types.CodeType),
+)
+"""What is compared by value, and shared or copied as the interpreter sees fit; and what is known by its name or its text."""
+_OF_CLASSES = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    property,
+    staticmethod,
+    classmethod,
+)
+"""What a class is made of: the guards on classes hold it to what it was."""
+_CELL = type_name(types.CellType)
+"""Of a function's closure, which holds nothing else."""
+_TYPED = (Predicate.TYPE, Predicate.TENSOR)
+
+
+def identity_guards(met: Iterable[Path], guards: Sequence[Guard], sources: SourceContext, compared: Collection[Path] = ()) -> list[Guard]:
+    """For the objects at the paths `met`: SAME_AS where several lead to one, and NOT_ALIASED for the different objects of each type.
+
+    `compared`: paths of constants that count all the same, since the traced code asked whether they are one. `guards`: those of the frame
+    so far. An object of another type is another object: types are guarded, and where no guard says the type of such an object one is added.
+    """
+    found = _objects(met, sources, compared)
+    pinned = {guard.path for guard in guards if guard.predicate is Predicate.IS and "<locals>" not in guard.constant}
+    codes = {guard.path: guard.constant for guard in guards if guard.predicate is Predicate.CODE}
+    typed = {guard.path for guard in guards if guard.predicate in _TYPED}
+    same: list[Guard] = []
+    kinds: dict[tuple[str, Any], list[Path]] = {}
+    for value, paths in found:
+        first, *others = paths
+        if not pinned.issuperset(paths):
+            same += [Guard(other, Predicate.SAME_AS, first) for other in others]
+        kinds.setdefault((type_name(class_of(value)), codes.get(first)), []).append(first)
+    kept: list[Guard] = []
+    for (name, code), paths in kinds.items():
+        if len(paths) < 2 or pinned.issuperset(paths):
+            continue  # one object, or objects that are known by their names
+        if code is None and name != _CELL:
+            kept += [Guard(path, Predicate.TYPE, name) for path in paths if path not in typed and path[-1] != ("dict",)]
+        kept.append(Guard((("state",),), Predicate.NOT_ALIASED, {"distinct": tuple(paths), "mutated": (), "others": ()}))
+    return [*same, *kept]
+
+
+def _objects(met: Iterable[Path], sources: SourceContext, compared: Collection[Path]) -> list[tuple[Any, list[Path]]]:
+    """The objects that count with the paths that lead to each, both in the order of the paths."""
+    kept: dict[int, tuple[Any, list[Path]]] = {}
+    for path in sorted(set(met), key=repr):
+        try:
+            value = sources.value(path)
+            lasts = sources.value(path) is value
+        except PathError:
+            continue  # nothing is there before the call
+        if lasts and (path in compared or _counts(path, value)):  # what each look makes anew is no other object's double
+            kept.setdefault(id(value), (value, []))[1].append(path)
+    return list(kept.values())
+
+
+def _counts(path: Path, value: Any) -> bool:
+    """Whether a program can tell the object from an equal one, and no guard of another kind says which it is."""
+    if not has_identity(value) or (isinstance(value, types.FunctionType) and ("type",) in path):
+        return False
+    return not (callable(value) and not isinstance(value, torch.nn.Module) and _of_library(path))
+
+
+def has_identity(value: Any) -> bool:
+    """Whether a program can tell the object from an equal one. What bears a name is told by its name."""
+    if isinstance(value, type):
+        return "<locals>" in type_name(value)
+    return not isinstance(value, _OF_CLASSES) and not _constant(value)
+
+
+def _constant(value: Any) -> bool:
+    if isinstance(value, (tuple, frozenset)):
+        return all(map(_constant, value))
+    if isinstance(value, slice):
+        return all(map(_constant, (value.start, value.stop, value.step)))
+    return isinstance(value, _CONSTANTS)
+
+
+def _of_library(path: Path) -> bool:
+    """Whether it is held by torch or the standard library, whose versions are part of every artifact's key."""
+    root = path[0]
+    return root[0] == "builtin" or (root[0] in ("global", "module") and is_versioned(root[1]))
+
+
+__all__ = ["has_identity", "identity_guards"]

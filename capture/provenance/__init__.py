@@ -1,0 +1,1 @@
+"""What an artifact depends on besides its guards: untraced code, operators, files of tensor subclasses."""

@@ -1,0 +1,138 @@
+"""Where Dynamo looks an attribute up otherwise than Python does, or without a guard on what was asked before the answer was found."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.source import AttrSource
+from torch._dynamo.utils import get_custom_getattr
+from torch._dynamo.variables import functions
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.misc import PythonModuleVariable
+from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
+from torch._dynamo.variables.tensor import TensorVariable
+from torch._dynamo.variables.user_defined import UserDefinedClassVariable, UserDefinedObjectVariable
+
+from precast.runtime.fingerprint.classes import is_versioned
+from precast.runtime.guards.table.attribute_lookup import ABSENT, find_on_class
+
+
+@contextlib.contextmanager
+def attributes_looked_up() -> Iterator[None]:
+    """While tracing, attributes are looked up as Python does it, and guarded along the way."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_around(UserDefinedObjectVariable, "var_getattr", _absent_from_instance))
+        stack.enter_context(_around(UserDefinedClassVariable, "var_getattr", _value_of_metaclass))
+        stack.enter_context(_around(TensorVariable, "var_getattr", _method_of_tensor))
+        for cls in (*vars(functions).values(), PythonModuleVariable):
+            for name, asked in (("call_obj_hasattr", _presence_guarded), ("var_getattr", _absence_from_function)):
+                if isinstance(cls, type) and cls is not VariableTracker and name in cls.__dict__:
+                    stack.enter_context(_around(cls, name, asked))
+        if hasattr(UnspecializedNNModuleVariable, "manually_trace_nn_module_getattr"):
+            stack.enter_context(_around(UnspecializedNNModuleVariable, "manually_trace_nn_module_getattr", _buffers_before_modules))
+        if torch.__version__ < "2.13":
+            stack.enter_context(_methods_of_instances())
+        yield
+
+
+def _around(cls: type, name: str, asked: Callable[[Any, Any, str], Any]) -> contextlib.AbstractContextManager[Any]:
+    """The method `name` of `cls`, of which `asked` answers first, if it has an answer."""
+    original: Any = getattr(cls, name)
+
+    def method(self: Any, tx: Any, attribute: str) -> Any:
+        answer = asked(self, tx, attribute)
+        return original(self, tx, attribute) if answer is None else answer
+
+    return mock.patch.object(cls, name, method)
+
+
+def _absent_from_instance(self: UserDefinedObjectVariable, tx: Any, name: str) -> None:
+    """What an object has of its class, or of the class's own `__getattr__`, it has as long as its own `__dict__` does not say otherwise."""
+    if (
+        self.source is not None
+        and name not in getattr(self.value, "__dict__", (name,))
+        and _asks_instance_first(self.value, name)
+        and not tx.output.side_effects.has_pending_mutation_of_attr(self, name)
+    ):
+        install_guard(self.source.make_guard(functools.partial(GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=name)))
+
+
+def _asks_instance_first(value: Any, name: str) -> bool:
+    """Whether what answers is asked after the instance's `__dict__`; registers of modules are another matter (capture/guards/attribute_tables.py)."""
+    found = find_on_class(type(value), name)
+    if found is not ABSENT:
+        return not (hasattr(type(found), "__set__") or hasattr(type(found), "__delete__"))
+    fallback = get_custom_getattr(value)
+    return isinstance(fallback, types.FunctionType) and fallback is not torch.nn.Module.__getattr__
+
+
+def _value_of_metaclass(self: UserDefinedClassVariable, tx: Any, name: str) -> Any:
+    """Plain data that a class has of its metaclass is guarded: the tracer takes it as it is."""
+    cls = self.value
+    if self.source is None or type(cls) is type or find_on_class(cls, name) is not ABSENT:
+        return None
+    found = find_on_class(type(cls), name)
+    if found is ABSENT or hasattr(type(found), "__get__") or tx.output.side_effects.has_pending_mutation_of_attr(self, name):
+        return None
+    return VariableTracker.build(tx, found, AttrSource(self.source, name))
+
+
+def _presence_guarded(self: Any, tx: Any, name: str) -> None:
+    """Whether a function, partial or module of Python has an attribute: the tracer asks the one at hand, and guards nothing."""
+    if self.source is not None and not is_versioned(getattr(getattr(self, "value", None), "__name__", None)):
+        install_guard(self.source.make_guard(functools.partial(GuardBuilder.HASATTR, attr=name)))
+
+
+def _absence_from_function(self: Any, tx: Any, name: str) -> None:
+    """The AttributeError of a function that lacks an attribute, which the traced code may catch, depends on that."""
+    function = getattr(self, "fn", None)
+    if isinstance(function, types.FunctionType) and not hasattr(function, name):
+        _presence_guarded(self, tx, name)
+
+
+def _method_of_tensor(self: TensorVariable, tx: Any, name: str) -> None:
+    """A method that an argument or weight has of its class. The value is not at hand here: that it has an attribute of its own instead
+    is seen when guards are translated (capture/guards/translate.py).
+    """
+    found = find_on_class(torch.Tensor, name)
+    if self.source is not None and found is not ABSENT and not hasattr(type(found), "__set__"):
+        install_guard(self.source.make_guard(functools.partial(GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=name)))
+
+
+def _buffers_before_modules(self: Any, tx: Any, name: str) -> Any:
+    """A name that stands among a module's buffers and among its submodules is the buffer: the tracer asks the submodules first."""
+    own = self.value.__dict__
+    if name in own["_parameters"] or name not in own["_buffers"] or name not in own["_modules"]:
+        return None
+    return self.getattr_helper(tx, "_buffers", VariableTracker.build(tx, name))
+
+
+@contextlib.contextmanager
+def _methods_of_instances() -> Iterator[None]:
+    """A bound method that stands in a module's own `__dict__` (`module.forward = types.MethodType(...)`) is guarded: before torch 2.13 the
+    tracer takes it as it is.
+    """
+    original: Any = UserDefinedObjectVariable.var_getattr
+
+    def var_getattr(self: UserDefinedObjectVariable, tx: Any, name: str) -> Any:
+        held = self.value.__dict__.get(name) if isinstance(self.value, torch.nn.Module) else None
+        if self.source is not None and type(held) is types.MethodType and isinstance(held.__func__, types.FunctionType):
+            source = AttrSource(self.source, name)
+            install_guard(
+                source.make_guard(GuardBuilder.TYPE_MATCH),
+                AttrSource(source, "__func__").make_guard(GuardBuilder.CLOSURE_MATCH),
+            )
+            if held.__self__ is self.value:
+                same = functools.partial(GuardBuilder.DUPLICATE_INPUT, source_b=AttrSource(source, "__self__"))
+                install_guard(self.source.make_guard(same))
+        return original(self, tx, name)
+
+    with mock.patch.object(UserDefinedObjectVariable, "var_getattr", var_getattr):
+        yield

@@ -1,0 +1,318 @@
+"""Replay of side effects through classes and functions: closures of methods, attributes of classes and functions, cached results."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import types
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from torch._dynamo import utils, variables
+from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.side_effects import SideEffects
+from torch._dynamo.source import AttrSource, DictGetItemSource, GetItemSource, TypeDictSource, TypeMROSource, TypeSource
+from torch._dynamo.variables import functions
+from torch._dynamo.variables.base import AttributeMutationExisting, VariableTracker
+from torch._dynamo.variables.builder import VariableBuilder
+from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.functions import UserFunctionVariable
+from torch._dynamo.variables.user_defined import UserDefinedClassVariable, UserDefinedObjectVariable
+
+from precast.capture.common.captured_frame import CaptureRefused
+from precast.capture.soundness.container_effects import refuse
+
+
+@contextlib.contextmanager
+def replayed_classes() -> Iterator[None]:
+    """While tracing: what methods write through their closures, and what is written to classes, objects and functions, is left behind."""
+    with contextlib.ExitStack() as stack:
+        for patch in (_closures_of_methods, _attributes_of_classes, _absent_attributes_of_functions, _attributes_set_again, _finalizers):
+            stack.enter_context(patch())
+        stack.enter_context(_cached_functions())
+        yield
+
+
+# -- closures of methods
+
+
+_FIXED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
+"""What may stand in a closure that has no path: it is held by the digest of the code, or by name."""
+
+
+@contextlib.contextmanager
+def _closures_of_methods() -> Iterator[None]:
+    """A method of an object that the traced code made, or that Python's syntax calls, is found in its class: so are its closure's contents.
+    The tracer takes a copy of them, without a guard, and what the method writes to it is lost.
+    """
+    bind: Any = UserFunctionVariable.bind_args
+    wrap: Any = VariableBuilder._wrap
+    classes: dict[type, Any] = {}
+
+    def _wrap(self: VariableBuilder, value: Any) -> Any:
+        if self.source is not None:
+            if isinstance(value, type):
+                classes.setdefault(value, self.source)
+            elif "<locals>" in type(value).__qualname__:
+                classes.setdefault(type(value), TypeSource(self.source))
+        return wrap(self, value)
+
+    def bind_args(self: UserFunctionVariable, parent: Any, args: Any, kwargs: Any) -> Any:
+        function: Any = self.fn
+        source, closure = self.get_source(), function.__closure__
+        if source is None and closure and not _of_torch(function) and any(cell not in parent.output.side_effects for cell in closure):
+            found = _source_in_classes(function, classes)
+            if found is None and not all(isinstance(_contents(cell), _FIXED) for cell in closure):
+                refuse(
+                    f"{function.__qualname__} has a closure, and the tracer does not know where the function is from",
+                    "define its class or the function at the top of a module, or pass what it uses as arguments",
+                )
+            if found is not None:
+                with mock.patch.object(type(self), "get_source", lambda _: found):
+                    return bind(self, parent, args, kwargs)
+        return bind(self, parent, args, kwargs)
+
+    with mock.patch.object(VariableBuilder, "_wrap", _wrap), mock.patch.object(UserFunctionVariable, "bind_args", bind_args):
+        yield
+
+
+def _of_torch(function: Any) -> bool:
+    return str(function.__module__).partition(".")[0] in ("torch", "contextlib", "functools", "dataclasses", "collections", "enum")
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _source_in_classes(function: types.FunctionType, classes: dict[type, Any]) -> Any:
+    """Where a function stands in one of the classes that the traced code looked at, or in one of their bases."""
+    for cls, source in classes.items():
+        for place, base in enumerate(cls.__mro__):
+            for name, member in vars(base).items():
+                way = _way(function, member)
+                if way is not None:
+                    owner = source if place == 0 else GetItemSource(TypeMROSource(source), place)
+                    found: Any = DictGetItemSource(TypeDictSource(owner), name)
+                    for step in way:
+                        found = AttrSource(found, step)
+                    return found
+    return None
+
+
+def _way(function: types.FunctionType, member: Any) -> tuple[str, ...] | None:
+    """The attributes that lead from what stands in a class to the function."""
+    if member is function:
+        return ()
+    for step in ("__func__", "fget", "fset", "fdel", "func"):
+        if isinstance(member, _WRAPPERS) and getattr(member, step, None) is function:
+            return (step,)
+    return None
+
+
+_WRAPPERS = (staticmethod, classmethod, property, functools.cached_property, functools.partialmethod)
+
+
+# -- attributes of classes
+
+
+@contextlib.contextmanager
+def _attributes_of_classes() -> Iterator[None]:
+    """What the traced code has written to a class is what its instances and subclasses find there."""
+    of_object: Any = UserDefinedObjectVariable.var_getattr
+    of_class: Any = UserDefinedClassVariable.var_getattr
+    store: Any = SideEffects.store_attr
+    written: set[str] = set()
+
+    def store_attr(self: SideEffects, item: VariableTracker, name: str, *args: Any, **kwargs: Any) -> None:
+        if isinstance(item, UserDefinedClassVariable):
+            written.add(name)
+        store(self, item, name, *args, **kwargs)
+
+    def object_getattr(self: UserDefinedObjectVariable, tx: Any, name: str) -> Any:
+        if name in written:
+            _check(tx, type(self.value).__mro__, name)
+        return of_object(self, tx, name)
+
+    def class_getattr(self: UserDefinedClassVariable, tx: Any, name: str) -> Any:
+        if name in written:
+            _check(tx, self.value.__mro__[1:], name)
+        return of_class(self, tx, name)
+
+    with (
+        mock.patch.object(SideEffects, "store_attr", store_attr),
+        mock.patch.object(UserDefinedObjectVariable, "var_getattr", object_getattr),
+        mock.patch.object(UserDefinedClassVariable, "var_getattr", class_getattr),
+    ):
+        yield
+
+
+def _check(tx: Any, classes: tuple[type, ...], name: str) -> None:
+    for written, changes in tx.output.side_effects.store_attr_mutations.items():
+        if isinstance(written, UserDefinedClassVariable) and name in changes and written.value in classes:
+            refuse(
+                f"{written.value.__qualname__}.{name} is read through an instance or a subclass after the class got another one",
+                "read it from the class that it was written to",
+            )
+
+
+# -- attributes of functions and objects
+
+
+@contextlib.contextmanager
+def _absent_attributes_of_functions() -> Iterator[None]:
+    """That a function lacks an attribute, or has it, is guarded (`getattr(f, "calls", 0)`), and what the traced code did to it counts."""
+    read: Any = functions.fn_var_getattr
+    ask: Any = UserFunctionVariable.call_obj_hasattr
+
+    def fn_var_getattr(tx: Any, fn: Any, source: Any, name: str) -> Any:
+        if inspect.getattr_static(fn, name, _ABSENT) is _ABSENT:
+            _guard_presence(source, name)
+        return read(tx, fn, source, name)
+
+    def call_obj_hasattr(self: UserFunctionVariable, tx: Any, name: str) -> Any:
+        pending = tx.output.side_effects.store_attr_mutations.get(self, {}).get(name)
+        if pending is not None:
+            return ConstantVariable.create(not isinstance(pending, variables.DeletedVariable))
+        if not name.startswith("__"):
+            _guard_presence(self.get_source(), name)
+        return ask(self, tx, name)
+
+    with (
+        mock.patch.object(functions, "fn_var_getattr", fn_var_getattr),
+        mock.patch.object(UserFunctionVariable, "call_obj_hasattr", call_obj_hasattr),
+    ):
+        yield
+
+
+def _guard_presence(source: Any, name: str) -> None:
+    if source is not None:
+        install_guard(source.make_guard(functools.partial(GuardBuilder.HASATTR, attr=name)))
+
+
+_ABSENT = object()
+
+
+@contextlib.contextmanager
+def _attributes_set_again() -> Iterator[None]:
+    """An attribute that is deleted and then set comes last in the object's `__dict__`. The tracer only sets it."""
+    original: Any = SideEffects.store_attr
+
+    def store_attr(self: SideEffects, item: VariableTracker, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        pending = self.store_attr_mutations.get(item, {})
+        if isinstance(pending.get(name), variables.DeletedVariable) and not isinstance(value, variables.DeletedVariable):
+            if isinstance(item.mutation_type, AttributeMutationExisting):
+                refuse(f"the attribute {name} is deleted and set again", "set it without deleting it")
+            del pending[name]
+        original(self, item, name, value, *args, **kwargs)
+
+    with mock.patch.object(SideEffects, "store_attr", store_attr):
+        yield
+
+
+@contextlib.contextmanager
+def _finalizers() -> Iterator[None]:
+    """A function that makes an object with a `__del__` runs as plain Python, which says when the object goes. After a graph break it would
+    live until the whole function has ended.
+    """
+    call: Any = UserDefinedClassVariable.call_function
+
+    def call_function(self: UserDefinedClassVariable, tx: Any, args: Any, kwargs: Any) -> Any:
+        if isinstance(self.value, type) and hasattr(self.value, "__del__"):
+            line = tx.frame_summary()
+            what = f"an object of {self.value.__qualname__} is made, whose __del__ runs when it goes: that is when plain Python lets it go"
+            raise CaptureRefused(what, f"{line.filename}:{line.lineno}", "make the object outside", skipped=True)
+        return call(self, tx, args, kwargs)
+
+    with mock.patch.object(UserDefinedClassVariable, "call_function", call_function):
+        yield
+
+
+# -- functions that cache
+
+
+@contextlib.contextmanager
+def _cached_functions() -> Iterator[None]:
+    """A function behind `functools.lru_cache` is traced as if it were called each time: that is the same where it returns a constant of
+    its arguments and does nothing else. Any other is called by Python, cache and all.
+    """
+    call: Any = functions.WrapperUserFunctionVariable.call_function
+    wrap: Any = VariableBuilder._wrap
+    change: Any = SideEffects.mutation
+    store: Any = SideEffects.store_attr
+    inside: list[str] = []
+
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if not isinstance(self.wrapper_obj, functools._lru_cache_wrapper) or _of_torch(self.wrapper_obj.__wrapped__):
+            return call(self, tx, args, kwargs)
+        given = [*self.self_args(), *args, *kwargs.values()]
+        name = self.wrapper_obj.__qualname__
+        if not all(argument.realize().is_python_constant() for argument in given):
+            _refuse_cached(name, "its cache tells arguments apart that are no constants")
+        inside.append(name)
+        try:
+            result = call(self, tx, args, kwargs)
+        finally:
+            inside.pop()
+        if not (result.is_python_constant() and _is_constant(result.as_python_constant())):
+            _refuse_cached(name, "each call returns the same object")
+        return result
+
+    def _wrap(self: VariableBuilder, value: Any) -> Any:
+        if inside and not _is_constant(value) and not callable(value) and not isinstance(value, types.ModuleType):
+            _refuse_cached(inside[-1], f"it reads {self.source.name if self.source else 'an object'}, which may change")
+        return wrap(self, value)
+
+    def mutation(self: SideEffects, variable: VariableTracker) -> None:
+        if inside and variable.source is not None:
+            _refuse_cached(inside[-1], "it changes what is not its own")
+        change(self, variable)
+
+    def store_attr(self: SideEffects, item: VariableTracker, *args: Any, **kwargs: Any) -> None:
+        if inside and item.source is not None:
+            _refuse_cached(inside[-1], "it changes what is not its own")
+        store(self, item, *args, **kwargs)
+
+    with (
+        mock.patch.object(functions.WrapperUserFunctionVariable, "call_function", call_function),
+        _without_warning(),
+        mock.patch.object(VariableBuilder, "_wrap", _wrap),
+        mock.patch.object(SideEffects, "mutation", mutation),
+        mock.patch.object(SideEffects, "store_attr", store_attr),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _without_warning() -> Iterator[None]:
+    """The tracer warns that it ignores caches."""
+    name = "is_lru_cache_wrapper_trace_without_warning_allowed"
+    if hasattr(functions, name):
+        with mock.patch.object(functions, name, lambda value: True):
+            yield
+        return
+    warn: Any = utils.warn_once
+
+    def warn_once(message: str, *args: Any, **kwargs: Any) -> None:
+        if "lru_cache" not in message:
+            warn(message, *args, **kwargs)
+
+    with mock.patch.object(utils, "warn_once", warn_once):
+        yield
+
+
+def _refuse_cached(name: str, why: str) -> None:
+    refuse(f"{name} caches its results, and {why}", "call it outside, or drop the cache")
+
+
+def _is_constant(value: Any) -> bool:
+    if isinstance(value, (tuple, frozenset)):
+        return all(map(_is_constant, value))
+    return value is None or isinstance(value, (bool, int, float, complex, str, bytes, type))
+
+
+__all__ = ["replayed_classes"]

@@ -1,0 +1,151 @@
+"""Facts about IR values that the planner and the renderer share: dependencies, cost, substitution."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import sympy
+
+from precast.codegen.cpp.index_printer import free_symbols, replace_symbols
+from precast.codegen.cpp.ops import ROWS
+from precast.lowering.ir.nodes import Alu, Axis, Cast, Const, Gather, Index, Load, Reduce, Scan, Store, Value, operands, walk
+
+Symbols = frozenset[sympy.Symbol]
+
+
+class Facts:
+    """Memoised properties of values, by identity (values are interned)."""
+
+    def __init__(self) -> None:
+        self._deps: dict[int, Symbols] = {}
+        self._cost: dict[int, float] = {}
+        self._keep: list[Value] = []
+
+    def deps(self, value: Value) -> Symbols:
+        """Axis symbols on which `value` depends; bound and gathered symbols are resolved, size symbols are included."""
+        if id(value) not in self._deps:
+            for node in walk(value):
+                if id(node) not in self._deps:
+                    self._deps[id(node)] = self._own_deps(node)
+                    self._keep.append(node)
+        return self._deps[id(value)]
+
+    def _own_deps(self, node: Value) -> Symbols:
+        inner: Symbols = frozenset().union(*(self._deps[id(o)] for o in operands(node)))
+        match node:
+            case Load(index=index, gathers=gathers):
+                return inner | (free_symbols(index) - {g.symbol for g in gathers})
+            case Index(expr=expr):
+                return free_symbols(expr)
+            case Reduce(axes=axes):
+                return inner - {a.symbol for a in axes}
+            case Scan(axis=axis):
+                return inner | {axis.symbol}
+            case _:
+                return inner
+
+    def store_deps(self, store: Store) -> Symbols:
+        """Symbols in a store's index, gathers, mask and value."""
+        found = (free_symbols(store.index) - {g.symbol for g in store.gathers}) | self.deps(store.value)
+        for root in store_roots(store):
+            found |= self.deps(root)
+        return found
+
+    def cost(self, value: Value) -> float:
+        """Vector instructions to compute `value` at one point, Reduce results being free and shared values counted once."""
+        if id(value) not in self._cost:
+            total, stack, seen = 0.0, [value], set()
+            while stack:
+                node = stack.pop()
+                if id(node) in seen or isinstance(node, Reduce):
+                    continue
+                seen.add(id(node))
+                total += own_cost(node)
+                stack.extend(operands(node))
+            self._cost[id(value)] = total
+            self._keep.append(value)
+        return self._cost[id(value)]
+
+
+def own_cost(node: Value) -> float:
+    match node:
+        case Alu(op=op):
+            return ROWS[op].cost
+        case Load(gathers=gathers):
+            return 2.0 + 8.0 * len(gathers)
+        case Cast() | Scan():
+            return 1.0
+        case _:
+            return 0.0
+
+
+def store_roots(store: Store) -> tuple[Value, ...]:
+    """Every value that a store evaluates."""
+    return (store.value, *(g.value for g in store.gathers), *((store.mask,) if store.mask is not None else ()))
+
+
+def rebuild(node: Value, new: Mapping[int, Value]) -> Value:
+    """`node` with its operands replaced as `new` (by id) says."""
+
+    def get(v: Value) -> Value:
+        return new.get(id(v), v)
+
+    match node:
+        case Alu(args=args):
+            return Alu(node.op, tuple(get(a) for a in args), node.dtype)
+        case Cast(value=v):
+            return Cast(get(v), node.dtype)
+        case Reduce(value=v):
+            return Reduce(node.op, get(v), node.axes, node.dtype)
+        case Scan(value=v):
+            return Scan(node.op, get(v), node.axis, node.dtype)
+        case Load(gathers=gathers, mask=mask):
+            if not gathers and mask is None:
+                return node
+            bound = tuple(Gather(g.symbol, get(g.value), g.size, g.checked, g.wraps) for g in gathers)
+            return Load(node.buffer, node.index, node.dtype, bound, None if mask is None else get(mask))
+        case Const() | Index():
+            return node
+
+
+def rebuild_store(store: Store, new: Mapping[int, Value]) -> Store:
+    def get(v: Value) -> Value:
+        return new.get(id(v), v)
+
+    gathers = tuple(Gather(g.symbol, get(g.value), g.size, g.checked, g.wraps) for g in store.gathers)
+    return replace(store, value=get(store.value), gathers=gathers, mask=None if store.mask is None else get(store.mask))
+
+
+def substitute(value: Value, mapping: Mapping[sympy.Symbol, sympy.Expr], facts: Facts, axes: Mapping[Axis, Axis] | None = None) -> Value:
+    """`value` with free axis symbols replaced (and `axes` swapped in scans); nodes that mention none of them stay the same objects."""
+    keys = frozenset(mapping)
+    new: dict[int, Value] = {}
+    facts.deps(value)
+    for node in walk(value):
+        if not (facts.deps(node) & keys):
+            new[id(node)] = node
+            continue
+        match node:
+            case Load(index=index, gathers=gathers, mask=mask):
+                bound = tuple(Gather(g.symbol, new[id(g.value)], g.size, g.checked, g.wraps) for g in gathers)
+                new[id(node)] = Load(
+                    node.buffer, replace_symbols(index, mapping), node.dtype, bound, None if mask is None else new[id(mask)]
+                )
+            case Index(expr=expr):
+                new[id(node)] = Index(replace_symbols(expr, mapping), node.dtype)
+            case Scan(value=v, axis=axis):
+                new[id(node)] = Scan(node.op, new[id(v)], (axes or {}).get(axis, axis), node.dtype)
+            case _:
+                new[id(node)] = rebuild(node, new)
+    return new[id(value)]
+
+
+def static_product(sizes: Iterable[object]) -> int | None:
+    """Product of sizes where all of them are known."""
+    total = 1
+    for size in sizes:
+        if not isinstance(size, int | sympy.Integer):
+            return None
+        total *= int(size)
+    return total

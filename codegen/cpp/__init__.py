@@ -1,0 +1,1 @@
+"""C++ loops for one kernel."""

@@ -1,0 +1,406 @@
+"""From a `Kernel` to loop structure: phases of outer loops, each a list of sections (inner nests) that reduce or store.
+
+    for outer axes (parallel):            one phase
+      for section axes: accumulate        section 1: reductions that share their loop
+      for section axes: accumulate        section 2: reductions that need section 1's results
+      for section axes: store             last sections
+
+Vectorisation is over a section's last axis ("inner") or, where memory runs along an outer axis, over a tile of that axis
+with one accumulator a lane ("lanes"). The choice is made by stride analysis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import sympy
+
+from precast.codegen.common.value_facts import Facts, rebuild, rebuild_store, static_product, store_roots, substitute
+from precast.codegen.cpp.index_printer import stride_along
+from precast.codegen.cpp.types import LIMITS
+from precast.lowering.ir.nodes import Alu, Axis, Cast, Const, Index, Kernel, Load, Reduce, Scan, Store, Value, operands, walk
+from precast.lowering.ir.scalars import TRANSCENDENTAL, DType, Op, ReduceOp
+
+UNROLL_LIMIT = 32
+"""Reductions of at most this many points are unrolled into the body of the surrounding loop."""
+
+ROW_LIMIT = 8192
+"""Longest row buffer, in elements: 32 KiB of f32 on the stack, which stays in the first two caches."""
+
+TILE = 32
+"""Side of a transposition block: 32 rows of 32 f32 values are 4 KiB on each side, well within the first cache."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Loops over `axes` (vector axis last) whose body feeds `reduces` and makes `stores`."""
+
+    axes: tuple[Axis, ...]
+    reduces: tuple[Reduce, ...] = ()
+    stores: tuple[Store, ...] = ()
+    kept: tuple[Value, ...] = ()
+    """Costly values over the section's one axis that a later section needs again: kept in a row buffer."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Outer loops around sections. `lane` is the outer axis that is vectorised in tiles, if any."""
+
+    outer: tuple[Axis, ...]
+    sections: tuple[Section, ...]
+    lane: Axis | None = None
+    tile: tuple[Axis, ...] = ()
+    """Axes of the only section that run in square blocks, because reads run along one and writes along the other."""
+
+
+def plan(kernel: Kernel, facts: Facts) -> tuple[Phase, ...]:
+    """Loop structure of `kernel`; stores that share outer loops and reductions share a phase."""
+    groups: list[tuple[tuple[Axis, ...], list[Store]]] = []
+    for store in kernel.stores:
+        axes = kernel.axes if store.axes is None else tuple(a for a in kernel.axes if a in store.axes)
+        for known, members in groups:
+            if known == axes:
+                members.append(store)
+                break
+        else:
+            groups.append((axes, [store]))
+    phases, made = _scalars(groups, facts)
+    for axes, stores in groups:
+        _merge(phases, _phase(axes, stores, facts, made))
+    return tuple(phases)
+
+
+def _scalars(groups: list[tuple[tuple[Axis, ...], list[Store]]], facts: Facts) -> tuple[list[Phase], frozenset[int]]:
+    """Where some stores hold reductions per row and some one result in all: the latter come first, once, with the ids of their values."""
+    hoisted = {id(r): (r, axes) for axes, stores in groups for r in _hoisted(axes, stores, facts)}
+    whole = [r for r, axes in hoisted.values() if not _free(r, axes, facts) and r.op not in (ReduceOp.ARGMIN, ReduceOp.ARGMAX)]
+    if not whole or len(whole) == len(hoisted):
+        return [], frozenset()
+    return [Phase((), tuple(_reduce_sections(whole, facts)))], frozenset(map(id, whole))
+
+
+def _merge(phases: list[Phase], new: Phase) -> None:
+    """Joins `new` to an earlier phase with the same outer loops and a common reduction."""
+    made = {id(r) for s in new.sections for r in s.reduces}
+    for number, old in enumerate(phases):
+        common = made & {id(r) for s in old.sections for r in s.reduces}
+        if common and old.outer == new.outer and old.lane is new.lane:
+            extra = tuple(replace(s, reduces=tuple(r for r in s.reduces if id(r) not in common)) for s in new.sections)
+            kept = tuple(s for s in extra if s.reduces or s.stores)
+            phases[number] = replace(old, sections=(*old.sections, *kept))
+            return
+    phases.append(new)
+
+
+def _phase(axes: tuple[Axis, ...], stores: list[Store], facts: Facts, made: frozenset[int] = frozenset()) -> Phase:
+    hoisted = [r for r in _hoisted(axes, stores, facts) if id(r) not in made]
+    indexed = [r for r in hoisted if r.op in (ReduceOp.ARGMIN, ReduceOp.ARGMAX)]
+    if indexed:
+        return _phase(axes, _replace(stores, {id(r): _two_pass(r) for r in indexed}), facts, made)
+    if not hoisted:
+        return _pointwise(axes, stores, facts)
+    free = max((_free(r, axes, facts) for r in hoisted), key=len)
+    hoisted = [r for r in hoisted if _free(r, axes, facts) <= free]
+    outer = tuple(a for a in axes if a in free)
+    inner = tuple(a for a in axes if a not in free)
+    stores, reduces = _rename(stores, hoisted, inner, facts)
+    lane = _lane_axis(outer, reduces, stores, facts)
+    if lane is not None and any(lane not in _free(r, axes, facts) for r in reduces):
+        lane = None  # a result that is the same for all lanes has its place before their loop
+    if lane is not None:
+        outer = (*(a for a in outer if a is not lane), lane)
+    sections = _reduce_sections(reduces, facts)
+    sections.append(Section(inner, stores=tuple(stores)))
+    if lane is None:
+        sections = [replace(s, axes=_vector_last(s.axes, s, facts)) for s in sections]
+        if outer:  # without outer loops a section may be split over threads, each with its own part of the row
+            sections = _keep_rows(sections, facts)
+    return Phase(outer, tuple(sections), lane)
+
+
+def _replace(stores: list[Store], swapped: dict[int, Value]) -> list[Store]:
+    """`stores` with some values (by id) replaced."""
+    new: dict[int, Value] = {}
+    for node in walk(*(root for s in stores for root in store_roots(s))):
+        new[id(node)] = rebuild(swapped.get(id(node), node), new)
+    return [rebuild_store(s, new) for s in stores]
+
+
+def _two_pass(reduce: Reduce) -> Value:
+    """An index reduction as the extreme value, then the least index that holds it: both vectorise, the direct form does not.
+
+    A NaN wins, the first one: `MAX` yields NaN then, and only NaN elements match it.
+    """
+    extreme = ReduceOp.MIN if reduce.op is ReduceOp.ARGMIN else ReduceOp.MAX
+    value = reduce.value
+    best = Reduce(extreme, value, reduce.axes, value.dtype)
+    points = static_product(a.extent for a in reduce.axes)
+    kind = DType.I32 if points is not None and points < 2**31 - 1 else DType.I64
+    place: sympy.Expr = sympy.S.Zero
+    for axis in reduce.axes:
+        place = place * axis.extent + axis.symbol
+    match = Alu(Op.EQ, (value, best), DType.BOOL)
+    if value.dtype.is_float:
+        both = Alu(Op.AND, (Alu(Op.NE, (value, value), DType.BOOL), Alu(Op.NE, (best, best), DType.BOOL)), DType.BOOL)
+        match = Alu(Op.OR, (match, both), DType.BOOL)
+    found = Alu(Op.WHERE, (match, Index(place, kind), Const(LIMITS[kind][1], kind)), kind)
+    least = Reduce(ReduceOp.MIN, found, reduce.axes, kind)
+    return least if reduce.dtype is kind else Cast(least, reduce.dtype)
+
+
+def _keep_rows(sections: list[Section], facts: Facts) -> list[Section]:
+    """Marks what is worth a row buffer: transcendental work that two sections over the same single axis would both do. Whether a row of
+    unknown length fits is seen at run time, see `rows_that_may_not_fit`.
+    """
+    made = {id(r) for s in sections for r in s.reduces}
+    costly = [_costly(s, made) for s in sections]
+    result: list[Section] = []
+    for number, section in enumerate(sections):
+        kept: list[Value] = []
+        points = static_product(a.extent for a in section.axes)
+        if len(section.axes) == 1 and (points is None or points <= ROW_LIMIT):
+            later = {id(v) for n in range(number + 1, len(sections)) if sections[n].axes == section.axes for v in costly[n]}
+            earlier = {id(v) for s in result for v in s.kept}
+            kept = [v for v in costly[number] if id(v) in later and id(v) not in earlier and section.axes[0].symbol in facts.deps(v)]
+            inside = {id(o) for v in kept for o in walk(v) if o is not v}
+            kept = [v for v in kept if id(v) not in inside]
+        result.append(replace(section, kept=tuple(kept)))
+    return result
+
+
+def rows_that_may_not_fit(phase: Phase) -> tuple[Axis, ...]:
+    """Axes of unknown extent along which the phase keeps rows: it is written twice, with the rows and (`without_rows`) without them."""
+    found = [s.axes[0] for s in phase.sections if s.kept]
+    return tuple(dict.fromkeys(a for a in found if not isinstance(a.extent, int | sympy.Integer)))
+
+
+def without_rows(phase: Phase) -> Phase:
+    return replace(phase, sections=tuple(replace(s, kept=()) for s in phase.sections))
+
+
+def _costly(section: Section, made: set[int]) -> list[Value]:
+    """Transcendental values evaluated in a section's body."""
+    found: list[Value] = []
+    seen: set[int] = set()
+    stack = [r.value for r in section.reduces] + [v for s in section.stores for v in store_roots(s)]
+    while stack:
+        node = stack.pop()
+        if id(node) in seen or id(node) in made:
+            continue
+        seen.add(id(node))
+        if isinstance(node, Alu) and node.op in TRANSCENDENTAL:
+            found.append(node)
+        if not isinstance(node, Reduce):
+            stack.extend(operands(node))
+    return found
+
+
+def _free(reduce: Reduce, axes: Sequence[Axis], facts: Facts) -> frozenset[Axis]:
+    deps = facts.deps(reduce)
+    return frozenset(a for a in axes if a.symbol in deps)
+
+
+def _hoisted(axes: tuple[Axis, ...], stores: Sequence[Store], facts: Facts) -> list[Reduce]:
+    """Reductions worth a loop of their own before the final one: long, or invariant in some of the axes; operands first.
+
+    One that differs along a scanned axis stays where it is: that axis runs in the final loop, which carries the scan's state.
+    """
+    symbols = {a.symbol for a in axes}
+    found: dict[int, Reduce] = {}
+    bound_somewhere: set[sympy.Symbol] = set()
+    nodes = list(walk(*(root for s in stores for root in store_roots(s))))
+    scanned = {node.axis.symbol for node in nodes if isinstance(node, Scan)}
+    for node in nodes:
+        if isinstance(node, Reduce):
+            bound_somewhere |= {a.symbol for a in node.axes}
+    for node in nodes:
+        if not isinstance(node, Reduce):
+            continue
+        deps = facts.deps(node)
+        if deps & (bound_somewhere - symbols):
+            continue  # lives inside another reduction
+        if deps & scanned:
+            continue
+        points = static_product(a.extent for a in node.axes)
+        if deps >= symbols and points is not None and points <= UNROLL_LIMIT:
+            continue
+        found[id(node)] = node
+    return list(found.values())
+
+
+def _rename(stores: list[Store], hoisted: list[Reduce], inner: tuple[Axis, ...], facts: Facts) -> tuple[list[Store], list[Reduce]]:
+    """Gives bound axes of equal extents the same axes, those of the final loop first, so that equal work is the same object."""
+    chosen: dict[tuple[object, ...], tuple[Axis, ...]] = {}
+    if inner:
+        chosen[tuple(a.extent for a in inner)] = inner
+    new: dict[int, Value] = {}
+    wanted = {id(r) for r in hoisted}
+    renamed: list[Reduce] = []
+    for node in walk(*(root for s in stores for root in store_roots(s))):
+        fresh = rebuild(node, new)
+        if id(node) in wanted and isinstance(fresh, Reduce):
+            target = chosen.setdefault(tuple(a.extent for a in fresh.axes), fresh.axes)
+            if target is not fresh.axes and not _captures(fresh, target, facts):
+                mapping = {a.symbol: t.symbol for a, t in zip(fresh.axes, target, strict=True)}
+                fresh = Reduce(fresh.op, substitute(fresh.value, mapping, facts), target, fresh.dtype)
+            renamed.append(fresh)
+        new[id(node)] = fresh
+    unique = list({id(r): r for r in renamed}.values())
+    return [rebuild_store(s, new) for s in stores], unique
+
+
+def _captures(reduce: Reduce, target: tuple[Axis, ...], facts: Facts) -> bool:
+    """Whether renaming `reduce`'s axes to `target` would let an inner reduction bind them."""
+    own = {a.symbol for a in reduce.axes}
+    names = {a.symbol for a in target}
+    if facts.deps(reduce.value) & names:
+        return True
+    return any(isinstance(n, Reduce) and facts.deps(n) & own and names & {a.symbol for a in n.axes} for n in walk(reduce.value))
+
+
+def _reduce_sections(reduces: list[Reduce], facts: Facts) -> list[Section]:
+    """Reductions by level (operands first); those of one level over the same axes share a loop."""
+    ids = {id(r): r for r in reduces}
+    level: dict[int, int] = {}
+    for r in reduces:  # operands come first in the list
+        below = [level[id(n)] for n in walk(r.value) if id(n) in ids]
+        level[id(r)] = 1 + max(below, default=-1)
+    sections: list[Section] = []
+    for depth in range(1 + max(level.values(), default=-1)):
+        by_axes: dict[tuple[Axis, ...], list[Reduce]] = {}
+        for r in reduces:
+            if level[id(r)] == depth:
+                by_axes.setdefault(r.axes, []).append(r)
+        sections += [Section(axes, reduces=tuple(members)) for axes, members in by_axes.items()]
+    return sections
+
+
+def _loads(roots: Sequence[Value]) -> list[Load]:
+    """Loads evaluated in a body: not those inside reductions that are made elsewhere."""
+    found: list[Load] = []
+    seen: set[int] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, Load):
+            found.append(node)
+        stack.extend(operands(node))
+    return found
+
+
+def _fit(axis: Axis) -> float:
+    """How well loops of this extent fill vectors."""
+    extent = int(axis.extent) if isinstance(axis.extent, int | sympy.Integer) else 64
+    return min(1.0, extent / 32)
+
+
+def _score(axis: Axis, indices: Sequence[sympy.Expr]) -> float:
+    """Share of memory accesses that run along `axis` with step one (or stay), scaled by how well its extent fills vectors."""
+    if not indices:
+        return 0.0
+    good, contiguous = 0.0, False
+    for index in indices:
+        step = stride_along(index, axis.symbol)
+        if step == 1:
+            good, contiguous = good + 1, True
+        elif step == 0:
+            good += 0.5
+    return good / len(indices) * _fit(axis) if contiguous else 0.0
+
+
+def _lane_axis(outer: tuple[Axis, ...], reduces: Sequence[Reduce], stores: Sequence[Store], facts: Facts) -> Axis | None:
+    """The outer axis along which memory runs, where that beats the reductions' own axes."""
+    indices = [load.index for load in _loads([r.value for r in reduces])]
+    bound = {a for r in reduces for a in r.axes}
+    best_inner = max((_score(a, indices) for a in bound), default=0.0)
+    best = max(outer, key=lambda a: _score(a, indices), default=None)
+    if best is None or _score(best, indices) <= best_inner:
+        return None
+    return best
+
+
+def _vector_last(axes: tuple[Axis, ...], section: Section, facts: Facts) -> tuple[Axis, ...]:
+    """`axes` with the one along which memory runs moved innermost; scans keep their axis innermost."""
+    if len(axes) < 2:
+        return axes
+    roots = [r.value for r in section.reduces] + [v for s in section.stores for v in store_roots(s)]
+    scans = [n.axis for n in walk(*roots) if isinstance(n, Scan)]
+    if scans:
+        return (*(a for a in axes if a is not scans[0]), scans[0])
+    indices = [load.index for load in _loads(roots)] + [s.index for s in section.stores] * 2
+    best = max(reversed(axes), key=lambda a: _score(a, indices))
+    return (*(a for a in axes if a is not best), best) if _score(best, indices) > 0 else axes
+
+
+def _pointwise(axes: tuple[Axis, ...], stores: list[Store], facts: Facts) -> Phase:
+    scanned = [n.axis for n in walk(*(v for s in stores for v in store_roots(s))) if isinstance(n, Scan)]
+    if scanned:
+        return _scan_phase(axes, scanned[0], stores, facts)
+    section = Section(axes, stores=tuple(stores))
+    ordered = _vector_last(axes, section, facts)
+    across = _crossing(ordered, stores)
+    if across is not None:
+        tile = (across, ordered[-1])
+        outer = tuple(a for a in ordered if a not in tile)
+        return Phase(outer, (Section(tile, stores=tuple(stores)),), tile=tile)
+    return Phase(ordered[:-1], (Section(ordered[-1:], stores=tuple(stores)),))
+
+
+def _crossing(ordered: tuple[Axis, ...], stores: Sequence[Store]) -> Axis | None:
+    """The axis along which some access runs while others run along the vector axis: a transposition, when both are long."""
+    if len(ordered) < 2 or any(s.mode != "set" for s in stores):
+        return None
+    indices = [load.index for load in _loads([v for s in stores for v in store_roots(s)])] + [s.index for s in stores]
+    last = ordered[-1]
+    for axis in ordered[:-1]:
+        across = [i for i in indices if stride_along(i, axis.symbol) == 1 and stride_along(i, last.symbol) not in (0, 1)]
+        if across and _long(axis) and _long(last):
+            return axis
+    return None
+
+
+def _long(axis: Axis) -> bool:
+    return not isinstance(axis.extent, int | sympy.Integer) or int(axis.extent) >= 16
+
+
+def _scan_phase(axes: tuple[Axis, ...], axis: Axis, stores: list[Store], facts: Facts) -> Phase:
+    """Running reductions: the scanned axis innermost, or above a tile of lanes where memory runs along another axis.
+
+    A scan that is the same in every lane has its place outside of the lanes' loop, where an accumulator per lane has no meaning.
+    """
+    roots = [v for s in stores for v in store_roots(s)]
+    indices = [load.index for load in _loads(roots)] + [s.index for s in stores]
+    outer = tuple(a for a in axes if a is not axis)
+    scans = [facts.deps(node) for node in walk(*roots) if isinstance(node, Scan)]
+    lane = max((a for a in outer if all(a.symbol in deps for deps in scans)), key=lambda a: _score(a, indices), default=None)
+    if lane is not None and _score(lane, indices) > _score(axis, indices):
+        outer = (*(a for a in outer if a is not lane), lane)
+    else:
+        lane = None
+    return Phase(outer, (Section((axis,), stores=tuple(stores)),), lane)
+
+
+def unrolled(value: Value) -> bool:
+    """Whether an inline reduction is written out point by point."""
+    if not isinstance(value, Reduce):
+        return False
+    points = static_product(a.extent for a in value.axes)
+    return points is not None and points <= UNROLL_LIMIT
+
+
+def has_loop(roots: Sequence[Value], made: set[int]) -> bool:
+    """Whether evaluating `roots` (with reductions in `made` at hand) needs a loop or carries state, which forbids `omp simd`."""
+    stack, seen = list(roots), set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen or id(node) in made:
+            continue
+        seen.add(id(node))
+        if isinstance(node, Scan) or (isinstance(node, Reduce) and not unrolled(node)):
+            return True
+        stack.extend(operands(node))
+    return False

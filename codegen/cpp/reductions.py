@@ -1,0 +1,156 @@
+"""How each reduction starts, takes an element, and yields its result in C++."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from precast.codegen.cpp.types import COMPUTE, LIMITS, literal
+from precast.lowering.ir.scalars import DType, ReduceOp
+
+
+def identity(op: ReduceOp, dtype: DType) -> str:
+    """The neutral element as a literal of `dtype`'s compute type."""
+    match op:
+        case ReduceOp.SUM | ReduceOp.ANY | ReduceOp.ARGMIN | ReduceOp.ARGMAX:
+            return literal(0, dtype)
+        case ReduceOp.PROD | ReduceOp.ALL:
+            return literal(1, dtype)
+        case ReduceOp.MIN | ReduceOp.MAX:
+            if dtype.is_float:
+                return literal(float("inf") if op is ReduceOp.MIN else float("-inf"), dtype)
+            low, high = LIMITS[dtype]
+            return literal(high if op is ReduceOp.MIN else low, dtype)
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """Lines of one accumulator. `clauses` are its OpenMP simd reduction clauses; none means that the loop cannot be `omp simd`."""
+
+    variables: tuple[tuple[str, str, str], ...]
+    """(type, name, start) of each variable."""
+    update: Callable[[str, str], tuple[str, ...]]
+    result: str
+    clauses: tuple[str, ...]
+
+
+COMBINE = {ReduceOp.SUM: "+", ReduceOp.PROD: "*", ReduceOp.ANY: "|", ReduceOp.ALL: "&", ReduceOp.MIN: "min", ReduceOp.MAX: "max"}
+
+
+def flag_type(dtype: DType) -> str:
+    """An integer as wide as the element, so that NaN flags keep the lanes of the data."""
+    return "int64_t" if dtype is DType.F64 else "int32_t"
+
+
+def accumulator_type(op: ReduceOp, dtype: DType) -> str:
+    if op in (ReduceOp.ANY, ReduceOp.ALL):
+        return "int32_t"
+    return COMPUTE[dtype]
+
+
+def unsigned_sum(op: ReduceOp, dtype: DType) -> bool:
+    """Integer sums and products wrap: they run in unsigned arithmetic."""
+    return op in (ReduceOp.SUM, ReduceOp.PROD) and dtype in (DType.I64, DType.I32)
+
+
+def update_lines(op: ReduceOp, dtype: DType, item: DType, acc: str, extra: str, scan: bool = False, wide: bool = False) -> Accumulator:
+    """The accumulator `acc` (with `extra` beside it: a NaN flag or the best value of an index reduction).
+
+    A scan's NaN stays in the value itself, as every prefix is a result; its ties take the last index. `wide` sums f32 in f64.
+    """
+    if op in (ReduceOp.ARGMIN, ReduceOp.ARGMAX):
+        return _arg(op, item, acc, extra, scan)
+    kind = accumulator_type(op, dtype)
+    start = identity(op, dtype)
+    if op in (ReduceOp.MIN, ReduceOp.MAX):
+        sign = "<" if op is ReduceOp.MIN else ">"
+        if dtype.is_float and scan:
+            step = f"{acc} = ({acc} != {acc} || {{0}} != {{0}}) ? {acc} + {{0}} : ({{0}} {sign} {acc} ? {{0}} : {acc});"
+            return Accumulator(((kind, acc, start),), lambda v, i: (step.format(v),), acc, ())
+        variables = [(kind, acc, start)]
+        clauses = [f"{COMBINE[op]}:{acc}"]
+        result = acc
+        if dtype.is_float:
+            variables.append((flag_type(dtype), extra, "0"))
+            clauses.append(f"|:{extra}")
+            result = f'{extra} ? ({kind})__builtin_nan("") : {acc}'
+
+        def extreme(v: str, i: str) -> tuple[str, ...]:
+            lines = [f"{acc} = {v} {sign} {acc} ? {v} : {acc};"]
+            return (*lines, f"{extra} |= {v} != {v};") if dtype.is_float else tuple(lines)
+
+        return Accumulator(tuple(variables), extreme, result, tuple(clauses))
+    sign = COMBINE[op]
+    if op in (ReduceOp.ANY, ReduceOp.ALL):
+        test = f"{acc} != 0"
+        return Accumulator(
+            (("int32_t", acc, "0" if op is ReduceOp.ANY else "1"),),
+            lambda v, i: (f"{acc} {sign}= (int32_t)({v} != 0);",),
+            test,
+            (f"{sign}:{acc}",),
+        )
+    if scan and dtype.compute is DType.F32:  # as eager: every prefix of a long scan is a result, so errors must not grow along it
+        return Accumulator((("double", acc, start),), lambda v, i: (f"{acc} {sign}= (double){v};",), f"(float){acc}", ())
+    if wide and op is ReduceOp.SUM and dtype.compute is DType.F32:
+        return Accumulator((("double", acc, start),), lambda v, i: (f"{acc} += (double){v};",), f"(float){acc}", (f"+:{acc}",))
+    if unsigned_sum(op, dtype):
+        return Accumulator(
+            ((f"u{kind}", acc, start),), lambda v, i: (f"{acc} {sign}= (u{kind}){v};",), f"({kind}){acc}", (f"{sign}:{acc}",)
+        )
+    return Accumulator(((kind, acc, start),), lambda v, i: (f"{acc} {sign}= {v};",), acc, (f"{sign}:{acc}",))
+
+
+def better(op: ReduceOp, item: DType, value: str, best: str, last: bool) -> str:
+    """Whether `value` replaces `best` when points come in ascending order."""
+    sign = {(False, False): ">", (False, True): ">=", (True, False): "<", (True, True): "<="}[(op is ReduceOp.ARGMIN, last)]
+    if not item.is_float:
+        return f"{value} {sign} {best}"
+    nan = f"{value} != {value}" if last else f"({value} != {value} && {best} == {best})"
+    return f"({value} {sign} {best} || {nan})"
+
+
+def _arg(op: ReduceOp, item: DType, acc: str, best: str, scan: bool) -> Accumulator:
+    kind = COMPUTE[item]
+    extreme = ReduceOp.MIN if op is ReduceOp.ARGMIN else ReduceOp.MAX
+    # an index below zero marks "nothing yet": the first point may itself equal the identity
+    variables = ((kind, best, identity(extreme, item)), ("int64_t", acc, "-1"))
+
+    def update(v: str, i: str) -> tuple[str, ...]:
+        test = f"{acc} < 0 || {better(op, item, v, best, scan)}"
+        return (f"{{ const bool take = {test}; {acc} = take ? (int64_t){i} : {acc}; {best} = take ? {v} : {best}; }}",)
+
+    return Accumulator(variables, update, acc, ())
+
+
+def inline_fold(op: ReduceOp, dtype: DType, item: DType, items: list[str], result: str, extra: str) -> tuple[str, ...]:
+    """Lines that define `result` from the named `items`, without a loop (so that the surrounding loop vectorises)."""
+    kind = COMPUTE[dtype]
+    match op:
+        case ReduceOp.SUM | ReduceOp.PROD:
+            sign = COMBINE[op]
+            if unsigned_sum(op, dtype):
+                return (f"const {kind} {result} = ({kind})({f' {sign} '.join(f'(u{kind}){v}' for v in items)});",)
+            return (f"const {kind} {result} = ({kind})({f' {sign} '.join(items)});",)
+        case ReduceOp.ANY | ReduceOp.ALL:
+            sign = COMBINE[op]
+            return (f"const {kind} {result} = {f' {sign} '.join(f'({v} != 0)' for v in items)};",)
+        case ReduceOp.MIN | ReduceOp.MAX:
+            return _fold_extreme(op, dtype, items, result, extra)
+        case ReduceOp.ARGMIN | ReduceOp.ARGMAX:
+            best, lines = COMPUTE[item], [f"{COMPUTE[item]} {extra} = {items[0]}; int64_t a{extra} = 0;"]
+            for number, v in enumerate(items[1:], 1):
+                flag = f"b{extra}_{number}"
+                lines.append(f"const bool {flag} = {better(op, item, v, extra, False)};")
+                lines.append(f"a{extra} = {flag} ? {number} : a{extra}; {extra} = {flag} ? ({best}){v} : {extra};")
+            return (*lines, f"const int64_t {result} = a{extra};")
+
+
+def _fold_extreme(op: ReduceOp, dtype: DType, items: list[str], result: str, extra: str) -> tuple[str, ...]:
+    kind, sign = COMPUTE[dtype], "<" if op is ReduceOp.MIN else ">"
+    lines = [f"{kind} {extra} = {items[0]};"]
+    for v in items[1:]:
+        if dtype.is_float:
+            lines.append(f"{extra} = ({extra} != {extra} || {extra} {sign} {v}) ? {extra} : {v};")
+        else:
+            lines.append(f"{extra} = {v} {sign} {extra} ? {v} : {extra};")
+    return (*lines, f"const {kind} {result} = {extra};")

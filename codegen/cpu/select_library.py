@@ -1,0 +1,327 @@
+"""Steps of a program as what really runs: kernels, extern calls, and library calls with a chosen implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import sympy
+
+from precast.codegen.cpu.attention import attention_fits
+from precast.codegen.cpu.small_m_gemm import few_rows
+from precast.codegen.cpu.tuning import (
+    POST_OPS,
+    Chooser,
+    as_seen,
+    conv_candidates,
+    conv_key,
+    gemm_candidates,
+    gemm_key,
+    plain_conv_candidates,
+)
+from precast.codegen.cpu.winograd import Shape, winograd_candidates, winograd_shape
+from precast.lowering.ir import index as ix
+from precast.lowering.ir.nodes import Attention, Buffer, Conv, Extern, Gemm, Kernel, Program, Size, Step, View
+from precast.lowering.ir.scalars import DType
+from precast.lowering.ir.sizes import hint
+from precast.lowering.passes.fusion.library_loops import epilogue_kernel, gemm_kernel
+
+How = Literal[
+    "onednn", "aten", "flash", "generated", "linear", "parts", "winograd", "own", "activation", "product", "split", "cudnn", "efficient"
+]  # fmt: skip
+"""`linear`: a 1x1 convolution over channels-last data as one oneDNN product, which reads the ordinary weight without reordering it.
+`parts`: a product with a very large result, column block by column block into memory of ours (see `PART`).
+`winograd`: a 3x3 convolution by our own code (`codegen/cpu/winograd.py`). `own`: a product of few rows by our own code (`codegen/cpu/small_m_gemm.py`).
+On CUDA (`codegen/cuda/candidates.py`) `activation`: a product with cuBLASLt's epilogue; `product`: a 1x1 convolution as a product;
+`split`: a product in two calls; `flash`, `cudnn`, `efficient`: torch's attention kernels."""
+
+TINY = 8_192
+"""Multiplications up to which a generated loop beats any library call (a call costs about 1.5 us)."""
+
+
+@dataclass(frozen=True)
+class LibraryCall:
+    """`step` run by library `how`; what it does not take (activation, residual) was split off into a kernel that follows."""
+
+    step: Gemm | Conv | Attention
+    how: How
+    packed: int | None = None
+    """Number of the (first) prepared weight in the library's own layout that takes the place of the ordinary one (under `freeze`)."""
+    over: bool = False
+    """The result is written over the residual, which dies with this call (`reuse_residuals.py`)."""
+
+    @property
+    def out(self) -> str:
+        return self.step.out
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A copy of a weight in its library's own layout, made once per binding of the weights, for `step`."""
+
+    step: Gemm | Conv
+    winograd: Shape | None = None
+    """Sizes, where the copy is the transformed weight of a Winograd convolution instead."""
+
+
+LARGE = 32 << 20
+"""Bytes of a product from which it is made in parts: beyond, malloc maps and unmaps fresh pages at each call, and oneDNN's result cannot be
+asked to lie elsewhere. Blocks of columns stay in recycled, cached memory, and copying them into huge pages costs less than the faults."""
+PART = 4096
+"""Columns of one part."""
+
+
+def gemm_parts(step: Gemm) -> list[tuple[int, Gemm]]:
+    """First column and product of each column block of `step`, whose operands are matrices of known sizes."""
+    width = int(step.b.size[1])
+    found = []
+    for start in range(0, width, PART):
+        count = min(PART, width - start)
+        b = replace(step.b, size=(step.b.size[0], count), offset=step.b.offset + start * step.b.stride[1])
+        bias = None if step.bias is None else replace(step.bias, size=(count,), offset=step.bias.offset + start)
+        found.append((start, replace(step, b=b, bias=bias)))
+    return found
+
+
+RunStep = Kernel | Extern | LibraryCall
+_NO_BARE: Mapping[str, How] = {}
+
+
+def expand(
+    program: Program,
+    steps: Sequence[Step],
+    chooser: Chooser,
+    prefix: str = "library",
+    weights: Collection[str] = (),
+    lanes: int = 1,
+    bare: Mapping[str, How] = _NO_BARE,
+) -> list[RunStep]:
+    """Replaces every library step by its chosen implementation and, where that lacks the epilogue, a kernel.
+
+    `weights` are the buffers of which packed copies will be made: calls that read them are measured with such copies.
+    `lanes` is the number of f32 in the target's vectors. `bare` are results of products that `split_mkl_epilogues.py` left bare, and
+    who computes them.
+    """
+    buffers = {b.name: b for b in program.buffers}
+    result: list[RunStep] = []
+    for number, step in enumerate(steps):
+        name = f"{prefix}_{number}"
+        match step:
+            case Gemm() if step.out in bare:
+                result.append(LibraryCall(step, bare[step.out]))
+            case Gemm():
+                result += _gemm(step, name, buffers, chooser, step.b.buffer in weights)
+            case Conv():
+                result += _conv(step, name, buffers, chooser, step.weight.buffer in weights, lanes)
+            case Attention():
+                result.append(_attention(step, buffers))
+            case _:
+                result.append(step)
+    return result
+
+
+def pack_weights(
+    steps: Sequence[RunStep], weights: frozenset[str], buffers: Mapping[str, Buffer], lanes: int = 1
+) -> tuple[list[RunStep], list[Pack]]:
+    """Lets library calls read packed copies of `weights`; the copies asked for, in the order of their numbers."""
+    packs: list[Pack] = []
+    result: list[RunStep] = []
+    for step in steps:
+        if isinstance(step, LibraryCall) and step.how in ("onednn", "linear", "parts", "winograd") and isinstance(step.step, Gemm | Conv):
+            call = step.step
+            weight, data = (call.b, call.a) if isinstance(call, Gemm) else (call.weight, call.x)
+            if weight.buffer in weights and known(*weight.size, *(() if isinstance(call, Gemm) else data.size)):
+                packed = len(packs)
+                packs += _packs(step, call, buffers, lanes)
+                step = replace(step, packed=packed)
+        result.append(step)
+    return result, packs
+
+
+def _packs(step: LibraryCall, call: Gemm | Conv, buffers: Mapping[str, Buffer], lanes: int) -> list[Pack]:
+    if step.how == "winograd" and isinstance(call, Conv):
+        return [Pack(call, winograd_shape(call, buffers, lanes))]
+    return [Pack(part) for _, part in gemm_parts(call)] if step.how == "parts" and isinstance(call, Gemm) else [Pack(call)]
+
+
+def known(*sizes: Size) -> bool:
+    return all(isinstance(s, int | sympy.Integer) for s in sizes)
+
+
+def _bare(step: Gemm) -> Gemm:
+    return replace(step, activation="none", activation_args=(), residual=None)
+
+
+def product_library(step: Gemm, buffers: Mapping[str, Buffer], chooser: Chooser, packed: bool) -> How:
+    """What computes a product: a `generated` loop, `own` code for few rows, `onednn`, or `aten`, which is MKL on a CPU.
+
+    `packed`: with a prepared weight.
+    """
+    dtype = buffers[step.out].dtype
+    sizes = (*step.a.size, *step.b.size)
+    if known(*sizes):
+        points = int(step.b.size[-1])
+        for s in step.a.size:
+            points *= int(s)
+        if points <= TINY or int(step.a.size[-2]) == 1 and len(step.a.size) == 2 and dtype in (DType.F32, DType.BF16):
+            return "generated"
+    # oneDNN takes no matrix without a unit stride, and no product that is a sum of nothing
+    runs = all(1 in view.stride for view in (step.a, step.b)) and sympy.sympify(step.b.size[-2]).is_positive
+    if not runs or len(step.a.size) != 2 or not chooser.onednn_takes(dtype) or (step.bias is not None and step.bias.stride != (1,)):
+        return "aten"
+    if known(*step.b.size) and chooser.worth_it(int(step.b.size[0]) * int(step.b.size[1])):
+        seen = as_seen(step)
+        key = f"{gemm_key(seen, buffers)} with what follows{_notes(seen, packed)}{' few rows' if few_rows(seen, buffers) else ''}"
+        winner = chooser.pick(key, gemm_candidates(seen, buffers, packed), chooser.product_default())
+        return "aten" if winner == "mkl" else "own" if winner == "own" else "onednn"
+    return "onednn"
+
+
+def _notes(step: Gemm | Conv, packed: bool) -> str:
+    """The end of a choice's key. "by overload": earlier records of steps with a residual had timed torch's search for an overload, too."""
+    return (" packed" if packed else "") + (" by overload" if step.residual is not None else "")
+
+
+def _gemm(step: Gemm, name: str, buffers: Mapping[str, Buffer], chooser: Chooser, packed: bool) -> list[RunStep]:
+    how = product_library(step, buffers, chooser, packed)
+    match how:
+        case "generated":
+            return [gemm_kernel(name, step, buffers)]
+        case "onednn":
+            return _onednn_gemm(step, name, buffers)
+    rest = epilogue_kernel(name, step, buffers)
+    return [LibraryCall(_bare(step), how), *([rest] if rest is not None else [])]
+
+
+def _onednn_gemm(step: Gemm, name: str, buffers: Mapping[str, Buffer]) -> list[RunStep]:
+    if step.residual is None and step.activation in POST_OPS:
+        return [LibraryCall(step, "parts" if _large(step, buffers[step.out]) else "onednn")]
+    same = step.residual is not None and step.residual.stride == buffers[step.out].stride
+    if step.residual is not None and step.activation == "none" and same:
+        return [LibraryCall(step, "onednn")]
+    rest = epilogue_kernel(name, step, buffers)
+    return [*_onednn_gemm(_bare(step), name, buffers), *([rest] if rest is not None else [])]
+
+
+def _large(step: Gemm, out: Buffer) -> bool:
+    sizes = (*step.b.size, *step.b.stride, *out.size[1:], *out.stride)
+    if len(out.size) != 2 or not known(*sizes, step.b.offset, 0 if step.bias is None else step.bias.offset):
+        return False
+    return out.stride[1] == 1 and hint(out.size[0]) * int(out.size[1]) * out.dtype.itemsize >= LARGE and int(out.size[1]) > PART
+
+
+SMALL_ROWS = 4096
+"""Pixels up to which a 1x1 convolution may gain by running as a product; beyond, both were measured to be the same."""
+
+
+def rows_view(view: View) -> View | None:
+    """Channels-last [N, C, *spatial] as the matrix [pixels, C]; None where memory does not lie so."""
+    size, stride = view.size, view.stride
+    if not known(*size, *stride) or int(stride[1]) != 1:
+        return None
+    step = int(size[1])
+    for dimension in (*range(len(size) - 1, 1, -1), 0):
+        if int(size[dimension]) != 1 and int(stride[dimension]) != step:
+            return None
+        step *= int(size[dimension])
+    return View(view.buffer, (step // int(size[1]), size[1]), (size[1], 1), view.offset, view.dtype)
+
+
+def _pointwise_conv(step: Conv, buffers: Mapping[str, Buffer]) -> Gemm | None:
+    """A 1x1 convolution of stride one over channels-last data as the product that it is (its `out` keeps the convolution's shape)."""
+    plain = all(s == 1 for s in step.stride) and not any(step.padding) and step.groups == 1 and not step.transposed
+    if not plain or not all(int(n) == 1 for n in step.weight.size[2:] if known(n)) or not known(*step.weight.size, *step.weight.stride):
+        return None
+    out = buffers[step.out]
+    x, result = rows_view(step.x), rows_view(View(step.out, out.size, out.stride))
+    residual = None if step.residual is None else rows_view(step.residual)
+    if x is None or result is None or (step.residual is not None and (residual is None or step.activation != "none")):
+        return None
+    if int(step.weight.stride[1]) != 1 or int(x.size[0]) > SMALL_ROWS:
+        return None
+    weight = View(step.weight.buffer, step.weight.size[1::-1], (1, step.weight.stride[0]), step.weight.offset, step.weight.dtype)
+    return Gemm(x, weight, step.bias, step.out, step.activation, step.activation_args, residual)
+
+
+def _plain_pointwise(step: Conv, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether a step is a 1x1 convolution of stride one over contiguous images of known sizes, with nothing behind it but a bias."""
+    out = buffers[step.out]
+    sizes = (*step.x.size, *step.x.stride, *step.weight.size, *step.weight.stride, *out.stride)
+    if len(step.x.size) != 4 or step.activation != "none" or step.residual is not None or step.groups != 1 or not known(*sizes):
+        return False
+    unit = all(int(n) == 1 for n in (*step.weight.size[2:], *step.stride)) and not any(step.padding)
+    contiguous = all(tuple(v.stride) == ix.contiguous_strides(v.size) for v in (step.x, out))
+    return unit and contiguous and int(step.x.size[1]) > 1
+
+
+def _conv(step: Conv, name: str, buffers: Mapping[str, Buffer], chooser: Chooser, packed: bool, lanes: int) -> list[RunStep]:
+    shape = winograd_shape(step, buffers, lanes)
+    if shape is not None:
+        key = f"{conv_key(step, buffers)} padding{list(step.padding)}{_notes(step, packed)}"
+        default = "winograd" if packed and shape.pays else "onednn"
+        if chooser.pick(key, winograd_candidates(step, shape, buffers, packed), default) == "winograd":
+            return [LibraryCall(step, "winograd")]
+    if chooser.onednn_takes(buffers[step.out].dtype) and not step.transposed and len(step.x.size) in (4, 5):
+        product = _pointwise_conv(step, buffers)
+        key = conv_key(step, buffers) + (" packed" if packed else "")
+        if product is not None and chooser.pick(key, conv_candidates(step, product, buffers, packed), "onednn") == "linear":
+            return _with_rest(step, product, "linear", name, buffers)
+        if _plain_pointwise(step, buffers):
+            default = "onednn" if packed else "aten"  # what eager runs: a short measurement on fresh pages should not lose to it
+            if chooser.pick(key, plain_conv_candidates(step, buffers, packed), default) == "aten":
+                return [LibraryCall(step, "aten")]
+        if step.residual is None:
+            return _with_rest(step, step, "onednn", name, buffers)
+        apart = step.activation != "none" and step.activation not in POST_OPS
+        if step.residual_order == "before" and step.residual.stride == buffers[step.out].stride and (step.activation == "none" or apart):
+            rest = epilogue_kernel(name, replace(step, residual=None), buffers) if apart else None
+            return [LibraryCall(replace(step, activation="none", activation_args=()), "onednn"), *([rest] if rest is not None else [])]
+        return _with_rest(step, replace(step, residual=None), "onednn", name, buffers, apart=True)
+    return _with_rest(step, step, "aten", name, buffers, apart=True)
+
+
+def _with_rest(step: Conv, call: Conv | Gemm, how: How, name: str, buffers: Mapping[str, Buffer], *, apart: bool = False) -> list[RunStep]:
+    """The library's `call` for a convolution, and a kernel for what it leaves; `apart`: the activation and the residual in any case."""
+    if not apart and step.activation in POST_OPS:
+        return [LibraryCall(call, how)]
+    rest = epilogue_kernel(name, step, buffers)
+    bare = replace(call, activation="none", activation_args=(), residual=None)
+    return [LibraryCall(bare, how), *([rest] if rest is not None else [])]
+
+
+def _attention(step: Attention, buffers: Mapping[str, Buffer]) -> RunStep:
+    if attention_fits(step, buffers):
+        return LibraryCall(step, "generated")
+    unit = all(v.stride[-1] == 1 for v in (step.q, step.k, step.v))
+    masked = step.mask is None or (len(step.mask.size) == 4 and buffers[step.mask.buffer].dtype is buffers[step.out].dtype)
+    square = step.q.size[-1] == step.v.size[-1]
+    if unit and masked and square and step.q.size[1] == step.k.size[1] and buffers[step.out].dtype.value in ("f32", "bf16", "f16", "f64"):
+        return LibraryCall(step, "flash")
+    return attention_call(step)
+
+
+def attention_call(step: Attention) -> Extern:
+    """Attention as torch's own operator, which picks its backend when it runs."""
+    grouped = step.q.size[1] != step.k.size[1]
+    kwargs: tuple[tuple[str, object], ...] = (
+        ("attn_mask", step.mask),
+        ("is_causal", step.causal),
+        ("scale", step.scale),
+        ("enable_gqa", grouped),
+    )
+    return Extern("aten::scaled_dot_product_attention", (step.q, step.k, step.v), kwargs, (step.out,), origins=step.origins)
+
+
+def views_of(step: RunStep) -> list[View]:
+    """Operand views of a library call."""
+    if not isinstance(step, LibraryCall):
+        return []
+    match step.step:
+        case Gemm() as s:
+            found = (s.a, s.b, s.bias, s.residual)
+        case Conv() as s:
+            found = (s.x, s.weight, s.bias, s.residual)
+        case Attention() as s:
+            found = (s.q, s.k, s.v, s.mask)
+    return [v for v in found if v is not None]

@@ -1,0 +1,310 @@
+"""Which implementation runs a library call: measured on this machine when the program is compiled, and kept as evidence."""
+
+from __future__ import annotations
+
+import platform
+import re
+import resource
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from precast.codegen.cpu.small_m_gemm import few_rows, product_call
+from precast.lowering.ir.nodes import Buffer, Conv, Gemm, View
+from precast.lowering.ir.scalars import DType
+from precast.lowering.ir.sizes import hint
+from precast.lowering.ir.torch_dtypes import TORCH_DTYPES
+
+Record = dict[str, Any]
+"""One measurement: {"winner": name, "us": {candidate: microseconds}}; plain data, for the store's tuning cache."""
+
+Candidates = Callable[[], dict[str, Callable[[], object]]]
+"""Makes the calls to be timed, by name, on operands that they share."""
+
+_memory: dict[str, Record] = {}
+WEIGHT_LIMIT = 8_000_000
+"""Elements of a weight up to which its product is measured. Beyond, one sample would cost too much, and MKL was never seen to win."""
+
+POST_OPS = {
+    "none": ("none", "none"), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "sigmoid": ("sigmoid", "none"),
+    "tanh": ("tanh", "none"), "silu": ("swish", "none"), "hardswish": ("hardswish", "none"), "leaky_relu": ("leaky_relu", "none"),
+}  # fmt: skip
+"""oneDNN's name and algorithm of each activation that it computes as eager does. Its relu and its hardtanh make a bound of NaN."""
+
+
+@cache
+def cpu_model() -> str:
+    """Vendor, family and model of this CPU: what decides which library wins."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines[:30])}
+    return " ".join(found.get(k, "") for k in ("vendor_id", "cpu family", "model"))
+
+
+BUDGET_S = 0.6
+"""Seconds of measuring per graph: library calls met after that take the default, which seldom loses by much."""
+THOROUGH = (0.2, 40)
+"""Seconds and rounds at most for one library call when every one is measured."""
+MARGIN = 0.95
+"""What the time of another candidate must be below, as a part of the default's, to win: less is noise."""
+
+CALM, CALM_PER_S = 4, 40
+"""Preemptions, and these per second, up to which a measurement counts. Threads that wait for one that others put to sleep make any
+library look slow, and some more so than others: then it is measured again, and after some ATTEMPTS the default stays, and nothing is
+remembered."""
+ATTEMPTS = 3
+DEAR_S = 0.1
+"""Seconds of a race that is run once only: what few large calls take is not to use up the time of all others."""
+
+
+def preemptions() -> int:
+    """How often threads of this process had to leave a core to others."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
+def takes_bfloat16(target: str) -> bool:
+    """Whether oneDNN computes in bfloat16 wherever code for the target runs: it needs AVX-512 (BW, VL, DQ) or AVX-NE-CONVERT."""
+    if target == "cpu:native":
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return target == "cpu:x86-64-v4"
+
+
+def tuning_name(target: str = "cpu:native") -> str:
+    """Name of the record that keeps measured choices: of this kind of CPU and this number of threads, or of a GPU's architecture."""
+    if target.startswith("cuda:"):
+        return target.replace(":", "-")
+    return re.sub(r"[^A-Za-z0-9_.+-]+", "-", f"{cpu_model()} threads {torch.get_num_threads()}")[:128]
+
+
+@dataclass
+class Chooser:
+    """Answers "which implementation", from given tuning records, this process's memory, or a short measurement.
+
+    `measure`: without it, what other programs of this process measured counts for nothing: the same input gives the same program.
+    `thorough`: measures each call anew, with more rounds, and never runs out of time. `bfloat16`: oneDNN takes it on the target.
+    `alone()`: each measurement is made in it.
+    """
+
+    tuning: Mapping[str, Record] = field(default_factory=dict)
+    measure: bool = True
+    thorough: bool = False
+    bfloat16: bool = True
+    used: dict[str, Record] = field(default_factory=dict)
+    spent_s: float = 0.0
+    alone: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def worth_it(self, elements: int) -> bool:
+        """Whether a product with a weight of so many elements is to be measured."""
+        return self.thorough or elements <= WEIGHT_LIMIT
+
+    def onednn_takes(self, dtype: DType) -> bool:
+        """Whether oneDNN computes products and convolutions in this type on the target."""
+        return dtype is DType.F32 or (dtype is DType.BF16 and self.bfloat16)
+
+    def product_default(self) -> str:
+        """Who computes a product where nothing is measured, or too noisily, or none is clearly faster: MKL on an Intel chip."""
+        return "mkl" if self.measure and cpu_model().startswith("GenuineIntel") else "onednn"
+
+    def pick(self, key: str, candidates: Candidates, default: str) -> str:
+        """The fastest of `candidates`; `default` without measuring, or where no other is faster by a margin."""
+        full = f"{key} | {cpu_model()} | threads {torch.get_num_threads()} | torch {torch.__version__.split('+')[0]}"
+        thorough = self.thorough and self.measure
+        remembered = _memory if self.measure else {}
+        record = self.used.get(full) if thorough else self.tuning.get(full) or remembered.get(full)
+        if record is None and self.measure:
+            with self.alone():
+                record = self._measured(candidates, default, thorough)
+            if record is not None:
+                _memory[full] = record
+        if record is None:
+            return default
+        self.used[full] = record
+        return str(record["winner"])
+
+    def _measured(self, candidates: Candidates, default: str, thorough: bool) -> Record | None:
+        """A race that was not disturbed; None where each attempt was, or no time is left."""
+        calls: dict[str, Callable[[], object]] | None = None
+        for _ in range(ATTEMPTS):
+            if not thorough and self.spent_s >= BUDGET_S:
+                break
+            calls = candidates() if calls is None else calls
+            began, before = time.perf_counter(), preemptions()
+            times = race(calls, *THOROUGH) if thorough else race(calls)
+            took = time.perf_counter() - began
+            self.spent_s += took
+            if thorough or preemptions() - before <= CALM + took * CALM_PER_S:
+                return decide(times, default)
+            if took > DEAR_S:
+                break
+        return None
+
+
+def decide(times: Mapping[str, list[float]], default: str) -> Record:
+    """The winner of a race. Another's median has to beat the default's best by the margin: on a busy machine the default stays."""
+    limit = MARGIN * min(times[default])
+    middle = {name: sorted(found)[len(found) // 2] for name, found in times.items()}
+    winner = min((n for n in times if n == default or middle[n] < limit), key=lambda n: min(times[default]) if n == default else middle[n])
+    return {"winner": winner, "us": {name: round(min(found), 1) for name, found in times.items()}}
+
+
+def race(calls: Mapping[str, Callable[[], object]], enough_s: float = 0.02, most: int = 9) -> dict[str, list[float]]:
+    """Microseconds of each call over interleaved rounds (at least three), after one round that warms up."""
+    for call in calls.values():
+        call()
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    began = time.perf_counter()
+    for number in range(most):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            found[name].append((time.perf_counter() - start) * 1e6)
+        if number >= 2 and time.perf_counter() - began > enough_s:
+            break
+    return found
+
+
+def tensor(view: View, dtype: torch.dtype) -> torch.Tensor:
+    """Tensor with a view's size and stride."""
+    sizes, strides = tuple(int(s) for s in view.size), tuple(int(s) for s in view.stride)
+    span = 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+    return torch.full((max(span, 1),), 0.5, dtype=dtype).as_strided(sizes, strides)
+
+
+def torch_dtype(buffer: Buffer) -> torch.dtype:
+    return TORCH_DTYPES[buffer.dtype]
+
+
+def gemm_key(step: Gemm, buffers: Mapping[str, Buffer]) -> str:
+    layout = f"a{_layout(step.a)} b{_layout(step.b)}"
+    extras = f"{_named(step)} bias{step.bias is not None} residual{step.residual is not None}"
+    return f"gemm {'x'.join(str(s) for s in step.a.size)}x{step.b.size[-1]} {buffers[step.out].dtype.value} {layout} {extras}"
+
+
+def _named(step: Gemm | Conv) -> str:
+    """The activation in a key: one that oneDNN leaves to another pass is another thing to measure."""
+    return step.activation if step.activation in POST_OPS else f"{step.activation} apart"
+
+
+def _layout(view: View) -> str:
+    return "".join("c" if s == 1 else "b" if s == 0 else "s" for s in view.stride)
+
+
+def view_as_seen(view: View) -> View:
+    """The view at the sizes that the traced call had: what is measured where sizes are symbolic."""
+    return replace(view, size=tuple(hint(n) for n in view.size), stride=tuple(0 if n == 0 else hint(n) for n in view.stride))
+
+
+def as_seen(step: Gemm) -> Gemm:
+    """The product over such views."""
+    bias, residual = (None if v is None else view_as_seen(v) for v in (step.bias, step.residual))
+    return replace(step, a=view_as_seen(step.a), b=view_as_seen(step.b), bias=bias, residual=residual)
+
+
+_IN_PLACE: dict[str, Callable[[torch.Tensor], object]] = {
+    "relu": torch.relu_, "gelu": torch.ops.aten.gelu_.default, "gelu_tanh": lambda t: torch.ops.aten.gelu_.default(t, approximate="tanh"),
+    "sigmoid": torch.sigmoid_, "tanh": torch.tanh_, "silu": torch.ops.aten.silu_.default, "hardswish": torch.ops.aten.hardswish_.default,
+}  # fmt: skip
+"""A pass over a product's result that costs what its activation costs; the others of `POST_OPS` cost what relu does."""
+
+
+def gemm_candidates(step: Gemm, buffers: Mapping[str, Buffer], packed: bool) -> Candidates:
+    """oneDNN, which takes bias, activation or residual itself, on the ordinary (or the `packed`) weight, against MKL and one more pass,
+    and against our own code for few rows, and that pass.
+
+    The pass stands for a kernel of ours, which does everything that follows such a product at once.
+    """
+    dtype = torch_dtype(buffers[step.a.buffer])
+    m, n = int(step.a.size[0]), int(step.b.size[1])
+    fused = step.activation in POST_OPS and step.residual is None
+    name, algorithm = POST_OPS[step.activation] if fused else ("none", "none")
+    scalars: list[float] = list(step.activation_args) if fused else []
+    apart = step.activation not in POST_OPS
+
+    def make() -> dict[str, Callable[[], object]]:
+        bias = None if step.bias is None else torch.full((n,), 0.5, dtype=dtype)
+        a, b = tensor(step.a, dtype), tensor(step.b, dtype)
+        weight = torch.ops.mkldnn._reorder_linear_weight(b.t(), m) if packed else b.t()
+        out = torch.empty(m, n, dtype=dtype)
+        other = None if step.residual is None else torch.full((m, n), 0.5, dtype=dtype)
+
+        def onednn() -> object:
+            if other is not None:
+                return torch.ops.mkldnn._linear_pointwise.binary(a, other, weight, bias, "add")
+            found = torch.ops.mkldnn._linear_pointwise.default(a, weight, bias, name, scalars, algorithm)
+            return torch.relu_(found) if apart else found
+
+        def rest() -> object:
+            if step.activation != "none":
+                return _IN_PLACE.get(step.activation, torch.relu_)(out)
+            if other is not None:
+                return out.add_(other)
+            return out if bias is None else out.add_(bias)
+
+        def mkl() -> object:
+            torch.mm(a, b, out=out)
+            return rest()
+
+        if not few_rows(step, buffers):
+            return {"onednn": onednn, "mkl": mkl}
+        product = product_call(a, b, out, torch.get_num_threads())
+
+        def own() -> object:
+            product()
+            return rest()
+
+        return {"onednn": onednn, "mkl": mkl, "own": own}
+
+    return make
+
+
+def conv_key(step: Conv, buffers: Mapping[str, Buffer]) -> str:
+    shape = f"{'x'.join(str(s) for s in step.x.size)} w{'x'.join(str(s) for s in step.weight.size)}"
+    extras = f"{_named(step)} bias{step.bias is not None} residual{step.residual is not None}"
+    return f"conv {shape} {buffers[step.out].dtype.value} x{_layout(step.x)} w{_layout(step.weight)} {extras}"
+
+
+def conv_candidates(step: Conv, product: Gemm, buffers: Mapping[str, Buffer], packed: bool) -> Candidates:
+    """A 1x1 convolution as oneDNN's convolution (which reorders an ordinary weight at each call) or as its product."""
+    dtype = torch_dtype(buffers[step.x.buffer])
+    name, algorithm = POST_OPS.get(step.activation, ("none", "none"))  # one that is apart follows either
+    scalars: list[float] = list(step.activation_args) if step.activation in POST_OPS else []
+    ones, zeros = [1] * len(step.stride), [0] * len(step.stride)
+
+    def make() -> dict[str, Callable[[], object]]:
+        bias = None if step.bias is None else torch.full((int(step.weight.size[0]),), 0.5, dtype=dtype)
+        x, w = tensor(step.x, dtype), tensor(step.weight, dtype)
+        a, b = tensor(product.a, dtype), tensor(product.b, dtype).t()
+        if packed:
+            w = torch.ops.mkldnn._reorder_convolution_weight(w, zeros, ones, ones, 1, list(x.shape))
+            b = torch.ops.mkldnn._reorder_linear_weight(b, a.shape[0])
+        return {
+            "onednn": lambda: torch.ops.mkldnn._convolution_pointwise.default(x, w, bias, zeros, ones, ones, 1, name, scalars, algorithm),
+            "linear": lambda: torch.ops.mkldnn._linear_pointwise.default(a, b, bias, name, scalars, algorithm),
+        }
+
+    return make
+
+
+def plain_conv_candidates(step: Conv, buffers: Mapping[str, Buffer], packed: bool) -> Candidates:
+    """A 1x1 convolution over contiguous images as oneDNN's, which changes their layout and back, or as torch's own choice."""
+    dtype = torch_dtype(buffers[step.x.buffer])
+    ones, zeros = [1] * len(step.stride), [0] * len(step.stride)
+
+    def make() -> dict[str, Callable[[], object]]:
+        bias = None if step.bias is None else torch.full((int(step.weight.size[0]),), 0.5, dtype=dtype)
+        x, w = tensor(step.x, dtype), tensor(step.weight, dtype)
+        theirs = torch.ops.mkldnn._reorder_convolution_weight(w, zeros, ones, ones, 1, list(x.shape)) if packed else w
+        return {
+            "onednn": lambda: torch.ops.mkldnn._convolution_pointwise.default(x, theirs, bias, zeros, ones, ones, 1, "none", [], "none"),
+            "aten": lambda: torch.conv2d(x, w, bias),
+        }
+
+    return make

@@ -1,0 +1,1 @@
+"""The CUDA backend: library selection, tuning, its host program."""

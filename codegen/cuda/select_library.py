@@ -1,0 +1,87 @@
+"""How library steps run on CUDA: cuBLAS and cuDNN through torch's shims, one of three attention kernels, by a rule or a measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from precast.codegen.cpu.select_library import LibraryCall, RunStep, attention_call
+from precast.codegen.cuda.candidates import (
+    ACTIVATIONS,
+    Choice,
+    attention_choice,
+    conv_choice,
+    fused_convolution,
+    gemm_choice,
+    is_split,
+)
+from precast.codegen.cuda.tuning import chooser_of
+from precast.lowering.ir.nodes import Attention, Buffer, Conv, Gemm, Program, Step
+from precast.lowering.passes.fusion.library_loops import epilogue_kernel
+
+Buffers = Mapping[str, Buffer]
+
+
+def expand(program: Program, steps: Sequence[Step], options: Mapping[str, Any], prefix: str = "library") -> list[RunStep]:
+    """Replaces every library step by its implementation and, where that lacks the epilogue, a kernel."""
+    buffers = {b.name: b for b in program.buffers}
+    pick = _Picker(options)
+    result: list[RunStep] = []
+    for number, step in enumerate(steps):
+        name = f"{prefix}_{number}"
+        match step:
+            case Gemm():
+                result += _gemm(step, name, buffers, pick)
+            case Conv():
+                result += _conv(step, name, buffers, pick)
+            case Attention():
+                result.append(_attention(step, buffers, pick))
+            case _:
+                result.append(step)
+    return result
+
+
+class _Picker:
+    """Answers from measurements, kept or made now; the default where there is none."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.chooser = chooser_of(options)
+
+    def __call__(self, choice: Choice) -> str:
+        if len(choice.names) < 2:
+            return choice.default
+        return self.chooser.pick(choice.key, choice.calls, choice.default, choice.names)
+
+
+def _gemm(step: Gemm, name: str, buffers: Buffers, pick: _Picker) -> list[RunStep]:
+    if is_split(step, buffers):
+        return [LibraryCall(step, "split")]
+    if step.activation in ACTIVATIONS and step.residual is None and pick(gemm_choice(step, buffers)) == "activation":
+        return [LibraryCall(step, "activation")]
+    return _plain(step, name, buffers)
+
+
+def _conv(step: Conv, name: str, buffers: Buffers, pick: _Picker) -> list[RunStep]:
+    match pick(conv_choice(step, buffers)):
+        case "cudnn":
+            return [fused_convolution(step)]
+        case "product":
+            return [LibraryCall(step, "product")]
+        case _:
+            return _plain(step, name, buffers)
+
+
+def _plain(step: Gemm | Conv, name: str, buffers: Buffers) -> list[RunStep]:
+    """The step by its ATen operator, and its epilogue as a kernel."""
+    rest = epilogue_kernel(name, step, buffers)
+    bare = replace(step, activation="none", activation_args=(), residual=None)
+    return [LibraryCall(bare, "aten"), *([rest] if rest is not None else [])]
+
+
+def _attention(step: Attention, buffers: Buffers, pick: _Picker) -> RunStep:
+    match pick(attention_choice(step, buffers)):
+        case ("flash" | "cudnn" | "efficient") as how:
+            return LibraryCall(step, how)
+        case _:
+            return attention_call(step)

@@ -1,0 +1,114 @@
+"""The C shims that host programs call: prototypes by name, all present in torch 2.11 to 2.13 unless marked optional."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from precast.lowering.ir.nodes import Buffer
+from precast.lowering.ir.scalars import DType
+from precast.lowering.ir.torch_dtypes import TORCH_NAMES
+
+_SIZES = "const int64_t*, int64_t"
+
+SHIMS: dict[str, str] = {
+    "aoti_torch_get_data_ptr": "int32_t(*)(void*, void**)",
+    "aoti_torch_get_strides": "int32_t(*)(void*, int64_t**)",
+    "aoti_torch_get_sizes": "int32_t(*)(void*, int64_t**)",
+    "aoti_torch_get_dim": "int32_t(*)(void*, int64_t*)",
+    "aoti_torch_empty_strided": "int32_t(*)(int64_t, const int64_t*, const int64_t*, int32_t, int32_t, int32_t, void**)",
+    "aoti_torch_create_tensor_from_blob": (
+        "int32_t(*)(void*, int64_t, const int64_t*, const int64_t*, int64_t, int32_t, int32_t, int32_t, void**)"
+    ),
+    "aoti_torch__reinterpret_tensor": "int32_t(*)(void*, int64_t, const int64_t*, const int64_t*, int64_t, void**)",
+    "aoti_torch_get_storage_offset": "int32_t(*)(void*, int64_t*)",
+    "aoti_torch_new_tensor_handle": "int32_t(*)(void*, void**)",
+    "aoti_torch_delete_tensor_object": "int32_t(*)(void*)",
+    "aoti_torch_clone": "int32_t(*)(void*, void**)",
+    "aoti_torch_copy_": "int32_t(*)(void*, void*, int32_t)",
+    "aoti_torch_cpu_addmm_out": "int32_t(*)(void*, void*, void*, void*, double, double)",
+    "aoti_torch_cpu_baddbmm_out": "int32_t(*)(void*, void*, void*, void*, double, double)",
+    "aoti_torch_cpu_mm_out": "int32_t(*)(void*, void*, void*)",
+    "aoti_torch_cpu_bmm_out": "int32_t(*)(void*, void*, void*)",
+    "aoti_torch_cpu__linear_pointwise": "int32_t(*)(void*, void*, void**, const char*, const double**, int64_t, const char**, void**)",
+    "aoti_torch_cpu__linear_pointwise_binary": "int32_t(*)(void*, void*, void*, void**, const char*, void**)",
+    "aoti_torch_cpu_convolution": (f"int32_t(*)(void*, void*, void**, {_SIZES}, {_SIZES}, {_SIZES}, int32_t, {_SIZES}, int64_t, void**)"),
+    "aoti_torch_cpu_mkldnn__convolution_pointwise": (
+        "int32_t(*)(void*, void*, void**, const int64_t*, int64_t, const int64_t*, int64_t, const int64_t*, int64_t, int64_t, "
+        "const char*, const double**, int64_t, const char**, void**)"
+    ),
+    "aoti_torch_cpu_mkldnn__convolution_pointwise_binary": (
+        "int32_t(*)(void*, void*, void*, void**, const int64_t*, int64_t, const int64_t*, int64_t, const int64_t*, int64_t, int64_t, "
+        "const char*, double*, const char**, const double**, int64_t, const char**, void**)"
+    ),
+    "aoti_torch_cpu_mkldnn__convolution_pointwise_binary_": (
+        "int32_t(*)(void*, void*, void*, void**, const int64_t*, int64_t, const int64_t*, int64_t, const int64_t*, int64_t, int64_t, "
+        "const char*, double*, const char**, const double**, int64_t, const char**, void**)"
+    ),
+    "aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu": (
+        "int32_t(*)(void*, void*, void*, double, int32_t, void**, double*, void**, void**)"
+    ),
+    "torch_call_dispatcher": "int32_t(*)(const char*, const char*, uint64_t*, uint64_t)",
+    "torch_new_list_reserve_size": "int32_t(*)(__SIZE_TYPE__, void**)",
+    "torch_list_push_back": "int32_t(*)(void*, uint64_t)",
+    "aoti_torch_grad_mode_is_enabled": "bool(*)()",
+    "aoti_torch_grad_mode_set_enabled": "void(*)(bool)",
+    "torch_get_num_threads": "int32_t(*)(uint32_t*)",
+    "?torch_exception_get_what_without_backtrace": "const char*(*)()",
+    "precast_call_python": "int32_t(*)(int64_t, void**, int64_t, const int64_t*, int64_t, void**, int64_t, char*, int64_t)",
+}
+"""Function type by symbol. A leading `?` marks an optional symbol: its slot holds NULL where torch lacks it."""
+
+DTYPE_CODES: dict[DType, int] = {
+    DType.U8: 0, DType.I8: 1, DType.I16: 2, DType.I32: 3, DType.I64: 4, DType.F16: 5, DType.F32: 6, DType.F64: 7,
+    DType.C64: 9, DType.C128: 10, DType.BOOL: 11, DType.BF16: 15,
+}  # fmt: skip
+"""c10::ScalarType, whose numbers are part of torch's serialisation format."""
+
+OTHER_CODES = {
+    "complex32": 8,
+    "float8_e5m2": 23,
+    "float8_e4m3fn": 24,
+    "float8_e5m2fnuz": 25,
+    "float8_e4m3fnuz": 26,
+    "uint16": 27,
+    "uint32": 28,
+    "uint64": 29,
+}
+
+
+def torch_name(buffer: Buffer) -> str:
+    """torch's name of a buffer's dtype."""
+    return buffer.torch_dtype.removeprefix("torch.") if buffer.dtype is DType.OTHER else TORCH_NAMES[buffer.dtype]
+
+
+def dtype_code(buffer: Buffer) -> int:
+    """c10::ScalarType number of a buffer's dtype."""
+    if buffer.dtype is not DType.OTHER:
+        return DTYPE_CODES[buffer.dtype]
+    name = buffer.torch_dtype.removeprefix("torch.")
+    if name not in OTHER_CODES:
+        raise TypeError(f"buffer {buffer.name} has dtype {name!r}, which no host program can allocate")
+    return OTHER_CODES[name]
+
+
+class SymbolTable:
+    """Numbers the shims that a host program uses, in order of first use; `prototypes` are those that it may."""
+
+    def __init__(self, prototypes: Mapping[str, str] = SHIMS) -> None:
+        self.prototypes = prototypes
+        self.names: list[str] = []
+
+    def use(self, name: str) -> str:
+        """Registers `name` and returns the identifier under which generated code calls it."""
+        key = name if name in self.prototypes else f"?{name}"
+        if key not in self.prototypes:
+            raise KeyError(f"no prototype for shim {name}")
+        if key not in self.names:
+            self.names.append(key)
+        return name
+
+    def definitions(self) -> str:
+        """Macros that map each used name to its table slot (`table` is in scope in every entry point)."""
+        lines = [f"#define {name.removeprefix('?')} (({self.prototypes[name]})table[{number}])" for number, name in enumerate(self.names)]
+        quoted = "".join(f'"{n}", ' for n in self.names)
+        return "\n".join([*lines, f'extern "C" const char* const precast_symbols[] = {{{quoted}0}};'])

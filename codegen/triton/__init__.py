@@ -1,0 +1,1 @@
+"""Triton kernels: their source, and the images compiled from it."""

@@ -1,0 +1,1 @@
+"""Images of Triton kernels, compiled by a pool of workers."""

@@ -1,0 +1,254 @@
+"""How a part is laid out over programs and lanes: a cost heuristic over its memory accesses, in place of measurements.
+
+The figures behind it are from an H200 (132 multiprocessors): 8 to 16 elements for each thread; rows of reductions by as few warps as
+give 16 elements a thread; reductions across rows in tiles whose lines are one or two sectors of memory wide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import sympy
+
+from precast.codegen.common.value_facts import static_product, store_roots
+from precast.codegen.triton.render.matmul import product_in
+from precast.codegen.triton.render.tiling import Part, Tiling, loaded, power_of_two
+from precast.lowering.analysis.matmul_patterns import MANY, Product
+from precast.lowering.ir import index as ix
+from precast.lowering.ir.nodes import Axis, Buffer, Load, Reduce, Scan, Size, Value, walk
+from precast.lowering.ir.sizes import hint
+
+PROCESSORS = 132
+ELEMENTS = 256
+"""Elements of a row for each warp."""
+LINE = 16
+"""Fewer neighbours than these are not worth a dimension of their own."""
+MOST_TOGETHER = 64
+"""Buffers of one launch that several parts share: Triton needs more than twice the time for twice the text, and one thread for each."""
+PERSISTENT = 16384
+"""Lanes of the longest row that stays in registers."""
+
+IN_FLIGHT, HALF = 96 << 10, 2
+"""Bytes that the blocks of a product in flight may take: the smallest architectures have 99 KiB. And bytes of an element there."""
+
+PRODUCTS = (
+    (16, (16, 32, 256, 3), (16, 32, 128, 3)),
+    (32, (32, 32, 256, 3), (32, 64, 128, 3)),
+    (64, (64, 32, 256, 2), (64, 32, 128, 3)),
+    (math.inf, (64, 32, 128, 3), (128, 64, 64, 3)),
+)
+"""Up to how many rows a product has which block, step and stages: with few columns, and with many. The fastest with int8 weights on an H200
+that leave room in 99 KiB of shared memory."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """One load or store: elements between neighbours along each axis symbol (missing: 0), how many points differ, bytes of each."""
+
+    strides: Mapping[sympy.Symbol, Size]
+    points: int
+    itemsize: int
+
+
+def accesses(part: Part, known: Mapping[str, Buffer]) -> list[Access]:
+    """The loads and stores whose indices are affine; gathered positions count as constants."""
+    extents = {a.symbol: hint(a.extent) for a in _axes(part)}
+    found: list[Access] = []
+    seen: set[tuple[str, sympy.Expr]] = set()
+    for buffer, index in _indices(part):
+        if (buffer, index) in seen:
+            continue
+        seen.add((buffer, index))
+        symbols = tuple(s for s in extents if s in index.free_symbols)
+        affine = ix.coefficients(index, symbols)
+        if affine is None:
+            continue
+        points = 1
+        for s in symbols:
+            points *= extents[s]
+        found.append(Access(dict(zip(symbols, affine[1], strict=True)), points, known[buffer].dtype.itemsize))
+    return found
+
+
+def _axes(part: Part) -> dict[Axis, None]:
+    found = dict.fromkeys(part.x)
+    for store in part.stores:
+        found |= dict.fromkeys(store.axes or ())
+    return found | dict.fromkeys(a for v in _values(part) if isinstance(v, Reduce) for a in v.axes)
+
+
+def _values(part: Part) -> Iterator[Value]:
+    return walk(*(root for s in part.stores for root in store_roots(s)))
+
+
+def _indices(part: Part) -> Iterator[tuple[str, sympy.Expr]]:
+    for store in part.stores:
+        yield store.buffer, sympy.sympify(store.index)
+    for value in _values(part):
+        if isinstance(value, Load):
+            yield value.buffer, sympy.sympify(value.index)
+
+
+def two_dimensional(part: Part, known: Mapping[str, Buffer]) -> Part:
+    """A pointwise part whose operands are consecutive along different axes gets a tile along each; any other is returned as it is."""
+    if len(part.x) < 2 or any(isinstance(v, Reduce | Scan) for v in _values(part)) or any(s.axes != part.x for s in part.stores):
+        return part
+    total = 1
+    for axis in part.x:
+        total *= hint(axis.extent)
+    votes: dict[sympy.Symbol, int] = {}
+    for access in accesses(part, known):
+        fast = [a for a in part.x if access.strides.get(a.symbol) == 1 and hint(a.extent) > 1]
+        if fast and 4 * access.points >= total and hint(fast[-1].extent) >= LINE:
+            votes[fast[-1].symbol] = votes.get(fast[-1].symbol, 0) + access.points * access.itemsize
+    if len(votes) < 2:
+        return part
+    first, second = sorted(votes, key=lambda s: -votes[s])[:2]
+    if part.x[-1].symbol in (first, second):  # the innermost axis is the main store's
+        first, second = part.x[-1].symbol, second if part.x[-1].symbol is first else first
+    tile = next(a for a in part.x if a.symbol is first)
+    line = next(a for a in part.x if a.symbol is second)
+    rest = tuple(a for a in part.x if a is not tile and a is not line)
+    return replace(part, x=(*rest, line), grid=True)
+
+
+def choose(part: Part, known: Mapping[str, Buffer]) -> Tiling:
+    """The tiling of a part, without having measured."""
+    rows = _count(part.x)
+    product = product_in(part)
+    if product is not None:
+        return _product(product)
+    if part.grid:
+        return _square(part)
+    inner = [_count(v.axes) for v in _values(part) if isinstance(v, Reduce)]
+    inner += [hint(v.axis.extent) for v in _values(part) if isinstance(v, Scan)]
+    inner += [_count(tuple(a for a in s.axes or () if a not in part.x)) for s in part.stores]
+    widest = max(inner, default=1)
+    if widest == 1:
+        full = [a for a in accesses(part, known) if a.points == rows]
+        return _flat(rows, 512 if len(full) <= 2 else 256)
+    if any(isinstance(v, Reduce | Scan) for v in _values(part)) and _across(part, known):
+        return _columns(rows, widest, part, known)
+    return _rows(rows, widest, all(static_product((a.extent,)) is not None for a in _axes(part) if a not in part.x))
+
+
+def together(parts: Sequence[Part]) -> bool:
+    """Whether one launch may do all the parts, each in programs of its own: pointwise ones of which none reads what another writes."""
+    for part in parts:
+        others = [s for other in parts if other is not part for s in other.stores]
+        if any(isinstance(v, Reduce | Scan) for v in _values(part)) or {s.buffer for s in part.stores} & loaded(others):
+            return False
+    return True
+
+
+def portions(parts: Sequence[Part]) -> list[list[Part]]:
+    """The parts in order, dealt to launches of at most `MOST_TOGETHER` buffers and of about equal size; a part is not cut."""
+    counts = [len({s.buffer for s in part.stores} | loaded(part.stores)) for part in parts]
+    share = sum(counts) / math.ceil(sum(counts) / MOST_TOGETHER)
+    dealt: list[list[Part]] = []
+    held = 0
+    for part, count in zip(parts, counts, strict=True):
+        if not dealt or held + count > MOST_TOGETHER or held + count / 2 > share:
+            dealt.append([])
+            held = 0
+        dealt[-1].append(part)
+        held += count
+    return dealt
+
+
+def choose_together(parts: Sequence[Part], flat: Tiling | None = None) -> list[Tiling]:
+    """Tilings for parts of one launch, which share its number of warps; `flat` is given for those of one dimension."""
+    if flat is None:
+        flat = _flat(sum(_count((*part.x, *(a for a in part.stores[0].axes or () if a not in part.x))) for part in parts))
+    side = min(flat.xblock, 64 if flat.num_warps >= 4 else 32)
+    return [replace(flat, xblock=side, rblock=side) if part.grid else flat for part in parts]
+
+
+def _count(axes: tuple[Axis, ...]) -> int:
+    total = 1
+    for axis in axes:
+        total *= hint(axis.extent)
+    return total
+
+
+def _flat(points: int, elements: int = 256) -> Tiling:
+    """Pointwise: `elements` for each warp; smaller blocks where there would be too few to go round."""
+    xblock = 4 * elements
+    while xblock > 128 and points < 2 * PROCESSORS * xblock:
+        xblock //= 2
+    xblock = min(xblock, power_of_two(points))
+    return Tiling(xblock, num_warps=max(1, xblock // elements))
+
+
+def _square(part: Part) -> Tiling:
+    """Tiles of 64 by 64, so that both sides are read and written in whole lines."""
+    (tile,) = {a: None for s in part.stores for a in s.axes or () if a not in part.x}
+    side = min(64, power_of_two(hint(tile.extent)))
+    other = min(4096 // side, power_of_two(hint(part.x[-1].extent)))
+    return Tiling(other, rblock=side, num_warps=max(1, min(8, other * side // 512)))
+
+
+def _rows(rows: int, width: int, known: bool) -> Tiling:
+    """Rows that lie along memory: in registers where they fit; in a loop, too, where their width is `known` at run time only."""
+    lanes = power_of_two(width)
+    if lanes > PERSISTENT or not known:
+        rblock = min(4096, max(256, lanes))
+        return Tiling(1, persistent=PERSISTENT, rblock=rblock, num_warps=rblock // 256)
+    xblock = max(1, min(power_of_two(rows), 1024 // lanes))
+    while xblock > 1 and rows < PROCESSORS * xblock:
+        xblock //= 2
+    most = 8 if rows >= 8 * PROCESSORS else 32 if lanes > 8192 else 16
+    warps = 1 << max(0, round(math.log2(max(width * xblock / ELEMENTS, 1))))
+    return Tiling(xblock, persistent=PERSISTENT, rblock=4096, num_warps=max(min(warps, most), lanes * xblock // 4096))
+
+
+def _product(product: Product) -> Tiling:
+    """Narrow blocks, so that every processor reads a part of the columns' side; long steps where the processors are hardly filled."""
+    rows, columns, depth = product.size
+    if rows >= MANY:
+        return _many_rows(product)
+    few, many = next(blocks for most, *blocks in PRODUCTS if rows <= most)
+    xblock, rblock, step, stages = many if columns >= PROCESSORS * 32 else few
+    if xblock > 16 and columns < PROCESSORS * 16:
+        xblock, rblock, step, stages = 32, 16, 256, 3
+    return Tiling(xblock, rblock=rblock, depth=min(step, power_of_two(depth)), num_warps=4, num_stages=stages)
+
+
+def _many_rows(product: Product) -> Tiling:
+    """As many columns as a block holds, so that the rows, which cost memory, are read seldom; smaller blocks where those would be few, and
+    fewer steps in flight where several sums would fill the shared memory.
+    """
+    rows, columns, depth = product.size
+    rblock = min(128, power_of_two(columns))
+    few = (rows // 64) * -(-columns // rblock) < 2 * PROCESSORS
+    rblock = min(rblock, 64) if few else rblock
+    step = 32 if depth <= 64 else 64
+    lines = 64 * len({s.left for s in product.sums}) + rblock * len({s.right for s in product.sums})
+    stages = min(4 if few else 3, max(1, IN_FLIGHT // (lines * step * HALF)))
+    return Tiling(64, rblock=rblock, depth=step, num_warps=4, num_stages=stages)
+
+
+def _across(part: Part, known: Mapping[str, Buffer]) -> bool:
+    """Whether neighbours in memory lie along the outer axes: reductions of columns."""
+    own = {a.symbol for a in part.x}
+    along = across = 0
+    for access in accesses(part, known):
+        fast = [s for s, n in access.strides.items() if n == 1]
+        if fast:
+            size = access.points * access.itemsize
+            along, across = (along, across + size) if fast[-1] in own else (along + size, across)
+    return across > along
+
+
+def _columns(rows: int, width: int, part: Part, known: Mapping[str, Buffer]) -> Tiling:
+    """Columns: 64 bytes of neighbours, fewer where programs would be few, and many rows of them at a time."""
+    itemsize = min((known[b].dtype.itemsize for b, _ in _indices(part)), default=4)
+    xblock = max(1, min(64 // itemsize, power_of_two(rows)))
+    while xblock * itemsize > 32 and rows < PROCESSORS * xblock // 2:
+        xblock //= 2
+    lanes = power_of_two(width)
+    rblock = max(1, min(lanes, 4096 // xblock))
+    warps = max(1, min(16, xblock * rblock // 128))
+    return Tiling(xblock, persistent=rblock, rblock=rblock, num_warps=warps)

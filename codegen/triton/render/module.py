@@ -1,0 +1,77 @@
+"""The text of a whole Triton module: imports, helpers that are used, and the kernel, whose programs several bodies may share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import sympy
+
+from precast.codegen.triton.render.body import Body
+from precast.codegen.triton.render.index_printer import write_index
+from precast.codegen.triton.render.ops import HELPERS, needed_helpers
+
+
+def module(
+    entry: str, parameters: Sequence[str], bodies: Sequence[Body], pointers: Mapping[str, int], sizes: Mapping[sympy.Symbol, int]
+) -> str:
+    """Source that defines `entry(*parameters)`. `pointers` and `sizes` number the kernel's arguments; each body numbers its own."""
+    parts = _parts(bodies)
+    calls = [] if len(bodies) == 1 else _branches(bodies, [parts[_text(body)][0] for body in bodies], pointers, sizes)
+    called = [f"\ndef {name}{rest}" for body in bodies for rest, name in body.functions.items()]
+    text = "\n".join([*called, *(line for body in bodies for line in body.lines), *calls])
+    helpers = needed_helpers(text)
+    used = text + "".join(HELPERS[h] for h in helpers)
+    imports = "import triton\nimport triton.language as tl\n"
+    if "libdevice." in used:
+        imports += "from triton.language.extra import libdevice\n"
+    functions = [*(HELPERS[h] for h in helpers), *called]
+    first = "tl.program_id(0)" if bodies[0].index_type == "tl.int32" else "tl.program_id(0).to(tl.int64)"
+    lines = [f"program = {first}"]
+    if len(bodies) == 1:
+        lines += bodies[0].lines
+    else:
+        functions += [_function(name, ("program", *_parameters(bodies[number])), bodies[number].lines) for name, number in parts.values()]
+        lines += calls
+    functions.append(_function(entry, parameters, lines))
+    return imports + "\n\n" + "\n\n".join(f"@triton.jit{function}" for function in functions)
+
+
+def _text(body: Body) -> tuple[str, ...]:
+    return (*_parameters(body), *body.lines)
+
+
+def _parts(bodies: Sequence[Body]) -> dict[tuple[str, ...], tuple[str, int]]:
+    """A name, and the first body that has it, for each distinct text."""
+    found: dict[tuple[str, ...], tuple[str, int]] = {}
+    for number, body in enumerate(bodies):
+        found.setdefault(_text(body), (f"part{len(found)}", number))
+    return found
+
+
+def _parameters(body: Body) -> list[str]:
+    return [*(f"ptr{n}" for n in body.buffers.values()), *(f"size{n}" for n in body.sizes.values())]
+
+
+def _function(name: str, parameters: Iterable[str], lines: Iterable[str]) -> str:
+    return f"\ndef {name}({', '.join(parameters)}):\n" + "".join(f"    {line}\n" for line in lines)
+
+
+def _branches(bodies: Sequence[Body], names: Sequence[str], pointers: Mapping[str, int], sizes: Mapping[sympy.Symbol, int]) -> list[str]:
+    """Programs are dealt to the bodies in order; each finds its own by halves."""
+    starts: list[str] = []
+    before: sympy.Expr = sympy.S.Zero
+    for body in bodies:
+        text = write_index(before, lambda s: f"size{sizes[s]}")
+        starts.append(text if text.isdecimal() else f"({text})")
+        before = before + body.grid
+
+    def choose(low: int, high: int) -> list[str]:
+        if high - low == 1:
+            given = [*(f"ptr{pointers[b]}" for b in bodies[low].buffers), *(f"size{sizes[s]}" for s in bodies[low].sizes)]
+            program = f"program - {starts[low]}" if low else "program"
+            return [f"{names[low]}({', '.join((program, *given))})"]
+        middle = (low + high) // 2
+        first, second = ([f"    {line}" for line in choose(*part)] for part in ((low, middle), (middle, high)))
+        return [f"if program < {starts[middle]}:", *first, "else:", *second]
+
+    return choose(0, len(bodies))

@@ -1,0 +1,1 @@
+"""Facts about programs that passes ask for: effects, dependencies, liveness, aliases."""

@@ -1,0 +1,1 @@
+"""The loop IR: nodes, index arithmetic, sizes, scalars, and their text."""

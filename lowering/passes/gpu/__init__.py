@@ -1,0 +1,1 @@
+"""Passes that only GPU targets want."""

@@ -1,0 +1,104 @@
+"""Pointwise kernels that do not need one another become one: a launch costs a GPU more than a small kernel's work.
+
+The norms that are folded into a network's weights, at each call, are a hundred such kernels. Members keep axes of their own; the renderer
+gives each some of the launch's programs. What `small_kernels_first` put off stays where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from precast.lowering.analysis.dependencies import dependencies, nbytes_hint
+from precast.lowering.analysis.effects import reads, store_roots, writes
+from precast.lowering.ir import index as ix
+from precast.lowering.ir.nodes import Kernel, Program, Reduce, Scan, Step, Store, walk
+from precast.lowering.ir.sizes import hint
+from precast.lowering.ir.substitution import Rewriter, shared_axis
+from precast.lowering.passes.gpu.prologue_kernels_first import LARGE, MOST_POINTS
+
+MAX_MEMBERS = 48
+MAX_BUFFERS = 200
+"""Parameters of a kernel have 4 KiB."""
+MAX_POINTS = 1 << 24
+"""Larger kernels fill the device by themselves."""
+MAX_BYTES = 64 << 20
+"""What a batch may write before it is needed."""
+NEAR = 8
+"""Steps by which a kernel that waits for others may come earlier: its result stays in memory meanwhile."""
+
+
+@dataclass
+class _Batch:
+    position: int
+    members: list[int] = field(default_factory=list)
+    buffers: set[str] = field(default_factory=set)
+    nbytes: int = 0
+
+
+def gpu_batches(program: Program) -> Program:
+    """The program, its steps being in order, with such kernels put together where the first of them stands."""
+    before = dependencies(program)
+    place = list(range(len(program.steps)))
+    size = {b.name: nbytes_hint(b) for b in program.buffers}
+    batches: list[_Batch] = []
+    prepares: list[bool] = []  # of each step: is it a kernel of inputs alone, or of such kernels' results?
+    since = 0  # where the latest of such steps began that have no other between them
+    for position, step in enumerate(program.steps):
+        prepares.append(isinstance(step, Kernel) and all(prepares[p] for p in before[position]))
+        since = since if prepares[-1] else position + 1
+        if not isinstance(step, Kernel) or not _suits(step):
+            continue
+        needed = max((place[p] for p in before[position]), default=-1)
+        earliest = since if prepares[-1] and _put_off(step, size) else 0
+        batch = next(
+            (b for b in reversed(batches) if max(needed + 1, earliest) <= b.position and _fits(b, step, position, needed, size)), None
+        )
+        if batch is None:
+            batch = _Batch(position)
+            batches.append(batch)
+        batch.members.append(position)
+        batch.buffers |= {*reads(step), *writes(step)}
+        batch.nbytes += sum(size[b] for b in writes(step))
+        place[position] = batch.position
+    merged = {b.position: _merged([program.steps[m] for m in b.members]) for b in batches if len(b.members) > 1}
+    gone = {m for b in batches if len(b.members) > 1 for m in b.members[1:]}
+    return replace(program, steps=tuple(merged.get(n, step) for n, step in enumerate(program.steps) if n not in gone))
+
+
+def _put_off(kernel: Kernel, size: Mapping[str, int]) -> bool:
+    """Whether `small_kernels_first` chose when the kernel runs because of what its result takes."""
+    return prod(hint(a.extent) for a in kernel.axes) <= MOST_POINTS and sum(size[n] for n in writes(kernel)) >= LARGE
+
+
+def _suits(kernel: Kernel) -> bool:
+    values = walk(*(r for s in kernel.stores for r in store_roots(s)))
+    small = prod(hint(a.extent) for a in kernel.axes) <= MAX_POINTS
+    return small and all(s.mode == "set" for s in kernel.stores) and not any(isinstance(v, Reduce | Scan) for v in values)
+
+
+def _fits(batch: _Batch, kernel: Kernel, position: int, needed: int, size: dict[str, int]) -> bool:
+    if len(batch.members) >= MAX_MEMBERS or (needed >= 0 and position - batch.position > NEAR):
+        return False
+    if len(batch.buffers | {*reads(kernel), *writes(kernel)}) > MAX_BUFFERS:
+        return False
+    return batch.nbytes + sum(size[b] for b in writes(kernel)) <= MAX_BYTES
+
+
+def _merged(members: Sequence[Step]) -> Kernel:
+    """One kernel whose stores run over their own member's axes."""
+    kernels = [m for m in members if isinstance(m, Kernel)]
+    names = iter(ix.symbols(sum(len(k.axes) for k in kernels)))
+    groups = [tuple(shared_axis(next(names), a.extent) for a in k.axes) for k in kernels]
+    axes = tuple(a for group in groups for a in group)
+    rewriter = Rewriter(axes, {})
+    stores: list[Store] = []
+    for kernel, own in zip(kernels, groups, strict=True):
+        by_old = dict(zip(kernel.axes, own, strict=True))
+        env = rewriter.env(tuple((old.symbol, new.symbol) for old, new in by_old.items()))
+        for store in kernel.stores:
+            over = tuple(by_old[a] for a in kernel.axes if store.axes is None or a in store.axes)
+            stores.append(rewriter.store(store, env, over))
+    origins = tuple(dict.fromkeys(o for k in kernels for o in k.origins))
+    return Kernel(kernels[0].name, axes, tuple(stores), origins)

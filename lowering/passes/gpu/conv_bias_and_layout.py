@@ -1,0 +1,144 @@
+"""Convolutions as cuDNN wants them: a bias only beside a relu, and weights in channels-last.
+
+A convolution with a bias alone is two kernels to cuDNN's caller, the second a pass over the whole result. So the bias of a shortcut goes
+into the bias of the convolution that adds it, and any other becomes a pointwise kernel, which later passes fuse with what follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+from precast.lowering.analysis.effects import lasting_inputs, reads
+from precast.lowering.ir import index as ix
+from precast.lowering.ir.nodes import Alu, Buffer, Conv, Kernel, Load, Program, Size, Step, Store, View
+from precast.lowering.ir.scalars import DType, Op
+from precast.lowering.ir.substitution import shared_axis
+from precast.lowering.passes.gpu.patch_conv_as_matmul import is_patch
+
+
+def conv_biases(program: Program) -> Program:
+    """The program without convolutions that have a bias and no activation."""
+    return _Biases(program).run()
+
+
+def _bare(step: Step) -> bool:
+    if not isinstance(step, Conv) or step.transposed or is_patch(step):
+        return False
+    return step.bias is not None and step.activation == "none" and step.residual is None
+
+
+class _Biases:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.buffers = {b.name: b for b in program.buffers}
+        self.outputs = {o.view.buffer for o in program.outputs if o.view is not None}
+        self.users: dict[str, int] = {}
+        for step in program.steps:
+            for name in reads(step):
+                self.users[name] = self.users.get(name, 0) + 1
+        self.moved = self._shortcuts()
+
+    def _shortcuts(self) -> dict[str, Conv]:
+        """Convolutions whose result is only ever added by one other convolution with a bias, by the name of the result."""
+        bare = {s.out: s for s in self.program.steps if isinstance(s, Conv) and _bare(s)}
+        found: dict[str, Conv] = {}
+        for step in self.program.steps:
+            if isinstance(step, Conv) and step.residual is not None and step.residual_order == "before":
+                name = step.residual.buffer
+                if name in bare and self.users[name] == 1 and name not in self.outputs:
+                    found[name] = bare[name]
+        return found
+
+    def run(self) -> Program:
+        steps: list[Step] = []
+        for step in self.program.steps:
+            if isinstance(step, Conv) and step.out in self.moved:
+                steps.append(replace(step, bias=None))
+            elif isinstance(step, Conv) and step.residual is not None and step.residual.buffer in self.moved:
+                steps += self._with_both(step, self.moved[step.residual.buffer])
+            elif isinstance(step, Conv) and _bare(step):
+                steps += self._split(step)
+            else:
+                steps.append(step)
+        return replace(self.program, steps=tuple(steps), buffers=tuple(self.buffers.values()))
+
+    def _with_both(self, step: Conv, shortcut: Conv) -> list[Step]:
+        """The step with the sum of both biases."""
+        assert shortcut.bias is not None
+        if step.bias is None:
+            return [replace(step, bias=shortcut.bias)]
+        dtype, channels = self.buffers[step.out].dtype, step.bias.size[0]
+        (c,) = ix.symbols(1)
+        parts = [Load(b.buffer, ix.affine(b.offset, ((b.stride[0], c),)), dtype) for b in (step.bias, shortcut.bias)]
+        target = self._fresh(f"{step.out}_biases", (channels,), (1,), dtype)
+        kernel = Kernel(f"add_{target}", (shared_axis(c, channels),), (Store(target, c, Alu(Op.ADD, tuple(parts), dtype.compute)),))
+        return [kernel, replace(step, bias=View(target, (channels,), (1,)))]
+
+    def _split(self, step: Conv) -> list[Step]:
+        """The convolution into a buffer of its own, and the bias added by a kernel."""
+        result, bias = self.buffers[step.out], step.bias
+        assert bias is not None
+        plain = self._fresh(f"{step.out}_plain", result.size, result.stride, result.dtype)
+        symbols = ix.symbols(len(result.size))
+        index = ix.affine(0, tuple(zip(result.stride, symbols, strict=True)))
+        addend = Load(bias.buffer, ix.affine(bias.offset, ((bias.stride[0], symbols[1]),)), result.dtype)
+        value = Alu(Op.ADD, (Load(plain, index, result.dtype), addend), result.dtype.compute)
+        axes = tuple(shared_axis(s, n) for s, n in zip(symbols, result.size, strict=True))
+        return [replace(step, out=plain, bias=None), Kernel(f"bias_{step.out}", axes, (Store(step.out, index, value),), step.origins)]
+
+    def _fresh(self, name: str, size: tuple[Size, ...], stride: tuple[Size, ...], dtype: DType) -> str:
+        assert name not in self.buffers
+        self.buffers[name] = Buffer(name, dtype, size, stride)
+        return name
+
+
+def weights_channels_last(freeze: bool, bound: Collection[str] | None = None) -> Callable[[Program], Program]:
+    """The pass that copies each convolution's contiguous weight into channels-last: cuDNN's caller would do so at each call, one kernel
+    each. With `freeze` once per binding of the weights that `bound` names (None: every input).
+    """
+
+    def change(program: Program) -> Program:
+        lasting = lasting_inputs(program, bound) if freeze else frozenset()
+        buffers = {b.name: b for b in program.buffers}
+        inputs = {i for i in program.inputs if isinstance(i, str)}
+        copies: dict[str, Kernel] = {}
+        steps: list[Step] = []
+        for step in program.steps:
+            if isinstance(step, Conv) and step.weight.buffer in inputs and _misplaced(step) and not is_patch(step):
+                step = replace(step, weight=_copy(step.weight, buffers, copies))
+            steps.append(step)
+        kept = {n: k for n, k in copies.items() if n in lasting}
+        return replace(
+            program,
+            steps=(*(k for n, k in copies.items() if n not in kept), *steps),
+            buffers=tuple(buffers.values()),
+            prepare=(*program.prepare, *kept.values()),
+            persistent=(*program.persistent, *(k.stores[0].buffer for k in kept.values())),
+        )
+
+    return change
+
+
+def _misplaced(conv: Conv) -> bool:
+    """Whether the weight's channels are not innermost, and another place for them is another order in memory."""
+    weight = conv.weight
+    plain = len(weight.size) == 4 and not conv.transposed and weight.stride == ix.contiguous_strides(weight.size) and weight.offset == 0
+    return plain and weight.size[1] != 1 and any(n != 1 for n in weight.size[2:])
+
+
+def _copy(weight: View, buffers: dict[str, Buffer], copies: dict[str, Kernel]) -> View:
+    source = buffers[weight.buffer]
+    o, c, h, w = weight.size
+    inner = ix.contiguous_strides((o, h, w, c))
+    stride = (inner[0], inner[3], inner[1], inner[2])
+    name = f"{source.name}_last"
+    if source.name not in copies:
+        buffers[name] = Buffer(name, source.dtype, weight.size, stride)
+        symbols = ix.symbols(4)
+        place = (symbols[0], symbols[3], symbols[1], symbols[2])  # the axes run as the copy lies
+        value = Load(source.name, ix.affine(0, tuple(zip(weight.stride, place, strict=True))), source.dtype)
+        axes = tuple(shared_axis(s, n) for s, n in zip(symbols, (o, h, w, c), strict=True))
+        target = ix.affine(0, tuple(zip(stride, place, strict=True)))
+        copies[source.name] = Kernel(f"copy_{name}", axes, (Store(name, target, value),))
+    return View(name, weight.size, stride)

@@ -1,0 +1,1 @@
+"""Passes that choose strides: channels-last convolutions and what surrounds them."""

@@ -1,0 +1,1 @@
+"""The memory plan: which buffers share which bytes of the workspace."""

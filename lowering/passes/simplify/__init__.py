@@ -1,0 +1,1 @@
+"""Passes that simplify: algebra, constants, copies, common subexpressions, patterns of several operators."""

@@ -1,0 +1,27 @@
+"""Roundings to half types that memory does anyway: behind a load of that type, and before a store.
+
+Until kernels are fused they are kept: a value that is not written to memory is rounded where the graph, or a step that jumps, says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from precast.lowering.analysis.rewrite_values import map_kernel
+from precast.lowering.ir.nodes import Cast, Kernel, Load, Program, Store, Value
+
+
+def drop_roundings(program: Program) -> Program:
+    """The program without them."""
+    dtypes = {b.name: b.dtype for b in program.buffers}
+
+    def loaded(value: Value) -> Value:
+        return value.value if isinstance(value, Cast) and isinstance(value.value, Load) and value.value.dtype is value.dtype else value
+
+    def stored(store: Store) -> Store:
+        value = store.value
+        while isinstance(value, Cast) and value.dtype is dtypes[store.buffer] and value.dtype.compute is value.value.dtype.compute:
+            value = value.value
+        return store if value is store.value or store.mode != "set" else replace(store, value=value)
+
+    return replace(program, steps=tuple(map_kernel(s, loaded, stored) if isinstance(s, Kernel) else s for s in program.steps))

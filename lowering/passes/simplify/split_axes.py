@@ -1,0 +1,67 @@
+"""Axes whose quotient and remainder appear in indices become two axes: loops count instead of dividing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from precast.lowering.analysis.effects import index_expr, store_roots
+from precast.lowering.ir import index as ix
+from precast.lowering.ir.nodes import Axis, Kernel, Program, Scan, Size, axis_symbol, walk
+from precast.lowering.ir.substitution import Mapping_, Rewriter, shared_axis
+
+ROUNDS = 4
+"""Axes are split again while divisions remain: a product of five dimensions needs four cuts."""
+
+
+def split_axes(program: Program) -> Program:
+    """Splits kernel axes (not bound ones) by the sizes that divide them."""
+    return replace(program, steps=tuple(_split(s) if isinstance(s, Kernel) else s for s in program.steps))
+
+
+def _split(kernel: Kernel) -> Kernel:
+    for _ in range(ROUNDS):
+        cut = next(_cuts(kernel), None)
+        if cut is None:
+            return kernel
+        kernel = _apply(kernel, *cut)
+    return kernel
+
+
+def _cuts(kernel: Kernel) -> Iterator[tuple[Axis, Size]]:
+    """Axes with the size of their inner part: `axis // c` and `axis % c` for a c that divides the extent."""
+    exprs = {s.index for s in kernel.stores}
+    scanned = set()
+    for value in walk(*(r for s in kernel.stores for r in store_roots(s))):
+        expr = index_expr(value)
+        if expr is not None:
+            exprs.add(expr)
+        if isinstance(value, Scan):
+            scanned.add(value.axis.symbol)
+    axes = {a.symbol: a for a in kernel.axes if a.symbol not in scanned}
+    atoms = {atom for e in exprs for atom in e.atoms(ix.FloorDiv, ix.Modulo)}
+    for atom in sorted(atoms, key=str):
+        base, divisor = atom.args
+        if base in axes and ix.exact_quotient(axes[base].extent, ix.plain(divisor)) is not None:
+            yield axes[base], ix.plain(divisor)
+
+
+def _apply(kernel: Kernel, axis: Axis, inner: Size) -> Kernel:
+    outer = ix.exact_quotient(axis.extent, inner)
+    assert outer is not None
+    high, low = axis_symbol(f"{axis.symbol}_high"), axis_symbol(f"{axis.symbol}_low")
+    parts = (Axis(high, outer), Axis(low, inner))
+    axes = tuple(part for a in kernel.axes for part in (parts if a is axis else (a,)))
+    names = ix.symbols(len(axes))
+    renamed = {a.symbol: s for a, s in zip(axes, names, strict=True)}
+    final = tuple(shared_axis(s, a.extent) for s, a in zip(names, axes, strict=True))
+    items: Mapping_ = tuple((a.symbol, inner * renamed[high] + renamed[low] if a is axis else renamed[a.symbol]) for a in kernel.axes)
+    rewriter = Rewriter(final, {})
+    stores = []
+    for store in kernel.stores:
+        over = None
+        if store.axes is not None:
+            kept = {p.symbol for a in store.axes for p in (parts if a is axis else (a,))}
+            over = tuple(f for f, a in zip(final, axes, strict=True) if a.symbol in kept)
+        stores.append(rewriter.store(store, rewriter.env(items), over))
+    return replace(kernel, axes=final, stores=tuple(stores))

@@ -1,0 +1,1 @@
+"""The checker that runs after each pass in tests, and an interpreter of programs."""

@@ -1,0 +1,1 @@
+"""Build files, and the jobs and workers that build what they list."""

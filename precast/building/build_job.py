@@ -1,0 +1,220 @@
+"""What `build`, `check` and `explain` do with one signature for one target, without the words around it."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import precast
+from precast.artifact_store import Manifest, Store
+from precast.building.build_file import Loaded
+from precast.report.user_frames import frames_of
+from precast.runtime.api.precompile import SignatureReport, Traced, breaks, traced_for
+from precast.runtime.common.errors import OptionError, StoreUnwritable
+from precast.runtime.directives.dynamic_marks import marked
+from precast.runtime.dispatch.call_site import Settings, Site
+from precast.runtime.frames.entry import Entry
+from precast.runtime.programs.program import Program
+from precast.runtime.programs.skip_records import recall
+from precast.runtime.settings.options import merge_options
+from precast.runtime.targets.ladder import is_cuda, native_target, resolve, runs, serves
+from precast.runtime.targets.shared_object import mounted_noexec
+
+log = logging.getLogger("precast.compiling.driver")
+_RAISED = "Observed exception"
+"""How the tracer begins to tell of an exception that the traced code raises."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One signature for one target. `status`: "compiled", "there already", "taken" (from another process, which built it meanwhile) or
+    "hit"; "failed", "incomplete" (the run that finds what follows its graph breaks raised) or "miss", with the reason.
+    """
+
+    program: str
+    signature: int
+    target: str
+    status: str
+    artifact: str | None
+    seconds: float
+    reason: str = ""
+
+    @property
+    def good(self) -> bool:
+        return self.status not in ("failed", "incomplete", "miss")
+
+
+_NOTHING_NEW = {"hit": "there already", "taken": "taken"}
+"""What a signature's outcome means where this process put nothing into the store."""
+
+
+def _fall_back(target: str, found: str) -> str:
+    """What a hit of an artifact for another target means: a machine for `target` takes it, being the best that it finds."""
+    if is_cuda(found):
+        return f"by its fall-back for {found}"
+    return (
+        f"by what was built for {found}, which such a machine runs too; `precast build … --target {target}` makes code for {target} itself"
+    )
+
+
+class Job:
+    """One program of a build file on one store; signatures are counted from 1."""
+
+    def __init__(self, loaded: Loaded, store: Store) -> None:
+        self.loaded = loaded
+        self.store = store
+        self.name = loaded.spec.name
+        self._tracings: dict[bool, Traced] = {}
+
+    def program(self, target: str) -> tuple[Program, Entry]:
+        """The program, and its entry, as `precast.compile` would make it. Raises OptionError for a wrong mode or option."""
+        spec = self.loaded.spec
+        options = merge_options(spec.mode, spec.options, target=target)
+        return Site(self._traced(target).model, Settings(options, self.store, spec.label)).program_for_call()
+
+    def build(self, number: int, target: str) -> Outcome:
+        """Compile the signature unless the store serves it already."""
+        begin = time.perf_counter()
+        try:
+            return self._build(number, target, begin)
+        except (OptionError, StoreUnwritable):
+            raise  # for all programs
+        except Exception as error:  # noqa: BLE001 - the report names it, and the others go on
+            return self._outcome(number, target, "failed", None, begin, self._said(error))
+
+    def _build(self, number: int, target: str, begin: float) -> Outcome:
+        before = self.find(number, target)
+        if before is not None and not breaks(before):
+            return self._outcome(number, target, "there already", before, begin)
+        own = set(self.store.made)
+        report, said = self._precompile(number, target)
+        reason, whole = report.reason or said, report.outcome != "incomplete"
+        found = self.find(number, target)
+        skipped = self.skipped(target) if found is None else ""
+        if found is None and not skipped:
+            reason = self._raised(number, target, reason) or reason or self.explain(number, target)
+            return self._outcome(number, target, "failed", None, begin, reason)
+        nothing_new = self.store.made <= own
+        status = _NOTHING_NEW.get(report.outcome, "compiled") if nothing_new else "compiled"
+        if status == "taken":
+            reason = "; ".join(filter(None, ("another process was building it at the same time", reason)))
+        return self._outcome(number, target, status if whole else "incomplete", found, begin, skipped or reason if whole else reason)
+
+    def _precompile(self, number: int, target: str) -> tuple[SignatureReport, str]:
+        """Compile into the store; returns what came of it, and warnings that were given."""
+        spec = self.loaded.spec
+        with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+            warnings.simplefilter("always")
+            report = precast.precompile(
+                self._traced(target).model,
+                signatures=[self._traced(target).calls[number - 1]],
+                targets=[target],
+                mode=spec.mode,
+                options=dict(spec.options) if spec.options is not None else None,
+                store=self.store,
+                name=spec.label,
+                dynamic_shapes=spec.dynamic_shapes,
+            )
+        said = [str(warning.message) for warning in caught if "precast" in str(warning.message)]
+        return report.signatures[0], "; ".join(said)
+
+    def check(self, number: int, target: str) -> Outcome:
+        """Whether the store serves the signature. Compiles and runs nothing."""
+        begin = time.perf_counter()
+        try:
+            return self._check(number, target, begin)
+        except OptionError:
+            raise
+        except Exception as error:  # noqa: BLE001 - likewise
+            return self._outcome(number, target, "miss", None, begin, self._said(error))
+
+    def _check(self, number: int, target: str, begin: float) -> Outcome:
+        found = self.find(number, target, runs)
+        if found is not None and mounted_noexec(self.store.root) and not is_cuda(found.target):
+            return self._outcome(number, target, "miss", found, begin, self.explain(number, target))
+        if found is not None:
+            said = "" if serves(resolve(target), found.target) else _fall_back(target, found.target)
+            later = "what follows its first graph break depends on values, and is not checked" if breaks(found) else ""
+            return self._outcome(number, target, "hit", found, begin, "; ".join(filter(None, (said, later))))
+        if self.skipped(target):
+            return self._outcome(number, target, "hit", None, begin, self.skipped(target))
+        return self._outcome(number, target, "miss", None, begin, self.explain(number, target))
+
+    def skipped(self, target: str) -> str:
+        """Why the program is known to stay plain Python, with what it calls compiled; empty where it is not."""
+        return recall(self.store, self.program(target)[0].key, compiles=False)
+
+    def explain(self, number: int, target: str) -> str:
+        """Why the store does not serve the signature, guard by guard against the nearest variants."""
+        from precast.runtime.programs.explain_miss import explain
+
+        with self._call(number, target) as (program, args, kwargs):
+            explanation = explain(program, args, kwargs, elsewhere=resolve(target) != native_target())
+        for_others_only = explanation.variants and not any(self._for(program.key, resolve(target)))
+        return str(explanation) + (f"\nnothing is stored for {target}: `precast build … --target {target}`" if for_others_only else "")
+
+    def find(self, number: int, target: str, fits: Callable[[str, str], bool] = serves) -> Manifest | None:
+        """The stored artifact for this target whose guards hold for the call, as the runtime would find it on such a machine.
+
+        `fits(target, found)`: whether an artifact for `found` counts.
+        """
+        with self._call(number, target) as (program, args, kwargs):
+            artifact_id = program.stored(program.locals_of(args, kwargs), fits)
+        return self.store.get(artifact_id, program.key) if artifact_id else None
+
+    @contextmanager
+    def _call(self, number: int, target: str) -> Iterator[tuple[Program, tuple[Any, ...], dict[str, Any]]]:
+        """The program and the arguments of its function, marked as the file's `dynamic_shapes` say. Raises OptionError where those do not
+        fit, and what a call with such arguments would raise.
+        """
+        program, entry = self.program(target)
+        own, keywords = self._traced(target).calls[number - 1]
+        args, kwargs = (*entry.prefix, *own), {**entry.keywords, **keywords}
+        local_values, shapes = program.locals_of(args, kwargs), self.loaded.spec.dynamic_shapes
+        with torch.no_grad(), nullcontext() if shapes is None else marked(local_values, own, shapes):
+            yield program, args, kwargs
+
+    def _raised(self, number: int, target: str, reason: str) -> str:
+        """What the program itself raises for the signature, with the lines that it comes from; empty where it does not.
+
+        A copy of it is called for that, with copies of the arguments, where the tracer saw it raise and caught it nowhere.
+        """
+        if not reason.startswith(_RAISED) or is_cuda(resolve(target)):
+            return ""
+        args, kwargs = self.loaded.signatures[number - 1]
+        program, args, kwargs = copy.deepcopy((self.loaded.callable, args, kwargs))
+        try:
+            with torch.no_grad():
+                program(*args, **kwargs)
+        except Exception as error:
+            log.info("%s", self.name, exc_info=error)
+            return "\n".join([f"the program itself raises for this call: {type(error).__name__}: {error}", *frames_of(error)])
+        return ""
+
+    def _said(self, error: Exception) -> str:
+        log.info("%s", self.name, exc_info=error)
+        return "\n".join(
+            [f"{type(error).__name__}: {error} (-v or PRECAST_LOGS=driver shows the whole stack)", *frames_of(error, libraries=False)]
+        )
+
+    def _traced(self, target: str) -> Traced:
+        """The program and its signatures as they are traced for the target. Raises PrecastError."""
+        elsewhere = is_cuda(resolve(target))
+        if elsewhere not in self._tracings:
+            self._tracings[elsewhere] = traced_for(target, self.loaded.callable, self.loaded.signatures)
+        return self._tracings[elsewhere]
+
+    def _for(self, key: str, target: str) -> Iterable[Manifest]:
+        return (manifest for manifest in self.store.variants(key) if runs(target, manifest.target))
+
+    def _outcome(self, number: int, target: str, status: str, manifest: Manifest | None, begin: float, reason: str = "") -> Outcome:
+        artifact = manifest.artifact_id if manifest is not None else None
+        return Outcome(self.name, number, target, status, artifact, round(time.perf_counter() - begin, 3), reason)

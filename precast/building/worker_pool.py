@@ -1,0 +1,387 @@
+"""`precast build --jobs`: workers, forked from a process that has imported what compiling needs, each for as many signatures as come.
+
+The parent has no threads and deals out one signature at a time (`build_order.py`), so that it always knows what a worker that dies was at.
+Each worker leads a process group of its own, so that an interruption on the terminal reaches the parent alone, which ends all workers and
+the compilers that they have started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Protocol
+
+from precast.artifact_store import Store, StoreError
+from precast.building.build_file import Loaded, ProgramSpec
+from precast.building.build_job import Job, Outcome
+from precast.building.build_order import Known, Lines, Task
+from precast.building.exclusive import part
+from precast.runtime.common.errors import OptionError, StoreUnwritable
+from precast.runtime.common.log import logger
+from precast.runtime.native import loader
+
+LOOK_SECONDS = 0.1
+"""How often the display is renewed."""
+SPARE_BYTES = 1 << 30
+"""Memory that is left alone when the number of workers is precast's to choose."""
+LEAST_LINES = 4
+"""Programs, times targets, from which on several workers pay by themselves."""
+
+Load = Callable[[ProgramSpec], Loaded]
+
+
+class Stopped(Exception):
+    """The build as a whole cannot go on: `usage` where the file or the command line is wrong."""
+
+    def __init__(self, text: str, usage: bool) -> None:
+        super().__init__(text)
+        self.usage = usage
+
+
+class FactoryFailed(Exception):
+    """Raised by a `Load` for a program whose factory failed."""
+
+
+class Display(Protocol):
+    """Where it is told what goes on."""
+
+    def say(self, what: str) -> None: ...
+    def advance(self, part: float, whole: bool) -> None: ...
+    def refresh(self) -> None: ...
+
+
+@dataclass
+class Crew:
+    """How many workers there may be: `most`; where precast chooses, not more than memory allows for."""
+
+    most: int
+    chosen_by_user: bool
+    largest: int = 0
+
+    @classmethod
+    def of(cls, jobs: int | None, lines: Lines) -> Crew:
+        """For `--jobs N`, or the default, which is one where little is to be built."""
+        if not hasattr(os, "fork"):
+            return cls(1, jobs is not None)
+        if jobs is not None:
+            return cls(jobs, True)
+        return cls(max(1, min(_cores(), len(lines) // 2)) if len(lines) >= LEAST_LINES else 1, False)
+
+    def admits(self, workers: int) -> bool:
+        """Whether one more worker may be begun beside so many."""
+        if workers == 0 or workers >= self.most or self.chosen_by_user:
+            return workers < self.most
+        return self.largest > 0 and _free_memory() >= 2 * self.largest + SPARE_BYTES
+
+
+@dataclass(eq=False)
+class Worker:
+    """A process that builds, and what it is at."""
+
+    process: BaseProcess
+    connection: Connection
+    task: Task | None = None
+    since: float = 0.0
+    program: int | None = None
+
+    def signal(self, number: int) -> None:
+        """To the worker and to all that it has started: compilers are in process groups of their own."""
+        pid = self.process.pid or 0
+        _send(pid, signal.SIGSTOP)  # nothing is started while it is looked who is there
+        for child in _descendants(pid):
+            _send(child, number)
+        _send(pid, number)
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def _descendants(pid: int) -> list[int]:
+    """All processes that this one has started, and those that they have, as far as the system says."""
+    found: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, file.read_text().split()):
+                found += [child, *_descendants(child)]
+    return found
+
+
+@dataclass
+class Pool:
+    """One build by several workers. `ends`: a factory that fails ends the build; else its program is reported as failed."""
+
+    programs: Sequence[ProgramSpec]
+    store: Store
+    load: Load
+    display: Display
+    lines: Lines
+    crew: Crew
+    ends: bool
+    _workers: list[Worker] = field(default_factory=list)
+    _outcomes: dict[Task, Outcome] = field(default_factory=dict)
+    _speaker: Worker | None = None
+
+    def run(self) -> list[Outcome]:
+        """Build all; what came of it in the order of the file. Raises Stopped."""
+        self.display.refresh()
+        if not self.store.programs():  # so that all will be compiled
+            _prepare(self.store)
+        try:
+            while self._deal() or any(worker.task for worker in self._workers):
+                self._listen()
+            assert self.lines.finished, "signatures wait for one another"
+        finally:
+            for worker in self._workers:
+                worker.signal(signal.SIGKILL)
+                worker.process.join()
+        places = {(p, target): i for p, program in enumerate(self.programs) for i, target in enumerate(program.targets)}
+        return [self._outcomes[t] for t in sorted(self._outcomes, key=lambda t: (t.program, places[t.program, t.target], t.number))]
+
+    # -- dealing
+
+    def _deal(self) -> bool:
+        """Give tasks to those who have none, while nobody measures. Returns whether there was one."""
+        if self._speaker is not None:
+            return False
+        dealt = False
+        choices: list[Callable[[Worker], Task | None]] = [lambda worker: self.lines.own(worker.program), lambda _: self.lines.other()]
+        for choose in choices:
+            for worker in self._workers:
+                if worker.task is None and (task := choose(worker)) is not None:
+                    self._give(worker, task)
+                    dealt = True
+        while self.crew.admits(len(self._workers)) and (task := self.lines.other()) is not None:
+            self._give(self._begin(), task)
+            dealt = True
+        return dealt
+
+    def _give(self, worker: Worker, task: Task) -> None:
+        worker.task, worker.since = task, time.perf_counter()
+        program = self.programs[task.program]
+        of = self.lines.count(task.program)
+        doing = f"compiling signature {task.number} of {of} for {task.target}" if task.number else "making the program"
+        self.display.say(f"{program.name}: {doing}")
+        with contextlib.suppress(OSError):  # it died: its end is heard of next
+            worker.connection.send(task)
+
+    def _begin(self) -> Worker:
+        ours, theirs = multiprocessing.Pipe()
+        inherited = [ours, *(worker.connection for worker in self._workers)]
+        context = multiprocessing.get_context("fork")
+        given = (theirs, inherited, self.programs, self.store, self.load, min(self.crew.most, len(self.lines)))
+        process = context.Process(target=_work, args=given, name="precast-build")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of BLAS's threads, which are made anew in the child
+            process.start()
+        with contextlib.suppress(OSError):
+            os.setpgid(process.pid or 0, process.pid or 0)
+        theirs.close()
+        self._workers.append(Worker(process, ours))
+        return self._workers[-1]
+
+    # -- listening
+
+    def _listen(self) -> None:
+        """Hear what workers have to say, or for a moment nothing. While one measures, the others say nothing, not even by halves."""
+        heard = self._workers if self._speaker is None else [self._speaker]
+        by_connection: dict[Any, Worker] = {worker.connection: worker for worker in heard}
+        for connection in wait([*by_connection], LOOK_SECONDS):
+            self._hear(by_connection[connection])
+            if self._speaker is not None:
+                break
+        self.display.refresh()
+
+    def _hear(self, worker: Worker) -> None:
+        try:
+            kind, *given = worker.connection.recv()
+        except (EOFError, OSError):
+            self._died(worker)
+            return
+        getattr(self, f"_hear_{kind}")(worker, *given)
+
+    def _hear_loaded(self, worker: Worker, count: int, key: str, memory: int) -> None:
+        task = self._end(worker, memory)
+        worker.program = task.program
+        self.lines.loaded(task.program, Known(count, key, time.perf_counter() - worker.since))
+
+    def _hear_built(self, worker: Worker, outcome: Outcome, memory: int) -> None:
+        task = self._end(worker, memory)
+        worker.program = task.program
+        self._note(task, outcome)
+
+    def _hear_failed(self, worker: Worker, text: str) -> None:
+        """The program's factory failed."""
+        if self.ends:
+            raise Stopped(text, usage=False)
+        worker.program = None
+        self._fail(self._end(worker), text)
+
+    def _hear_stopped(self, worker: Worker, text: str, usage: bool) -> None:
+        raise Stopped(text, usage)
+
+    def _hear_quiet(self, worker: Worker) -> None:
+        """It is about to measure: the others hold still."""
+        self._speaker = worker
+        self._tell_others(signal.SIGSTOP)
+        with contextlib.suppress(OSError):  # it died: its end is heard of next
+            worker.connection.send(None)
+
+    def _hear_loud(self, worker: Worker) -> None:
+        self._tell_others(signal.SIGCONT)
+        self._speaker = None
+
+    def _tell_others(self, number: int) -> None:
+        for other in self._workers:
+            if other is not self._speaker:
+                other.signal(number)
+
+    def _died(self, worker: Worker) -> None:
+        self._workers.remove(worker)
+        worker.signal(signal.SIGKILL)  # the compiler that it may have left behind
+        worker.process.join()
+        if worker is self._speaker:
+            self._hear_loud(worker)
+        if worker.task is not None:
+            self._fail(self._end(worker), _how_it_died(worker.process.exitcode))
+
+    # -- noting
+
+    def _end(self, worker: Worker, memory: int = 0) -> Task:
+        assert worker.task is not None
+        task, worker.task = worker.task, None
+        self.crew.largest = max(self.crew.largest, memory)
+        return task
+
+    def _fail(self, task: Task, text: str) -> None:
+        targets = [task.target] if task.number else self.lines.lost(task.program)
+        for target in targets:
+            failed = Outcome(self.programs[task.program].name, task.number, target, "failed", None, 0.0, text)
+            self._note(Task(task.program, target, task.number), failed)
+
+    def _note(self, task: Task, outcome: Outcome) -> None:
+        self._outcomes[task] = outcome
+        whole = not task.number or self.lines.done(task, outcome.seconds)
+        self.display.say(f"{outcome.program}: signature {task.number} for {task.target}: {outcome.status}")
+        self.display.advance(1.0 if whole else 0.0, True)
+
+
+def _how_it_died(code: int | None) -> str:
+    if code is not None and code < 0:
+        name = next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
+        memory = "; was there too little memory? Give fewer --jobs" if -code == signal.SIGKILL else ""
+        return f"the process that built it was ended by {name}{memory}"
+    return f"the process that built it ended with status {code}"
+
+
+def _prepare(store: Store) -> None:
+    """What each worker would do at its first compile, once for all: build the native runtime, and beside it import the compiler."""
+    try:
+        store.check_writable()
+    except StoreError:
+        return  # the first worker says so
+    with ThreadPoolExecutor(1) as pool:  # whose thread has ended before anything is forked
+        built = pool.submit(loader.ensure, store)
+        importlib.import_module("precast.compiling.driver")
+    if (error := built.exception()) is not None:
+        logger("runtime").error("building the native runtime failed", exc_info=error)
+
+
+# -- in the worker
+
+
+def _work(
+    connection: Connection, inherited: Sequence[Connection], programs: Sequence[ProgramSpec], store: Store, load: Load, shared_by: int
+) -> None:
+    """Builds what it is given, until its parent is gone."""
+    for other in inherited:
+        other.close()
+    with contextlib.suppress(OSError):
+        os.setpgid(0, 0)
+        os.dup2(2, 1)  # what factories print is none of the report
+    sys.stdout = sys.stderr
+    part.alone, part.shared_by = lambda: _alone(connection), shared_by
+    job: tuple[int, Job] | None = None
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            task: Task = connection.recv()
+            if job is None or job[0] != task.program:
+                job = None  # its memory first
+            answer, made = _answer(task, programs[task.program], store, load, job[1] if job is not None else None)
+            job = (task.program, made) if made is not None else None
+            connection.send(answer)
+
+
+def _answer(task: Task, program: ProgramSpec, store: Store, load: Load, job: Job | None) -> tuple[tuple[Any, ...], Job | None]:
+    try:
+        job = Job(load(program), store) if job is None else job
+        if task.number == 0:
+            return ("loaded", len(job.loaded.signatures), _key(job, task.target), _memory()), job
+        return ("built", job.build(task.number, task.target), _memory()), job
+    except FactoryFailed as error:
+        return ("failed", str(error)), None
+    except OptionError as error:
+        return ("stopped", f"{program.where}: {error}", True), None
+    except Stopped as error:
+        return ("stopped", str(error), error.usage), None
+    except StoreUnwritable as error:
+        return ("stopped", str(error), False), None
+
+
+def _key(job: Job, target: str) -> str:
+    try:
+        return job.program(target)[0].key
+    except OptionError:
+        raise
+    except Exception:  # noqa: BLE001 - the first signature's build says so
+        return ""
+
+
+@contextlib.contextmanager
+def _alone(connection: Connection) -> Iterator[None]:
+    connection.send(("quiet",))
+    connection.recv()
+    try:
+        yield
+    finally:
+        connection.send(("loud",))
+
+
+def _memory() -> int:
+    """Bytes: the most that this process has held so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _free_memory() -> int:
+    """Bytes that the machine, and this process's control group, could still give."""
+    free = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = [int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024]
+    with contextlib.suppress(OSError, ValueError):
+        group = Path("/sys/fs/cgroup")
+        free.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    return min(free)
+
+
+def _cores() -> int:
+    """Cores that this process may run on, and that its control group pays for."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        cores = min(cores, max(1, int(quota) // int(period)))
+    return cores

@@ -1,0 +1,302 @@
+"""`precast build`, `check` and `explain`: the ahead-of-time commands. They import torch when they start to work, not before."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from precast.artifact_store import Store
+from precast.artifact_store.format.text import many
+from precast.building.build_file import BuildFile, BuildFileError, ProgramSpec, load, read
+from precast.cli.output import (
+    ANSWER_NO,
+    Failure,
+    Output,
+    colour,
+    errors_to_json,
+    file_store_option,
+    finish,
+    json_option,
+    open_store,
+    verbose_option,
+)
+from precast.report.user_frames import frames_of
+
+if TYPE_CHECKING:
+    from precast.building.build_file import Loaded
+    from precast.building.build_job import Job, Outcome
+
+log = logging.getLogger("precast.compiling.driver")
+
+Step = Callable[["Job", int, str], "Outcome"]
+
+
+def _source(command: Any) -> Any:
+    for option in (
+        verbose_option,
+        click.option("--only", metavar="NAME", multiple=True, help="Only this program of the file; may be repeated."),
+        click.option("--mode", metavar="MODE", help="Compile mode, instead of the file's."),
+        click.option("--target", "targets", metavar="TARGET", multiple=True, help="Target, instead of the file's; may be repeated."),
+        click.argument("source", metavar="FILE.toml | pkg.mod:factory"),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command(short_help="Compile every signature of a build file for every target.")
+@_source
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    help="Processes that compile at a time (default: as many as pay, by what there is to build, cores and memory).",
+)
+@file_store_option
+@json_option
+@errors_to_json
+def build(
+    source: str, targets: tuple[str, ...], mode: str | None, only: tuple[str, ...], jobs: int | None, store_path: str | None, as_json: bool
+) -> None:
+    """Compile every signature of every program for every target; what the store has already is left as it is."""
+    out = Output(as_json)
+    plan = plan_of(source, targets, mode, only)
+    store = open_store(store_of(store_path, plan), readonly=False)
+    outcomes = _in_processes(out, plan, store, jobs) if jobs != 1 else None
+    if outcomes is None:
+        outcomes = _run(out, plan, store, "compiling", lambda job, number, target: job.build(number, target))
+    counts = {status: sum(outcome.status == status for outcome in outcomes) for status in ("compiled", "there already", "taken")}
+    counts["failed"] = sum(not outcome.good for outcome in outcomes)
+    _report(out, outcomes, store, counts=counts)
+    taken = f"{counts['taken']} taken from another build, " if counts["taken"] else ""
+    out.note(
+        f"{counts['compiled']} compiled, {counts['there already']} there already, {taken}{counts['failed']} failed; store {store.root}"
+    )
+    if counts["failed"] < len(outcomes):
+        chosen = store_path or plan.store
+        out.note(f"To see what it holds: precast ls{f' --store {shlex.quote(_short(store.root))}' if chosen else ''}")
+    finish(ANSWER_NO if counts["failed"] else 0)
+
+
+@click.command(short_help="Prove that every signature would hit; compiles nothing.")
+@_source
+@file_store_option
+@json_option
+@errors_to_json
+def check(source: str, targets: tuple[str, ...], mode: str | None, only: tuple[str, ...], store_path: str | None, as_json: bool) -> None:
+    """Prove that every signature would hit. Compiles nothing; exit code 1 and an explanation where one would miss."""
+    out = Output(as_json)
+    plan = plan_of(source, targets, mode, only)
+    store = open_store(store_of(store_path, plan))
+    outcomes = _run(out, plan, store, "checking", lambda job, number, target: job.check(number, target))
+    _report(out, outcomes, store)
+    missing = [outcome for outcome in outcomes if not outcome.good]
+    hitting = "signature hits" if len(outcomes) == 1 else "signatures hit"
+    out.note(f"{len(outcomes) - len(missing)} of {len(outcomes)} {hitting}; store {store.root}")
+    finish(ANSWER_NO if missing else 0)
+
+
+@click.command(short_help="Say which artifact serves each signature, or why none does.")
+@_source
+@file_store_option
+@json_option
+@errors_to_json
+def explain(source: str, targets: tuple[str, ...], mode: str | None, only: tuple[str, ...], store_path: str | None, as_json: bool) -> None:
+    """Say for each signature which artifact serves it, or why none does: guard by guard, nearest variants first.
+
+    With an artifact's ID instead of a file: what a call must look like to hit it.
+    """
+    if not source.endswith(".toml") and ":" not in source:
+        from precast.cli.show import explain_artifact
+
+        explain_artifact(source, store_path, as_json)
+        return
+    out = Output(as_json)
+    plan = plan_of(source, targets, mode, only)
+    store = open_store(store_of(store_path, plan))
+    outcomes = _run(out, plan, store, "explaining", lambda job, number, target: job.check(number, target))
+    out.data([asdict(outcome) for outcome in outcomes])
+    for outcome in outcomes:
+        out.text(f"{_label(outcome)}: {f'hit by {outcome.artifact[:12]}' if outcome.artifact else 'miss'}")
+        if outcome.reason:
+            out.text(outcome.reason)
+    finish(0 if all(outcome.good for outcome in outcomes) else ANSWER_NO)
+
+
+def _short(path: Path) -> str:
+    """The path as it is best typed here."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) and path != Path.cwd() else str(path)
+
+
+def store_of(option: str | None, plan: BuildFile) -> str | Path | None:
+    """The store that the command line names, else the build file; None for the default one."""
+    return option or (Path(plan.store) if plan.store else None)
+
+
+def plan_of(source: str, targets: Sequence[str], mode: str | None, only: Sequence[str]) -> BuildFile:
+    """The build file with the command line's choices over it. A wrong file is wrong usage: exit code 2."""
+    try:
+        plan = read(source)
+    except BuildFileError as error:
+        raise click.UsageError(str(error)) from error
+    programs = plan.programs
+    if only:
+        names = {program.name for program in programs}
+        if unknown := [name for name in only if name not in names]:
+            raise click.UsageError(f"{source}: no program is called {unknown[0]!r}; it has {', '.join(sorted(names))}")
+        programs = tuple(program for program in programs if program.name in only)
+    if targets:
+        programs = tuple(replace(program, targets=tuple(targets)) for program in programs)
+    for program in programs if mode is not None else ():
+        if program.options is not None:
+            raise click.UsageError(
+                f"{program.where}: --mode {mode} and the file's `options` exclude one another: a mode is a set of options (see `precast "
+                "options`); leave one of them away, or choose other programs by --only"
+            )
+    if mode is not None:
+        programs = tuple(replace(program, mode=mode) for program in programs)
+    _check_settings(programs)
+    return replace(plan, programs=programs)
+
+
+def _check_settings(programs: Sequence[ProgramSpec]) -> None:
+    """Modes, options and targets of all programs, before the first factory makes a model. What is wrong is wrong usage: exit code 2."""
+    from precast.runtime.common.errors import OptionError
+    from precast.runtime.settings.options import merge_options
+    from precast.runtime.targets.ladder import resolve
+
+    for program in programs:
+        try:
+            for target in program.targets:
+                merge_options(program.mode, program.options, target=resolve(target))
+        except OptionError as error:
+            raise click.UsageError(f"{program.where}: {error}") from error
+
+
+def _run(out: Output, plan: BuildFile, store: Store, doing: str, step: Step) -> list[Outcome]:
+    """`step` for every signature and target, under a progress bar that names what is being done."""
+    from precast.building.build_job import Job
+    from precast.runtime.common.errors import OptionError, StoreUnwritable
+
+    outcomes: list[Outcome] = []
+    with _progress(out, len(plan.programs)) as progress:
+        for program in plan.programs:
+            progress.say(f"{program.name}: making the program")
+            job = Job(load_program(program, plan), store)
+            pairs = [(number, target) for target in program.targets for number in range(1, len(job.loaded.signatures) + 1)]
+            for position, (number, target) in enumerate(pairs):
+                progress.say(f"{program.name}: {doing} signature {number} of {len(job.loaded.signatures)} for {target}")
+                try:
+                    outcomes.append(step(job, number, target))
+                except OptionError as error:
+                    raise click.UsageError(f"{program.where}: {error}") from error
+                except StoreUnwritable as error:
+                    raise Failure(str(error)) from error
+                progress.advance(1 / len(pairs), position == len(pairs) - 1)
+    return outcomes
+
+
+def load_program(program: ProgramSpec, plan: BuildFile) -> Loaded:
+    """What the program's factory makes. Raises UsageError where the file is wrong and Failure where the factory raised, with the lines of
+    the user's code that it passed.
+    """
+    try:
+        return load(program, plan.path)
+    except BuildFileError as error:
+        lines = frames_of(error.__cause__) if isinstance(error.__cause__, ImportError) else []
+        raise click.UsageError("\n".join([str(error), *lines, *_whole(error.__cause__, lines)])) from error
+    except (Exception, SystemExit) as error:  # a factory is the user's code and may raise anything; say whose it was
+        lines = frames_of(error)
+        said = f"{program.where}: factory {program.factory} failed: {type(error).__name__}: {error}"
+        raise Failure("\n".join([said, *lines, *_whole(error, lines)])) from error
+
+
+def _whole(error: BaseException | None, lines: list[str]) -> list[str]:
+    """Logs the whole stack where that is asked for; else, where a part of it is shown, how to."""
+    log.info("the whole stack:", exc_info=error)
+    return [] if log.isEnabledFor(logging.INFO) or not lines else ["(-v or PRECAST_LOGS=driver shows the whole stack)"]
+
+
+def _in_processes(out: Output, plan: BuildFile, store: Store, jobs: int | None) -> list[Outcome] | None:
+    """What several workers make of it; None where one process does as well. `jobs`: how many, or None where they are to pay."""
+    from precast.building.build_order import Lines
+    from precast.building.worker_pool import Crew, FactoryFailed, Pool, Stopped
+
+    def loaded(program: ProgramSpec) -> Any:
+        try:
+            return load_program(program, plan)
+        except click.UsageError as error:
+            raise Stopped(error.format_message(), usage=True) from error
+        except Failure as error:
+            raise FactoryFailed(error.format_message()) from error
+
+    lines = Lines(plan.programs)
+    crew = Crew.of(jobs, lines)
+    if crew.most == 1 or not (len(lines) > 1 or lines.splits):
+        return None
+    try:
+        with _progress(out, len(lines), by_itself=False) as progress:
+            progress.say(f"compiling {many(len(plan.programs), 'program')}, {len(lines)} times in all, in up to {crew.most} processes")
+            return Pool(plan.programs, store, loaded, progress, lines, crew, ends=jobs is None).run()
+    except Stopped as error:
+        raise click.UsageError(str(error)) if error.usage else Failure(str(error)) from error
+
+
+def _report(out: Output, outcomes: Sequence[Outcome], store: Store, **more: Any) -> None:
+    programs = [asdict(outcome) for outcome in outcomes]
+    out.data({"store": str(store.root), "programs": programs, "good": all(o.good for o in outcomes), **more})
+    for outcome in outcomes:
+        out.text(f"{_label(outcome)}\t{outcome.status}\t{(outcome.artifact or '-')[:12]}\t{outcome.seconds:.2f} s")
+        for line in outcome.reason.splitlines():
+            out.text(f"    {line}")
+
+
+def _label(outcome: Outcome) -> str:
+    return f"{outcome.program}\tsignature {outcome.signature}\t{outcome.target}"
+
+
+class _Progress:
+    """A bar on a terminal, lines in a log."""
+
+    def __init__(self, bar: Any, task: Any, note: Callable[[str], None] | None) -> None:
+        self._bar, self._task, self._note = bar, task, note
+
+    def say(self, what: str) -> None:
+        if self._note is not None:
+            self._note(what)
+        else:
+            self._bar.update(self._task, description=what)
+
+    def advance(self, part: float, whole: bool) -> None:
+        """`part` of a program more is done; `whole` rounds off at a program's end."""
+        if self._bar is None:
+            return
+        done = self._bar.tasks[0].completed + part
+        self._bar.update(self._task, completed=round(done) if whole else done)
+
+    def refresh(self) -> None:
+        """Draw it anew, where nothing else does."""
+        if self._bar is not None:
+            self._bar.refresh()
+
+
+@contextmanager
+def _progress(out: Output, programs: int, by_itself: bool = True) -> Iterator[_Progress]:
+    """`by_itself`: a thread draws it anew as time goes by; without, this process has no thread more, and may fork."""
+    if not sys.stderr.isatty():
+        yield _Progress(None, None, out.note)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True, color_system="auto" if colour() else None)
+    columns = (SpinnerColumn(), BarColumn(bar_width=24), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, auto_refresh=by_itself) as bar:
+        yield _Progress(bar, bar.add_task("starting", total=programs), None)

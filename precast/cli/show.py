@@ -1,0 +1,211 @@
+"""`precast show ID`: one artifact, laid open: what it is for, its guards, kernels, generated source and where it came from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from precast.artifact_store import Manifest, RecordError, Store
+from precast.artifact_store.format.layout import blob_name
+from precast.artifact_store.format.text import counted, inline
+from precast.cli.output import (
+    Failure,
+    Output,
+    errors_to_json,
+    finish,
+    human_option,
+    json_option,
+    open_store,
+    store_option,
+)
+from precast.report.kernel_images import images
+from precast.report.units import human_age, human_size
+
+SOURCES = ("host_source", "kernel_source")
+SHORTEST_PREFIX = 4
+LISTED = 12
+
+
+@click.command(short_help="Show one artifact: guards, source, kernels, provenance.")
+@click.argument("artifact", metavar="ID")
+@click.option("--guards", is_flag=True, help="Print every guard, and the inlined code whose change would miss.")
+@click.option("--source", is_flag=True, help="Print the generated host program and kernels.")
+@store_option
+@human_option
+@json_option
+@errors_to_json
+def show(artifact: str, guards: bool, source: bool, store_path: str | None, human: bool, as_json: bool) -> None:
+    """Show one artifact. ID may be shortened to its first characters.
+
+    Without options: target, versions, options, guards by kind, graphs, blobs, frames, evidence and provenance.
+    """
+    out = Output(as_json, human)
+    store = open_store(store_path, existing=True)
+    manifest = find(store, artifact)
+    try:
+        if as_json:
+            out.data(_record(store, manifest))
+            finish(0)
+        if guards:
+            print_guards(out, manifest)
+        if source:
+            print_source(out, store, manifest)
+        if not guards and not source:
+            for line in overview(store, manifest):
+                out.text(line)
+    except RecordError as error:
+        raise Failure(f"artifact {manifest.artifact_id[:12]}: {error}; `precast verify --repair` sets it aside") from error
+
+
+def explain_artifact(artifact: str, store_path: str | None, as_json: bool) -> None:
+    """`precast explain ID`: what must hold for a call to hit this artifact, here and now: versions and target first, then the guards."""
+    out = Output(as_json)
+    manifest = find(open_store(store_path, existing=True), artifact)
+    rows = list(guard_lines(manifest))
+    out.data({"id": manifest.artifact_id, "target": manifest.target, "versions": manifest.versions, "guards": rows})
+    versions = manifest.versions
+    python = f", Python {versions.python}" if versions.python else ""
+    out.text(
+        f"{manifest.program_name} {manifest.artifact_id[:12]} serves a call on {manifest.target} with torch {versions.torch}{python}, when:"
+    )
+    for path, predicate, value in rows:
+        out.text(f"  {path} {predicate} {value}".rstrip())
+
+
+def find(store: Store, prefix: str) -> Manifest:
+    """The one artifact whose id starts with `prefix`; Failure when there is none, or more than one."""
+    prefix = prefix.lower()
+    if len(prefix) < SHORTEST_PREFIX:
+        raise Failure(f"{prefix!r} is too short: give at least {SHORTEST_PREFIX} characters of the id (`precast ls` shows them)")
+    names = [name for key in store.programs() for name in store.manifest_names(key) if name.rpartition("/")[2].startswith(prefix)]
+    if not names:
+        raise Failure(f"no artifact {prefix} in {store.root}; `precast ls` shows what is there")
+    if len(names) > 1:
+        matching = ", ".join(name.rpartition("/")[2][:16] for name in names[:5])
+        raise Failure(f"{prefix} is the beginning of {len(names)} artifacts ({matching}…); give more characters")
+    _, program_key, file = names[0].split("/")
+    manifest = store.get(file.partition(".")[0], program_key)
+    if manifest is None:
+        raise Failure(f"{names[0]} cannot be read; `precast verify` says why")
+    return manifest
+
+
+def overview(store: Store, manifest: Manifest) -> Iterator[str]:
+    """The artifact on one screen."""
+    versions = manifest.versions
+    created = store.path(f"programs/{manifest.program_key}/{manifest.artifact_id}.msgpack").stat().st_mtime
+    yield f"artifact   {manifest.artifact_id}"
+    yield f"program    {manifest.program_name} (key {manifest.program_key})"
+    yield f"target     {manifest.target}"
+    python = f", bytecode of Python {versions.python}" if versions.python else ""
+    yield f"versions   torch {versions.torch}, lowering {versions.lowering}{python}, compiler {versions.compiler or 'unknown'}"
+    yield f"made       {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(created))} ({human_age(created)})"
+    yield f"options    {inline(manifest.options) or 'defaults'}"
+    kinds = counted(predicate for _, predicate, _ in manifest.guard_rows)
+    yield f"guards     {len(manifest.guard_rows)} ({kinds}), hash {manifest.guard_hash[:12]}"
+    yield f"inlined    {len(manifest.digests)} functions whose change would miss"
+    for waived in manifest.waived:
+        yield f"waived     {waived}"
+    yield f"frames     {len(manifest.frames)}: {', '.join(str(frame.get('name', '?')) for frame in manifest.frames)}"
+    for name, graph in manifest.graphs.items():
+        yield f"graph      {name}"
+        facts = {image.role: str(image) for image in images(store, manifest, graph)}
+        for role, blob in graph.blobs.items():
+            size = manifest.blobs.get(blob, 0)
+            missing = _absence(store.path(blob_name(blob)))
+            yield f"  {role:<14} {blob[:12]}  {facts.get(role) or human_size(size)}{missing}"
+        yield from _tree(graph.io, 1)
+    for title, record in (("evidence", manifest.evidence), ("provenance", {"precast": manifest.precast_version, **manifest.provenance})):
+        yield title
+        yield from _tree(record, 1)
+
+
+def _absence(path: Path) -> str:
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return "  MISSING"
+    except OSError as error:
+        return f"  cannot be read ({error.strerror})"
+    return ""
+
+
+def print_guards(out: Output, manifest: Manifest) -> None:
+    """Every guard as `path  predicate  constant`, tab-separated for a pipe."""
+    rows = list(guard_lines(manifest))
+    out.table(("PATH", "MUST", "VALUE"), rows, rows)
+    for name, code_digest in sorted(manifest.digests.items()):
+        out.text(f"code of {name}\tdigest\t{code_digest.partition(' ')[0]}")
+    for waived in manifest.waived:
+        out.text(f"waived\t\t{waived}")
+
+
+def guard_lines(manifest: Manifest) -> Iterator[tuple[str, str, str]]:
+    """Guards in words, in the runtime's own (it alone knows how paths read)."""
+    from precast.runtime.guards.text import guard_columns
+
+    for path, predicate, constant in manifest.guard_rows:
+        yield guard_columns(path, predicate, constant)
+
+
+def print_source(out: Output, store: Store, manifest: Manifest) -> None:
+    """The generated sources of every graph, each under a heading that Python and C++ both read as a comment's text."""
+    for name, graph in manifest.graphs.items():
+        for role in SOURCES:
+            if role not in graph.blobs:
+                continue
+            data = store.blob(graph.blobs[role])
+            out.text(f"==== {name}: {role} {graph.blobs[role][:12]} ====")
+            out.text(data.decode(errors="replace") if data is not None else "(the blob is missing or damaged: `precast verify`)")
+
+
+def _record(store: Store, manifest: Manifest) -> dict[str, Any]:
+    """The whole artifact for --json."""
+    sources: dict[str, dict[str, str | None]] = {}
+    for name, graph in manifest.graphs.items():
+        blobs = {role: store.blob(graph.blobs[role]) for role in SOURCES if role in graph.blobs}
+        sources[name] = {role: data.decode(errors="replace") if data is not None else None for role, data in blobs.items()}
+    return {
+        "id": manifest.artifact_id,
+        "format": manifest.format,
+        "program_key": manifest.program_key,
+        "program_name": manifest.program_name,
+        "target": manifest.target,
+        "versions": manifest.versions,
+        "options": manifest.options,
+        "guard_hash": manifest.guard_hash,
+        "guards": [{"path": path, "predicate": predicate, "constant": constant} for path, predicate, constant in manifest.guard_rows],
+        "waived": manifest.waived,
+        "digests": manifest.digests,
+        "frames": manifest.frames,
+        "graphs": {name: {"blobs": graph.blobs, "io": graph.io} for name, graph in manifest.graphs.items()},
+        "blobs": manifest.blobs,
+        "images": {name: [asdict(image) for image in images(store, manifest, graph)] for name, graph in manifest.graphs.items()},
+        "sources": sources,
+        "precast": manifest.precast_version,
+        "evidence": manifest.evidence,
+        "provenance": manifest.provenance,
+    }
+
+
+def _tree(value: Mapping[str, Any], depth: int) -> Iterator[str]:
+    """A map as indented lines; long lists end with their length."""
+    for key, item in value.items():
+        indent = "  " * depth
+        if isinstance(item, Mapping) and item:
+            yield f"{indent}{key}"
+            yield from _tree(item, depth + 1)
+        elif isinstance(item, (list, tuple)) and item and isinstance(item[0], Mapping):
+            yield f"{indent}{key:<14} {len(item)}"
+            yield from (f"{indent}  {inline(part)}" for part in item[:LISTED])
+            if len(item) > LISTED:
+                yield f"{indent}  … and {len(item) - LISTED} more"
+        elif isinstance(item, (list, tuple)) and len(item) > 6:
+            yield f"{indent}{key:<14} {inline(item[:3])[:-1]}, … {len(item)} in all]"
+        else:
+            yield f"{indent}{key:<14} {inline(item)}"

@@ -1,0 +1,80 @@
+"""Which sizes and numbers the next capture of a program keeps symbolic, and what happens when symbols cannot be compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from precast.artifact_store.format.manifest import guard_rows
+from precast.capture import CaptureRefused, Dynamic
+from precast.runtime.common.errors import Refused
+from precast.runtime.common.log import logger
+from precast.runtime.paths.paths import resolve
+from precast.runtime.programs.automatic_dynamic import Varied, varied
+from precast.runtime.programs.compile_hook import strict
+from precast.runtime.programs.program import Program
+from precast.runtime.targets.ladder import concerns
+
+T = TypeVar("T")
+_WITH_SYMBOLS_ONLY = ("BUILD_STRING type error", "Operator does not support running with fake tensors")
+"""How the tracer's words begin for an f-string with a symbol in it, and for an operator whose sizes torch learns by running it."""
+
+
+class SymbolsRefused(Refused):
+    """What cannot be compiled with symbolic sizes can perhaps be with those of the call at hand."""
+
+
+def dynamic_of(program: Program, local_values: Mapping[str, Any]) -> Dynamic:
+    """By the program's options, and by what its variants (stored ones first of all) were made for."""
+    mode = program.options["dynamic"]
+    changed: Varied = {}
+    floats = False
+    if mode != "no":
+        stored = [m.guard_rows for m in program.store.variants(program.key) if concerns(program.target, m.target)]
+        here = [guard_rows(variant.all_guards()) for variant in program.variants if not variant.stored]
+        cells = program.locals_of.cells()
+        changed = varied([*stored, *here, program.first_call], local_values, cells)
+        # other backends get torch's own form of a symbolic float, a tensor, which is none of the call's objects
+        floats = program.backend is None and any(type(resolve(p, local_values, cells)) is float for p, dims in changed.items() if not dims)
+    if mode == "yes":
+        changed = {}
+    scalars, shapes = program.options["capture_scalar_outputs"], program.options["capture_dynamic_output_shape_ops"]
+    return Dynamic(mode, changed, floats, scalars, shapes)
+
+
+def with_symbols_or_without(name: str, dynamic: Dynamic, compile_with: Callable[[Dynamic], T]) -> T:
+    """`compile_with(dynamic)`; where symbols are refused, compiled again without symbolic floats, then for this call only, and said so."""
+    try:
+        return compile_with(dynamic)
+    except SymbolsRefused as refused:
+        say = logger("dynamic").warning if dynamic.mode == "yes" else logger("dynamic").info
+        if dynamic.floats:
+            say("%s is compiled for the floats of this call only: %s", name, refused.reason)
+            return with_symbols_or_without(name, replace(dynamic, floats=False), compile_with)
+        say("%s is compiled for the sizes of this call only: %s", name, refused.reason)
+        return compile_with(replace(dynamic, mode="no", varied={}))
+
+
+def due_to_symbols(refused: CaptureRefused, dynamic: Dynamic) -> bool:
+    """Whether a refused capture may do with plain sizes and numbers: of code that seems to raise, as `"%d" % n` does for a symbol."""
+    return (refused.symbols or refused.raises or refused.reason.startswith(_WITH_SYMBOLS_ONLY)) and (
+        dynamic.mode == "yes" or bool(dynamic.varied)
+    )
+
+
+def symbolic_build(build: Callable[[], T], symbolic: bool) -> T:
+    """`build()`, with what it refuses turned into SymbolsRefused where the graph is symbolic."""
+    if not symbolic:
+        return build()
+    try:
+        return build()
+    except Refused as refused:
+        raise SymbolsRefused(refused.reason, refused.hint) from refused
+    except Exception as error:  # lowering and codegen meet symbols nobody tried; plain sizes may still do, and the reason is logged
+        if strict():
+            raise
+        raise SymbolsRefused(f"compiling it with symbolic sizes failed ({type(error).__name__}: {error})") from error
+
+
+__all__ = ["SymbolsRefused", "due_to_symbols", "dynamic_of", "symbolic_build", "with_symbols_or_without"]

@@ -1,0 +1,1 @@
+"""What people read: explanations, diagrams, trace folders, logs of a compile."""

@@ -1,0 +1,211 @@
+"""The public functions: compile, load, explain_miss, reset. `precast/__init__.py` offers them lazily."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from precast.artifact_store import Store, StoreError
+from precast.artifact_store.store import default_root
+from precast.runtime.common.errors import OptionError, PrecastError
+from precast.runtime.common.log import configure
+from precast.runtime.directives.directives import innermost
+from precast.runtime.dispatch import call_site as sites
+from precast.runtime.dispatch.call_site import Settings, Site
+from precast.runtime.frames.compiled_module import CompiledModule, wrap_module
+from precast.runtime.frames.entry import entry_of
+from precast.runtime.settings import stance
+from precast.runtime.settings.backends import make_backend
+from precast.runtime.settings.options import merge_options
+
+if TYPE_CHECKING:
+    from precast.runtime.programs.explain_miss import Explanation
+
+StoreLike = Store | str | os.PathLike[str] | None
+_SITE = "_precast_site"
+
+
+@functools.cache
+def _open(root: Path | str | None) -> Store:
+    return Store.open(root)
+
+
+def open_store(store: StoreLike) -> Store:
+    """A Store from a Store, a path, a file:// URL or None (PRECAST_STORE, then the platform's cache folder). Raises TypeError."""
+    if isinstance(store, Store):
+        return store
+    if store is not None and not isinstance(store, str | os.PathLike):
+        raise TypeError(f"store= takes a Store, a path or None, not {store!r}")
+    try:
+        return _open(default_root(store))
+    except StoreError:
+        return _open(None if store is None else os.fspath(store))  # empty and read-only; the reason is said once
+
+
+def compile(
+    model: Callable[..., Any] | None = None,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: str | Callable[..., Any] = "precast",
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    disable: bool = False,
+    recompile_limit: int | None = None,
+    isolate_recompiles: bool = False,
+    store: StoreLike = None,
+    name: str | None = None,
+) -> Any:
+    """Compile `model` (a function, bound method, `functools.partial` or `nn.Module`) on its first call, or load it from the store.
+
+    Without `model`, a decorator with these settings. A module comes back as a module with the same state; a function as a function.
+    `backend`: a name of `list_backends()` or a callable of (graph_module, example_inputs); one other than "precast" gets `mode` and
+    `options` (but for those of dispatch, such as recompile_limit), and what it makes lives in this process only.
+    `recompile_limit`, `isolate_recompiles`: the options of these names. Raises OptionError for unknown options, modes and backends.
+    """
+    if model is None:
+        return functools.partial(
+            compile,
+            fullgraph=fullgraph,
+            dynamic=dynamic,
+            backend=backend,
+            mode=mode,
+            options=options,
+            disable=disable,
+            recompile_limit=recompile_limit,
+            isolate_recompiles=isolate_recompiles,
+            store=store,
+            name=name,
+        )
+    other, ours = make_backend(backend, mode, options, dynamic)
+    fixed: dict[str, Any] = {"fullgraph": fullgraph or None, "dynamic": _dynamic(dynamic)}
+    fixed |= {"recompile_limit": recompile_limit, "isolate_recompiles": isolate_recompiles or None}
+    merged = merge_options(mode if other is None else None, ours, **fixed)
+    if disable:
+        return model
+    return compile_with(model, Settings(merged, open_store(store), name, backend=other))
+
+
+def _dynamic(dynamic: bool | None) -> str | None:
+    if dynamic is not None and type(dynamic) is not bool:
+        raise OptionError(f"dynamic takes True, False or None, not {dynamic!r}; the option of that name takes 'yes', 'no' or 'auto'")
+    return None if dynamic is None else "yes" if dynamic else "no"
+
+
+def compile_with(model: Any, settings: Settings) -> Any:
+    """`compile` with validated settings."""
+    configure()
+    if isinstance(model, CompiledModule):
+        model = model._orig_mod
+    model = innermost(model)
+    model = getattr(model, "_torchdynamo_inline", model) if hasattr(model, _SITE) else model
+    site = Site(model, settings)
+    if isinstance(model, torch.nn.Module):
+        return wrap_module(model, site, lambda other: compile_with(other, settings))
+    return _wrap_function(model, site)
+
+
+def compile_module(module: torch.nn.Module, **settings: Any) -> None:
+    """Compile `module` in place, as `nn.Module.compile` does: its calls go through precast from now on; it stays the object that it is.
+
+    `settings`: those of `compile`. Copies of the module (deepcopy, pickle) are not compiled. Raises OptionError, as `compile` does.
+    """
+    if not isinstance(module, torch.nn.Module):
+        raise OptionError(f"compile_module takes an nn.Module, not {type(module).__name__}: precast.compile returns a compiled function")
+    compiled = compile(module, **settings)
+    if compiled is module:  # disable=True
+        return
+    module._compiled_call_impl = site_of(compiled).in_place().call
+
+
+def _wrap_function(function: Callable[..., Any], site: Site) -> Any:
+    call = site.call
+
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    functools.update_wrapper(compiled, function)
+    compiled._torchdynamo_inline = function  # type: ignore[attr-defined]  # a tracer that meets this traces the original
+    compiled._torchdynamo_orig_callable = function  # type: ignore[attr-defined]  # `disable` of this disables the original
+    compiled._torchdynamo_wrapper_id = id(compiled)  # type: ignore[attr-defined]
+    setattr(compiled, _SITE, site)
+    return compiled
+
+
+def site_of(compiled: Any) -> Site:
+    """The site behind what `compile` or `load` returned. Raises PrecastError for anything else."""
+    found = getattr(compiled, _SITE, None) or getattr(getattr(compiled, "__func__", None), _SITE, None)
+    if found is None and isinstance(compiled, torch.nn.Module) and compiled._compiled_call_impl is not None:
+        found = sites.called_by(compiled._compiled_call_impl)
+    if isinstance(found, Site):
+        return found
+    raise PrecastError(f"{compiled!r} was not made by precast.compile or precast.load")
+
+
+def load(
+    model: Any,
+    *,
+    store: StoreLike = None,
+    require: str = "hit",
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    name: str | None = None,
+) -> Any:
+    """`model` served from the store only: a call that no stored artifact fits raises GuardMiss with the explanation. Never compiles.
+
+    `mode`, `options` and `name` must be those that it was compiled with. `require="any"` runs such calls eagerly instead.
+    """
+    if require not in ("hit", "any"):
+        raise OptionError(f"require={require!r}: use 'hit' (a miss raises GuardMiss) or 'any' (a miss runs eagerly)")
+    if isinstance(model, str | os.PathLike):
+        raise OptionError(f"precast.load({model!r}): give the model, whose code and weights it keeps, and the folder as store=")
+    merged = merge_options(mode, options)
+    if require == "any":
+        merged["recompile_limit"] = 0
+    return compile_with(model, Settings(merged, open_store(store), name, require_hit=require == "hit"))
+
+
+def explain_miss(model: Any, *args: Any, **kwargs: Any) -> Explanation:
+    """Why this call hits or misses: every stored variant, guard by guard, nearest first. `model`: compiled, or a plain callable."""
+    try:
+        site = site_of(model)
+    except PrecastError:
+        site = Site(model, Settings(merge_options(), open_store(None)))
+    program, entry = site.program_for_call()
+    from precast.runtime.programs.explain_miss import explain as explain_why  # asked for seldom
+
+    return explain_why(program, (*entry.prefix, *args), {**entry.keywords, **kwargs})
+
+
+_explainer = "precast.compiling.explain_graphs:explain_call"
+
+
+def explain(model: Any) -> Callable[..., Any]:
+    """`explain(f)(*args, **kwargs)`: run the call once and report its graphs, where and why it breaks, and each graph's ops and guards.
+
+    The report is a `GraphReport`, which prints. Nothing is stored, and what `f` does besides computing happens once.
+    """
+    try:
+        settings = site_of(model).settings.options
+    except PrecastError:
+        settings = merge_options()
+
+    def explained(*args: Any, **kwargs: Any) -> Any:
+        module, _, name = _explainer.partition(":")
+        return getattr(importlib.import_module(module), name)(model, settings, args, kwargs)
+
+    return explained
+
+
+def reset() -> None:
+    """Forget everything that this process has loaded or compiled; the store keeps its artifacts."""
+    sites.reset()
+
+
+__all__ = ["compile", "compile_module", "entry_of", "explain", "explain_miss", "load", "open_store", "reset", "site_of", "stance"]

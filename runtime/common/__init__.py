@@ -1,0 +1,1 @@
+"""What every room of the runtime uses: errors, logs, locks, background work."""

@@ -1,0 +1,1 @@
+"""CUDA graphs: capture, replay, and the memory of their outputs."""

@@ -1,0 +1,191 @@
+"""Capturing what a function launches, on a stream and into a memory pool of our own.
+
+The driver does it, with torch's allocator told where to allocate. torch's own `CUDAGraph` serves graphs that draw random numbers, and these
+only: while it captures, every other thread that draws gets an error, and so does everybody after a capture of it that failed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from precast.runtime.cuda_graphs.cublas_workspaces import own_pool
+from precast.runtime.cuda_graphs.graphs import CaptureFailed, Draws, Taken
+from precast.runtime.native.cuda_driver import driver_library
+
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may do what this one may not
+_INSTANTIATE = 1 | 8  # free on launch, priorities of nodes: as torch does
+_ALLOCATOR = ("_cuda_beginAllocateCurrentStreamToPool", "_cuda_endAllocateToPool", "_cuda_releasePool")
+Run = Callable[[], tuple[Any, ...]]
+
+
+class Launchable:
+    """An executable graph. Its memory goes back to the pool with it; a replay that is under way ends first."""
+
+    def __init__(self, index: int, pool: Any, graph: ctypes.c_void_p) -> None:
+        self._index, self._pool = index, pool
+        self._driver = driver_library()
+        executable = ctypes.c_void_p()
+        _check("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_ulonglong(_INSTANTIATE))
+        self.address = executable.value or 0
+
+    def replay(self) -> None:
+        """On the current stream of the device, which is the current one."""
+        _check("cuGraphLaunch", ctypes.c_void_p(self.address), ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
+
+    def __del__(self) -> None:
+        address, self.address = getattr(self, "address", 0), 0
+        if address and self._driver is not None:
+            self._driver.cuGraphExecDestroy(ctypes.c_void_p(address))
+            torch._C._cuda_releasePool(self._index, self._pool)
+
+
+class Capturer:
+    """The stream and the pool of one device, which is the current one during each call."""
+
+    def __init__(self, index: int) -> None:
+        missing = [name for name in _ALLOCATOR if not hasattr(torch._C, name)]
+        if missing:
+            raise CaptureFailed(f"this torch has no {missing[0]}")
+        self._index = index
+        stream = ctypes.c_void_p()
+        _check("cuStreamCreate", ctypes.byref(stream), ctypes.c_uint(_NON_BLOCKING))
+        # nobody else can be given it, as he could one of torch's: what libraries keep for a stream then lies in our pool, too
+        self._stream = torch.cuda.ExternalStream(stream.value or 0, device=index)  # type: ignore[no-untyped-call]
+        self._kept: list[Any] = []
+        self._pool = self._new_pool()
+        self._torch_pool: Any = None
+
+    def capture(self, run: Run, draws: Draws) -> Taken:
+        """Where it may draw, the current stream comes after all replays, and none is enqueued meanwhile. Raises CaptureFailed."""
+        if draws == "yes":
+            return self._by_torch(run)
+        try:
+            return self._by_driver(run)
+        except CaptureFailed:
+            if draws == "no":
+                raise
+        return self._by_torch(run)
+
+    def _new_pool(self) -> Any:
+        """One that stays: a pool that was given back cannot be used again."""
+        pool = own_pool()
+        with self._allocating(pool):
+            pass
+        return pool
+
+    @contextmanager
+    def _allocating(self, pool: Any) -> Iterator[None]:
+        with torch.cuda.stream(self._stream):
+            torch._C._cuda_beginAllocateCurrentStreamToPool(self._index, pool)
+            try:
+                yield
+            finally:
+                torch._C._cuda_endAllocateToPool(self._index, pool)
+
+    def _by_driver(self, run: Run) -> Taken:
+        stream, graph = ctypes.c_void_p(self._stream.cuda_stream), ctypes.c_void_p()
+        problem: Exception | None = None
+        outputs: tuple[Any, ...] = ()
+        with self._allocating(self._pool), _no_collection():
+            _check("cuStreamBeginCapture_v2", stream, ctypes.c_int(_THREAD_LOCAL))
+            try:
+                outputs = run()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the capture has to be ended, and the reason told
+                problem = error
+            try:
+                _check("cuStreamEndCapture", stream, ctypes.byref(graph))
+                launchable = Launchable(self._index, self._pool, graph) if problem is None else None
+            except CaptureFailed as failed:
+                problem, launchable = problem or failed, None
+            if graph.value:
+                _check("cuGraphDestroy", graph)
+        if launchable is None:
+            torch._C._cuda_releasePool(self._index, self._pool)
+            raise CaptureFailed(_first_line(problem)) from problem
+        return Taken(outputs, launchable.replay, launchable.address)
+
+    @contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        """Our stream comes after what the current one was given, and before what it is given next.
+
+        Beginning a capture writes, on our stream, the numbers from which every graph that draws reads seed and offset; each replay writes
+        them on its own.
+        """
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        try:
+            yield
+        finally:
+            current.wait_stream(self._stream)
+
+    def _by_torch(self, run: Run) -> Taken:
+        with self._in_turn():
+            return self._captured_by_torch(run)
+
+    def _captured_by_torch(self, run: Run) -> Taken:
+        graph = torch.cuda.CUDAGraph()
+        problem: Exception | None = None
+        outputs: tuple[Any, ...] = ()
+        if self._torch_pool is None:
+            self._renew_torch_pool()
+        with torch.cuda.stream(self._stream), _no_collection():
+            graph.capture_begin(pool=self._torch_pool, capture_error_mode="thread_local")
+            try:
+                outputs = run()
+            except Exception as error:  # noqa: BLE001 - as above
+                problem = error
+            try:
+                graph.capture_end()
+            except RuntimeError as error:
+                problem = problem or error
+                # allocators go on asking the graph which streams are its own, and find its pool in use
+                self._kept.append(graph)
+                torch._C._cuda_endAllocateToPool(self._index, self._torch_pool)
+                self._renew_torch_pool()
+        if problem is not None:
+            raise CaptureFailed(_first_line(problem)) from problem
+        return Taken(outputs, graph.replay)
+
+    def _renew_torch_pool(self) -> None:
+        """A pool with an empty capture in it, which keeps it.
+
+        After a capture that failed, the random generator takes it for being under way until another one ends.
+        """
+        pool, empty = own_pool(), torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._stream), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it is empty
+            empty.capture_begin(pool=pool, capture_error_mode="thread_local")
+            empty.capture_end()
+        self._torch_pool = pool
+        self._kept.append(empty)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Garbage may hold tensors and graphs, which are not to be freed in the middle of a capture."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _check(name: str, *arguments: Any) -> None:
+    """Call a function of the driver. Raises CaptureFailed."""
+    code = getattr(driver_library(), name)(*arguments)
+    if code:
+        raise CaptureFailed(f"{name}: error {code} of the driver")
+
+
+def _first_line(problem: Exception | None) -> str:
+    return str(problem).strip().partition("\n")[0] or type(problem).__name__

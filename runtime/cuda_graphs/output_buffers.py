@@ -1,0 +1,79 @@
+"""Memory of their own for the outputs of captures.
+
+Captures share work memory, in which a later capture may find room for an output; replaying the earlier one would then write over an
+output that somebody holds. So outputs never lie in the pool: the host program is given memory for those that it writes itself, and others
+are copied at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from precast.runtime.cuda_graphs.recording import flat, shape_of
+
+
+@dataclass(frozen=True)
+class Home:
+    """What an output needs. `elements`: of its storage, of which it may be a part."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    elements: int
+    dtype: torch.dtype
+
+    def empty(self, device: torch.device, whole: bool) -> torch.Tensor:
+        """Memory for it; `whole`: with all of its storage, which a host program may write that is lent it."""
+        if not whole:
+            return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=device)
+        return torch.empty(self.elements, dtype=self.dtype, device=device).as_strided(self.size, self.stride, self.offset)
+
+
+def homes_of(raw: Sequence[Any], inputs: Sequence[Any]) -> tuple[Home | None, ...]:
+    """For each raw output of a call; None for numbers and for what lies in an input."""
+    lent = storages(inputs)
+    return tuple(_home(output) if isinstance(output, torch.Tensor) and storage_of(output) not in lent else None for output in raw)
+
+
+def _home(output: torch.Tensor) -> Home:
+    elements = output.untyped_storage().nbytes() // output.element_size()
+    return Home(*shape_of(output), int(output.storage_offset()), elements, output.dtype)
+
+
+def moved_home(raw: Sequence[Any], homes: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
+    """The raw outputs, copied into their homes where they are not there already. Raises RuntimeError where they are not as they were."""
+    if len(raw) != len(homes):
+        raise RuntimeError(f"it gave {len(homes)} outputs before, now {len(raw)}")
+    return tuple(
+        output if home is None else _moved(output, home, position) for position, (output, home) in enumerate(zip(raw, homes, strict=True))
+    )
+
+
+def _moved(output: torch.Tensor, home: torch.Tensor, position: int) -> torch.Tensor:
+    if shape_of(output) != shape_of(home) or output.dtype != home.dtype or output.device != home.device:
+        raise RuntimeError(f"output {position} is another one at each call: {_text(home)} before, now {_text(output)}")
+    if output.data_ptr() != home.data_ptr():
+        flat(home).copy_(flat(output))
+    return home
+
+
+def _text(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)} on {tensor.device}"
+
+
+def storages(values: Sequence[Any]) -> dict[int, int]:
+    """The storages of the tensors among `values`, with the first position that has each."""
+    found: dict[int, int] = {}
+    for i, value in enumerate(values):
+        if isinstance(value, torch.Tensor):
+            found.setdefault(storage_of(value), i)
+    return found
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """Which storage it has."""
+    return int(tensor.untyped_storage()._cdata)

@@ -1,0 +1,1 @@
+"""Directives of users: disable, allow in graph, marks of dynamic dimensions."""

@@ -1,0 +1,286 @@
+"""Functions that Python calls between the graphs of a program: each that is worth it becomes a program of its own.
+
+Which are worth it is torch.compile's rule: not torch's own code, the standard library's or certain packages'; tensors or modules among
+the locals, or torch among the globals that the code names. What the store knows of a function decides before that, so that a warm
+process runs what was compiled and leaves the rest alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from precast.artifact_store import Store
+from precast.artifact_store.format.records import FrameRecord
+from precast.runtime.common.locks import Lock
+from precast.runtime.common.log import logger
+from precast.runtime.dispatch.dispatcher import make_dispatcher
+from precast.runtime.dispatch.resume_programs import Resumes
+from precast.runtime.fingerprint.bytecode import digest
+from precast.runtime.frames import call_interception
+from precast.runtime.frames.entry import Entry
+from precast.runtime.frames.lambda_lift import Shell
+from precast.runtime.frames.rewritten_code import OWN_CODE, build
+from precast.runtime.programs import skip_records
+from precast.runtime.programs.program import Program, program_key
+from precast.runtime.settings import stance
+from precast.runtime.settings.backends import Backend
+
+ATTENTIVE_CALLS = 3
+"""Calls of a program, after something of it was loaded or compiled, during which unknown functions are looked at; each look takes 30 µs."""
+TRIES = 3
+"""Times that a function is looked at without finding a tensor, before it is left alone."""
+_NO_CODE_OF = tuple(
+    "fx2trt_oss hypothesis networkx numpy onnx onnxruntime onnx_tf pandas sklearn tabulate tensorflow tensorrt torch2trt tqdm tree tvm "
+    "xarray".split()
+)
+_NOT_BY_PROGRAMS = ("__tensor_flatten__", "__tensor_unflatten__", "__torch_dispatch__", "__torch_function__", "__new__")
+"""Methods that guards and torch's dispatcher call of tensor subclasses, or that make an instance of any class: a half-made one cannot be
+traced.
+"""
+_GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
+_PLAIN = call_interception.Answer()
+Settings = tuple[dict[str, Any], Store, bool, Backend | None]
+"""Options, store, whether a miss raises, backend."""
+_DISABLING = ("nonrecursive_disable_wrapper", "disabled_itself")
+"""Wrappers, torch's and ours, of functions that are not compiled themselves, while what they call is."""
+
+
+@dataclass
+class _Known:
+    """What was decided of a code object, which is kept so that its id stays its own. `answer`: None while that is open."""
+
+    code: types.CodeType
+    answer: call_interception.Answer | None
+    tries: int = 0
+    settled: bool = False
+
+
+class Callees:
+    """The region in which one root program's calls are looked at."""
+
+    def __init__(self, root: Program) -> None:
+        self.group = _group_of(root)
+        self._attention = ATTENTIVE_CALLS
+        root.around = self.around
+        root.parts.append(lambda: self.group.programs)
+        root.on_build.append(self.attend)
+        root.on_reset.append(self.reset)
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function` as it runs inside the region."""
+        group = self.group
+        code = getattr(function, "__code__", None)
+        if isinstance(code, types.CodeType):
+            group.leave_alone(code)
+
+        @stance.enters_region
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if self._attention:
+                self._attention -= 1
+                try:
+                    return call_interception.run(group.asked, group, function, args, kwargs)
+                finally:
+                    group.settle(self.attend)
+            if not group.programs:
+                return function(*args, **kwargs)
+            return call_interception.run(call_interception.LOOK_UP, group, function, args, kwargs)
+
+        return run
+
+    def attend(self) -> None:
+        """Look at calls again for a while: code that has just been loaded may call functions not met before."""
+        self._attention = max(self._attention, ATTENTIVE_CALLS - 1)
+
+    def reset(self) -> None:
+        self.group.reset()
+        self._attention = ATTENTIVE_CALLS
+
+
+class Group:
+    """The functions that programs with the same settings call between their graphs: one program each, whoever calls."""
+
+    def __init__(self, root: Program) -> None:
+        self.settings = (root.options, root.store, root.require_hit, root.backend)
+        self.programs: list[CalleeProgram] = []
+        self.asked: Any = self._ask  # one object: the hook tells its callers apart by it
+        self._known: dict[int, _Known] = {}
+        self._found: list[tuple[types.CodeType, types.CodeType, bool]] = []  # to be kept when a region ends
+        self._lock = Lock()
+
+    def leave_alone(self, code: types.CodeType) -> None:
+        """Never replace calls of this code."""
+        self._known[id(code)] = _Known(code, _PLAIN, settled=True)
+
+    def settle(self, attend: Callable[[], None]) -> None:
+        """Keep what the region that ends has found; `attend` is told when code of it is loaded."""
+        with self._lock:
+            found, self._found = self._found, []
+            for program in self.programs:
+                if attend not in program.on_build:
+                    program.on_build.append(attend)
+        for code, replacement, alone in found:
+            call_interception.keep(code, replacement, self, alone)
+
+    def reset(self) -> None:
+        for program in self.programs:
+            program.reset()
+        for known in tuple(self._known.values()):
+            if known.answer is _PLAIN and not known.settled:
+                known.answer, known.tries = None, 0
+
+    def _ask(self, frame: Any, entry: Any, state: Any) -> call_interception.Answer:
+        """The hook's callback. Never raises: an error here would be the user's call's."""
+        known = self._known.get(id(frame.f_code))
+        if known is not None and known.answer is not None:
+            return known.answer
+        if sys._getframe(1).f_code.co_name in _DISABLING:
+            return _PLAIN
+        with call_interception.paused(), self._lock:
+            known = self._known.setdefault(id(frame.f_code), _Known(frame.f_code, None))
+            if known.answer is None:
+                try:
+                    known.answer = self._decide(frame, known)
+                except Exception:  # noqa: BLE001 - see above; the function then runs as it is
+                    logger("runtime").error("looking at %s failed", frame.f_code.co_qualname, exc_info=True)
+                    known.answer = _PLAIN
+        return known.answer or _PLAIN
+
+    def _decide(self, frame: Any, known: _Known) -> call_interception.Answer | None:
+        """None: nothing to compile this time, perhaps at another."""
+        code, namespace = frame.f_code, frame.f_globals
+        if not eligible(code, namespace):
+            return _PLAIN
+        program = CalleeProgram(self.settings, code, namespace)
+        if not program.store.variants(program.key):
+            if skip_records.recall(program.store, program.key, compiles=not program.require_hit):
+                return _PLAIN
+            if not (names_torch(code, namespace) or holds_tensor(tuple(frame.f_locals.values()))):
+                known.tries += 1
+                return _PLAIN if known.tries >= TRIES else None
+        self._known[id(program.code)] = _Known(program.code, _PLAIN, settled=True)  # what it runs where it is not compiled
+        self.programs.append(program)
+        logger("graph_breaks").info("%s, called between graphs, is a program of its own", program.name)
+        replacement, alone = call_interception.trampoline(code, program.receiver()), not call_interception.has_entries(code)
+        self._found.append((code, replacement, alone))
+        return call_interception.Answer(replacement, self) if alone else _PLAIN
+
+
+_groups: dict[Any, Group] = {}
+_groups_lock = Lock()
+
+
+def _group_of(root: Program) -> Group:
+    """The group of all programs with the settings of `root`."""
+    key = (id(root.store), repr(sorted(root.options.items(), key=repr)), root.require_hit, root.backend.identity if root.backend else "")
+    with _groups_lock:
+        if key not in _groups:
+            _groups[key] = Group(root)
+        return _groups[key]
+
+
+def forget_store(store: Store) -> None:
+    """Let go of what programs of this store call, and of the store."""
+    with _groups_lock:
+        gone = [key for key, group in _groups.items() if group.settings[1] is store]
+        for key in gone:
+            call_interception.forget(_groups.pop(key))
+
+
+class CalleeProgram(Program):
+    """A function met between graphs. It runs a copy of the code: a plain run of it is no call of the function that the hook replaces."""
+
+    def __init__(self, settings: Settings, code: types.CodeType, namespace: dict[str, Any]) -> None:
+        options, store, require_hit, backend = settings
+        self.shell = Shell(code.replace(), namespace, code.co_name)
+        super().__init__(Entry(self.shell.function(self.shell.code)), options, store, None, require_hit, (), backend)
+        self.code = self.shell.code
+        self.digest = digest(self.code)
+        identity = backend.identity if backend is not None else ""
+        self.key = program_key(f"{self.entry.name}()", self.digest, self.options, None, identity, self.locals_of.own_namespace)
+        Resumes(self)
+
+    def receiver(self) -> Callable[..., Any]:
+        """What a trampoline calls."""
+        return self.shell.receiver(make_dispatcher(self, self.entry, self.call))
+
+    def traced(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[types.FunctionType, tuple[Any, ...], Mapping[str, Any]]:
+        return self.shell.open(args)
+
+    @property
+    def free_as_locals(self) -> bool:
+        return True
+
+    @property
+    def is_part(self) -> bool:
+        return True
+
+    def build_frame(self, record: FrameRecord, graph: Callable[..., Any]) -> Callable[..., Any]:
+        self.built()
+        frame = build(record, self.shell.template(), graph, self.resume)
+        return self.shell.function(frame.__code__, frame)
+
+
+def eligible(code: types.CodeType, namespace: Mapping[str, Any]) -> bool:
+    """Whether torch.compile would think of compiling such a function when Python calls it."""
+    module = str(namespace.get("__name__", ""))
+    if code.co_flags & _GENERATORS or not code.co_flags & inspect.CO_OPTIMIZED or code.co_qualname.startswith(OWN_CODE):
+        return False
+    if code.co_name.startswith("torch_dynamo_resume_in") or code.co_name in _NOT_BY_PROGRAMS or code.co_name == "__setattr__":
+        return False
+    if code.co_name.startswith("<") and code.co_name != "<lambda>":
+        return False  # modules, comprehensions (whose argument has no name of its own)
+    if code.co_filename.startswith("<frozen ") or code.co_filename.startswith("<precast "):
+        return False
+    package = module.partition(".")[0]
+    if package in ("torch", "precast", *_NO_CODE_OF) or (package in sys.stdlib_module_names and package != "__main__"):
+        return False
+    path = os.path.realpath(code.co_filename)
+    return not path.startswith(_folders("stdlib", "platstdlib")) or path.startswith(_folders("purelib", "platlib"))
+
+
+@functools.cache
+def _folders(*kinds: str) -> tuple[str, ...]:
+    import sysconfig  # reads Python's whole configuration: not for a warm hit, which looks at no function
+
+    return tuple(os.path.realpath(sysconfig.get_path(kind)) + os.sep for kind in kinds)
+
+
+def names_torch(code: types.CodeType, namespace: Mapping[str, Any]) -> bool:
+    """Whether the code reads torch or numpy, or a module of torch, from its globals."""
+    for name in code.co_names:
+        value = namespace.get(name)
+        if isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] in ("torch", "numpy"):
+            return True
+    return False
+
+
+def holds_tensor(values: Any) -> bool:
+    """Whether there is a tensor, module or array among the values, or in the lists, tuples and dicts among them."""
+    stack, seen = list(values), set()
+    array: Any = getattr(sys.modules.get("numpy"), "ndarray", ())
+    while stack:
+        value = stack.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, (torch.Tensor, torch.nn.Module)) or isinstance(value, array):
+            return True
+        if isinstance(value, type) and issubclass(value, torch.nn.Module):
+            return True
+        if isinstance(value, (list, tuple)):
+            stack.extend(value)
+        elif type(value) is dict:
+            stack.extend(value.values())
+    return False
+
+
+__all__ = ["CalleeProgram", "Callees", "eligible", "forget_store", "holds_tensor", "names_torch"]

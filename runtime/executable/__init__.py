@@ -1,0 +1,1 @@
+"""Loaded graphs: from stored records to something that can be called."""

@@ -1,0 +1,221 @@
+"""Compiled graphs: a shared object opened, its wanted C shims resolved in the torch that is loaded, ready to run.
+
+The object has no DT_NEEDED on torch: the loader hands it a table of addresses (docs/internals.md), so that a symbol which this torch
+lacks is a clean miss with a reason and not a failing dlopen.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from precast.artifact_store.format.records import GraphInput
+from precast.runtime.common.errors import LoadError
+from precast.runtime.common.locks import Lock
+from precast.runtime.executable.blob_source import BlobSource
+from precast.runtime.executable.fallback_ops import PENDING, Externs, take_exception
+from precast.runtime.executable.ptx import loadable
+from precast.runtime.native.cuda_driver import driver_library, driver_problem, is_driver_symbol
+from precast.runtime.paths.paths import describe
+
+ABI = 1
+ERROR_CAPACITY = 4096
+PART, IMAGE = "part", "image"
+"""Roles of blobs in a graph's record: `part<n>` a library that the graph calls, `image<k>` and `part<n>.image<k>` kernels for a GPU."""
+CALL_PYTHON = "precast_call_python"
+"""The one symbol that the runtime itself supplies. A name with a leading "?" may be missing: its slot is then NULL."""
+_TORCH_LIBRARIES = ("libtorch_cpu.so", "libtorch_cuda.so", "libtorch_python.so", "libtorch.so")
+_RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64)
+_PREPARE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64)
+_RELEASE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+
+_IMAGES = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+
+_lock = Lock()
+_torch_handles: list[ctypes.CDLL] = []
+_loaded: dict[str, Library] = {}
+
+
+def torch_libraries() -> list[ctypes.CDLL]:
+    """torch's shared objects as this process has them open (never opened anew)."""
+    with _lock:
+        if not _torch_handles:
+            import torch
+
+            folder = os.path.join(os.path.dirname(torch.__file__), "lib")
+            for name in _TORCH_LIBRARIES:
+                try:
+                    _torch_handles.append(ctypes.CDLL(os.path.join(folder, name), mode=os.RTLD_NOLOAD | os.RTLD_LAZY))
+                except OSError:
+                    continue  # not part of this build of torch; a symbol that is then missing is reported by name
+        return _torch_handles
+
+
+def resolve_symbol(name: str) -> int | None:
+    """Address of a C symbol of torch, or of CUDA's driver (`cu…`), or None."""
+    for handle in (driver_library(),) if is_driver_symbol(name) else torch_libraries():
+        try:
+            return ctypes.cast(getattr(handle, name), ctypes.c_void_p).value
+        except AttributeError:
+            continue
+    return None
+
+
+class Library:
+    """One opened shared object. Stays open for the life of the process: OpenMP threads and workspaces may still belong to it.
+
+    `run`, `prepare`, `release` are addresses of the exported functions (the last two 0 where absent); `table` is the address of the
+    resolved symbol table. `lent`: outputs for which a caller may give a tensor to write into. `may_draw`: it may draw random numbers.
+    """
+
+    def __init__(self, path: Path, parts: Mapping[str, Library] | None = None, images: Sequence[bytes] = ()) -> None:
+        try:
+            self._handle = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+        except OSError as error:
+            raise LoadError(f"{path.name[:12]}… cannot be opened as a shared object: {error}") from error
+        abi = self._variable("precast_abi")
+        if abi != ABI:
+            raise LoadError(f"{path.name[:12]}… speaks library ABI {abi}, this precast {ABI}: it needs to be compiled again")
+        self.externs = Externs(self._text("precast_externs"), path.name[:12], parts)
+        self._table = self._resolve(self._symbols(path), path)
+        self.table = ctypes.addressof(self._table)
+        self.run = self._address("precast_run")
+        self.prepare = self._address("precast_prepare")
+        self.release = self._address("precast_release")
+        if not self.run:
+            raise LoadError(f"{path.name[:12]}… exports no precast_run")
+        self.may_draw = self._variable("precast_draws") != 0
+        self.lent = self._positions("precast_lent")
+        self._images = tuple(images)
+        self._hand_over_images()
+        self.call_run = _RUN(self.run)
+
+    def _variable(self, name: str) -> int | None:
+        try:
+            return int(ctypes.c_int64.in_dll(self._handle, name).value)
+        except ValueError:
+            return None
+
+    def _positions(self, name: str) -> tuple[int, ...]:
+        """An exported list of numbers that ends with -1; empty where there is none."""
+        address = self._address(name)
+        if not address:
+            return ()
+        entries = ctypes.cast(address, ctypes.POINTER(ctypes.c_int32))
+        return tuple(itertools.takewhile(lambda n: n >= 0, (entries[i] for i in itertools.count())))
+
+    def _text(self, name: str) -> bytes:
+        address = self._address(name)
+        return ctypes.string_at(address) if address else b""
+
+    def _address(self, name: str) -> int:
+        try:
+            return ctypes.cast(getattr(self._handle, name), ctypes.c_void_p).value or 0
+        except AttributeError:
+            return 0
+
+    def _symbols(self, path: Path) -> list[str]:
+        address = self._address("precast_symbols")
+        if not address:
+            raise LoadError(f"{path.name[:12]}… exports no precast_symbols")
+        names: list[str] = []
+        entries = ctypes.cast(address, ctypes.POINTER(ctypes.c_char_p))
+        while (name := entries[len(names)]) is not None:
+            names.append(name.decode())
+        return names
+
+    def _resolve(self, names: list[str], path: Path) -> ctypes.Array[ctypes.c_void_p]:
+        known = {CALL_PYTHON: self.externs.address}
+        addresses = [known.get(name) or resolve_symbol(name.removeprefix("?")) for name in names]
+        missing = [name for name, address in zip(names, addresses, strict=True) if not address and not name.startswith("?")]
+        if any(is_driver_symbol(name) for name in missing):
+            raise LoadError(f"{path.name[:12]}… runs on an NVIDIA GPU: {driver_problem(missing)}")
+        if missing:
+            import torch
+
+            raise LoadError(f"{path.name[:12]}… needs {', '.join(missing)}, which torch {torch.__version__} does not have")
+        return (ctypes.c_void_p * (len(names) + 1))(*addresses, None)
+
+    def _hand_over_images(self) -> None:
+        """Tells the library where its kernels' images are; it keeps the addresses, and this object the bytes."""
+        address = self._address("precast_images")
+        if not address:
+            return
+        count = len(self._images)
+        self._image_addresses = (ctypes.c_char_p * (count + 1))(*self._images, None)
+        self._image_sizes = (ctypes.c_int64 * (count + 1))(*map(len, self._images), 0)
+        _IMAGES(address)(ctypes.addressof(self._image_addresses), ctypes.addressof(self._image_sizes), count)
+
+    def prepare_state(self, inputs: ctypes.Array[ctypes.c_void_p], graph: Sequence[GraphInput] = ()) -> int:
+        """Run `precast_prepare` on handles of the graph's inputs; the state's address, 0 where the library has nothing to prepare."""
+        if not self.prepare:
+            return 0
+        state = ctypes.c_void_p()
+        error = ctypes.create_string_buffer(ERROR_CAPACITY)
+        if _PREPARE(self.prepare)(self.table, ctypes.addressof(inputs), ctypes.addressof(state), error, ERROR_CAPACITY):
+            message = error.value.decode(errors="replace")
+            raise_run_error(message if message.startswith("E:") else f"preparing weights failed: {message}", graph)
+        return state.value or 0
+
+    def release_state(self, state: int) -> None:
+        """Give a state back to the library."""
+        if state and self.release:
+            _RELEASE(self.release)(self.table, state)
+
+
+def graph_library(blobs: Mapping[str, str], source: BlobSource) -> Library:
+    """The library of a graph's record (role -> digest), with its kernels' images and the libraries that it may call. Raises LoadError."""
+    parts: dict[str, Library] = {}
+    for role, digest in blobs.items():
+        if role.startswith(PART) and role.removeprefix(PART).isdecimal():
+            parts[digest] = _open(role, f"{role}.", blobs, source, parts)
+    return _open("library", "", blobs, source, parts)
+
+
+def _open(role: str, prefix: str, blobs: Mapping[str, str], source: BlobSource, parts: Mapping[str, Library]) -> Library:
+    """The library with this role, opened once per process; `parts`: what it may call, by digest."""
+    digest = blobs[role]
+    path = _found(digest, "library", source.blob_path)
+    with _lock:
+        library = _loaded.get(digest)
+    if library is not None:
+        return library
+    count = itertools.takewhile(lambda number: f"{prefix}{IMAGE}{number}" in blobs, itertools.count())
+    images = [_found(blobs[f"{prefix}{IMAGE}{number}"], "kernel image", source.blob_path).read_bytes() for number in count]
+    images = loadable(images, source)
+    with _lock:  # one object: the shared object behind it keeps the addresses of one set of images
+        return _loaded.get(digest) or _loaded.setdefault(digest, Library(path, parts, images))
+
+
+def _found(digest: str, what: str, find: Callable[[str], Path | None]) -> Path:
+    path = find(digest)
+    if path is None:
+        raise LoadError(f"its {what} {digest[:12]}… is missing or damaged")
+    return path
+
+
+def raise_run_error(message: str, inputs: Sequence[GraphInput] = ()) -> None:
+    """Turn the text that `precast_run` or `precast_prepare` left into an exception; `inputs`: those of the graph.
+
+    "I:" marks an index error, "E:" the number of an input without memory, `externs.PENDING` what an op raised in Python; an allocator's
+    complaint becomes torch's own class.
+    """
+    if message.startswith(PENDING) and (problem := take_exception()) is not None:
+        raise problem
+    if message.startswith("I:"):
+        raise IndexError(message[2:].strip())
+    if message.startswith("E:"):
+        number = int(message[2:])
+        name = describe(inputs[number].path) if number < len(inputs) else f"input {number} of a compiled graph"
+        raise RuntimeError(
+            f"{name} has elements but no memory: its storage was resized to 0 bytes, as FSDP does with parameters between their uses; "
+            "give it its memory back before the call (with FSDP: unshard the module first)"
+        )
+    if "CUDA out of memory" in message:
+        import torch
+
+        raise torch.OutOfMemoryError(message)
+    raise RuntimeError(message or "the compiled graph failed without a message")

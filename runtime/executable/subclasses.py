@@ -1,0 +1,87 @@
+"""Tensor subclasses around a compiled graph, which knows plain tensors only: taken apart before the call, put together after it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from precast.artifact_store.format.records import GraphInput, Wrap
+from precast.artifact_store.format.tagged_constants import find_object, untag
+from precast.runtime.common.errors import LoadError
+from precast.runtime.executable.graph_call import GraphSpec
+from precast.runtime.frames.call_interception import paused
+
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum)
+GraphCall = Callable[..., tuple[Any, ...]]
+
+
+def wrapped_call(made: Callable[[GraphSpec], GraphCall], spec: GraphSpec, wraps: Sequence[Wrap] | None) -> GraphCall:
+    """The callable that the bytecode calls, around the one that `made` makes of a graph's convention. Raises LoadError."""
+    if wraps is None and not any(item.part for item in spec.inputs):
+        return made(spec)
+    taken, inputs = _passed(spec.inputs)
+    call = made(replace(spec, inputs=inputs))
+    given = None if wraps is None else tuple(map(_maker, wraps))
+
+    def run(*args: Any) -> tuple[Any, ...]:
+        with paused():  # the class's own methods are no calls between graphs
+            found = call(*[part_of(args[position], steps) for position, steps in taken])
+            return found if given is None else tuple([make(found, args) for make in given])
+
+    return run
+
+
+def _passed(inputs: Sequence[GraphInput]) -> tuple[list[tuple[int, tuple[Any, ...]]], tuple[GraphInput, ...]]:
+    """What to pass: the position of an argument and the steps from it; and the inputs, with their positions among these."""
+    taken: list[tuple[int, tuple[Any, ...]]] = []
+    renumbered = []
+    for item in inputs:
+        if item.position is not None and item.read is None:
+            taken.append((item.position, item.part))
+            item = replace(item, position=len(taken) - 1, part=())
+        renumbered.append(item)
+    return taken, tuple(renumbered)
+
+
+def part_of(value: Any, steps: tuple[Any, ...]) -> Any:
+    """What `GraphInput.part` names of an object."""
+    for step in steps:
+        value = getattr(value, step) if isinstance(step, str) else getattr(value, step[0])(step[1])
+    return value
+
+
+def _maker(wrap: Wrap) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
+    """(outputs of the graph, arguments of the call) -> what the bytecode gets."""
+    if isinstance(wrap, int):
+        return lambda found, args: found[wrap]
+    if wrap[0] == "input":
+        return lambda found, args: args[wrap[1]]
+    _, name, metadata, attributes, size, stride = wrap
+    try:
+        unflatten, told = find_object(name).__tensor_unflatten__, untag(metadata)
+        anew = not _immutable(told)  # the caller may write what it gets
+    except (LookupError, AttributeError, ValueError) as error:
+        raise LoadError(f"it makes a {name}, and that cannot be made here: {error}") from error
+    inner = tuple((attribute, _maker(made)) for attribute, made in attributes)
+    size, stride = (tuple(_number(n) for n in numbers) for numbers in (size, stride))
+
+    def make(found: Sequence[Any], args: Sequence[Any]) -> Any:
+        tensors = {attribute: build(found, args) for attribute, build in inner}
+        return unflatten(tensors, untag(metadata) if anew else told, tuple(n(found) for n in size), tuple(n(found) for n in stride))
+
+    return make
+
+
+def _immutable(value: Any) -> bool:
+    return isinstance(value, tuple) and all(map(_immutable, value)) or isinstance(value, _ATOMS)
+
+
+def _number(number: Any) -> Callable[[Sequence[Any]], int]:
+    return (lambda found: number) if isinstance(number, int) else (lambda found: int(found[number[1]]))
+
+
+__all__ = ["part_of", "wrapped_call"]

@@ -1,0 +1,60 @@
+"""What functions marked by `assume_constant_result` returned while tracing, compared once per process with what they return here."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from precast.artifact_store.format.tagged_constants import Untaggable, find_object, tag, untag
+
+CONSTANT = "constant "
+"""Begins the module part of a digest's name where it belongs to such a call; the function's name and the tagged arguments follow."""
+
+
+def call_name(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, str]:
+    """(module, rest) of the name of a call. Raises Untaggable where the function has no name or an argument is no constant."""
+    module, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    if not module or "<" in qualname:
+        raise Untaggable(f"{qualname or function!r} cannot be found by name")
+    arguments = repr((tuple(map(tag, args)), tuple(sorted((key, tag(value)) for key, value in kwargs.items()))))
+    return f"{CONSTANT}{module}", f"{qualname} {arguments.encode().hex()}"
+
+
+def result_digest(result: Any) -> str:
+    """Hex digest of a constant. Raises Untaggable for what is none."""
+    return hashlib.sha256(repr(tag(result)).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def changed_result(module: str, rest: str, wanted: str) -> str:
+    """Why the function does not return here what it returned then; empty where it does. Calls it, once per process."""
+    qualname, _, arguments = rest.partition(" ")
+    found = _result(module, qualname, arguments)
+    return (
+        "" if found == wanted else f"{qualname} of {module}, whose result was taken as constant, {found or 'returns something else here'}"
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _result(module: str, qualname: str, arguments: str) -> str:
+    """The digest of what the call returns, or why there is none."""
+    try:
+        importlib.import_module(module)
+        function = find_object(f"{module}:{qualname}")
+        if not getattr(function, "_dynamo_marked_constant", False):
+            return "is not marked by assume_constant_result here"
+        args, kwargs = ast.literal_eval(bytes.fromhex(arguments).decode())
+        return result_digest(function(*map(untag, args), **{key: untag(value) for key, value in kwargs}))
+    except Exception as error:  # noqa: BLE001 - the user's function may raise anything: then the artifact is of no use here
+        return f"fails here ({type(error).__name__}: {error})"
+
+
+def forget() -> None:
+    """Call them again when they are next needed."""
+    _result.cache_clear()
+
+
+__all__ = ["CONSTANT", "call_name", "changed_result", "forget", "result_digest"]

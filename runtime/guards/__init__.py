@@ -1,0 +1,1 @@
+"""Guards at call time: the predicates, and the engines that evaluate them."""

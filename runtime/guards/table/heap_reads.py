@@ -1,0 +1,77 @@
+"""What guards read of objects that live on, each thing once, as entries of a native guard table."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+from precast.runtime.guards.table.attribute_lookup import Opaque
+
+
+class Live:
+    """A place that gets a fresh object with each call: checked by value. `number`: its value in the table; of a dict that of the first
+    of its values, and `whole` that of the dict.
+    """
+
+    __slots__ = ("number", "value", "whole")
+
+    def __init__(self, number: int, value: Any, whole: int | None = None) -> None:
+        self.number = number
+        self.value = value
+        self.whole = number if whole is None else whole
+
+
+class TableReads:
+    """Notes reads (`objects.Reads`) in `table`. Raises Opaque for what the table has no entry for, however often it is read."""
+
+    def __init__(self, table: Any) -> None:
+        self.table = table
+        self._slots: set[tuple[int, str]] = set()
+        self._classes: set[type] = set()
+        self._dicts: dict[int, tuple[dict[Any, Any], dict[Any, None], bool]] = {}
+        self._seen: set[tuple[str, int]] = set()
+
+    def slot(self, owner: Any, kind: str) -> None:
+        if kind == "type" and _has_its_type_for_good(owner):
+            return
+        if (id(owner), kind) not in self._slots:
+            if not self.table.slot(owner, kind):
+                raise Opaque
+            self._slots.add((id(owner), kind))
+
+    def cls(self, cls: type) -> None:
+        if cls not in self._classes:
+            if not self.table.type(cls):
+                raise Opaque
+            self._classes.add(cls)
+
+    def key(self, namespace: dict[Any, Any], name: Any) -> None:
+        if type(name) not in (str, int, bool) and name is not None and not isinstance(name, type):
+            raise Opaque  # comparing other keys may run Python code
+        self._dicts.setdefault(id(namespace), (namespace, {}, False))[1][name] = None
+
+    def whole(self, namespace: dict[Any, Any]) -> None:
+        keys = self._dicts.setdefault(id(namespace), (namespace, {}, False))[1]
+        self._dicts[id(namespace)] = (namespace, keys, True)
+
+    def once(self, kind: str, value: Any) -> None:
+        if (kind, id(value)) not in self._seen:
+            if not getattr(self.table, kind)(value):
+                raise Opaque
+            self._seen.add((kind, id(value)))
+
+    def finish(self) -> None:
+        """Dicts are noted at the end: by then all keys that were read are known."""
+        for namespace, keys, whole in self._dicts.values():
+            self.table.dict(namespace, tuple(keys), whole)
+        self.table.watch()
+
+
+_HEAP_TYPE = 1 << 9
+"""Py_TPFLAGS_HEAPTYPE (CPython's Include/object.h)."""
+
+
+def _has_its_type_for_good(owner: Any) -> bool:
+    """Python assigns a `__class__` only from one class made at run time to another, or between kinds of modules (CPython's
+    Objects/typeobject.c, `object_set_class`)."""
+    return not type(owner).__flags__ & _HEAP_TYPE and not issubclass(type(owner), types.ModuleType)

@@ -1,0 +1,1 @@
+"""The native runtime: building, finding and loading it, and torch's memory layout that it reads."""

@@ -1,0 +1,138 @@
+"""Finding the native runtime: built by whoever compiles, carried in the store, loaded by whoever runs; without it Python does its work."""
+
+from __future__ import annotations
+
+import functools
+import importlib.machinery
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from precast.artifact_store import Store, StoreError
+from precast.artifact_store.format.msgpack import digest
+from precast.runtime.common.locks import Lock
+from precast.runtime.common.log import logger
+from precast.runtime.native import build
+from precast.runtime.native.tensor_layout import LayoutUnknown, configure
+from precast.runtime.settings import stance
+
+ENVIRONMENT = "PRECAST_NATIVE"
+"""Set to 0, the native runtime is neither loaded nor built."""
+
+_lock = Lock()
+
+
+class _State:
+    module: Any = None
+    tables = False  # whether the versions of dicts can be trusted in this Python
+    failed = ""
+
+
+_state = _State()
+
+
+def loaded() -> Any:
+    """The native module, or None while there is none."""
+    return _state.module
+
+
+def wanted() -> bool:
+    """Whether building the native runtime is worth trying."""
+    return _state.module is None and not _state.failed and os.environ.get(ENVIRONMENT) != "0"
+
+
+def tables_work() -> bool:
+    """Whether guard tables can be used: the module is there and dict versions are sound in this Python."""
+    return _state.tables
+
+
+def find(store: Store) -> Any:
+    """The native module, loaded from `store` if it is there; None otherwise. Never builds."""
+    with _lock:
+        if _state.module is not None or _state.failed or os.environ.get(ENVIRONMENT) == "0":
+            return _state.module
+        record = store.record("native", build.record_name())
+        path = store.blob_path(record["library"]) if record is not None and isinstance(record.get("library"), str) else None
+        if path is not None:
+            _load(path)
+        return _state.module
+
+
+def ensure(store: Store) -> Any:
+    """`find`, and where the store has none, build it and keep it there. None (with the reason logged) when it cannot be built."""
+    if find(store) is not None or _state.failed or os.environ.get(ENVIRONMENT) == "0":
+        return _state.module
+    try:
+        library = build.build()
+    except build.NativeBuildError as error:
+        _fail(f"the native runtime cannot be built, so calls are dispatched by Python (tens of microseconds each): {error}")
+        return None
+    name = digest(library)
+    try:
+        store.put_record("native", build.record_name(), {"library": name, "blobs": [name]}, {name: library})
+    except StoreError as error:
+        _fail(f"the native runtime cannot be stored: {error}")
+        return None
+    return find(store)
+
+
+def _load(path: Path) -> None:
+    loader = importlib.machinery.ExtensionFileLoader("precast.runtime._native", str(path))
+    spec = importlib.util.spec_from_file_location("precast.runtime._native", path, loader=loader)
+    assert spec is not None
+    try:
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+        configure(module)
+    except (ImportError, LayoutUnknown, AttributeError) as error:
+        _fail(f"the native runtime cannot be used: {error}")
+        return
+    _state.tables = versions_are_sound(module)
+    stance.state.listeners.append(module.force_eager)
+    module.force_eager(stance.state.detour)
+    _state.module = module  # last: threads that ask without the lock take it as it is
+
+
+def _fail(reason: str) -> None:
+    _state.failed = reason
+    logger("runtime").warning("%s", reason)
+
+
+class _Plain:
+    def __init__(self) -> None:
+        self.a = 0
+
+
+def _set_attribute(target: _Plain, value: int) -> None:
+    target.a = value
+
+
+def versions_are_sound(module: Any) -> bool:
+    """Whether a table notices every way of writing to an instance's `__dict__`. In Python 3.13.0 hot attribute writes go unseen."""
+    plain = _Plain()
+    namespace = plain.__dict__
+
+    def unseen(write: Callable[[], object]) -> bool:
+        table = module.Table()
+        table.dict(namespace, (), True)
+        table.watch()
+        before = table.check(())
+        write()
+        return not before or table.check(())
+
+    # as often as it takes for the interpreter to specialise the store
+    hot: list[Callable[[], object]] = [functools.partial(_set_attribute, plain, value) for value in range(1, 200)]
+    others: list[Callable[[], object]] = [
+        lambda: namespace.update(a=-1),
+        lambda: namespace.pop("a"),
+        lambda: setattr(plain, "b", 1),
+        lambda: delattr(plain, "b"),
+        lambda: namespace.setdefault("c", 2),
+        lambda: namespace.popitem(),
+        lambda: namespace.update({"d": 3, "e": 4}),
+        lambda: namespace.clear(),
+        lambda: namespace.update({"d": 3, "e": 4}),
+    ]
+    return not any(unseen(write) for write in (*hot, *others))

@@ -1,0 +1,1 @@
+"""Paths to objects that guards look at, from a call's arguments and from modules."""

@@ -1,0 +1,1 @@
+"""Programs and their variants: the cache of variants, misses, limits, fallback to eager."""

@@ -1,0 +1,56 @@
+"""The compiler behind the runtime: who is asked on a miss, imported on the first one only, and one compile at a time."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from precast.runtime.common.errors import Deferred, InProcess
+from precast.runtime.common.locks import Lock
+
+if TYPE_CHECKING:
+    from precast.runtime.programs.program import Program
+
+Outcome = str | InProcess | Deferred
+"""An artifact's id, what stays in this process, or what a background thread is to finish."""
+Compile = Callable[["Program", tuple[Any, ...], Mapping[str, Any]], Outcome]
+_compiler: str | Compile = "precast.compiling.driver:compile_variant"
+one_at_a_time = Lock()
+"""The tracer is not thread-safe."""
+
+
+def set_compiler(compiler: str | Compile) -> None:
+    """Register what compiles on a miss: a callable, or "module:name", which is imported on the first miss only.
+
+    It gets `(program, args, kwargs)`, args with `self` first, puts an artifact into `program.store` and returns its id; it returns
+    `InProcess` for what cannot be stored and raises `Refused` for what has to run eagerly.
+    """
+    global _compiler
+    _compiler = compiler
+
+
+def compiler() -> Compile:
+    """What `set_compiler` registered."""
+    if isinstance(_compiler, str):
+        module, _, name = _compiler.partition(":")
+        found: Compile = getattr(importlib.import_module(module), name)
+        return found
+    return _compiler
+
+
+def is_free() -> bool:
+    """Whether nobody compiles just now."""
+    free = one_at_a_time.try_enter()
+    if free:
+        one_at_a_time.__exit__()
+    return free
+
+
+def strict() -> bool:
+    """Whether an unexpected error while compiling is raised (PRECAST_STRICT=1) instead of running eagerly with a warning."""
+    return os.environ.get("PRECAST_STRICT", "") not in ("", "0")
+
+
+__all__ = ["Compile", "Outcome", "compiler", "is_free", "one_at_a_time", "set_compiler", "strict"]

@@ -1,0 +1,234 @@
+"""The variants of a program in this process: in which order calls try them, and what the store has beside them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from precast.artifact_store import Manifest, Store
+from precast.runtime.common.errors import LoadError
+from precast.runtime.common.locks import Lock
+from precast.runtime.common.log import logger
+from precast.runtime.guards.differentiating import Differing
+from precast.runtime.paths.paths import PathError
+from precast.runtime.programs.variant import Binding, EagerVariant, Variant
+from precast.runtime.settings import stance
+from precast.runtime.targets import nvidia_devices
+from precast.runtime.targets.ladder import is_cuda, rank
+
+PATIENCE_SECONDS = 1.0
+"""How long a thread waits for another that looks through the store: users' modules are imported there, which may wait for this thread."""
+SETTLED_NS = 1_000_000_000
+"""Age from which on the time of a folder's last change is trusted: two changes at once may have been given the same time."""
+
+
+class Owner(Protocol):
+    """The program whose variants these are. Parts of programs get their names and keys after they were made: both are asked for anew."""
+
+    name: str
+    key: str
+    store: Store
+
+    def open_variant(self, manifest: Manifest, source: Any, stored: bool, graph: Callable[..., Any] | None) -> Variant:
+        """Of a manifest, where its blobs are, whether those are in the store, and a graph that is already there."""
+
+    def useless(self, manifest: Manifest) -> str:
+        """Why an artifact of the store cannot serve here; "" where it can. Imports users' modules, which may do anything."""
+
+
+@dataclass
+class _Seen:
+    """What looking through the store gave: variants, ids of artifacts of no use here, and whether nothing was left undecided."""
+
+    usable: list[Variant] = field(default_factory=list)
+    useless: set[str] = field(default_factory=set)
+    final: bool = True
+
+
+class Shelf:
+    """`variants` is replaced as a whole under a lock, and may be read at any time. No code of users runs under that lock."""
+
+    def __init__(self, owner: Owner) -> None:
+        self.variants: Sequence[Variant | EagerVariant] = ()
+        self._owner = owner
+        self._lock = Lock()
+        self._turn = Lock()  # one thread at a time looks through the store, as far as that can be had by waiting a little
+        self._scanned: int | None = None  # when the program's folder in the store had last changed when it was looked through
+        self._final = False  # whether looking at it again would find the same
+        self._useless: frozenset[str] = frozenset()  # ids of artifacts in it that are of no use here
+        self._resets = 0
+        self._differing = Differing()
+
+    # -- taking down
+
+    def find(self, local_values: Mapping[str, Any], cells: Mapping[str, Any], look: bool, counts: bool = True) -> Binding | None:
+        """The binding of the first variant whose guards hold; with `look`, also of one that the store has and this process has not seen.
+
+        `counts`: a call is about to use it.
+        """
+        tried = self.variants
+        binding = self._first_fit(tried, (), local_values, cells, counts)
+        return self._first_fit(self._scan(), tried, local_values, cells, counts) if binding is None and look else binding
+
+    def _first_fit(
+        self,
+        variants: Sequence[Variant | EagerVariant],
+        tried: Sequence[Variant | EagerVariant],
+        local_values: Mapping[str, Any],
+        cells: Mapping[str, Any],
+        counts: bool,
+    ) -> Binding | None:
+        for variant in variants:
+            if variant in tried:
+                continue
+            try:
+                if stance.state.stance.skip_guards:
+                    if not self._differing.check(variant, variants, local_values, cells):
+                        continue
+                elif not variant.check(local_values, cells):
+                    continue
+                binding = variant.bind(local_values, cells)
+            except LoadError as error:
+                self.drop(variant, str(error))
+                continue
+            except PathError:
+                continue  # what the graph reads is not there, and the guard that would have said so was waived by a filter
+            if not counts:
+                return binding
+            if not variant.hits and variant.stored:
+                logger("store").info("hit: %s: artifact %s for %s", self._owner.name, variant.artifact_id[:12], variant.target)
+            self.count_hit(variant)
+            return binding
+        return None
+
+    def count_hit(self, variant: Variant | EagerVariant) -> None:
+        """A call uses it: the next one tries it first."""
+        first_hit = not variant.hits
+        variant.hits += 1
+        if first_hit and variant.stored:
+            self._owner.store.used(variant.artifact_id)
+        if self.variants[:1] != (variant,):
+            with self._lock:
+                if variant in self.variants:
+                    self._put_first(variant)
+
+    def _put_first(self, variant: Variant | EagerVariant) -> None:
+        """Try it before the others; a symbolic one behind those made for one size, which are faster where they fit."""
+        others = [other for other in self.variants if other is not variant]
+        position = sum(not other.symbolic for other in others) if variant.symbolic else 0
+        self.variants = (*others[:position], variant, *others[position:])
+
+    # -- filling
+
+    def _scan(self) -> Sequence[Variant | EagerVariant]:
+        """All variants, with those that the store holds and this process had not seen."""
+        my_turn = self._turn.try_enter(PATIENCE_SECONDS)
+        try:
+            while True:
+                stamp = self._folder_stamp()
+                with self._lock:
+                    if stamp != self._scanned:
+                        self._useless = frozenset()
+                    elif self._final:
+                        return self.variants
+                    resets, known = self._resets, self._useless.union(variant.artifact_id for variant in self.variants)
+                settled = stamp is not None and time.time_ns() - stamp > SETTLED_NS
+                seen = self._look_through(known)
+                with self._lock:
+                    if resets == self._resets:  # else what was seen is to be forgotten
+                        self._add(seen.usable)
+                        self._useless |= seen.useless
+                        self._scanned, self._final = stamp, settled and seen.final
+                        return self.variants
+        finally:
+            if my_turn:
+                self._turn.__exit__()
+
+    def _look_through(self, known: Set[str]) -> _Seen:
+        seen = _Seen()
+        for manifest in self._owner.store.variants(self._owner.key):
+            if manifest.artifact_id not in known:
+                self._judge(manifest, seen)
+        seen.usable.sort(key=lambda variant: (rank(variant.target) or 0, variant.symbolic))  # best target first
+        return seen
+
+    def _judge(self, manifest: Manifest, seen: _Seen) -> None:
+        name, short = self._owner.name, manifest.artifact_id[:12]
+        try:
+            reason = self._owner.useless(manifest)
+            if not reason:
+                seen.usable.append(self._open(manifest, self._owner.store, stored=True))
+                return
+            logger("runtime").info("%s: %s is of no use here: %s", name, short, reason)
+            undecided = is_cuda(manifest.target) and nvidia_devices.unknown()  # asked again once CUDA has been started
+        except LoadError as error:
+            logger("runtime").warning("miss: %s: artifact %s cannot be used: %s", name, short, error)
+            undecided = False
+        except Exception as error:  # noqa: BLE001 - of a user's module, say, which another call may find in another state
+            logger("runtime").warning("miss: %s: artifact %s cannot be judged: %s: %s", name, short, type(error).__name__, error)
+            undecided = True
+        if undecided:
+            seen.final = False
+        else:
+            seen.useless.add(manifest.artifact_id)
+
+    def _folder_stamp(self) -> int | None:
+        """When an artifact was last added to or removed from this program's folder; 0 where there is none, None when it cannot be said."""
+        try:
+            return os.stat(self._owner.store.root / "programs" / self._owner.key).st_mtime_ns
+        except FileNotFoundError:
+            return 0
+        except OSError:
+            return None
+
+    def _add(self, found: Sequence[Variant]) -> None:
+        known = {variant.artifact_id for variant in self.variants}  # another thread may have been faster
+        self.variants = (*self.variants, *(variant for variant in found if variant.artifact_id not in known))
+
+    def _open(self, manifest: Manifest, source: Any, stored: bool, graph: Callable[..., Any] | None = None) -> Variant:
+        try:
+            return self._owner.open_variant(manifest, source, stored, graph)
+        except (ValueError, TypeError, KeyError) as error:
+            raise LoadError(str(error)) from error
+
+    def put(self, manifest: Manifest, source: Any, stored: bool, graph: Callable[..., Any] | None = None) -> Variant:
+        """What was just compiled, opened as a warm start would open it, in front. Raises LoadError."""
+        variant = self._open(manifest, source, stored, graph)
+        with self._lock:
+            self.variants = tuple(other for other in self.variants if other.artifact_id != variant.artifact_id)
+            self._put_first(variant)
+            return variant
+
+    def put_eager(self, variant: EagerVariant) -> None:
+        """In front of all others."""
+        with self._lock:
+            self.variants = (variant, *self.variants)
+
+    # -- clearing
+
+    def remove(self, variant: EagerVariant) -> None:
+        """Not there any more, whether or not it was."""
+        with self._lock:
+            self.variants = tuple(other for other in self.variants if other is not variant)
+
+    def drop(self, variant: Variant | EagerVariant, reason: str) -> None:
+        """It turned out to be of no use: not tried again before the program's folder in the store changes."""
+        logger("runtime").warning("miss: %s: %s", self._owner.name, reason)
+        with self._lock:
+            if variant in self.variants:  # else it was forgotten
+                self._useless |= {variant.artifact_id}
+                self.variants = tuple(other for other in self.variants if other is not variant)
+
+    def clear(self) -> None:
+        """Forget what was loaded; the store keeps what it has."""
+        with self._lock:
+            self.variants = ()
+            self._useless = frozenset()
+            self._final = False
+            self._resets += 1
+
+
+__all__ = ["Shelf"]

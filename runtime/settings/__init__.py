@@ -1,0 +1,1 @@
+"""What users set: options, backends, stances, guard filters."""

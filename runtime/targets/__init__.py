@@ -1,0 +1,1 @@
+"""What an artifact runs on, and what this machine can run."""

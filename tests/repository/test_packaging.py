@@ -1,0 +1,164 @@
+"""What is installed: one import package, all of it, and nothing else at the top of site-packages."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+FOLDERS = {"precast": "precast", **{f"precast.{name}": name for name in ("capture", "lowering", "codegen", "artifact_store", "runtime")}}
+
+
+def _packages_on_disk() -> dict[str, str]:
+    """Import name -> folder, of every folder that holds Python files."""
+    found: dict[str, str] = {}
+    for package, folder in FOLDERS.items():
+        for path in (ROOT / folder).rglob("*.py"):
+            relative = path.parent.relative_to(ROOT / folder)
+            found[".".join((package, *relative.parts))] = path.parent.relative_to(ROOT).as_posix()
+    return found
+
+
+def test_the_list_of_packages_is_what_is_on_disk() -> None:
+    """`packages` is a list: a package that it lacks works from a checkout and is missing from the wheel."""
+    on_disk = _packages_on_disk()
+    assert sorted(PROJECT["tool"]["setuptools"]["packages"]) == sorted(on_disk)
+    assert PROJECT["tool"]["setuptools"]["package-dir"] == on_disk
+    assert [folder for folder in on_disk.values() if not (ROOT / folder / "__init__.py").exists()] == []
+
+
+def test_the_type_checker_sees_every_file() -> None:
+    """.typing/precast is the package as static tools can follow it: links to every folder and to every file of the facade."""
+    typing = ROOT / ".typing" / "precast"
+    wanted = {path.name for path in (ROOT / "precast").glob("*.py")} | set(FOLDERS.values()) - {"precast"} | {"py.typed"}
+    assert {path.name for path in typing.iterdir() if path.name != "__pycache__"} == wanted
+    assert [path.name for path in typing.iterdir() if path.is_symlink() and not path.exists()] == []
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    folder = tmp_path_factory.mktemp("wheel")
+    copy = folder / "source"
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False).stdout.decode().split("\0")
+    names = [name for name in listed if name] or [path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*") if path.is_file()]
+    for name in names:  # a copy, so that building leaves nothing in the checkout
+        if (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            (copy / name).write_bytes((ROOT / name).read_bytes())
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q", "-w", str(folder), str(copy)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return zipfile.ZipFile(next(folder.glob("precast-*.whl")))
+
+
+def test_nothing_leaks_to_the_top(wheel: zipfile.ZipFile) -> None:
+    assert {name.split("/")[0] for name in wheel.namelist()} == {"precast", f"precast-{PROJECT['project']['version']}.dist-info"}
+    assert "py3-none-any" in str(wheel.filename)
+
+
+def test_the_wheel_holds_every_file(wheel: zipfile.ZipFile) -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    wanted = set()
+    for package, folder in FOLDERS.items():
+        for name in tracked:
+            if name.startswith(f"{folder}/") and not name.endswith(".md"):
+                wanted.add(f"{package.replace('.', '/')}/{name.removeprefix(folder + '/')}")
+    assert wanted and wanted - set(wheel.namelist()) == set()
+    assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
+
+
+def test_it_runs_from_an_unpacked_wheel(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    wheel.extractall(tmp_path / "site")
+    code = "import precast, precast.artifact_store; print(precast.__file__)"
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    done = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(tmp_path / "site" / "precast" / "__init__.py")
+    command = [sys.executable, "-P", "-m", "precast.cli", "dir", "--store", str(tmp_path / "store")]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(tmp_path / "store")
+
+
+def test_versions_agree() -> None:
+    tree = ast.parse((ROOT / "precast" / "__init__.py").read_text("utf-8"))
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
+    values = {target.id: node.value for node in assigned for target in node.targets if isinstance(target, ast.Name)}
+    assert ast.literal_eval(values["__version__"]) == PROJECT["project"]["version"]
+
+
+def test_entry_points_exist() -> None:
+    for group in (PROJECT["project"].get("scripts", {}), *PROJECT["project"].get("entry-points", {}).values()):
+        for target in group.values():
+            module, _, name = target.partition(":")
+            assert callable(getattr(importlib.import_module(module), name))
+
+
+def test_every_dependency_is_pinned_and_explained() -> None:
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    pinned = {re.split("[=<>]", line)[0].lower().replace("_", "-") for line in lines if not line.startswith("#")}
+    table = (ROOT / "docs" / "dependencies.md").read_text("utf-8")
+    extras = [need for needs in PROJECT["project"]["optional-dependencies"].values() for need in needs]
+    for need in PROJECT["project"]["dependencies"] + extras:
+        name = re.split(r"[\[<>=; ]", need)[0]
+        if name != "precast":
+            assert name in pinned, f"{name} is not pinned in constraints.txt"
+            assert name in table, f"{name} is not explained in docs/dependencies.md"
+
+
+def test_every_dependency_is_imported() -> None:
+    sources = [path.read_text("utf-8") for folder in FOLDERS.values() for path in (ROOT / folder).rglob("*.py")]
+    for need in PROJECT["project"]["dependencies"]:
+        name = re.split(r"[\[<>=; ]", need)[0]
+        imports = re.compile(rf"^\s*(import|from) {name}\b", re.MULTILINE)
+        assert any(map(imports.search, sources)), f"nothing imports {name}: drop it from pyproject.toml"
+
+
+def test_every_environment_variable_is_in_the_table() -> None:
+    table = (ROOT / "docs" / "controls.md").read_text("utf-8")
+    sources = [path.read_text("utf-8") for folder in FOLDERS.values() for path in (ROOT / folder).rglob("*.py")]
+    read = {name for text in sources for name in re.findall(r"""["'](PRECAST_[A-Z_]+)["']""", text)}
+    assert "PRECAST_STORE" in read
+    assert sorted(name for name in read if f"| `{name}`" not in table) == []
+
+
+def test_the_licence_is_whole() -> None:
+    text = (ROOT / "LICENSE").read_text("utf-8")
+    assert text.lstrip().startswith("Apache License\n") and "END OF TERMS AND CONDITIONS" in text and len(text) > 11000
+
+
+def test_the_hooks_of_a_commit_are_the_checks_of_make_check() -> None:
+    """Each names a tool that the development set-up installs in a pinned version, or a script that is here; and `make check` runs it."""
+    text = (ROOT / ".pre-commit-config.yaml").read_text("utf-8")
+    ids, entries = (re.findall(rf"^ +(?:- )?{key}: (.+)$", text, re.MULTILINE) for key in ("id", "entry"))
+    assert len(ids) == len(set(ids)) == len(entries) == 4 and re.findall("repo: (.+)", text) == ["local"]
+    check = (ROOT / "Makefile").read_text("utf-8").replace("$(VENV)", ".venv").partition("\ncheck:")[2].partition("\n\n")[0]
+    pinned = (ROOT / "constraints.txt").read_text("utf-8")
+    for entry in entries:
+        command = entry.split()[0]
+        tool = command.removeprefix(".venv/bin/")
+        if tool == command:
+            assert os.access(ROOT / command, os.X_OK), f"{command} is no program"
+        else:
+            assert tool in PROJECT["project"]["optional-dependencies"]["dev"] and re.search(rf"^{tool}==", pinned, re.MULTILINE)
+        subcommand = " ".join(word for word in entry.split()[:2] if not word.startswith("-"))
+        assert subcommand in check, f"make check does not run {subcommand}"
+
+
+@pytest.mark.parametrize(("file", "newest"), [("constraints.txt", True), ("constraints-oldest.txt", False)])
+def test_the_pinned_torch_is_one_end_of_the_range(file: str, newest: bool) -> None:
+    pinned = dict(line.split("==") for line in (ROOT / file).read_text().splitlines() if line and not line.startswith("#"))
+    wanted = PROJECT["project"]["dependencies"]
+    (torch,) = (item for item in wanted if item.startswith("torch>="))
+    low, high = torch.removeprefix("torch>=").split(",<")
+    major, minor = high.split(".")
+    assert pinned["torch"].startswith(f"{major}.{int(minor) - 1}." if newest else f"{low}.")
+    assert {"triton", "transformers", "pytest", "hypothesis", "numpy"} <= set(pinned)
