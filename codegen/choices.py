@@ -77,10 +77,8 @@ def takes_bfloat16(target: str) -> bool:
     return target == "cpu:x86-64-v4"
 
 
-def tuning_name(target: str = "cpu:native") -> str:
-    """Name of the record that keeps measured choices: of this kind of CPU and this number of threads, or of a GPU's architecture."""
-    if target.startswith("cuda:"):
-        return target.replace(":", "-")
+def tuning_name() -> str:
+    """Name of the record that keeps choices measured on this kind of CPU with this number of threads."""
     return re.sub(r"[^A-Za-z0-9_.+-]+", "-", f"{cpu_model()} threads {torch.get_num_threads()}")[:128]
 
 
