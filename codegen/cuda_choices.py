@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from precast.codegen.choices import Candidates, Record
-from precast.codegen.expand import LibraryCall
+from precast.codegen.library_steps import LibraryCall
+from precast.codegen.measure import Candidates, Record
 from precast.codegen.triton_ops import Unsupported
 from precast.codegen.triton_render import TritonKernel, render
 from precast.codegen.triton_tiling import Tiling

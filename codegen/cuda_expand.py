@@ -16,7 +16,7 @@ from precast.codegen.cuda_candidates import (
     is_split,
 )
 from precast.codegen.cuda_choices import chooser_of
-from precast.codegen.expand import LibraryCall, RunStep, attention_call
+from precast.codegen.library_steps import LibraryCall, RunStep, attention_call
 from precast.lowering.ir import Attention, Buffer, Conv, Gemm, Program, Step
 from precast.lowering.library_loops import epilogue_kernel
 

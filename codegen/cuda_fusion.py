@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from precast.codegen.choices import Record
 from precast.codegen.cuda_choices import (
     CANONICAL,
     LIBRARY,
@@ -19,7 +18,8 @@ from precast.codegen.cuda_choices import (
 )
 from precast.codegen.cuda_expand import expand
 from precast.codegen.cuda_torch import is_callable
-from precast.codegen.expand import LibraryCall
+from precast.codegen.library_steps import LibraryCall
+from precast.codegen.measure import Record
 from precast.codegen.triton_render import TritonKernel, render
 from precast.lowering.effects import reads, writes
 from precast.lowering.gpu_products import Alternative, Decides, Sizes

@@ -19,13 +19,14 @@ from precast.codegen.cuda_fusion import products_by
 from precast.codegen.cuda_host import CudaHostWriter, Launch, kernel_table
 from precast.codegen.cuda_lab import lab_for
 from precast.codegen.cuda_library import writes_in_place
-from precast.codegen.expand import LibraryCall, RunStep
 from precast.codegen.host_templates import ERROR
+from precast.codegen.library_steps import LibraryCall, RunStep
 from precast.codegen.toolchain import compiling, find_compiler
 from precast.codegen.triton_compile import Cubin, compile_images, image_numbers
 from precast.codegen.triton_render import TritonKernel, render
+from precast.lowering.buffer_bytes import DEVICE_ALIGNMENT
 from precast.lowering.ir import Extern, Kernel, Program
-from precast.lowering.memory import DEVICE_ALIGNMENT, plan_memory
+from precast.lowering.memory import plan_memory
 from precast.lowering.workspace_parts import in_parts, most_held
 
 log = logging.getLogger("precast.compile")

@@ -17,7 +17,7 @@ from precast.lowering.fusion import fuse
 from precast.lowering.ir import Alu, Buffer, Gemm, Kernel, Load, Program, Step, Store, Value
 from precast.lowering.library_loops import finish, load_view, place
 from precast.lowering.memory import plan_memory
-from precast.lowering.pipeline import name_kernels
+from precast.lowering.name_kernels import name_kernels
 from precast.lowering.scalars import DType, Op
 from precast.lowering.substitution import shared_axis
 

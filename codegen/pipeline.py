@@ -18,10 +18,11 @@ from precast.codegen.cpp_ops import prototypes
 from precast.codegen.cpp_types import PROLOGUE
 from precast.codegen.cpu_host import CpuHostWriter
 from precast.codegen.cuda_pipeline import choosing, compile_cuda
-from precast.codegen.expand import LibraryCall, Pack, RunStep, expand, pack_weights
+from precast.codegen.expand import expand, pack_weights
 from precast.codegen.few_rows import few_rows_source
 from precast.codegen.host_library import writes_in_place
 from precast.codegen.host_templates import ERROR
+from precast.codegen.library_steps import LibraryCall, Pack, RunStep
 from precast.codegen.mkl_products import bare_mkl_products
 from precast.codegen.over_residuals import write_over_residuals
 from precast.codegen.toolchain import compile_shared, find_compiler, lanes_of, native_level

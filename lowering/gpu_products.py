@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from precast.lowering import index as ix
+from precast.lowering.buffers import without_unused_buffers
 from precast.lowering.collapse import collapse_axes
 from precast.lowering.effects import reads, store_roots, writes
-from precast.lowering.emit import without_unused_buffers
 from precast.lowering.facts import points
 from precast.lowering.gpu_reductions import gpu_reductions
 from precast.lowering.ir import Buffer, Cast, Conv, Gemm, Kernel, Program, Reduce, Scan, Step, View, walk

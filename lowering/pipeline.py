@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
-from itertools import count
 from typing import Any
 
 from precast.lowering.attention import recognise_attention
 from precast.lowering.batchnorm import fold_batch_norm
+from precast.lowering.buffer_bytes import DEVICE_ALIGNMENT
 from precast.lowering.collapse import collapse_axes
 from precast.lowering.constants import fold_constants
 from precast.lowering.copies import forward_copies
@@ -32,11 +31,12 @@ from precast.lowering.gpu_shallow import SHALLOW
 from precast.lowering.gpu_stem import space_to_depth
 from precast.lowering.in_place import write_in_place
 from precast.lowering.invariants import hoist_invariants
-from precast.lowering.ir import Kernel, Program, Step
+from precast.lowering.ir import Program
 from precast.lowering.layout import channels_last
 from precast.lowering.layout_choice import channels_last_where_it_pays
-from precast.lowering.memory import DEVICE_ALIGNMENT, plan_memory
+from precast.lowering.memory import plan_memory
 from precast.lowering.merge_gemms import merge_gemms
+from precast.lowering.name_kernels import name_kernels
 from precast.lowering.order import order_steps
 from precast.lowering.roundings import drop_roundings
 from precast.lowering.simplify import simplify
@@ -119,16 +119,6 @@ def gpu_passes(options: Mapping[str, Any]) -> list[tuple[str, Pass]]:
         ("name kernels", name_kernels),
         ("plan memory", partial(plan_memory, alignment=DEVICE_ALIGNMENT)),
     ]
-
-
-def name_kernels(program: Program) -> Program:
-    """Numbers the kernels in order, so that names are unique and do not depend on what was fused away."""
-    names = (f"kernel{n}" for n in count())
-
-    def named(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-        return tuple(replace(s, name=next(names)) if isinstance(s, Kernel) else s for s in steps)
-
-    return replace(program, prepare=named(program.prepare), steps=named(program.steps))
 
 
 def unchanged(program: Program) -> Program:

@@ -15,7 +15,7 @@ import torch.fx
 from precast.alone import part
 from precast.artifact_store import BlobSet, GraphRecord, Store, StoreError
 from precast.codegen import CompiledGraph, compile_program, with_choices
-from precast.codegen.choices import tuning_name
+from precast.codegen.measure import tuning_name
 from precast.codegen.toolchain import CompilerMissing, CompilerStopped, find_compiler
 from precast.codegen.triton_ops import Unsupported as NoTritonForm
 from precast.compile_log import log_graph

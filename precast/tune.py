@@ -21,9 +21,9 @@ from precast.artifact_store import Store
 from precast.build import Job, Outcome
 from precast.build_file import Loaded
 from precast.codegen import with_choices
-from precast.codegen.choices import Record, tuning_name
 from precast.codegen.cuda_choices import CudaChooser, Problem
 from precast.codegen.cuda_pipeline import choose_all
+from precast.codegen.measure import Record, tuning_name
 from precast.graph_build import keep_choices, known_choices
 from precast.lowering.ir import Program
 from precast.lowering.pipeline import schedule

@@ -15,9 +15,9 @@ import torch
 from precast.artifact_store import Store
 from precast.build import Job
 from precast.build_file import Loaded, ProgramSpec
-from precast.codegen.choices import Record
 from precast.codegen.cuda_choices import CudaChooser, Problem, candidates, kernel_key, tiling_name, tiling_of
 from precast.codegen.cuda_lab import decide
+from precast.codegen.measure import Record
 from precast.codegen.triton_render import render
 from precast.codegen.triton_tiling import Tiling
 from precast.graph_build import keep_choices, known_choices

@@ -17,7 +17,6 @@ from precast.artifact_store import Store
 from precast.build import Job
 from precast.build_file import Loaded, ProgramSpec
 from precast.codegen import with_choices
-from precast.codegen.choices import Record
 from precast.codegen.cuda_choices import (
     CANONICAL,
     LIBRARY,
@@ -30,7 +29,8 @@ from precast.codegen.cuda_choices import (
     tiling_of,
 )
 from precast.codegen.cuda_torch import library_call
-from precast.codegen.expand import LibraryCall
+from precast.codegen.library_steps import LibraryCall
+from precast.codegen.measure import Record
 from precast.codegen.triton_render import TritonKernel, render
 from precast.codegen.triton_tiling import Tiling
 from precast.graph_build import keep_choices, known_choices

@@ -14,7 +14,7 @@ from precast.codegen.cuda_candidates import Choice, attention_choice, conv_choic
 from precast.codegen.cuda_choices import Problem
 from precast.codegen.cuda_expand import expand
 from precast.codegen.cuda_lab import Lab
-from precast.codegen.expand import LibraryCall
+from precast.codegen.library_steps import LibraryCall
 from precast.lowering.ir import Attention, Conv, Extern, Gemm, Kernel, Program
 from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule

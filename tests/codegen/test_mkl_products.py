@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from precast.codegen import choices, compile_program
-from precast.codegen.choices import POST_OPS, Chooser
+from precast.codegen.choices import Chooser
+from precast.codegen.measure import POST_OPS
 from precast.lowering import index as ix
 from precast.lowering.ir import Alu, Axis, Gemm, Kernel, Load, Store, View
 from precast.lowering.pipeline import schedule

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from precast.codegen import compile_program
-from precast.codegen.expand import LibraryCall
+from precast.codegen.library_steps import LibraryCall
 from precast.codegen.over_residuals import write_over_residuals
 from precast.lowering.ir import Buffer, Conv, Extern, Program
 from tests.codegen.loader import Loaded

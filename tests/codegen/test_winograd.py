@@ -9,7 +9,8 @@ import torch
 
 from precast.codegen import compile_program
 from precast.codegen.choices import Chooser
-from precast.codegen.expand import LibraryCall, expand
+from precast.codegen.expand import expand
+from precast.codegen.library_steps import LibraryCall
 from precast.codegen.winograd import winograd_shape
 from precast.lowering.ir import Buffer, Conv, View
 from tests.codegen.loader import Loaded
