@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import platform
+import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 
 import torch
 
@@ -14,7 +18,6 @@ from precast.codegen.measure import (
     POST_OPS,
     Candidates,
     Record,
-    cpu_model,
     decide,
     preemptions,
     race,
@@ -27,6 +30,17 @@ from precast.lowering.scalars import DType
 _memory: dict[str, Record] = {}
 WEIGHT_LIMIT = 8_000_000
 """Elements of a weight up to which its product is measured. Beyond, one sample would cost too much, and MKL was never seen to win."""
+
+
+@cache
+def cpu_model() -> str:
+    """Vendor, family and model of this CPU: what decides which library wins."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines[:30])}
+    return " ".join(found.get(k, "") for k in ("vendor_id", "cpu family", "model"))
 
 
 BUDGET_S = 0.6
@@ -48,6 +62,11 @@ def takes_bfloat16(target: str) -> bool:
     if target == "cpu:native":
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return target == "cpu:x86-64-v4"
+
+
+def tuning_name() -> str:
+    """Name of the record that keeps choices measured on this kind of CPU with this number of threads."""
+    return re.sub(r"[^A-Za-z0-9_.+-]+", "-", f"{cpu_model()} threads {torch.get_num_threads()}")[:128]
 
 
 @dataclass

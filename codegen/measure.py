@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import platform
-import re
 import resource
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,17 +27,6 @@ POST_OPS = {
 """oneDNN's name and algorithm of each activation that it computes as eager does. Its relu and its hardtanh make a bound of NaN."""
 
 
-@cache
-def cpu_model() -> str:
-    """Vendor, family and model of this CPU: what decides which library wins."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines[:30])}
-    return " ".join(found.get(k, "") for k in ("vendor_id", "cpu family", "model"))
-
-
 MARGIN = 0.95
 """What the time of another candidate must be below, as a part of the default's, to win: less is noise."""
 
@@ -49,13 +34,6 @@ MARGIN = 0.95
 def preemptions() -> int:
     """How often threads of this process had to leave a core to others."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-
-
-def tuning_name(target: str = "cpu:native") -> str:
-    """Name of the record that keeps measured choices: of this kind of CPU and this number of threads, or of a GPU's architecture."""
-    if target.startswith("cuda:"):
-        return target.replace(":", "-")
-    return re.sub(r"[^A-Za-z0-9_.+-]+", "-", f"{cpu_model()} threads {torch.get_num_threads()}")[:128]
 
 
 def decide(times: Mapping[str, list[float]], default: str) -> Record:

@@ -1,4 +1,4 @@
-"""Names of kernels by their position, so that they are unique and do not depend on what was fused away."""
+"""Kernels get their names by the order in which they run."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def _compiler() -> Iterator[Finding]:
 
 
 def _cpu() -> Iterator[Finding]:
-    from precast.runtime.targets import ladder
+    from precast.runtime.target_cpu import ladder
 
     chip = platform.processor() or platform.machine()
     try:

@@ -70,7 +70,7 @@ def device_lab() -> tuple[str, Any]:
     if not found:
         raise Failure("tuning measures on a GPU, and this machine has none; builds here use what was tuned elsewhere, with its store")
     from precast.codegen.cuda_lab import lab_for
-    from precast.runtime.targets import native_cuda
+    from precast.runtime.target_cuda import native_cuda
 
     target = native_cuda(found[0])
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,10 +13,8 @@ import torch.fx
 
 from precast.alone import part
 from precast.artifact_store import BlobSet, GraphRecord, Store, StoreError
-from precast.codegen import CompiledGraph, compile_program, with_choices
-from precast.codegen.measure import tuning_name
-from precast.codegen.toolchain import CompilerMissing, CompilerStopped, find_compiler
-from precast.codegen.triton_ops import Unsupported as NoTritonForm
+from precast.codegen import CompiledGraph, backend_of, compile_program
+from precast.codegen.toolchain import CompilerMissing, CompilerStopped
 from precast.compile_log import log_graph
 from precast.lowering.ir import Program
 from precast.lowering.lower import lower
@@ -29,7 +26,7 @@ from precast.runtime.errors import CompileStopped, Refused
 from precast.runtime.library import IMAGE
 from precast.runtime.log import logger
 from precast.runtime.shared_object import is_whole
-from precast.runtime.targets import is_cuda, native_target
+from precast.runtime.targets import rules_of
 from precast.trace import Trace
 
 observers: list[Callable[[Program, str, Mapping[str, Any]], None]] = []
@@ -72,12 +69,9 @@ class GraphRequest:
 def compiler_version(target: str) -> str:
     """The names and versions of the compilers for `target`, part of every artifact's key. Raises Refused where there is none."""
     try:
-        host = find_compiler().version
-        return f"{host}, triton {importlib.metadata.version('triton')}" if is_cuda(target) else host
+        return backend_of(target).compiler_version(target)
     except CompilerMissing as error:
-        raise Refused(str(error), machine=True) from error
-    except importlib.metadata.PackageNotFoundError as error:
-        raise Refused(f"Triton is not installed, which compiles for {target}", "pip install triton", machine=True) from error
+        raise Refused(str(error), error.hint, machine=True) from error
 
 
 def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopwatch, blobs: BlobSet) -> tuple[GraphRecord, dict[str, Any]]:
@@ -107,14 +101,16 @@ def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopw
     options["tuning"] = known_choices(request.store, request.target)
     for observe in tuple(observers):
         observe(lowered, request.target, options)
-    options = with_choices(_codegen_target(request.target), options)
+    target, backend = rules_of(request.target).codegen_name(request.target), backend_of(request.target)
+    unsupported: tuple[type[Exception], ...] = (Unsupported, *backend.unsupported)
+    options = backend.with_choices(target, options)
     with watch.stage("schedule"):
         scheduled = schedule(lowered, request.target, options)
     request.trace.scheduled(lowered, scheduled, options["bound"])
     with watch.stage("codegen"):
         try:
-            compiled = compile_program(scheduled, _codegen_target(request.target), options)
-        except (Unsupported, NoTritonForm) as error:
+            compiled = compile_program(scheduled, target, options)
+        except unsupported as error:
             request.trace.refused(str(error))
             raise Refused(str(error)) from error
         except CompilerStopped as error:
@@ -153,14 +149,9 @@ def _record(compiled: CompiledGraph, schedule_text: str, blobs: BlobSet) -> Grap
     )
 
 
-def _codegen_target(target: str) -> str:
-    """The name that code generation knows: `cpu:native-<digest of this machine's features>` is `cpu:native` there."""
-    return "cpu:native" if target == native_target() else target
-
-
 def known_choices(store: Store, target: str) -> dict[str, Any]:
     """The measured choices that the store keeps for `target`: of this kind of CPU, or of the GPU's architecture."""
-    choices: dict[str, Any] = (store.record("tuning", tuning_name(target)) or {}).get("choices", {})
+    choices: dict[str, Any] = (store.record("tuning", backend_of(target).tuning_name(target)) or {}).get("choices", {})
     return choices
 
 
@@ -171,4 +162,4 @@ def keep_choices(store: Store, target: str, found: Mapping[str, Any]) -> None:
     """
     known = known_choices(store, target)
     if any(known.get(key) != found[key] for key in found):
-        store.put_record("tuning", tuning_name(target), {"choices": dict(sorted({**known, **found}.items()))})
+        store.put_record("tuning", backend_of(target).tuning_name(target), {"choices": dict(sorted({**known, **found}.items()))})

@@ -20,10 +20,10 @@ from precast import graph_build
 from precast.artifact_store import Store
 from precast.build import Job, Outcome
 from precast.build_file import Loaded
-from precast.codegen import with_choices
+from precast.codegen import backend_of, with_choices
 from precast.codegen.cuda_choices import CudaChooser, Problem
 from precast.codegen.cuda_pipeline import choose_all
-from precast.codegen.measure import Record, tuning_name
+from precast.codegen.measure import Record
 from precast.graph_build import keep_choices, known_choices
 from precast.lowering.ir import Program
 from precast.lowering.pipeline import schedule
@@ -178,7 +178,9 @@ def tune(jobs: Sequence[Loaded], store: Store, target: str, measure: Measure, *,
         left -= time.monotonic() - started
     if left <= 0 and open_ones:
         say(f"the budget of {budget:.0f} s is spent; {len(open_ones)} problems are left for another run")
-    return Tuned(target, tuning_name(target), tuple(questions.values()), tuple(failures), round(time.monotonic() - began, 1))
+    return Tuned(
+        target, backend_of(target).tuning_name(target), tuple(questions.values()), tuple(failures), round(time.monotonic() - began, 1)
+    )
 
 
 def _answer_all(questions: Sequence[Question], store: Store, target: str, measure: Measure, budget: float, say: Say) -> dict[str, Question]:

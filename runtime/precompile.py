@@ -19,7 +19,8 @@ from precast.runtime.notebook import Shown
 from precast.runtime.options import merge_options
 from precast.runtime.program import Program
 from precast.runtime.site import Settings, Site
-from precast.runtime.targets import is_cuda, rank, resolve
+from precast.runtime.targets import rank, resolve
+from precast.target_registry import family_of
 
 Signature = tuple[tuple[Any, ...], Mapping[str, Any]]
 Progress = Callable[[str], None]
@@ -163,7 +164,7 @@ class Traced:
 
 def traced_for(target: str, model: Any, calls: Sequence[Signature]) -> Traced:
     """Stand-ins where `target` is a GPU and the program's tensors are on none. Raises PrecastError where it cannot be stood for."""
-    if not is_cuda(resolve(target)):
+    if family_of(resolve(target)).on_host:
         return Traced(model, calls)
     made = importlib.import_module(_STAND_INS).stand_ins(model, calls)
     return Traced(model, calls) if made is None else Traced(made[0], made[1], False, made[2])

@@ -23,8 +23,9 @@ from precast.runtime.log import logger
 from precast.runtime.options import CudaGraphOptions
 from precast.runtime.source import BlobSource
 from precast.runtime.subclasses import wrapped_call
-from precast.runtime.targets import fits, is_cuda, rank
+from precast.runtime.targets import rank, rules_of
 from precast.runtime.tensor_constants import Constants, gpu_of
+from precast.target_registry import family_of
 
 GraphCallable = Callable[..., tuple[Any, ...]]
 
@@ -56,7 +57,7 @@ def find_graph(
 
 def _why_not_there(target: str, device: torch.device | None) -> str:
     """Why an artifact for `target` does not run on this very device, though the machine may have another that runs it."""
-    if device is None or not is_cuda(target) or fits(target, torch.cuda.get_device_capability(device)):
+    if device is None or family_of(target).on_host or rules_of(target).runs_on(target, device).holds:
         return ""
     return f"{device} does not run {target}"
 
@@ -83,7 +84,7 @@ def open_graph(manifest: Manifest, source: BlobSource, cuda_graphs: CudaGraphOpt
     finish = None if is_plain(outputs) else (lambda raw, given: graph_outputs(outputs, raw, given))
     spec = GraphSpec(inputs, raw_kinds(outputs, dict(graph.io)), finish)
 
-    wanted = cuda_graphs if manifest.target.startswith("cuda:") else None
+    wanted = cuda_graphs if family_of(manifest.target).cuda_graphs else None
 
     def made(tensors: Sequence[torch.Tensor]) -> Callable[..., Any]:
         call = partial(library_call, manifest.program_name, library, bound=tuple(tensors), cuda_graphs=wanted)

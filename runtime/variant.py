@@ -15,7 +15,6 @@ from precast.artifact_store.guard_table import GuardRow
 from precast.artifact_store.guards import Guard, Path, Predicate, freeze
 from precast.artifact_store.manifest import guard_rows
 from precast.artifact_store.records import FrameRecord, GraphInput, GraphOutput, Wrap
-from precast.runtime.devices import capabilities
 from precast.runtime.entry import Entry
 from precast.runtime.errors import LoadError
 from precast.runtime.first_check import LazyChecker
@@ -31,8 +30,9 @@ from precast.runtime.paths import resolve
 from precast.runtime.source import BlobSource
 from precast.runtime.subclass_code import subclass_guards
 from precast.runtime.subclasses import wrapped_call
-from precast.runtime.targets import is_cuda
+from precast.runtime.targets import rules_of
 from precast.runtime.tensor_constants import Constants, gpu_of
+from precast.target_registry import family_of
 
 BINDINGS_LIMIT = 8
 BuildFrame = Callable[[FrameRecord, Callable[..., Any]], Callable[..., Any]]
@@ -106,7 +106,8 @@ class Variant(_Planned):
     ) -> None:
         self.stored = stored
         self._graph = graph
-        self._cuda_graphs = cuda_graphs if manifest.target.startswith("cuda:") else None
+        self._family = family_of(manifest.target)
+        self._cuda_graphs = cuda_graphs if self._family.cuda_graphs else None
         self.manifest = manifest
         self.artifact_id = manifest.artifact_id
         self.target = manifest.target
@@ -126,10 +127,11 @@ class Variant(_Planned):
 
     def _device_guards(self) -> tuple[Guard, ...]:
         """That the device of the call's tensors runs the target, where this machine has GPUs of several kinds."""
-        if not is_cuda(self.target) or len(capabilities()) < 2:
+        device = self._family.device
+        if self._family.on_host or not rules_of(self.target).several_kinds():
             return ()
         rows = self.manifest.guard_rows
-        found = next((path for path, name, constant in rows if name == Predicate.TENSOR and constant["device"] == "cuda"), None)
+        found = next((path for path, name, constant in rows if name == Predicate.TENSOR and constant["device"] == device), None)
         return () if found is None else (Guard(found, Predicate.RUNS_ON, self.target),)
 
     @cached_property

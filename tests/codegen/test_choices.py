@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from precast.codegen import compile_program, expand
-from precast.codegen.choices import Chooser, gemm_candidates, takes_bfloat16
-from precast.codegen.measure import decide, tuning_name
+from precast.codegen.choices import Chooser, gemm_candidates, takes_bfloat16, tuning_name
+from precast.codegen.measure import decide
 from precast.codegen.winograd import winograd_candidates, winograd_shape
 from precast.lowering.effects import lasting_inputs
 from precast.lowering.ir import Gemm, View

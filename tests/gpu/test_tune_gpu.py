@@ -19,7 +19,7 @@ from precast.codegen.measure import Record
 from precast.graph_build import known_choices
 from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
-from precast.runtime.targets import native_cuda
+from precast.runtime.target_cuda import native_cuda
 from precast.tune import tune
 from tests.codegen.test_cuda_fusion import CALLS, asked_by, library_wins
 from tests.gpu.device import DEVICE
