@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,10 @@ class Family:
     """Names a `codegen.backend.Backend`: how scheduled programs become machine code."""
     device: str = HOST_DEVICE
     devices: str = "CPUs"
+    driver_symbols: str = ""
+    """A pattern of the names that libraries for it take from the device's driver, and not from torch."""
+    loader: str = ""
+    """Names a `runtime.target_rules.DeviceLoader` where there are such names, or images of kernels."""
     cuda_graphs: bool = False
     """Whether its libraries enqueue work that can be captured as a CUDA graph and replayed."""
     images: bool = False
@@ -56,6 +61,8 @@ CUDA = Family(
     codegen="precast.codegen.cuda_backend:BACKEND",
     device="cuda",
     devices="NVIDIA GPUs",
+    driver_symbols=r"cu[A-Z]\w*",
+    loader="precast.runtime.cuda_loader:LOADER",
     cuda_graphs=True,
     images=True,
 )
@@ -106,6 +113,11 @@ def family_on(devices: Iterable[str]) -> Family | None:
     return next((family for family in _families.values() if family.device in there), None)
 
 
+def family_of_symbol(name: str) -> Family | None:
+    """The family whose device's driver has the function of this name; None for a function of torch's."""
+    return next((family for family in _families.values() if re.fullmatch(family.driver_symbols, name)), None) if name else None
+
+
 @functools.cache
 def load(door: str) -> Any:
     """What "module:attribute" names; the module is imported on first use."""
@@ -114,6 +126,6 @@ def load(door: str) -> Any:
 
 
 __all__ = [
-    "CPU", "CUDA", "HOST_DEVICE", "Family", "UnknownFamily", "families", "family_of", "family_on", "find_family", "load", "register_target",
-    "unregister_target",
+    "CPU", "CUDA", "HOST_DEVICE", "Family", "UnknownFamily", "families", "family_of", "family_of_symbol", "family_on", "find_family", "load",
+    "register_target", "unregister_target",
 ]  # fmt: skip

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from precast.artifact_store.records import GraphInput
-from precast.runtime.cuda_driver import driver_library, driver_problem, is_driver_symbol
 from precast.runtime.errors import LoadError
 from precast.runtime.externs import PENDING, Externs, take_exception
 from precast.runtime.locks import Lock
 from precast.runtime.paths import describe
-from precast.runtime.ptx import loadable
 from precast.runtime.source import BlobSource
+from precast.runtime.target_rules import DeviceLoader
+from precast.target_registry import family_of, family_of_symbol, load
 
 ABI = 1
 ERROR_CAPACITY = 4096
@@ -55,13 +55,23 @@ def torch_libraries() -> list[ctypes.CDLL]:
 
 
 def resolve_symbol(name: str) -> int | None:
-    """Address of a C symbol of torch, or of CUDA's driver (`cu…`), or None."""
-    for handle in (driver_library(),) if is_driver_symbol(name) else torch_libraries():
+    """Address of a C symbol of torch, or of a device's driver (`cuLaunchKernel`), or None."""
+    loader = _driver_of(name)
+    if loader is not None:
+        return loader.address(name)
+    for handle in torch_libraries():
         try:
             return ctypes.cast(getattr(handle, name), ctypes.c_void_p).value
         except AttributeError:
             continue
     return None
+
+
+def _driver_of(name: str) -> DeviceLoader | None:
+    """What knows the driver that has the function of this name; None for a function of torch's."""
+    family = family_of_symbol(name)
+    loader: DeviceLoader | None = None if family is None else load(family.loader)
+    return loader
 
 
 class Library:
@@ -131,8 +141,9 @@ class Library:
         known = {CALL_PYTHON: self.externs.address}
         addresses = [known.get(name) or resolve_symbol(name.removeprefix("?")) for name in names]
         missing = [name for name, address in zip(names, addresses, strict=True) if not address and not name.startswith("?")]
-        if any(is_driver_symbol(name) for name in missing):
-            raise LoadError(f"{path.name[:12]}… runs on an NVIDIA GPU: {driver_problem(missing)}")
+        loader = next((found for name in missing if (found := _driver_of(name)) is not None), None)
+        if loader is not None:
+            raise LoadError(f"{path.name[:12]}… {loader.problem([name for name in missing if _driver_of(name) is loader])}")
         if missing:
             import torch
 
@@ -166,16 +177,18 @@ class Library:
             _RELEASE(self.release)(self.table, state)
 
 
-def graph_library(blobs: Mapping[str, str], source: BlobSource) -> Library:
-    """The library of a graph's record (role -> digest), with its kernels' images and the libraries that it may call. Raises LoadError."""
+def graph_library(blobs: Mapping[str, str], source: BlobSource, target: str) -> Library:
+    """The library of a graph's record (role -> digest), compiled for `target`, with its kernels' images and the libraries that it may call.
+    Raises LoadError.
+    """
     parts: dict[str, Library] = {}
     for role, digest in blobs.items():
         if role.startswith(PART) and role.removeprefix(PART).isdecimal():
-            parts[digest] = _open(role, f"{role}.", blobs, source, parts)
-    return _open("library", "", blobs, source, parts)
+            parts[digest] = _open(role, f"{role}.", blobs, source, target, parts)
+    return _open("library", "", blobs, source, target, parts)
 
 
-def _open(role: str, prefix: str, blobs: Mapping[str, str], source: BlobSource, parts: Mapping[str, Library]) -> Library:
+def _open(role: str, prefix: str, blobs: Mapping[str, str], source: BlobSource, target: str, parts: Mapping[str, Library]) -> Library:
     """The library with this role, opened once per process; `parts`: what it may call, by digest."""
     digest = blobs[role]
     path = _found(digest, "library", source.blob_path)
@@ -185,7 +198,9 @@ def _open(role: str, prefix: str, blobs: Mapping[str, str], source: BlobSource, 
         return library
     count = itertools.takewhile(lambda number: f"{prefix}{IMAGE}{number}" in blobs, itertools.count())
     images = [_found(blobs[f"{prefix}{IMAGE}{number}"], "kernel image", source.blob_path).read_bytes() for number in count]
-    images = loadable(images, source)
+    if images and (door := family_of(target).loader):
+        loader: DeviceLoader = load(door)
+        images = loader.images(images, source)
     with _lock:  # one object: the shared object behind it keeps the addresses of one set of images
         return _loaded.get(digest) or _loaded.setdefault(digest, Library(path, parts, images))
 

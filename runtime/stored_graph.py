@@ -78,7 +78,7 @@ def open_graph(manifest: Manifest, source: BlobSource, cuda_graphs: CudaGraphOpt
     except (KeyError, TypeError, ValueError, RecordError) as error:
         raise LoadError(f"artifact {short}: its graph record cannot be read ({error})") from error
     try:
-        library = graph_library(graph.blobs, source)
+        library = graph_library(graph.blobs, source, manifest.target)
     except LoadError as error:
         raise LoadError(f"artifact {short}: {error}") from error
     finish = None if is_plain(outputs) else (lambda raw, given: graph_outputs(outputs, raw, given))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -76,4 +76,22 @@ class TargetRules(ABC):
         return False
 
 
-__all__ = ["Fit", "TargetRules"]
+class DeviceLoader(ABC):
+    """How the libraries of a family whose kernels run on a device are loaded."""
+
+    @abstractmethod
+    def address(self, name: str) -> int | None:
+        """The address of a function of the device's driver; None where it lacks that, or is not there."""
+
+    @abstractmethod
+    def problem(self, missing: Sequence[str]) -> str:
+        """Why a library whose symbols `missing` could not be found does not run here, as the end of a sentence about it."""
+
+    @abstractmethod
+    def images(self, images: Sequence[bytes], source: Any) -> list[bytes]:
+        """The images of a library's kernels as the driver takes them; `source`: the store or the memory that they come from. Raises
+        LoadError.
+        """
+
+
+__all__ = ["DeviceLoader", "Fit", "TargetRules"]

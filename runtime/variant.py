@@ -189,7 +189,7 @@ class Variant(_Planned):
         graph = self.manifest.graphs.get("forward")
         if graph is not None:
             try:
-                self._library = graph_library(graph.blobs, self._source)
+                self._library = graph_library(graph.blobs, self._source, self.target)
             except LoadError as error:
                 raise LoadError(f"artifact {self.artifact_id[:12]}: {error}") from error
         io = graph.io if graph is not None else {}
