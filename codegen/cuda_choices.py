@@ -130,12 +130,6 @@ def is_way(winner: str) -> bool:
     return winner == LIBRARY or (tiling is not None and tiling.depth > 0)
 
 
-def chooser_of(options: Mapping[str, Any]) -> CudaChooser:
-    """The chooser that a build was given, or one over its records alone."""
-    given = options.get("chooser")
-    return given if isinstance(given, CudaChooser) else CudaChooser(options.get("tuning", {}))
-
-
 def kernel_key(plain: TritonKernel) -> str:
     """The key of a launch: its computation with all strides (the digest in its name), its types, and over how many points."""
     types = ",".join(a.type.removeprefix("*") for a in plain.arguments)

@@ -49,7 +49,7 @@ def gemm_parts(step: Gemm) -> list[tuple[int, Gemm]]:
     return found
 
 
-_NO_BARE: Mapping[str, How] = {}
+_NOTHING_DECIDED: Mapping[str, str] = {}
 
 
 def expand(
@@ -59,21 +59,21 @@ def expand(
     prefix: str = "library",
     weights: Collection[str] = (),
     lanes: int = 1,
-    bare: Mapping[str, How] = _NO_BARE,
+    decided: Mapping[str, str] = _NOTHING_DECIDED,
 ) -> list[RunStep]:
     """Replaces every library step by its chosen implementation and, where that lacks the epilogue, a kernel.
 
     `weights` are the buffers of which packed copies will be made: calls that read them are measured with such copies.
-    `lanes` is the number of f32 in the target's vectors. `bare` are results of products that `mkl_products.py` left bare, and
-    who computes them.
+    `lanes` is the number of f32 in the target's vectors. `decided`: who computes the products that write these
+    buffers.
     """
     buffers = {b.name: b for b in program.buffers}
     result: list[RunStep] = []
     for number, step in enumerate(steps):
         name = f"{prefix}_{number}"
         match step:
-            case Gemm() if step.out in bare:
-                result.append(LibraryCall(step, bare[step.out]))
+            case Gemm() if step.out in decided:
+                result.append(LibraryCall(step, decided[step.out]))
             case Gemm():
                 result += _gemm(step, name, buffers, chooser, step.b.buffer in weights)
             case Conv():

@@ -41,7 +41,7 @@ def problems() -> list[Problem]:
 
     graph, _ = trace(program, (torch.randn(512, 1024),))
     found: list[Problem] = []
-    choose_all(schedule(lower(graph, "row"), "cuda:sm_90", {}), {"chooser": CudaChooser(measure=found.append)})
+    choose_all(schedule(lower(graph, "row"), "cuda:sm_90"), CudaChooser(measure=found.append))
     return found
 
 
