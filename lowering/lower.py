@@ -32,6 +32,7 @@ from precast.lowering.registry import LOWERINGS, VIEWS
 from precast.lowering.sizes import MAX_BOUND, Unsupported, is_unbacked, is_unguarded, number_of, size_symbol, sizes
 from precast.lowering.tensor import Tensor
 from precast.lowering.user_kernels import is_uninitialised, launch
+from precast.target_registry import HOST_DEVICE, family_on
 
 aten = torch.ops.aten
 STATIC_CHECKS = (
@@ -65,7 +66,8 @@ class _Walk:
         self.nodes = list(graph.graph.nodes)
         self.env: dict[fx.Node, Any] = {}
         self.b = Builder()
-        self.b.on_gpu = any(t.device.type == "cuda" for node in self.nodes for t in _tensors(node))
+        family = family_on(t.device.type for node in self.nodes for t in _tensors(node))
+        self.b.device = HOST_DEVICE if family is None else family.device
         self.b.own_random = not options.fallback_random
         self.deterministic = options.deterministic and self.b.on_gpu
         self.inputs: list[str | sympy.Symbol] = []

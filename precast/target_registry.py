@@ -113,6 +113,11 @@ def family_on(devices: Iterable[str]) -> Family | None:
     return next((family for family in _families.values() if family.device in there), None)
 
 
+def computes_on(device: str) -> bool:
+    """Whether graphs compute on this type of torch's devices, the host aside."""
+    return family_on((device,)) is not None
+
+
 def family_of_symbol(name: str) -> Family | None:
     """The family whose device's driver has the function of this name; None for a function of torch's."""
     return next((family for family in _families.values() if re.fullmatch(family.driver_symbols, name)), None) if name else None
@@ -126,6 +131,6 @@ def load(door: str) -> Any:
 
 
 __all__ = [
-    "CPU", "CUDA", "HOST_DEVICE", "Family", "UnknownFamily", "families", "family_of", "family_of_symbol", "family_on", "find_family", "load",
-    "register_target", "unregister_target",
+    "CPU", "CUDA", "HOST_DEVICE", "Family", "UnknownFamily", "computes_on", "families", "family_of", "family_of_symbol", "family_on",
+    "find_family", "load", "register_target", "unregister_target",
 ]  # fmt: skip
