@@ -2,6 +2,6 @@
 
 from precast.codegen.backend import Backend
 from precast.codegen.compiled import CompiledGraph
-from precast.codegen.pipeline import backend_of, compile_program, with_choices
+from precast.codegen.pipeline import backend_of, compile_program
 
-__all__ = ["Backend", "CompiledGraph", "backend_of", "compile_program", "with_choices"]
+__all__ = ["Backend", "CompiledGraph", "backend_of", "compile_program"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import sympy
 
-from precast.codegen.host_shims import torch_name
+from precast.codegen.torch_names import torch_name
 from precast.lowering.ir import Program, Size
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from precast.codegen.backend import Backend
 from precast.codegen.choices import tuning_name
-from precast.codegen.cpu_pipeline import compile_cpu
+from precast.codegen.cpu_pipeline import compilation
 from precast.codegen.toolchain import find_compiler
 
 
@@ -12,4 +12,4 @@ def _compiler_version(target: str) -> str:
     return find_compiler().version
 
 
-BACKEND = Backend(compile_cpu, _compiler_version, lambda target: tuning_name())
+BACKEND = Backend(compilation, _compiler_version, lambda target: tuning_name())

@@ -1,11 +1,11 @@
-"""`compile_cpu`: a scheduled `Program` in, a `CompiledGraph` out whose kernels are C++."""
+"""A scheduled `Program` to a `CompiledGraph` whose kernels are C++."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from precast.codegen.choices import Chooser, takes_bfloat16
@@ -17,17 +17,27 @@ from precast.codegen.cpp_math import MATH
 from precast.codegen.cpp_ops import prototypes
 from precast.codegen.cpp_types import PROLOGUE
 from precast.codegen.cpu_host import CpuHostWriter
-from precast.codegen.expand import LibraryCall, Pack, RunStep, expand, pack_weights
+from precast.codegen.expand import expand, pack_weights
 from precast.codegen.few_rows import few_rows_source
 from precast.codegen.host_library import writes_in_place
 from precast.codegen.host_templates import ERROR
-from precast.codegen.mkl_products import bare_mkl_products
+from precast.codegen.library_steps import LibraryCall, RunStep
+from precast.codegen.mkl_products import split_epilogues
+from precast.codegen.options import CodegenOptions, CompileContext
 from precast.codegen.over_residuals import write_over_residuals
+from precast.codegen.selection import Selection, Stages, library_owned, run_stages
 from precast.codegen.toolchain import compile_shared, find_compiler, lanes_of, native_level
 from precast.codegen.winograd import winograd_source
+from precast.lowering.collapse import collapse_axes
 from precast.lowering.effects import lasting_inputs
-from precast.lowering.ir import Attention, Buffer, Extern, Kernel, Program
+from precast.lowering.fusion import fuse
+from precast.lowering.ir import Attention, Buffer, Kernel, Program
 from precast.lowering.memory import plan_memory
+from precast.lowering.name_kernels import name_kernels
+from precast.lowering.scheduling import Pass
+
+NATIVE = "cpu:native"
+"""This machine's own CPU, the one target on which library calls can be timed."""
 
 FAULT = r"""
 static void __attribute__((noinline, cold)) bad_index(Error* e, int64_t index, int64_t size, int dimension) {
@@ -43,73 +53,114 @@ template <class T> INLINE T combine_max(T a, T b) { return a != a ? a : (b != b 
 """
 
 
-def compile_cpu(program: Program, target: str, options: Mapping[str, Any]) -> CompiledGraph:
-    """Compiles a scheduled program for `target` ("cpu:x86-64-v3", "cpu:native", …).
+@dataclass(frozen=True)
+class CpuCompilation:
+    """One program on its way to `target` ("cpu:x86-64-v3", "cpu:native", …)."""
 
-    `options["alone"]` makes the context in which library calls are timed.
+    target: str
+    options: CodegenOptions
+    context: CompileContext
+    chooser: Chooser
+    passes: Mapping[str, Pass] = field(default_factory=dict)
+    """None of lowering's passes depends on what is measured for a CPU."""
 
-    Raises `TypeError` for values that have no C++ form, `CompilerMissing` and `CompileFailed` from the toolchain.
+    def compile(self, scheduled: Program) -> CompiledGraph:
+        """Raises `TypeError` for values that have no C++ form, `CompilerMissing` and `CompileFailed` from the toolchain."""
+        began = time.perf_counter()
+        lanes = lanes_of(self.target)
+        selection = run_stages(scheduled, stages(self.chooser, self._weights(scheduled), lanes))
+        program, every = selection.program, (*selection.steps, *selection.prepare)
+        buffers = {b.name: b for b in program.buffers}
+        kernels = _render(every, buffers)
+        functions, attention_source = _attention_functions(selection.steps, buffers, self.target)
+        kernel_source = "".join({k.name: k.source for k in kernels.values()}.values()) + attention_source
+        if any(isinstance(s, LibraryCall) and s.how == "winograd" for s in selection.steps):
+            kernel_source += winograd_source(lanes)
+        if any(isinstance(s, LibraryCall) and s.how == "own" for s in every):
+            kernel_source += few_rows_source(lanes)
+        host = CpuHostWriter(program, selection.steps, kernels, functions, self.context.inference)
+        host_source = host.source(selection.packs, selection.prepare)
+        rendered = time.perf_counter()
+        unit = "\n".join([PROLOGUE, prototypes(), MATH, INDEX_HELPERS, ERROR, FAULT, kernel_source, host_source])
+        library = compile_shared(unit, self.target, self.options.sanitize)
+        done = time.perf_counter()
+        measured = self.chooser.spent_s
+        return CompiledGraph(
+            library=library,
+            kernel_source=kernel_source,
+            host_source="\n".join(host.python) + "\n",
+            inputs=input_records(program),
+            outputs=output_records(program),
+            workspace_bytes=plain_size(program.workspace_bytes),
+            evidence=_evidence(self.target, kernels, self.chooser),
+            timings={"render_s": rendered - began - measured, "measure_s": measured, "compiler_s": done - rendered},
+            python_calls=tuple(str(record["op"]) for record in host.externs),
+        )
+
+    def _weights(self, program: Program) -> frozenset[str]:
+        """Buffers whose contents last from call to call, so that they may be packed once."""
+        return frozenset(lasting_inputs(program, self.context.bound) | set(program.persistent)) if self.options.freeze else frozenset()
+
+
+def compilation(target: str, options: CodegenOptions, context: CompileContext) -> CpuCompilation:
+    """With a chooser that measures where code for this machine's own CPU is made."""
+    measure = options.measure and target == NATIVE
+    chooser = Chooser(context.tuning, measure, options.max_autotune, takes_bfloat16(target), alone=context.alone)
+    return CpuCompilation(target, options, context, chooser)
+
+
+def stages(chooser: Chooser, weights: frozenset[str], lanes: int) -> Stages:
+    """From a scheduled program to what the host program runs.
+
+    `weights` are the buffers that may be packed once; `lanes` is the number of f32 in the target's vectors.
     """
-    began = time.perf_counter()
-    measure = bool(options.get("measure", True)) and target == "cpu:native"
-    chooser = Chooser(
-        options.get("tuning", {}),
-        measure,
-        bool(options.get("max_autotune")),
-        takes_bfloat16(target),
-        alone=options.get("alone", nullcontext),
-    )
-    weights = _weights(program, options) if options.get("freeze") else frozenset()
-    lanes = lanes_of(target)
-    program, bare = bare_mkl_products(program, chooser, weights)
-    buffers = {b.name: b for b in program.buffers}
-    steps = expand(program, program.steps, chooser, weights=weights, lanes=lanes, bare=bare)
-    packs: list[Pack] = []
-    if weights:
-        steps, packs = pack_weights(steps, weights, buffers, lanes)
-    steps = write_over_residuals(steps, program)
-    if program.workspace:
-        program = plan_memory(program, elsewhere=_library_owned(steps))
-    prepare = expand(program, program.prepare, chooser, "prepare")
-    kernels = _render([*steps, *prepare], buffers)
-    functions, attention_source = _attention_functions(steps, buffers, target)
-    kernel_source = "".join({k.name: k.source for k in kernels.values()}.values()) + attention_source
-    if any(isinstance(s, LibraryCall) and s.how == "winograd" for s in steps):
-        kernel_source += winograd_source(lanes)
-    if any(isinstance(s, LibraryCall) and s.how == "own" for s in [*steps, *prepare]):
-        kernel_source += few_rows_source(lanes)
-    host = CpuHostWriter(program, steps, kernels, functions, bool(options.get("inference")))
-    host_source = host.source(packs, prepare)
-    rendered = time.perf_counter()
-    unit = "\n".join([PROLOGUE, prototypes(), MATH, INDEX_HELPERS, ERROR, FAULT, kernel_source, host_source])
-    library = compile_shared(unit, target, str(options.get("sanitize") or ""))
-    done = time.perf_counter()
-    return CompiledGraph(
-        library=library,
-        kernel_source=kernel_source,
-        host_source="\n".join(host.python) + "\n",
-        inputs=input_records(program),
-        outputs=output_records(program),
-        workspace_bytes=plain_size(program.workspace_bytes),
-        evidence=_evidence(target, kernels, chooser),
-        timings={"render_s": rendered - began - chooser.spent_s, "measure_s": chooser.spent_s, "compiler_s": done - rendered},
-        python_calls=tuple(str(record["op"]) for record in host.externs),
-    )
+    return [
+        ("split epilogues", partial(_split, chooser, weights)),
+        ("fuse again", partial(_again, fuse)),
+        ("collapse axes again", partial(_again, collapse_axes)),
+        ("name kernels again", partial(_again, name_kernels)),
+        ("select libraries", partial(_select, chooser, weights, lanes)),
+        ("pack weights", partial(_pack, weights, lanes)),
+        ("write over residuals", _write_over),
+        ("plan memory", _plan_memory),
+        ("select libraries of what is prepared", partial(_select_prepare, chooser)),
+    ]
 
 
-def _weights(program: Program, options: Mapping[str, Any]) -> frozenset[str]:
-    """Buffers whose contents last from call to call: `options["bound"]` names the inputs that are parameters (default: every input)."""
-    return frozenset(lasting_inputs(program, options.get("bound")) | set(program.persistent))
+def _split(chooser: Chooser, weights: frozenset[str], selection: Selection) -> Selection:
+    program, decided = split_epilogues(selection.program, chooser, weights)
+    return replace(selection, program=program, decided=decided)
 
 
-def _library_owned(steps: Sequence[RunStep]) -> set[str]:
-    """Buffers that lie in memory of a library's own: the workspace needs no room for them, now that the library is chosen."""
-    return {
-        name
-        for step in steps
-        if isinstance(step, Extern) or isinstance(step, LibraryCall) and not writes_in_place(step)
-        for name in (step.outs if isinstance(step, Extern) else (step.out,))
-    }
+def _again(run: Pass, selection: Selection) -> Selection:
+    """A pass of the scheduler once more, where epilogues were split off."""
+    return replace(selection, program=run(selection.program)) if selection.decided else selection
+
+
+def _select(chooser: Chooser, weights: frozenset[str], lanes: int, selection: Selection) -> Selection:
+    program = selection.program
+    steps = expand(program, program.steps, chooser, weights=weights, lanes=lanes, decided=selection.decided)
+    return replace(selection, steps=tuple(steps))
+
+
+def _pack(weights: frozenset[str], lanes: int, selection: Selection) -> Selection:
+    if not weights:
+        return selection
+    steps, packs = pack_weights(selection.steps, weights, {b.name: b for b in selection.program.buffers}, lanes)
+    return replace(selection, steps=tuple(steps), packs=tuple(packs))
+
+
+def _write_over(selection: Selection) -> Selection:
+    return replace(selection, steps=tuple(write_over_residuals(selection.steps, selection.program)))
+
+
+def _plan_memory(selection: Selection) -> Selection:
+    owned = library_owned(selection.steps, writes_in_place)
+    return replace(selection, program=plan_memory(selection.program, elsewhere=owned))
+
+
+def _select_prepare(chooser: Chooser, selection: Selection) -> Selection:
+    return replace(selection, prepare=tuple(expand(selection.program, selection.program.prepare, chooser, "prepare")))
 
 
 def _render(steps: Sequence[RunStep], buffers: dict[str, Buffer]) -> dict[str, RenderedKernel]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 
 from precast.codegen.backend import Backend
-from precast.codegen.cuda_pipeline import choosing, compile_cuda
+from precast.codegen.cuda_pipeline import compilation
 from precast.codegen.cuda_start import start_libraries
 from precast.codegen.toolchain import CompilerMissing, find_compiler
 from precast.codegen.triton_compile import warm_up
@@ -26,10 +26,9 @@ def _begin() -> None:
 
 
 BACKEND = Backend(
-    compile_cuda,
+    compilation,
     _compiler_version,
     lambda target: target.replace(":", "-"),
-    with_choices=choosing,
     unsupported=(Unsupported,),
     begin=_begin,
     start_libraries=start_libraries,

@@ -13,7 +13,7 @@ import sympy
 import torch
 import torch.nn.functional as F
 
-from precast.codegen.choices import as_seen, conv_key, gemm_key, torch_dtype, view_as_seen
+from precast.codegen.measure import as_seen, conv_key, gemm_key, torch_dtype, view_as_seen
 from precast.lowering import index as ix
 from precast.lowering.gpu_odd import VECTOR
 from precast.lowering.ir import Attention, Buffer, Conv, Extern, Gemm, Size, View

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from precast.codegen.choices import Candidates, Record
-from precast.codegen.expand import LibraryCall
+from precast.codegen.library_steps import LibraryCall
+from precast.codegen.measure import Candidates, Record
 from precast.codegen.triton_ops import Unsupported
 from precast.codegen.triton_render import TritonKernel, render
 from precast.codegen.triton_tiling import Tiling
@@ -128,12 +128,6 @@ def is_way(winner: str) -> bool:
     """Whether a record's winner is an answer to a question beside a library's call: that, or a product's tiling."""
     tiling = tiling_of(winner)
     return winner == LIBRARY or (tiling is not None and tiling.depth > 0)
-
-
-def chooser_of(options: Mapping[str, Any]) -> CudaChooser:
-    """The chooser that a build was given, or one over its records alone."""
-    given = options.get("chooser")
-    return given if isinstance(given, CudaChooser) else CudaChooser(options.get("tuning", {}))
 
 
 def kernel_key(plain: TritonKernel) -> str:

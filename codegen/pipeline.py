@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from precast.codegen.backend import Backend
 from precast.codegen.compiled import CompiledGraph
+from precast.codegen.options import CONTEXT, OPTIONS, CodegenOptions, CompileContext
 from precast.lowering.ir import Program
 from precast.target_registry import Family, family_of, load
 
@@ -18,20 +16,13 @@ def backend_of(target: str | Family) -> Backend:
     return backend
 
 
-def with_choices(target: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options for scheduling and compiling one program, with what answers their questions. `options["tuning"]` are known answers."""
-    return backend_of(target).with_choices(target, options)
-
-
-def compile_program(program: Program, target: str, options: Mapping[str, Any] | None = None) -> CompiledGraph:
+def compile_program(program: Program, target: str, options: CodegenOptions = OPTIONS, context: CompileContext = CONTEXT) -> CompiledGraph:
     """Compiles a scheduled program for `target` ("cpu:x86-64-v3", "cpu:native", "cuda:sm_90", …).
-
-    `options["alone"]` makes the context in which library calls are timed.
 
     Raises one of the backend's `unsupported` for a program that has no form there, `CompilerMissing`, `CompilerStopped` and `CompileFailed`
     from the toolchain.
     """
-    return backend_of(target).compile(program, target, options or {})
+    return backend_of(target).compilation(target, options, context).compile(program)
 
 
-__all__ = ["backend_of", "compile_program", "with_choices"]
+__all__ = ["backend_of", "compile_program"]

@@ -14,8 +14,9 @@ import sympy
 
 from precast.codegen.triton_product import product_in
 from precast.codegen.triton_tiling import Part, Tiling, loaded, power_of_two
-from precast.codegen.values import static_product, store_roots
+from precast.codegen.values import static_product
 from precast.lowering import index as ix
+from precast.lowering.effects import store_roots
 from precast.lowering.ir import Axis, Buffer, Load, Reduce, Scan, Size, Value, walk
 from precast.lowering.products import MANY, Product
 from precast.lowering.sizes import hint

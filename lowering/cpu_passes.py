@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection
 
 from precast.lowering.attention import recognise_attention
 from precast.lowering.batchnorm import fold_batch_norm
@@ -16,32 +15,29 @@ from precast.lowering.fusion import fuse, fuse_pointwise, fuse_siblings
 from precast.lowering.in_place import write_in_place
 from precast.lowering.invariants import hoist_invariants
 from precast.lowering.layout_choice import channels_last_where_it_pays
-from precast.lowering.memory import plan_memory
 from precast.lowering.merge_gemms import merge_gemms
 from precast.lowering.name_kernels import name_kernels
+from precast.lowering.options import LoweringOptions
 from precast.lowering.order import order_steps
 from precast.lowering.roundings import drop_roundings
-from precast.lowering.scheduling import Pass, Scheduling, unchanged
+from precast.lowering.scheduling import Pass, Scheduling
 from precast.lowering.simplify import simplify
 from precast.lowering.split import split_axes
 
 
-def passes(options: Mapping[str, Any]) -> list[tuple[str, Pass]]:
-    """The passes for a CPU. `options["freeze"]` allows copies of weights, which are the inputs that `options["bound"]` names (default:
-    every input); `options["epilogue_fusion"]` is on unless it is False.
-    """
-    freeze, bound = bool(options.get("freeze")), options.get("bound")
-    epilogues = options.get("epilogue_fusion", True)
+def passes(target: str, options: LoweringOptions, bound: Collection[str] | None = None) -> list[tuple[str, Pass]]:
+    """The passes for a CPU; `bound` names the inputs that are weights (None: every input)."""
+    epilogues: list[tuple[str, Pass]] = [("epilogues", attach_epilogues)] if options.epilogue_fusion else []
     return [
         ("simplify", simplify),
         ("write in place", write_in_place),
         ("fold constants", fold_constants),
         ("fuse pointwise", fuse_pointwise),
         ("dedupe", dedupe),
-        ("fold batch norm", fold_batch_norm(freeze, bound)),
-        ("merge products", merge_gemms(freeze, bound)),
+        ("fold batch norm", fold_batch_norm(options.freeze, bound)),
+        ("merge products", merge_gemms(options.freeze, bound)),
         ("forward copies", forward_copies),
-        ("epilogues", attach_epilogues if epilogues else unchanged),
+        *epilogues,
         ("channels last", channels_last_where_it_pays),
         ("fuse", fuse),
         ("drop roundings", drop_roundings),
@@ -52,7 +48,6 @@ def passes(options: Mapping[str, Any]) -> list[tuple[str, Pass]]:
         ("collapse axes", collapse_axes),
         ("order", order_steps),
         ("name kernels", name_kernels),
-        ("plan memory", plan_memory),
     ]
 
 

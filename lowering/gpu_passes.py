@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from functools import partial
-from typing import Any
 
 from precast.lowering.attention import recognise_attention
 from precast.lowering.batchnorm import fold_batch_norm
+from precast.lowering.buffer_bytes import DEVICE_ALIGNMENT
 from precast.lowering.collapse import collapse_axes
 from precast.lowering.constants import fold_constants
 from precast.lowering.copies import forward_copies
@@ -22,30 +22,29 @@ from precast.lowering.gpu_narrow import narrow_products
 from precast.lowering.gpu_odd import roomy_rows
 from precast.lowering.gpu_order import small_kernels_first
 from precast.lowering.gpu_patches import is_patch, patches_as_products
-from precast.lowering.gpu_products import products_in_kernels
 from precast.lowering.gpu_reductions import gpu_reductions
 from precast.lowering.gpu_rows import vector_products
-from precast.lowering.gpu_shallow import SHALLOW
+from precast.lowering.gpu_shallow import shallow_products
 from precast.lowering.gpu_stem import space_to_depth
 from precast.lowering.in_place import write_in_place
 from precast.lowering.invariants import hoist_invariants
 from precast.lowering.layout import channels_last
-from precast.lowering.memory import DEVICE_ALIGNMENT, plan_memory
 from precast.lowering.merge_gemms import merge_gemms
 from precast.lowering.name_kernels import name_kernels
+from precast.lowering.options import LoweringOptions
 from precast.lowering.order import order_steps
 from precast.lowering.roundings import drop_roundings
-from precast.lowering.scheduling import Pass, Scheduling, unchanged
+from precast.lowering.scheduling import Pass, Scheduling
 from precast.lowering.simplify import simplify
 from precast.lowering.split import split_axes
 
 
-def passes(options: Mapping[str, Any]) -> list[tuple[str, Pass]]:
-    """The same for a GPU: convolutions in channels-last, and the epilogues of its libraries. `options["products"]` says which products are
-    kernels of ours (`gpu_products.Decides`; default: the rule of `gpu_shallow.py`).
+def passes(target: str, options: LoweringOptions, bound: Collection[str] | None = None) -> list[tuple[str, Pass]]:
+    """The passes for a GPU; `bound` names the inputs that are weights (None: every input). A backend that measures which products are
+    better made by kernels of ours has a pass of its own for "products in kernels".
     """
-    freeze, bound = bool(options.get("freeze")), options.get("bound")
-    epilogues = options.get("epilogue_fusion", True)
+    epilogues: list[tuple[str, Pass]] = [("epilogues", attach_gpu_epilogues)] if options.epilogue_fusion else []
+    products: list[tuple[str, Pass]] = [("products in kernels", shallow_products)] if options.epilogue_fusion else []
     return [
         ("simplify", simplify),
         ("write in place", write_in_place),
@@ -53,15 +52,15 @@ def passes(options: Mapping[str, Any]) -> list[tuple[str, Pass]]:
         ("stem", space_to_depth),
         ("fuse pointwise", fuse_pointwise),
         ("dedupe", dedupe),
-        ("fold batch norm", fold_batch_norm(freeze, bound, gpu=True)),
-        ("merge products", merge_gemms(freeze, bound)),
+        ("fold batch norm", fold_batch_norm(options.freeze, bound, gpu=True)),
+        ("merge products", merge_gemms(options.freeze, bound)),
         ("forward copies", forward_copies),
         ("vector products", vector_products),
         ("narrow weights", narrow_products),
-        ("epilogues", attach_gpu_epilogues if epilogues else unchanged),
+        *epilogues,
         ("roomy rows", roomy_rows),
         ("convolution biases", conv_biases),
-        ("weights channels last", weights_channels_last(freeze, bound)),
+        ("weights channels last", weights_channels_last(options.freeze, bound)),
         ("channels last", partial(channels_last, as_it_is=is_patch)),
         ("patches as products", patches_as_products),
         ("joins share", share_joins),
@@ -72,15 +71,14 @@ def passes(options: Mapping[str, Any]) -> list[tuple[str, Pass]]:
         ("heads of a row together", heads_of_a_row_together),
         ("fuse siblings", partial(fuse_siblings, launches=True)),
         ("hoist invariants", hoist_invariants),
-        ("products in kernels", partial(products_in_kernels, decides=options.get("products", SHALLOW)) if epilogues else unchanged),
+        *products,
         ("gpu reductions", gpu_reductions),
         ("collapse axes", collapse_axes),
         ("order", order_steps),
         ("small kernels first", small_kernels_first),
         ("gpu batches", gpu_batches),
         ("name kernels", name_kernels),
-        ("plan memory", partial(plan_memory, alignment=DEVICE_ALIGNMENT)),
     ]
 
 
-GPU = Scheduling(passes)
+GPU = Scheduling(passes, DEVICE_ALIGNMENT)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
 
+from precast.lowering.buffer_bytes import ALIGNMENT
 from precast.lowering.ir import Program
+from precast.lowering.options import LoweringOptions
 
 Pass = Callable[[Program], Program]
 
 
 @dataclass(frozen=True)
 class Scheduling:
-    """`passes(options)`: the passes in order, by name."""
+    """`passes(target, options, bound)`: the passes in order, by name; `bound` names the inputs that are weights (None: every input)."""
 
-    passes: Callable[[Mapping[str, Any]], list[tuple[str, Pass]]]
-
-
-def unchanged(program: Program) -> Program:
-    """Stands for a pass that this target, or an option, does not want."""
-    return program
+    passes: Callable[[str, LoweringOptions, Collection[str] | None], list[tuple[str, Pass]]]
+    alignment: int = ALIGNMENT
+    """Bytes to whose multiples the places of temporaries in the workspace are aligned."""

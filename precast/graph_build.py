@@ -13,12 +13,14 @@ import torch.fx
 
 from precast.alone import part
 from precast.artifact_store import BlobSet, GraphRecord, Store, StoreError
-from precast.codegen import CompiledGraph, backend_of, compile_program
+from precast.codegen import CompiledGraph, backend_of
+from precast.codegen.options import CodegenOptions, CompileContext
 from precast.codegen.toolchain import CompilerMissing, CompilerStopped
 from precast.compile_log import log_graph
 from precast.lowering.ir import Program
 from precast.lowering.lower import lower
-from precast.lowering.pipeline import schedule
+from precast.lowering.options import LoweringOptions
+from precast.lowering.pipeline import planned, schedule
 from precast.lowering.sizes import Unsupported
 from precast.lowering.text import program_text
 from precast.parts import build_parts
@@ -29,8 +31,9 @@ from precast.runtime.shared_object import is_whole
 from precast.runtime.targets import rules_of
 from precast.trace import Trace
 
-observers: list[Callable[[Program, str, Mapping[str, Any]], None]] = []
-"""Each is shown every lowered program of this process before it is scheduled, with its target and options (`precast tune` looks on)."""
+observers: list[Callable[[Program, str, LoweringOptions, tuple[str, ...]], None]] = []
+"""Each is shown every lowered program of this process before it is scheduled, with its target, its options and the names of its weights
+(`precast tune` looks on)."""
 
 
 class Stopwatch:
@@ -66,6 +69,16 @@ class GraphRequest:
     inference: bool = True
 
 
+def options_of(options: Mapping[str, Any]) -> tuple[LoweringOptions, CodegenOptions]:
+    """What lowering and code generation read of key options; nothing below reads them again."""
+    freeze = bool(options["freeze"])
+    lowering = LoweringOptions(
+        freeze=freeze, epilogue_fusion=bool(options["epilogue_fusion"]), fallback_random=bool(options["fallback_random"])
+    )
+    codegen = CodegenOptions(freeze=freeze, max_autotune=bool(options["max_autotune"]), sanitize=str(options.get("sanitize") or ""))
+    return lowering, codegen
+
+
 def compiler_version(target: str) -> str:
     """The names and versions of the compilers for `target`, part of every artifact's key. Raises Refused where there is none."""
     try:
@@ -79,7 +92,7 @@ def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopw
 
     Raises Refused, and CompileStopped where the machine lacks disk or memory.
     """
-    options: dict[str, Any] = dict(request.options)
+    lowering, codegen = options_of(request.options)
 
     def build_body(body: torch.fx.GraphModule, name: str) -> GraphRecord:
         inputs = sum(1 for n in body.graph.nodes if n.op == "placeholder")
@@ -90,26 +103,25 @@ def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopw
     with watch.stage("lower"):
         try:
             deterministic = torch.are_deterministic_algorithms_enabled()  # guarded: other calls get another variant
-            lowered = lower(graph, request.name, {**options, "deterministic": deterministic})
+            lowered = lower(graph, request.name, replace(lowering, deterministic=deterministic))
         except Unsupported as error:
             request.trace.refused(str(error))
             raise Refused(str(error)) from error
     given = zip(lowered.inputs, request.bound, strict=True)
-    options["bound"] = [name for name, bound in given if bound and isinstance(name, str)]
-    options["inference"] = request.inference
-    options |= {"alone": part.alone, "shared_by": part.shared_by}
-    options["tuning"] = known_choices(request.store, request.target)
+    weights = tuple(name for name, bound in given if bound and isinstance(name, str))
     for observe in tuple(observers):
-        observe(lowered, request.target, options)
+        observe(lowered, request.target, lowering, weights)
+    context = CompileContext(weights, request.inference, known_choices(request.store, request.target), part.alone, part.shared_by)
     target, backend = rules_of(request.target).codegen_name(request.target), backend_of(request.target)
     unsupported: tuple[type[Exception], ...] = (Unsupported, *backend.unsupported)
-    options = backend.with_choices(target, options)
+    compilation = backend.compilation(target, codegen, context)
     with watch.stage("schedule"):
-        scheduled = schedule(lowered, request.target, options)
-    request.trace.scheduled(lowered, scheduled, options["bound"])
+        scheduled = schedule(lowered, request.target, lowering, weights, instead=compilation.passes)
+        shown = planned(scheduled, request.target)
+    request.trace.scheduled(lowered, shown, weights)
     with watch.stage("codegen"):
         try:
-            compiled = compile_program(scheduled, target, options)
+            compiled = compilation.compile(scheduled)
         except unsupported as error:
             request.trace.refused(str(error))
             raise Refused(str(error)) from error
@@ -127,8 +139,8 @@ def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopw
         except StoreError as error:
             logger("compile").info("measured choices were not kept: %s", error)
     request.trace.compiled(compiled)
-    log_graph(request.name, lowered, scheduled, compiled, options["bound"])
-    record = _record(compiled, program_text(scheduled), blobs)
+    log_graph(request.name, lowered, shown, compiled, weights)
+    record = _record(compiled, program_text(shown), blobs)
     return GraphRecord({**record.blobs, **parts}, record.io), compiled.evidence
 
 

@@ -14,18 +14,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from precast import graph_build
 from precast.artifact_store import Store
 from precast.build import Job, Outcome
 from precast.build_file import Loaded
-from precast.codegen import backend_of, with_choices
-from precast.codegen.choices import Record
+from precast.codegen import backend_of
 from precast.codegen.cuda_choices import CudaChooser, Problem
-from precast.codegen.cuda_pipeline import choose_all
+from precast.codegen.cuda_pipeline import choose_all, passes_by
+from precast.codegen.measure import Record
 from precast.graph_build import keep_choices, known_choices
 from precast.lowering.ir import Program
+from precast.lowering.options import LoweringOptions
 from precast.lowering.pipeline import schedule
 from precast.runtime.options import list_mode_options
 
@@ -83,10 +83,11 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Captured:
-    """A program as it is before scheduling, with the options that it is compiled with, and who has it: a program's name and a signature."""
+    """A program before it is scheduled, with its options and the names of its weights; `owner`: a program's name and a signature."""
 
     program: Program
-    options: Mapping[str, Any]
+    options: LoweringOptions
+    weights: tuple[str, ...]
     owner: tuple[str, int]
 
 
@@ -126,9 +127,9 @@ def _watching(target: str, owner: tuple[str, int]) -> Iterator[list[Captured]]:
     """Every program that is compiled for `target` meanwhile."""
     seen: list[Captured] = []
 
-    def look(program: Program, its_target: str, options: Mapping[str, Any]) -> None:
+    def look(program: Program, its_target: str, options: LoweringOptions, weights: tuple[str, ...]) -> None:
         if its_target == target:
-            seen.append(Captured(program, dict(options), owner))
+            seen.append(Captured(program, options, weights, owner))
 
     graph_build.observers.append(look)
     try:
@@ -149,8 +150,9 @@ def ask(programs: Sequence[Captured], target: str, known: Mapping[str, Record]) 
             questions.setdefault(problem.key, Question(problem)).asked.add(owner)
             return known.get(problem.key)
 
-        asking = with_choices(target, {**captured.options, "tuning": {}, "chooser": CudaChooser(measure=note)})
-        choose_all(schedule(captured.program, target, asking), asking)
+        chooser = CudaChooser(measure=note)
+        scheduled = schedule(captured.program, target, captured.options, captured.weights, instead=passes_by(chooser))
+        choose_all(scheduled, chooser)
     return questions
 
 

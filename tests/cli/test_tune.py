@@ -15,9 +15,9 @@ import torch
 from precast.artifact_store import Store
 from precast.build import Job
 from precast.build_file import Loaded, ProgramSpec
-from precast.codegen.choices import Record
 from precast.codegen.cuda_choices import CudaChooser, Problem, candidates, kernel_key, tiling_name, tiling_of
 from precast.codegen.cuda_lab import decide
+from precast.codegen.measure import Record
 from precast.codegen.triton_render import render
 from precast.codegen.triton_tiling import Tiling
 from precast.graph_build import keep_choices, known_choices
@@ -150,7 +150,7 @@ def test_builds_use_the_records_and_say_so(store: Store) -> None:
 
 def _kernels(rows: int, dtype: torch.dtype) -> list[tuple[Kernel, Any]]:
     graph, _ = trace(lambda x: x.exp().sum(-1) * 2, (torch.randn(rows, 64).to(dtype),))
-    program = schedule(lower(graph, "row"), TARGET, {})
+    program = schedule(lower(graph, "row"), TARGET)
     return [(s, program.buffers) for s in program.steps if isinstance(s, Kernel)]
 
 
@@ -203,7 +203,7 @@ def test_tilings_have_names() -> None:
 def _variants(fn: Callable[[torch.Tensor], torch.Tensor], width: int) -> dict[str, str]:
     """The sources of all candidates, by name."""
     graph, _ = trace(fn, (torch.randn(64, width),))
-    program = schedule(lower(graph, "row"), TARGET, {})
+    program = schedule(lower(graph, "row"), TARGET)
     asked: list[Problem] = []
     for step in program.steps:
         if isinstance(step, Kernel):

@@ -26,7 +26,7 @@ Images = Callable[..., Any]
 
 def compiled() -> CompiledGraph:
     graph = trace(lambda x: (x.exp(), x.softmax(0)), (torch.randn(6, 4),))[0]
-    return compile_program(schedule(lower(graph, "test"), TARGET, {}), TARGET, {})
+    return compile_program(schedule(lower(graph, "test"), TARGET), TARGET)
 
 
 def use_compiler(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:

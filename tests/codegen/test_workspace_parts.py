@@ -21,7 +21,7 @@ def test_parts_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workspace_parts, "LEAST_SHARE", 0)
     monkeypatch.setattr(workspace_parts, "APART", (32 << 10, 4 << 10))
     given = inputs()
-    scheduled = schedule(lower(trace(network, tuple(given))[0], "test"), "cuda:sm_90", {}, check=True)
+    scheduled = schedule(lower(trace(network, tuple(given))[0], "test"), "cuda:sm_90", check=True)
     compiled, writer = compile_cuda(scheduled)
     assert len(writer.parts) > 1
     assert isinstance(compiled.workspace_bytes, int) and compiled.workspace_bytes < sum(part.nbytes for part, _ in writer.parts)

@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 
 from precast.lowering import gpu_batches, gpu_order, workspace_parts
+from precast.lowering.buffer_bytes import DEVICE_ALIGNMENT
 from precast.lowering.effects import writes
 from precast.lowering.interpret import run
 from precast.lowering.ir import Conv, Kernel, Program
 from precast.lowering.lower import lower
-from precast.lowering.memory import DEVICE_ALIGNMENT, plan_memory
+from precast.lowering.memory import plan_memory
 from precast.lowering.pipeline import schedule
 from precast.lowering.verify import verify
 from precast.lowering.workspace_parts import in_parts, most_held, planned_peak
