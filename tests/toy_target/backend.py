@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from precast.codegen.backend import Backend
 from precast.codegen.compiled import CompiledGraph, input_records, output_records
@@ -12,9 +11,11 @@ from precast.codegen.cpp_index import INDEX_HELPERS
 from precast.codegen.cpp_types import PROLOGUE
 from precast.codegen.cpu_host import CpuHostWriter
 from precast.codegen.host_templates import ERROR
+from precast.codegen.options import CodegenOptions, CompileContext
 from precast.codegen.toolchain import compiling, find_compiler
 from precast.lowering.effects import writes
 from precast.lowering.ir import LAUNCH, Extern, Index, Output, Program, View
+from precast.lowering.scheduling import Pass
 from precast.lowering.sizes import Unsupported
 from tests.toy_target.operator import NAME
 from tests.toy_target.program_text import write
@@ -40,23 +41,35 @@ def _call(program: Program) -> Program:
     return replace(program, buffers=buffers, steps=(Extern(NAME, arguments, (), made, written),), constants=())
 
 
-def compile_toy(program: Program, target: str, options: Mapping[str, Any]) -> CompiledGraph:
-    """A library that calls the interpreter; it runs on any CPU."""
-    called = _call(program)
-    host = CpuHostWriter(called, called.steps, {}, {}, bool(options.get("inference")))
-    source = host.source((), [])
-    with compiling("\n".join([PROLOGUE, INDEX_HELPERS, ERROR, source]), target) as finish:
-        library = finish("")
-    return CompiledGraph(
-        library=library,
-        kernel_source="",
-        host_source="\n".join(host.python) + "\n",
-        inputs=input_records(program),
-        outputs=output_records(program),
-        workspace_bytes=0,
-        evidence={"compiler": find_compiler().version, "target_level": "interpreter", "choices": {}},
-        python_calls=(NAME,),
-    )
+@dataclass(frozen=True)
+class ToyCompilation:
+    """One program on its way to the interpreter."""
+
+    target: str
+    context: CompileContext
+    passes: Mapping[str, Pass] = field(default_factory=dict)
+
+    def compile(self, scheduled: Program) -> CompiledGraph:
+        """A library that calls the interpreter; it runs on any CPU."""
+        called = _call(scheduled)
+        host = CpuHostWriter(called, called.steps, {}, {}, self.context.inference)
+        source = host.source((), [])
+        with compiling("\n".join([PROLOGUE, INDEX_HELPERS, ERROR, source]), self.target) as finish:
+            library = finish("")
+        return CompiledGraph(
+            library=library,
+            kernel_source="",
+            host_source="\n".join(host.python) + "\n",
+            inputs=input_records(scheduled),
+            outputs=output_records(scheduled),
+            workspace_bytes=0,
+            evidence={"compiler": find_compiler().version, "target_level": "interpreter", "choices": {}},
+            python_calls=(NAME,),
+        )
 
 
-BACKEND = Backend(compile_toy, lambda target: f"{find_compiler().version}, the oracle", lambda target: "toy")
+def _compilation(target: str, options: CodegenOptions, context: CompileContext) -> ToyCompilation:
+    return ToyCompilation(target, context)
+
+
+BACKEND = Backend(_compilation, lambda target: f"{find_compiler().version}, the oracle", lambda target: "toy")

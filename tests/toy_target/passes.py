@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection
 
 from precast.lowering.fusion import fuse_pointwise
 from precast.lowering.name_kernels import name_kernels
+from precast.lowering.options import LoweringOptions
 from precast.lowering.order import order_steps
 from precast.lowering.scheduling import Pass, Scheduling
 from precast.lowering.simplify import simplify
 
 
-def passes(options: Mapping[str, Any]) -> list[tuple[str, Pass]]:
+def passes(target: str, options: LoweringOptions, bound: Collection[str] | None) -> list[tuple[str, Pass]]:
     return [("simplify", simplify), ("fuse pointwise", fuse_pointwise), ("order", order_steps), ("name kernels", name_kernels)]
 
 
