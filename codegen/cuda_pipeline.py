@@ -32,6 +32,7 @@ from precast.lowering.buffer_bytes import DEVICE_ALIGNMENT
 from precast.lowering.ir import Kernel, Program
 from precast.lowering.memory import plan_memory
 from precast.lowering.scheduling import Pass
+from precast.lowering.traits import traits_of
 from precast.lowering.workspace_parts import in_parts, most_held
 
 log = logging.getLogger("precast.compile")
@@ -59,7 +60,9 @@ class CudaCompilation:
         selection = run_stages(scheduled, stages(self.chooser))
         program, steps, prepare = selection.program, selection.steps, selection.prepare
         buffers, every = program.buffers, (*steps, *prepare)
-        rendered = {s.name: render(s, buffers, self.chooser.tilings(s, buffers)) for s in every if isinstance(s, Kernel)}
+        rendered = {
+            s.name: render(s, buffers, self.chooser.tilings(s, buffers), self.chooser.traits) for s in every if isinstance(s, Kernel)
+        }
         launches, kernels = _launches(every, rendered)
         host = CudaHostWriter(program, steps, launches, len(kernels), self.context.inference)
         unit = "\n".join([PROLOGUE, INDEX_HELPERS, ERROR, host.source((), prepare)])
@@ -90,7 +93,7 @@ def passes_by(chooser: CudaChooser) -> Mapping[str, Pass]:
 
 def compilation(target: str, options: CodegenOptions, context: CompileContext) -> CudaCompilation:
     """With a chooser over the records of `context`, which measures under max-autotune where the device is at hand."""
-    chooser = CudaChooser(context.tuning)
+    chooser = CudaChooser(context.tuning, traits=traits_of(target))
     if options.max_autotune:
         try:
             chooser.measure = lab_for(target).answer

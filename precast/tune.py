@@ -27,6 +27,7 @@ from precast.graph_build import keep_choices, known_choices
 from precast.lowering.ir import Program
 from precast.lowering.options import LoweringOptions
 from precast.lowering.pipeline import schedule
+from precast.lowering.traits import traits_of
 from precast.runtime.options import list_mode_options
 
 Say = Callable[[str], None]
@@ -150,7 +151,7 @@ def ask(programs: Sequence[Captured], target: str, known: Mapping[str, Record]) 
             questions.setdefault(problem.key, Question(problem)).asked.add(owner)
             return known.get(problem.key)
 
-        chooser = CudaChooser(measure=note)
+        chooser = CudaChooser(measure=note, traits=traits_of(target))
         scheduled = schedule(captured.program, target, captured.options, captured.weights, instead=passes_by(chooser))
         choose_all(scheduled, chooser)
     return questions
