@@ -11,6 +11,7 @@ import torch.fx
 
 from precast.codegen.compiled import CompiledGraph
 from precast.codegen.options import CodegenOptions, CompileContext
+from precast.codegen.tuner import Tuner
 from precast.lowering.ir import Program
 from precast.lowering.scheduling import Pass
 
@@ -53,6 +54,8 @@ class Backend:
     where it cannot; compiling then says so."""
     start_libraries: Callable[[torch.fx.GraphModule], threading.Thread | None] = _no_libraries
     """Begins in a thread what the first computation of a captured graph needs of the device's libraries; None where that is nothing."""
+    tuner: Tuner | None = None
+    """How `precast tune` measures the family's choices on a device of this machine; None where builds measure them as they go."""
 
 
 __all__ = ["Backend", "Compilation"]

@@ -7,6 +7,7 @@ import importlib.metadata
 from precast.codegen.backend import Backend
 from precast.codegen.cuda_pipeline import compilation
 from precast.codegen.cuda_start import start_libraries
+from precast.codegen.cuda_tuner import CudaTuner
 from precast.codegen.toolchain import CompilerMissing, find_compiler
 from precast.codegen.triton_compile import warm_up
 from precast.codegen.triton_ops import Unsupported
@@ -32,4 +33,5 @@ BACKEND = Backend(
     unsupported=(Unsupported,),
     begin=_begin,
     start_libraries=start_libraries,
+    tuner=CudaTuner(),
 )

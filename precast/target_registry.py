@@ -42,6 +42,9 @@ class Family:
     images: bool = False
     """Whether its artifacts hold images of kernels (cubins, PTX) beside the shared object."""
 
+    findings: str = ""
+    """Names what `precast doctor` says of the family's devices: a function that gives (whether all is well, a line) of each."""
+
     @property
     def on_host(self) -> bool:
         """Whether its graphs compute on tensors in host memory, so that torch needs no other device to make or to read them."""
@@ -63,6 +66,7 @@ CUDA = Family(
     devices="NVIDIA GPUs",
     driver_symbols=r"cu[A-Z]\w*",
     loader="precast.runtime.cuda_loader:LOADER",
+    findings="precast.gpu_findings:findings",
     cuda_graphs=True,
     images=True,
 )

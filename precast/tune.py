@@ -1,4 +1,4 @@
-"""`precast tune`: what decides GPU code is measured on a device, problem by problem, and kept in the store by architecture.
+"""`precast tune`: what decides a device's code is measured on that device, problem by problem, and kept in the store by architecture.
 
 The programs of a build file are captured (and compiled, into a store that is thrown away); scheduling them shows every question that
 compiling them asks: a tiling for each kernel, an implementation for each library call, a library's product or one kernel with what follows.
@@ -20,18 +20,14 @@ from precast.artifact_store import Store
 from precast.build import Job, Outcome
 from precast.build_file import Loaded
 from precast.codegen import backend_of
-from precast.codegen.cuda_choices import CudaChooser, Problem
-from precast.codegen.cuda_pipeline import choose_all, passes_by
 from precast.codegen.measure import Record
+from precast.codegen.tuner import Answer, Problem
 from precast.graph_build import keep_choices, known_choices
 from precast.lowering.ir import Program
 from precast.lowering.options import LoweringOptions
-from precast.lowering.pipeline import schedule
-from precast.lowering.traits import traits_of
 from precast.runtime.options import list_mode_options
 
 Say = Callable[[str], None]
-Measure = Callable[[Problem], Record | None]
 
 
 @dataclass
@@ -145,19 +141,19 @@ def ask(programs: Sequence[Captured], target: str, known: Mapping[str, Record]) 
     Answers that are `known` decide what else is asked: a product inside of a kernel asks other questions than a library's.
     """
     questions: dict[str, Question] = {}
+    tuner = backend_of(target).tuner
+    assert tuner is not None, f"{target} is of a family without a tuner"
     for captured in programs:
 
         def note(problem: Problem, owner: tuple[str, int] = captured.owner) -> Record | None:
             questions.setdefault(problem.key, Question(problem)).asked.add(owner)
             return known.get(problem.key)
 
-        chooser = CudaChooser(measure=note, traits=traits_of(target))
-        scheduled = schedule(captured.program, target, captured.options, captured.weights, instead=passes_by(chooser))
-        choose_all(scheduled, chooser)
+        tuner.ask(captured.program, target, captured.options, captured.weights, note)
     return questions
 
 
-def tune(jobs: Sequence[Loaded], store: Store, target: str, measure: Measure, *, budget: float, say: Say, again: bool = False) -> Tuned:
+def tune(jobs: Sequence[Loaded], store: Store, target: str, measure: Answer, *, budget: float, say: Say, again: bool = False) -> Tuned:
     """Answers what `store` has no answer to, for at most `budget` seconds of measuring; `again`: also what it has."""
     began = time.monotonic()
     programs, failures = capture(jobs, target, say)
@@ -186,7 +182,7 @@ def tune(jobs: Sequence[Loaded], store: Store, target: str, measure: Measure, *,
     )
 
 
-def _answer_all(questions: Sequence[Question], store: Store, target: str, measure: Measure, budget: float, say: Say) -> dict[str, Question]:
+def _answer_all(questions: Sequence[Question], store: Store, target: str, measure: Answer, budget: float, say: Say) -> dict[str, Question]:
     """Answers questions in order until the budget is spent; those that were tried, by key."""
     until = time.monotonic() + budget
     tried: dict[str, Question] = {}
@@ -200,7 +196,7 @@ def _answer_all(questions: Sequence[Question], store: Store, target: str, measur
     return tried
 
 
-def _answer(question: Question, store: Store, target: str, measure: Measure) -> None:
+def _answer(question: Question, store: Store, target: str, measure: Answer) -> None:
     try:
         found = measure(question.problem)
     except RuntimeError as error:  # one problem that cannot be measured must not stop the others; the report says why

@@ -13,7 +13,8 @@ from precast.runtime.target_rules import DeviceLoader
 
 class CudaLoader(DeviceLoader):
     def address(self, name: str) -> int | None:
-        return ctypes.cast(getattr(driver_library(), name, None), ctypes.c_void_p).value
+        function = getattr(driver_library(), name, None)
+        return None if function is None else ctypes.cast(function, ctypes.c_void_p).value
 
     def problem(self, missing: Sequence[str]) -> str:
         return f"runs on an NVIDIA GPU: {driver_problem(missing)}"

@@ -71,7 +71,7 @@ class CudaRules(TargetRules):
         return devices.unknown()
 
     def at_hand(self) -> Iterable[str]:
-        return map(native_cuda, devices.capabilities())
+        return filter(None, map(native_cuda, devices.capabilities()))
 
     def beside(self) -> str:
         return PORTABLE

@@ -6,6 +6,8 @@ graph is known: a graph with a tensor on a GPU is for the GPU. What holds of one
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from precast.runtime.errors import OptionError
 from precast.runtime.target_rules import TargetRules
 from precast.target_registry import CPU, families, family_of, find_family, load
@@ -44,6 +46,11 @@ def why_unfit(target: str) -> str:
     return rules_of(target).why_unfit(target)
 
 
+def at_hand() -> Iterator[str]:
+    """What is compiled for each kind of device of this machine, the host aside."""
+    return (target for family in families() if not family.on_host for target in load(family.runtime).at_hand())
+
+
 def serves(requested: str, found: str) -> bool:
     """Whether an artifact for `found` is what a build for `requested` (resolved) makes: a graph's tensors decide between GPU and CPU."""
     if requested == found:
@@ -71,4 +78,4 @@ def concerns(requested: str, found: str) -> bool:
     return runs(requested, found) or (family_of(requested).on_host and rank(found) is not None)
 
 
-__all__ = ["NATIVE", "concerns", "ladder_of", "rank", "resolve", "rules_of", "runs", "serves", "why_unfit"]
+__all__ = ["NATIVE", "at_hand", "concerns", "ladder_of", "rank", "resolve", "rules_of", "runs", "serves", "why_unfit"]
