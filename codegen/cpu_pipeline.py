@@ -6,10 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from precast.codegen.choices import Chooser, takes_bfloat16
-from precast.codegen.compiled import CompiledGraph, input_records, output_records, plain_size
+from precast.codegen.compiled import CompiledGraph, evidence, input_records, output_records, plain_size
 from precast.codegen.cpp_attention import attention_source as attention_text
 from precast.codegen.cpp_index import INDEX_HELPERS
 from precast.codegen.cpp_kernel import RenderedKernel, render_kernel
@@ -26,7 +25,7 @@ from precast.codegen.mkl_products import split_epilogues
 from precast.codegen.options import CodegenOptions, CompileContext
 from precast.codegen.over_residuals import write_over_residuals
 from precast.codegen.selection import Selection, Stages, library_owned, run_stages
-from precast.codegen.toolchain import compile_shared, find_compiler, lanes_of, native_level
+from precast.codegen.toolchain import compile_shared, lanes_of, native_level
 from precast.codegen.winograd import winograd_source
 from precast.lowering.collapse import collapse_axes
 from precast.lowering.effects import lasting_inputs
@@ -92,7 +91,11 @@ class CpuCompilation:
             inputs=input_records(program),
             outputs=output_records(program),
             workspace_bytes=plain_size(program.workspace_bytes),
-            evidence=_evidence(self.target, kernels, self.chooser),
+            evidence=evidence(
+                native_level() if self.target == NATIVE else self.target.removeprefix("cpu:"),
+                self.chooser.used,
+                kernel_serial_ns={k.name: round(k.serial_ns) for k in kernels.values() if not k.symbols},  # unknown sizes count as huge
+            ),
             timings={"render_s": rendered - began - measured, "measure_s": measured, "compiler_s": done - rendered},
             python_calls=tuple(str(record["op"]) for record in host.externs),
         )
@@ -184,13 +187,3 @@ def _attention_functions(steps: Sequence[RunStep], buffers: dict[str, Buffer], t
             text = attention_text("@", step.step, buffers, lanes_of(target))
             names[id(step.step)] = sources.setdefault(text, f"attention_{len(sources)}")
     return names, "".join(text.replace("void @(", f"void {name}(") for text, name in sources.items())
-
-
-def _evidence(target: str, kernels: dict[str, RenderedKernel], chooser: Chooser) -> dict[str, Any]:
-    level = native_level() if target == "cpu:native" else target.removeprefix("cpu:")
-    return {
-        "compiler": find_compiler().version,
-        "target_level": level,
-        "choices": dict(sorted(chooser.used.items())),
-        "kernel_serial_ns": {k.name: round(k.serial_ns) for k in kernels.values() if not k.symbols},  # unknown sizes count as huge
-    }

@@ -40,7 +40,7 @@ def measured_products(chooser: CudaChooser) -> Pass | None:
 
 def _fused(chooser: CudaChooser, program: Program) -> Program:
     decision = Measured(chooser)
-    fusion = ProductFusion(program)
+    fusion = ProductFusion(program, chooser.traits)
     for candidate in fusion.candidates():
         if decision.considers(candidate.sizes):
             for alternative in fusion.alternatives(candidate):
@@ -62,11 +62,11 @@ class Measured:
     def considers(self, sizes: Sizes) -> bool:
         """Whether the product is large enough to ask."""
         asked = sizes.rows >= LEAST.rows and sizes.columns >= LEAST.columns and sizes.depth >= LEAST.depth
-        return asked or gpu_shallow.considers(sizes)
+        return asked or gpu_shallow.considers(sizes, self.chooser.traits)
 
     def takes(self, alternative: Alternative) -> bool:
         """Whether one kernel is the faster way."""
-        by_rule = gpu_shallow.considers(alternative.sizes) and gpu_shallow.takes(alternative)
+        by_rule = gpu_shallow.considers(alternative.sizes, self.chooser.traits) and gpu_shallow.takes(alternative)
         if alternative.inner in self.open:
             return by_rule  # what it would be measured against is not known yet
         record, asked = self._record(alternative, by_rule)
@@ -80,7 +80,7 @@ class Measured:
         kernel = together.steps[0]
         if len(together.steps) > 1 or not isinstance(kernel, Kernel):
             return None, False
-        chosen, plain = render(kernel, together.buffers), render(kernel, together.buffers, CANONICAL)
+        chosen, plain = render(kernel, together.buffers, traits=self.chooser.traits), render(kernel, together.buffers, CANONICAL)
         apart = alternative.finished(*alternative.steps)
         library = self._library(apart) if len(chosen) == len(plain) == 1 else None
         if library is None:
@@ -90,7 +90,7 @@ class Measured:
         default = tiling_name(chosen[0].tiling) if by_rule else LIBRARY
 
         def problem() -> Problem:
-            variants = in_tilings(kernel, together.buffers, 0, chosen[0])
+            variants = in_tilings(kernel, together.buffers, 0, chosen[0], self.chooser.traits)
             used = _used(apart, together.buffers, kernel)
             return Problem(WITH_LIBRARY + key, default, kernels=variants, buffers=used, library=library)
 
@@ -101,7 +101,7 @@ class Measured:
         found: list[LibraryCall | TritonKernel] = []
         for step in expand(apart, apart.steps, self.chooser):
             if isinstance(step, Kernel):
-                found += render(step, apart.buffers, self.chooser.tilings(step, apart.buffers))
+                found += render(step, apart.buffers, self.chooser.tilings(step, apart.buffers), self.chooser.traits)
             elif isinstance(step, LibraryCall) and is_callable(step):
                 found.append(step)
             else:

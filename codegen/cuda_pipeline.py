@@ -9,9 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
-from precast.codegen.compiled import CompiledGraph, Image, input_records, output_records, plain_size
+from precast.codegen.compiled import CompiledGraph, Image, evidence, input_records, output_records, plain_size
 from precast.codegen.cpp_index import INDEX_HELPERS
 from precast.codegen.cpp_types import PROLOGUE
 from precast.codegen.cubin import registers
@@ -25,13 +24,14 @@ from precast.codegen.host_templates import ERROR
 from precast.codegen.library_steps import RunStep
 from precast.codegen.options import CodegenOptions, CompileContext
 from precast.codegen.selection import Selection, Stages, library_owned, run_stages
-from precast.codegen.toolchain import compiling, find_compiler
+from precast.codegen.toolchain import compiling
 from precast.codegen.triton_compile import Cubin, compile_images, image_numbers
 from precast.codegen.triton_render import TritonKernel, render
 from precast.lowering.buffer_bytes import DEVICE_ALIGNMENT
 from precast.lowering.ir import Kernel, Program
 from precast.lowering.memory import plan_memory
 from precast.lowering.scheduling import Pass
+from precast.lowering.traits import traits_of
 from precast.lowering.workspace_parts import in_parts, most_held
 
 log = logging.getLogger("precast.compile")
@@ -59,7 +59,9 @@ class CudaCompilation:
         selection = run_stages(scheduled, stages(self.chooser))
         program, steps, prepare = selection.program, selection.steps, selection.prepare
         buffers, every = program.buffers, (*steps, *prepare)
-        rendered = {s.name: render(s, buffers, self.chooser.tilings(s, buffers)) for s in every if isinstance(s, Kernel)}
+        rendered = {
+            s.name: render(s, buffers, self.chooser.tilings(s, buffers), self.chooser.traits) for s in every if isinstance(s, Kernel)
+        }
         launches, kernels = _launches(every, rendered)
         host = CudaHostWriter(program, steps, launches, len(kernels), self.context.inference)
         unit = "\n".join([PROLOGUE, INDEX_HELPERS, ERROR, host.source((), prepare)])
@@ -75,7 +77,12 @@ class CudaCompilation:
             inputs=input_records(program),
             outputs=output_records(program),
             workspace_bytes=plain_size(most_held(program)),
-            evidence={**_evidence(self.target, cubins), "choices": self.chooser.used},
+            evidence=evidence(
+                _architecture(self.target),
+                self.chooser.used,
+                triton=_triton_version(),
+                kernels={c.entry: _kernel_evidence(c) for c in cubins},
+            ),
             timings={"triton_s": loaded - began, "compiler_s": done - loaded},
             python_calls=tuple(str(record["op"]) for record in host.externs),
             images=tuple(Image(c.entry, c.image, c.metadata) for c in cubins),
@@ -90,7 +97,7 @@ def passes_by(chooser: CudaChooser) -> Mapping[str, Pass]:
 
 def compilation(target: str, options: CodegenOptions, context: CompileContext) -> CudaCompilation:
     """With a chooser over the records of `context`, which measures under max-autotune where the device is at hand."""
-    chooser = CudaChooser(context.tuning)
+    chooser = CudaChooser(context.tuning, traits=traits_of(target))
     if options.max_autotune:
         try:
             chooser.measure = lab_for(target).answer
@@ -161,15 +168,10 @@ def _titled(kernel: TritonKernel, cubin: Cubin) -> str:
     return f"# {kernel.name}: grid {kernel.grid}, {cubin.metadata['block']} threads; first with {arguments}\n{kernel.source}"
 
 
-def _evidence(target: str, cubins: Sequence[Cubin]) -> dict[str, Any]:
+def _triton_version() -> str:
     import triton
 
-    return {
-        "compiler": find_compiler().version,
-        "triton": triton.__version__,
-        "target_level": _architecture(target),
-        "kernels": {c.entry: _kernel_evidence(c) for c in cubins},
-    }
+    return str(triton.__version__)
 
 
 def _kernel_evidence(cubin: Cubin) -> dict[str, int]:

@@ -11,13 +11,14 @@ from precast.codegen.tuner import Answer
 from precast.lowering.ir import Program
 from precast.lowering.options import LoweringOptions
 from precast.lowering.pipeline import schedule
+from precast.lowering.traits import traits_of
 
 
 class CudaTuner:
     """A `tuner.Tuner`."""
 
     def ask(self, program: Program, target: str, options: LoweringOptions, bound: Collection[str] | None, answer: Answer) -> None:
-        chooser = CudaChooser(measure=answer)
+        chooser = CudaChooser(measure=answer, traits=traits_of(target))
         choose_all(schedule(program, target, options, bound, instead=passes_by(chooser)), chooser)
 
     def lab(self, target: str) -> Answer:

@@ -102,6 +102,7 @@ class Builder:
         self.known: set[sympy.Symbol] = set()  # data-dependent symbols that a step has bound
         self.checks: list[Check] = []  # waiting for their symbols
         self.device = HOST_DEVICE  # the type of device that the graph's tensors are on; what is in the host's memory there is marked so
+        self.library_scan: int | None = None  # elements from which the scan of a single row is the library's; None: of no row
         self.own_random = False  # whether random numbers may be others than eager's
         self.keys, self._keys_at = "", 0  # the buffer of the keys of random numbers, where there are any, and the step that draws them
         self._realised: dict[Tensor, Tensor] = {}

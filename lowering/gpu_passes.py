@@ -37,14 +37,19 @@ from precast.lowering.roundings import drop_roundings
 from precast.lowering.scheduling import Pass, Scheduling
 from precast.lowering.simplify import simplify
 from precast.lowering.split import split_axes
+from precast.lowering.traits import traits_of
 
 
 def passes(target: str, options: LoweringOptions, bound: Collection[str] | None = None) -> list[tuple[str, Pass]]:
     """The passes for a GPU; `bound` names the inputs that are weights (None: every input). A backend that measures which products are
     better made by kernels of ours has a pass of its own for "products in kernels".
     """
-    epilogues: list[tuple[str, Pass]] = [("epilogues", attach_gpu_epilogues)] if options.epilogue_fusion else []
-    products: list[tuple[str, Pass]] = [("products in kernels", shallow_products)] if options.epilogue_fusion else []
+    traits = traits_of(target)
+    epilogues: list[tuple[str, Pass]] = []
+    products: list[tuple[str, Pass]] = []
+    if options.epilogue_fusion:
+        epilogues = [("epilogues", attach_gpu_epilogues)]
+        products = [("products in kernels", partial(shallow_products, traits=traits))]
     return [
         ("simplify", simplify),
         ("write in place", write_in_place),
@@ -55,10 +60,10 @@ def passes(target: str, options: LoweringOptions, bound: Collection[str] | None 
         ("fold batch norm", fold_batch_norm(options.freeze, bound, gpu=True)),
         ("merge products", merge_gemms(options.freeze, bound)),
         ("forward copies", forward_copies),
-        ("vector products", vector_products),
-        ("narrow weights", narrow_products),
+        ("vector products", partial(vector_products, traits=traits)),
+        ("narrow weights", partial(narrow_products, traits=traits)),
         *epilogues,
-        ("roomy rows", roomy_rows),
+        ("roomy rows", partial(roomy_rows, traits=traits)),
         ("convolution biases", conv_biases),
         ("weights channels last", weights_channels_last(options.freeze, bound)),
         ("channels last", partial(channels_last, as_it_is=is_patch)),
@@ -72,11 +77,11 @@ def passes(target: str, options: LoweringOptions, bound: Collection[str] | None 
         ("fuse siblings", partial(fuse_siblings, launches=True)),
         ("hoist invariants", hoist_invariants),
         *products,
-        ("gpu reductions", gpu_reductions),
+        ("gpu reductions", partial(gpu_reductions, traits=traits)),
         ("collapse axes", collapse_axes),
         ("order", order_steps),
-        ("small kernels first", small_kernels_first),
-        ("gpu batches", gpu_batches),
+        ("small kernels first", partial(small_kernels_first, traits=traits)),
+        ("gpu batches", partial(gpu_batches, traits=traits)),
         ("name kernels", name_kernels),
     ]
 

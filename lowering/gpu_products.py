@@ -23,13 +23,12 @@ from precast.lowering.products import Product, product_of
 from precast.lowering.scalars import HALVES
 from precast.lowering.sizes import hint
 from precast.lowering.substitution import Definition, Rewriter, Uninvertible
+from precast.lowering.traits import Traits
 
 VECTOR = 8
 """Elements of a half type that one access reads: rows of other lengths are slow to read."""
 MAX_SUMS = 2
 """Products in one kernel: blocks of more fill the registers and the shared memory."""
-MAX_COLUMNS_BEFORE = 512
-"""Columns up to which rows are computed as they are read: once for each block of columns."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,7 @@ class Alternative:
     """
 
     program: Program
+    traits: Traits
     sizes: Sizes
     steps: tuple[Step, ...]
     kernel: Kernel
@@ -58,7 +58,7 @@ class Alternative:
 
     def finished(self, *steps: Step) -> Program:
         """The steps as the passes that follow leave them, over the program's buffers."""
-        return collapse_axes(gpu_reductions(replace(self.program, steps=steps)))
+        return collapse_axes(gpu_reductions(replace(self.program, steps=steps), self.traits))
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,8 +75,8 @@ class ProductFusion:
     of those whose sizes it likes, and takes the kernels that it prefers; which these are, it knows by a rule or by a measurement.
     """
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
+    def __init__(self, program: Program, traits: Traits) -> None:
+        self.program, self.traits = program, traits
         self._taken: set[Kernel] = set()
         self.buffers = {b.name: b for b in program.buffers}
         self.steps: list[Step | None] = list(program.steps)
@@ -134,7 +134,7 @@ class ProductFusion:
 
         first = inside([position], made)
         if first is not None:
-            yield Alternative(self.program, sizes, (step, user), *first)
+            yield Alternative(self.program, self.traits, sizes, (step, user), *first)
         alone = first[0] if first is not None and first[0] in self._taken else None
         maker = self._maker(position, step)
         both = None if maker is None else inside([maker[0], position], made, maker[1])
@@ -142,7 +142,7 @@ class ProductFusion:
             before = self.steps[maker[0]]
             assert before is not None
             rest = (step, user) if alone is None else (alone,)
-            yield Alternative(self.program, sizes, (before, *rest), *both, None if first is None else first[0])
+            yield Alternative(self.program, self.traits, sizes, (before, *rest), *both, None if first is None else first[0])
             if both[0] in self._taken:
                 self._replace([maker[0], position], at, both[0])
                 return
@@ -156,10 +156,10 @@ class ProductFusion:
         return only if only is not None and only > writers[0] else None
 
     def _maker(self, position: int, step: Gemm | Conv) -> tuple[int, Definition] | None:
-        """How the rows of the product are computed, and where, if for it alone and of as few columns as `MAX_COLUMNS_BEFORE`."""
+        """How the rows of the product are computed, and where, if for it alone and of as few columns as `Traits.fused_columns`."""
         name = (step.a if isinstance(step, Gemm) else step.x).buffer
         columns = hint(self.buffers[step.out].size[1])
-        if columns > MAX_COLUMNS_BEFORE or name not in self.writers or self._sole_reader(name) != position:
+        if columns > self.traits.fused_columns or name not in self.writers or self._sole_reader(name) != position:
             return None
         at = self.writers[name][0]
         maker = self.steps[at]

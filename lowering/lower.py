@@ -31,6 +31,7 @@ from precast.lowering.reals import is_real
 from precast.lowering.registry import LOWERINGS, VIEWS
 from precast.lowering.sizes import MAX_BOUND, Unsupported, is_unbacked, is_unguarded, number_of, size_symbol, sizes
 from precast.lowering.tensor import Tensor
+from precast.lowering.traits import SM_90, Traits
 from precast.lowering.user_kernels import is_uninitialised, launch
 from precast.target_registry import HOST_DEVICE, family_on
 
@@ -51,23 +52,25 @@ VALUE_CHECKS = (aten._assert_async.default, aten._assert_async.msg)
 """Assertions about values, which each call makes."""
 
 
-def lower(graph: fx.GraphModule, name: str, options: LoweringOptions = DEFAULTS) -> Program:
+def lower(graph: fx.GraphModule, name: str, options: LoweringOptions = DEFAULTS, traits: Traits = SM_90) -> Program:
     """The graph (functional ATen ops, fake tensors in `node.meta["val"]`) as a program that computes the same.
 
+    `traits`: of the GPU, where the graph's tensors are on one.
     Raises `Unsupported` where the graph holds what no ATen call can do for it (data-dependent sizes, higher-order ops).
     """
     with _disable_current_modes():  # a backend runs while torch still fakes tensors; the graph's own constants are real
-        return _Walk(graph, name, options).run()
+        return _Walk(graph, name, options, traits).run()
 
 
 class _Walk:
-    def __init__(self, graph: fx.GraphModule, name: str, options: LoweringOptions) -> None:
+    def __init__(self, graph: fx.GraphModule, name: str, options: LoweringOptions, traits: Traits) -> None:
         self.module, self.name = graph, name
         self.nodes = list(graph.graph.nodes)
         self.env: dict[fx.Node, Any] = {}
         self.b = Builder()
         family = family_on(t.device.type for node in self.nodes for t in _tensors(node))
         self.b.device = HOST_DEVICE if family is None else family.device
+        self.b.library_scan = traits.library_scan if self.b.on_gpu else None
         self.b.own_random = not options.fallback_random
         self.deterministic = options.deterministic and self.b.on_gpu
         self.inputs: list[str | sympy.Symbol] = []

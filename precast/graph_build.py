@@ -23,6 +23,7 @@ from precast.lowering.options import LoweringOptions
 from precast.lowering.pipeline import planned, schedule
 from precast.lowering.sizes import Unsupported
 from precast.lowering.text import program_text
+from precast.lowering.traits import traits_of
 from precast.parts import build_parts
 from precast.runtime.errors import CompileStopped, Refused
 from precast.runtime.library import IMAGE
@@ -103,7 +104,7 @@ def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopw
     with watch.stage("lower"):
         try:
             deterministic = torch.are_deterministic_algorithms_enabled()  # guarded: other calls get another variant
-            lowered = lower(graph, request.name, replace(lowering, deterministic=deterministic))
+            lowered = lower(graph, request.name, replace(lowering, deterministic=deterministic), traits_of(request.target))
         except Unsupported as error:
             request.trace.refused(str(error))
             raise Refused(str(error)) from error

@@ -37,6 +37,7 @@ from precast.graph_build import keep_choices, known_choices
 from precast.lowering.ir import Conv, Gemm, Kernel, Program
 from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
+from precast.lowering.traits import SM_90
 from precast.tune import outdated, tune
 from tests.ops.trace import trace
 from tests.triton.shallow import CASES, DEEP, Fn, bottleneck, feed_forward, gated, halved, image, norm, norms, weight
@@ -172,7 +173,7 @@ def test_a_kernels_own_record_counts_where_no_library_was_beside_it() -> None:
     (kernel,) = (step for step in program.steps if isinstance(step, Kernel))
     (plain,) = render(kernel, program.buffers, CANONICAL)
     (default,) = render(kernel, program.buffers)
-    own = tiling_name(candidates(default.tiling)[0])
+    own = tiling_name(candidates(default.tiling, SM_90)[0])
     chooser = CudaChooser({kernel_key(plain): {"winner": own, "us": {}}, WITH_LIBRARY + "another": {"winner": LIBRARY, "us": {}}})
     same = scheduled(feed_forward, inputs, chooser)
     (tiling,) = chooser.tilings(next(s for s in same.steps if isinstance(s, Kernel)), same.buffers)

@@ -19,6 +19,7 @@ from precast.codegen.measure import Record
 from precast.lowering.ir import Attention, Conv, Extern, Gemm, Kernel, Program
 from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
+from precast.lowering.traits import SM_90
 from tests.codegen.test_cuda_host import agree, on_stub
 from tests.ops.trace import trace
 
@@ -176,7 +177,7 @@ def test_each_attention_kernel(how: str, rows: int) -> None:
     inputs = [heads(1, 2, rows, 16).bfloat16() for _ in range(3)]
     program = scheduled(attend, *inputs)
     (step,) = (s for s in program.steps if isinstance(s, Attention))
-    choice = attention_choice(step, {b.name: b for b in program.buffers})
+    choice = attention_choice(step, {b.name: b for b in program.buffers}, SM_90)
     assert choice.names == ("cudnn", "flash", "efficient", "aten") and choice.default == ("flash" if rows <= 128 else "cudnn")
     tuning: dict[str, Record] = {choice.key: {"winner": how, "us": {}}}
     assert calls(program, CudaChooser(tuning)) == ["aten::scaled_dot_product_attention" if how == "aten" else f"{how} attention"]
@@ -201,7 +202,7 @@ def test_each_attention_kernel(how: str, rows: int) -> None:
 def test_what_attention_may_run_on(inputs: list[torch.Tensor], kwargs: dict[str, Any], names: tuple[str, ...]) -> None:
     program = scheduled(lambda *x: attend(*x, **kwargs), *inputs)
     (step,) = (s for s in program.steps if isinstance(s, Attention))
-    assert attention_choice(step, {b.name: b for b in program.buffers}).names == names
+    assert attention_choice(step, {b.name: b for b in program.buffers}, SM_90).names == names
 
 
 def test_float32_pixels_stay_with_cudnn_whose_tf32_is_on_by_default() -> None:
@@ -214,7 +215,7 @@ def test_float32_pixels_stay_with_cudnn_whose_tf32_is_on_by_default() -> None:
 def test_a_record_that_names_no_way_is_ignored() -> None:
     program = scheduled(attend, *(heads(2, 4, 12, 8) for _ in range(3)))
     (step,) = (s for s in program.steps if isinstance(s, Attention))
-    key = attention_choice(step, {b.name: b for b in program.buffers}).key
+    key = attention_choice(step, {b.name: b for b in program.buffers}, SM_90).key
     assert calls(program, CudaChooser({key: {"winner": "cudnn", "us": {}}})) == ["efficient attention"]
 
 

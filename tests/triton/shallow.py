@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from precast.lowering.gpu_products import ProductFusion
 from precast.lowering.ir import Conv, Gemm, Program
 from precast.lowering.scheduling import Pass
+from precast.lowering.traits import SM_90
 
 Fn = Callable[..., Tensor]
 LAST = torch.channels_last
@@ -83,7 +84,7 @@ DEEP: dict[Fn, Callable[[], tuple[Tensor, ...]]] = {
 
 def every_product(program: Program) -> Program:
     """The pass that takes every product into a kernel."""
-    fusion = ProductFusion(program)
+    fusion = ProductFusion(program, SM_90)
     for candidate in fusion.candidates():
         for alternative in fusion.alternatives(candidate):
             fusion.take(alternative)
