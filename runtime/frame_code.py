@@ -13,7 +13,8 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from precast.artifact_store.constants import find_object, untag
+from precast.artifact_store.constants import untag
+from precast.artifact_store.import_names import find_object
 from precast.artifact_store.records import FrameRecord, ResumeRecord
 from precast.runtime.rebuild import STEPS, step
 from precast.runtime.shims import SHIMS
