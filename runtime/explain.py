@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from precast.artifact_store import Manifest
-from precast.artifact_store.collect import files
 from precast.artifact_store.guards import Guard
 from precast.artifact_store.plain_text import many
 from precast.runtime.compatibility import why_not
@@ -131,8 +128,7 @@ def explain(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], 
             failures = tuple(text for guard in variant.guards if (text := failure(guard, local_values, cells)))
             reports.append(VariantReport(variant.artifact_id, "this process only", len(variant.guards), failures))
     reports.sort(key=lambda report: (bool(report.unusable), len(report.failures)))
-    where = "a store that cannot be opened" if program.store.root == Path(os.devnull) else str(program.store.root)
-    return Explanation(program.name, program.key, where, tuple(reports), _note(program, bool(reports)))
+    return Explanation(program.name, program.key, program.store.place, tuple(reports), _note(program, bool(reports)))
 
 
 def _why_unusable(manifest: Manifest, program: Program, elsewhere: bool) -> str:
@@ -177,7 +173,7 @@ def _nothing_stored(program: Program) -> str:
     stem = program.key.rpartition("-")[0]
     alike = [key for key in program.store.programs() if key.rpartition("-")[0] == stem]
     if not alike:
-        absent = "" if program.store.root.is_dir() else f"There is no store at {program.store.root}. "
+        absent = "" if program.store.exists() else f"There is no store at {program.store.place}. "
         return (
             f"{absent}Nothing is stored for this program: run `precast build`, precast.precompile, or one call of what precast.compile "
             f"makes of it with this store first. {_quarantined(program)}{_MAYBE_KEPT}"
@@ -193,7 +189,7 @@ def _nothing_stored(program: Program) -> str:
 
 def _quarantined(program: Program) -> str:
     """That damaged files were set aside: what is gone may be among them."""
-    count = len(files(program.store.root / "quarantine"))
+    count = program.store.quarantined()
     moved = many(count, "damaged file was", "damaged files were")
     return f"{moved} moved to its folder quarantine/: building again replaces what they held. " if count else ""
 

@@ -52,7 +52,7 @@ class Misses:
 
     @property
     def _shared(self) -> Shared:
-        return str(self._program.store.root), self._program.key
+        return self._program.store.place, self._program.key
 
     def clear(self) -> None:
         """Forget counts, limits and the first call."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -127,7 +126,7 @@ class Shelf:
         my_turn = self._turn.try_enter(PATIENCE_SECONDS)
         try:
             while True:
-                stamp = self._folder_stamp()
+                stamp = self._owner.store.changed(self._owner.key)
                 with self._lock:
                     if stamp != self._scanned:
                         self._useless = frozenset()
@@ -173,15 +172,6 @@ class Shelf:
             seen.final = False
         else:
             seen.useless.add(manifest.artifact_id)
-
-    def _folder_stamp(self) -> int | None:
-        """When an artifact was last added to or removed from this program's folder; 0 where there is none, None when it cannot be said."""
-        try:
-            return os.stat(self._owner.store.root / "programs" / self._owner.key).st_mtime_ns
-        except FileNotFoundError:
-            return 0
-        except OSError:
-            return None
 
     def _add(self, found: Sequence[Variant]) -> None:
         known = {variant.artifact_id for variant in self.variants}  # another thread may have been faster
