@@ -20,6 +20,7 @@ import torch
 
 from precast.artifact_store import Store
 from precast.artifact_store.records import FrameRecord
+from precast.artifact_store.trust.trusted import Trusted
 from precast.runtime import region, skips, stance
 from precast.runtime.backends import Backend
 from precast.runtime.code_digest import digest
@@ -221,7 +222,7 @@ class CalleeProgram(Program):
     def is_part(self) -> bool:
         return True
 
-    def build_frame(self, record: FrameRecord, graph: Callable[..., Any]) -> Callable[..., Any]:
+    def build_frame(self, record: Trusted[FrameRecord], graph: Callable[..., Any]) -> Callable[..., Any]:
         self.built()
         frame = build(record, self.shell.template(), graph, self.resume)
         return self.shell.function(frame.__code__, frame)

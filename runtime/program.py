@@ -15,6 +15,7 @@ from precast.artifact_store import Manifest, Store, StoreError
 from precast.artifact_store.guard_table import GuardRow
 from precast.artifact_store.guards import Guard
 from precast.artifact_store.records import FrameRecord
+from precast.artifact_store.trust.trusted import Trusted
 from precast.runtime import code_digest, region, skips, stance, turns
 from precast.runtime.backends import Backend
 from precast.runtime.compatibility import why_not
@@ -120,11 +121,11 @@ class Program:
         """Whether it is a part of another program: it runs eagerly where it cannot be stored, and a warm process does not miss it."""
         return False
 
-    def build_frame(self, record: FrameRecord, graph: Callable[..., Any]) -> Callable[..., Any]:
+    def build_frame(self, record: Trusted[FrameRecord], graph: Callable[..., Any]) -> Callable[..., Any]:
         """The rewritten frame, taking the program's arguments. Raises FrameCodeError."""
         self.built()
         frame = build(record, self.function, graph, self.resume)
-        return self.around(frame) if record.broken and self.around is not None else frame
+        return self.around(frame) if record.content.broken and self.around is not None else frame
 
     def built(self) -> None:
         """Tell who asked that code of this program is about to run for the first time."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from precast.artifact_store.records import FrameRecord, ResumeRecord
+from precast.artifact_store.trust.trusted import Trusted
 from precast.runtime.dispatch import make_dispatcher
 from precast.runtime.entry import Entry
 from precast.runtime.frame_code import build
@@ -81,7 +82,7 @@ class ResumeProgram(Program):
     def free_as_locals(self) -> bool:
         return self.shell is not None
 
-    def build_frame(self, record: FrameRecord, graph: Callable[..., Any]) -> Callable[..., Any]:
+    def build_frame(self, record: Trusted[FrameRecord], graph: Callable[..., Any]) -> Callable[..., Any]:
         if self.shell is None:
             return super().build_frame(record, graph)
         self.built()
