@@ -17,7 +17,7 @@ from pathlib import Path
 from precast.artifact_store import layout, leases, usage
 from precast.artifact_store.disk_errors import advice, cure
 from precast.artifact_store.entries import Entries
-from precast.artifact_store.errors import DamagedRecord, ForeignRecord, FutureFormat, StoreError
+from precast.artifact_store.errors import DamagedRecord, ForeignRecord, FutureFormat, StoreError, Untrusted
 from precast.artifact_store.manifest import Manifest
 from precast.artifact_store.named_records import NamedRecords
 from precast.artifact_store.place import default_root
@@ -171,8 +171,18 @@ class Store:
     # -- what may execute
 
     def trust(self, manifest: Manifest) -> Trusted[Manifest]:
-        """An artifact whose bytecode and blobs may be executed. Raises Untrusted."""
+        """An artifact whose guards, bytecode and blobs may be executed. Raises Untrusted."""
         return admit_manifest(manifest, self._policy)
+
+    def trusted_variants(self, program_key: str) -> list[Trusted[Manifest]]:
+        """The artifacts of a program that are trusted, ordered by id; the others are misses, logged."""
+        found = []
+        for manifest in self.variants(program_key):
+            try:
+                found.append(self.trust(manifest))
+            except Untrusted as error:
+                self._entries.miss(manifest.origin.name, str(error))
+        return found
 
     def trusted_record(self, kind: str, name: str) -> Trusted[dict[str, Data]] | None:
         """A named record whose blobs may be executed, or None. Raises Untrusted."""

@@ -169,7 +169,7 @@ def _store(path: str | None) -> Iterator[Finding]:
             yield Finding("store", WARN, f"which artifacts were used is not known: {reason}")
         hidden = unreadable(store)
         for name, reason in [*hidden.items()][:_NAMED]:
-            yield Finding("store", BAD, f"{store.root / name} cannot be read ({reason}): make it readable for this user")
+            yield Finding("store", BAD, f"{store.path(name)} cannot be read ({reason}): make it readable for this user")
         if len(hidden) > _NAMED:
             yield Finding("store", BAD, f"and {len(hidden) - _NAMED} more that cannot be read")
         quarantined = store.quarantined()

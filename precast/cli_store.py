@@ -106,7 +106,7 @@ def _tell_unreadable(out: Output, store: Store) -> None:
     if hidden := unreadable(store):
         name, reason = next(iter(hidden.items()))
         count = many(len(hidden), "file or folder", "files or folders")
-        out.note(f"{count} cannot be read, such as {store.root / name} ({reason}): `precast doctor` says more")
+        out.note(f"{count} cannot be read, such as {store.path(name)} ({reason}): `precast doctor` says more")
 
 
 def _list_images(out: Output, store: Store, entries: list[Entry]) -> None:

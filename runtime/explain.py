@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from precast.artifact_store import Manifest
+from precast.artifact_store.errors import Untrusted
 from precast.artifact_store.guards import Guard
 from precast.artifact_store.plain_text import many
 from precast.runtime.compatibility import why_not
@@ -119,8 +120,9 @@ def explain(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], 
     for manifest in program.store.variants(program.key):
         seen.add(manifest.artifact_id)
         guards = (*manifest.guards, *program.extra_guards)
-        failures = tuple(text for guard in guards if (text := failure(guard, local_values, cells)))
-        unusable = _why_unusable(manifest, program, elsewhere)
+        untrusted = _why_untrusted(manifest, program)
+        failures = () if untrusted else tuple(text for guard in guards if (text := failure(guard, local_values, cells)))
+        unusable = untrusted or _why_unusable(manifest, program, elsewhere)
         damaged = not failures and not unusable and not program.store.complete(manifest)
         reports.append(VariantReport(manifest.artifact_id, manifest.target, len(guards), failures, unusable, damaged))
     for variant in program.variants:
@@ -129,6 +131,15 @@ def explain(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], 
             reports.append(VariantReport(variant.artifact_id, "this process only", len(variant.guards), failures))
     reports.sort(key=lambda report: (bool(report.unusable), len(report.failures)))
     return Explanation(program.name, program.key, program.store.place, tuple(reports), _note(program, bool(reports)))
+
+
+def _why_untrusted(manifest: Manifest, program: Program) -> str:
+    """Why not even the guards of an artifact are evaluated here, which call methods of the call's objects."""
+    try:
+        program.store.trust(manifest)
+    except Untrusted as error:
+        return str(error)
+    return ""
 
 
 def _why_unusable(manifest: Manifest, program: Program, elsewhere: bool) -> str:

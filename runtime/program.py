@@ -236,7 +236,8 @@ class Program:
 
         cells = self.locals_of.cells()
         steps = {target: step for step, target in enumerate(ladder_of(self.target))}
-        best_first = sorted(self.store.variants(self.key), key=lambda m: (steps.get(m.target, len(steps)), takes_numbers(m)))
+        found = (document.content for document in self.store.trusted_variants(self.key))
+        best_first = sorted(found, key=lambda m: (steps.get(m.target, len(steps)), takes_numbers(m)))
         for manifest in best_first:
             if not fits(self.target, manifest.target) or why_not(manifest, self, elsewhere=True):
                 continue
@@ -251,9 +252,9 @@ class Program:
             self.eagerly.recall()
         return binding
 
-    def open_variant(self, manifest: Manifest, source: Any, stored: bool, graph: Callable[..., Any] | None) -> Variant:
+    def open_variant(self, document: Trusted[Manifest], source: Any, stored: bool, graph: Callable[..., Any] | None) -> Variant:
         """A variant of this program, from where its blobs are. Raises what it cannot be read with."""
-        return Variant(manifest, source, self.entry, self.extra_guards, stored, self.build_frame, graph, self._cuda_graphs)
+        return Variant(document, source, self.entry, self.extra_guards, stored, self.build_frame, graph, self._cuda_graphs)
 
     def useless(self, manifest: Manifest) -> str:
         """Why an artifact of the store cannot serve here; "" where it can."""

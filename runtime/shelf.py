@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from precast.artifact_store import Manifest, Store
+from precast.artifact_store.trust.trusted import Trusted
 from precast.runtime import devices, stance
 from precast.runtime.differing import Differing
 from precast.runtime.errors import LoadError
 from precast.runtime.locks import Lock
 from precast.runtime.log import logger
+from precast.runtime.open import trusted_document
 from precast.runtime.paths import PathError
 from precast.runtime.targets import is_cuda, rank
 from precast.runtime.variant import Binding, EagerVariant, Variant
@@ -30,7 +32,7 @@ class Owner(Protocol):
     key: str
     store: Store
 
-    def open_variant(self, manifest: Manifest, source: Any, stored: bool, graph: Callable[..., Any] | None) -> Variant:
+    def open_variant(self, document: Trusted[Manifest], source: Any, stored: bool, graph: Callable[..., Any] | None) -> Variant:
         """Of a manifest, where its blobs are, whether those are in the store, and a graph that is already there."""
 
     def useless(self, manifest: Manifest) -> str:
@@ -147,18 +149,19 @@ class Shelf:
 
     def _look_through(self, known: Set[str]) -> _Seen:
         seen = _Seen()
-        for manifest in self._owner.store.variants(self._owner.key):
-            if manifest.artifact_id not in known:
-                self._judge(manifest, seen)
+        for document in self._owner.store.trusted_variants(self._owner.key):
+            if document.content.artifact_id not in known:
+                self._judge(document, seen)
         seen.usable.sort(key=lambda variant: (rank(variant.target) or 0, variant.symbolic))  # best target first
         return seen
 
-    def _judge(self, manifest: Manifest, seen: _Seen) -> None:
+    def _judge(self, document: Trusted[Manifest], seen: _Seen) -> None:
+        manifest = document.content
         name, short = self._owner.name, manifest.artifact_id[:12]
         try:
             reason = self._owner.useless(manifest)
             if not reason:
-                seen.usable.append(self._open(manifest, self._owner.store, stored=True))
+                seen.usable.append(self._open(document, self._owner.store, stored=True))
                 return
             logger("runtime").info("%s: %s is of no use here: %s", name, short, reason)
             undecided = is_cuda(manifest.target) and devices.unknown()  # asked again once CUDA has been started
@@ -177,15 +180,15 @@ class Shelf:
         known = {variant.artifact_id for variant in self.variants}  # another thread may have been faster
         self.variants = (*self.variants, *(variant for variant in found if variant.artifact_id not in known))
 
-    def _open(self, manifest: Manifest, source: Any, stored: bool, graph: Callable[..., Any] | None = None) -> Variant:
+    def _open(self, document: Trusted[Manifest], source: Any, stored: bool, graph: Callable[..., Any] | None = None) -> Variant:
         try:
-            return self._owner.open_variant(manifest, source, stored, graph)
+            return self._owner.open_variant(document, source, stored, graph)
         except (ValueError, TypeError, KeyError) as error:
             raise LoadError(str(error)) from error
 
     def put(self, manifest: Manifest, source: Any, stored: bool, graph: Callable[..., Any] | None = None) -> Variant:
         """What was just compiled, opened as a warm start would open it, in front. Raises LoadError."""
-        variant = self._open(manifest, source, stored, graph)
+        variant = self._open(trusted_document(manifest, source), source, stored, graph)
         with self._lock:
             self.variants = tuple(other for other in self.variants if other.artifact_id != variant.artifact_id)
             self._put_first(variant)

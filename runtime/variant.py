@@ -15,7 +15,7 @@ from precast.artifact_store.guard_table import GuardRow
 from precast.artifact_store.guards import Guard, Path, Predicate
 from precast.artifact_store.manifest import guard_rows
 from precast.artifact_store.records import FrameRecord, GraphInput
-from precast.artifact_store.trust.trusted import Trusted
+from precast.artifact_store.trust.trusted import Trusted, content_of
 from precast.runtime.devices import capabilities
 from precast.runtime.entry import Entry
 from precast.runtime.errors import LoadError
@@ -24,7 +24,7 @@ from precast.runtime.frame_code import FrameCodeError, build
 from precast.runtime.graph import bound_call, with_draws_as_traced
 from precast.runtime.kernel_digest import kernel_guards
 from precast.runtime.locks import Lock
-from precast.runtime.open import Executable, open_executable, reading, trusted_document
+from precast.runtime.open import Executable, open_executable, reading
 from precast.runtime.options import CudaGraphOptions
 from precast.runtime.paths import resolve
 from precast.runtime.source import BlobSource
@@ -94,7 +94,7 @@ class Variant(_Planned):
 
     def __init__(
         self,
-        manifest: Manifest,
+        document: Trusted[Manifest],
         source: BlobSource,
         entry: Entry,
         extra_guards: Sequence[Guard] = (),
@@ -103,7 +103,9 @@ class Variant(_Planned):
         graph: Callable[..., Any] | None = None,
         cuda_graphs: CudaGraphOptions | None = None,
     ) -> None:
+        manifest = content_of(document)
         self.stored = stored
+        self._document = document
         self._graph = graph
         self._cuda_graphs = cuda_graphs
         self.manifest = manifest
@@ -176,11 +178,10 @@ class Variant(_Planned):
             raise LoadError(
                 f"artifact {self.artifact_id[:12]} has {len(self.manifest.frames)} frames, and this precast runs artifacts with one"
             )
-        document = trusted_document(self.manifest, self._source)
         with reading(self.manifest, _RECORD):
-            self._record = document.part(lambda manifest: FrameRecord.from_data(manifest.frames[0]["code"]))
+            self._record = self._document.part(lambda manifest: FrameRecord.from_data(manifest.frames[0]["code"]))
         tensors = self._record.content.tensors
-        self._executable = open_executable(document, self._source, tensors, record=_RECORD, cuda_graphs=self._cuda_graphs)
+        self._executable = open_executable(self._document, self._source, tensors, record=_RECORD, cuda_graphs=self._cuda_graphs)
 
     def bind(self, local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> Binding:
         """The binding for the objects of this call: an existing one where tensors and defaults are the same, else a new one."""
