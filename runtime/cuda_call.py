@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from precast.runtime import native as native_runtime
+from precast.runtime.calling_convention import GraphSpec
 from precast.runtime.cuda_device import device_of, unfit
 from precast.runtime.cuda_graphs import CudaGraphs
 from precast.runtime.cuda_native import NativePlayer
-from precast.runtime.graph import GraphSpec, graph_call, weights_stamp
+from precast.runtime.graph import graph_call, weights_stamp
 from precast.runtime.library import Library
 from precast.runtime.options import CudaGraphOptions
 

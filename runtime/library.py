@@ -13,21 +13,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from precast.artifact_store.records import GraphInput
-from precast.runtime.cuda_driver import driver_library, driver_problem, is_driver_symbol
+from precast.runtime.cuda_driver import driver_problem, is_driver_symbol
 from precast.runtime.errors import LoadError
-from precast.runtime.externs import PENDING, Externs, take_exception
+from precast.runtime.externs import Externs
 from precast.runtime.locks import Lock
-from precast.runtime.paths import describe
 from precast.runtime.ptx import loadable
+from precast.runtime.run_errors import ERROR_CAPACITY, raise_run_error
 from precast.runtime.source import BlobSource
+from precast.runtime.torch_symbols import resolve_symbol
 
 ABI = 1
-ERROR_CAPACITY = 4096
 PART, IMAGE = "part", "image"
 """Roles of blobs in a graph's record: `part<n>` a library that the graph calls, `image<k>` and `part<n>.image<k>` kernels for a GPU."""
 CALL_PYTHON = "precast_call_python"
 """The one symbol that the runtime itself supplies. A name with a leading "?" may be missing: its slot is then NULL."""
-_TORCH_LIBRARIES = ("libtorch_cpu.so", "libtorch_cuda.so", "libtorch_python.so", "libtorch.so")
 _RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64)
 _PREPARE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64)
 _RELEASE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
@@ -35,33 +34,7 @@ _RELEASE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 _IMAGES = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
 
 _lock = Lock()
-_torch_handles: list[ctypes.CDLL] = []
 _loaded: dict[str, Library] = {}
-
-
-def torch_libraries() -> list[ctypes.CDLL]:
-    """torch's shared objects as this process has them open (never opened anew)."""
-    with _lock:
-        if not _torch_handles:
-            import torch
-
-            folder = os.path.join(os.path.dirname(torch.__file__), "lib")
-            for name in _TORCH_LIBRARIES:
-                try:
-                    _torch_handles.append(ctypes.CDLL(os.path.join(folder, name), mode=os.RTLD_NOLOAD | os.RTLD_LAZY))
-                except OSError:
-                    continue  # not part of this build of torch; a symbol that is then missing is reported by name
-        return _torch_handles
-
-
-def resolve_symbol(name: str) -> int | None:
-    """Address of a C symbol of torch, or of CUDA's driver (`cu…`), or None."""
-    for handle in (driver_library(),) if is_driver_symbol(name) else torch_libraries():
-        try:
-            return ctypes.cast(getattr(handle, name), ctypes.c_void_p).value
-        except AttributeError:
-            continue
-    return None
 
 
 class Library:
@@ -195,27 +168,3 @@ def _found(digest: str, what: str, find: Callable[[str], Path | None]) -> Path:
     if path is None:
         raise LoadError(f"its {what} {digest[:12]}… is missing or damaged")
     return path
-
-
-def raise_run_error(message: str, inputs: Sequence[GraphInput] = ()) -> None:
-    """Turn the text that `precast_run` or `precast_prepare` left into an exception; `inputs`: those of the graph.
-
-    "I:" marks an index error, "E:" the number of an input without memory, `externs.PENDING` what an op raised in Python; an allocator's
-    complaint becomes torch's own class.
-    """
-    if message.startswith(PENDING) and (problem := take_exception()) is not None:
-        raise problem
-    if message.startswith("I:"):
-        raise IndexError(message[2:].strip())
-    if message.startswith("E:"):
-        number = int(message[2:])
-        name = describe(inputs[number].path) if number < len(inputs) else f"input {number} of a compiled graph"
-        raise RuntimeError(
-            f"{name} has elements but no memory: its storage was resized to 0 bytes, as FSDP does with parameters between their uses; "
-            "give it its memory back before the call (with FSDP: unshard the module first)"
-        )
-    if "CUDA out of memory" in message:
-        import torch
-
-        raise torch.OutOfMemoryError(message)
-    raise RuntimeError(message or "the compiled graph failed without a message")

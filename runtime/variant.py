@@ -15,12 +15,13 @@ from precast.artifact_store.guard_table import GuardRow
 from precast.artifact_store.guards import Guard, Path, Predicate, freeze
 from precast.artifact_store.manifest import guard_rows
 from precast.artifact_store.records import FrameRecord, GraphInput, GraphOutput, Wrap
+from precast.runtime.calling_convention import Finish, GraphSpec, is_plain, raw_kinds
 from precast.runtime.devices import capabilities
 from precast.runtime.entry import Entry
 from precast.runtime.errors import LoadError
 from precast.runtime.first_check import LazyChecker
 from precast.runtime.frame_code import FrameCodeError, build
-from precast.runtime.graph import Finish, GraphSpec, bound_call, is_plain, raw_kinds, with_draws_as_traced
+from precast.runtime.graph import bound_call, with_draws_as_traced
 from precast.runtime.graph_outputs import graph_outputs
 from precast.runtime.kernel_digest import kernel_guards
 from precast.runtime.library import Library, graph_library

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 import precast
 from precast.artifact_store.records import GraphInput
+from precast.runtime.calling_convention import GraphSpec
 from precast.runtime.cuda_device import device_of
 from precast.runtime.cuda_graphs import RING, WARM_UPS, CudaGraphs
-from precast.runtime.graph import GraphSpec
 from precast.runtime.options import CudaGraphOptions
 from tests.children import child
 from tests.gpu.device import DEVICE

@@ -14,10 +14,12 @@ from precast.artifact_store.serial import digest
 from precast.codegen import CompiledGraph
 from precast.parts import build_parts
 from precast.runtime import library as libraries
+from precast.runtime.calling_convention import GraphSpec
 from precast.runtime.cuda_driver import is_driver_symbol
 from precast.runtime.errors import LoadError
-from precast.runtime.graph import GraphSpec, PythonGraphCall, graph_call
-from precast.runtime.library import graph_library, raise_run_error
+from precast.runtime.graph import PythonGraphCall, graph_call
+from precast.runtime.library import graph_library
+from precast.runtime.run_errors import raise_run_error
 from precast.runtime.source import MemoryBlobs
 from tests.codegen.cuda_stub import CudaStub
 from tests.codegen.test_cuda_host import on_stub
@@ -71,7 +73,7 @@ def test_a_stored_graph_runs(stub: CudaStub, call: Any, monkeypatch: pytest.Monk
 
 
 def test_a_machine_without_a_driver_says_so(stub: CudaStub, monkeypatch: pytest.MonkeyPatch, no_libraries: None) -> None:
-    monkeypatch.setattr(libraries, "driver_library", lambda: None)
+    monkeypatch.setattr("precast.runtime.torch_symbols.driver_library", lambda: None)
     monkeypatch.setattr("precast.runtime.cuda_driver.driver_library", lambda: None)
     roles, blobs = blobs_of(stub.graph)
     with pytest.raises(LoadError, match=r"runs on an NVIDIA GPU: no NVIDIA driver \(libcuda.so.1\) is installed here"):

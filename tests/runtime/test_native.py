@@ -17,7 +17,8 @@ import torch
 from precast.artifact_store import Store
 from precast.artifact_store.records import GraphInput
 from precast.runtime import native, native_build, native_layout
-from precast.runtime.graph import GraphSpec, graph_call
+from precast.runtime.calling_convention import GraphSpec
+from precast.runtime.graph import graph_call
 from precast.runtime.library import Library
 from tests.children import child
 
