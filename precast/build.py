@@ -22,8 +22,9 @@ from precast.runtime.marks import marked
 from precast.runtime.options import merge_options
 from precast.runtime.precompile import SignatureReport, Traced, breaks, traced_for
 from precast.runtime.program import Program
+from precast.runtime.program_identity import Settings
 from precast.runtime.shared_object import mounted_noexec
-from precast.runtime.site import Settings, Site
+from precast.runtime.site import Site
 from precast.runtime.skips import recall
 from precast.runtime.targets import is_cuda, native_target, resolve, runs, serves
 from precast.user_frames import frames_of

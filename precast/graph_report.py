@@ -18,7 +18,7 @@ from precast.runtime.callees import forget_store
 from precast.runtime.notebook import Shown
 from precast.runtime.paths import describe
 from precast.runtime.program import Program
-from precast.runtime.site import Settings
+from precast.runtime.program_identity import Settings
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from precast.runtime.errors import OptionError, PrecastError
 from precast.runtime.log import configure
 from precast.runtime.module import CompiledModule, wrap_module
 from precast.runtime.options import merge_options
-from precast.runtime.site import Settings, Site
+from precast.runtime.program_identity import Settings
+from precast.runtime.site import Site
 
 if TYPE_CHECKING:
     from precast.runtime.explain import Explanation

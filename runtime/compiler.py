@@ -5,17 +5,15 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from precast.runtime.errors import Deferred, InProcess
 from precast.runtime.locks import Lock
-
-if TYPE_CHECKING:
-    from precast.runtime.program import Program
+from precast.runtime.program_interfaces import Compilable
 
 Outcome = str | InProcess | Deferred
 """An artifact's id, what stays in this process, or what a background thread is to finish."""
-Compile = Callable[["Program", tuple[Any, ...], Mapping[str, Any]], Outcome]
+Compile = Callable[[Compilable, tuple[Any, ...], Mapping[str, Any]], Outcome]
 _compiler: str | Compile = "precast.driver:compile_variant"
 one_at_a_time = Lock()
 """The tracer is not thread-safe."""

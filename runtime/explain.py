@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from precast.artifact_store import Manifest
 from precast.artifact_store.collect import files
-from precast.artifact_store.guards import Guard
 from precast.artifact_store.plain_text import many
-from precast.runtime.compatibility import why_not
+from precast.runtime.artifact_compatibility import why_not
 from precast.runtime.guard_eval import failure
 from precast.runtime.notebook import Shown
 from precast.runtime.options import OPTIONS, key_options
-from precast.runtime.program import Program, program_key
+from precast.runtime.program_identity import program_key
+from precast.runtime.program_interfaces import Explainable
 from precast.runtime.shared_object import mounted_noexec
 from precast.runtime.targets import is_cuda, runs
 
 SHOWN = 8
-
-
-def first_failure(guards: Sequence[Guard], local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> str:
-    """The first guard that does not hold, as a sentence; empty when all hold. Objects come before what is read of them: it may be code."""
-    for guard in sorted(guards, key=lambda guard: len(guard.path)):
-        text = failure(guard, local_values, cells)
-        if text:
-            return text
-    return ""
 
 
 @dataclass(frozen=True)
@@ -109,7 +100,7 @@ class Explanation(Shown):
         }
 
 
-def explain(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], elsewhere: bool = False) -> Explanation:
+def explain(program: Explainable, args: tuple[Any, ...], kwargs: Mapping[str, Any], elsewhere: bool = False) -> Explanation:
     """Check every variant of `program`, stored or in this process, against a call. Runs and compiles nothing.
 
     `elsewhere`: it is asked for machines that the variants' targets mean, of the versions here.
@@ -135,11 +126,11 @@ def explain(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], 
     return Explanation(program.name, program.key, where, tuple(reports), _note(program, bool(reports)))
 
 
-def _why_unusable(manifest: Manifest, program: Program, elsewhere: bool) -> str:
+def _why_unusable(manifest: Manifest, program: Explainable, elsewhere: bool) -> str:
     if elsewhere and not runs(program.target, manifest.target):
         return f"it was compiled for {manifest.target}, {_why_not_run(manifest.target, program.target)}"
     try:
-        return why_not(manifest, program, elsewhere)
+        return why_not(manifest, program.code, elsewhere)
     except Exception as error:  # noqa: BLE001 - users' modules are imported to compare code
         return f"comparing it with the code here failed: {type(error).__name__}: {error}"
 
@@ -150,7 +141,7 @@ def _why_not_run(found: str, machine: str) -> str:
     return f"which a machine for {machine} does not run"
 
 
-def _note(program: Program, found: bool) -> str:
+def _note(program: Explainable, found: bool) -> str:
     """What keeps the store from being read comes first: without it, all that is stored seems not to be."""
     unread = program.store.why_unread(program.key)
     if found:
@@ -163,7 +154,7 @@ def _note(program: Program, found: bool) -> str:
 _MAYBE_KEPT = "If that is not it, what was compiled could not be stored: PRECAST_LOGS=runtime says why, in the process that compiles."
 
 
-def _nothing_stored(program: Program) -> str:
+def _nothing_stored(program: Explainable) -> str:
     """Nothing under this key: say under which name or options the store holds this very code, or which programs look alike."""
     held = [found for key in program.store.programs() if (found := _held(program, key))]
     if held:
@@ -191,14 +182,14 @@ def _nothing_stored(program: Program) -> str:
     )
 
 
-def _quarantined(program: Program) -> str:
+def _quarantined(program: Explainable) -> str:
     """That damaged files were set aside: what is gone may be among them."""
     count = len(files(program.store.root / "quarantine"))
     moved = many(count, "damaged file was", "damaged files were")
     return f"{moved} moved to its folder quarantine/: building again replaces what they held. " if count else ""
 
 
-def _held(program: Program, key: str) -> str:
+def _held(program: Explainable, key: str) -> str:
     """How the program stored under `key` was named and configured, if it is the code of `program`; otherwise empty."""
     manifest = next(iter(program.store.variants(key)), None)
     if manifest is None:

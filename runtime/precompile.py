@@ -18,7 +18,8 @@ from precast.runtime.marks import marked
 from precast.runtime.notebook import Shown
 from precast.runtime.options import merge_options
 from precast.runtime.program import Program
-from precast.runtime.site import Settings, Site
+from precast.runtime.program_identity import Settings
+from precast.runtime.site import Site
 from precast.runtime.targets import is_cuda, rank, resolve
 
 Signature = tuple[tuple[Any, ...], Mapping[str, Any]]

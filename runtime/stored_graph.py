@@ -13,8 +13,8 @@ from precast.artifact_store.errors import RecordError
 from precast.artifact_store.guards import freeze
 from precast.artifact_store.records import GraphInput, GraphOutput, TensorConstant
 from precast.runtime import native
+from precast.runtime.artifact_compatibility import why_unfit
 from precast.runtime.calling_convention import GraphSpec, is_plain, raw_kinds
-from precast.runtime.compatibility import why_unfit
 from precast.runtime.errors import LoadError
 from precast.runtime.graph_outputs import graph_outputs
 from precast.runtime.library import graph_library
