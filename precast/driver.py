@@ -6,7 +6,7 @@ The runtime imports this module on the first miss and never before: capture -> l
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,7 @@ from precast.codegen.cuda_start import start_libraries
 from precast.codegen.triton_compile import warm_up
 from precast.codegen.triton_pool import begin as begin_processes
 from precast.compile_log import log_dynamic, log_guards
+from precast.compile_observers import captures
 from precast.dynamic_capture import SymbolsRefused, due_to_symbols, dynamic_of, symbolic_build, with_symbols_or_without
 from precast.graph_build import GraphRequest, Stopwatch, build_graph, compiler_version
 from precast.lowering.decompositions import DECOMPOSITIONS
@@ -37,8 +38,6 @@ from precast.trace import Trace, trace_for
 from precast.unsteady import why_unsteady
 
 log = logging.getLogger("precast.compile")
-observers: list[Callable[[Program, CapturedFrame | CaptureRefused], None]] = []
-"""Each is shown what came of every capture of this process (`precast.explain` looks on in this way)."""
 
 
 def compile_variant(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | InProcess | Deferred:
@@ -133,7 +132,7 @@ def _capture(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any],
             dynamic=dynamic,
         )
         frame = capture(function, args, dict(kwargs), name=program.name, options=options)
-        _tell(program, frame)
+        captures.tell(program, frame)
         return frame
     except MarkViolated as violated:
         raise MarkError(str(violated)) from violated
@@ -141,7 +140,7 @@ def _capture(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any],
         if due_to_symbols(refused, dynamic):
             raise SymbolsRefused(refused.reason, refused.hint) from refused
         trace.refused(str(refused))
-        _tell(program, refused)
+        captures.tell(program, refused)
         where = f" (at {refused.where})" if refused.where else ""
         reason = f"{refused.reason}{where}"
         guards = None if program.options["fullgraph"] else refused.guards  # fullgraph: an error, for calls of that kind too
@@ -151,11 +150,6 @@ def _capture(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any],
 def _raises_at_breaks(program: Program) -> bool:
     said: bool = program.options["error_on_graph_break"] if break_errors.state.raises is None else break_errors.state.raises
     return said
-
-
-def _tell(program: Program, outcome: CapturedFrame | CaptureRefused) -> None:
-    for observer in tuple(observers):
-        observer(program, outcome)
 
 
 def _store(job: _Job) -> str | InProcess:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +19,7 @@ from precast.codegen.choices import tuning_name
 from precast.codegen.toolchain import CompilerMissing, CompilerStopped, find_compiler
 from precast.codegen.triton_ops import Unsupported as NoTritonForm
 from precast.compile_log import log_graph
-from precast.lowering.ir import Program
+from precast.compile_observers import lowerings
 from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
 from precast.lowering.sizes import Unsupported
@@ -31,9 +31,6 @@ from precast.runtime.log import logger
 from precast.runtime.shared_object import is_whole
 from precast.runtime.targets import is_cuda, native_target
 from precast.trace import Trace
-
-observers: list[Callable[[Program, str, Mapping[str, Any]], None]] = []
-"""Each is shown every lowered program of this process before it is scheduled, with its target and options (`precast tune` looks on)."""
 
 
 class Stopwatch:
@@ -105,8 +102,7 @@ def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopw
     options["inference"] = request.inference
     options |= {"alone": part.alone, "shared_by": part.shared_by}
     options["tuning"] = known_choices(request.store, request.target)
-    for observe in tuple(observers):
-        observe(lowered, request.target, options)
+    lowerings.tell(lowered, request.target, options)
     options = with_choices(_codegen_target(request.target), options)
     with watch.stage("schedule"):
         scheduled = schedule(lowered, request.target, options)

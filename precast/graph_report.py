@@ -9,9 +9,9 @@ from typing import Any
 
 import torch.fx
 
-from precast import driver
 from precast.artifact_store import Store
 from precast.capture import CapturedFrame, CaptureRefused, GraphBreak
+from precast.compile_observers import captures
 from precast.runtime.api import compile_with
 from precast.runtime.backends import Backend
 from precast.runtime.callees import forget_store
@@ -111,17 +111,13 @@ def _op_name(target: Any) -> str:
 def explain_call(model: Any, options: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GraphReport:
     """Run the call once, captured anew and with nothing stored, and report. `options`: all of precast's, with their values."""
     recorder = _Recorder()
-    driver.observers.append(recorder.look)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            backend = Backend("explain", recorder.backend, quiet=True)
-            store = Store.open(folder)
-            try:
-                value = compile_with(model, Settings({**options, "fullgraph": False}, store, backend=backend))(*args, **kwargs)
-            finally:
-                forget_store(store)
-    finally:
-        driver.observers.remove(recorder.look)
+    with captures.watch(recorder.look), tempfile.TemporaryDirectory() as folder:
+        backend = Backend("explain", recorder.backend, quiet=True)
+        store = Store.open(folder)
+        try:
+            value = compile_with(model, Settings({**options, "fullgraph": False}, store, backend=backend))(*args, **kwargs)
+        finally:
+            forget_store(store)
     return GraphReport(tuple(recorder.frames), value)
 
 

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from precast import graph_build
 from precast.artifact_store import Store
 from precast.build import Job, Outcome
 from precast.build_file import Loaded
@@ -24,6 +23,7 @@ from precast.codegen import with_choices
 from precast.codegen.choices import Record, tuning_name
 from precast.codegen.cuda_choices import CudaChooser, Problem
 from precast.codegen.cuda_pipeline import choose_all
+from precast.compile_observers import lowerings
 from precast.graph_build import keep_choices, known_choices
 from precast.lowering.ir import Program
 from precast.lowering.pipeline import schedule
@@ -123,18 +123,15 @@ def _without_measuring(loaded: Loaded) -> Loaded:
 
 @contextmanager
 def _watching(target: str, owner: tuple[str, int]) -> Iterator[list[Captured]]:
-    """Every program that is compiled for `target` meanwhile."""
+    """Every program that this thread compiles for `target` meanwhile."""
     seen: list[Captured] = []
 
     def look(program: Program, its_target: str, options: Mapping[str, Any]) -> None:
         if its_target == target:
             seen.append(Captured(program, dict(options), owner))
 
-    graph_build.observers.append(look)
-    try:
+    with lowerings.watch(look):
         yield seen
-    finally:
-        graph_build.observers.remove(look)
 
 
 def ask(programs: Sequence[Captured], target: str, known: Mapping[str, Record]) -> dict[str, Question]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import functools
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from precast.runtime.errors import OptionError
 from precast.runtime.options import OPTIONS
+from precast.runtime.upward_imports import BACKENDS
 
 CompilerFunction = Callable[..., Callable[..., Any]]
 """(GraphModule, example inputs) -> a callable with the graph's inputs that returns a sequence with its outputs."""
@@ -100,7 +100,7 @@ def _closest(name: str) -> str:
 
 def _torch() -> Any:
     """torch's registry is the tracer's, and so reached when a backend other than precast's is asked for, and not before."""
-    return importlib.import_module("precast.capture.backends")
+    return BACKENDS.load()
 
 
 __all__ = ["Backend", "CompilerFunction", "list_backends", "make_backend", "register_backend"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,11 +9,12 @@ from typing import Any
 from precast.runtime.errors import Deferred, InProcess
 from precast.runtime.locks import Lock
 from precast.runtime.program_interfaces import Compilable
+from precast.runtime.upward_imports import COMPILE_VARIANT, load
 
 Outcome = str | InProcess | Deferred
 """An artifact's id, what stays in this process, or what a background thread is to finish."""
 Compile = Callable[[Compilable, tuple[Any, ...], Mapping[str, Any]], Outcome]
-_compiler: str | Compile = "precast.driver:compile_variant"
+_compiler: str | Compile = COMPILE_VARIANT.name
 one_at_a_time = Lock()
 """The tracer is not thread-safe."""
 
@@ -32,8 +32,7 @@ def set_compiler(compiler: str | Compile) -> None:
 def compiler() -> Compile:
     """What `set_compiler` registered."""
     if isinstance(_compiler, str):
-        module, _, name = _compiler.partition(":")
-        found: Compile = getattr(importlib.import_module(module), name)
+        found: Compile = load(_compiler)
         return found
     return _compiler
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -21,10 +20,10 @@ from precast.runtime.program import Program
 from precast.runtime.program_identity import Settings
 from precast.runtime.site import Site
 from precast.runtime.targets import is_cuda, rank, resolve
+from precast.runtime.upward_imports import STAND_INS
 
 Signature = tuple[tuple[Any, ...], Mapping[str, Any]]
 Progress = Callable[[str], None]
-_STAND_INS = "precast.device_free"  # imported where it is wanted: it knows the tracer
 
 
 @dataclass(frozen=True)
@@ -166,7 +165,7 @@ def traced_for(target: str, model: Any, calls: Sequence[Signature]) -> Traced:
     """Stand-ins where `target` is a GPU and the program's tensors are on none. Raises PrecastError where it cannot be stood for."""
     if not is_cuda(resolve(target)):
         return Traced(model, calls)
-    made = importlib.import_module(_STAND_INS).stand_ins(model, calls)
+    made = STAND_INS.load()(model, calls)
     return Traced(model, calls) if made is None else Traced(made[0], made[1], False, made[2])
 
 
