@@ -144,7 +144,15 @@ def _capture(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any],
         where = f" (at {refused.where})" if refused.where else ""
         reason = f"{refused.reason}{where}"
         guards = None if program.options["fullgraph"] else refused.guards  # fullgraph: an error, for calls of that kind too
-        raise Refused(reason, refused.hint, guards, refused.skipped, refused.unless, refused.forbidden, refused.raises) from refused
+        raise Refused(
+            reason,
+            refused.hint,
+            guards,
+            skipped=refused.skipped,
+            unless=refused.unless,
+            forbidden=refused.forbidden,
+            raises=refused.raises,
+        ) from refused
 
 
 def _raises_at_breaks(program: Program) -> bool:

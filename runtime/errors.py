@@ -84,6 +84,7 @@ class Refused(Exception):
         reason: str,
         hint: str = "",
         guards: Sequence[Guard] | None = None,
+        *,
         skipped: bool = False,
         unless: Sequence[Guard] = (),
         forbidden: bool = False,

@@ -16,7 +16,7 @@ import torch
 
 from precast.artifact_store.records import GraphInput
 from precast.runtime.calling_convention import Finish, GraphSpec
-from precast.runtime.cuda_graphs import CaptureFailed, CudaGraphs, Draws, Taken
+from precast.runtime.cuda_graphs import Capturable, CaptureFailed, CudaGraphs, Draws, Taken
 from precast.runtime.cuda_native import FUNCTIONS, NativePlayer
 from precast.runtime.graph import graph_call
 from precast.runtime.options import CudaGraphOptions
@@ -203,7 +203,8 @@ def graphs(
     spec = GraphSpec(tuple(inputs), kinds, finish)
     if device.native is not None:
         run = native_run(run, GraphSpec(tuple(inputs), kinds, None), weights)
-    policy = CudaGraphs("net", run, spec, weights, CudaGraphOptions(skip_dynamic), more.pop("device_of", device.of), **more)
+    device_of = more.pop("device_of", device.of)
+    policy = CudaGraphs(Capturable("net", run, spec, weights, **more), CudaGraphOptions(skip_dynamic), device_of)
     if device.native is None:
         return Graphs(policy, policy)
     policy.player = player = NativePlayer(device.native, run, finish, policy, "stamp" in more)
