@@ -34,7 +34,7 @@ from precast.runtime.program_interfaces import Serving
 from precast.runtime.shelf import Shelf
 from precast.runtime.source import MemoryBlobs
 from precast.runtime.targets import why_unfit
-from precast.runtime.variant import Binding, EagerVariant, Variant
+from precast.runtime.variant import Artifact, Binding, EagerVariant, Variant
 from precast.runtime.varied import example
 
 
@@ -260,12 +260,12 @@ class Misses:
             if program.is_part:
                 self._eagerly.remember(f"it cannot be stored: {outcome.reason}", graph=bool(outcome.manifest.graphs))
             _refuse_unfit(outcome.manifest)
-            return self._shelf.put(outcome.manifest, MemoryBlobs(outcome.blobs), stored=False, graph=outcome.graph)
+            return self._shelf.put(Artifact(outcome.manifest, MemoryBlobs(outcome.blobs), stored=False, graph=outcome.graph))
         manifest = program.store.get(outcome, program.key)
         if manifest is None:
             raise LoadError(f"the artifact {outcome[:12]} cannot be read back from {program.store!r}")
         _refuse_unfit(manifest)
-        return self._shelf.put(manifest, program.store, stored=True)
+        return self._shelf.put(Artifact(manifest, program.store))
 
     def _bind_new(self, variant: Variant, local_values: Mapping[str, Any]) -> Binding | None:
         """The binding of a variant that was compiled for this very call. Raises LoadError."""

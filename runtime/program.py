@@ -28,7 +28,7 @@ from precast.runtime.program_identity import Identity, Settings
 from precast.runtime.shelf import Shelf
 from precast.runtime.shell import Shell
 from precast.runtime.targets import ladder_of, rank, resolve, serves
-from precast.runtime.variant import Binding, EagerVariant, Variant, takes_numbers
+from precast.runtime.variant import Artifact, Binding, EagerVariant, Variant, VariantSettings, takes_numbers
 
 
 @dataclass(frozen=True)
@@ -246,9 +246,9 @@ class Program:
             self.eagerly.recall()
         return binding
 
-    def open_variant(self, manifest: Manifest, source: Any, stored: bool, graph: Callable[..., Any] | None) -> Variant:
-        """A variant of this program, from where its blobs are. Raises what it cannot be read with."""
-        return Variant(manifest, source, self.entry, self.extra_guards, stored, self.build_frame, graph, self._cuda_graphs)
+    def open_variant(self, artifact: Artifact) -> Variant:
+        """A variant of this program. Raises what the artifact cannot be read with."""
+        return Variant(artifact, VariantSettings(self.entry, self.build_frame, self.extra_guards, self._cuda_graphs))
 
     def useless(self, manifest: Manifest) -> str:
         """Why an artifact of the store cannot serve here; "" where it can."""

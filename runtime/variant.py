@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from precast.runtime.devices import capabilities
 from precast.runtime.entry import Entry
 from precast.runtime.errors import LoadError
 from precast.runtime.first_check import LazyChecker
-from precast.runtime.frame_code import FrameCodeError, build
+from precast.runtime.frame_code import FrameCodeError
 from precast.runtime.graph import bound_call, with_draws_as_traced
 from precast.runtime.graph_outputs import graph_outputs
 from precast.runtime.kernel_digest import kernel_guards
@@ -38,6 +39,29 @@ from precast.runtime.tensor_constants import Constants, gpu_of
 BINDINGS_LIMIT = 8
 BuildFrame = Callable[[FrameRecord, Callable[..., Any]], Callable[..., Any]]
 """(record, graph callable) -> the rewritten function. Raises FrameCodeError."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """What a variant is opened from: a manifest, and where its blobs are.
+
+    `stored`: in the store, and not in this process only. `graph`: the compiled graph where another backend made it.
+    """
+
+    manifest: Manifest
+    source: BlobSource
+    stored: bool = True
+    graph: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True)
+class VariantSettings:
+    """What the variants of one program have in common. `extra_guards` hold for each of them, beside those that are stored."""
+
+    entry: Entry
+    build_frame: BuildFrame
+    extra_guards: Sequence[Guard] = ()
+    cuda_graphs: CudaGraphOptions | None = None
 
 
 class Binding:
@@ -94,28 +118,24 @@ class _Planned:
 class Variant(_Planned):
     """Opened lazily: guards first; the library and the bytecode on the first call that passes them."""
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        source: BlobSource,
-        entry: Entry,
-        extra_guards: Sequence[Guard] = (),
-        stored: bool = True,
-        build_frame: BuildFrame | None = None,
-        graph: Callable[..., Any] | None = None,
-        cuda_graphs: CudaGraphOptions | None = None,
-    ) -> None:
-        self.stored = stored
-        self._graph = graph
-        self._cuda_graphs = cuda_graphs if manifest.target.startswith("cuda:") else None
+    def __init__(self, artifact: Artifact, settings: VariantSettings) -> None:
+        manifest = artifact.manifest
+        self.stored = artifact.stored
+        self._graph = artifact.graph
+        self._cuda_graphs = settings.cuda_graphs if manifest.target.startswith("cuda:") else None
         self.manifest = manifest
         self.artifact_id = manifest.artifact_id
         self.target = manifest.target
-        self.entry = entry
+        self.entry = settings.entry
         self.check = LazyChecker(self._rows)
-        self._extra_guards = (*extra_guards, *self._device_guards(), *kernel_guards(manifest.digests), *subclass_guards(manifest.digests))
-        self._source = source
-        self._build_frame: BuildFrame = build_frame or (lambda record, graph: build(record, entry.function, graph))
+        self._extra_guards = (
+            *settings.extra_guards,
+            *self._device_guards(),
+            *kernel_guards(manifest.digests),
+            *subclass_guards(manifest.digests),
+        )
+        self._source = artifact.source
+        self._build_frame = settings.build_frame
         self._lock = Lock()
         self._spec: GraphSpec | None = None
         self._library: Library | None = None

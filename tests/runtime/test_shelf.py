@@ -64,8 +64,8 @@ class Owner:
     def change(self, nanoseconds: int) -> None:
         os.utime(self.folder, ns=(nanoseconds, nanoseconds))
 
-    def open_variant(self, manifest: Any, source: Any, stored: bool, graph: Any) -> Any:
-        self.opened.append(OneVariant(manifest.artifact_id))
+    def open_variant(self, artifact: Any) -> Any:
+        self.opened.append(OneVariant(artifact.manifest.artifact_id))
         return self.opened[-1]
 
     def useless(self, manifest: Any) -> str:
