@@ -19,8 +19,10 @@ from precast.runtime.notebook import Shown
 from precast.runtime.paths import describe
 from precast.runtime.program import Program
 from precast.runtime.program_identity import Settings
+from precast.runtime.public import public
 
 
+@public
 @dataclass(frozen=True)
 class FrameReport(Shown):
     """One captured piece of Python, in the order of capture.
@@ -49,6 +51,7 @@ class FrameReport(Shown):
         return "\n".join([*lines, *(f"  cannot be stored: {reason}" for reason in self.uncacheable)])
 
 
+@public
 @dataclass(frozen=True)
 class GraphReport(Shown):
     """What a call is made of when it is compiled. `value`: what the call returned."""

@@ -17,12 +17,14 @@ from precast.runtime.notebook import Shown
 from precast.runtime.options import OPTIONS, key_options
 from precast.runtime.program_identity import program_key
 from precast.runtime.program_interfaces import Explainable
+from precast.runtime.public import public
 from precast.runtime.shared_object import mounted_noexec
 from precast.runtime.targets import is_cuda, runs
 
 SHOWN = 8
 
 
+@public
 @dataclass(frozen=True)
 class VariantReport(Shown):
     """One variant against one call. `unusable`: why it cannot run on this machine; `failures`: the guards that do not hold, in words;
@@ -56,6 +58,7 @@ class VariantReport(Shown):
         return "\n".join([head + f"{len(self.failures)} of {many(self.guards, 'guard')} {verb} not hold", *lines])
 
 
+@public
 @dataclass(frozen=True)
 class Explanation(Shown):
     """Every stored variant of a program against one call, nearest first. `str()` for people, `to_dict()` for machines."""

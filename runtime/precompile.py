@@ -18,6 +18,7 @@ from precast.runtime.notebook import Shown
 from precast.runtime.options import merge_options
 from precast.runtime.program import Program
 from precast.runtime.program_identity import Settings
+from precast.runtime.public import public
 from precast.runtime.site import Site
 from precast.runtime.targets import is_cuda, rank, resolve
 from precast.runtime.upward_imports import STAND_INS
@@ -26,6 +27,7 @@ Signature = tuple[tuple[Any, ...], Mapping[str, Any]]
 Progress = Callable[[str], None]
 
 
+@public
 @dataclass(frozen=True)
 class SignatureReport(Shown):
     """`outcome`: "hit" (already stored), "compiled", "taken" (another process compiled and stored it meanwhile), "skipped" (stays plain
@@ -47,6 +49,7 @@ class SignatureReport(Shown):
         return f"signature {self.index} for {self.target}: {made} in {self.seconds:.2f} s{f': {self.reason}' if self.reason else ''}"
 
 
+@public
 @dataclass(frozen=True)
 class Report(Shown):
     """What `precompile` did, signature by signature."""
