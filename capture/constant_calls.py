@@ -9,7 +9,7 @@ from unittest import mock
 
 from torch._dynamo.variables import functions, nn_module
 
-from precast.artifact_store.constants import Untaggable
+from precast.artifact_store.import_names import Untaggable
 from precast.artifact_store.records import CodeDigest
 from precast.runtime.constant_results import call_name, result_digest
 

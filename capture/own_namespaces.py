@@ -12,8 +12,8 @@ from torch._dynamo.source import DictGetItemSource, GlobalSource
 from torch._dynamo.symbolic_convert import InliningInstructionTranslator
 from torch._dynamo.variables.builder import VariableBuilder
 
-from precast.artifact_store.constants import Untaggable, object_name
 from precast.artifact_store.guards import Guard, Path, Predicate
+from precast.artifact_store.import_names import Untaggable, object_name
 from precast.capture.sources import NotPortable, SourceContext
 from precast.runtime.code_digest import digest
 from precast.runtime.entry import is_own_namespace

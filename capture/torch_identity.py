@@ -13,7 +13,7 @@ from torch._dynamo import symbolic_convert
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._guards import Guard, TracingContext
 
-from precast.artifact_store.constants import type_name
+from precast.artifact_store.import_names import type_name
 from precast.capture.identity import has_identity
 
 

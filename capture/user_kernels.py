@@ -21,7 +21,8 @@ from torch._higher_order_ops.triton_kernel_wrap import (
 )
 from torch.utils import _triton
 
-from precast.artifact_store.constants import Untaggable, object_name, tag
+from precast.artifact_store.constants import tag
+from precast.artifact_store.import_names import Untaggable, object_name
 from precast.artifact_store.records import CodeDigest
 from precast.capture.frame import CaptureRefused
 from precast.capture.mutating_ops import may_write, only_copied_back

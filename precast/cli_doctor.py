@@ -169,10 +169,10 @@ def _store(path: str | None) -> Iterator[Finding]:
             yield Finding("store", WARN, f"which artifacts were used is not known: {reason}")
         hidden = unreadable(store)
         for name, reason in [*hidden.items()][:_NAMED]:
-            yield Finding("store", BAD, f"{store.root / name} cannot be read ({reason}): make it readable for this user")
+            yield Finding("store", BAD, f"{store.path(name)} cannot be read ({reason}): make it readable for this user")
         if len(hidden) > _NAMED:
             yield Finding("store", BAD, f"and {len(hidden) - _NAMED} more that cannot be read")
-        quarantined = len(list((store.root / "quarantine").glob("*")))
+        quarantined = store.quarantined()
         if quarantined:
             entries = many(quarantined, "damaged entry", "damaged entries")
             yield Finding("store", WARN, f"{entries} in quarantine/ (`precast verify` says more); if that grows, suspect the disk")

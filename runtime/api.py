@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from precast.artifact_store import Store, StoreError
-from precast.artifact_store.store import default_root
+from precast.artifact_store.place import default_root
 from precast.runtime import site as sites
 from precast.runtime import stance
 from precast.runtime.backends import make_backend

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from precast.artifact_store import expressions
-from precast.artifact_store.constants import equals, find_object, is_method_of_object, named, untag
+from precast.artifact_store.constants import equals, untag
 from precast.artifact_store.guards import Guard, Path, Predicate, Step
+from precast.artifact_store.import_names import find_object, is_method_of_object, named
 from precast.runtime.class_digest import ClassCheck
 from precast.runtime.global_state import global_state
 from precast.runtime.guard_rules import MARKS, RULES, aliased, strays

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from precast.artifact_store import Manifest
-from precast.artifact_store.collect import files
+from precast.artifact_store.errors import Untrusted
 from precast.artifact_store.plain_text import many
 from precast.runtime.artifact_compatibility import why_not
 from precast.runtime.guard_eval import failure
@@ -116,8 +114,9 @@ def explain(program: Explainable, args: tuple[Any, ...], kwargs: Mapping[str, An
     for manifest in program.store.variants(program.key):
         seen.add(manifest.artifact_id)
         guards = (*manifest.guards, *program.extra_guards)
-        failures = tuple(text for guard in guards if (text := failure(guard, local_values, cells)))
-        unusable = _why_unusable(manifest, program, elsewhere)
+        untrusted = _why_untrusted(manifest, program)
+        failures = () if untrusted else tuple(text for guard in guards if (text := failure(guard, local_values, cells)))
+        unusable = untrusted or _why_unusable(manifest, program, elsewhere)
         damaged = not failures and not unusable and not program.store.complete(manifest)
         reports.append(VariantReport(manifest.artifact_id, manifest.target, len(guards), failures, unusable, damaged))
     for variant in program.variants:
@@ -125,8 +124,16 @@ def explain(program: Explainable, args: tuple[Any, ...], kwargs: Mapping[str, An
             failures = tuple(text for guard in variant.guards if (text := failure(guard, local_values, cells)))
             reports.append(VariantReport(variant.artifact_id, "this process only", len(variant.guards), failures))
     reports.sort(key=lambda report: (bool(report.unusable), len(report.failures)))
-    where = "a store that cannot be opened" if program.store.root == Path(os.devnull) else str(program.store.root)
-    return Explanation(program.name, program.key, where, tuple(reports), _note(program, bool(reports)))
+    return Explanation(program.name, program.key, program.store.place, tuple(reports), _note(program, bool(reports)))
+
+
+def _why_untrusted(manifest: Manifest, program: Explainable) -> str:
+    """Why not even the guards of an artifact are evaluated here, which call methods of the call's objects."""
+    try:
+        program.store.trust(manifest)
+    except Untrusted as error:
+        return str(error)
+    return ""
 
 
 def _why_unusable(manifest: Manifest, program: Explainable, elsewhere: bool) -> str:
@@ -171,7 +178,7 @@ def _nothing_stored(program: Explainable) -> str:
     stem = program.key.rpartition("-")[0]
     alike = [key for key in program.store.programs() if key.rpartition("-")[0] == stem]
     if not alike:
-        absent = "" if program.store.root.is_dir() else f"There is no store at {program.store.root}. "
+        absent = "" if program.store.exists() else f"There is no store at {program.store.place}. "
         return (
             f"{absent}Nothing is stored for this program: run `precast build`, precast.precompile, or one call of what precast.compile "
             f"makes of it with this store first. {_quarantined(program)}{_MAYBE_KEPT}"
@@ -187,7 +194,7 @@ def _nothing_stored(program: Explainable) -> str:
 
 def _quarantined(program: Explainable) -> str:
     """That damaged files were set aside: what is gone may be among them."""
-    count = len(files(program.store.root / "quarantine"))
+    count = program.store.quarantined()
     moved = many(count, "damaged file was", "damaged files were")
     return f"{moved} moved to its folder quarantine/: building again replaces what they held. " if count else ""
 

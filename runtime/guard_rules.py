@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from precast.artifact_store.constants import Untaggable, equals, find_object, named, same_object, tag, type_name, untag
+from precast.artifact_store.constants import equals, tag, untag
 from precast.artifact_store.guards import Path, Predicate
+from precast.artifact_store.import_names import Untaggable, find_object, named, same_object, type_name
 from precast.runtime.code_digest import digest
 from precast.runtime.kernel_digest import kernel_digest
 from precast.runtime.paths import describe_constant

@@ -9,10 +9,11 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from precast.artifact_store.records import GraphInput
+from precast.artifact_store.trust.trusted import Trusted, content_of
 from precast.runtime.cuda_driver import driver_problem, is_driver_symbol
 from precast.runtime.errors import LoadError
 from precast.runtime.externs import Externs
@@ -44,9 +45,10 @@ class Library:
     resolved symbol table. `lent`: outputs for which a caller may give a tensor to write into. `may_draw`: it may draw random numbers.
     """
 
-    def __init__(self, path: Path, parts: Mapping[str, Library] | None = None, images: Sequence[bytes] = ()) -> None:
+    def __init__(self, file: Trusted[Path], parts: Mapping[str, Library] | None = None, images: Sequence[Trusted[bytes]] = ()) -> None:
+        path = content_of(file)
         try:
-            self._handle = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+            self._handle = ctypes.CDLL(str(content_of(file)), mode=os.RTLD_LOCAL | os.RTLD_NOW)
         except OSError as error:
             raise LoadError(f"{path.name[:12]}… cannot be opened as a shared object: {error}") from error
         abi = self._variable("precast_abi")
@@ -62,8 +64,7 @@ class Library:
             raise LoadError(f"{path.name[:12]}… exports no precast_run")
         self.may_draw = self._variable("precast_draws") != 0
         self.lent = self._positions("precast_lent")
-        self._images = tuple(images)
-        self._hand_over_images()
+        self._hand_over_images(images)
         self.call_run = _RUN(self.run)
 
     def _variable(self, name: str) -> int | None:
@@ -112,9 +113,10 @@ class Library:
             raise LoadError(f"{path.name[:12]}… needs {', '.join(missing)}, which torch {torch.__version__} does not have")
         return (ctypes.c_void_p * (len(names) + 1))(*addresses, None)
 
-    def _hand_over_images(self) -> None:
+    def _hand_over_images(self, images: Sequence[Trusted[bytes]]) -> None:
         """Tells the library where its kernels' images are; it keeps the addresses, and this object the bytes."""
         address = self._address("precast_images")
+        self._images = tuple(map(content_of, images))
         if not address:
             return
         count = len(self._images)
@@ -139,32 +141,37 @@ class Library:
             _RELEASE(self.release)(self.table, state)
 
 
-def graph_library(blobs: Mapping[str, str], source: BlobSource) -> Library:
-    """The library of a graph's record (role -> digest), with its kernels' images and the libraries that it may call. Raises LoadError."""
+Blobs = Trusted[Mapping[str, str]]
+"""Of a graph's record, role -> digest."""
+
+
+def graph_library(blobs: Blobs, source: BlobSource) -> Library:
+    """The library of a graph's record, with its kernels' images and the libraries that it may call. Raises LoadError."""
     parts: dict[str, Library] = {}
-    for role, digest in blobs.items():
+    for role, digest in content_of(blobs).items():
         if role.startswith(PART) and role.removeprefix(PART).isdecimal():
             parts[digest] = _open(role, f"{role}.", blobs, source, parts)
     return _open("library", "", blobs, source, parts)
 
 
-def _open(role: str, prefix: str, blobs: Mapping[str, str], source: BlobSource, parts: Mapping[str, Library]) -> Library:
+def _open(role: str, prefix: str, blobs: Blobs, source: BlobSource, parts: Mapping[str, Library]) -> Library:
     """The library with this role, opened once per process; `parts`: what it may call, by digest."""
-    digest = blobs[role]
-    path = _found(digest, "library", source.blob_path)
+    digest = blobs.content[role]
+    file = _found(role, "library", blobs, source)
     with _lock:
         library = _loaded.get(digest)
     if library is not None:
         return library
-    count = itertools.takewhile(lambda number: f"{prefix}{IMAGE}{number}" in blobs, itertools.count())
-    images = [_found(blobs[f"{prefix}{IMAGE}{number}"], "kernel image", source.blob_path).read_bytes() for number in count]
+    count = itertools.takewhile(lambda number: f"{prefix}{IMAGE}{number}" in blobs.content, itertools.count())
+    images = [_found(f"{prefix}{IMAGE}{number}", "kernel image", blobs, source).part(Path.read_bytes) for number in count]
     images = loadable(images, source)
     with _lock:  # one object: the shared object behind it keeps the addresses of one set of images
-        return _loaded.get(digest) or _loaded.setdefault(digest, Library(path, parts, images))
+        return _loaded.get(digest) or _loaded.setdefault(digest, Library(file, parts, images))
 
 
-def _found(digest: str, what: str, find: Callable[[str], Path | None]) -> Path:
-    path = find(digest)
-    if path is None:
-        raise LoadError(f"its {what} {digest[:12]}… is missing or damaged")
-    return path
+def _found(role: str, what: str, blobs: Blobs, source: BlobSource) -> Trusted[Path]:
+    digest = blobs.part(lambda digests: digests[role])
+    file = source.trusted_file(digest)
+    if file is None:
+        raise LoadError(f"its {what} {digest.content[:12]}… is missing or damaged")
+    return file

@@ -30,6 +30,7 @@ from precast.runtime.errors import (
 from precast.runtime.guard_eval import first_failure
 from precast.runtime.limits import Compiles, Shared
 from precast.runtime.log import logger
+from precast.runtime.open import trusted_document
 from precast.runtime.program_interfaces import Serving
 from precast.runtime.shelf import Shelf
 from precast.runtime.source import MemoryBlobs
@@ -53,7 +54,7 @@ class Misses:
 
     @property
     def _shared(self) -> Shared:
-        return str(self._program.store.root), self._program.key
+        return self._program.store.place, self._program.key
 
     def clear(self) -> None:
         """Forget counts, limits and the first call."""
@@ -260,12 +261,13 @@ class Misses:
             if program.is_part:
                 self._eagerly.remember(f"it cannot be stored: {outcome.reason}", graph=bool(outcome.manifest.graphs))
             _refuse_unfit(outcome.manifest)
-            return self._shelf.put(Artifact(outcome.manifest, MemoryBlobs(outcome.blobs), stored=False, graph=outcome.graph))
+            source = MemoryBlobs(outcome.blobs)
+            return self._shelf.put(Artifact(trusted_document(outcome.manifest, source), source, stored=False, graph=outcome.graph))
         manifest = program.store.get(outcome, program.key)
         if manifest is None:
             raise LoadError(f"the artifact {outcome[:12]} cannot be read back from {program.store!r}")
         _refuse_unfit(manifest)
-        return self._shelf.put(Artifact(manifest, program.store))
+        return self._shelf.put(Artifact(trusted_document(manifest, program.store), program.store))
 
     def _bind_new(self, variant: Variant, local_values: Mapping[str, Any]) -> Binding | None:
         """The binding of a variant that was compiled for this very call. Raises LoadError."""

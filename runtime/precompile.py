@@ -129,7 +129,7 @@ def precompile(
             reports.append(SignatureReport(index, made_for, outcome, artifact_id, time.perf_counter() - started, reason))
     if program is None:
         raise PrecastError("precompile: give at least one signature and one target")
-    return Report(program.name, program.key, str(opened.root), tuple(reports))
+    return Report(program.name, program.key, opened.place, tuple(reports))
 
 
 def _uncompiled(model: Any) -> tuple[Any, Settings | None, bool]:

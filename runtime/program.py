@@ -14,6 +14,7 @@ from precast.artifact_store import Manifest, StoreError
 from precast.artifact_store.guard_table import GuardRow
 from precast.artifact_store.guards import Guard
 from precast.artifact_store.records import FrameRecord
+from precast.artifact_store.trust.trusted import Trusted
 from precast.runtime import region, skips, stance, turns
 from precast.runtime.artifact_compatibility import why_not
 from precast.runtime.compiler import compiler, one_at_a_time
@@ -119,7 +120,7 @@ class Program:
         """Whether the contents of the traced function's free variables are among the program's locals."""
         return self._shell is not None
 
-    def build_frame(self, record: FrameRecord, graph: Callable[..., Any]) -> Callable[..., Any]:
+    def build_frame(self, record: Trusted[FrameRecord], graph: Callable[..., Any]) -> Callable[..., Any]:
         """The rewritten frame, taking the program's arguments. Raises FrameCodeError."""
         for notice in self.hooks.on_build:
             notice()
@@ -127,7 +128,7 @@ class Program:
             frame = build(record, self._shell.template(), graph, self.hooks.resume)
             return self._shell.function(frame.__code__, frame)
         frame = build(record, self.function, graph, self.hooks.resume)
-        return self.hooks.around(frame) if record.broken and self.hooks.around is not None else frame
+        return self.hooks.around(frame) if record.content.broken and self.hooks.around is not None else frame
 
     # -- calling
 
@@ -231,7 +232,8 @@ class Program:
         """
         cells = self.locals_of.cells()
         steps = {target: step for step, target in enumerate(ladder_of(self.target))}
-        best_first = sorted(self.store.variants(self.key), key=lambda m: (steps.get(m.target, len(steps)), takes_numbers(m)))
+        found = (document.content for document in self.store.trusted_variants(self.key))
+        best_first = sorted(found, key=lambda m: (steps.get(m.target, len(steps)), takes_numbers(m)))
         for manifest in best_first:
             if not fits(self.target, manifest.target) or why_not(manifest, self.code, elsewhere=True):
                 continue

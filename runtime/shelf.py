@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from precast.artifact_store import Manifest, Store
+from precast.artifact_store.trust.trusted import Trusted
 from precast.runtime import devices, stance
 from precast.runtime.differing import Differing
 from precast.runtime.errors import LoadError
@@ -135,7 +135,7 @@ class Shelf:
         my_turn = self._turn.try_enter(PATIENCE_SECONDS)
         try:
             while True:
-                stamp = self._folder_stamp()
+                stamp = self._owner.store.changed(self._owner.key)
                 with self._lock:
                     if stamp != self._scanned:
                         self._useless = frozenset()
@@ -156,18 +156,19 @@ class Shelf:
 
     def _look_through(self, known: Set[str]) -> _Seen:
         seen = _Seen()
-        for manifest in self._owner.store.variants(self._owner.key):
-            if manifest.artifact_id not in known:
-                self._judge(manifest, seen)
+        for document in self._owner.store.trusted_variants(self._owner.key):
+            if document.content.artifact_id not in known:
+                self._judge(document, seen)
         seen.usable.sort(key=lambda variant: (rank(variant.target) or 0, variant.symbolic))  # best target first
         return seen
 
-    def _judge(self, manifest: Manifest, seen: _Seen) -> None:
+    def _judge(self, document: Trusted[Manifest], seen: _Seen) -> None:
+        manifest = document.content
         name, short = self._owner.name, manifest.artifact_id[:12]
         try:
             reason = self._owner.useless(manifest)
             if not reason:
-                seen.usable.append(self._open(Artifact(manifest, self._owner.store)))
+                seen.usable.append(self._open(Artifact(document, self._owner.store)))
                 return
             logger("runtime").info("%s: %s is of no use here: %s", name, short, reason)
             undecided = is_cuda(manifest.target) and devices.unknown()  # asked again once CUDA has been started
@@ -181,15 +182,6 @@ class Shelf:
             seen.final = False
         else:
             seen.useless.add(manifest.artifact_id)
-
-    def _folder_stamp(self) -> int | None:
-        """When an artifact was last added to or removed from this program's folder; 0 where there is none, None when it cannot be said."""
-        try:
-            return os.stat(self._owner.store.root / "programs" / self._owner.key).st_mtime_ns
-        except FileNotFoundError:
-            return 0
-        except OSError:
-            return None
 
     def _add(self, found: Sequence[Variant]) -> None:
         known = {variant.artifact_id for variant in self.variants}  # another thread may have been faster

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from precast.artifact_store.constants import find_object, untag
+from precast.artifact_store.constants import untag
+from precast.artifact_store.import_names import find_object
 from precast.artifact_store.records import GraphInput, Wrap
 from precast.runtime.calling_convention import GraphSpec
 from precast.runtime.errors import LoadError

@@ -27,9 +27,8 @@ SPEC = GraphSpec((GraphInput((("local", "x"),), False, 0), GraphInput((("local",
 
 @pytest.fixture
 def call(native_store: Store, tmp_path: Path) -> Any:
-    path = tmp_path / "library"
-    path.write_bytes(standin.library())
-    return graph_call(Library(path), SPEC, (torch.nn.Parameter(torch.tensor([2.0])),))
+    library = standin.trusted_library(tmp_path / "library", standin.library())
+    return graph_call(Library(library), SPEC, (torch.nn.Parameter(torch.tensor([2.0])),))
 
 
 @pytest.fixture(params=["THPVariable_Wrap", "stealing"])
@@ -61,9 +60,7 @@ def test_pythons_headers_assert_nothing() -> None:
 
 def test_outputs_in_memory_of_the_callers(native_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("native", "python"):
-        path = tmp_path / kind
-        path.write_bytes(standin.library(1.0, lent=True))
-        library = Library(path)
+        library = Library(standin.trusted_library(tmp_path / kind, standin.library(1.0, lent=True)))
         assert library.lent == (0,)
         with monkeypatch.context() as patch:
             if kind == "python":
