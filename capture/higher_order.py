@@ -19,6 +19,7 @@ from precast.capture import mutating_ops
 from precast.capture.frame import CaptureRefused
 from precast.capture.splice import splice
 from precast.capture.user_kernels import FUNCTIONAL, is_launch, name_launch
+from precast.capture.windows import strided_storage
 
 hops = torch.ops.higher_order
 
@@ -114,5 +115,4 @@ def _own_results(body: torch.fx.GraphModule) -> None:
 
 
 def _storage(node: torch.fx.Node) -> int | None:
-    value = node.meta.get("val")
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) and value.layout is torch.strided else None
+    return strided_storage(node.meta.get("val"))

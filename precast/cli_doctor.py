@@ -23,6 +23,7 @@ from precast.artifact_store.plain_text import many
 from precast.artifact_store.unreadable import unreadable
 from precast.cli_output import ANSWER_NO, Output, errors_to_json, finish, is_chosen, json_option, no_store, store_option, style
 from precast.runtime.shared_object import mounted_noexec
+from precast.target_registry import families, load
 from precast.units import human_size
 
 GOOD, WARN, BAD = "ok", "warning", "problem"
@@ -85,12 +86,12 @@ def _torch() -> Iterator[Finding]:
 
 
 def _gpus() -> Iterator[Finding]:
-    from precast.gpu_findings import findings
-
-    try:
-        yield from (Finding("gpu", GOOD if good else WARN, detail) for good, detail in findings())
-    except ImportError as error:
-        yield Finding("gpu", WARN, f"nothing is known of GPUs: {error}")
+    for family in families():
+        try:
+            said = load(family.findings)() if family.findings else ()
+            yield from (Finding("gpu", GOOD if good else WARN, detail) for good, detail in said)
+        except ImportError as error:
+            yield Finding("gpu", WARN, f"nothing is known of GPUs: {error}")
 
 
 def _triton() -> Iterator[Finding]:
@@ -120,7 +121,7 @@ def _compiler() -> Iterator[Finding]:
 
 
 def _cpu() -> Iterator[Finding]:
-    from precast.runtime.targets import ladder
+    from precast.runtime.target_cpu import ladder
 
     chip = platform.processor() or platform.machine()
     try:

@@ -5,13 +5,14 @@ Who looks on is a context variable: an observer is shown what its own thread (or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Generic, ParamSpec
+from typing import Generic, ParamSpec
 
 from precast.capture import CapturedFrame, CaptureRefused
 from precast.lowering import ir
+from precast.lowering.options import LoweringOptions
 from precast.runtime.program import Program
 
 P = ParamSpec("P")
@@ -40,7 +41,7 @@ class Observers(Generic[P]):
 
 captures: Observers[[Program, CapturedFrame | CaptureRefused]] = Observers("precast captures")
 """Shown what came of each capture of a program's call."""
-lowerings: Observers[[ir.Program, str, Mapping[str, Any]]] = Observers("precast lowerings")
-"""Shown each lowered program before it is scheduled, with its target and options."""
+lowerings: Observers[[ir.Program, str, LoweringOptions, tuple[str, ...]]] = Observers("precast lowerings")
+"""Shown each lowered program before it is scheduled, with its target, its options and the names of its weights."""
 
 __all__ = ["Observers", "captures", "lowerings"]

@@ -15,9 +15,7 @@ from precast.artifact_store.guards import Predicate
 from precast.backend_variant import backend_variant
 from precast.capture import CapturedFrame, CaptureOptions, CaptureRefused, Dynamic, MarkViolated, capture
 from precast.capture.garbage import seldom_collected
-from precast.codegen.cuda_start import start_libraries
-from precast.codegen.triton_compile import warm_up
-from precast.codegen.triton_pool import begin as begin_processes
+from precast.codegen import backend_of
 from precast.compile_log import log_dynamic, log_guards
 from precast.compile_observers import captures
 from precast.dynamic_capture import SymbolsRefused, due_to_symbols, dynamic_of, symbolic_build, with_symbols_or_without
@@ -31,8 +29,7 @@ from precast.runtime.log import warn
 from precast.runtime.open import FORWARD
 from precast.runtime.options import key_options
 from precast.runtime.program import Program
-from precast.runtime.targets import is_cuda
-from precast.target_choice import has_cuda, target_of
+from precast.target_choice import likely_family, target_of
 from precast.trace import Trace, trace_for
 from precast.unsteady import why_unsteady
 
@@ -51,10 +48,8 @@ def compile_variant(program: Program, args: tuple[Any, ...], kwargs: Mapping[str
 def _compile_with(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic: Dynamic) -> str | InProcess | Deferred:
     watch = Stopwatch()
     trace = trace_for(program.name, program.options)
-    if is_cuda(program.target) or has_cuda((args, kwargs)):
-        with suppress(ImportError, RuntimeError):  # no Triton, no thread: said once it is certain that they are needed
-            warm_up()
-            begin_processes()
+    with suppress(ImportError, RuntimeError):  # no compiler, no thread: said once it is certain that they are needed
+        backend_of(likely_family((args, kwargs), program.target)).begin()
     with watch.stage("capture"):
         frame = _capture(program, args, kwargs, dynamic, trace)
     trace.frame(frame)
@@ -78,7 +73,7 @@ def _compile_with(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, 
     if program.options["background_compile"] and frame.graph is not None:
         import_what_comes_late()
         return Deferred(frame.guards, lambda: _finish(job))
-    libraries = start_libraries(frame.graph) if frame.graph is not None and is_cuda(job.target) else None
+    libraries = backend_of(job.target).start_libraries(frame.graph) if frame.graph is not None else None
     try:
         return _finish(job)
     finally:

@@ -16,12 +16,13 @@ from typing import Any, Literal, Protocol
 import torch
 
 from precast.runtime.calling_convention import GraphSpec, graph_inputs
-from precast.runtime.cuda_homes import Home, homes_of, moved_home, storage_of, storages
+from precast.runtime.cuda_homes import Home, homes_of, moved_home, storages
 from precast.runtime.cuda_recording import FromInput, Output, Player, PythonPlayer, Recording, shape_of, word_of
 from precast.runtime.locks import Lock
 from precast.runtime.log import logger
 from precast.runtime.options import CudaGraphOptions
 from precast.runtime.paths import describe
+from precast.runtime.standins import storage_of
 
 WARM_UPS = 2
 """Calls of a size before its capture: libraries make their handles and choices, and it shows which inputs lie still."""

@@ -17,7 +17,8 @@ from precast.runtime.program_identity import program_key
 from precast.runtime.program_interfaces import Explainable
 from precast.runtime.public import public
 from precast.runtime.shared_object import mounted_noexec
-from precast.runtime.targets import is_cuda, runs
+from precast.runtime.targets import rules_of, runs
+from precast.target_registry import family_of, find_family
 
 SHOWN = 8
 
@@ -146,8 +147,9 @@ def _why_unusable(manifest: Manifest, program: Explainable, elsewhere: bool) -> 
 
 
 def _why_not_run(found: str, machine: str) -> str:
-    if found.startswith("cpu:native-") and not is_cuda(machine):
-        return f"which serves only CPUs with exactly its flags, and what is asked for is {machine}"
+    family = find_family(found)
+    if family is not None and family == family_of(machine) and (only := rules_of(found).serves_only(found)):
+        return f"which serves only {only}, and what is asked for is {machine}"
     return f"which a machine for {machine} does not run"
 
 

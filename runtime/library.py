@@ -14,14 +14,14 @@ from pathlib import Path
 
 from precast.artifact_store.records import GraphInput
 from precast.artifact_store.trust.trusted import Trusted, content_of
-from precast.runtime.cuda_driver import driver_problem, is_driver_symbol
 from precast.runtime.errors import LoadError
 from precast.runtime.externs import Externs
 from precast.runtime.locks import Lock
-from precast.runtime.ptx import loadable
 from precast.runtime.run_errors import ERROR_CAPACITY, raise_run_error
 from precast.runtime.source import BlobSource
-from precast.runtime.torch_symbols import resolve_symbol
+from precast.runtime.target_rules import DeviceLoader
+from precast.runtime.torch_symbols import driver_of, resolve_symbol
+from precast.target_registry import family_of, load
 
 ABI = 1
 PART, IMAGE = "part", "image"
@@ -105,8 +105,9 @@ class Library:
         known = {CALL_PYTHON: self.externs.address}
         addresses = [known.get(name) or resolve_symbol(name.removeprefix("?")) for name in names]
         missing = [name for name, address in zip(names, addresses, strict=True) if not address and not name.startswith("?")]
-        if any(is_driver_symbol(name) for name in missing):
-            raise LoadError(f"{path.name[:12]}… runs on an NVIDIA GPU: {driver_problem(missing)}")
+        loader = next((found for name in missing if (found := driver_of(name)) is not None), None)
+        if loader is not None:
+            raise LoadError(f"{path.name[:12]}… {loader.problem([name for name in missing if driver_of(name) is loader])}")
         if missing:
             import torch
 
@@ -145,16 +146,18 @@ Blobs = Trusted[Mapping[str, str]]
 """Of a graph's record, role -> digest."""
 
 
-def graph_library(blobs: Blobs, source: BlobSource) -> Library:
-    """The library of a graph's record, with its kernels' images and the libraries that it may call. Raises LoadError."""
+def graph_library(blobs: Blobs, source: BlobSource, target: str) -> Library:
+    """The library of a graph's record, compiled for `target`, with its kernels' images and the libraries that it may call.
+    Raises LoadError.
+    """
     parts: dict[str, Library] = {}
     for role, digest in content_of(blobs).items():
         if role.startswith(PART) and role.removeprefix(PART).isdecimal():
-            parts[digest] = _open(role, f"{role}.", blobs, source, parts)
-    return _open("library", "", blobs, source, parts)
+            parts[digest] = _open(role, f"{role}.", blobs, source, target, parts)
+    return _open("library", "", blobs, source, target, parts)
 
 
-def _open(role: str, prefix: str, blobs: Blobs, source: BlobSource, parts: Mapping[str, Library]) -> Library:
+def _open(role: str, prefix: str, blobs: Blobs, source: BlobSource, target: str, parts: Mapping[str, Library]) -> Library:
     """The library with this role, opened once per process; `parts`: what it may call, by digest."""
     digest = blobs.content[role]
     file = _found(role, "library", blobs, source)
@@ -164,7 +167,9 @@ def _open(role: str, prefix: str, blobs: Blobs, source: BlobSource, parts: Mappi
         return library
     count = itertools.takewhile(lambda number: f"{prefix}{IMAGE}{number}" in blobs.content, itertools.count())
     images = [_found(f"{prefix}{IMAGE}{number}", "kernel image", blobs, source).part(Path.read_bytes) for number in count]
-    images = loadable(images, source)
+    if images and (door := family_of(target).loader):
+        loader: DeviceLoader = load(door)
+        images = loader.images(images, source)
     with _lock:  # one object: the shared object behind it keeps the addresses of one set of images
         return _loaded.get(digest) or _loaded.setdefault(digest, Library(file, parts, images))
 

@@ -20,8 +20,9 @@ from precast.runtime.program import Program
 from precast.runtime.program_identity import Settings
 from precast.runtime.public import public
 from precast.runtime.site import Site
-from precast.runtime.targets import is_cuda, rank, resolve
+from precast.runtime.targets import rank, resolve
 from precast.runtime.upward_imports import STAND_INS
+from precast.target_registry import family_of
 
 Signature = tuple[tuple[Any, ...], Mapping[str, Any]]
 Progress = Callable[[str], None]
@@ -166,7 +167,7 @@ class Traced:
 
 def traced_for(target: str, model: Any, calls: Sequence[Signature]) -> Traced:
     """Stand-ins where `target` is a GPU and the program's tensors are on none. Raises PrecastError where it cannot be stood for."""
-    if not is_cuda(resolve(target)):
+    if family_of(resolve(target)).on_host:
         return Traced(model, calls)
     made = STAND_INS.load()(model, calls)
     return Traced(model, calls) if made is None else Traced(made[0], made[1], False, made[2])

@@ -9,14 +9,15 @@ from typing import Any, Protocol
 
 from precast.artifact_store import Manifest, Store
 from precast.artifact_store.trust.trusted import Trusted
-from precast.runtime import devices, stance
+from precast.runtime import stance
 from precast.runtime.differing import Differing
 from precast.runtime.errors import LoadError
 from precast.runtime.locks import Lock
 from precast.runtime.log import logger
 from precast.runtime.paths import PathError
-from precast.runtime.targets import is_cuda, rank
+from precast.runtime.targets import rank, rules_of
 from precast.runtime.variant import Artifact, Binding, EagerVariant, Variant
+from precast.target_registry import find_family
 
 PATIENCE_SECONDS = 1.0
 """How long a thread waits for another that looks through the store: users' modules are imported there, which may wait for this thread."""
@@ -171,7 +172,7 @@ class Shelf:
                 seen.usable.append(self._open(Artifact(document, self._owner.store)))
                 return
             logger("runtime").info("%s: %s is of no use here: %s", name, short, reason)
-            undecided = is_cuda(manifest.target) and devices.unknown()  # asked again once CUDA has been started
+            undecided = find_family(manifest.target) is not None and rules_of(manifest.target).undecided()  # then it is asked again
         except LoadError as error:
             logger("runtime").warning("miss: %s: artifact %s cannot be used: %s", name, short, error)
             undecided = False

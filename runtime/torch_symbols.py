@@ -1,4 +1,4 @@
-"""Addresses of C symbols of torch and of CUDA's driver, as this process has them loaded."""
+"""Addresses of C symbols of torch and of a device's driver, as this process has them loaded."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import os
 
 import torch
 
-from precast.runtime.cuda_driver import driver_library, is_driver_symbol
 from precast.runtime.locks import Lock
+from precast.runtime.target_rules import DeviceLoader
+from precast.target_registry import family_of_symbol, load
 
 _TORCH_LIBRARIES = ("libtorch_cpu.so", "libtorch_cuda.so", "libtorch_python.so", "libtorch.so")
 _lock = Lock()
@@ -29,10 +30,20 @@ def torch_libraries() -> list[ctypes.CDLL]:
 
 
 def resolve_symbol(name: str) -> int | None:
-    """Address of a C symbol of torch, or of CUDA's driver (`cu…`), or None."""
-    for handle in (driver_library(),) if is_driver_symbol(name) else torch_libraries():
+    """Address of a C symbol of torch, or of a device's driver (`cuLaunchKernel`), or None."""
+    loader = driver_of(name)
+    if loader is not None:
+        return loader.address(name)
+    for handle in torch_libraries():
         try:
             return ctypes.cast(getattr(handle, name), ctypes.c_void_p).value
         except AttributeError:
             continue
     return None
+
+
+def driver_of(name: str) -> DeviceLoader | None:
+    """What knows the driver that has the function of this name; None for a function of torch's."""
+    family = family_of_symbol(name)
+    loader: DeviceLoader | None = None if family is None else load(family.loader)
+    return loader

@@ -17,7 +17,6 @@ from precast.artifact_store.guards import Guard, Path, Predicate
 from precast.artifact_store.manifest import guard_rows
 from precast.artifact_store.records import FrameRecord, GraphInput
 from precast.artifact_store.trust.trusted import Trusted, content_of
-from precast.runtime.devices import capabilities
 from precast.runtime.entry import Entry
 from precast.runtime.errors import LoadError
 from precast.runtime.first_check import LazyChecker
@@ -30,8 +29,9 @@ from precast.runtime.options import CudaGraphOptions
 from precast.runtime.paths import resolve
 from precast.runtime.source import BlobSource
 from precast.runtime.subclass_code import subclass_guards
-from precast.runtime.targets import is_cuda
+from precast.runtime.targets import rules_of
 from precast.runtime.tensor_constants import gpu_of
+from precast.target_registry import family_of
 
 BINDINGS_LIMIT = 8
 _RECORD = "frame record"
@@ -121,6 +121,7 @@ class Variant(_Planned):
         self.stored = artifact.stored
         self._document = artifact.document
         self._graph = artifact.graph
+        self._family = family_of(manifest.target)
         self._cuda_graphs = settings.cuda_graphs
         self.manifest = manifest
         self.artifact_id = manifest.artifact_id
@@ -143,10 +144,11 @@ class Variant(_Planned):
 
     def _device_guards(self) -> tuple[Guard, ...]:
         """That the device of the call's tensors runs the target, where this machine has GPUs of several kinds."""
-        if not is_cuda(self.target) or len(capabilities()) < 2:
+        device = self._family.device
+        if self._family.on_host or not rules_of(self.target).several_kinds():
             return ()
         rows = self.manifest.guard_rows
-        found = next((path for path, name, constant in rows if name == Predicate.TENSOR and constant["device"] == "cuda"), None)
+        found = next((path for path, name, constant in rows if name == Predicate.TENSOR and constant["device"] == device), None)
         return () if found is None else (Guard(found, Predicate.RUNS_ON, self.target),)
 
     @cached_property

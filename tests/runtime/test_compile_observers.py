@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -49,7 +49,7 @@ def test_an_observer_sees_the_compiles_of_its_own_thread(store: Store) -> None:
     def look(program: Any, outcome: Any) -> None:
         captured.append(program.name)
 
-    def look_lower(program: Any, target: str, options: Mapping[str, Any]) -> None:
+    def look_lower(program: Any, target: str, options: Any, weights: tuple[str, ...]) -> None:
         lowered.append((program.name, target))
 
     with captures.watch(look), lowerings.watch(look_lower):
@@ -97,7 +97,7 @@ def test_explain_reports_nothing_of_other_threads(store: Store) -> None:
 
 def test_tune_captures_nothing_of_other_threads(store: Store) -> None:
     targets: list[str] = []
-    with lowerings.watch(lambda program, target, options: targets.append(target)):
+    with lowerings.watch(lambda program, target, *more: targets.append(target)):
         precast.compile(mine, store=store)(X)
     with _watching(targets[0], ("job", 1)) as seen:
         in_a_thread(lambda: precast.compile(other, store=store)(X))

@@ -192,35 +192,35 @@ ROWS = (
     # targets
     Mutant(
         "targets: images of a later GPU run",
-        "runtime/targets.py",
+        "runtime/target_cuda.py",
         "if a < exact and a // 10 == capability[0] and a < _EXACT_SINCE]",
         "if a // 10 == capability[0] and a < _EXACT_SINCE]",
         TARGETS,
     ),
     Mutant(
         "targets: images of another generation run",
-        "runtime/targets.py",
+        "runtime/target_cuda.py",
         "if a < exact and a // 10 == capability[0] and a < _EXACT_SINCE]",
         "if a < exact and a < _EXACT_SINCE]",
         TARGETS,
     ),
     Mutant(
         "targets: exact images run on the family",
-        "runtime/targets.py",
+        "runtime/target_cuda.py",
         "and a // 10 == capability[0] and a < _EXACT_SINCE]",
         "and a // 10 == capability[0]]",
         TARGETS,
     ),
     Mutant(
         "targets: levels need none of their flags",
-        "runtime/targets.py",
+        "runtime/target_cpu.py",
         "for name, needed in LEVELS if needed <= cpu_flags())",
         "for name, needed in LEVELS if needed & cpu_flags())",
         f"{TARGETS} {KEYS}",
     ),
     Mutant(
         "targets: of several GPUs the worst counts",
-        "runtime/targets.py",
+        "runtime/target_cuda.py",
         "return min((steps.index(target)",
         "return max((steps.index(target)",
         KEYS,
@@ -228,8 +228,8 @@ ROWS = (
     Mutant(
         "targets: any GPU's artifact serves",
         "runtime/targets.py",
-        "return is_cuda(found) and found in map(native_cuda, devices.capabilities())",
-        "return is_cuda(found)",
+        "return made is not None and not made.on_host and found in rules_of(found).at_hand()",
+        "return made is not None and not made.on_host",
         TARGETS,
     ),
     # digests of code
