@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.fx
+
+from precast.capture.patching import patched
 
 _NAME = "scaled_dot_product_attention"
 _ATEN = torch.ops.aten.scaled_dot_product_attention.default
@@ -55,7 +56,7 @@ def whole_attention(gm: torch.fx.GraphModule) -> Iterator[None]:
     modules = [module for module in gm.modules() if isinstance(module, torch.fx.GraphModule)]
     _retarget(modules, _functional, attention)
     try:
-        with mock.patch.object(torch.nn.functional, _NAME, attention):
+        with patched(torch.nn.functional, _NAME, attention):
             yield
     finally:
         _retarget(modules, attention, _functional)

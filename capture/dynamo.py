@@ -21,28 +21,16 @@ from torch._guards import CompileContext, compile_context
 
 from precast.artifact_store.guards import Path
 from precast.capture.break_text import shorten, user_stack
-from precast.capture.class_effects import replayed_classes
 from precast.capture.code import graph_names
-from precast.capture.directives import tell_tracer
-from precast.capture.dynamic import Dynamic, known_changes
-from precast.capture.dynamo_gaps import guarded_gaps
-from precast.capture.floats import zeros_are_constants
+from precast.capture.dynamic import Dynamic
+from precast.capture.dynamo_patches import PATCHES, Tracing
 from precast.capture.frame import GraphBreak
 from precast.capture.installed import private_names
-from precast.capture.installed_names import names_of_this_trace
-from precast.capture.integers import larger_are_constants
-from precast.capture.operator_breaks import broken_at_operators
-from precast.capture.overlaps import overlaps_refused
-from precast.capture.own_namespaces import looked_up_where_they_are
-from precast.capture.per_call import per_call_arguments
+from precast.capture.patching import applied
 from precast.capture.refusals import refusals
 from precast.capture.resume import resume_functions
-from precast.capture.shortcuts import shortcuts
-from precast.capture.side_effects import replayed_containers
 from precast.capture.tensor_metadata import following
 from precast.capture.trace_record import TraceRecord
-from precast.capture.tracer_words import tracer_words
-from precast.capture.user_kernels import kernels_known
 from precast.runtime.log import logger
 
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Any]
@@ -87,7 +75,6 @@ def trace(
     Where `one_graph` is not asked for, the frame may end at a graph break, and its bytecode calls what resumes it.
     Nothing that Dynamo put into the function's module globals is left there. Raises CaptureRefused.
     """
-    tell_tracer()
     namespace, record = function.__globals__, TraceRecord()
     graphs: list[tuple[Any, ...]] = []
 
@@ -101,27 +88,11 @@ def trace(
         source = record.source(name)
         return None if source is None else path_of(source, tx.output)
 
+    tracing = Tracing(namespace, record, dynamic, is_bound, find)
     with contextlib.ExitStack() as ending:
         ending.callback(random.setstate, random.getstate())
-        ending.enter_context(names_of_this_trace(namespace))
-        with (
-            tracer_words(),
-            shortcuts(),
-            record.kept(),
-            guarded_gaps(),
-            replayed_containers(),
-            replayed_classes(),
-            overlaps_refused(),
-            looked_up_where_they_are(),
-            per_call_arguments(is_bound),
-            known_changes(dynamic, find),
-            larger_are_constants(),
-            zeros_are_constants(),
-            broken_at_operators(),
-            kernels_known(),
-            refusals(function, one_graph, raises),
-            _settings(dynamic, raises),
-        ):
+        ending.enter_context(applied(PATCHES, tracing))
+        with refusals(function, one_graph, raises), _settings(dynamic, raises):
             out = _compile(function, local_values, call_backend, one_graph)
             output = out.tracer_output.output_graph
             assert output is not None

@@ -6,7 +6,6 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.fx
@@ -19,6 +18,7 @@ from torch.utils._sympy.functions import FloatTrueDiv, FloorToInt
 from precast.artifact_store.guards import Guard, Predicate
 from precast.artifact_store.records import GraphInput
 from precast.capture.frame import CaptureRefused
+from precast.capture.patching import patched
 
 
 def is_float(argument: Any) -> bool:
@@ -51,7 +51,7 @@ def zeros_are_constants() -> Iterator[None]:
         with dynamo_config.patch(specialize_float=True) if value == 0 else contextlib.nullcontext():
             return original(self, value)
 
-    with mock.patch.object(VariableBuilder, "wrap_symfloat", wrap_symfloat):
+    with patched(VariableBuilder, "wrap_symfloat", wrap_symfloat):
         yield
 
 

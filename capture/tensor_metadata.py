@@ -33,7 +33,7 @@ _VIEWS = frozenset("as_strided_ detach_ squeeze_ swapaxes_ swapdims_ t_ transpos
 """Operators that change a tensor's shape and strides within its memory (`detach_`: whether it requires gradients)."""
 _MEMORY = frozenset("set_ set_data resize_ resize_as_ _resize_output_ resize_storage_bytes_".split())
 """Operators that put other memory behind a tensor, or more of it, or less."""
-_NOTED = ("_size", "stride", "ndim", "is_contiguous", "requires_grad", "has_grad_fn")
+NOTED = ("_size", "stride", "ndim", "is_contiguous", "requires_grad", "has_grad_fn")
 """What Dynamo notes of a tensor that may change; None where that is symbolic."""
 
 _NOT_SIMULATED = "tried to directly modify sizes for customized tensor"
@@ -49,7 +49,7 @@ _Backend = TypeVar("_Backend", bound=Callable[..., Any])
 def following(backend: _Backend) -> _Backend:
     """Marks a backend: where Dynamo traces for it, changes of metadata are followed as described above."""
     setattr(backend, _FOLLOWS, True)
-    _install()
+    install()
     return backend
 
 
@@ -67,7 +67,7 @@ def unfollowed(gm: torch.fx.GraphModule) -> SkipFrame | None:
 
 
 @functools.cache
-def _install() -> None:
+def install() -> None:
     """Once in a process, and for good: what Dynamo traces for other backends is left as it is."""
     run, call_storage = dynamo_utils.run_node, UntypedStorageVariable.call_method
     wrap, describe = builder.wrap_to_fake_tensor_and_record, MetaTensorDescriber.describe_tensor
@@ -98,7 +98,7 @@ def _install() -> None:
     builder.wrap_to_fake_tensor_and_record = wrap_to_fake_tensor_and_record
     MetaTensorDescriber.describe_tensor = describe_tensor  # type: ignore[method-assign]
     UntypedStorageVariable.call_method = call_method  # type: ignore[method-assign]
-    for name in _NOTED:
+    for name in NOTED:
         setattr(TensorVariable, name, _Noted(name))
 
 

@@ -6,9 +6,10 @@ import contextlib
 import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
-from unittest import mock
 
 from torch._dynamo.variables.constant import ConstantVariable
+
+from precast.capture.patching import patched
 
 
 @contextlib.contextmanager
@@ -34,7 +35,7 @@ def tuples_are_themselves(held: Mapping[Any, Any], asked: dict[Any, None]) -> It
 
     with contextlib.ExitStack() as stack:
         for module in modules:
-            stack.enter_context(mock.patch.object(module, "vt_identity_compare", vt_identity_compare))
+            stack.enter_context(patched(module, "vt_identity_compare", vt_identity_compare))
         yield
 
 
