@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
-from torch.fx.experimental import proxy_tensor
 
+from precast.capture.adapters.fake_tensors import proxy_tensor
+from precast.capture.adapters.variables import TorchInGraphFunctionVariable
 from precast.capture.patching import patched, replaced
 
 if TYPE_CHECKING:

@@ -9,12 +9,10 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._dynamo import compiled_autograd
-from torch._functorch._aot_autograd.graph_compile import aot_stage1_graph_capture
-from torch._functorch._aot_autograd.schemas import MutationType
-from torch._functorch.aot_autograd import create_aot_state, prepare_aot_module_simplified
 
 from precast.artifact_store.records import GraphOutput, Wrap
+from precast.capture.adapters.aot_autograd import MutationType, aot_stage1_graph_capture, create_aot_state, prepare
+from precast.capture.adapters.dynamo import compiled_autograd
 from precast.capture.aten_patches import PATCHES
 from precast.capture.attention import name_attention
 from precast.capture.floats import float_positions, floats_as_numbers
@@ -69,7 +67,7 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
         stack.callback(forget_random_state)
         stack.enter_context(sizes_expressed(example_inputs))
         with views_apart():
-            prepared = _prepare(gm, example_inputs, table)
+            prepared = prepare(gm, example_inputs, table)
         call, own_tensors, fake_args, descriptions, config, fake_mode, shape_env, activations = prepared
         if own_tensors:
             raise CaptureRefused("the traced code registers tensors of its own inside the graph")
@@ -127,17 +125,6 @@ def _drop_idle_dropout(gm: torch.fx.GraphModule) -> None:
             node.target = torch.Tensor.mul_ if in_place else torch.mul
             node.args, node.kwargs = (source, 0), {}
     gm.recompile()
-
-
-def _prepare(gm: torch.fx.GraphModule, inputs: list[Any], decompositions: dict[Any, Callable[..., Any]]) -> tuple[Any, ...]:
-    prepare: Any = prepare_aot_module_simplified
-    if torch.__version__ < "2.12":  # 2.11: one more positional argument (boxed_forward_device_index), one result fewer
-        made = prepare(gm, inputs, None, decompositions, True, None, False, False, force_non_lazy_backward_lowering=True)
-        call, tensors, _, _, fake_args, descriptions, config, fake_mode, shape_env, _, _ = made
-        return call, tensors, fake_args, descriptions, config, fake_mode, shape_env, None
-    made = prepare(gm, inputs, None, decompositions, True, False, False, force_non_lazy_backward_lowering=True)
-    call, tensors, _, _, fake_args, descriptions, config, fake_mode, shape_env, _, _, activations = made
-    return call, tensors, fake_args, descriptions, config, fake_mode, shape_env, activations
 
 
 def _captured(state: Any, call: Any) -> Any:

@@ -9,17 +9,29 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from torch._dynamo import utils, variables
-from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.side_effects import SideEffects
-from torch._dynamo.source import AttrSource, DictGetItemSource, GetItemSource, TypeDictSource, TypeMROSource, TypeSource
-from torch._dynamo.variables import functions
-from torch._dynamo.variables.base import AttributeMutationExisting, VariableTracker
-from torch._dynamo.variables.builder import VariableBuilder
-from torch._dynamo.variables.constant import ConstantVariable
-from torch._dynamo.variables.functions import UserFunctionVariable
-from torch._dynamo.variables.user_defined import UserDefinedClassVariable, UserDefinedObjectVariable
-
+from precast.capture.adapters.dynamo import utils
+from precast.capture.adapters.guards import (
+    AttrSource,
+    DictGetItemSource,
+    GetItemSource,
+    GuardBuilder,
+    TypeDictSource,
+    TypeMROSource,
+    TypeSource,
+    install_guard,
+)
+from precast.capture.adapters.variables import (
+    AttributeMutationExisting,
+    ConstantVariable,
+    SideEffects,
+    UserDefinedClassVariable,
+    UserDefinedObjectVariable,
+    UserFunctionVariable,
+    VariableBuilder,
+    VariableTracker,
+    functions,
+    variables,
+)
 from precast.capture.frame import CaptureRefused
 from precast.capture.patching import patched
 from precast.capture.side_effects import refuse

@@ -6,10 +6,9 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torch._dynamo.variables import functions, nn_module
-
 from precast.artifact_store.constants import Untaggable
 from precast.artifact_store.records import CodeDigest
+from precast.capture.adapters.variables import functions, nn_module
 from precast.capture.patching import patched
 from precast.runtime.constant_results import call_name, result_digest
 

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch._dynamo import pgo
-from torch._dynamo.variables import builder
-
 from precast.artifact_store.guards import Path
+from precast.capture.adapters.dynamo import pgo
+from precast.capture.adapters.variables import builder
 from precast.capture.patching import patched
 
 

@@ -13,13 +13,18 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._dynamo import config as dynamo_config
-from torch._dynamo import convert_frame
-from torch._dynamo.output_graph import OutputGraph
-from torch._dynamo.utils import dynamo_timed, get_metrics_context
-from torch._guards import CompileContext, compile_context
 
 from precast.artifact_store.guards import Path
+from precast.capture.adapters.dynamo import (
+    FUNCTION_MODES_ARE_KEPT,
+    OutputGraph,
+    convert_frame,
+    dynamo_timed,
+    error_on_graph_break,
+    get_metrics_context,
+)
+from precast.capture.adapters.dynamo import config as dynamo_config
+from precast.capture.adapters.guards import CompileContext, compile_context
 from precast.capture.break_text import shorten, user_stack
 from precast.capture.code import graph_names
 from precast.capture.dynamic import Dynamic
@@ -108,25 +113,16 @@ def trace(
 def _settings(dynamic: Dynamic, raises: bool) -> Iterator[None]:
     """Dynamo's, and what it expects around it."""
     manager: Any = convert_frame.torch_function_mode_stack_state_mgr  # type: ignore[attr-defined]
-    modes = contextlib.nullcontext() if _takes_function_modes_away() else manager
+    modes = contextlib.nullcontext() if FUNCTION_MODES_ARE_KEPT else manager
     with (
         dynamo_config.patch({k: v for k, v in {**CONFIG, **dynamic.config()}.items() if hasattr(dynamo_config, k)}),
         compile_context(CompileContext(convert_frame.get_compile_id({}))),
         get_metrics_context(),
         dynamo_timed("precast.capture"),
         modes,
-        torch._dynamo.error_on_graph_break(raises),
+        error_on_graph_break(raises),
     ):
         yield
-
-
-def _takes_function_modes_away() -> bool:
-    """Whether `compile_frame` itself takes the torch-function modes from the stack while it traces, as in torch 2.11: what is taken away
-    twice would be gone.
-    """
-    code = convert_frame.preserve_global_state.__code__
-    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
-    return any("torch_function_mode_stack_state_mgr" in c.co_names for c in inner)
 
 
 def _compile(function: types.FunctionType, local_values: dict[str, Any], backend: Backend, one_graph: bool) -> Any:

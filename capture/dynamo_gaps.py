@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Iterator
 from typing import Any
 
-from torch._dynamo.exc import unimplemented
-from torch._dynamo.symbolic_convert import InstructionTranslatorBase
-from torch._dynamo.variables.base import AsPythonConstantNotImplementedError
-from torch._dynamo.variables.constant import ConstantVariable
-from torch._dynamo.variables.dicts import ConstDictVariable
-from torch._dynamo.variables.lists import CommonListMethodsVariable, TupleVariable
-from torch._dynamo.variables.tensor import SymNodeVariable
-
+from precast.capture.adapters.dynamo import InstructionTranslatorBase, unimplemented
+from precast.capture.adapters.variables import (
+    AsPythonConstantNotImplementedError,
+    CommonListMethodsVariable,
+    ConstantVariable,
+    ConstDictVariable,
+    SymNodeVariable,
+    TupleVariable,
+    object_protocol,
+)
 from precast.capture.patching import patched
 
 
@@ -68,14 +69,7 @@ def numbers_in_every_operation() -> Iterator[None]:
     """An operation that the tracer has no rule for with a number that varies, such as `"%d" % n` or `n + 1j`, takes the number as the
     constant that it is. The tracer raises a TypeError in the traced code's name, which that may even catch.
     """
-    try:
-        object_protocol: Any = importlib.import_module("torch._dynamo.variables.object_protocol")
-    except ModuleNotFoundError:
-        object_protocol = None
-    original = getattr(object_protocol, "binary_op1", None)
-    if original is None:  # before torch 2.13
-        yield
-        return
+    original: Any = object_protocol.binary_op1
 
     def binary_op1(tx: Any, v: Any, w: Any, slot: str) -> Any:
         if slot == "nb_remainder" and v.realize().is_python_constant() and isinstance(v.as_python_constant(), str | bytes):

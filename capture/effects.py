@@ -13,9 +13,10 @@ from typing import Any
 import torch
 import torch.fx
 import torch.fx.node as fx_node
-from torch._higher_order_ops import effects
-from torch._subclasses.functional_tensor import PythonFunctionalizeAPI
 
+from precast.capture.adapters.fake_tensors import PythonFunctionalizeAPI
+from precast.capture.adapters.higher_order_ops import effects
+from precast.capture.adapters.operators import simple_registry, utils
 from precast.capture.patching import patched, replaced
 from precast.capture.user_kernels import LAUNCH
 
@@ -30,7 +31,7 @@ def effects_as_calls(gm: torch.fx.GraphModule) -> Iterator[None]:
         for op in operators:
             if isinstance(op, torch._ops.HigherOrderOperator):
                 continue  # these ask for their token themselves (`plain_calls`), and torch 2.11 keeps unused ones for their effect only
-            holder: Any = torch._library.simple_registry.singleton.find(effects._get_op_qualname(op)).effect
+            holder: Any = simple_registry.singleton.find(effects._get_op_qualname(op)).effect
             stack.enter_context(replaced(holder, "_effect", None))
         yield
 
@@ -42,10 +43,10 @@ def plain_calls() -> contextlib.AbstractContextManager[Any]:
 
 def draws_kept() -> contextlib.AbstractContextManager[Any]:
     """Draws of random numbers, and launches of Triton kernels, are kept where nothing reads their result."""
-    return patched(torch._library.utils, "is_impure", _is_impure)
+    return patched(utils, "is_impure", _is_impure)
 
 
-_impure = torch._library.utils.is_impure
+_impure = utils.is_impure
 
 
 def _is_impure(op: Any, **given: Any) -> bool:

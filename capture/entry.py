@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._dynamo.source import RandomValueSource
 
 from precast.artifact_store.guards import Guard, Path, Predicate, canonical_order
 from precast.artifact_store.records import CodeDigest, FrameRecord, GraphInput, GraphOutput, TensorConstant, Wrap
 from precast.capture import aot, dynamo, own_namespaces
+from precast.capture.adapters.guards import RandomValueSource
 from precast.capture.backends import run_backend
 from precast.capture.class_guards import resolution_guards
 from precast.capture.code import digests, frame_record, integers

@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._dynamo import config as dynamo_config
-from torch._dynamo.source import NumpyTensorSource, RandomValueSource
-from torch._dynamo.variables.base import VariableTracker
-from torch._dynamo.variables.builder import VariableBuilder
 from torch.utils._sympy.functions import FloatTrueDiv, FloorToInt
 
 from precast.artifact_store.guards import Guard, Predicate
 from precast.artifact_store.records import GraphInput
+from precast.capture.adapters.dynamo import config as dynamo_config
+from precast.capture.adapters.guards import NumpyTensorSource, RandomValueSource
+from precast.capture.adapters.variables import VariableBuilder, VariableTracker
 from precast.capture.frame import CaptureRefused
 from precast.capture.patching import patched
 

@@ -7,10 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from torch._dynamo.codegen import PyCodegen
-from torch._dynamo.output_graph import OutputGraph
-from torch._dynamo.symbolic_convert import InstructionTranslatorBase
-
+from precast.capture.adapters.dynamo import InstructionTranslatorBase, OutputGraph, PyCodegen
 from precast.capture.patching import patched
 
 

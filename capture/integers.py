@@ -6,13 +6,10 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torch._dynamo.guards import GuardBuilder
-from torch._dynamo.variables.base import VariableTracker
-from torch._dynamo.variables.builder import VariableBuilder
-from torch._dynamo.variables.constant import ConstantVariable
-
 from precast.artifact_store.guards import Guard, Predicate
 from precast.artifact_store.records import GraphInput
+from precast.capture.adapters.guards import GuardBuilder
+from precast.capture.adapters.variables import ConstantVariable, VariableBuilder, VariableTracker
 from precast.capture.patching import patched
 
 LARGEST = 2**63 - 1

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch._C import DispatchKey
-from torch._decomp.decompositions import upsample_compute_output_size
 
+from precast.capture.adapters.operators import upsample_compute_output_size
 from precast.capture.patching import replaced
 
 KEPT_WHOLE = (

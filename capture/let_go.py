@@ -8,12 +8,11 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from torch._decomp.decompositions_for_rng import PhiloxStateTracker
-from torch._guards import TracingContext
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch._subclasses.meta_utils import MetaTensorDescriber
 from torch.utils.weak import TensorWeakRef
 
+from precast.capture.adapters.fake_tensors import MetaTensorDescriber, unset_fake_temporarily
+from precast.capture.adapters.guards import TracingContext
+from precast.capture.adapters.operators import PhiloxStateTracker
 from precast.capture.patching import patched
 
 

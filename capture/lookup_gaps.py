@@ -9,16 +9,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.source import AttrSource
-from torch._dynamo.utils import get_custom_getattr
-from torch._dynamo.variables import functions
-from torch._dynamo.variables.base import VariableTracker
-from torch._dynamo.variables.misc import PythonModuleVariable
-from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
-from torch._dynamo.variables.tensor import TensorVariable
-from torch._dynamo.variables.user_defined import UserDefinedClassVariable, UserDefinedObjectVariable
 
+from precast.capture.adapters.dynamo import get_custom_getattr
+from precast.capture.adapters.guards import AttrSource, GuardBuilder, install_guard
+from precast.capture.adapters.variables import (
+    PythonModuleVariable,
+    TensorVariable,
+    UnspecializedNNModuleVariable,
+    UserDefinedClassVariable,
+    UserDefinedObjectVariable,
+    VariableTracker,
+    functions,
+)
 from precast.capture.patching import patched
 from precast.runtime.class_digest import is_versioned
 from precast.runtime.objects import ABSENT, find_on_class

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch._dynamo.exc import unimplemented
-from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
-from torch._library import custom_ops, utils
 
+from precast.capture.adapters.dynamo import unimplemented
+from precast.capture.adapters.operators import custom_ops, utils
+from precast.capture.adapters.variables import TorchInGraphFunctionVariable
 from precast.capture.patching import patched
 
 _TORCH = ("aten", "prim", "prims", "higher_order", "profiler", "inductor", "quantized")

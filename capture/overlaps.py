@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedFakeTensorException
 
+from precast.capture.adapters.fake_tensors import FakeTensorMode, UnsupportedFakeTensorException
 from precast.capture.patching import patched
 
 UNCHECKED = frozenset(

@@ -7,12 +7,11 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torch._dynamo.source import DictGetItemSource, GlobalSource
-from torch._dynamo.symbolic_convert import InliningInstructionTranslator
-from torch._dynamo.variables.builder import VariableBuilder
-
 from precast.artifact_store.constants import Untaggable, object_name
 from precast.artifact_store.guards import Guard, Path, Predicate
+from precast.capture.adapters.dynamo import InliningInstructionTranslator
+from precast.capture.adapters.guards import DictGetItemSource, GlobalSource
+from precast.capture.adapters.variables import VariableBuilder
 from precast.capture.patching import patched
 from precast.capture.sources import NotPortable, SourceContext
 from precast.runtime.code_digest import digest

@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch._dynamo.codegen import PyCodegen
-from torch._dynamo.output_graph import OutputGraph
-from torch._dynamo.source import TensorProperty, TensorPropertySource
-
+from precast.capture.adapters.dynamo import OutputGraph, PyCodegen
+from precast.capture.adapters.guards import TensorProperty, TensorPropertySource
 from precast.capture.floats import is_float
 from precast.capture.patching import patched
 

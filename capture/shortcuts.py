@@ -6,12 +6,10 @@ import contextlib
 import logging
 from typing import Any
 
-import torch
-from torch._dynamo import symbolic_convert
-from torch._dynamo.symbolic_convert import InstructionTranslator
-from torch._dynamo.variables.higher_order_ops import LocalMapWrappedHigherOrderVariable
-from torch.fx._lazy_graph_module import _use_lazy_graph_module
-
+from precast.capture.adapters.dynamo import InstructionTranslator, symbolic_convert
+from precast.capture.adapters.functorch import peek_interpreter_stack
+from precast.capture.adapters.operators import _use_lazy_graph_module
+from precast.capture.adapters.variables import LocalMapWrappedHigherOrderVariable
 from precast.capture.patching import patched
 
 Context = contextlib.AbstractContextManager[Any]
@@ -46,7 +44,7 @@ _is_local_map_of_torch = LocalMapWrappedHigherOrderVariable.should_wrap_in_hop
 
 def _refuse_inside_functorch(self: InstructionTranslator) -> None:
     """Dynamo's check, which imports every backend that there is, where there is something to check."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if peek_interpreter_stack() is not None:
         _refuse_inside(self)
 
 

@@ -11,19 +11,22 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from torch._dynamo import variables
-from torch._dynamo.bytecode_transformation import create_instruction
-from torch._dynamo.exc import raise_observed_exception, unimplemented
-from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.side_effects import SideEffects
-from torch._dynamo.source import AttrSource
-from torch._dynamo.variables import dicts, lists, user_defined
-from torch._dynamo.variables.base import ValueMutationNew, VariableTracker
-from torch._dynamo.variables.builder import VariableBuilder
-from torch._dynamo.variables.constant import ConstantVariable
-from torch._dynamo.variables.dicts import ConstDictVariable
-from torch._dynamo.variables.lists import DequeVariable, ListIteratorVariable
-
+from precast.capture.adapters.dynamo import create_instruction, raise_observed_exception, unimplemented
+from precast.capture.adapters.guards import AttrSource, GuardBuilder, install_guard
+from precast.capture.adapters.variables import (
+    ConstantVariable,
+    ConstDictVariable,
+    DequeVariable,
+    ListIteratorVariable,
+    SideEffects,
+    ValueMutationNew,
+    VariableBuilder,
+    VariableTracker,
+    dicts,
+    lists,
+    user_defined,
+    variables,
+)
 from precast.capture.patching import patched
 
 

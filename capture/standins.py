@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from precast.capture.adapters.fake_tensors import FakeTensor, FakeTensorMode
 from precast.capture.aten_patches import ABSENT_DEVICE, COPIES
 from precast.capture.frame import CaptureRefused
 from precast.capture.patching import applied

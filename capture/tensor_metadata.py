@@ -21,13 +21,12 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.fx
-from torch._dynamo import utils as dynamo_utils
-from torch._dynamo.exc import SkipFrame, unimplemented
-from torch._dynamo.variables import builder
-from torch._dynamo.variables.tensor import TensorVariable, UntypedStorageVariable
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.meta_utils import MetaTensorDescriber
 from torch.utils._pytree import tree_leaves
+
+from precast.capture.adapters.dynamo import SkipFrame, unimplemented
+from precast.capture.adapters.dynamo import utils as dynamo_utils
+from precast.capture.adapters.fake_tensors import FakeTensor, MetaTensorDescriber
+from precast.capture.adapters.variables import TensorVariable, UntypedStorageVariable, builder
 
 _VIEWS = frozenset("as_strided_ detach_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split())
 """Operators that change a tensor's shape and strides within its memory (`detach_`: whether it requires gradients)."""

@@ -9,11 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch._dynamo.source import AttrSource
-from torch._dynamo.symbolic_convert import InliningInstructionTranslator
-from torch._dynamo.variables.builder import VariableBuilder
-from torch._dynamo.variables.builtin import BuiltinVariable
-
+from precast.capture.adapters.dynamo import InliningInstructionTranslator
+from precast.capture.adapters.guards import AttrSource
+from precast.capture.adapters.variables import BuiltinVariable, VariableBuilder
 from precast.capture.constant_calls import ConstantCall
 from precast.capture.patching import patched
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch._dynamo.variables.constant import ConstantVariable
-
+from precast.capture.adapters.variables import ConstantVariable, builtin, object_protocol
 from precast.capture.patching import patched
 
 
@@ -17,13 +15,7 @@ def tuples_are_themselves(held: Mapping[Any, Any], asked: dict[Any, None]) -> It
     """While it lasts, tuples that were there before the call are one where they are. `held`: source -> tuple or None; `asked` gets the
     sources of those whose identity decided something.
     """
-    modules = [importlib.import_module(f"torch._dynamo.variables.{name}") for name in ("builtin",)]
-    with contextlib.suppress(ModuleNotFoundError):
-        modules.append(importlib.import_module("torch._dynamo.variables.object_protocol"))
-    modules = [module for module in modules if hasattr(module, "vt_identity_compare")]
-    if not modules:  # before torch 2.13
-        yield
-        return
+    modules = [module for module in (builtin, object_protocol) if hasattr(module, "vt_identity_compare")]
     original: Any = modules[0].vt_identity_compare
 
     def vt_identity_compare(left: Any, right: Any) -> Any:

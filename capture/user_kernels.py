@@ -13,15 +13,11 @@ from typing import Any, cast
 
 import torch
 import torch.fx
-from torch._higher_order_ops.triton_kernel_wrap import (
-    kernel_side_table,
-    triton_kernel_wrapper_functional,
-    triton_kernel_wrapper_mutation,
-)
 from torch.utils import _triton
 
 from precast.artifact_store.constants import Untaggable, object_name, tag
 from precast.artifact_store.records import CodeDigest
+from precast.capture.adapters.higher_order_ops import kernel_side_table, triton_kernel_wrapper_functional, triton_kernel_wrapper_mutation
 from precast.capture.frame import CaptureRefused
 from precast.capture.mutating_ops import may_write, only_copied_back
 from precast.capture.patching import patched, replaced
