@@ -287,22 +287,20 @@ def cached_functions() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def no_warning_of_caches() -> Iterator[None]:
+def caches_without_warning() -> contextlib.AbstractContextManager[Any]:
     """The tracer warns that it ignores caches."""
-    name = "is_lru_cache_wrapper_trace_without_warning_allowed"
-    if hasattr(functions, name):
-        with patched(functions, name, lambda value: True):
-            yield
-        return
+    return patched(functions, "is_lru_cache_wrapper_trace_without_warning_allowed", lambda value: True)
+
+
+def no_warning_of_caches() -> contextlib.AbstractContextManager[Any]:
+    """The same, before torch 2.13."""
     warn: Any = utils.warn_once
 
     def warn_once(message: str, *args: Any, **kwargs: Any) -> None:
         if "lru_cache" not in message:
             warn(message, *args, **kwargs)
 
-    with patched(utils, "warn_once", warn_once):
-        yield
+    return patched(utils, "warn_once", warn_once)
 
 
 def _refuse_cached(name: str, why: str) -> None:
@@ -320,6 +318,7 @@ __all__ = [
     "attributes_of_classes",
     "attributes_set_again",
     "cached_functions",
+    "caches_without_warning",
     "closures_of_methods",
     "finalizers",
     "no_warning_of_caches",

@@ -34,7 +34,7 @@ from precast.capture.installed import private_names
 from precast.capture.patching import applied
 from precast.capture.refusals import refusals
 from precast.capture.resume import resume_functions
-from precast.capture.tensor_metadata import following
+from precast.capture.tensor_metadata import marked
 from precast.capture.trace_record import TraceRecord
 from precast.runtime.log import logger
 
@@ -83,7 +83,7 @@ def trace(
     namespace, record = function.__globals__, TraceRecord()
     graphs: list[tuple[Any, ...]] = []
 
-    @following
+    @marked
     def call_backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
         graphs.append(tuple(n.meta["grapharg"] for n in gm.graph.nodes if n.op == "placeholder"))
         backend(gm, example_inputs)

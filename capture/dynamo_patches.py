@@ -17,6 +17,7 @@ from precast.capture import dynamo_gaps as gaps
 from precast.capture import let_go, shortcuts, tensor_metadata, trace_record
 from precast.capture import lookup_gaps as lookups
 from precast.capture import side_effects as containers
+from precast.capture.adapters.variables import builtin, object_protocol
 from precast.capture.constant_calls import recorded_constants
 from precast.capture.directives import tell_tracer
 from precast.capture.dynamic import Dynamic, known_changes
@@ -164,11 +165,18 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         lambda tracing: recorded_constants(tracing.record.constants),
     ),
     Patch(
-        (f"{_V}.builtin:vt_identity_compare", f"{_V}.object_protocol:vt_identity_compare"),
+        (f"{_V}.builtin:vt_identity_compare",),
         "`a is b` would be False of one tuple that is reached in two ways.",
         "",
-        lambda tracing: tuples_are_themselves(tracing.record.met, tracing.record.told_apart),
+        lambda tracing: tuples_are_themselves(builtin, tracing.record.met, tracing.record.told_apart),
         versions=("2.13",),
+    ),
+    Patch(
+        (f"{_V}.object_protocol:vt_identity_compare",),
+        "So it would where torch 2.12 compares, and where a tuple of tuples is searched.",
+        "",
+        lambda tracing: tuples_are_themselves(object_protocol, tracing.record.met, tracing.record.told_apart),
+        versions=("2.12", "2.13"),
     ),
     # -- attributes and keys that are absent, numbers that vary
     Patch(
@@ -203,7 +211,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         always(lookups.methods_of_tensors),
     ),
     Patch(
-        (f"{_V}.functions:*.call_obj_hasattr", f"{_V}.functions:*.var_getattr", f"{_V}.misc:PythonModuleVariable.*"),
+        (f"{_V}.*:*.call_obj_hasattr", f"{_V}.*:*.var_getattr"),
         "Whether a function, partial or module has an attribute would be asked of the one at hand, without a guard.",
         "",
         always(lookups.presence_on_functions),
@@ -248,15 +256,24 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         versions=("2.13",),
     ),
     Patch(
-        (
-            f"{_V}.dicts:ConstDictVariable.call_method",
-            f"{_EFFECTS}.codegen_update_mutated",
-            f"{_V}.user_defined:OrderedDictVariable.call_method",
-            f"{_V}.dicts:SideEffectsProxyDict.__iter__",
-        ),
-        "A dict that is filled again, `popitem` and `move_to_end` would leave another order than eager's.",
+        (f"{_V}.dicts:ConstDictVariable.call_method", f"{_EFFECTS}.codegen_update_mutated"),
+        "A dict that is filled again, and `popitem`, would leave another order than eager's.",
         "",
         always(containers.orders_of_dicts),
+    ),
+    Patch(
+        (f"{_V}.user_defined:OrderedDictVariable.call_method",),
+        "`move_to_end` would not be replayed.",
+        "",
+        always(containers.moves_in_ordered_dicts),
+        versions=("2.13",),
+    ),
+    Patch(
+        (f"{_V}.dicts:SideEffectsProxyDict.__iter__",),
+        "The keys of an object's `__dict__` would come in another order.",
+        "",
+        always(containers.own_dicts_in_order),
+        versions=("2.12", "2.13"),
     ),
     Patch(
         (f"{_V}.base:VariableTracker._contains_self_reference", f"{_DEQUE}.reconstruct"),
@@ -325,10 +342,18 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         always(classes.cached_functions),
     ),
     Patch(
-        (f"{_V}.functions:is_lru_cache_wrapper_trace_without_warning_allowed", "torch._dynamo.utils:warn_once"),
+        (f"{_V}.functions:is_lru_cache_wrapper_trace_without_warning_allowed",),
         "Dynamo would warn that it ignores caches, which the row above does not.",
         "",
+        always(classes.caches_without_warning),
+        versions=("2.13",),
+    ),
+    Patch(
+        ("torch._dynamo.utils:warn_once",),
+        "The same, where there is no such question.",
+        "",
         always(classes.no_warning_of_caches),
+        versions=("2.11", "2.12"),
     ),
     # -- what a graph is given, and where it ends
     Patch(

@@ -35,6 +35,7 @@ from precast.capture.implicit import aliasing_guards, apart, device_guards, stat
 from precast.capture.integers import within_64_bits
 from precast.capture.lookups import with_lookups
 from precast.capture.met import attribute_paths, cell_paths, met_paths, refusal_of_shared_attributes
+from precast.capture.missing_names import missing_names_refused
 from precast.capture.operators import OperatorUse, watched
 from precast.capture.patching import applied
 from precast.capture.per_call import read_off
@@ -94,7 +95,7 @@ def capture(
     chosen = options or CaptureOptions()
     if chosen.free_as_locals and CLOSURE in local_values:
         local_values[shell.CLOSURE] = local_values.pop(CLOSURE)  # what the program's calls bring the cells as
-    with seldom_collected(), applied(AROUND, None):
+    with missing_names_refused(), seldom_collected(), applied(AROUND, None):
         return _Capture(entry.function, local_values, name or entry.function.__qualname__, chosen).run()
 
 

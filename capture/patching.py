@@ -7,6 +7,7 @@ module a function, that answer by thread: the one that patched gets the replacem
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from precast.runtime.compatibility import torch_minor
 from precast.runtime.locks import Lock
-from precast.runtime.torch_support import SUPPORTED_TORCH
+from precast.runtime.supported_torch import SUPPORTED_TORCH
 
 Given = TypeVar("Given")
 """What the context managers of a table are given."""
@@ -68,7 +69,7 @@ class _Layer:
         self.owner, self.name, self.value = owner, name, value
         self.thread = threading.get_ident()
         self.is_own = name in vars(owner)  # and not inherited
-        self.before = vars(owner)[name] if self.is_own else getattr(owner, name)
+        self.before = inspect.getattr_static(owner, name)
         self.installed: Any = self if isinstance(owner, type) else _function(self)
 
     def here(self) -> Any:

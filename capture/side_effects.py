@@ -88,14 +88,11 @@ def bounds_of_deques() -> Iterator[None]:
 
 @contextlib.contextmanager
 def operators_of_deques() -> Iterator[None]:
-    """Operators on deques that keep the bound: those that the tracer has as lists do."""
+    """Operators on deques keep the bound: those that the tracer has as lists do. An iterator notices that its deque has changed."""
     with contextlib.ExitStack() as stack:
         for name in ("sq_concat_impl", "sq_repeat_impl", "sq_inplace_repeat_impl"):
-            original: Any = getattr(DequeVariable, name, None)
-            if original is not None:
-                stack.enter_context(patched(DequeVariable, name, _bounded(original)))
-        if hasattr(DequeVariable, "tp_iter_impl"):
-            stack.enter_context(patched(DequeVariable, "tp_iter_impl", _iterator))
+            stack.enter_context(patched(DequeVariable, name, _bounded(getattr(DequeVariable, name))))
+        stack.enter_context(patched(DequeVariable, "tp_iter_impl", _iterator))
         yield
 
 
@@ -159,25 +156,26 @@ def orders_of_dicts() -> Iterator[None]:
                     cg.tx.output.guard_on_key_order.add(each.source)
         update(self, cg, *args, **kwargs)
 
-    patches = [(ConstDictVariable, "call_method", call_method), (SideEffects, "codegen_update_mutated", codegen_update_mutated)]
-    ordered = getattr(user_defined, "OrderedDictVariable", None)
-    if ordered is not None:
-        patches.append((ordered, "call_method", _of_ordered_dicts(ordered.call_method)))
-    proxy = getattr(dicts, "SideEffectsProxyDict", None)
-    if proxy is not None:
-        patches.append((proxy, "__iter__", _own_dicts_in_order))
-    with contextlib.ExitStack() as stack:
-        for owner, name, function in patches:
-            stack.enter_context(patched(owner, name, function))
+    with patched(ConstDictVariable, "call_method", call_method), patched(SideEffects, "codegen_update_mutated", codegen_update_mutated):
         yield
+
+
+def moves_in_ordered_dicts() -> contextlib.AbstractContextManager[Any]:
+    """The same for an OrderedDict, which from torch 2.13 on is a variable of its own, around that of its items."""
+    ordered: Any = user_defined.OrderedDictVariable
+    return patched(ordered, "call_method", _of_ordered_dicts(ordered.call_method))
+
+
+def own_dicts_in_order() -> contextlib.AbstractContextManager[Any]:
+    """The keys of an object's `__dict__`: those that it had, then new ones. From torch 2.12 on the tracer has them the other way round."""
+    proxy: Any = dicts.SideEffectsProxyDict
+    return patched(proxy, "__iter__", _own_dicts_in_order)
 
 
 _BY_ORDER = ("popitem", "move_to_end")
 
 
 def _of_ordered_dicts(original: Any) -> Any:
-    """From torch 2.13 on an OrderedDict is a variable of its own, around that of its items."""
-
     def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         if name in _BY_ORDER:
             _before(self._base_vt, tx, name, args)
@@ -203,7 +201,6 @@ def _filled_again(variable: ConstDictVariable) -> bool:
 
 
 def _own_dicts_in_order(self: Any) -> Iterator[Any]:
-    """The keys of an object's `__dict__`: those that it had, then new ones."""
     hashed: Any = dicts.HashableTracker  # type: ignore[attr-defined]
     changed = self.side_effects_table()
     for name in (*self.item_dict, *(name for name in changed if name not in self.item_dict)):
@@ -309,8 +306,10 @@ __all__ = [
     "containers_are_themselves",
     "kinds_of_iterators",
     "members_of_sets",
+    "moves_in_ordered_dicts",
     "operators_of_deques",
     "orders_of_dicts",
+    "own_dicts_in_order",
     "refuse",
     "views_of_dicts",
 ]

@@ -45,11 +45,16 @@ _CHANGED = "_precast_changed"
 _Backend = TypeVar("_Backend", bound=Callable[..., Any])
 
 
-def following(backend: _Backend) -> _Backend:
-    """Marks a backend: where Dynamo traces for it, changes of metadata are followed as described above."""
+def marked(backend: _Backend) -> _Backend:
+    """Marks a backend: where Dynamo traces for it, changes of metadata are followed as described above, once that is installed."""
     setattr(backend, _FOLLOWS, True)
-    install()
     return backend
+
+
+def following(backend: _Backend) -> _Backend:
+    """Marks a backend that torch.compile traces for, and installs what follows the changes."""
+    install()
+    return marked(backend)
 
 
 def unfollowed(gm: torch.fx.GraphModule) -> SkipFrame | None:

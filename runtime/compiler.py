@@ -7,7 +7,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from precast.runtime.errors import Deferred, InProcess
+from precast.runtime import torch_support
+from precast.runtime.errors import CompilerBroken, Deferred, InProcess
 from precast.runtime.locks import Lock
 
 if TYPE_CHECKING:
@@ -32,10 +33,13 @@ def set_compiler(compiler: str | Compile) -> None:
 
 
 def compiler() -> Compile:
-    """What `set_compiler` registered."""
+    """What `set_compiler` registered. Raises CompilerBroken where it cannot be imported."""
     if isinstance(_compiler, str):
         module, _, name = _compiler.partition(":")
-        found: Compile = getattr(importlib.import_module(module), name)
+        try:
+            found: Compile = getattr(importlib.import_module(module), name)
+        except Exception as error:  # adapters name what is private to torch: another torch may lack some of it
+            raise CompilerBroken(torch_support.note_broken(error)) from error
         return found
     return _compiler
 

@@ -60,6 +60,12 @@ class CompileStopped(PrecastError):
     """The machine ended a compilation: no room on a disk, no memory. The program runs eagerly; with `fullgraph=True` this is raised."""
 
 
+class CompilerBroken(PrecastError):
+    """Nothing can be compiled: the compiler cannot be imported, or this torch is none that precast supports. Calls run eagerly; raised
+    with `fullgraph=True`, and where something is compiled ahead of time.
+    """
+
+
 class StoreUnwritable(PrecastError):
     """What is to be compiled ahead of time could not be kept: raised before it is compiled."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from precast.artifact_store import Store, StoreError
 from precast.artifact_store.serial import digest
-from precast.runtime import native_build, stance
+from precast.runtime import native_build, stance, torch_support
 from precast.runtime.locks import Lock
 from precast.runtime.log import logger
 from precast.runtime.native_layout import LayoutUnknown, configure
@@ -50,7 +50,7 @@ def tables_work() -> bool:
 def find(store: Store) -> Any:
     """The native module, loaded from `store` if it is there; None otherwise. Never builds."""
     with _lock:
-        if _state.module is not None or _state.failed or os.environ.get(ENVIRONMENT) == "0":
+        if _state.module is not None or _state.failed or os.environ.get(ENVIRONMENT) == "0" or torch_support.unsupported():
             return _state.module
         record = store.record("native", native_build.record_name())
         path = store.blob_path(record["library"]) if record is not None and isinstance(record.get("library"), str) else None

@@ -15,13 +15,13 @@ from precast.artifact_store import Manifest, Store, StoreError
 from precast.artifact_store.guard_table import GuardRow
 from precast.artifact_store.guards import Guard
 from precast.artifact_store.records import FrameRecord
-from precast.runtime import code_digest, region, skips, stance, turns
+from precast.runtime import code_digest, region, skips, stance, torch_support, turns
 from precast.runtime.backends import Backend
 from precast.runtime.compatibility import why_not
 from precast.runtime.compiler import compiler, one_at_a_time
 from precast.runtime.eagerly import Eagerly
 from precast.runtime.entry import Entry, LocalsOf
-from precast.runtime.errors import Deferred, InProcess, Refused, StoreUnwritable, Taken
+from precast.runtime.errors import CompilerBroken, Deferred, GuardMiss, InProcess, Refused, StoreUnwritable, Taken
 from precast.runtime.frame_code import Resume, build
 from precast.runtime.misses import Misses
 from precast.runtime.options import CudaGraphOptions, key_options
@@ -136,8 +136,11 @@ class Program:
     @stance.enters_region
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Find, load or compile the variant for this call, and run it; the original function where nothing fits."""
-        with region.paused():
-            run = self._choose(args, kwargs)
+        if reason := torch_support.unsupported():
+            run = self._as_written(reason)
+        else:
+            with region.paused():
+                run = self._choose(args, kwargs)
         return run(*args, **kwargs)
 
     def _choose(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
@@ -161,6 +164,17 @@ class Program:
             self.on_binding(binding, local_values)
         return binding.frame
 
+    def _as_written(self, reason: str) -> Callable[..., Any]:
+        """The original function, where nothing works with this torch. Raises what was asked for in place of running eagerly."""
+        if stance.state.force_eager:
+            return self.function
+        if self.require_hit:
+            raise GuardMiss(f"{self.name} was loaded with require='hit', and {reason}")
+        if self.options["fullgraph"]:
+            raise CompilerBroken(f"{self.name} cannot be compiled, and fullgraph=True forbids running eagerly: {reason}")
+        torch_support.tell(reason)
+        return self.function
+
     def _plain(self) -> Callable[..., Any]:
         """The original function; where it is not compiled itself, what it calls is."""
         return self.around(self.function) if self.eagerly.skipped and self.around is not None else self.function
@@ -169,8 +183,11 @@ class Program:
         """Make sure that a stored artifact serves this call, without running it: (outcome, artifact id, reason), see SignatureReport.
 
         A target that this machine cannot run is compiled for all the same; such an artifact is only stored. `here`: the call's tensors are
-        on a device of this machine, and no stand-ins. Raises StoreUnwritable before it compiles what could not be kept.
+        on a device of this machine, and no stand-ins. Raises StoreUnwritable before it compiles what could not be kept, and CompilerBroken
+        where nothing can be compiled.
         """
+        if reason := torch_support.unsupported():
+            raise CompilerBroken(f"{self.name} cannot be compiled: {reason}")
         local_values = self.locals_of(args, kwargs)
         runs_here = here and rank(self.target) is not None
 

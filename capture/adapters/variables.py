@@ -21,7 +21,7 @@ from torch._dynamo.variables.user_defined import UserDefinedClassVariable, UserD
 
 try:
     from torch._dynamo.variables import object_protocol
-except ImportError:  # before torch 2.13
+except ImportError:  # before torch 2.12
     object_protocol = None  # type: ignore[assignment]
 
 __all__ = [
