@@ -87,6 +87,7 @@ _HOMES = {
 _RESULTS = {
     "BackendError": "precast.runtime.errors",
     "CompileStopped": "precast.runtime.errors",
+    "CompilerBroken": "precast.runtime.errors",
     "Explanation": "precast.runtime.explain",
     "FrameReport": "precast.graph_report",
     "GraphReport": "precast.graph_report",

@@ -17,7 +17,7 @@ import precast
 from precast.artifact_store import Manifest, Store
 from precast.build_file import Loaded
 from precast.runtime.entry import Entry
-from precast.runtime.errors import OptionError, StoreUnwritable
+from precast.runtime.errors import CompilerBroken, OptionError, StoreUnwritable
 from precast.runtime.marks import marked
 from precast.runtime.options import merge_options
 from precast.runtime.precompile import SignatureReport, Traced, breaks, traced_for
@@ -87,7 +87,7 @@ class Job:
         begin = time.perf_counter()
         try:
             return self._build(number, target, begin)
-        except (OptionError, StoreUnwritable):
+        except (OptionError, StoreUnwritable, CompilerBroken):
             raise  # for all programs
         except Exception as error:  # noqa: BLE001 - the report names it, and the others go on
             return self._outcome(number, target, "failed", None, begin, self._said(error))

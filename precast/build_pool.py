@@ -29,7 +29,7 @@ from precast.build import Job, Outcome
 from precast.build_file import Loaded, ProgramSpec
 from precast.build_lines import Known, Lines, Task
 from precast.runtime import native
-from precast.runtime.errors import OptionError, StoreUnwritable
+from precast.runtime.errors import CompilerBroken, OptionError, StoreUnwritable
 from precast.runtime.log import logger
 from precast.runtime.upward_imports import COMPILE_VARIANT
 
@@ -338,7 +338,7 @@ def _answer(task: Task, program: ProgramSpec, store: Store, load: Load, job: Job
         return ("stopped", f"{program.where}: {error}", True), None
     except Stopped as error:
         return ("stopped", str(error), error.usage), None
-    except StoreUnwritable as error:
+    except (StoreUnwritable, CompilerBroken) as error:
         return ("stopped", str(error), False), None
 
 

@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from precast.runtime.errors import Deferred, InProcess
+from precast.runtime import torch_support
+from precast.runtime.errors import CompilerBroken, Deferred, InProcess
 from precast.runtime.locks import Lock
 from precast.runtime.program_interfaces import Compilable
 from precast.runtime.upward_imports import COMPILE_VARIANT, load
@@ -30,9 +31,12 @@ def set_compiler(compiler: str | Compile) -> None:
 
 
 def compiler() -> Compile:
-    """What `set_compiler` registered."""
+    """What `set_compiler` registered. Raises CompilerBroken where it cannot be imported."""
     if isinstance(_compiler, str):
-        found: Compile = load(_compiler)
+        try:
+            found: Compile = load(_compiler)
+        except Exception as error:  # adapters name what is private to torch: another torch may lack some of it
+            raise CompilerBroken(torch_support.note_broken(error)) from error
         return found
     return _compiler
 

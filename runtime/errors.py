@@ -73,6 +73,13 @@ class CompileStopped(PrecastError):
 
 
 @public
+class CompilerBroken(PrecastError):
+    """Nothing can be compiled: the compiler cannot be imported, or this torch is none that precast supports. Calls run eagerly; raised
+    with `fullgraph=True`, and where something is compiled ahead of time.
+    """
+
+
+@public
 class StoreUnwritable(PrecastError):
     """What is to be compiled ahead of time could not be kept: raised before it is compiled."""
 

@@ -8,11 +8,12 @@ from typing import Any
 
 from precast.artifact_store import Manifest
 from precast.artifact_store.guard_table import GuardRow
-from precast.runtime import stance, turns
+from precast.runtime import stance, torch_support, turns
 from precast.runtime.compiler import Outcome, compiler, is_free, one_at_a_time, strict
 from precast.runtime.eagerly import Eagerly
 from precast.runtime.errors import (
     BackendError,
+    CompilerBroken,
     Deferred,
     DirectiveError,
     GraphBreakError,
@@ -76,6 +77,8 @@ class Misses:
             if self._had_nothing_to_compile():
                 return None
             self._raise(args, kwargs)
+        if reason := torch_support.broken():
+            return self._cannot_compile(reason)
         if position in stance.FIRST_CALL_EAGER and self._is_first(local_values):
             return None
         if program.options["background_compile"] and not is_free():
@@ -185,8 +188,11 @@ class Misses:
         outcome: Outcome = ""
         in_vain = False
         try:
+            compile_variant = compiler()
             compiled = program.begin()
-            outcome = compiler()(program, args, kwargs)
+            outcome = compile_variant(program, args, kwargs)
+        except CompilerBroken as error:
+            return self._cannot_compile(str(error))
         except Refused as refusal:
             if refusal.raises and not refusal.forbidden and not program.options["fullgraph"]:
                 in_vain = not program.is_part  # a part may raise as a matter of course: that has to end
@@ -211,6 +217,12 @@ class Misses:
         except LoadError as error:
             self._unloadable(error)
             return None
+
+    def _cannot_compile(self, reason: str) -> None:
+        """This call runs eagerly, as nothing can be compiled in this process; what is stored is served all the same."""
+        if self._program.options["fullgraph"]:
+            raise CompilerBroken(f"{self._program.name} cannot be compiled, and fullgraph=True forbids running eagerly: {reason}")
+        torch_support.tell(reason)
 
     def _failed(self, error: Exception) -> None:
         logger("runtime").log(failure_level(error), "%s: compiling failed", self._program.name, exc_info=error)

@@ -15,12 +15,12 @@ from precast.artifact_store.guard_table import GuardRow
 from precast.artifact_store.guards import Guard
 from precast.artifact_store.records import FrameRecord
 from precast.artifact_store.trust.trusted import Trusted
-from precast.runtime import region, skips, stance, turns
+from precast.runtime import region, skips, stance, torch_support, turns
 from precast.runtime.artifact_compatibility import why_not
 from precast.runtime.compiler import compiler, one_at_a_time
 from precast.runtime.eagerly import Eagerly
 from precast.runtime.entry import Entry, LocalsOf
-from precast.runtime.errors import Deferred, InProcess, Refused, StoreUnwritable, Taken
+from precast.runtime.errors import CompilerBroken, Deferred, GuardMiss, InProcess, Refused, StoreUnwritable, Taken
 from precast.runtime.frame_code import Resume, build
 from precast.runtime.guard_eval import first_failure
 from precast.runtime.misses import Misses
@@ -135,8 +135,11 @@ class Program:
     @stance.enters_region
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Find, load or compile the variant for this call, and run it; the original function where nothing fits."""
-        with region.paused():
-            run = self._choose(args, kwargs)
+        if reason := torch_support.unsupported():
+            run = self._unsupported(reason)
+        else:
+            with region.paused():
+                run = self._choose(args, kwargs)
         return run(*args, **kwargs)
 
     def _choose(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
@@ -165,12 +168,26 @@ class Program:
         around = self.hooks.around if calls_compiled else None
         return self.function if around is None else around(self.function)
 
+    def _unsupported(self, reason: str) -> Callable[..., Any]:
+        """The original function, where nothing works with this torch. Raises what was asked for in place of running eagerly."""
+        if stance.state.force_eager:
+            return self.function
+        if self.require_hit:
+            raise GuardMiss(f"{self.name} was loaded with require='hit', and {reason}")
+        if self.options["fullgraph"]:
+            raise CompilerBroken(f"{self.name} cannot be compiled, and fullgraph=True forbids running eagerly: {reason}")
+        torch_support.tell(reason)
+        return self.function
+
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], here: bool = True) -> tuple[str, str, str]:
         """Make sure that a stored artifact serves this call, without running it: (outcome, artifact id, reason), see SignatureReport.
 
         A target that this machine cannot run is compiled for all the same; such an artifact is only stored. `here`: the call's tensors are
-        on a device of this machine, and no stand-ins. Raises StoreUnwritable before it compiles what could not be kept.
+        on a device of this machine, and no stand-ins. Raises StoreUnwritable before it compiles what could not be kept, and CompilerBroken
+        where nothing can be compiled.
         """
+        if reason := torch_support.unsupported():
+            raise CompilerBroken(f"{self.name} cannot be compiled: {reason}")
         local_values = self.locals_of(args, kwargs)
         runs_here = here and rank(self.target) is not None
 

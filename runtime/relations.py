@@ -11,6 +11,7 @@ import torch.utils._device
 from precast.artifact_store.expressions import leaves, postfix
 from precast.artifact_store.guards import Guard, Path, Predicate
 from precast.runtime.class_digest import functions_described
+from precast.runtime.eval_frame import GlobalStateGuard
 from precast.runtime.guard_rules import joined, span
 from precast.runtime.objects import Opaque
 from precast.runtime.table_reads import Live
@@ -148,7 +149,7 @@ _STATE = (
 
 def _state_check() -> Callable[[], Any]:
     """A function that says whether grad mode, autocast, deterministic algorithms, default dtype, … are what they are now."""
-    check: Callable[[], Any] = torch._C._dynamo.guards.GlobalStateGuard().check  # C code: no part of the tracer
+    check: Callable[[], Any] = GlobalStateGuard().check  # C code: no part of the tracer
     return check
 
 
