@@ -12,7 +12,7 @@ from typing import Any
 
 from precast.artifact_store import Store, StoreError
 from precast.artifact_store.serial import digest
-from precast.runtime import native_build, stance
+from precast.runtime import native_build, native_kinds, stance
 from precast.runtime.locks import Lock
 from precast.runtime.log import logger
 from precast.runtime.native_layout import LayoutUnknown, configure
@@ -84,6 +84,7 @@ def _load(path: Path) -> None:
     try:
         module = importlib.util.module_from_spec(spec)
         loader.exec_module(module)
+        native_kinds.verify(module)
         configure(module)
     except (ImportError, LayoutUnknown, AttributeError) as error:
         _fail(f"the native runtime cannot be used: {error}")
