@@ -28,6 +28,7 @@ from precast.cli_output import (
     open_store,
     store_option,
 )
+from precast.target_registry import find_family
 from precast.units import human_age, human_moment, human_size, parse_duration, parse_size
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def _list_images(out: Output, store: Store, entries: list[Entry]) -> None:
     found = [
         (entry.artifact_id, image)
         for entry in entries
-        if entry.target.startswith("cuda:") and (manifest := store.get(entry.artifact_id, entry.program_key)) is not None
+        if _has_images(entry.target) and (manifest := store.get(entry.artifact_id, entry.program_key)) is not None
         for image in of_artifact(store, manifest)
     ]
     out.data([{"artifact": artifact, **asdict(image)} for artifact, image in found])
@@ -127,6 +128,11 @@ def _list_images(out: Output, store: Store, entries: list[Entry]) -> None:
         out.table(("ARTIFACT", "IMAGE", "KERNEL", "SIZE", "REGISTERS", "SHARED"), raw if not out.human else [], readable)
     else:
         out.note(f"No kernel images in {store.root}")
+
+
+def _has_images(target: str) -> bool:
+    family = find_family(target)
+    return family is not None and family.images
 
 
 @click.command(short_help="Remove artifacts that meet conditions, and leftovers.")

@@ -5,7 +5,7 @@ The runtime imports this module on the first miss and never before: capture -> l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +15,9 @@ from precast.artifact_store.guards import Predicate
 from precast.backend_variant import backend_variant
 from precast.capture import CapturedFrame, CaptureOptions, CaptureRefused, Dynamic, MarkViolated, capture
 from precast.capture.garbage import seldom_collected
-from precast.codegen.cuda_start import start_libraries
-from precast.codegen.triton_compile import warm_up
-from precast.codegen.triton_pool import begin as begin_processes
+from precast.codegen import backend_of
 from precast.compile_log import log_dynamic, log_guards
+from precast.compile_observers import captures
 from precast.dynamic_capture import SymbolsRefused, due_to_symbols, dynamic_of, symbolic_build, with_symbols_or_without
 from precast.graph_build import GraphRequest, Stopwatch, build_graph, compiler_version
 from precast.lowering.decompositions import DECOMPOSITIONS
@@ -30,13 +29,9 @@ from precast.runtime.log import warn
 from precast.runtime.open import FORWARD
 from precast.runtime.options import key_options
 from precast.runtime.program import Program
-from precast.runtime.targets import is_cuda
-from precast.target_choice import has_cuda, target_of
+from precast.target_choice import likely_family, target_of
 from precast.trace import Trace, trace_for
 from precast.unsteady import why_unsteady
-
-observers: list[Callable[[Program, CapturedFrame | CaptureRefused], None]] = []
-"""Each is shown what came of every capture of this process (`precast.explain` looks on in this way)."""
 
 
 def compile_variant(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | InProcess | Deferred:
@@ -53,10 +48,8 @@ def compile_variant(program: Program, args: tuple[Any, ...], kwargs: Mapping[str
 def _compile_with(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic: Dynamic) -> str | InProcess | Deferred:
     watch = Stopwatch()
     trace = trace_for(program.name, program.options)
-    if is_cuda(program.target) or has_cuda((args, kwargs)):
-        with suppress(ImportError, RuntimeError):  # no Triton, no thread: said once it is certain that they are needed
-            warm_up()
-            begin_processes()
+    with suppress(ImportError, RuntimeError):  # no compiler, no thread: said once it is certain that they are needed
+        backend_of(likely_family((args, kwargs), program.target)).begin()
     with watch.stage("capture"):
         frame = _capture(program, args, kwargs, dynamic, trace)
     trace.frame(frame)
@@ -80,7 +73,7 @@ def _compile_with(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, 
     if program.options["background_compile"] and frame.graph is not None:
         import_what_comes_late()
         return Deferred(frame.guards, lambda: _finish(job))
-    libraries = start_libraries(frame.graph) if frame.graph is not None and is_cuda(job.target) else None
+    libraries = backend_of(job.target).start_libraries(frame.graph) if frame.graph is not None else None
     try:
         return _finish(job)
     finally:
@@ -131,7 +124,7 @@ def _capture(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any],
             dynamic=dynamic,
         )
         frame = capture(function, args, dict(kwargs), name=program.name, options=options)
-        _tell(program, frame)
+        captures.tell(program, frame)
         return frame
     except MarkViolated as violated:
         raise MarkError(str(violated)) from violated
@@ -139,21 +132,24 @@ def _capture(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any],
         if due_to_symbols(refused, dynamic):
             raise SymbolsRefused(refused.reason, refused.hint) from refused
         trace.refused(str(refused))
-        _tell(program, refused)
+        captures.tell(program, refused)
         where = f" (at {refused.where})" if refused.where else ""
         reason = f"{refused.reason}{where}"
         guards = None if program.options["fullgraph"] else refused.guards  # fullgraph: an error, for calls of that kind too
-        raise Refused(reason, refused.hint, guards, refused.skipped, refused.unless, refused.forbidden, refused.raises) from refused
+        raise Refused(
+            reason,
+            refused.hint,
+            guards,
+            skipped=refused.skipped,
+            unless=refused.unless,
+            forbidden=refused.forbidden,
+            raises=refused.raises,
+        ) from refused
 
 
 def _raises_at_breaks(program: Program) -> bool:
     said: bool = program.options["error_on_graph_break"] if break_errors.state.raises is None else break_errors.state.raises
     return said
-
-
-def _tell(program: Program, outcome: CapturedFrame | CaptureRefused) -> None:
-    for observer in tuple(observers):
-        observer(program, outcome)
 
 
 def _store(job: _Job) -> str | InProcess:

@@ -18,7 +18,7 @@ from precast.runtime.code_digest import digest
 from precast.runtime.kernel_digest import kernel_digest
 from precast.runtime.paths import describe_constant
 from precast.runtime.standins import address, class_of
-from precast.runtime.targets import fits
+from precast.runtime.targets import rules_of
 
 MARKS = frozenset(
     (
@@ -226,8 +226,7 @@ def _kernel(value: Any, constant: tuple[str, str]) -> Ruled:
 
 
 def _runs_on(value: torch.Tensor, target: str) -> Ruled:
-    capability = torch.cuda.get_device_capability(value.device)
-    return fits(target, capability), f"a GPU that runs {target}", f"{value.device}, of compute capability {capability[0]}.{capability[1]}"
+    return rules_of(target).runs_on(target, value.device)
 
 
 RULES: dict[Predicate, Callable[[Any, Any], Ruled]] = {

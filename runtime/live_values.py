@@ -10,6 +10,7 @@ import torch
 from precast.artifact_store.constants import untag
 from precast.artifact_store.guards import Guard, Path, Predicate
 from precast.runtime.guard_rules import MARKS
+from precast.runtime.native_kinds import Kind
 from precast.runtime.objects import ABSENT, Opaque, find_on_class, lacks_on_class, plain_lookup
 from precast.runtime.table_reads import Live
 
@@ -25,17 +26,17 @@ def live_value(walk: Recording, number: int, value: Any, path: Path) -> Any:
     """A value of the call: what comes fresh each time is a Live; anything else has to be this very object."""
     kind = type(value)
     if kind in _SCALARS:
-        walk.table.live(number, *(("type", kind) if path in walk.plan.free else ("equal", value)))
+        walk.table.live(number, *((Kind.TYPE, kind) if path in walk.plan.free else (Kind.EQUAL, value)))
         return Live(number, value)
     if kind is tuple or kind is list:
-        walk.table.live(number, kind.__name__, len(value))
+        walk.table.live(number, Kind.TUPLE if kind is tuple else Kind.LIST, len(value))
         return Live(number, value)
     if kind is dict and all(type(key) is str for key in value):
         first = walk.table.fields(number, tuple(value))
         return Live(first, value, number)
     if isinstance(value, torch.Tensor):
         return Live(number, value)
-    walk.table.live(number, "pointer", value)
+    walk.table.live(number, Kind.POINTER, value)
     return value
 
 

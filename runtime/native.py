@@ -14,7 +14,7 @@ from precast.artifact_store import Store, StoreError
 from precast.artifact_store.errors import Untrusted
 from precast.artifact_store.serial import digest
 from precast.artifact_store.trust.trusted import Trusted, content_of
-from precast.runtime import native_build, stance
+from precast.runtime import native_build, native_kinds, stance, torch_support
 from precast.runtime.locks import Lock
 from precast.runtime.log import logger
 from precast.runtime.native_layout import LayoutUnknown, configure
@@ -52,7 +52,7 @@ def tables_work() -> bool:
 def find(store: Store) -> Any:
     """The native module, loaded from `store` if it is there; None otherwise. Never builds."""
     with _lock:
-        if _state.module is not None or _state.failed or os.environ.get(ENVIRONMENT) == "0":
+        if _state.module is not None or _state.failed or os.environ.get(ENVIRONMENT) == "0" or torch_support.unsupported():
             return _state.module
         file = _stored(store)
         if file is not None:
@@ -97,6 +97,7 @@ def _load(file: Trusted[Path]) -> None:
     try:
         module = importlib.util.module_from_spec(spec)
         loader.exec_module(module)
+        native_kinds.verify(module)
         configure(module)
     except (ImportError, LayoutUnknown, AttributeError) as error:
         _fail(f"the native runtime cannot be used: {error}")

@@ -13,8 +13,8 @@ from precast.artifact_store.errors import Untrusted
 from precast.artifact_store.guards import freeze
 from precast.artifact_store.records import GraphInput, GraphOutput, TensorConstant, Wrap
 from precast.artifact_store.trust.trusted import Trusted
+from precast.runtime.calling_convention import Finish, GraphSpec, is_plain, raw_kinds
 from precast.runtime.errors import LoadError
-from precast.runtime.graph import Finish, GraphSpec, is_plain, raw_kinds
 from precast.runtime.graph_outputs import graph_outputs
 from precast.runtime.library import Library, graph_library
 from precast.runtime.library_call import library_call
@@ -22,6 +22,7 @@ from precast.runtime.options import CudaGraphOptions
 from precast.runtime.source import BlobSource
 from precast.runtime.subclasses import wrapped_call
 from precast.runtime.tensor_constants import Constants
+from precast.target_registry import family_of
 
 FORWARD = "forward"
 """The role of the graph that computes a call's outputs."""
@@ -90,12 +91,12 @@ def open_executable(
     library = None
     if graph is not None:
         try:
-            library = graph_library(document.part(lambda manifest: _blobs(manifest, role)), source)
+            library = graph_library(document.part(lambda manifest: _blobs(manifest, role)), source, manifest.target)
         except LoadError as error:
             raise LoadError(f"artifact {manifest.artifact_id[:12]}: {error}") from error
     io = dict(graph.io) if graph is not None else {}
     spec = GraphSpec(inputs, raw_kinds(outputs, io), None if is_plain(outputs) else _finisher(outputs))
-    wanted = cuda_graphs if manifest.target.startswith("cuda:") else None
+    wanted = cuda_graphs if family_of(manifest.target).cuda_graphs else None
     return Executable(manifest.program_name, spec, made, wraps, library, wanted)
 
 

@@ -11,7 +11,9 @@ import torch.utils._device
 from precast.artifact_store.expressions import leaves, postfix
 from precast.artifact_store.guards import Guard, Path, Predicate
 from precast.runtime.class_digest import functions_described
+from precast.runtime.eval_frame import GlobalStateGuard
 from precast.runtime.guard_rules import joined, span
+from precast.runtime.native_kinds import Kind, Slot
 from precast.runtime.objects import Opaque
 from precast.runtime.table_reads import Live
 
@@ -27,7 +29,6 @@ RELATIONS = (
     Predicate.SHAPE,
 )
 _MAX_PAIRS = 64
-_MAX_FRESH = 64
 
 
 def relation(walk: Recording, guard: Guard) -> None:
@@ -64,27 +65,25 @@ def _resolved(walk: Recording, constant: Mapping[str, Any]) -> None:
     if not all(isinstance(cls, type) for cls in classes):
         raise Opaque
     for cls in classes:
-        walk.slot(cls, "type")  # whose attributes the class's own are looked up on
+        walk.slot(cls, Slot.TYPE)  # whose attributes the class's own are looked up on
         walk.cls(cls)
     for function in functions_described(constant, classes):
-        walk.slot(function, "code")
+        walk.slot(function, Slot.CODE)
 
 
 def _same(walk: Recording, one: Any, other: Any) -> None:
     """Two that live on are one as long as each is the object that it was."""
     if isinstance(one, Live) and isinstance(other, Live):
-        walk.table.live(one.whole, "same", other.whole)
+        walk.table.live(one.whole, Kind.SAME, other.whole)
     elif isinstance(one, Live) or isinstance(other, Live):
         live, lasting = (one, other) if isinstance(one, Live) else (other, one)
-        walk.table.live(live.whole, "pointer", lasting)
+        walk.table.live(live.whole, Kind.POINTER, lasting)
 
 
 def _distinct(walk: Recording, paths: Sequence[Path]) -> None:
     """Those that live on are pairwise different as long as each is the object that it was; only what comes with the call is compared."""
     places = [walk.place(path) for path in paths]
     fresh = tuple(place.whole for place in places if isinstance(place, Live))
-    if len(fresh) > _MAX_FRESH:
-        raise Opaque
     if fresh:
         walk.table.distinct(fresh, tuple(place for place in places if not isinstance(place, Live)))
 
@@ -148,7 +147,7 @@ _STATE = (
 
 def _state_check() -> Callable[[], Any]:
     """A function that says whether grad mode, autocast, deterministic algorithms, default dtype, … are what they are now."""
-    check: Callable[[], Any] = torch._C._dynamo.guards.GlobalStateGuard().check  # C code: no part of the tracer
+    check: Callable[[], Any] = GlobalStateGuard().check  # C code: no part of the tracer
     return check
 
 

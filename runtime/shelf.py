@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from precast.artifact_store import Manifest, Store
 from precast.artifact_store.trust.trusted import Trusted
-from precast.runtime import devices, stance
+from precast.runtime import stance
 from precast.runtime.differing import Differing
 from precast.runtime.errors import LoadError
 from precast.runtime.locks import Lock
 from precast.runtime.log import logger
-from precast.runtime.open import trusted_document
 from precast.runtime.paths import PathError
-from precast.runtime.targets import is_cuda, rank
-from precast.runtime.variant import Binding, EagerVariant, Variant
+from precast.runtime.targets import rank, rules_of
+from precast.runtime.variant import Artifact, Binding, EagerVariant, Variant
+from precast.target_registry import find_family
 
 PATIENCE_SECONDS = 1.0
 """How long a thread waits for another that looks through the store: users' modules are imported there, which may wait for this thread."""
@@ -26,14 +26,22 @@ SETTLED_NS = 1_000_000_000
 
 
 class Owner(Protocol):
-    """The program whose variants these are. Parts of programs get their names and keys after they were made: both are asked for anew."""
+    """The program whose variants these are."""
 
-    name: str
-    key: str
-    store: Store
+    @property
+    def name(self) -> str:
+        """For the logs."""
 
-    def open_variant(self, document: Trusted[Manifest], source: Any, stored: bool, graph: Callable[..., Any] | None) -> Variant:
-        """Of a manifest, where its blobs are, whether those are in the store, and a graph that is already there."""
+    @property
+    def key(self) -> str:
+        """Its folder in the store."""
+
+    @property
+    def store(self) -> Store:
+        """Where its artifacts are."""
+
+    def open_variant(self, artifact: Artifact) -> Variant:
+        """A variant of the program. Raises what the artifact cannot be read with."""
 
     def useless(self, manifest: Manifest) -> str:
         """Why an artifact of the store cannot serve here; "" where it can. Imports users' modules, which may do anything."""
@@ -161,10 +169,10 @@ class Shelf:
         try:
             reason = self._owner.useless(manifest)
             if not reason:
-                seen.usable.append(self._open(document, self._owner.store, stored=True))
+                seen.usable.append(self._open(Artifact(document, self._owner.store)))
                 return
             logger("runtime").info("%s: %s is of no use here: %s", name, short, reason)
-            undecided = is_cuda(manifest.target) and devices.unknown()  # asked again once CUDA has been started
+            undecided = find_family(manifest.target) is not None and rules_of(manifest.target).undecided()  # then it is asked again
         except LoadError as error:
             logger("runtime").warning("miss: %s: artifact %s cannot be used: %s", name, short, error)
             undecided = False
@@ -180,15 +188,15 @@ class Shelf:
         known = {variant.artifact_id for variant in self.variants}  # another thread may have been faster
         self.variants = (*self.variants, *(variant for variant in found if variant.artifact_id not in known))
 
-    def _open(self, document: Trusted[Manifest], source: Any, stored: bool, graph: Callable[..., Any] | None = None) -> Variant:
+    def _open(self, artifact: Artifact) -> Variant:
         try:
-            return self._owner.open_variant(document, source, stored, graph)
+            return self._owner.open_variant(artifact)
         except (ValueError, TypeError, KeyError) as error:
             raise LoadError(str(error)) from error
 
-    def put(self, manifest: Manifest, source: Any, stored: bool, graph: Callable[..., Any] | None = None) -> Variant:
+    def put(self, artifact: Artifact) -> Variant:
         """What was just compiled, opened as a warm start would open it, in front. Raises LoadError."""
-        variant = self._open(trusted_document(manifest, source), source, stored, graph)
+        variant = self._open(artifact)
         with self._lock:
             self.variants = tuple(other for other in self.variants if other.artifact_id != variant.artifact_id)
             self._put_first(variant)

@@ -10,14 +10,15 @@ import torch
 from precast.artifact_store import Manifest, Store
 from precast.artifact_store.records import TensorConstant
 from precast.runtime import native
-from precast.runtime.compatibility import why_unfit
+from precast.runtime.artifact_compatibility import why_unfit
 from precast.runtime.errors import LoadError
 from precast.runtime.log import logger
 from precast.runtime.open import FORWARD, open_executable, reading, trusted_document
 from precast.runtime.options import CudaGraphOptions
 from precast.runtime.source import BlobSource
-from precast.runtime.targets import fits, is_cuda, rank
+from precast.runtime.targets import rank, rules_of
 from precast.runtime.tensor_constants import gpu_of
+from precast.target_registry import family_of
 
 GraphCallable = Callable[..., tuple[Any, ...]]
 _RECORD = "graph record"
@@ -50,7 +51,7 @@ def find_graph(
 
 def _why_not_there(target: str, device: torch.device | None) -> str:
     """Why an artifact for `target` does not run on this very device, though the machine may have another that runs it."""
-    if device is None or not is_cuda(target) or fits(target, torch.cuda.get_device_capability(device)):
+    if device is None or family_of(target).on_host or rules_of(target).runs_on(target, device).holds:
         return ""
     return f"{device} does not run {target}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -16,11 +17,10 @@ from precast.artifact_store.guards import Guard, Path, Predicate
 from precast.artifact_store.manifest import guard_rows
 from precast.artifact_store.records import FrameRecord, GraphInput
 from precast.artifact_store.trust.trusted import Trusted, content_of
-from precast.runtime.devices import capabilities
 from precast.runtime.entry import Entry
 from precast.runtime.errors import LoadError
 from precast.runtime.first_check import LazyChecker
-from precast.runtime.frame_code import FrameCodeError, build
+from precast.runtime.frame_code import FrameCodeError
 from precast.runtime.graph import bound_call, with_draws_as_traced
 from precast.runtime.kernel_digest import kernel_guards
 from precast.runtime.locks import Lock
@@ -29,13 +29,37 @@ from precast.runtime.options import CudaGraphOptions
 from precast.runtime.paths import resolve
 from precast.runtime.source import BlobSource
 from precast.runtime.subclass_code import subclass_guards
-from precast.runtime.targets import is_cuda
+from precast.runtime.targets import rules_of
 from precast.runtime.tensor_constants import gpu_of
+from precast.target_registry import family_of
 
 BINDINGS_LIMIT = 8
 _RECORD = "frame record"
 BuildFrame = Callable[[Trusted[FrameRecord], Callable[..., Any]], Callable[..., Any]]
 """(record, graph callable) -> the rewritten function. Raises FrameCodeError."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """What a variant is opened from: a manifest that is trusted, and where its blobs are.
+
+    `stored`: in the store, and not in this process only. `graph`: the compiled graph where another backend made it.
+    """
+
+    document: Trusted[Manifest]
+    source: BlobSource
+    stored: bool = True
+    graph: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True)
+class VariantSettings:
+    """What the variants of one program have in common. `extra_guards` hold for each of them, beside those that are stored."""
+
+    entry: Entry
+    build_frame: BuildFrame
+    extra_guards: Sequence[Guard] = ()
+    cuda_graphs: CudaGraphOptions | None = None
 
 
 class Binding:
@@ -92,30 +116,26 @@ class _Planned:
 class Variant(_Planned):
     """Opened lazily: guards first; the library and the bytecode on the first call that passes them."""
 
-    def __init__(
-        self,
-        document: Trusted[Manifest],
-        source: BlobSource,
-        entry: Entry,
-        extra_guards: Sequence[Guard] = (),
-        stored: bool = True,
-        build_frame: BuildFrame | None = None,
-        graph: Callable[..., Any] | None = None,
-        cuda_graphs: CudaGraphOptions | None = None,
-    ) -> None:
-        manifest = content_of(document)
-        self.stored = stored
-        self._document = document
-        self._graph = graph
-        self._cuda_graphs = cuda_graphs
+    def __init__(self, artifact: Artifact, settings: VariantSettings) -> None:
+        manifest = content_of(artifact.document)
+        self.stored = artifact.stored
+        self._document = artifact.document
+        self._graph = artifact.graph
+        self._family = family_of(manifest.target)
+        self._cuda_graphs = settings.cuda_graphs
         self.manifest = manifest
         self.artifact_id = manifest.artifact_id
         self.target = manifest.target
-        self.entry = entry
+        self.entry = settings.entry
         self.check = LazyChecker(self._rows)
-        self._extra_guards = (*extra_guards, *self._device_guards(), *kernel_guards(manifest.digests), *subclass_guards(manifest.digests))
-        self._source = source
-        self._build_frame: BuildFrame = build_frame or (lambda record, graph: build(record, entry.function, graph))
+        self._extra_guards = (
+            *settings.extra_guards,
+            *self._device_guards(),
+            *kernel_guards(manifest.digests),
+            *subclass_guards(manifest.digests),
+        )
+        self._source = artifact.source
+        self._build_frame = settings.build_frame
         self._lock = Lock()
         self._executable: Executable | None = None
         self._record: Trusted[FrameRecord] | None = None
@@ -124,10 +144,11 @@ class Variant(_Planned):
 
     def _device_guards(self) -> tuple[Guard, ...]:
         """That the device of the call's tensors runs the target, where this machine has GPUs of several kinds."""
-        if not is_cuda(self.target) or len(capabilities()) < 2:
+        device = self._family.device
+        if self._family.on_host or not rules_of(self.target).several_kinds():
             return ()
         rows = self.manifest.guard_rows
-        found = next((path for path, name, constant in rows if name == Predicate.TENSOR and constant["device"] == "cuda"), None)
+        found = next((path for path, name, constant in rows if name == Predicate.TENSOR and constant["device"] == device), None)
         return () if found is None else (Guard(found, Predicate.RUNS_ON, self.target),)
 
     @cached_property

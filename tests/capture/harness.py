@@ -11,9 +11,9 @@ from precast.artifact_store.records import TensorConstant
 from precast.artifact_store.trust.trusted import made_here
 from precast.capture import CapturedFrame
 from precast.capture.entry import called
+from precast.runtime.calling_convention import graph_inputs
 from precast.runtime.entry import LocalsOf, entry_of
 from precast.runtime.frame_code import build
-from precast.runtime.graph import graph_inputs
 from precast.runtime.graph_outputs import graph_outputs
 from precast.runtime.paths import resolve
 

@@ -25,7 +25,8 @@ from standin import Counting
 import precast
 from precast.artifact_store import Guard, Manifest, Predicate, Store
 from precast.artifact_store.records import GraphInput, GraphOutput
-from precast.runtime import compatibility, native
+from precast.runtime import artifact_compatibility as compatibility
+from precast.runtime import native
 from precast.runtime.api import site_of
 from precast.runtime.code_digest import digest
 from precast.runtime.errors import LoadError, Refused

@@ -66,8 +66,8 @@ class Owner:
     def change(self, nanoseconds: int) -> None:
         os.utime(self.folder, ns=(nanoseconds, nanoseconds))
 
-    def open_variant(self, document: Any, source: Any, stored: bool, graph: Any) -> Any:
-        self.opened.append(OneVariant(document.content.artifact_id))
+    def open_variant(self, artifact: Any) -> Any:
+        self.opened.append(OneVariant(artifact.document.content.artifact_id))
         return self.opened[-1]
 
     def useless(self, manifest: Any) -> str:

@@ -37,7 +37,7 @@ DOORS: dict[str, Callable[[Path], object]] = {
     "bytecode": lambda path: frame_code.build(standin.frame_code(product, "graph(x)"), product, tuple),  # type: ignore[arg-type]
     "shared object": lambda path: Library(path),  # type: ignore[arg-type]
     "image": lambda path: Library(made_here(path), {}, [b"\x7fELF image"]),  # type: ignore[list-item]
-    "graph's blobs": lambda path: graph_library({"library": "ab" * 32}, MemoryBlobs({})),  # type: ignore[arg-type]
+    "graph's blobs": lambda path: graph_library({"library": "ab" * 32}, MemoryBlobs({}), "cpu:x86-64-v3"),  # type: ignore[arg-type]
     "native runtime": lambda path: native._load(path),  # type: ignore[arg-type]
     "PTX": lambda path: ptx.link(b"//\n.version 8.0\0", ctypes.c_void_p()),  # type: ignore[arg-type]
 }

@@ -13,9 +13,10 @@ import precast
 from precast.artifact_store import Manifest, Store
 from precast.artifact_store.records import FrameRecord, GraphInput, GraphOutput
 from precast.artifact_store.trust.trusted import made_here
-from precast.runtime import compatibility
+from precast.runtime import artifact_compatibility as compatibility
 from precast.runtime import compiler as runtime_compiler
-from precast.runtime.compatibility import LOWERING_VERSION, python_minor, torch_minor, why_unfit
+from precast.runtime.artifact_compatibility import why_unfit
+from precast.runtime.compatibility import LOWERING_VERSION, python_minor, torch_minor
 from precast.runtime.errors import GuardMiss
 from precast.runtime.frame_code import FrameCodeError, build
 from precast.runtime.guard_eval import first_failing
