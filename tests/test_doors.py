@@ -19,7 +19,7 @@ LOADERS = {
 
 NOT_STORED = {
     "torch_libraries: ctypes.CDLL": "torch's own shared objects, which are open already",
-    "_no_op_guards: ctypes.CDLL": "likewise",
+    "no_op_guards: ctypes.CDLL": "likewise",
     "_checked: ctypes.CDLL": "this process itself, to look for AddressSanitizer",
     "driver_library: ctypes.CDLL": "CUDA's driver",
     "_Nvml.__init__: ctypes.CDLL": "NVML, which comes with the driver",
