@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import types
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from precast.runtime.known_getters import known_kind
+from precast.runtime.table_interfaces import Opaque, Reads
 
 ABSENT: Any = object()
 """The attribute does not exist, and this is known for certain."""
@@ -22,20 +23,6 @@ _SIMPLE_DESCRIPTORS = (
     types.ClassMethodDescriptorType,
 )
 _FUNCTION_SLOTS = {"__code__": "code", "__defaults__": "defaults", "__kwdefaults__": "kwdefaults"}
-
-
-class Opaque(Exception):
-    """The read depends on something that cannot be watched (a property, `__getattr__`, a C getter): Python evaluates it at each call."""
-
-
-class Reads(Protocol):
-    """Collects what was read."""
-
-    def slot(self, owner: Any, kind: str) -> None: ...
-
-    def key(self, namespace: dict[Any, Any], name: Any) -> None: ...
-
-    def cls(self, cls: type) -> None: ...
 
 
 def find_on_class(cls: type, name: str) -> Any:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from precast.artifact_store.guards import Guard, Path, Predicate
-from precast.runtime.guard_eval import compile_checker
+from precast.runtime.checker import compile_checker
+from precast.runtime.guard_rules import OF_CLASS, ORDER
 
 Cells = Callable[[], Mapping[str, Any]]
 
@@ -29,6 +30,9 @@ class Plan:
         for index, guard in enumerate(self.guards):
             self.at.setdefault(guard.path, []).append(index)
             self._add(guard.path)
+        for indices in self.at.values():
+            if len(indices) > 1:  # what the entry for a TENSOR guard compares covers others at its path: it is recorded before them
+                indices.sort(key=lambda index: ORDER[self.guards[index].predicate])
         for path in self.bound:
             self._add(path)
         self._checkers: dict[tuple[int, ...], Callable[[Mapping[str, Any], Mapping[str, Any]], bool]] = {}
@@ -56,4 +60,4 @@ def _free_numbers(guards: Sequence[Guard]) -> frozenset[Path]:
     kinds: dict[Path, set[Predicate]] = {}
     for guard in guards:
         kinds.setdefault(guard.path, set()).add(guard.predicate)
-    return frozenset(path for path, found in kinds.items() if Predicate.TYPE in found and found <= {Predicate.TYPE, Predicate.NOT_NONE})
+    return frozenset(path for path, found in kinds.items() if Predicate.TYPE in found and found <= OF_CLASS)

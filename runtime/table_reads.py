@@ -5,24 +5,11 @@ from __future__ import annotations
 import types
 from typing import Any
 
-from precast.runtime.objects import Opaque
-
-
-class Live:
-    """A place that gets a fresh object with each call: checked by value. `number`: its value in the table; of a dict that of the first
-    of its values, and `whole` that of the dict.
-    """
-
-    __slots__ = ("number", "value", "whole")
-
-    def __init__(self, number: int, value: Any, whole: int | None = None) -> None:
-        self.number = number
-        self.value = value
-        self.whole = number if whole is None else whole
+from precast.runtime.table_interfaces import Opaque
 
 
 class TableReads:
-    """Notes reads (`objects.Reads`) in `table`. Raises Opaque for what the table has no entry for, however often it is read."""
+    """Notes reads (`Reads`) in `table`. Raises Opaque for what the table has no entry for, however often it is read."""
 
     def __init__(self, table: Any) -> None:
         self.table = table

@@ -19,13 +19,15 @@ from precast.artifact_store import Guard, Predicate, Store
 from precast.artifact_store.constants import tag
 from precast.artifact_store.manifest import guard_rows
 from precast.runtime import native
+from precast.runtime.aliasing_predicates import joined
 from precast.runtime.code_digest import digest
 from precast.runtime.first_check import INTERPRETED_CALLS, LazyChecker
 from precast.runtime.global_state import global_state
 from precast.runtime.guard_eval import compile_checker, failure
-from precast.runtime.guard_rules import _spec_of, joined, strays
 from precast.runtime.recorder import record
+from precast.runtime.relations import strays
 from precast.runtime.table_plan import Plan
+from precast.runtime.tensor_spec import spec_of
 
 Values = dict[str, Any]
 A, B, C = ((("local", name),) for name in "abc")
@@ -82,8 +84,8 @@ def several(*rows: Callable[[], tuple[Any, ...]]) -> list[Callable[[], Values]]:
     return [lambda make=make: dict(zip("abc", (*make(), None, None), strict=False)) for make in rows]  # type: ignore[misc]
 
 
-SPEC = free(_spec_of(view()), offset=3)
-LOOSE = free(_spec_of(view()), offset=None)
+SPEC = free(spec_of(view()), offset=3)
+LOOSE = free(spec_of(view()), offset=None)
 OTHERS = one(
     lambda: view(size=(4, 2)),
     lambda: view(size=(3, 3)),
@@ -153,12 +155,12 @@ TABLE: dict[str, Row] = {
         one(lambda: view(size=(5, 2))),
     ),
     "complex tensor": Row(
-        [Guard(A, Predicate.TENSOR, free(_spec_of(complex_view()), offset=None))],
+        [Guard(A, Predicate.TENSOR, free(spec_of(complex_view()), offset=None))],
         one(complex_view)[0],
         one(lambda: complex_view(True), view),
     ),
     "conjugate tensor": Row(
-        [Guard(A, Predicate.TENSOR, free(_spec_of(complex_view(True)), offset=None))], one(lambda: complex_view(True))[0], one(complex_view)
+        [Guard(A, Predicate.TENSOR, free(spec_of(complex_view(True)), offset=None))], one(lambda: complex_view(True))[0], one(complex_view)
     ),
     "requires grad": Row(
         [Guard(A, Predicate.TENSOR, free(LOOSE, requires_grad=True))],
@@ -265,7 +267,7 @@ TABLE: dict[str, Row] = {
         several(lambda: (BASE[:16], BASE[2:6], BASE[10:14]), lambda: (BASE[:16], BASE[20:24], BASE[12:16])),
     ),
     "one byte is shared": Row(
-        [Guard(path, Predicate.TENSOR, free(_spec_of(BYTES[:4]), offset=None)) for path in (A, B)] + [apart((A, B), (A,), (B,))],
+        [Guard(path, Predicate.TENSOR, free(spec_of(BYTES[:4]), offset=None)) for path in (A, B)] + [apart((A, B), (A,), (B,))],
         several(lambda: (BYTES[:4], BYTES[8:12]))[0],
         several(lambda: (BYTES[:4], BYTES[3:7]), lambda: (BYTES[3:7], BYTES[:4])),
         several(lambda: (BYTES[:4], BYTES[4:8]), lambda: (BYTES[4:8], BYTES[:4])),
