@@ -76,7 +76,7 @@ Emit = Callable[[Writer, Path, Constant], Iterable[str]]
 """(writer, the guard's path, constant) -> Python conditions under which the guard fails, in the order in which they are tested."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)  # each generated method costs a warm start some 0.2 ms
 class ValueRule:
     """A predicate about the one object at a guard's path."""
 
@@ -100,7 +100,7 @@ class ValueRule:
     """The constant as people read it in listings; None: as plain data on a line."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)  # each generated method costs a warm start some 0.2 ms
 class RelationRule:
     """A predicate about several objects, or about torch's state; its guards stand at ("state",) or at the first of the objects."""
 
