@@ -1,4 +1,4 @@
-"""Checking a guard set once or twice without compiling it: compiling a checker takes longer than a server's first call should."""
+"""Checking a guard set by interpretation: generating and compiling a function for it takes longer than the first few checks do."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ class LazyChecker:
             else:
                 (late if predicate in _RELATION_HOLDS else deep).append(row)
         self._deep = (*deep, *late)
-        self._shallow = shallow = sorted(shallow, key=lambda row: len(row[0]))  # an object's type before its attributes, which may be code
+        self._shallow = shallow = sorted(
+            shallow, key=lambda row: len(row[0])
+        )  # an object's type before its attributes, which may run properties
         return shallow
 
 

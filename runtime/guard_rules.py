@@ -2,14 +2,14 @@
 
 A new predicate is a member of `Predicate` (`artifact_store/guards.py`), a row in one of the families that are put together here, and
 values that hold and that fail in `tests/runtime/guard_examples.py`; its constant may be plain data of any form, but lists of paths are
-stored compactly only where `artifact_store/guard_table.py` knows them. The fields of a row are told in `guard_rule.py`.
+stored compactly only where `artifact_store/guard_table.py` knows them. `guard_rule.py` describes the fields of a row.
 
 The engines, in the order in which a program meets them:
 
 * **Guard by guard, with words** (`guard_eval.py`, field `evaluate`): while a call is captured, to see that all guards hold for it, and
   when a call is missed, to say why.
 * **Interpreted** (`first_check.py`, field `quick`): the first `INTERPRETED_CALLS` checks of a variant in a process. Generating a function
-  takes longer than these checks do, and a server's first answer waits for them.
+  takes longer than these checks do, and a server's first answer waits for it.
 * **Generated Python** (`checker.py`, field `emit`): all later checks where there is no native runtime, and where the native table has
   no hit; and at each call those guards that a native table cannot say.
 * **Native table** (`recorder.py` and its neighbours, `native/table.c`; fields `record`, `record_tensor`, `covered`): recorded

@@ -1,8 +1,9 @@
 """Recording a guard table: every read that a guard set makes on a call's objects, as flat entries that the native runtime compares.
 
-A guard that holds keeps holding while nothing that it read has changed. Objects that live on (modules, configs, functions) are
-recorded by identity and by what was read of them; what comes fresh with each call (tensors, numbers, strings, tuples, lists and dicts of
-them) by value. What cannot be expressed is left to the generated Python checker, for just those guards, at every call.
+A guard that holds keeps holding while nothing that it read has changed. Objects that outlive a call (modules, configs, functions) are
+recorded by identity and by what was read of them; a call's own values (tensors, numbers, strings, tuples, lists and dicts of them) are
+compared by value. Guards that no entry can say are left to generated Python, which checks just those at every call. What a guard reads
+is the `record` field of its predicate's row (`guard_rules.py`); here is the walk along the paths.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class Recording(TableReads):
                 continue
             self.places[path] = place
             if path[0][0] == "local" and not isinstance(place, _NOT_LENT) and not isinstance(self._owner(path), torch.nn.Module):
-                self.table.lend(place)  # the caller's: a request's cache of keys and values, say, is not kept beyond the request
+                self.table.lend(place)  # a weak reference: a table must not keep, say, a request's key-value cache alive after the request
             for index in self.plan.at.get(path, ()):
                 if self.plan.guards[index].predicate not in RELATIONS:
                     self._attempt(index, lambda index=index: self._guard(self.plan.guards[index], path, place))  # type: ignore[misc]  # noqa: B023
@@ -121,22 +122,23 @@ class Recording(TableReads):
                 stack.append((child, lambda child=child, place=place: self._step(place, child)))  # type: ignore[misc]
 
     def _lend_given(self, waiting: list[tuple[Path, Any]]) -> None:
-        """What the call was given, before anything is noted: so that what leads from one argument to another does not keep that one.
-
-        Only what guards read: that something else goes, of a call's own containers too, is nothing to the table.
+        """Have the table refer weakly to the call's arguments. This precedes all entries, since one argument may lead to another, and an
+        entry would keep that alive. Only objects that guards read: the table names no others.
         """
         while waiting:
             path, value = waiting.pop()
             if type(value) in (tuple, list, dict):
                 for child in self.plan.under.get(path, ()):
                     if child[-1][0] == "item":
-                        with contextlib.suppress(KeyError, IndexError, TypeError):  # the walk meets it, too, and leaves it to Python
+                        with contextlib.suppress(
+                            KeyError, IndexError, TypeError
+                        ):  # the walk fails there as well, and leaves the guard to Python
                             waiting.append((child, value[untag(child[-1][1])]))
             elif not isinstance(value, (torch.Tensor, *IMMUTABLE, *_LASTING)):
                 self.table.lend(value)
 
     def _owner(self, path: Path) -> Any:
-        """The first object on the way of a path: what it leads through before are the call's own containers."""
+        """The first object on the way of a path that is none of the call's own containers; None where all of them are."""
         for end in range(1, len(path)):
             if not isinstance(place := self.places.get(path[:end]), Live):
                 return place

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +11,9 @@ import torch
 from guard_examples import EXAMPLES, JUDGES, Example, recorded
 
 from precast.artifact_store import Predicate, Store
+from precast.artifact_store.guard_table import pack_guards, unpack_guards
+from precast.artifact_store.manifest import guard_rows
+from precast.runtime import guard_rule, live_values, objects, recorder, table_interfaces, table_plan, table_reads
 from precast.runtime.guard_eval import evaluate, failure
 from precast.runtime.guard_rule import Places, RelationRule
 from precast.runtime.guard_rules import FAMILIES, KEEP_MEMORY_SAFE, ORDER, RELATIONS, RULES, VALUE_RULES
@@ -93,3 +98,16 @@ def test_what_stays_checked_under_every_setting() -> None:
 def test_torchs_state_is_compared_first_and_classes_last() -> None:
     ordered = sorted(ORDER, key=lambda predicate: ORDER[predicate])
     assert ordered[0] is Predicate.GLOBAL_STATE and ordered[-1] is Predicate.CLASSES
+
+
+def test_every_constant_is_stored() -> None:
+    rows = guard_rows(example.guard for example in EXAMPLES.values())
+    assert list(unpack_guards(pack_guards(rows))) == list(rows)
+
+
+def test_rows_know_of_native_tables_the_interfaces_alone() -> None:
+    """The recorder reads the rows; a row that imported it, under TYPE_CHECKING or not, would close a circle."""
+    room = {module.__name__ for module in (live_values, objects, recorder, table_plan, table_reads)}
+    for module in (guard_rule, table_interfaces, *FAMILIES):
+        imports = [node for node in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(node, ast.ImportFrom)]
+        assert not room & {name for node in imports for name in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))}
