@@ -66,8 +66,8 @@ def live_guard(recorder: Recorder, guard: Guard, path: Path, place: Live) -> Non
         if rule.record_tensor is not None:
             rule.record_tensor(recorder, place, path, guard.constant)
             return
-        if not recorder.compares_tensor(path) or not MARKS.isdisjoint(place.value.__dict__):
-            raise Opaque  # no entry compares which dimensions a mark names
+        if not recorder.compares_tensor(path):
+            raise Opaque
     if kind not in rule.covered:
         raise Opaque
 
@@ -84,7 +84,7 @@ def own_attributes(recorder: Recorder, place: Live) -> int:
     """Record the names and the order of the attributes that a tensor of the call has of its own; the number of the first. Raises Opaque."""
     names = tuple(place.value.__dict__)
     if not all(type(name) is str for name in names) or not MARKS.isdisjoint(names):
-        raise Opaque
+        raise Opaque  # no entry compares which dimensions a mark names
     number: int = recorder.table.fields(recorder.table.own(place.number), names)
     return number
 

@@ -152,6 +152,11 @@ TABLE: dict[str, Row] = {
         one(lambda: marked(0, tensor=sparse())),
         native=False,
     ),
+    "own attributes of a tensor": Row(
+        [Guard(A, Predicate.LACKS_OWN, {"__dict__": ("there",)}), Guard(A, Predicate.TENSOR, LOOSE)],
+        one(view)[0],
+        one(lambda: marked(0, "there")),
+    ),
     "an own attribute in the place of a mark": Row(
         [
             Guard(A, Predicate.LACKS_OWN, {"__dict__": ("there",)}),

@@ -5,6 +5,7 @@ from tests.mutation.table import Mutant
 TABLES = "tests/runtime/test_tables.py"
 FIRST = "tests/runtime/test_first_check.py"
 JUDGES = "tests/runtime/test_guard_judges.py"
+PREDICATES = "tests/runtime/test_predicates.py"
 
 ROWS = (
     # the rules that name what differs
@@ -265,7 +266,7 @@ ROWS = (
         "runtime/first_check.py",
         "if not relation(path, constant, places):",
         "if relation(path, constant, places) is None:",
-        FIRST,
+        JUDGES,
     ),
     # the native table: a call's own values
     Mutant("native: dtype is not compared", "runtime/native/table.c", "small != want[0]) return 0;", "small == -99) return 0;", TABLES),
@@ -493,14 +494,14 @@ ROWS = (
         "runtime/container_predicates.py",
         'elif isinstance(value, list):\n        recorder.once("items", value)\n    elif not',
         "elif isinstance(value, list):\n        pass\n    elif not",
-        JUDGES,
+        PREDICATES,
     ),
     Mutant(
         "recording: a key of which nothing is known is not read",
         "runtime/class_predicates.py",
         "        for name in names:\n            recorder.key(held, name)",
         "        pass",
-        JUDGES,
+        PREDICATES,
     ),
     Mutant(
         "recording: guards that the table cannot say are dropped",
@@ -550,5 +551,40 @@ ROWS = (
         "recorder.table.distinct(fresh, tuple(place for place in places if not isinstance(place, Live)))",
         "recorder.table.distinct(fresh, ())",
         JUDGES,
+    ),
+    Mutant(
+        "recording: guards on a tensor rely on an entry that was not made",
+        "runtime/live_values.py",
+        "if not recorder.compares_tensor(path):\n            raise Opaque",
+        "pass",
+        JUDGES,
+    ),
+    Mutant(
+        "recording: guards on a tensor are recorded before its metadata",
+        "runtime/table_plan.py",
+        "indices.sort(key=lambda index: ORDER[self.guards[index].predicate])",
+        "pass",
+        JUDGES,
+    ),
+    Mutant(
+        "an object reached once serves every path",
+        "runtime/guard_rule.py",
+        "found = [walked[id(path)] for path in paths if id(path) in walked]",
+        "found = [*walked.values()][: len(paths)]",
+        JUDGES,
+    ),
+    Mutant(
+        "quick: an empty container is any",
+        "runtime/container_predicates.py",
+        "quick=lambda value, _: len(value) == 0,",
+        "quick=lambda value, _: len(value) >= 0,",
+        PREDICATES,
+    ),
+    Mutant(
+        "quick: marks do not matter",
+        "runtime/tensor_predicates.py",
+        'return MARKS.isdisjoint(getattr(value, "__dict__", ()))',
+        "return MARKS is not None",
+        PREDICATES,
     ),
 )
