@@ -75,7 +75,7 @@ class Recorder(Reads, Protocol):
         """Whether the guards on the number or string at `path` ask for its class alone."""
 
     def compares_tensor(self, path: Path) -> bool:
-        """Whether entries compare the metadata of the call's tensor at `path` with a TENSOR guard, and which attributes it has of its own."""
+        """Whether entries compare the metadata and the own attributes of the call's tensor at `path`, as its TENSOR guard asks."""
 
     def own_attributes(self, place: Live) -> int:
         """Index of the first of the attributes that a tensor of the call has of its own: their names and order are recorded."""
