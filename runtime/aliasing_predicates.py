@@ -9,6 +9,7 @@ import torch
 
 from precast.artifact_store.guards import Path, Predicate
 from precast.runtime.guard_rule import SEVERAL_OBJECTS, Finding, Places, RelationRule, Writer
+from precast.runtime.native_kinds import Kind
 from precast.runtime.paths import describe
 from precast.runtime.standins import address
 from precast.runtime.table_interfaces import Live, Opaque, Recorder
@@ -16,7 +17,6 @@ from precast.runtime.table_interfaces import Live, Opaque, Recorder
 Labelled = Sequence[tuple[Any, Any]]
 """(label, object) pairs."""
 _MAX_PAIRS = 64
-_MAX_FRESH = 64
 
 # -- SAME_AS
 
@@ -34,10 +34,10 @@ def _same_as_record(recorder: Recorder, path: Path, constant: Path) -> None:
     """Two that live on are one as long as each is the object that it was."""
     one, other = recorder.place(path), recorder.place(constant)
     if isinstance(one, Live) and isinstance(other, Live):
-        recorder.table.live(one.whole, "same", other.whole)
+        recorder.table.live(one.whole, Kind.SAME, other.whole)
     elif isinstance(one, Live) or isinstance(other, Live):
         live, lasting = (one, other) if isinstance(one, Live) else (other, one)
-        recorder.table.live(live.whole, "pointer", lasting)
+        recorder.table.live(live.whole, Kind.POINTER, lasting)
 
 
 # -- NOT_ALIASED
@@ -141,8 +141,6 @@ def _distinct_record(recorder: Recorder, paths: Sequence[Path]) -> None:
     """Those that live on are pairwise different as long as each is the object that it was; only what comes with the call is compared."""
     places = [recorder.place(path) for path in paths]
     fresh = tuple(place.whole for place in places if isinstance(place, Live))
-    if len(fresh) > _MAX_FRESH:
-        raise Opaque
     if fresh:
         recorder.table.distinct(fresh, tuple(place for place in places if not isinstance(place, Live)))
 

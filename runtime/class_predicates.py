@@ -11,6 +11,7 @@ from precast.runtime.class_digest import ClassCheck, failing_class, functions_de
 from precast.runtime.code_digest import digest
 from precast.runtime.guard_rule import DIGESTS, SEVERAL_OBJECTS, Constant, Covered, Finding, Places, RelationRule, Rule, ValueRule, Writer
 from precast.runtime.kernel_digest import kernel_digest, layers
+from precast.runtime.native_kinds import Slot
 from precast.runtime.paths import describe
 from precast.runtime.table_interfaces import Live, Opaque, Recorder
 from precast.runtime.value_predicates import shown
@@ -87,7 +88,7 @@ def _code_record(recorder: Recorder, value: Any, _: Constant) -> None:
     if isinstance(value, types.MethodType):
         value = value.__func__
     if isinstance(value, types.FunctionType):
-        recorder.slot(value, "code")
+        recorder.slot(value, Slot.CODE)
     elif not isinstance(value, types.CodeType):
         raise Opaque
 
@@ -130,10 +131,10 @@ def _classes_record(recorder: Recorder, path: Path, constant: Mapping[str, Any])
     if not all(isinstance(cls, type) for cls in classes):
         raise Opaque
     for cls in classes:
-        recorder.slot(cls, "type")  # whose attributes the class's own are looked up on
+        recorder.slot(cls, Slot.TYPE)  # whose attributes the class's own are looked up on
         recorder.cls(cls)
     for function in functions_described(constant, classes):
-        recorder.slot(function, "code")
+        recorder.slot(function, Slot.CODE)
 
 
 RULES: dict[Predicate, Rule] = {

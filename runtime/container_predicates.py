@@ -8,8 +8,9 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
-from precast.artifact_store.constants import tag, type_name, untag
+from precast.artifact_store.constants import tag, untag
 from precast.artifact_store.guards import Path, Predicate
+from precast.artifact_store.import_names import type_name
 from precast.runtime.guard_rule import Constant, Covered, Finding, ValueRule, Writer
 from precast.runtime.paths import describe_constant
 from precast.runtime.table_interfaces import Opaque, Recorder

@@ -12,7 +12,7 @@ from precast.runtime.guard_rule import Places, RelationRule
 from precast.runtime.guard_rules import RULES
 from precast.runtime.paths import PathError, describe, resolve
 
-__all__ = ["Checker", "Verdict", "compile_checker", "evaluate", "failure", "first_failing"]
+__all__ = ["Checker", "Verdict", "compile_checker", "evaluate", "failure", "first_failing", "first_failure"]
 
 Values = Mapping[str, Any]
 
@@ -58,6 +58,15 @@ def failure(guard: Guard, local_values: Values, cells: Values | None = None) -> 
     if guard.path == (("state",),):
         return f"expected {verdict.expected}, found {verdict.found}"
     return f"{describe(guard.path)}: expected {verdict.expected}, found {verdict.found}"
+
+
+def first_failure(guards: Sequence[Guard], local_values: Values, cells: Values | None = None) -> str:
+    """The first guard that does not hold, as a sentence; empty when all hold. Objects come before what is read of them: it may be code."""
+    for guard in sorted(guards, key=lambda guard: len(guard.path)):
+        text = failure(guard, local_values, cells)
+        if text:
+            return text
+    return ""
 
 
 def first_failing(guards: Sequence[Guard], local_values: Values, cells: Values | None = None) -> int:

@@ -10,6 +10,7 @@ from precast.artifact_store.constants import untag
 from precast.artifact_store.guards import Guard, Path
 from precast.runtime.guard_rule import Covered
 from precast.runtime.guard_rules import VALUE_RULES
+from precast.runtime.native_kinds import Kind
 from precast.runtime.objects import ABSENT, find_on_class, plain_lookup
 from precast.runtime.table_interfaces import Live, Opaque, Recorder
 from precast.runtime.tensor_spec import MARKS
@@ -21,17 +22,17 @@ def live_value(recorder: Recorder, number: int, value: Any, path: Path) -> Any:
     """The place of a value of the call: a Live where an entry compares it by value; anything else has to be this very object."""
     kind = type(value)
     if kind in _SCALARS:
-        recorder.table.live(number, *(("type", kind) if recorder.compares_value_only_by_type(path) else ("equal", value)))
+        recorder.table.live(number, *((Kind.TYPE, kind) if recorder.compares_value_only_by_type(path) else (Kind.EQUAL, value)))
         return Live(number, value)
     if kind is tuple or kind is list:
-        recorder.table.live(number, kind.__name__, len(value))
+        recorder.table.live(number, Kind.TUPLE if kind is tuple else Kind.LIST, len(value))
         return Live(number, value)
     if kind is dict and all(type(key) is str for key in value):
         first = recorder.table.fields(number, tuple(value))
         return Live(first, value, number)
     if isinstance(value, torch.Tensor):
         return Live(number, value)
-    recorder.table.live(number, "pointer", value)
+    recorder.table.live(number, Kind.POINTER, value)
     return value
 
 

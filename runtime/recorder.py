@@ -23,6 +23,7 @@ from precast.runtime.guard_rule import Covered
 from precast.runtime.guard_rules import RELATIONS, VALUE_RULES
 from precast.runtime.hooks import HOOKS_OF, flagged
 from precast.runtime.live_values import live_guard, live_step, live_value, own_attributes
+from precast.runtime.native_kinds import Slot
 from precast.runtime.objects import ABSENT, instance_dict, lacks_on_class, read_attribute
 from precast.runtime.paths import describe, item
 from precast.runtime.table_interfaces import Live, Opaque
@@ -86,7 +87,7 @@ class Recording(TableReads):
 
     def run(self) -> set[int]:
         """Fill the table; the indices of the guards that Python has to check at each call."""
-        for part in ("code", "defaults", "kwdefaults"):  # a function may be given others
+        for part in (Slot.CODE, Slot.DEFAULTS, Slot.KWDEFAULTS):  # a function may be given others
             self.slot(self.plan.function, part)
         roots = dict.fromkeys(path[:1] for path in (*self.plan.at, *self.plan.under))
         self._lend_given([(root, self.local_values[root[0][1]]) for root in roots if root[0][0] == "local"])
@@ -166,7 +167,7 @@ class Recording(TableReads):
             case ("cell", name):
                 closure = self.plan.function.__closure__ or ()
                 cell = closure[self.plan.function.__code__.co_freevars.index(name)]
-                self.slot(cell, "cell")
+                self.slot(cell, Slot.CELL)
                 return cell.cell_contents
             case ("namespace",):
                 return self.plan.function.__globals__
@@ -209,7 +210,7 @@ class Recording(TableReads):
                 self.key(members, name)
                 return dict.__getitem__(members, name)
             case ("type",):
-                self.slot(place, "type")
+                self.slot(place, Slot.TYPE)
                 return type(place)
             case ("item", tagged):
                 return self._item(place, untag(tagged))
@@ -226,13 +227,13 @@ class Recording(TableReads):
                 return flagged(place, name)
             case ("closure", position):
                 cell = place.__closure__[position]
-                self.slot(cell, "cell")
+                self.slot(cell, Slot.CELL)
                 return cell.cell_contents
             case ("default", position):
-                self.slot(place, "defaults")
+                self.slot(place, Slot.DEFAULTS)
                 return place.__defaults__[position]
             case ("kwdefault", name):
-                self.slot(place, "kwdefaults")
+                self.slot(place, Slot.KWDEFAULTS)
                 self.key(place.__kwdefaults__, name)
                 return place.__kwdefaults__[name]
         raise Opaque
@@ -277,7 +278,7 @@ class Recording(TableReads):
     def tensor(self, value: Any) -> None:
         if not isinstance(value, torch.Tensor) or value.dim() > 5 or value.layout is not torch.strided:
             raise Opaque  # more dimensions are kept outside the TensorImpl
-        self.slot(value, "type")
+        self.slot(value, Slot.TYPE)
         self.once("tensor", value)
 
     def own(self, value: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch.utils._device
 from precast.artifact_store.expressions import evaluate as evaluate_expression
 from precast.artifact_store.expressions import function_of, leaves, postfix, show_leaf, source, text
 from precast.artifact_store.guards import Path, Predicate
+from precast.runtime.eval_frame import GlobalStateGuard
 from precast.runtime.global_state import global_state
 from precast.runtime.guard_rule import SEVERAL_OBJECTS, Constant, Finding, Places, RelationRule, Writer
 from precast.runtime.paths import describe
@@ -53,7 +54,7 @@ _STATE = (
 
 def _state_check() -> Callable[[], Any]:
     """A function that says whether grad mode, autocast, deterministic algorithms, default dtype, … are what they are now."""
-    check: Callable[[], Any] = torch._C._dynamo.guards.GlobalStateGuard().check  # C code: no part of the tracer
+    check: Callable[[], Any] = GlobalStateGuard().check  # C code: no part of the tracer
     return check
 
 

@@ -1,7 +1,7 @@
 """What recording a guard table is, as the rows of predicates and the files of this room see it: the recorder, the places that it walks
 through, and the exception by which a guard is left to Python.
 
-It imports no other file of the room, so that the rows (`predicates.py`) can name these types and the recorder can name the rows.
+It imports no other file of this room, so that the rows (`predicates.py`) can name these types and the recorder can name the rows.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from precast.artifact_store.guards import Path
+from precast.runtime.native_kinds import Slot
 
 
 class Opaque(Exception):
@@ -31,8 +32,8 @@ class Live:
 class Reads(Protocol):
     """Collects what an attribute look-up has read."""
 
-    def slot(self, owner: Any, kind: str) -> None:
-        """The pointer of this kind in an object ("type", "dict", "code", …) stays what it is."""
+    def slot(self, owner: Any, kind: Slot) -> None:
+        """This pointer of an object stays what it is."""
 
     def key(self, namespace: dict[Any, Any], name: Any) -> None:
         """The dict keeps this value under the key, or keeps lacking the key."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from typing import Any
 
+from precast.runtime.native_kinds import Slot
 from precast.runtime.table_interfaces import Opaque
 
 
@@ -13,13 +14,13 @@ class TableReads:
 
     def __init__(self, table: Any) -> None:
         self.table = table
-        self._slots: set[tuple[int, str]] = set()
+        self._slots: set[tuple[int, Slot]] = set()
         self._classes: set[type] = set()
         self._dicts: dict[int, tuple[dict[Any, Any], dict[Any, None], bool]] = {}
         self._seen: set[tuple[str, int]] = set()
 
-    def slot(self, owner: Any, kind: str) -> None:
-        if kind == "type" and _has_its_type_for_good(owner):
+    def slot(self, owner: Any, kind: Slot) -> None:
+        if kind is Slot.TYPE and _has_its_type_for_good(owner):
             return
         if (id(owner), kind) not in self._slots:
             if not self.table.slot(owner, kind):

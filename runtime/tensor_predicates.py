@@ -9,8 +9,9 @@ import torch
 
 from precast.artifact_store.guards import Path, Predicate
 from precast.runtime.guard_rule import BEFORE_OTHERS, Constant, Covered, Finding, ValueRule, Writer
+from precast.runtime.native_kinds import Slot
 from precast.runtime.table_interfaces import Live, Opaque, Recorder
-from precast.runtime.targets import fits
+from precast.runtime.targets import rules_of
 from precast.runtime.tensor_spec import MARKS, describe_tensor, spec_fits, spec_of
 from precast.runtime.value_predicates import shown, type_condition
 
@@ -96,7 +97,7 @@ def _marks(value: Any, allowed: dict[str, tuple[int, ...]]) -> Finding:
 
 
 def _marks_record(recorder: Recorder, value: Any, _: Constant) -> None:
-    recorder.slot(value, "dict")
+    recorder.slot(value, Slot.DICT)
     if value.__dict__:
         recorder.whole(value.__dict__)
 
@@ -105,8 +106,7 @@ def _marks_record(recorder: Recorder, value: Any, _: Constant) -> None:
 
 
 def _runs_on(value: torch.Tensor, target: str) -> Finding:
-    capability = torch.cuda.get_device_capability(value.device)
-    return fits(target, capability), f"a GPU that runs {target}", f"{value.device}, of compute capability {capability[0]}.{capability[1]}"
+    return rules_of(target).runs_on(target, value.device)
 
 
 _ON_TENSOR = Covered.SCALAR | Covered.TENSOR

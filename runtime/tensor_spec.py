@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from precast.artifact_store.constants import type_name
+from precast.artifact_store.import_names import type_name
 from precast.runtime.standins import class_of
 
 MARKS = frozenset(

@@ -9,18 +9,11 @@ from typing import Any
 
 import torch
 
-from precast.artifact_store.constants import (
-    Untaggable,
-    equals,
-    find_object,
-    is_method_of_object,
-    named,
-    same_object,
-    tag,
-    type_name,
-)
+from precast.artifact_store.constants import equals, tag
 from precast.artifact_store.guards import Path, Predicate
+from precast.artifact_store.import_names import Untaggable, find_object, is_method_of_object, named, same_object, type_name
 from precast.runtime.guard_rule import Constant, Covered, Finding, ValueRule, Writer
+from precast.runtime.native_kinds import Slot
 from precast.runtime.paths import describe_constant
 from precast.runtime.standins import class_of
 from precast.runtime.table_interfaces import Opaque, Recorder
@@ -108,7 +101,7 @@ def _is_emit(writer: Writer, path: Path, name: str) -> Iterator[str]:
 
 
 def _type_record(recorder: Recorder, value: Any, _: Constant) -> None:
-    recorder.slot(value, "type")
+    recorder.slot(value, Slot.TYPE)
 
 
 def _by_identity(recorder: Recorder, value: Any, _: Constant) -> None:

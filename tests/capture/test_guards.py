@@ -21,8 +21,9 @@ from harness import locals_of
 from programs import Block, Callable_, Stack, Tied, make_closure
 from torch import nn
 
-from precast.artifact_store.constants import Untaggable, find_object, hold, named, tag, untag
+from precast.artifact_store.constants import tag, untag
 from precast.artifact_store.guards import Guard, Predicate
+from precast.artifact_store.import_names import Untaggable, find_object, hold, named
 from precast.capture import CaptureRefused, capture
 from precast.runtime.guard_eval import compile_checker, evaluate, failure, first_failing
 
