@@ -17,8 +17,8 @@ class Opaque(Exception):
 
 
 class Live:
-    """A place that gets another object with each call: its table entries compare values. `number`: its index among the values that the
-    table computes during a check; of a dict the index of the first of the dict's values, and `whole` is the index of the dict.
+    """A place that has another object at each call, and is checked by value. `number`: the index of its value in the table, for a dict that
+    of its first value; `whole`: that of the dict itself.
     """
 
     __slots__ = ("number", "value", "whole")

@@ -1,4 +1,4 @@
-"""What guards read of objects that live on, each thing once, as entries of a native guard table."""
+"""Reads that guards make of long-lived objects, as entries of a native guard table; each read is recorded once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from precast.runtime.table_interfaces import Opaque
 
 
 class TableReads:
-    """Notes reads (`Reads`) in `table`. Raises Opaque for what the table has no entry for, however often it is read."""
+    """Records reads (`Reads`) in `table`. Raises Opaque, each time, for a read that the table has no entry for."""
 
     def __init__(self, table: Any) -> None:
         self.table = table
