@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.fx
 
+from precast.capture.patching import patched
 from precast.target_registry import computes_on
 
 _NAME = "scaled_dot_product_attention"
@@ -57,7 +57,7 @@ def whole_attention(gm: torch.fx.GraphModule) -> Iterator[None]:
     modules = [module for module in gm.modules() if isinstance(module, torch.fx.GraphModule)]
     _retarget(modules, _functional, attention)
     try:
-        with mock.patch.object(torch.nn.functional, _NAME, attention):
+        with patched(torch.nn.functional, _NAME, attention):
             yield
     finally:
         _retarget(modules, attention, _functional)

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
-from torch._higher_order_ops.flex_attention import sdpa_dense
-from torch._higher_order_ops.out_dtype import out_dtype_fallback
 
 from precast.capture import mutating_ops
+from precast.capture.adapters.dynamo import TransformGetItemToIndex
+from precast.capture.adapters.higher_order_ops import out_dtype_fallback, sdpa_dense
 from precast.capture.frame import CaptureRefused
 from precast.capture.splice import splice
 from precast.capture.user_kernels import FUNCTIONAL, is_launch, name_launch

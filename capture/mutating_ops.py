@@ -8,12 +8,8 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._higher_order_ops.auto_functionalize import (
-    auto_functionalized_dense,
-    auto_functionalized_v2_dense,
-    get_mutable_args,
-)
 
+from precast.capture.adapters.higher_order_ops import auto_functionalized_dense, auto_functionalized_v2_dense, get_mutable_args
 from precast.capture.splice import splice
 from precast.capture.windows import strided_storage
 from precast.runtime.standins import storage_of

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._functorch._aot_autograd.schemas import OutputType
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from precast.artifact_store.expressions import Expression
 from precast.artifact_store.records import GraphOutput
+from precast.capture.adapters.aot_autograd import OutputType
+from precast.capture.adapters.fake_tensors import GuardOnDataDependentSymNode
 from precast.capture.frame import CaptureRefused
 from precast.capture.sources import NotPortable
 from precast.capture.storages import is_strided, reach, shared_storages, shown_storage

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from precast.capture.adapters.fake_tensors import statically_known_true
 from precast.runtime.standins import storage_of
 
 

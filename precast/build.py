@@ -17,13 +17,14 @@ import precast
 from precast.artifact_store import Manifest, Store
 from precast.build_file import Loaded
 from precast.runtime.entry import Entry
-from precast.runtime.errors import OptionError, StoreUnwritable
+from precast.runtime.errors import CompilerBroken, OptionError, StoreUnwritable
 from precast.runtime.marks import marked
 from precast.runtime.options import merge_options
 from precast.runtime.precompile import SignatureReport, Traced, breaks, traced_for
 from precast.runtime.program import Program
+from precast.runtime.program_identity import Settings
 from precast.runtime.shared_object import mounted_noexec
-from precast.runtime.site import Settings, Site
+from precast.runtime.site import Site
 from precast.runtime.skips import recall
 from precast.runtime.targets import NATIVE, resolve, runs, serves
 from precast.target_registry import family_of
@@ -86,7 +87,7 @@ class Job:
         begin = time.perf_counter()
         try:
             return self._build(number, target, begin)
-        except (OptionError, StoreUnwritable):
+        except (OptionError, StoreUnwritable, CompilerBroken):
             raise  # for all programs
         except Exception as error:  # noqa: BLE001 - the report names it, and the others go on
             return self._outcome(number, target, "failed", None, begin, self._said(error))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +17,7 @@ from precast.codegen import CompiledGraph, backend_of
 from precast.codegen.options import CodegenOptions, CompileContext
 from precast.codegen.toolchain import CompilerMissing, CompilerStopped
 from precast.compile_log import log_graph
-from precast.lowering.ir import Program
+from precast.compile_observers import lowerings
 from precast.lowering.lower import lower
 from precast.lowering.options import LoweringOptions
 from precast.lowering.pipeline import planned, schedule
@@ -31,10 +31,6 @@ from precast.runtime.log import logger
 from precast.runtime.shared_object import is_whole
 from precast.runtime.targets import rules_of
 from precast.trace import Trace
-
-observers: list[Callable[[Program, str, LoweringOptions, tuple[str, ...]], None]] = []
-"""Each is shown every lowered program of this process before it is scheduled, with its target, its options and the names of its weights
-(`precast tune` looks on)."""
 
 
 class Stopwatch:
@@ -110,8 +106,7 @@ def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopw
             raise Refused(str(error)) from error
     given = zip(lowered.inputs, request.bound, strict=True)
     weights = tuple(name for name, bound in given if bound and isinstance(name, str))
-    for observe in tuple(observers):
-        observe(lowered, request.target, lowering, weights)
+    lowerings.tell(lowered, request.target, lowering, weights)
     context = CompileContext(weights, request.inference, known_choices(request.store, request.target), part.alone, part.shared_by)
     target, backend = rules_of(request.target).codegen_name(request.target), backend_of(request.target)
     unsupported: tuple[type[Exception], ...] = (Unsupported, *backend.unsupported)

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from precast import graph_build
 from precast.artifact_store import Store
 from precast.build import Job, Outcome
 from precast.build_file import Loaded
 from precast.codegen import backend_of
 from precast.codegen.measure import Record
 from precast.codegen.tuner import Answer, Problem
+from precast.compile_observers import lowerings
 from precast.graph_build import keep_choices, known_choices
 from precast.lowering.ir import Program
 from precast.lowering.options import LoweringOptions
@@ -121,18 +121,15 @@ def _without_measuring(loaded: Loaded) -> Loaded:
 
 @contextmanager
 def _watching(target: str, owner: tuple[str, int]) -> Iterator[list[Captured]]:
-    """Every program that is compiled for `target` meanwhile."""
+    """Every program that this thread compiles for `target` meanwhile."""
     seen: list[Captured] = []
 
     def look(program: Program, its_target: str, options: LoweringOptions, weights: tuple[str, ...]) -> None:
         if its_target == target:
             seen.append(Captured(program, options, weights, owner))
 
-    graph_build.observers.append(look)
-    try:
+    with lowerings.watch(look):
         yield seen
-    finally:
-        graph_build.observers.remove(look)
 
 
 def ask(programs: Sequence[Captured], target: str, known: Mapping[str, Record]) -> dict[str, Question]:

@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
+from precast.artifact_store.trust.trusted import Trusted
 from precast.runtime.cuda_driver import driver_library, driver_problem
 from precast.runtime.ptx import loadable
 from precast.runtime.target_rules import DeviceLoader
@@ -19,7 +20,7 @@ class CudaLoader(DeviceLoader):
     def problem(self, missing: Sequence[str]) -> str:
         return f"runs on an NVIDIA GPU: {driver_problem(missing)}"
 
-    def images(self, images: Sequence[bytes], source: Any) -> list[bytes]:
+    def images(self, images: Sequence[Trusted[bytes]], source: Any) -> list[Trusted[bytes]]:
         return loadable(images, source)
 
 

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from precast.artifact_store.trust.trusted import Trusted
+
 if TYPE_CHECKING:
     import torch
 
@@ -88,7 +90,7 @@ class DeviceLoader(ABC):
         """Why a library whose symbols `missing` could not be found does not run here, as the end of a sentence about it."""
 
     @abstractmethod
-    def images(self, images: Sequence[bytes], source: Any) -> list[bytes]:
+    def images(self, images: Sequence[Trusted[bytes]], source: Any) -> list[Trusted[bytes]]:
         """The images of a library's kernels as the driver takes them; `source`: the store or the memory that they come from. Raises
         LoadError.
         """

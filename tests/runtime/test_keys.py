@@ -14,7 +14,7 @@ from precast.runtime.code_digest import digest
 from precast.runtime.errors import OptionError
 from precast.runtime.limits import Compiles
 from precast.runtime.options import MODES, OPTIONS, CudaGraphOptions, merge_options
-from precast.runtime.program import program_key
+from precast.runtime.program_identity import program_key
 
 DEFAULTS = merge_options()
 

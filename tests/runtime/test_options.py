@@ -76,7 +76,7 @@ def test_freeze_copies_weights_and_redoes_it_when_they_change(store: Store) -> N
     for freeze in (False, True):
         compiled = precast.compile(model, options={"freeze": freeze}, store=store, dynamic=False)
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
-        libraries.append(site_of(compiled).programs[0].variants[0]._library)
+        libraries.append(site_of(compiled).programs[0].variants[0]._executable.library)
     assert [bool(library.prepare) for library in libraries] == [False, True]
     for _ in range(3):
         with torch.no_grad():
