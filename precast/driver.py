@@ -71,7 +71,7 @@ def _compile_with(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, 
         raise Refused("; ".join(frame.uncacheable) or "its bytecode cannot be kept")
     job = _Job(program, frame, _target(program, frame), watch, trace)
     if program.options["background_compile"] and frame.graph is not None:
-        import_what_comes_late()
+        import_what_comes_late(job.target)
         return Deferred(frame.guards, lambda: _finish(job))
     libraries = backend_of(job.target).start_libraries(frame.graph) if frame.graph is not None else None
     try:
