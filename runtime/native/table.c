@@ -1,19 +1,27 @@
 /* A guard table as an object of Python: its memory, the weak references to the caller's objects, its methods. */
 #include "guard_table.h"
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#define MARK_SPARE(start, bytes) ASAN_POISON_MEMORY_REGION(start, bytes) /* so that a read past the last entry is reported */
+#define MARK_USED(start, bytes) ASAN_UNPOISON_MEMORY_REGION(start, bytes)
+#else
+#define MARK_SPARE(start, bytes) ((void)0)
+#define MARK_USED(start, bytes) ((void)0)
+#endif
+
 void *table_grow(void **array, size_t *count, size_t *room, size_t size, size_t more) {
     if (*count + more > *room) {
-#ifdef __SANITIZE_ADDRESS__
-        size_t wanted = *count + more; /* no spare room, in which a read past the last entry would go unnoticed */
-#else
         size_t wanted = (*count + more) * 2 + 8;
-#endif
+        MARK_USED(*array, *room * size);
         void *bigger = PyMem_Realloc(*array, wanted * size);
         if (!bigger) return PyErr_NoMemory();
         *array = bigger;
         *room = wanted;
+        MARK_SPARE((char *)bigger + *count * size, (wanted - *count) * size);
     }
     void *place = (char *)*array + *count * size;
+    MARK_USED(place, more * size);
     memset(place, 0, more * size);
     *count += more;
     return place;
