@@ -32,9 +32,10 @@ from precast.capture.adapters.guards import AttrSource, TorchFunctionModeStackSo
 from precast.capture.hooks import hook_guards
 from precast.capture.sources import FLATTENED, NotPortable, SourceContext
 from precast.runtime.code_digest import digest
-from precast.runtime.guard_rules import MARKS, keys_of
+from precast.runtime.container_predicates import keys_of
 from precast.runtime.paths import PathError
 from precast.runtime.standins import class_of
+from precast.runtime.tensor_spec import MARKS
 
 DROPPED = frozenset(
     "GRAD_MODE DETERMINISTIC_ALGORITHMS GLOBAL_STATE TORCH_FUNCTION_STATE DEFAULT_DEVICE FSDP_TRAINING_STATE DUAL_LEVEL "

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").exists())
 FOLDERS = ("precast", "capture", "lowering", "codegen", "artifact_store", "runtime")
 OUTSIDE_THE_STORE = tuple(folder for folder in FOLDERS if folder != "artifact_store")
 
@@ -19,7 +19,7 @@ LOADERS = {
 
 NOT_STORED = {
     "torch_libraries: ctypes.CDLL": "torch's own shared objects, which are open already",
-    "_no_op_guards: ctypes.CDLL": "likewise",
+    "no_op_guards: ctypes.CDLL": "likewise",
     "_checked: ctypes.CDLL": "this process itself, to look for AddressSanitizer",
     "driver_library: ctypes.CDLL": "CUDA's driver",
     "_Nvml.__init__: ctypes.CDLL": "NVML, which comes with the driver",
@@ -121,3 +121,14 @@ def test_nobody_outside_the_store_knows_its_layout() -> None:
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(tuple(f"{p}/" for p in PLACES)):
                 found.add((path.name, node.value))
     assert found == set()
+
+
+def test_who_declares_content_trusted() -> None:
+    """Each of these has compared a digest, or has made the content itself."""
+    calls = [(name, ast.unparse(call.func)) for path in _sources(FOLDERS) for name, _, call in _functions(path)]
+    assert {name for name, function in calls if function in ("admit", "admit_manifest", "made_here")} == {
+        *("Store.trust", "Store.trusted_file", "Store.trusted_bytes", "NamedRecords.trusted"),
+        *("MemoryBlobs.trust", "MemoryBlobs.trusted_file"),  # what this process has compiled and could not store
+        *("admit_manifest", "made_here"),
+        "loadable",  # images that the driver has just made of trusted text
+    }

@@ -204,3 +204,27 @@ def test_a_tier_that_does_not_answer_is_a_miss(tmp_path: Path, caplog: pytest.Lo
     assert "the tier does not answer" in store.try_put(*make(1)) and "the tier does not answer" in store.why_unread(KEY)
     tier.broken = False
     assert [manifest.artifact_id for manifest in store.variants(KEY)] == [first]
+
+
+def test_how_often_a_tier_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a warm start costs: one list, one read a manifest, and a stamp and a read a blob, which is not read again while it stays."""
+    tier = Memory(tmp_path)
+    first = Store(tmp_path, tier=tier).put(*make(0))
+    asked: list[str] = []
+    for verb in ("get", "names", "listed", "stamp", "file"):
+        real = getattr(tier, verb)
+        monkeypatch.setattr(tier, verb, lambda name, verb=verb, real=real: asked.append(verb) or real(name))
+
+    def counted(ask: Callable[[], object]) -> list[str]:
+        asked.clear()
+        assert ask() is not None
+        return list(asked)
+
+    store = Store(tmp_path, tier=tier, policy=TRUSTING)
+    assert counted(lambda: store.changed(KEY)) == ["stamp"]
+    assert counted(lambda: store.trusted_variants(KEY)) == ["listed", "get"]
+    assert counted(lambda: store.get(first, KEY)) == ["get"]
+    (document,) = store.trusted_variants(KEY)
+    library = document.part(lambda manifest: manifest.graphs["forward"].library)
+    assert counted(lambda: store.trusted_file(library)) == ["stamp", "get", "file"]
+    assert counted(lambda: store.trusted_file(library)) == ["stamp", "file"]

@@ -9,6 +9,7 @@ PRUNE = "tests/store/test_prune.py"
 MANIFEST = "tests/store/test_manifest.py"
 VERIFY = "tests/store/test_verify.py"
 INDEX = "tests/store/test_index.py"
+TRUST = "tests/store/test_trust.py"
 
 ROWS = (
     Mutant(
@@ -164,6 +165,39 @@ ROWS = (
     ),
     Mutant(
         "temporaries are listed", "artifact_store/tiers.py", "if not file.startswith(TEMPORARY_PREFIX)]", "if file]", f"{STORE} {WRITES}"
+    ),
+    # what may become code
+    Mutant(
+        "what the policy refuses is admitted",
+        "artifact_store/trust/trusted.py",
+        "        raise Untrusted(refusal)",
+        "        pass",
+        f"{TRUST} tests/store/test_tiers.py",
+    ),
+    Mutant(
+        "content with another digest is admitted", "artifact_store/trust/trusted.py", "    if not holds:\n", "    if not digest:\n", TRUST
+    ),
+    Mutant("anybody makes a Trusted", "artifact_store/trust/trusted.py", "if seal is not _SEAL:", "if seal is None:", TRUST),
+    Mutant(
+        "anything with a content is Trusted",
+        "artifact_store/trust/trusted.py",
+        "if type(trusted) is not Trusted:",
+        "if trusted is None:",
+        TRUST,
+    ),
+    Mutant(
+        "bytes of unknown origin are this process's",
+        "artifact_store/manifest.py",
+        'origin=origin or Origin(UNKNOWN, "", where)',
+        "origin=origin or MADE_HERE",
+        TRUST,
+    ),
+    Mutant(
+        "guards of what is not trusted are evaluated",
+        "artifact_store/store.py",
+        "                found.append(self.trust(manifest))\n",
+        "                found.append(admit_manifest(manifest, Policy(frozenset({manifest.origin.kind}))))\n",
+        "tests/runtime/test_trusted_only.py",
     ),
     # leases
     Mutant(
