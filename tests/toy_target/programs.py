@@ -1,4 +1,4 @@
-"""Runs one program for `toy:interpreter` and compares it with eager; run as a file: STORE NAME HOW, HOW is "compile" or "load"."""
+"""Runs programs for `toy:interpreter` and compares them with eager; run as a file: STORE HOW NAME…, HOW is "compile" or "load"."""
 
 from __future__ import annotations
 
@@ -56,19 +56,25 @@ PROGRAMS: dict[str, tuple[Any, list[Call]]] = {
 }
 
 
-def main(store: str, name: str, how: str) -> None:
+def answered(store: str, name: str, how: str) -> int:
+    """How many of the program's calls the interpreter computed; each answer is eager's."""
     model, inputs = PROGRAMS[name]
-    if how == "load":
-        compiled = precast.load(model, store=store, options={"target": TARGET})
-    else:
-        compiled = precast.compile(model, store=store, options={"target": TARGET})
+    ready = precast.load if how == "load" else precast.compile
+    compiled = ready(model, store=store, options={"target": TARGET})
+    calls.clear()
     with torch.no_grad():
         for make in inputs:
             given = make()
             torch.testing.assert_close(compiled(*given), model(*given), rtol=1e-4, atol=1e-5)
     if name == "block":
         assert model.seen.tolist() == [2 * len(inputs)] * 3, model.seen
-    print(len(calls), "tracer" if "torch._dynamo" in sys.modules else "warm", "interpreter" if "sympy" in sys.modules else "nothing")
+    return len(calls)
+
+
+def main(store: str, how: str, *names: str) -> None:
+    for name in names:
+        print(name, answered(store, name, how))
+    print("tracer" if "torch._dynamo" in sys.modules else "warm")
 
 
 if __name__ == "__main__":
