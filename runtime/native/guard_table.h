@@ -4,7 +4,7 @@
  * its content, a type by its version tag, a tensor by the bytes of its TensorImpl. For a call's own arguments, which are new objects each
  * time, it holds a program of checks on their values. The recorder (runtime/recorder.py) fills a table through its methods
  * (guard_table_record.c: objects that outlive the call; guard_table_record_values.c: values of the call), the dispatcher asks whether it
- * still holds (guard_table_check.c), and table.c owns its memory.
+ * still holds (guard_table_check.c). guard_table_memory.c owns its memory, and table.c is its type.
  *
  * The table keeps every object that it names alive, so that no address is reused while it is compared with. Objects that the caller passed
  * in are the exception: of those it keeps weak references only, and when one of them is freed the table drops everything that it holds and
@@ -194,18 +194,21 @@ static inline PyObject *own_attributes(PyObject *object) {
     return attributes ? *attributes : NULL;
 }
 
-/* ---- table.c */
+/* ---- guard_table_memory.c */
 
 /* The first of `more` new zeroed entries of an array; NULL with an exception set. */
 void *table_grow(void **array, size_t *count, size_t *room, size_t size, size_t more);
 #define PUSH_MANY(self, name, n) table_grow((void **)&(self)->name, &(self)->name##_count, &(self)->name##_room, sizeof(*(self)->name), n)
 #define PUSH(self, name) PUSH_MANY(self, name, 1)
 
-/* Keep an object alive that the table names, unless there is a weak reference to it. -1 with an exception set. */
-int table_hold(Table *self, PyObject *object);
+/* Empty all arrays. They keep their room until the table is freed. */
+void table_drop_entries(Table *self);
+void table_unwatch(Table *self);
 /* Drop everything: the table holds for no call any more. */
 int table_clear(PyObject *table);
-void table_unwatch(Table *self);
+/* Keep an object alive that the table names, unless there is a weak reference to it. -1 with an exception set. */
+int table_hold(Table *self, PyObject *object);
+PyObject *table_lend(PyObject *table, PyObject *lent);
 
 /* ---- guard_table_record.c: reads of objects that outlive the call */
 PyObject *table_slot(PyObject *table, PyObject *arguments);

@@ -66,7 +66,7 @@ static int words_unchanged(Table *self) {
     for (size_t i = 0; i < self->items_count; i++) {
         Items *entry = &self->items[i];
         if (Py_SIZE(entry->list) != entry->count) return 0;
-        if (memcmp(entry->list->ob_item, self->pointers + entry->first, entry->count * sizeof(PyObject *))) return 0;
+        if (entry->count && memcmp(entry->list->ob_item, self->pointers + entry->first, entry->count * sizeof(PyObject *))) return 0;
     }
     for (size_t i = 0; i < self->tensors_count; i++) {
         Tensor *entry = &self->tensors[i];

@@ -1,84 +1,5 @@
-/* A guard table as an object of Python: its memory, the weak references to the caller's objects, its methods. */
+/* A guard table as an object of Python: its type and methods, which the other guard_table files implement. */
 #include "guard_table.h"
-
-void *table_grow(void **array, size_t *count, size_t *room, size_t size, size_t more) {
-    if (*count + more > *room) {
-#ifdef __SANITIZE_ADDRESS__
-        size_t wanted = *count + more; /* no spare room, in which a read past the last entry would go unnoticed */
-#else
-        size_t wanted = (*count + more) * 2 + 8;
-#endif
-        void *bigger = PyMem_Realloc(*array, wanted * size);
-        if (!bigger) return PyErr_NoMemory();
-        *array = bigger;
-        *room = wanted;
-    }
-    void *place = (char *)*array + *count * size;
-    memset(place, 0, more * size);
-    *count += more;
-    return place;
-}
-
-/* ---- objects of the caller's */
-
-/* Whether there is a weak reference to the object. 1: yes; 0: no; -1 with an exception set. */
-static int is_lent(Table *self, PyObject *object) {
-    if (!self->lent) return 0;
-    PyObject *address = PyLong_FromVoidPtr(object);
-    int found = address ? PyDict_Contains(self->lent, address) : -1;
-    Py_XDECREF(address);
-    return found;
-}
-
-int table_hold(Table *self, PyObject *object) {
-    int lent = is_lent(self, object);
-    if (lent) return lent < 0 ? -1 : 0;
-    if (!self->refs) {
-        PyErr_SetString(PyExc_ValueError, "an object of the caller's, which the table depends on, is gone");
-        return -1;
-    }
-    return PyList_Append(self->refs, object);
-}
-
-/* Called by Python when the object of a weak reference is freed; `name` is the table's capsule. */
-static PyObject *table_forget(PyObject *name, PyObject *reference) {
-    if (PyCapsule_GetContext(name)) Py_RETURN_NONE;
-    Table *table = (Table *)PyCapsule_GetPointer(name, NULL);
-    table->forgotten = 1;
-    if (table->checks) Py_RETURN_NONE; /* the check clears the table when it ends */
-    Py_INCREF(table);
-    table_clear((PyObject *)table);
-    Py_DECREF(table);
-    Py_RETURN_NONE;
-}
-
-static PyMethodDef forget = {"forget", table_forget, METH_O, "An object of the caller's was freed."};
-
-/* lend(object): keep no more than a weak reference to it; to be called before the table names it anywhere else. False where the object's type
- * has no weak references: the table then keeps it alive like any other. */
-static PyObject *table_lend(PyObject *object, PyObject *lent) {
-    Table *self = (Table *)object;
-    int known = is_lent(self, lent);
-    if (known) return known < 0 ? NULL : Py_NewRef(Py_True);
-    if (!self->lent && !(self->lent = PyDict_New())) return NULL;
-    if (!self->name && !(self->name = PyCapsule_New(self, NULL, NULL))) return NULL;
-    PyObject *callback = PyCFunction_New(&forget, self->name);
-    PyObject *reference = callback ? PyWeakref_NewRef(lent, callback) : NULL;
-    Py_XDECREF(callback);
-    if (!reference) {
-        if (!PyErr_ExceptionMatches(PyExc_TypeError)) return NULL;
-        PyErr_Clear();
-        Py_RETURN_FALSE;
-    }
-    PyObject *address = PyLong_FromVoidPtr(lent);
-    int failed = !address || PyDict_SetItem(self->lent, address, reference) < 0;
-    Py_XDECREF(address);
-    Py_DECREF(reference);
-    if (failed) return NULL;
-    Py_RETURN_TRUE;
-}
-
-/* ---- other methods */
 
 /* python(checker): what the table cannot express, checked at each call. */
 static PyObject *table_python(PyObject *object, PyObject *checker) {
@@ -103,8 +24,6 @@ static PyObject *table_sizes(PyObject *object, PyObject *unused) {
 
 static PyObject *table_forgotten(PyObject *object, void *unused) { return PyBool_FromLong(((Table *)object)->forgotten); }
 
-/* ---- memory */
-
 static PyObject *table_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords) {
     Table *self = (Table *)type->tp_alloc(type, 0);
     if (self && !(self->refs = PyList_New(0))) Py_CLEAR(self);
@@ -117,42 +36,11 @@ static int table_traverse(PyObject *object, visitproc visit, void *arg) {
     return 0;
 }
 
-void table_unwatch(Table *self) {
-    self->watched = 0;
-    for (size_t i = 0; i < self->dicts_count; i++) {
-        dict_unwatch(self->dicts[i].watched);
-        self->dicts[i].watched = NULL;
-    }
-    for (size_t i = 0; i < self->used_count; i++) {
-        dict_unwatch(self->used[i].watched);
-        self->used[i].watched = NULL;
-    }
-}
-
-/* Entries are dropped, their arrays stay: what is recorded after this is dropped with the table. */
-static void drop_entries(Table *self) {
-    table_unwatch(self);
-    for (size_t i = 0; i < self->value_checks_count; i++) PyMem_Free(self->value_checks[i].numbers);
-#define EMPTY(type, name) self->name##_count = 0;
-    TABLE_ARRAYS(EMPTY)
-#undef EMPTY
-}
-
-int table_clear(PyObject *object) {
-    Table *self = (Table *)object;
-    drop_entries(self);
-    self->forgotten = 1; /* so it holds for no call */
-    Py_CLEAR(self->refs);
-    Py_CLEAR(self->checker);
-    Py_CLEAR(self->lent);
-    return 0;
-}
-
 static void table_dealloc(PyObject *object) {
     Table *self = (Table *)object;
     PyObject_GC_UnTrack(object);
     if (self->name) PyCapsule_SetContext(self->name, self);
-    drop_entries(self);
+    table_drop_entries(self);
     Py_XDECREF(self->lent);
     Py_XDECREF(self->name);
     Py_XDECREF(self->refs);

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import graphlib
+import subprocess
 import sys
+import sysconfig
 import types
 import weakref
 from collections.abc import Iterator
@@ -142,6 +145,31 @@ def test_without_a_compiler_building_says_so(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_build_is_deterministic() -> None:
     assert native_build.build() == native_build.build()
+
+
+def test_the_c_files_form_no_circle(tmp_path: Path) -> None:
+    """By the symbols that each file's object defines and needs: a file is compiled against those below it only."""
+    sources = sorted(native_build.SOURCES.glob("*.c"))
+    compiler = native_build.find_compiler()
+    assert compiler is not None
+    subprocess.run([compiler, "-c", "-O0", f"-I{sysconfig.get_path('include')}", *map(str, sources)], cwd=tmp_path, check=True)
+    defined: dict[str, str] = {}
+    needed: dict[str, set[str]] = {}
+    for source in sources:
+        listed = subprocess.run(["nm", f"{source.stem}.o"], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+        for line in listed.splitlines():
+            kind, name = line.split()[-2:]
+            if kind == "U":
+                needed.setdefault(name, set()).add(source.name)
+            elif kind.isupper():
+                defined[name] = source.name
+    below: dict[str, set[str]] = {source.name: set() for source in sources}
+    for name, files in needed.items():
+        for file in files:
+            if name in defined:
+                below[file].add(defined[name])
+    order = tuple(graphlib.TopologicalSorter(below).static_order())  # raises CycleError
+    assert order[-1] == "module.c" and below["module.c"]
 
 
 def test_a_compiler_that_leaves_no_library_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -430,7 +430,7 @@ ROWS = (
     Mutant(
         "native: the items of a list are not compared",
         CHECK,
-        "if (memcmp(entry->list->ob_item, self->pointers + entry->first, entry->count * sizeof(PyObject *))) return 0;",
+        "if (entry->count && memcmp(entry->list->ob_item, self->pointers + entry->first, entry->count * sizeof(PyObject *))) return 0;",
         "",
         TABLES,
     ),
