@@ -8,16 +8,13 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from precast.capture.adapters.fake_tensors import proxy_tensor
 from precast.capture.adapters.variables import TorchInGraphFunctionVariable
 from precast.capture.patching import patched, replaced
-
-if TYPE_CHECKING:
-    from precast.capture.standins import StandIns
 
 _GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
 """c10's table of what switches devices and streams, by device type: one pointer each."""
@@ -94,7 +91,17 @@ def no_op_guards() -> Iterator[None]:
 # -- copies of programs whose tensors are fake
 
 
-def tensors_stood_for(made: StandIns) -> contextlib.AbstractContextManager[Any]:
+class Copier(Protocol):
+    """What copies a program with fake tensors in place of its own (`standins.StandIns`)."""
+
+    def tensor(self, value: torch.Tensor) -> torch.Tensor:
+        """The fake tensor for one tensor."""
+
+    def place(self, device: torch.device) -> torch.device:
+        """The device that the copy of what is on `device` is on."""
+
+
+def tensors_stood_for(made: Copier) -> contextlib.AbstractContextManager[Any]:
     """A copy of a tensor, on this thread, is its stand-in."""
     stack = contextlib.ExitStack()
     for cls in (torch.Tensor, torch.nn.Parameter):
@@ -102,7 +109,7 @@ def tensors_stood_for(made: StandIns) -> contextlib.AbstractContextManager[Any]:
     return stack
 
 
-def _copied(made: StandIns) -> Callable[[torch.Tensor, dict[int, Any]], Any]:
+def _copied(made: Copier) -> Callable[[torch.Tensor, dict[int, Any]], Any]:
     def copied(tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
         if id(tensor) not in memo:
             memo[id(tensor)] = made.tensor(tensor)
@@ -112,7 +119,7 @@ def _copied(made: StandIns) -> Callable[[torch.Tensor, dict[int, Any]], Any]:
 
 
 @contextlib.contextmanager
-def devices_stood_for(made: StandIns) -> Iterator[None]:
+def devices_stood_for(made: Copier) -> Iterator[None]:
     """A copy of a `torch.device`, on this thread, is the device that the stand-ins are on."""
     owner, table = threading.get_ident(), copyreg.dispatch_table
 
