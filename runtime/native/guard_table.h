@@ -13,14 +13,15 @@
  * What a port has to look at: everything here that is no stable part of Python's, the C library's or torch's interface.
  *
  *   `ma_version_tag` of dicts (TAG below)    Python 3.11: the whole word. 3.12: its low 8 bits say who watches the dict; 3.13: the low 12 bits.
- *                                            3.14: the field is gone (PEP 699), so `dicts` and `wholes` need watchers instead.
+ *                                            3.14: the field is gone (PEP 699; `_ma_watcher_tag` is no version), so this does not compile there, and
+ *                                            Python dispatches: `dicts` and `wholes` would have to rely on watchers.
  *                                            In 3.13.0 attribute stores do not move it: runtime/native.py tests each Python when it loads this.
  *   dict watchers (watch.c)                  From 3.12; 3.11 compares tags. 3.12 loses watches that begin within a specialised STORE_ATTR, and
- *                                            watch.c looks for one by that opcode's number; 3.13 and 3.14 do not.
- *   `tp_version_tag` of types                3.11 to 3.14: 0 where the type has none; `_PyType_Lookup` assigns one (guard_table_record.c).
- *   `_PyDict_GetItem_KnownHash`,             Exported, but private, in 3.11 to 3.14. The last one moves an instance's values into a dict first,
+ *                                            watch.c looks for one by that opcode's number; 3.13 does not lose them.
+ *   `tp_version_tag` of types                3.11 to 3.13: 0 where the type has none; `_PyType_Lookup` assigns one (guard_table_record.c).
+ *   `_PyDict_GetItem_KnownHash`,             Exported, but private, in 3.11 to 3.13. The last one moves an instance's values into a dict first,
  *   `_PyObject_GetDictPtr`                   in each of these versions, so that the slot which it returns is the one that Python reads.
- *   fields of function, cell, list and       3.11 to 3.14: in the public headers under Include/cpython, which promise nothing.
+ *   fields of function, cell, list and       3.11 to 3.13: in the public headers under Include/cpython, which promise nothing.
  *   dict objects
  *   the GIL                                  All of this is written under it, and the types and `layout` are one per process: no free-threaded
  *                                            build, no subinterpreters.

@@ -149,6 +149,21 @@ def test_many_values_are_told_apart(module: Any, count: int) -> None:
     assert not table.check((values[:-1],))
 
 
+def test_a_call_of_many_values_is_checked_without_python(module: Any) -> None:
+    """Tensors that are guarded to be different objects, and numbers: all is recorded, nothing is left to a checker in Python."""
+    items = [(("local", "x"), ("item", ("int", i))) for i in range(300)]
+    guards = [
+        Guard((("local", "x"),), Predicate.LENGTH, 600),
+        Guard(items[0], Predicate.NOT_ALIASED, {"distinct": tuple(items), "mutated": (), "others": ()}),
+        *(Guard((("local", "x"), ("item", ("int", i))), Predicate.EQUALS, ("int", i)) for i in range(300, 600)),
+    ]
+    given = [torch.zeros(1) for _ in range(300)] + list(range(300, 600))
+    table = record(module, Plan(guards, ("x", "y"), function), {"x": given, "y": 1}, dict)  # type: ignore[arg-type]
+    assert not table.sizes()["python"] and table.sizes()["live"] > 900
+    assert table.check((given, 1))
+    assert not table.check(([given[1], *given[1:]], 1)) and not table.check(([*given[:-1], 0], 1)) and not table.check((given[1:], 1))
+
+
 def many(**defaults: Any) -> types.FunctionType:
     """A function of 300 parameters, of which those with defaults come last."""
     names = [f"p{i}" for i in range(300)]
@@ -286,7 +301,32 @@ def dispatch(module: Any) -> None:
     dispatcher.remove(table)
 
 
-WORK: list[Callable[[Any], None]] = [record_and_drop, record_and_keep_the_owner, in_a_cycle, fail, a_check_that_fails, dispatch]
+def a_check_within_a_check(module: Any) -> None:
+    """The object that the table depends on is freed while its checker runs, and the checker asks the table."""
+    table, owners, answers = module.Table(), [Owner()], []
+    table.lend(owners[0])
+    table.slot(owners[0], Slot.TYPE)
+    table.slot(owners[0], Slot.DICT)
+
+    def checker(values: Any) -> bool:
+        if owners:
+            owners.clear()
+            answers.append(table.check(values))
+        return True
+
+    table.python(checker)
+    assert not table.check(()) and answers == [False] and table.forgotten
+
+
+WORK: list[Callable[[Any], None]] = [
+    record_and_drop,
+    record_and_keep_the_owner,
+    in_a_cycle,
+    fail,
+    a_check_that_fails,
+    a_check_within_a_check,
+    dispatch,
+]
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from tests.mutation.table import Mutant
 
 CHECK = "runtime/native/guard_table_check.c"
+MEMORY = "tests/runtime/test_native_memory.py"
 TABLES = "tests/runtime/test_tables.py"
 FIRST = "tests/runtime/test_first_check.py"
 JUDGES = "tests/runtime/test_guard_judges.py"
@@ -376,6 +377,20 @@ ROWS = (
         "            if (value == values[fresh[j]]) return 0;",
         "            if (!value && value == values[fresh[j]]) return 0;",
         JUDGES,
+    ),
+    Mutant(
+        "native: one object twice among many passes for two",
+        CHECK,
+        "int added = !set[at];",
+        "int added = 1;",
+        MEMORY,
+    ),
+    Mutant(
+        "native: a check asks a table that is about to be dropped",
+        CHECK,
+        "if (self->forgotten) return 0; /* a check within",
+        "/* a check within",
+        MEMORY,
     ),
     Mutant(
         "native: a fixed object may come as an argument, too",
