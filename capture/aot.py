@@ -25,7 +25,7 @@ from precast.capture.one_device import on_one_device
 from precast.capture.one_pass import functional_graph, metadata_of
 from precast.capture.outputs import Outputs
 from precast.capture.patching import applied
-from precast.capture.storages import owner, storage_of
+from precast.capture.storages import owner, shown_storage
 from precast.capture.subclasses import Part, parts_of, plain_inputs, positions_of, refuse_shared, wraps_of
 from precast.capture.tensor_metadata import views_apart
 from precast.capture.tested_arguments import quantiles_tested
@@ -188,7 +188,7 @@ def _from_whole_inputs(nodes: list[torch.fx.Node]) -> bool:
     for node in nodes:
         operand = node.args[0]
         assert isinstance(operand, torch.fx.Node)
-        root = owner([operand], storage_of(operand))
+        root = owner([operand], shown_storage(operand))
         if root.op != "placeholder" or root is operand:
             continue
         if node.target is torch.ops.aten.as_strided_scatter.default or root.meta["val"].dtype != operand.meta["val"].dtype:

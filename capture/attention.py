@@ -14,6 +14,7 @@ import torch
 import torch.fx
 
 from precast.capture.patching import patched
+from precast.target_registry import computes_on
 
 _NAME = "scaled_dot_product_attention"
 _ATEN = torch.ops.aten.scaled_dot_product_attention.default
@@ -45,7 +46,7 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p
     tensors = [t for t in (query, key, value, attn_mask) if isinstance(t, torch.Tensor)]
     recorded = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     plain = query.dim() == 4 and dropout_p == 0.0 and not any(t.is_nested for t in tensors)
-    if plain and not recorded and query.device.type == "cuda":
+    if plain and not recorded and computes_on(query.device.type):
         return _WHOLE(query, key, value, attn_mask, dropout_p, *args, **kwargs)
     return _functional(query, key, value, attn_mask, dropout_p, *args, **kwargs)
 

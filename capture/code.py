@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from precast.artifact_store.constants import Untaggable, tag
+from precast.artifact_store.constants import tag
+from precast.artifact_store.import_names import Untaggable
 from precast.artifact_store.records import CodeDigest, FrameRecord, ResumeRecord, TensorConstant
 from precast.capture.adapters.dynamo import dict_keys_getitem
 from precast.capture.rebuilding import with_steps

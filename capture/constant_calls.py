@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from precast.artifact_store.constants import Untaggable
+from precast.artifact_store.import_names import Untaggable
 from precast.artifact_store.records import CodeDigest
 from precast.capture.adapters.variables import functions, nn_module
 from precast.capture.patching import patched

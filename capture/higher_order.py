@@ -18,6 +18,7 @@ from precast.capture.adapters.higher_order_ops import out_dtype_fallback, sdpa_d
 from precast.capture.frame import CaptureRefused
 from precast.capture.splice import splice
 from precast.capture.user_kernels import FUNCTIONAL, is_launch, name_launch
+from precast.capture.windows import strided_storage
 
 hops = torch.ops.higher_order
 
@@ -113,5 +114,4 @@ def _own_results(body: torch.fx.GraphModule) -> None:
 
 
 def _storage(node: torch.fx.Node) -> int | None:
-    value = node.meta.get("val")
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) and value.layout is torch.strided else None
+    return strided_storage(node.meta.get("val"))

@@ -7,7 +7,8 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from precast.artifact_store.constants import Untaggable, object_name, tag
+from precast.artifact_store.constants import tag
+from precast.artifact_store.import_names import Untaggable, object_name
 from precast.capture.adapters.dynamo import OutputGraph
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from precast.artifact_store.constants import type_name
+from precast.artifact_store.import_names import type_name
 from precast.artifact_store.records import CodeDigest
 from precast.capture.adapters.higher_order_ops import flat_apply
 from precast.capture.dispatch_files import file_records

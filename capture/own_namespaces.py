@@ -7,8 +7,8 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from precast.artifact_store.constants import Untaggable, object_name
 from precast.artifact_store.guards import Guard, Path, Predicate
+from precast.artifact_store.import_names import Untaggable, object_name
 from precast.capture.adapters.dynamo import InliningInstructionTranslator
 from precast.capture.adapters.guards import DictGetItemSource, GlobalSource
 from precast.capture.adapters.variables import VariableBuilder

@@ -35,11 +35,11 @@ def stand_ins(model: Any, signatures: Sequence[Signature]) -> tuple[Any, tuple[S
     Raises CaptureRefused for what cannot be copied or stood for.
     """
     found = list(_tensors(model, signatures))
-    if any(tensor.device.type == "cuda" and type(tensor) is not FakeTensor and not is_stand_in(tensor) for tensor in found):
+    if any(tensor.device.type == DEVICE.type and type(tensor) is not FakeTensor and not is_stand_in(tensor) for tensor in found):
         return None
     if found and all(map(is_stand_in, found)):
         return model, tuple(signatures)
-    placed = any(tensor.device.type == "cuda" for tensor in found)
+    placed = any(tensor.device.type == DEVICE.type for tensor in found)
     model, *calls = StandIns(keep_cpu=placed).of(model, *signatures)
     return model, tuple(calls)
 
@@ -90,7 +90,7 @@ class StandIns:
 
     def place(self, device: torch.device) -> torch.device:
         """The device that the copy of what is on `device` is on."""
-        return device if device.type == "cuda" or (self._keep_cpu and device.type == "cpu") else DEVICE
+        return device if device.type == DEVICE.type or (self._keep_cpu and device.type == "cpu") else DEVICE
 
     def _like(self, value: torch.Tensor) -> torch.Tensor:
         storage = value.untyped_storage()

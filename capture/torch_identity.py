@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from precast.artifact_store.constants import type_name
+from precast.artifact_store.import_names import type_name
 from precast.capture.adapters.c_guards import DictGuardManager, install_distinct
 from precast.capture.adapters.dynamo import symbolic_convert
 from precast.capture.adapters.guards import Guard, GuardBuilder, TracingContext, install_guard

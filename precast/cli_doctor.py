@@ -26,6 +26,7 @@ from precast.artifact_store.unreadable import unreadable
 from precast.cli_output import ANSWER_NO, Output, errors_to_json, finish, is_chosen, json_option, no_store, store_option, style
 from precast.runtime.shared_object import mounted_noexec
 from precast.runtime.supported_torch import RANGE, why_unsupported
+from precast.target_registry import families, load
 from precast.units import human_size
 
 GOOD, WARN, BAD = "ok", "warning", "problem"
@@ -104,12 +105,12 @@ def _private_names(version: str) -> Iterator[Finding]:
 
 
 def _gpus() -> Iterator[Finding]:
-    from precast.gpu_findings import findings
-
-    try:
-        yield from (Finding("gpu", GOOD if good else WARN, detail) for good, detail in findings())
-    except ImportError as error:
-        yield Finding("gpu", WARN, f"nothing is known of GPUs: {error}")
+    for family in families():
+        try:
+            said = load(family.findings)() if family.findings else ()
+            yield from (Finding("gpu", GOOD if good else WARN, detail) for good, detail in said)
+        except ImportError as error:
+            yield Finding("gpu", WARN, f"nothing is known of GPUs: {error}")
 
 
 def _triton() -> Iterator[Finding]:
@@ -139,7 +140,7 @@ def _compiler() -> Iterator[Finding]:
 
 
 def _cpu() -> Iterator[Finding]:
-    from precast.runtime.targets import ladder
+    from precast.runtime.target_cpu import ladder
 
     chip = platform.processor() or platform.machine()
     try:
@@ -188,10 +189,10 @@ def _store(path: str | None) -> Iterator[Finding]:
             yield Finding("store", WARN, f"which artifacts were used is not known: {reason}")
         hidden = unreadable(store)
         for name, reason in [*hidden.items()][:_NAMED]:
-            yield Finding("store", BAD, f"{store.root / name} cannot be read ({reason}): make it readable for this user")
+            yield Finding("store", BAD, f"{store.path(name)} cannot be read ({reason}): make it readable for this user")
         if len(hidden) > _NAMED:
             yield Finding("store", BAD, f"and {len(hidden) - _NAMED} more that cannot be read")
-        quarantined = len(list((store.root / "quarantine").glob("*")))
+        quarantined = store.quarantined()
         if quarantined:
             entries = many(quarantined, "damaged entry", "damaged entries")
             yield Finding("store", WARN, f"{entries} in quarantine/ (`precast verify` says more); if that grows, suspect the disk")

@@ -7,7 +7,6 @@ traces the same graph loads what another one compiled. Lowering and code generat
 from __future__ import annotations
 
 import hashlib
-import importlib
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -32,6 +31,7 @@ from precast.runtime.source import MemoryBlobs
 from precast.runtime.stored_graph import GraphCallable, find_graph, open_graph, prepare_native
 from precast.runtime.targets import resolve
 from precast.runtime.tensor_constants import gpu_of
+from precast.runtime.upward_imports import COMPILE_GRAPH
 
 _lock = threading.Lock()
 _warned: set[str] = set()
@@ -106,11 +106,11 @@ def _load_or_compile(name: str, captured: CapturedGraph, options: Mapping[str, A
     if found is not None:
         logger("store").info("%s: hit: graph %s", name, key)
         return found
-    build = importlib.import_module("precast.graph_artifact")
+    compile_graph = COMPILE_GRAPH.load()
     native = threading.Thread(target=prepare_native, args=(store,), name="precast-native-build")
     native.start()
     try:
-        outcome = build.compile_graph(name, key, captured, options, resolve(options["target"]), store)
+        outcome = compile_graph(name, key, captured, options, resolve(options["target"]), store)
     finally:
         native.join()
     try:

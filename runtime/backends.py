@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from precast.runtime import torch_support
 from precast.runtime.errors import OptionError
 from precast.runtime.options import OPTIONS
+from precast.runtime.upward_imports import BACKENDS
 
 CompilerFunction = Callable[..., Callable[..., Any]]
 """(GraphModule, example inputs) -> a callable with the graph's inputs that returns a sequence with its outputs."""
@@ -107,7 +107,7 @@ def _torch() -> Any:
     reason noted, where it cannot be imported.
     """
     try:
-        return importlib.import_module("precast.capture.backends")
+        return BACKENDS.load()
     except Exception as error:  # noqa: BLE001 - adapters name what is private to torch: another torch may lack some of it
         torch_support.note_broken(error)
         return None

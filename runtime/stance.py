@@ -14,6 +14,7 @@ from torch.utils._contextlib import _DecoratorContextManager
 from precast.runtime.backends import Backend, CompilerFunction, make_backend
 from precast.runtime.errors import OptionError, RegionError
 from precast.runtime.eval_frame import eval_frame
+from precast.runtime.public import public
 
 STANCES = ("default", "force_eager", "eager_on_recompile", "fail_on_recompile", "eager_then_compile", "aot_eager_then_compile")
 FIRST_CALL_EAGER = ("eager_then_compile", "aot_eager_then_compile")
@@ -116,6 +117,7 @@ def in_region() -> bool:
     return False
 
 
+@public
 class set_stance(_DecoratorContextManager):
     """Set the stance: as a plain call until further notice, as a context manager for a block, as a decorator for a function.
 

@@ -45,7 +45,13 @@ typedef struct {
     shim_pointer data;
 } Layout;
 
+/* The layout (tensor_layout.c) and how Python fills it in. */
 extern Layout layout;
+PyObject *layout_read_bytes(PyObject *module, PyObject *arguments);
+PyObject *layout_allocation_size(PyObject *module, PyObject *argument);
+PyObject *layout_configure(PyObject *module, PyObject *arguments);
+/* Bytes usable at a heap address; 0 where the C library cannot tell. */
+size_t heap_block_size(void *address);
 
 extern PyTypeObject GraphCall_Type;
 extern PyTypeObject Table_Type;
@@ -92,7 +98,8 @@ PyObject *rebuild_set_attributes(PyObject *module, PyObject *const *args, Py_ssi
 PyObject *rebuild_set_own(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *rebuild_refill(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
-/* 1: what the table recorded is unchanged, so its guards hold; 0: something changed; -1: an exception is set. `locals` may hold NULLs. */
+/* Guard tables (guard_table_check.c). 1: what the table recorded is unchanged, so its guards hold; 0: something changed; -1: an exception is
+ * set. `locals` may hold NULLs. */
 int table_check(PyObject *table, PyObject *const *locals, Py_ssize_t count);
 
 #endif

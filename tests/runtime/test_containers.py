@@ -12,11 +12,12 @@ from test_tables import spec
 
 import precast
 from precast.artifact_store import Guard, Predicate, Store
-from precast.artifact_store.constants import type_name
 from precast.artifact_store.guards import Path
+from precast.artifact_store.import_names import type_name
 from precast.runtime import native
 from precast.runtime.api import site_of
 from precast.runtime.entry import LocalsOf, parameters
+from precast.runtime.native_kinds import Kind
 from precast.runtime.recorder import record
 from precast.runtime.table_plan import Plan
 
@@ -185,7 +186,7 @@ def test_a_table_takes_the_numbers_of_its_values_only(native_store: Store, argum
     with pytest.raises((ValueError, TypeError)):
         table.distinct(*arguments)
     with pytest.raises((ValueError, TypeError)):
-        table.live(0, "same", 99)
+        table.live(0, Kind.SAME, 99)
 
 
 class Caches(torch.nn.Module):
