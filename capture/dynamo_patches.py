@@ -272,7 +272,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
     Patch(
         (f"{_V}.dicts:SideEffectsProxyDict.__iter__",),
         "The keys of an object's `__dict__` would come in another order.",
-        "tests/runtime/test_side_effects.py::test_as_eager_leaves_it[own_dict_reordered]",
+        "tests/runtime/test_side_effects.py::test_as_eager_leaves_it[own_dict_read_after_writes]",
         always(containers.own_dicts_in_order),
         versions=("2.12", "2.13"),
     ),

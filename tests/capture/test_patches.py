@@ -6,6 +6,7 @@ import ast
 import fnmatch
 import re
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from precast.capture import aten_patches, dynamo_patches, patching
+from precast.capture import CaptureOptions, aten_patches, attention, capture, dynamo_patches, patching
 from precast.capture.patching import Patch, named, patched, replaced
 from precast.capture.tensor_metadata import NOTED
 from precast.runtime.supported_torch import SUPPORTED_TORCH
@@ -198,3 +199,35 @@ def test_what_is_replaced_for_all_comes_back_with_the_last_to_leave(monkeypatch:
     assert thing.number == 2
     second.__exit__(None, None, None)
     assert thing.number == 1
+
+
+def test_another_thread_sees_torch_as_it_is_while_one_traces() -> None:
+    """But for what the rows say: functions of modules are other objects that do the same, and settings that are no functions."""
+    names = [name for row in dynamo_patches.PATCHES if row.is_needed and not row.others for name in row.names if "*" not in name]
+    methods = [name for name in names if isinstance(named(name.rpartition(".")[0]) if "." in name.partition(":")[2] else None, type)]
+    before = {name: named(name) for name in methods}
+    seen: list[Any] = []
+
+    def look() -> tuple[Any, ...]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            warnings.warn("of another thread", UserWarning, stacklevel=1)
+        others = [name for name in methods if named(name) != before[name]]
+        return others, [(w.filename, str(w.message)) for w in caught], str(torch.nn.functional.relu(torch.ones(1)))
+
+    capture(lambda x: x + 1, (torch.ones(2),), options=CaptureOptions({}, trace=lambda gm: seen.append((_in_thread(look), look()[0]))))
+    ((others, caught, result), here) = seen[0]
+    assert (others, caught, result) == ([], [(__file__, "of another thread")], "tensor([1.])")
+    assert len(here) > 20 and len(methods) > 30
+    assert {name: named(name) for name in methods} == before
+
+
+def test_attention_of_another_thread_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    torchs, seen = torch.nn.functional.scaled_dot_product_attention, []
+    monkeypatch.setattr(attention, "attention", lambda *given, **named: seen.append("replaced") or torchs(*given, **named))
+    q = torch.ones(1, 1, 2, 2)
+    with attention.whole_attention(torch.fx.symbolic_trace(torch.nn.Identity())):
+        assert torch.equal(_in_thread(lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q)), torchs(q, q, q))
+        assert seen == []
+        torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    assert seen == ["replaced"] and torch.nn.functional.scaled_dot_product_attention is torchs
