@@ -35,8 +35,7 @@ def use_compiler(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> 
     path = folder / "c++"
     path.write_text(f"#!/bin/sh\nCXX={real.path}\n{script}\n")
     path.chmod(0o755)
-    for module in (toolchain, cuda_pipeline):
-        monkeypatch.setattr(module, "find_compiler", lambda: toolchain.Compiler(str(path), real.version))
+    monkeypatch.setattr(toolchain, "find_compiler", lambda: toolchain.Compiler(str(path), real.version))
     temporary = folder / "tmp"
     temporary.mkdir()
     monkeypatch.setattr(toolchain.tempfile, "tempdir", str(temporary))
