@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
@@ -21,9 +20,9 @@ from tests.lowering.test_schedule_models import IMAGES, ROWS, Bare, Block, Bottl
 from tests.lowering.test_schedule_models import scheduled as scheduled_for
 
 
-def scheduled(module: nn.Module, *inputs: torch.Tensor, **options: Any) -> Program:
+def scheduled(module: nn.Module, *inputs: torch.Tensor, freeze: bool = False) -> Program:
     torch.manual_seed(0)
-    return scheduled_for(module, *inputs, options=options, target="cuda:sm_90")
+    return scheduled_for(module, *inputs, options=LoweringOptions(freeze=freeze), target="cuda:sm_90")
 
 
 @cache
