@@ -28,7 +28,8 @@ def _named(path: Path) -> set[str]:
     """Modules of precast that the file names in strings."""
     constants = {node.value for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Constant)}
     named = {text for text in constants if isinstance(text, str) and re.fullmatch(r"precast(\.\w+)+(:\w+)?", text)}
-    return {text for text in named if importlib.util.find_spec(text.partition(":")[0]) is not None}
+    specs = {text: importlib.util.find_spec(text.partition(":")[0]) for text in named}
+    return {text for text, spec in specs.items() if spec is not None and str(spec.origin).endswith(".py")}  # not the native runtime
 
 
 def test_the_runtime_names_nothing_above_it_elsewhere() -> None:
