@@ -13,7 +13,8 @@ from pathlib import Path
 from precast.artifact_store import layout
 from precast.artifact_store.errors import FutureFormat, RecordError
 from precast.artifact_store.manifest import Manifest
-from precast.artifact_store.store import Store, parse_record
+from precast.artifact_store.named_records import parse_record
+from precast.artifact_store.store import Store
 from precast.artifact_store.tiers import TEMPORARY_PREFIX, read_file
 from precast.artifact_store.unreadable import unreadable
 

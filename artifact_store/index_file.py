@@ -15,10 +15,11 @@ from typing import Any
 import diskcache
 
 from precast.artifact_store import usage
+from precast.artifact_store.disk_errors import cure
 from precast.artifact_store.errors import DamagedRecord, RecordError
 from precast.artifact_store.owner import create, owner, user_name
 from precast.artifact_store.serial import Data, pack, unpack
-from precast.artifact_store.store import Store, cure
+from precast.artifact_store.store import Store
 
 log = logging.getLogger("precast.store")
 FAILURES = (sqlite3.Error, diskcache.Timeout, RecordError, OSError)

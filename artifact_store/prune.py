@@ -15,12 +15,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from precast.artifact_store.collect import GRACE, SKEW, Leftover, file_size, recorded, referenced, unused
+from precast.artifact_store.disk_errors import cure
 from precast.artifact_store.errors import StoreError
 from precast.artifact_store.index import Entry, open_index
 from precast.artifact_store.layout import blob_name
 from precast.artifact_store.manifest import Versions
 from precast.artifact_store.plain_text import human_days
-from precast.artifact_store.store import Store, cure
+from precast.artifact_store.store import Store
 
 
 @dataclass(frozen=True)

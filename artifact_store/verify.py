@@ -14,13 +14,15 @@ from pathlib import Path
 
 from precast.artifact_store import layout
 from precast.artifact_store.collect import SKEW, files, leftovers, made, referenced
+from precast.artifact_store.disk_errors import cure
 from precast.artifact_store.errors import FutureFormat, RecordError, StoreError
 from precast.artifact_store.index import damage, open_index
 from precast.artifact_store.manifest import Manifest
+from precast.artifact_store.named_records import parse_record
 from precast.artifact_store.owner import make_folder
 from precast.artifact_store.plain_text import human_days
 from precast.artifact_store.serial import digest
-from precast.artifact_store.store import Store, cure, parse_record
+from precast.artifact_store.store import Store
 from precast.artifact_store.tiers import TEMPORARY_PREFIX, Folder, read_file
 from precast.artifact_store.unreadable import unreadable
 

@@ -12,8 +12,9 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from precast.artifact_store.constants import Untaggable, object_name, tag
+from precast.artifact_store.constants import tag
 from precast.artifact_store.guards import Guard, Path, Predicate
+from precast.artifact_store.import_names import Untaggable, object_name
 from precast.capture.lookups import REGISTERS
 from precast.capture.sources import NotPortable, SourceContext
 from precast.runtime.class_digest import Known, can_change, class_digest, is_versioned, looked_up

@@ -16,8 +16,10 @@ from typing import Any
 
 import torch
 
-from precast.artifact_store.constants import Untaggable, tag
+from precast.artifact_store.constants import tag
+from precast.artifact_store.import_names import Untaggable
 from precast.artifact_store.records import CodeDigest, FrameRecord, ResumeRecord, TensorConstant
+from precast.capture.adapters.dynamo import dict_keys_getitem
 from precast.capture.rebuilding import with_steps
 from precast.capture.sources import NotPortable
 from precast.runtime.code_digest import digest, file_digest, filed_code, find_code
@@ -89,7 +91,7 @@ def _counts_keys_alike() -> bool:
     """Whether `dict_key` finds the keys of an OrderedDict in the order in which the tracer does."""
     turned = OrderedDict(first=0, second=1)
     turned.move_to_end("first")
-    return [dict_key(turned, i) for i in range(2)] == [torch._dynamo.utils.dict_keys_getitem(turned, i) for i in range(2)]
+    return [dict_key(turned, i) for i in range(2)] == [dict_keys_getitem(turned, i) for i in range(2)]
 
 
 def resume_record(code: types.CodeType, namespace: dict[str, Any], module_globals: dict[str, Any]) -> ResumeRecord:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
+from precast.capture.adapters.fake_tensors import FakeTensor
 from precast.capture.frame import CaptureRefused
 from precast.runtime.standins import is_stand_in
 

@@ -12,7 +12,7 @@ import types
 from collections.abc import Collection, Iterable, Mapping
 from itertools import pairwise
 
-from precast.artifact_store.constants import type_name
+from precast.artifact_store.import_names import type_name
 from precast.artifact_store.records import CodeDigest
 from precast.runtime.code_digest import codes_of_file, digest, file_digest
 from precast.runtime.code_finder import FILED

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._dynamo.source import RandomValueSource
 
 from precast.artifact_store.guards import Guard, Path, Predicate, canonical_order
 from precast.artifact_store.records import CodeDigest, FrameRecord, GraphInput, GraphOutput, TensorConstant, Wrap
 from precast.capture import aot, dynamo, own_namespaces
+from precast.capture.adapters.guards import RandomValueSource
 from precast.capture.backends import run_backend
 from precast.capture.class_guards import resolution_guards
 from precast.capture.code import digests, frame_record, integers
@@ -23,6 +23,7 @@ from precast.capture.constants import lift_constants
 from precast.capture.dataless import refusal_of_dataless
 from precast.capture.decompositions import default_decompositions
 from precast.capture.dynamic import Dynamic
+from precast.capture.dynamo_patches import AROUND
 from precast.capture.floats import finite, is_float
 from precast.capture.frame import CapturedFrame, CaptureRefused
 from precast.capture.garbage import seldom_collected
@@ -32,10 +33,11 @@ from precast.capture.guards import GuardContext, translate
 from precast.capture.identity import identity_guards
 from precast.capture.implicit import aliasing_guards, apart, device_guards, state_guard, whole_tensors
 from precast.capture.integers import within_64_bits
-from precast.capture.let_go import tensors_let_go
 from precast.capture.lookups import with_lookups
 from precast.capture.met import attribute_paths, cell_paths, met_paths, refusal_of_shared_attributes
+from precast.capture.missing_names import missing_names_refused
 from precast.capture.operators import OperatorUse, watched
+from precast.capture.patching import applied
 from precast.capture.per_call import read_off
 from precast.capture.sources import NotPortable, SourceContext
 from precast.capture.subclasses import attribute_set, flat_inputs, positioned
@@ -93,7 +95,7 @@ def capture(
     chosen = options or CaptureOptions()
     if chosen.free_as_locals and CLOSURE in local_values:
         local_values[shell.CLOSURE] = local_values.pop(CLOSURE)  # what the program's calls bring the cells as
-    with seldom_collected(), tensors_let_go():
+    with missing_names_refused(), seldom_collected(), applied(AROUND, None):
         return _Capture(entry.function, local_values, name or entry.function.__qualname__, chosen).run()
 
 

@@ -6,9 +6,8 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch._dynamo.guards import CheckFunctionManager
-from torch._dynamo.output_graph import OutputGraph
-
+from precast.capture.adapters.dynamo import OutputGraph
+from precast.capture.adapters.guards import CheckFunctionManager
 from precast.capture.sources import NotPortable, SourceContext
 from precast.runtime.errors import DirectiveError
 from precast.runtime.paths import PathError, describe

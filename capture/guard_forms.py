@@ -10,9 +10,8 @@ import functools
 from collections.abc import Iterable
 from typing import Any
 
-from torch._dynamo.guards import GuardBuilder
-from torch._dynamo.source import AttrSource, CodeSource, NNModuleSource
-from torch._guards import Guard as DynamoGuard
+from precast.capture.adapters.guards import AttrSource, CodeSource, GuardBuilder, NNModuleSource
+from precast.capture.adapters.guards import Guard as DynamoGuard
 
 
 def newest_forms(guards: Iterable[Any]) -> list[Any]:

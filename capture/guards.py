@@ -22,18 +22,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._dynamo.decorators import DynamoConfigPatchProxy
-from torch._dynamo.source import AttrSource, TorchFunctionModeStackSource
 from torch.utils._device import DeviceContext
 
-from precast.artifact_store.constants import Untaggable, hold, object_name, tag, type_name
+from precast.artifact_store.constants import tag
 from precast.artifact_store.guards import Guard, Path, Predicate
+from precast.artifact_store.import_names import Untaggable, hold, object_name, type_name
+from precast.capture.adapters.dynamo import DynamoConfigPatchProxy
+from precast.capture.adapters.guards import AttrSource, TorchFunctionModeStackSource
 from precast.capture.hooks import hook_guards
 from precast.capture.sources import FLATTENED, NotPortable, SourceContext
 from precast.runtime.code_digest import digest
-from precast.runtime.guard_rules import MARKS, keys_of
+from precast.runtime.container_predicates import keys_of
 from precast.runtime.paths import PathError
 from precast.runtime.standins import class_of
+from precast.runtime.tensor_spec import MARKS
 
 DROPPED = frozenset(
     "GRAD_MODE DETERMINISTIC_ALGORITHMS GLOBAL_STATE TORCH_FUNCTION_STATE DEFAULT_DEVICE FSDP_TRAINING_STATE DUAL_LEVEL "

@@ -16,8 +16,8 @@ from typing import Any
 import numpy
 import torch
 
-from precast.artifact_store.constants import type_name
 from precast.artifact_store.guards import Guard, Path, Predicate
+from precast.artifact_store.import_names import type_name
 from precast.capture.sources import SourceContext
 from precast.runtime.class_digest import is_versioned
 from precast.runtime.paths import PathError

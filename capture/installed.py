@@ -7,9 +7,9 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from torch._dynamo.output_graph import OutputGraph
-
-from precast.artifact_store.constants import Untaggable, object_name, tag
+from precast.artifact_store.constants import tag
+from precast.artifact_store.import_names import Untaggable, object_name
+from precast.capture.adapters.dynamo import OutputGraph
 
 
 def private_names(namespace: Mapping[str, Any], output: OutputGraph) -> dict[str, tuple[Any, ...]]:

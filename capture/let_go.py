@@ -7,27 +7,36 @@ import functools
 import weakref
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
-from torch._decomp.decompositions_for_rng import PhiloxStateTracker
-from torch._guards import TracingContext
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch._subclasses.meta_utils import MetaTensorDescriber
 from torch.utils.weak import TensorWeakRef
+
+from precast.capture.adapters.fake_tensors import MetaTensorDescriber, unset_fake_temporarily
+from precast.capture.adapters.guards import TracingContext
+from precast.capture.adapters.operators import PhiloxStateTracker
+from precast.capture.patching import patched
 
 
 @contextlib.contextmanager
-def tensors_let_go() -> Iterator[None]:
-    """What fake tensors were made from inside is forgotten at the end, and what guards were about. It would be only when the garbage
-    collector comes by: the tracer's objects, those of attempts that it gave up too, refer to one another.
+def descriptions_forgotten() -> Iterator[None]:
+    """What fake tensors were made from inside is forgotten at the end. It would be only when the garbage collector comes by: the tracer's
+    objects, those of attempts that it gave up too, refer to one another.
     """
-    with _made(MetaTensorDescriber) as describers, _made(TracingContext) as contexts:
+    with _made(MetaTensorDescriber) as describers:
         try:
             yield
         finally:
             for describer in _alive(describers):
                 describer.lookup_tensor.clear()
                 describer.lookup_storage.clear()
+
+
+@contextlib.contextmanager
+def guarded_tensors_forgotten() -> Iterator[None]:
+    """What guards that were made inside are about is forgotten at the end, for the same reason."""
+    with _made(TracingContext) as contexts:
+        try:
+            yield
+        finally:
             for context in _alive(contexts):
                 context.tensor_to_context.clear()
                 for guard in context.guards_context.dynamo_guards.inner:
@@ -51,7 +60,7 @@ def _made(cls: Any) -> Iterator[list[weakref.ref[Any]]]:
         original(self, *args, **given)
         made.append(weakref.ref(self))
 
-    with mock.patch.object(cls, "__init__", noted):
+    with patched(cls, "__init__", noted):
         yield made
 
 
@@ -66,4 +75,4 @@ def forget_random_state() -> None:
         tracker.reset()
 
 
-__all__ = ["forget_random_state", "tensors_let_go"]
+__all__ = ["descriptions_forgotten", "forget_random_state", "guarded_tensors_forgotten"]

@@ -8,14 +8,11 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._higher_order_ops.auto_functionalize import (
-    auto_functionalized_dense,
-    auto_functionalized_v2_dense,
-    get_mutable_args,
-)
 
+from precast.capture.adapters.higher_order_ops import auto_functionalized_dense, auto_functionalized_v2_dense, get_mutable_args
 from precast.capture.splice import splice
-from precast.capture.windows import storage_of
+from precast.capture.windows import strided_storage
+from precast.runtime.standins import storage_of
 
 V1 = torch.ops.higher_order.auto_functionalized
 V2 = torch.ops.higher_order.auto_functionalized_v2
@@ -41,8 +38,8 @@ def may_write(node: torch.fx.Node, base: Any, result: torch.fx.Node | None) -> b
     """Whether the op may write `base` itself. `result`: the node that stands for it after the op."""
     if not isinstance(base, torch.fx.Node) or base.op == "get_attr" or not isinstance(base.meta.get("val"), torch.Tensor):
         return False
-    storage = base.meta["val"].untyped_storage()._cdata
-    family = [n for n in node.graph.nodes if storage_of(n.meta.get("val")) == storage]
+    storage = storage_of(base.meta["val"])
+    family = [n for n in node.graph.nodes if strided_storage(n.meta.get("val")) == storage]
     if any(n in family and n is not base for n in node.all_input_nodes):
         return False  # another argument shows the same memory
     order = {n: i for i, n in enumerate(node.graph.nodes)}

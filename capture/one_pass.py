@@ -15,12 +15,11 @@ from typing import Any
 import torch
 import torch.fx
 from torch._dispatch.python import enable_python_dispatcher
-from torch._dynamo.utils import preserve_rng_state
-from torch._functorch._aot_autograd.schemas import OutputType
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import traceback
-from torch.fx.experimental.proxy_tensor import disable_autocast_cache
 
+from precast.capture.adapters.aot_autograd import OutputType
+from precast.capture.adapters.dynamo import preserve_rng_state
+from precast.capture.adapters.fake_tensors import FakeTensor, disable_autocast_cache
 from precast.capture.attention import attention
 from precast.capture.overwriting import Functional, SeenAgain, is_in_place, memory_of
 from precast.capture.recorder import Recorder, Unrecorded

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._higher_order_ops.flat_apply import flat_apply
 
-from precast.artifact_store.constants import type_name
+from precast.artifact_store.import_names import type_name
 from precast.artifact_store.records import CodeDigest
+from precast.capture.adapters.higher_order_ops import flat_apply
 from precast.capture.dispatch_files import file_records
 from precast.capture.subclasses import met_subclasses
 from precast.capture.untraced import functions_of, untraced_records, within

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._functorch._aot_autograd.schemas import OutputType
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from precast.artifact_store.expressions import Expression
 from precast.artifact_store.records import GraphOutput
+from precast.capture.adapters.aot_autograd import OutputType
+from precast.capture.adapters.fake_tensors import GuardOnDataDependentSymNode
 from precast.capture.frame import CaptureRefused
 from precast.capture.sources import NotPortable
-from precast.capture.storages import is_strided, reach, shared_storages, storage_of
+from precast.capture.storages import is_strided, reach, shared_storages, shown_storage
 from precast.capture.symbols import SymbolTable
 
 
@@ -62,7 +62,7 @@ class Outputs:
             return GraphOutput("int", value=value)
         if isinstance(value.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return self._number(value)
-        base = self.bases.get(storage_of(value)) if is_strided(value) else None
+        base = self.bases.get(shown_storage(value)) if is_strided(value) else None
         if base is not None and base is not value and _lies_within(value, base):
             window = self._window(value.meta["val"], base.meta["val"])
             if base.op == "placeholder":

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
-from unittest import mock
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedFakeTensorException
+
+from precast.capture.adapters.fake_tensors import FakeTensorMode, UnsupportedFakeTensorException
+from precast.capture.patching import patched
 
 UNCHECKED = frozenset(
     "zero_ fill_ index_fill_ index_put_ _index_put_impl_ masked_fill_ threshold_ tril_ triu_ baddbmm_ conj_physical_".split()
@@ -42,7 +43,7 @@ def overlaps_refused() -> Iterator[None]:
             _check(schema, args, kwargs or {})
         return original(self, func, types, args, kwargs)
 
-    with mock.patch.object(FakeTensorMode, "dispatch", dispatch):
+    with patched(FakeTensorMode, "dispatch", dispatch):
         yield
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import traceback
-from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
-from torch.fx.experimental.proxy_tensor import snapshot_fake
 from torch.utils._python_dispatch import TorchDispatchMode, autograd_would_have_decomposed
+
+from precast.capture.adapters.fake_tensors import FakeTensor, snapshot_fake
+from precast.capture.adapters.operators import _make_graph_module, _use_lazy_graph_module
 
 aten = torch.ops.aten
 

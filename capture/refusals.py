@@ -9,9 +9,9 @@ import types
 from collections.abc import Iterator
 
 import torch
-from torch._dynamo import exc
-from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode, PendingUnbackedSymbolNotFound
 
+from precast.capture.adapters.dynamo import exc
+from precast.capture.adapters.fake_tensors import ConstraintViolationError, GuardOnDataDependentSymNode, PendingUnbackedSymbolNotFound
 from precast.capture.break_text import BY_DATA, known_by_data, operator_error, shorten
 from precast.capture.frame import CaptureRefused, MarkViolated
 from precast.runtime.errors import RegionError

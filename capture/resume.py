@@ -6,8 +6,7 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from torch._dynamo.output_graph import OutputGraph
-from torch._dynamo.resume_execution import TORCH_DYNAMO_RESUME_IN_PREFIX
+from precast.capture.adapters.dynamo import TORCH_DYNAMO_RESUME_IN_PREFIX, OutputGraph
 
 
 def resume_functions(output: OutputGraph, namespace: Mapping[str, Any]) -> dict[str, tuple[types.CodeType, dict[str, Any]]]:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch._dynamo import source as S
-
-from precast.artifact_store.constants import Untaggable, tag
+from precast.artifact_store.constants import tag
 from precast.artifact_store.guards import Path, Step
+from precast.artifact_store.import_names import Untaggable
+from precast.capture.adapters.guards import source as S
 from precast.capture.hooks import hook_step
 from precast.runtime.paths import PathError, resolve
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from precast.capture.adapters.fake_tensors import make_fx
 from precast.capture.frame import CaptureRefused
 
 

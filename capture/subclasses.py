@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._functorch._aot_autograd.schemas import OutputType, PlainTensorMeta, SubclassCreationMeta
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from precast.artifact_store.constants import Untaggable, object_name, tag, type_name
+from precast.artifact_store.constants import tag
 from precast.artifact_store.guards import Path
+from precast.artifact_store.import_names import Untaggable, object_name, type_name
 from precast.artifact_store.records import GraphInput, Wrap
+from precast.capture.adapters.aot_autograd import OutputType, PlainTensorMeta, SubclassCreationMeta
 from precast.capture.frame import CaptureRefused
 from precast.runtime.subclasses import part_of
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import sympy
 import torch
-from torch._dynamo.source import TensorProperty, TensorPropertySource
-from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 from torch.utils._sympy.printers import PythonPrinter
 
 from precast.artifact_store.expressions import Expression, leaves, show_leaf
 from precast.artifact_store.guards import Guard, Path, Predicate
+from precast.capture.adapters.fake_tensors import ConstraintViolationError
+from precast.capture.adapters.guards import TensorProperty, TensorPropertySource
 from precast.capture.frame import MarkViolated
 from precast.capture.sources import NotPortable, SourceContext
 from precast.runtime.paths import describe

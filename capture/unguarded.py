@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from precast.artifact_store.constants import Untaggable
 from precast.artifact_store.guards import Path
+from precast.artifact_store.import_names import Untaggable
 from precast.capture.guards import Translation, held_here, same_object_guards
 from precast.capture.sources import NotPortable, SourceContext
 from precast.runtime.class_digest import is_versioned

@@ -10,22 +10,19 @@ import contextlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
-from unittest import mock
 
 import torch
 import torch.fx
-from torch._higher_order_ops.triton_kernel_wrap import (
-    kernel_side_table,
-    triton_kernel_wrapper_functional,
-    triton_kernel_wrapper_mutation,
-)
 from torch.utils import _triton
 
-from precast.artifact_store.constants import Untaggable, object_name, tag
+from precast.artifact_store.constants import tag
+from precast.artifact_store.import_names import Untaggable, object_name
 from precast.artifact_store.records import CodeDigest
+from precast.capture.adapters.higher_order_ops import kernel_side_table, triton_kernel_wrapper_functional, triton_kernel_wrapper_mutation
 from precast.capture.frame import CaptureRefused
 from precast.capture.mutating_ops import may_write, only_copied_back
-from precast.capture.windows import apart, same_window, storage_of, symbolic
+from precast.capture.patching import patched, replaced
+from precast.capture.windows import apart, same_window, strided_storage, symbolic
 from precast.runtime.kernel_digest import KERNEL, find_kernel, kernel_digest, layers, unreadable
 
 FUNCTIONAL = triton_kernel_wrapper_functional
@@ -115,8 +112,8 @@ def _refuse_overlaps(name: str, node: torch.fx.Node) -> None:
 def _shares_storage(argument: Any, base: torch.fx.Node) -> bool:
     if not isinstance(argument, torch.fx.Node):
         return False
-    storage = storage_of(base.meta.get("val"))
-    return storage is not None and storage_of(argument.meta.get("val")) == storage
+    storage = strided_storage(base.meta.get("val"))
+    return storage is not None and strided_storage(argument.meta.get("val")) == storage
 
 
 def _shows(argument: Any, base: torch.fx.Node) -> bool:
@@ -192,7 +189,7 @@ def kernels_known() -> Iterator[None]:
     if "triton" not in sys.modules or _triton.has_triton():
         yield
         return
-    with mock.patch.object(_triton, "has_triton", lambda: True):
+    with patched(_triton, "has_triton", lambda: True):
         yield
 
 
@@ -210,5 +207,5 @@ def writes_known() -> Iterator[None]:
     if triton is None or torch.cuda.is_available() or triton.runtime.driver._active is not None:
         yield
         return
-    with mock.patch.object(triton.runtime.driver, "_active", _AnyDevice()):
+    with replaced(triton.runtime.driver, "_active", _AnyDevice()):
         yield

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import torch
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from precast.capture.adapters.fake_tensors import statically_known_true
+from precast.runtime.standins import storage_of
 
 
-def storage_of(value: object) -> int | None:
+def strided_storage(value: object) -> int | None:
     """What tells storages apart; None for what is no strided tensor."""
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) and value.layout is torch.strided else None
+    return storage_of(value) if isinstance(value, torch.Tensor) and value.layout is torch.strided else None
 
 
 def same_window(a: torch.Tensor, b: torch.Tensor) -> bool:

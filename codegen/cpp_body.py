@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 
 import sympy
 
-from precast.codegen.cpp_index import IndexPrinter, Interval, free_symbols, interval, stride_along
+from precast.codegen.cpp_index import IndexPrinter
 from precast.codegen.cpp_ops import cast, render
 from precast.codegen.cpp_plan import has_loop, unrolled
 from precast.codegen.cpp_reduce import identity, inline_fold, update_lines
 from precast.codegen.cpp_types import COMPUTE, literal, load
+from precast.codegen.index_facts import free_symbols, stride_along
 from precast.codegen.values import Facts, substitute
+from precast.lowering.bounds import Interval, interval
 from precast.lowering.ir import Alu, Axis, Buffer, Cast, Const, Gather, Index, Load, Reduce, Scan, Value, operands, walk
 from precast.lowering.reals import is_real
 from precast.lowering.scalars import DType, Op
@@ -58,7 +60,7 @@ class Body:
         buffers: dict[str, Buffer],
         pointers: dict[str, str],
         variables: dict[sympy.Symbol, str],
-        ranges: dict[sympy.Symbol, Interval],
+        ranges: dict[sympy.Symbol, Interval | None],
         index_type: str,
     ) -> None:
         self.facts = facts

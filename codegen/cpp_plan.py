@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from precast.codegen.cpp_index import stride_along
 from precast.codegen.cpp_types import LIMITS
-from precast.codegen.values import Facts, rebuild, rebuild_store, static_product, store_roots, substitute
+from precast.codegen.index_facts import stride_along
+from precast.codegen.values import Facts, rebuild, rebuild_store, static_product, substitute
+from precast.lowering.effects import store_roots
 from precast.lowering.ir import Alu, Axis, Cast, Const, Index, Kernel, Load, Reduce, Scan, Store, Value, operands, walk
 from precast.lowering.scalars import TRANSCENDENTAL, DType, Op, ReduceOp
 

@@ -8,13 +8,13 @@ import sympy
 
 from precast.codegen.cpp_kernel import RenderedKernel
 from precast.codegen.cpp_types import storage
-from precast.codegen.expand import LibraryCall, Pack, RunStep
 from precast.codegen.host_library import emit_library, emit_pack, writes_in_place
 from precast.codegen.host_program import HostWriter, literal_words
 from precast.codegen.host_steps import step_writes
 from precast.codegen.host_templates import MEMORY, PREPARE, RUN
+from precast.codegen.library_steps import LibraryCall, Pack, RunStep
+from precast.lowering.buffer_bytes import nbytes_of
 from precast.lowering.ir import Kernel, Program, View
-from precast.lowering.memory import nbytes_of
 
 HUGE = 4 << 20
 """Bytes from which a fresh output asks for huge pages."""

@@ -12,13 +12,14 @@ from precast.codegen.cpp_types import storage
 from precast.codegen.cuda_library import emit_library, writes_in_place
 from precast.codegen.cuda_shims import CUDA_SHIMS
 from precast.codegen.cuda_templates import CUDA_PREPARE, CUDA_RUN, KERNEL_INFO, KERNELS, LITERALS, RUNTIME
-from precast.codegen.expand import LibraryCall, Pack, RunStep
 from precast.codegen.host_program import HostWriter, literal_words
-from precast.codegen.host_shims import SymbolTable, dtype_code
+from precast.codegen.host_shims import SymbolTable
 from precast.codegen.host_steps import may_draw, step_reads, step_writes
+from precast.codegen.library_steps import LibraryCall, Pack, RunStep
+from precast.codegen.torch_names import dtype_code
 from precast.codegen.triton_render import Argument, TritonKernel
+from precast.lowering.buffer_bytes import nbytes_of
 from precast.lowering.ir import Buffer, Kernel, Program, View
-from precast.lowering.memory import nbytes_of
 from precast.lowering.sizes import Unsupported
 from precast.lowering.workspace_parts import part_uses, slots_in
 

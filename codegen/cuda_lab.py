@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from precast.codegen.choices import Record, torch_dtype
 from precast.codegen.cuda_candidates import StandIn
 from precast.codegen.cuda_choices import LIBRARY, Problem
 from precast.codegen.cuda_torch import library_call
+from precast.codegen.measure import Record, torch_dtype
 from precast.codegen.triton_compile import Cubin, candidate_images
 from precast.codegen.triton_render import TritonKernel
 from precast.lowering.ir import Buffer

@@ -9,7 +9,7 @@ from typing import Protocol
 from precast.codegen.aten_library import Writer as AtenWriter
 from precast.codegen.aten_library import aten_convolution, aten_gemm, optional, show, show_convolution
 from precast.codegen.cuda_candidates import heads_once, rows_of, weight_matrix
-from precast.codegen.expand import LibraryCall
+from precast.codegen.library_steps import LibraryCall
 from precast.lowering.gpu_odd import VECTOR
 from precast.lowering.ir import Attention, Conv, Gemm, View
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import torch
 
-from precast.codegen.choices import view_as_seen
 from precast.codegen.cuda_candidates import StandIn, rows_of, weight_matrix
-from precast.codegen.expand import LibraryCall
+from precast.codegen.library_steps import LibraryCall
+from precast.codegen.measure import view_as_seen
 from precast.lowering.ir import Buffer, Conv, Gemm, View
 from precast.lowering.sizes import hint
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import sympy
 import torch
 
-from precast.codegen.host_shims import DTYPE_CODES, OTHER_CODES
+from precast.codegen.torch_names import DTYPE_CODES, OTHER_CODES
 from precast.lowering.dtypes import TORCH_NAMES
 from precast.lowering.effects import is_custom
 from precast.lowering.ir import Const, Extern, Index, Size, View

@@ -8,7 +8,7 @@ from typing import Any
 
 import sympy
 
-from precast.codegen.host_shims import torch_name
+from precast.codegen.torch_names import torch_name
 from precast.lowering.effects import is_custom
 from precast.lowering.ir import Buffer, Const, Extern, Index, View
 from precast.lowering.reals import is_real

@@ -10,13 +10,13 @@ import sympy
 import torch
 
 from precast.codegen.cpp_index import IndexPrinter
-from precast.codegen.expand import LibraryCall, Pack, RunStep
 from precast.codegen.host_calls import emit_extern
-from precast.codegen.host_library import weight_view
-from precast.codegen.host_shims import SymbolTable, dtype_code, torch_name
+from precast.codegen.host_shims import SymbolTable
 from precast.codegen.host_sizes import emit_bindings
 from precast.codegen.host_steps import step_reads, step_writes
 from precast.codegen.host_templates import MESSAGES, NEEDS_STATE, STATE
+from precast.codegen.library_steps import LibraryCall, Pack, RunStep, weight_view
+from precast.codegen.torch_names import dtype_code, torch_name
 from precast.lowering.ir import Buffer, Extern, Kernel, Program, Size, Slot, View
 from precast.lowering.reals import is_real
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from precast.codegen.expand import LibraryCall, RunStep, views_of
-from precast.codegen.values import store_roots
+from precast.codegen.library_steps import LibraryCall, RunStep, views_of
 from precast.lowering import effects
+from precast.lowering.effects import store_roots
 from precast.lowering.ir import Extern, Kernel, Load, View, walk
 
 

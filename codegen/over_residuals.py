@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from precast.codegen.expand import LibraryCall, RunStep, views_of
 from precast.codegen.host_library import writes_in_place
 from precast.codegen.host_steps import step_reads, step_writes
+from precast.codegen.library_steps import LibraryCall, RunStep, views_of
 from precast.lowering.ir import Buffer, Conv, Extern, Program
 
 

@@ -16,7 +16,7 @@ from precast.codegen.triton_lanes import Lanes
 from precast.codegen.triton_ops import Unsupported
 from precast.codegen.triton_reduce import Reductions
 from precast.codegen.triton_tiling import loaded
-from precast.codegen.values import store_roots
+from precast.lowering.effects import store_roots
 from precast.lowering.index import FloorDiv, plain
 from precast.lowering.ir import Reduce, Scan, Size, Store, Value, walk
 

@@ -16,7 +16,8 @@ from precast.codegen.triton_memory import Memory
 from precast.codegen.triton_ops import TYPES
 from precast.codegen.triton_tiling import Part, Tiling
 from precast.codegen.triton_values import kind
-from precast.codegen.values import rebuild, rebuild_store, store_roots
+from precast.codegen.values import rebuild, rebuild_store
+from precast.lowering.effects import store_roots
 from precast.lowering.ir import Axis, Buffer, Load, Reduce, Store, Value, walk
 from precast.lowering.products import Product, product_of
 from precast.lowering.scalars import DType

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from precast.codegen.triton_ops import Unsupported
-from precast.codegen.values import Facts, store_roots
+from precast.codegen.values import Facts
+from precast.lowering.effects import store_roots
 from precast.lowering.ir import Axis, Kernel, Load, Reduce, Scan, Size, Store, walk
 
 Extents = tuple[Size, ...]

@@ -11,7 +11,8 @@ from typing import Any
 import sympy
 
 from precast.codegen.triton_ops import Unsupported
-from precast.codegen.values import Facts, rebuild, rebuild_store, store_roots, substitute
+from precast.codegen.values import Facts, rebuild, rebuild_store, substitute
+from precast.lowering.effects import store_roots
 from precast.lowering.ir import Alu, Axis, Buffer, Cast, Const, Kernel, Load, Reduce, Scan, Store, Value, axis_symbol, operands, walk
 from precast.lowering.scalars import COMPARISONS, DType, Op, ReduceOp
 

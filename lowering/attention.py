@@ -13,9 +13,9 @@ import sympy
 import torch
 
 from precast.lowering import index as ix
+from precast.lowering.buffers import without_unused_buffers
 from precast.lowering.copies import copies_of, through
 from precast.lowering.effects import reads, writes
-from precast.lowering.emit import without_unused_buffers
 from precast.lowering.interpret import run
 from precast.lowering.ir import (
     Alu,

@@ -13,9 +13,9 @@ from math import prod
 import sympy
 import torch
 
+from precast.lowering.buffers import without_unused_buffers
 from precast.lowering.dedupe import duplicates
 from precast.lowering.effects import may_draw, reads, step_symbols, writes
-from precast.lowering.emit import without_unused_buffers
 from precast.lowering.interpret import run
 from precast.lowering.ir import Attention, Buffer, Const, Constant, Extern, Kernel, Load, Output, Program, Step, Value, View
 from precast.lowering.scalars import DType

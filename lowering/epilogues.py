@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from precast.lowering import index as ix
 from precast.lowering.activations import match_activation, relu
+from precast.lowering.buffers import without_unused_buffers
 from precast.lowering.effects import reads, store_roots, writes
-from precast.lowering.emit import without_unused_buffers
 from precast.lowering.ir import Alu, Buffer, Conv, Gemm, Kernel, Load, Program, Size, Step, Store, Unary, Value, View, operands, walk
 from precast.lowering.scalars import Op
 from precast.lowering.substitution import coordinates, shared_axis

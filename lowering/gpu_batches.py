@@ -12,19 +12,15 @@ from math import prod
 
 from precast.lowering import index as ix
 from precast.lowering.effects import reads, store_roots, writes
-from precast.lowering.gpu_order import LARGE, MOST_POINTS
 from precast.lowering.ir import Kernel, Program, Reduce, Scan, Step, Store, walk
 from precast.lowering.order import dependencies, nbytes_hint
 from precast.lowering.sizes import hint
 from precast.lowering.substitution import Rewriter, shared_axis
+from precast.lowering.traits import Traits
 
 MAX_MEMBERS = 48
 MAX_BUFFERS = 200
 """Parameters of a kernel have 4 KiB."""
-MAX_POINTS = 1 << 24
-"""Larger kernels fill the device by themselves."""
-MAX_BYTES = 64 << 20
-"""What a batch may write before it is needed."""
 NEAR = 8
 """Steps by which a kernel that waits for others may come earlier: its result stays in memory meanwhile."""
 
@@ -37,7 +33,7 @@ class _Batch:
     nbytes: int = 0
 
 
-def gpu_batches(program: Program) -> Program:
+def gpu_batches(program: Program, traits: Traits) -> Program:
     """The program, its steps being in order, with such kernels put together where the first of them stands."""
     before = dependencies(program)
     place = list(range(len(program.steps)))
@@ -48,13 +44,13 @@ def gpu_batches(program: Program) -> Program:
     for position, step in enumerate(program.steps):
         prepares.append(isinstance(step, Kernel) and all(prepares[p] for p in before[position]))
         since = since if prepares[-1] else position + 1
-        if not isinstance(step, Kernel) or not _suits(step):
+        if not isinstance(step, Kernel) or not _suits(step, traits):
             continue
         needed = max((place[p] for p in before[position]), default=-1)
-        earliest = since if prepares[-1] and _put_off(step, size) else 0
-        batch = next(
-            (b for b in reversed(batches) if max(needed + 1, earliest) <= b.position and _fits(b, step, position, needed, size)), None
-        )
+        earliest = since if prepares[-1] and _put_off(step, size, traits) else 0
+        least = max(needed + 1, earliest)
+        fitting = (b for b in reversed(batches) if least <= b.position and _fits(b, step, position, needed, size, traits))
+        batch = next(fitting, None)
         if batch is None:
             batch = _Batch(position)
             batches.append(batch)
@@ -67,23 +63,24 @@ def gpu_batches(program: Program) -> Program:
     return replace(program, steps=tuple(merged.get(n, step) for n, step in enumerate(program.steps) if n not in gone))
 
 
-def _put_off(kernel: Kernel, size: Mapping[str, int]) -> bool:
+def _put_off(kernel: Kernel, size: Mapping[str, int], traits: Traits) -> bool:
     """Whether `small_kernels_first` chose when the kernel runs because of what its result takes."""
-    return prod(hint(a.extent) for a in kernel.axes) <= MOST_POINTS and sum(size[n] for n in writes(kernel)) >= LARGE
+    small = prod(hint(a.extent) for a in kernel.axes) <= traits.small_points
+    return small and sum(size[n] for n in writes(kernel)) >= traits.large_bytes
 
 
-def _suits(kernel: Kernel) -> bool:
+def _suits(kernel: Kernel, traits: Traits) -> bool:
     values = walk(*(r for s in kernel.stores for r in store_roots(s)))
-    small = prod(hint(a.extent) for a in kernel.axes) <= MAX_POINTS
+    small = prod(hint(a.extent) for a in kernel.axes) <= traits.batch_points
     return small and all(s.mode == "set" for s in kernel.stores) and not any(isinstance(v, Reduce | Scan) for v in values)
 
 
-def _fits(batch: _Batch, kernel: Kernel, position: int, needed: int, size: dict[str, int]) -> bool:
+def _fits(batch: _Batch, kernel: Kernel, position: int, needed: int, size: dict[str, int], traits: Traits) -> bool:
     if len(batch.members) >= MAX_MEMBERS or (needed >= 0 and position - batch.position > NEAR):
         return False
     if len(batch.buffers | {*reads(kernel), *writes(kernel)}) > MAX_BUFFERS:
         return False
-    return batch.nbytes + sum(size[b] for b in writes(kernel)) <= MAX_BYTES
+    return batch.nbytes + sum(size[b] for b in writes(kernel)) <= traits.batch_bytes
 
 
 def _merged(members: Sequence[Step]) -> Kernel:

@@ -10,10 +10,11 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from precast.lowering import index as ix
+from precast.lowering.buffers import add_buffer
 from precast.lowering.effects import lasting_inputs, reads
 from precast.lowering.gpu_patches import is_patch
-from precast.lowering.ir import Alu, Buffer, Conv, Kernel, Load, Program, Size, Step, Store, View
-from precast.lowering.scalars import DType, Op
+from precast.lowering.ir import Alu, Buffer, Conv, Kernel, Load, Program, Step, Store, View
+from precast.lowering.scalars import Op
 from precast.lowering.substitution import shared_axis
 
 
@@ -71,7 +72,7 @@ class _Biases:
         dtype, channels = self.buffers[step.out].dtype, step.bias.size[0]
         (c,) = ix.symbols(1)
         parts = [Load(b.buffer, ix.affine(b.offset, ((b.stride[0], c),)), dtype) for b in (step.bias, shortcut.bias)]
-        target = self._fresh(f"{step.out}_biases", (channels,), (1,), dtype)
+        target = add_buffer(self.buffers, f"{step.out}_biases", (channels,), (1,), dtype)
         kernel = Kernel(f"add_{target}", (shared_axis(c, channels),), (Store(target, c, Alu(Op.ADD, tuple(parts), dtype.compute)),))
         return [kernel, replace(step, bias=View(target, (channels,), (1,)))]
 
@@ -79,18 +80,13 @@ class _Biases:
         """The convolution into a buffer of its own, and the bias added by a kernel."""
         result, bias = self.buffers[step.out], step.bias
         assert bias is not None
-        plain = self._fresh(f"{step.out}_plain", result.size, result.stride, result.dtype)
+        plain = add_buffer(self.buffers, f"{step.out}_plain", result.size, result.stride, result.dtype)
         symbols = ix.symbols(len(result.size))
         index = ix.affine(0, tuple(zip(result.stride, symbols, strict=True)))
         addend = Load(bias.buffer, ix.affine(bias.offset, ((bias.stride[0], symbols[1]),)), result.dtype)
         value = Alu(Op.ADD, (Load(plain, index, result.dtype), addend), result.dtype.compute)
         axes = tuple(shared_axis(s, n) for s, n in zip(symbols, result.size, strict=True))
         return [replace(step, out=plain, bias=None), Kernel(f"bias_{step.out}", axes, (Store(step.out, index, value),), step.origins)]
-
-    def _fresh(self, name: str, size: tuple[Size, ...], stride: tuple[Size, ...], dtype: DType) -> str:
-        assert name not in self.buffers
-        self.buffers[name] = Buffer(name, dtype, size, stride)
-        return name
 
 
 def weights_channels_last(freeze: bool, bound: Collection[str] | None = None) -> Callable[[Program], Program]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import sympy
 
 from precast.lowering import index as ix
+from precast.lowering.buffers import without_unused_buffers
 from precast.lowering.effects import reads, store_roots, writes
-from precast.lowering.emit import without_unused_buffers
 from precast.lowering.ir import Alu, Buffer, Index, Kernel, Load, Program, Reduce, Scan, Size, Step, Store, Value, walk
 from precast.lowering.layout import dimensions, extents_in
 from precast.lowering.ops import values as v

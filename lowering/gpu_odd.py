@@ -13,29 +13,28 @@ from precast.lowering.ir import Gemm, Program
 from precast.lowering.restride import Move, moved
 from precast.lowering.scalars import HALVES
 from precast.lowering.sizes import hint
+from precast.lowering.traits import Traits
 
 VECTOR = 8
 """Columns that cuBLAS wants a multiple of."""
-MIN_ROWS, MIN_WORK = 128, 1 << 28
-"""Rows, and multiplications in all, from which the slow product costs more than a second call."""
 
 
-def roomy_rows(program: Program) -> Program:
+def roomy_rows(program: Program, traits: Traits) -> Program:
     """The program with wider rows for the results of such products."""
     for step in program.steps:
-        if isinstance(step, Gemm) and _is_odd(step, program):
+        if isinstance(step, Gemm) and _is_odd(step, program, traits):
             program = _widened(program, step.out)
     return program
 
 
-def _is_odd(step: Gemm, program: Program) -> bool:
+def _is_odd(step: Gemm, program: Program, traits: Traits) -> bool:
     out = program.buffer(step.out)
     columns = out.size[-1]
     if len(out.size) != 2 or out.dtype not in HALVES or not isinstance(columns, int) or columns % VECTOR == 0:
         return False
     rows, depth = hint(out.size[0]), hint(step.a.size[1])
     plain = out.stride == (columns, 1) and columns > VECTOR and step.activation == "none" and step.residual is None
-    return plain and rows >= MIN_ROWS and rows * columns * depth >= MIN_WORK
+    return plain and rows >= traits.odd_rows and rows * columns * depth >= traits.odd_work
 
 
 def _widened(program: Program, name: str) -> Program:

@@ -3,19 +3,18 @@
 A library writes the product, and a kernel reads it again for the norm, the activation, the residual that follow: more bytes, at times, than
 the product itself moves. Here a 1x1 convolution or a linear layer goes into the pointwise kernel that alone reads it; and where columns are
 few, what makes its rows (the norm and the relu of the convolution before) is computed as they are read. Which products that pays for is
-for others to say: a rule (`gpu_shallow.py`), or a measurement (`codegen/cuda_fusion.py`).
+another pass's to say: by a rule (`gpu_shallow.py`), or by a measurement (`codegen/cuda_fusion.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from precast.lowering import index as ix
+from precast.lowering.buffers import without_unused_buffers
 from precast.lowering.collapse import collapse_axes
 from precast.lowering.effects import reads, store_roots, writes
-from precast.lowering.emit import without_unused_buffers
 from precast.lowering.facts import points
 from precast.lowering.gpu_reductions import gpu_reductions
 from precast.lowering.ir import Buffer, Cast, Conv, Gemm, Kernel, Program, Reduce, Scan, Step, View, walk
@@ -24,13 +23,12 @@ from precast.lowering.products import Product, product_of
 from precast.lowering.scalars import HALVES
 from precast.lowering.sizes import hint
 from precast.lowering.substitution import Definition, Rewriter, Uninvertible
+from precast.lowering.traits import Traits
 
 VECTOR = 8
 """Elements of a half type that one access reads: rows of other lengths are slow to read."""
 MAX_SUMS = 2
 """Products in one kernel: blocks of more fill the registers and the shared memory."""
-MAX_COLUMNS_BEFORE = 512
-"""Columns up to which rows are computed as they are read: once for each block of columns."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +49,7 @@ class Alternative:
     """
 
     program: Program
+    traits: Traits
     sizes: Sizes
     steps: tuple[Step, ...]
     kernel: Kernel
@@ -59,29 +58,26 @@ class Alternative:
 
     def finished(self, *steps: Step) -> Program:
         """The steps as the passes that follow leave them, over the program's buffers."""
-        return collapse_axes(gpu_reductions(replace(self.program, steps=steps)))
+        return collapse_axes(gpu_reductions(replace(self.program, steps=steps), self.traits))
 
 
-class Decides(Protocol):
-    """Says which products go into the kernels that read them."""
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A product that may go into the kernel that reads it; `position`: of its step."""
 
-    def considers(self, sizes: Sizes) -> bool:
-        """Whether products of such sizes may, so that the kernel is made at all."""
-        ...
-
-    def takes(self, alternative: Alternative) -> bool:
-        """Whether this one does."""
-        ...
+    position: int
+    step: Gemm | Conv
+    sizes: Sizes
 
 
-def products_in_kernels(program: Program, decides: Decides) -> Program:
-    """The program with each product that it `decides` for, and what makes its rows, inside of the kernel that follows it."""
-    return _Products(program, decides).run()
+class ProductFusion:
+    """A program on its way to having some of its products inside of kernels. A pass goes through the candidates, through the alternatives
+    of those whose sizes it likes, and takes the kernels that it prefers; which these are, it knows by a rule or by a measurement.
+    """
 
-
-class _Products:
-    def __init__(self, program: Program, decides: Decides) -> None:
-        self.program, self.decides = program, decides
+    def __init__(self, program: Program, traits: Traits) -> None:
+        self.program, self.traits = program, traits
+        self._taken: set[Kernel] = set()
         self.buffers = {b.name: b for b in program.buffers}
         self.steps: list[Step | None] = list(program.steps)
         self.fixed = {i for i in program.inputs if isinstance(i, str)} | set(program.persistent)
@@ -97,18 +93,29 @@ class _Products:
         for name in writes(step):
             self.writers.setdefault(name, []).append(position)
 
-    def run(self) -> Program:
+    def candidates(self) -> Iterator[Candidate]:
+        """The products that read whole vectors, in order."""
         for position, step in enumerate(self.program.steps):
             if isinstance(step, Gemm | Conv) and self.buffers[step.out].dtype in HALVES:
                 sizes = _sizes(step)
-                if sizes is not None and self.decides.considers(sizes):
-                    self._fuse(position, step, sizes)
+                if sizes is not None:
+                    yield Candidate(position, step, sizes)
+
+    def take(self, alternative: Alternative) -> None:
+        """The kernel of the alternative that was just asked about is to take the place of its steps."""
+        self._taken.add(alternative.kernel)
+
+    def program_now(self) -> Program:
+        """The program with the kernels that were taken."""
         if None not in self.steps:
             return self.program
         return without_unused_buffers(replace(self.program, steps=tuple(s for s in self.steps if s is not None)))
 
-    def _fuse(self, position: int, step: Gemm | Conv, sizes: Sizes) -> None:
-        """Puts the product into its reader, with what makes its rows if that is possible, or leaves all as it is."""
+    def alternatives(self, candidate: Candidate) -> Iterator[Alternative]:
+        """The product inside of its reader, then with what makes its rows as well, as far as either is possible. What was taken by the
+        time that the last one is passed is put into the program.
+        """
+        position, step, sizes = candidate.position, candidate.step, candidate.sizes
         at = self._sole_reader(step.out)
         user = None if at is None else self.steps[at]
         if at is None or not isinstance(user, Kernel) or not _is_plain(user):
@@ -125,21 +132,19 @@ class _Products:
                 return None
             return kernel, product
 
-        def takes(found: tuple[Kernel, Product] | None, steps: tuple[Step, ...], inner: Kernel | None = None) -> Kernel | None:
-            if found is None or not self.decides.takes(Alternative(self.program, sizes, steps, *found, inner)):
-                return None
-            return found[0]
-
         first = inside([position], made)
-        alone = takes(first, (step, user))
+        if first is not None:
+            yield Alternative(self.program, self.traits, sizes, (step, user), *first)
+        alone = first[0] if first is not None and first[0] in self._taken else None
         maker = self._maker(position, step)
-        if maker is not None:
+        both = None if maker is None else inside([maker[0], position], made, maker[1])
+        if maker is not None and both is not None:
             before = self.steps[maker[0]]
             assert before is not None
             rest = (step, user) if alone is None else (alone,)
-            both = takes(inside([maker[0], position], made, maker[1]), (before, *rest), None if first is None else first[0])
-            if both is not None:
-                self._replace([maker[0], position], at, both)
+            yield Alternative(self.program, self.traits, sizes, (before, *rest), *both, None if first is None else first[0])
+            if both[0] in self._taken:
+                self._replace([maker[0], position], at, both[0])
                 return
         if alone is not None:
             self._replace([position], at, alone)
@@ -151,10 +156,10 @@ class _Products:
         return only if only is not None and only > writers[0] else None
 
     def _maker(self, position: int, step: Gemm | Conv) -> tuple[int, Definition] | None:
-        """How the rows of the product are computed, and where, if for it alone and of as few columns as `MAX_COLUMNS_BEFORE`."""
+        """How the rows of the product are computed, and where, if for it alone and of as few columns as `Traits.fused_columns`."""
         name = (step.a if isinstance(step, Gemm) else step.x).buffer
         columns = hint(self.buffers[step.out].size[1])
-        if columns > MAX_COLUMNS_BEFORE or name not in self.writers or self._sole_reader(name) != position:
+        if columns > self.traits.fused_columns or name not in self.writers or self._sole_reader(name) != position:
             return None
         at = self.writers[name][0]
         maker = self.steps[at]

@@ -39,30 +39,22 @@ from precast.lowering.ir import (
 from precast.lowering.scalars import DType, Op, ReduceOp
 from precast.lowering.sizes import hint
 from precast.lowering.substitution import Mapping_, Rewriter, shared_axis
+from precast.lowering.traits import Traits
 from precast.lowering.transform import replace_values
 
-PROCESSORS = 100
-"""With fewer programs than this a device stands partly idle."""
-PROGRAMS = 1024
-"""How many there are to be after cutting."""
-MIN_WORK = 1 << 15
-"""Points of one program below which a second kernel costs more than it gains."""
-MIN_CHUNK = 2048
-SECTOR = 32
-"""Bytes that memory hands out at once: rows that lie side by side are read together."""
 WRITTEN_OUT = 16
 """Reductions of so few points are written out by the renderer and may stand anywhere."""
 
 Symbols = frozenset[sympy.Symbol]
 
 
-def gpu_reductions(program: Program) -> Program:
+def gpu_reductions(program: Program, traits: Traits) -> Program:
     """The program with every kernel's reductions nested in nothing and long enough for their rows only."""
     steps: list[Step] = []
     buffers = list(program.buffers)
     for step in program.steps:
         if isinstance(step, Kernel) and any(isinstance(v, Reduce) for v in _values(step)):
-            split = _Splitter(step)
+            split = _Splitter(step, traits)
             step = split.run()
             steps.extend(split.before)
             buffers.extend(split.fresh)
@@ -84,8 +76,8 @@ class _Cut:
 class _Splitter:
     """One kernel: `before` and `fresh` are the kernels and buffers that it comes to need."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
+    def __init__(self, kernel: Kernel, traits: Traits) -> None:
+        self.kernel, self.traits = kernel, traits
         self.before: list[Kernel] = []
         self.fresh: list[Buffer] = []
 
@@ -170,9 +162,10 @@ class _Splitter:
         points = prod(hint(a.extent) for a in value.axes)
         together = min(rows, self._neighbours(value))
         programs = rows // together
-        if programs >= PROCESSORS or points * together < MIN_WORK:
+        traits = self.traits
+        if programs >= traits.idle_programs or points * together < traits.cut_work:
             return None
-        wanted = min(PROGRAMS // programs, points * together // MIN_CHUNK)
+        wanted = min(traits.cut_programs // programs, points * together // traits.cut_chunk)
         return _cut_axes(value.axes, wanted)
 
     def _neighbours(self, value: Reduce) -> int:
@@ -185,7 +178,7 @@ class _Splitter:
                 if found is None or 1 in found[1]:
                     return 1
                 sizes.append(load.dtype.itemsize)
-        return SECTOR // min(sizes)
+        return self.traits.sector // min(sizes)
 
 
 def _cut_axes(axes: tuple[Axis, ...], wanted: int) -> _Cut | None:

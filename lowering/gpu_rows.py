@@ -12,27 +12,26 @@ from dataclasses import replace
 from precast.lowering.ir import Buffer, Gemm, Program
 from precast.lowering.library_loops import gemm_kernel
 from precast.lowering.scalars import DType
+from precast.lowering.traits import Traits
 
 TYPES = (DType.BF16, DType.F16, DType.F32)
-MIN_DEPTH = 256
-"""Elements of a row from which reading them is what costs."""
 
 
-def vector_products(program: Program) -> Program:
+def vector_products(program: Program, traits: Traits) -> Program:
     """The program with each such product as a reduction kernel."""
     buffers = {b.name: b for b in program.buffers}
     steps = tuple(
-        gemm_kernel(f"product{number}", step, buffers) if isinstance(step, Gemm) and _is_vector(step, buffers[step.out]) else step
+        gemm_kernel(f"product{number}", step, buffers) if isinstance(step, Gemm) and _is_vector(step, buffers[step.out], traits) else step
         for number, step in enumerate(program.steps)
     )
     return replace(program, steps=steps)
 
 
-def _is_vector(step: Gemm, out: Buffer) -> bool:
+def _is_vector(step: Gemm, out: Buffer, traits: Traits) -> bool:
     sizes = (*step.a.size, *step.b.size, *step.a.stride, *step.b.stride)
     if len(step.a.size) != 2 or out.dtype not in TYPES or not all(isinstance(n, int) for n in sizes):
         return False
     rows, depth, columns = step.a.size[0], step.a.size[1], step.b.size[1]
     assert isinstance(depth, int)
     along = (rows == 1 and step.b.stride[0] == 1) or (columns == 1 and step.a.stride[1] == 1)
-    return along and depth >= MIN_DEPTH
+    return along and depth >= traits.vector_depth

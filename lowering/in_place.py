@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from precast.lowering import index as ix
+from precast.lowering.buffers import without_unused_buffers
 from precast.lowering.effects import map_views, reads, writes
-from precast.lowering.emit import without_unused_buffers
 from precast.lowering.ir import Kernel, Load, Program, Step, Store, Value, View
 from precast.lowering.symbolic import same
 from precast.lowering.transform import map_kernel

@@ -91,6 +91,11 @@ def range_message(value: int | str, low: int | None, high: int | None) -> str:
     return f"Invalid value range for {value} between [{-(2**63) if low is None else low}, {2**63 - 1 if high is None else high}]."
 
 
+def known(*sizes: object) -> bool:
+    """Whether each of the sizes is a number, and none an expression over symbols."""
+    return all(isinstance(s, int | sympy.Integer) for s in sizes)
+
+
 def hint(size: Size) -> int:
     """The size, with each symbol's traced value put in (at least 1). For cost decisions only, never for correctness."""
     if isinstance(size, int):

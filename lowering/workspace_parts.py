@@ -12,10 +12,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+from precast.lowering.buffer_bytes import DEVICE_ALIGNMENT, nbytes_of
 from precast.lowering.effects import reads, writes
 from precast.lowering.ir import Part, Program, Size, Slot
 from precast.lowering.lifetimes import lifetimes
-from precast.lowering.memory import DEVICE_ALIGNMENT, Block, blocks_of, distinct_blocks, nbytes_of, place
+from precast.lowering.memory import Block, blocks_of, distinct_blocks, place
 
 LEAST_BYTES = 1 << 20
 LEAST_SHARE = 1 / 25

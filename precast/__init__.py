@@ -84,6 +84,20 @@ _HOMES = {
     "register_backend": "backends",
     "set_stance": "stance",
 }
+_RESULTS = {
+    "BackendError": "precast.runtime.errors",
+    "CompileStopped": "precast.runtime.errors",
+    "CompilerBroken": "precast.runtime.errors",
+    "Explanation": "precast.runtime.explain",
+    "FrameReport": "precast.graph_report",
+    "GraphReport": "precast.graph_report",
+    "LoadError": "precast.runtime.errors",
+    "Report": "precast.runtime.precompile",
+    "SignatureReport": "precast.runtime.precompile",
+    "StoreUnwritable": "precast.runtime.errors",
+    "VariantReport": "precast.runtime.explain",
+}
+"""Where classes are that users meet as errors and results, and do not call; pickles find them by `precast`."""
 __all__ = [
     "DirectiveError",
     "GraphBreakError",
@@ -128,6 +142,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RESULTS:
+        return getattr(importlib.import_module(_RESULTS[name]), name)
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'precast' has no attribute {name!r}")

@@ -17,15 +17,17 @@ import precast
 from precast.artifact_store import Manifest, Store
 from precast.build_file import Loaded
 from precast.runtime.entry import Entry
-from precast.runtime.errors import OptionError, StoreUnwritable
+from precast.runtime.errors import CompilerBroken, OptionError, StoreUnwritable
 from precast.runtime.marks import marked
 from precast.runtime.options import merge_options
 from precast.runtime.precompile import SignatureReport, Traced, breaks, traced_for
 from precast.runtime.program import Program
+from precast.runtime.program_identity import Settings
 from precast.runtime.shared_object import mounted_noexec
-from precast.runtime.site import Settings, Site
+from precast.runtime.site import Site
 from precast.runtime.skips import recall
-from precast.runtime.targets import is_cuda, native_target, resolve, runs, serves
+from precast.runtime.targets import NATIVE, resolve, runs, serves
+from precast.target_registry import family_of
 from precast.user_frames import frames_of
 
 log = logging.getLogger("precast.driver")
@@ -58,7 +60,7 @@ _NOTHING_NEW = {"hit": "there already", "taken": "taken"}
 
 def _fall_back(target: str, found: str) -> str:
     """What a hit of an artifact for another target means: a machine for `target` takes it, being the best that it finds."""
-    if is_cuda(found):
+    if not family_of(found).on_host:
         return f"by its fall-back for {found}"
     return (
         f"by what was built for {found}, which such a machine runs too; `precast build … --target {target}` makes code for {target} itself"
@@ -72,7 +74,7 @@ class Job:
         self.loaded = loaded
         self.store = store
         self.name = loaded.spec.name
-        self._tracings: dict[bool, Traced] = {}
+        self._tracings: dict[str, Traced] = {}
 
     def program(self, target: str) -> tuple[Program, Entry]:
         """The program, and its entry, as `precast.compile` would make it. Raises OptionError for a wrong mode or option."""
@@ -85,7 +87,7 @@ class Job:
         begin = time.perf_counter()
         try:
             return self._build(number, target, begin)
-        except (OptionError, StoreUnwritable):
+        except (OptionError, StoreUnwritable, CompilerBroken):
             raise  # for all programs
         except Exception as error:  # noqa: BLE001 - the report names it, and the others go on
             return self._outcome(number, target, "failed", None, begin, self._said(error))
@@ -138,7 +140,7 @@ class Job:
 
     def _check(self, number: int, target: str, begin: float) -> Outcome:
         found = self.find(number, target, runs)
-        if found is not None and mounted_noexec(self.store.root) and not is_cuda(found.target):
+        if found is not None and mounted_noexec(self.store.root) and family_of(found.target).on_host:
             return self._outcome(number, target, "miss", found, begin, self.explain(number, target))
         if found is not None:
             said = "" if serves(resolve(target), found.target) else _fall_back(target, found.target)
@@ -157,7 +159,7 @@ class Job:
         from precast.runtime.explain import explain
 
         with self._call(number, target) as (program, args, kwargs):
-            explanation = explain(program, args, kwargs, elsewhere=resolve(target) != native_target())
+            explanation = explain(program, args, kwargs, elsewhere=resolve(target) != resolve(NATIVE))
         for_others_only = explanation.variants and not any(self._for(program.key, resolve(target)))
         return str(explanation) + (f"\nnothing is stored for {target}: `precast build … --target {target}`" if for_others_only else "")
 
@@ -187,7 +189,7 @@ class Job:
 
         A copy of it is called for that, with copies of the arguments, where the tracer saw it raise and caught it nowhere.
         """
-        if not reason.startswith(_RAISED) or is_cuda(resolve(target)):
+        if not reason.startswith(_RAISED) or not family_of(resolve(target)).on_host:
             return ""
         args, kwargs = self.loaded.signatures[number - 1]
         program, args, kwargs = copy.deepcopy((self.loaded.callable, args, kwargs))
@@ -207,10 +209,10 @@ class Job:
 
     def _traced(self, target: str) -> Traced:
         """The program and its signatures as they are traced for the target. Raises PrecastError."""
-        elsewhere = is_cuda(resolve(target))
-        if elsewhere not in self._tracings:
-            self._tracings[elsewhere] = traced_for(target, self.loaded.callable, self.loaded.signatures)
-        return self._tracings[elsewhere]
+        device = family_of(resolve(target)).device
+        if device not in self._tracings:
+            self._tracings[device] = traced_for(target, self.loaded.callable, self.loaded.signatures)
+        return self._tracings[device]
 
     def _for(self, key: str, target: str) -> Iterable[Manifest]:
         return (manifest for manifest in self.store.variants(key) if runs(target, manifest.target))

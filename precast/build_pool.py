@@ -8,7 +8,6 @@ the compilers that they have started.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import multiprocessing
 import os
 import resource
@@ -30,8 +29,9 @@ from precast.build import Job, Outcome
 from precast.build_file import Loaded, ProgramSpec
 from precast.build_lines import Known, Lines, Task
 from precast.runtime import native
-from precast.runtime.errors import OptionError, StoreUnwritable
+from precast.runtime.errors import CompilerBroken, OptionError, StoreUnwritable
 from precast.runtime.log import logger
+from precast.runtime.upward_imports import COMPILE_VARIANT
 
 LOOK_SECONDS = 0.1
 """How often the display is renewed."""
@@ -296,7 +296,7 @@ def _prepare(store: Store) -> None:
         return  # the first worker says so
     with ThreadPoolExecutor(1) as pool:  # whose thread has ended before anything is forked
         built = pool.submit(native.ensure, store)
-        importlib.import_module("precast.driver")
+        COMPILE_VARIANT.load()
     if (error := built.exception()) is not None:
         logger("runtime").error("building the native runtime failed", exc_info=error)
 
@@ -338,7 +338,7 @@ def _answer(task: Task, program: ProgramSpec, store: Store, load: Load, job: Job
         return ("stopped", f"{program.where}: {error}", True), None
     except Stopped as error:
         return ("stopped", str(error), error.usage), None
-    except StoreUnwritable as error:
+    except (StoreUnwritable, CompilerBroken) as error:
         return ("stopped", str(error), False), None
 
 

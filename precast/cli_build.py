@@ -183,7 +183,7 @@ def _check_settings(programs: Sequence[ProgramSpec]) -> None:
 def _run(out: Output, plan: BuildFile, store: Store, doing: str, step: Step) -> list[Outcome]:
     """`step` for every signature and target, under a progress bar that names what is being done."""
     from precast.build import Job
-    from precast.runtime.errors import OptionError, StoreUnwritable
+    from precast.runtime.errors import CompilerBroken, OptionError, StoreUnwritable
 
     outcomes: list[Outcome] = []
     with _progress(out, len(plan.programs)) as progress:
@@ -197,7 +197,7 @@ def _run(out: Output, plan: BuildFile, store: Store, doing: str, step: Step) -> 
                     outcomes.append(step(job, number, target))
                 except OptionError as error:
                     raise click.UsageError(f"{program.where}: {error}") from error
-                except StoreUnwritable as error:
+                except (StoreUnwritable, CompilerBroken) as error:
                     raise Failure(str(error)) from error
                 progress.advance(1 / len(pairs), position == len(pairs) - 1)
     return outcomes

@@ -14,8 +14,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 import click
 
 from precast.artifact_store import Store, StoreError
-from precast.artifact_store.place import what_is_at
-from precast.artifact_store.store import ENVIRONMENT, default_root
+from precast.artifact_store.place import ENVIRONMENT, default_root, what_is_at
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -5,40 +5,33 @@ The runtime imports this module on the first miss and never before: capture -> l
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from precast import __version__
-from precast.artifact_store import BlobSet, GraphRecord, Manifest, Versions
-from precast.artifact_store.guards import Predicate, thaw
+from precast.artifact_store import BlobSet, GraphRecord, Manifest
+from precast.artifact_store.guards import Predicate
 from precast.backend_variant import backend_variant
 from precast.capture import CapturedFrame, CaptureOptions, CaptureRefused, Dynamic, MarkViolated, capture
 from precast.capture.garbage import seldom_collected
-from precast.codegen.cuda_start import start_libraries
-from precast.codegen.triton_compile import warm_up
-from precast.codegen.triton_pool import begin as begin_processes
+from precast.codegen import backend_of
 from precast.compile_log import log_dynamic, log_guards
+from precast.compile_observers import captures
 from precast.dynamic_capture import SymbolsRefused, due_to_symbols, dynamic_of, symbolic_build, with_symbols_or_without
 from precast.graph_build import GraphRequest, Stopwatch, build_graph, compiler_version
 from precast.lowering.decompositions import DECOMPOSITIONS
 from precast.lowering.late_imports import import_what_comes_late
+from precast.publish import Built, compile_planned, identity_of_frame, publish
 from precast.runtime import break_errors, turns
-from precast.runtime.compatibility import LOWERING_VERSION, python_minor, torch_minor
 from precast.runtime.errors import Deferred, InProcess, MarkError, Refused, Taken
 from precast.runtime.log import warn
+from precast.runtime.open import FORWARD
 from precast.runtime.options import key_options
 from precast.runtime.program import Program
-from precast.runtime.targets import is_cuda
-from precast.target_choice import has_cuda, target_of
+from precast.target_choice import likely_family, target_of
 from precast.trace import Trace, trace_for
 from precast.unsteady import why_unsteady
-
-log = logging.getLogger("precast.compile")
-observers: list[Callable[[Program, CapturedFrame | CaptureRefused], None]] = []
-"""Each is shown what came of every capture of this process (`precast.explain` looks on in this way)."""
 
 
 def compile_variant(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | InProcess | Deferred:
@@ -55,10 +48,8 @@ def compile_variant(program: Program, args: tuple[Any, ...], kwargs: Mapping[str
 def _compile_with(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic: Dynamic) -> str | InProcess | Deferred:
     watch = Stopwatch()
     trace = trace_for(program.name, program.options)
-    if is_cuda(program.target) or has_cuda((args, kwargs)):
-        with suppress(ImportError, RuntimeError):  # no Triton, no thread: said once it is certain that they are needed
-            warm_up()
-            begin_processes()
+    with suppress(ImportError, RuntimeError):  # no compiler, no thread: said once it is certain that they are needed
+        backend_of(likely_family((args, kwargs), program.target)).begin()
     with watch.stage("capture"):
         frame = _capture(program, args, kwargs, dynamic, trace)
     trace.frame(frame)
@@ -82,7 +73,7 @@ def _compile_with(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, 
     if program.options["background_compile"] and frame.graph is not None:
         import_what_comes_late()
         return Deferred(frame.guards, lambda: _finish(job))
-    libraries = start_libraries(frame.graph) if frame.graph is not None and is_cuda(job.target) else None
+    libraries = backend_of(job.target).start_libraries(frame.graph) if frame.graph is not None else None
     try:
         return _finish(job)
     finally:
@@ -114,7 +105,7 @@ def _finish(job: _Job) -> str | InProcess:
     with seldom_collected():
         if job.frame.uncacheable:
             turns.give_up()
-            manifest, blobs = _compile(job, _planned(job))
+            manifest, blobs = compile_planned(_planned(job), lambda: _build(job), job.watch)
             return InProcess(manifest, blobs, "; ".join(job.frame.uncacheable))
         return _store(job)
 
@@ -133,7 +124,7 @@ def _capture(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any],
             dynamic=dynamic,
         )
         frame = capture(function, args, dict(kwargs), name=program.name, options=options)
-        _tell(program, frame)
+        captures.tell(program, frame)
         return frame
     except MarkViolated as violated:
         raise MarkError(str(violated)) from violated
@@ -141,11 +132,19 @@ def _capture(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any],
         if due_to_symbols(refused, dynamic):
             raise SymbolsRefused(refused.reason, refused.hint) from refused
         trace.refused(str(refused))
-        _tell(program, refused)
+        captures.tell(program, refused)
         where = f" (at {refused.where})" if refused.where else ""
         reason = f"{refused.reason}{where}"
         guards = None if program.options["fullgraph"] else refused.guards  # fullgraph: an error, for calls of that kind too
-        raise Refused(reason, refused.hint, guards, refused.skipped, refused.unless, refused.forbidden, refused.raises) from refused
+        raise Refused(
+            reason,
+            refused.hint,
+            guards,
+            skipped=refused.skipped,
+            unless=refused.unless,
+            forbidden=refused.forbidden,
+            raises=refused.raises,
+        ) from refused
 
 
 def _raises_at_breaks(program: Program) -> bool:
@@ -153,36 +152,28 @@ def _raises_at_breaks(program: Program) -> bool:
     return said
 
 
-def _tell(program: Program, outcome: CapturedFrame | CaptureRefused) -> None:
-    for observer in tuple(observers):
-        observer(program, outcome)
-
-
 def _store(job: _Job) -> str | InProcess:
-    """One compile per artifact across threads, processes and machines that share the store."""
-    program = job.program
+    """Compile and store it, unless another process does."""
+    program, planned = job.program, _planned(job)
     if not program.options["store_results"]:
-        manifest, blobs = _compile(job, _planned(job))
+        manifest, blobs = compile_planned(planned, lambda: _build(job), job.watch)
         return InProcess(manifest, blobs, "store_results is off")
-    store = program.store
-    planned = _planned(job)
-    artifact_id = planned.artifact_id
-    with job.watch.stage("wait"), store.lease(artifact_id, timeout=turns.patience()):
-        known = store.get(artifact_id, program.key)
-        if known is not None and store.complete(known):
-            log.info("%s: artifact %s was compiled meanwhile by another process", program.name, artifact_id[:12])
-            return Taken(artifact_id)
-        unsteady = why_unsteady(planned, store.variants(program.key))
-        manifest, blobs = _compile(job, planned)
-        if unsteady:
-            warn(f"precast: {program.name} is kept in this process: {unsteady}")
-            return InProcess(manifest, blobs, unsteady)
-        if reason := store.try_put(manifest, blobs):
-            return InProcess(manifest, blobs, reason)
-    return artifact_id
+    published = publish(
+        planned,
+        lambda: _build(job),
+        program.store,
+        job.watch,
+        patience=turns.patience(),
+        keep_here=lambda: why_unsteady(planned, program.store.variants(program.key)),
+    )
+    if published.kept_here:
+        warn(f"precast: {program.name} is kept in this process: {published.kept_here}")
+    if published.unstored:
+        return InProcess(published.manifest, published.blobs, published.unstored)
+    return Taken(planned.artifact_id) if published.taken else planned.artifact_id
 
 
-def _compile(job: _Job, planned: Manifest) -> tuple[Manifest, BlobSet]:
+def _build(job: _Job) -> Built:
     program, frame = job.program, job.frame
     blobs = BlobSet()
     graphs: dict[str, GraphRecord] = {}
@@ -192,12 +183,10 @@ def _compile(job: _Job, planned: Manifest) -> tuple[Manifest, BlobSet]:
         options, inference = key_options(program.options), _in_inference_mode(frame)
         request = GraphRequest(program.name, job.target, options, bound, program.store, job.trace, inference=inference)
         graph = frame.graph
-        graphs["forward"], evidence = symbolic_build(lambda: build_graph(graph, request, job.watch, blobs), frame.symbolic)
+        graphs[FORWARD], evidence = symbolic_build(lambda: build_graph(graph, request, job.watch, blobs), frame.symbolic)
     if frame.symbols:
         evidence = {**evidence, "dynamic": list(frame.symbols)}
-    manifest = planned.completed(graphs=graphs, blobs=blobs.sizes(), evidence=evidence, provenance=_provenance(job))
-    log.info("%s: compiled artifact %s (%s)", program.name, manifest.artifact_id[:12], job.watch)
-    return manifest, blobs
+    return Built(graphs, blobs, evidence, _provenance(job))
 
 
 def _in_inference_mode(frame: CapturedFrame) -> bool:
@@ -207,29 +196,8 @@ def _in_inference_mode(frame: CapturedFrame) -> bool:
 
 def _planned(job: _Job) -> Manifest:
     """The artifact that the job is to make: all but what its compilation produces."""
-    program, frame = job.program, job.frame
-    assert frame.code is not None
-    record = {
-        "name": frame.name,
-        "code": frame.code.to_data(),
-        "inputs": [item.to_data() for item in frame.inputs],
-        "outputs": [item.to_data() for item in frame.outputs],
-        "wraps": thaw(frame.wraps),
-    }
-    return Manifest.make(
-        program_key=program.key,
-        program_name=program.name,
-        target=job.target,
-        versions=Versions(LOWERING_VERSION, torch=torch_minor(), python=python_minor(), compiler=compiler_version(job.target)),
-        options=key_options(program.options),
-        guards=frame.guards,
-        frames=[record],
-        waived=frame.waived,
-        digests={f"{d.module}:{d.qualname}#{d.digest[:6]}": d.digest for d in frame.digests},
-        graphs={},
-        blobs={},
-        precast_version=__version__,
-    )
+    options = key_options(job.program.options)
+    return identity_of_frame(job.program, job.frame, job.target, compiler_version(job.target), options).planned()
 
 
 def _provenance(job: _Job) -> dict[str, Any]:

@@ -31,7 +31,8 @@ def dynamic_of(program: Program, local_values: Mapping[str, Any]) -> Dynamic:
     changed: Varied = {}
     floats = False
     if mode != "no":
-        stored = [m.guard_rows for m in program.store.variants(program.key) if concerns(program.target, m.target)]
+        trusted = [document.content for document in program.store.trusted_variants(program.key)]
+        stored = [m.guard_rows for m in trusted if concerns(program.target, m.target)]
         here = [guard_rows(variant.all_guards()) for variant in program.variants if not variant.stored]
         cells = program.locals_of.cells()
         changed = varied([*stored, *here, program.first_call], local_values, cells)

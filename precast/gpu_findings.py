@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from precast.runtime import devices
-from precast.runtime.targets import PTX, PTX_CUDA, cuda_ladder
+from precast.runtime.target_cuda import PTX, PTX_CUDA, cuda_ladder
 
 Line = tuple[bool, str]
 """Whether all is well, and what there is to say."""

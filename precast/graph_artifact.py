@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from precast import __version__
-from precast.artifact_store import BlobSet, GraphRecord, Manifest, Store, Versions
+from precast.artifact_store import BlobSet, Manifest, Store
 from precast.artifact_store.guards import thaw
 from precast.capture.graph_capture import CapturedGraph
 from precast.graph_build import GraphRequest, Stopwatch, build_graph, compiler_version
-from precast.runtime.compatibility import LOWERING_VERSION, torch_minor
+from precast.publish import Built, Identity, publish, versions
 from precast.runtime.errors import InProcess
-from precast.runtime.log import logger
+from precast.runtime.open import FORWARD
 from precast.runtime.options import key_options
 from precast.target_choice import target_of
 from precast.trace import readable, trace_for
@@ -34,38 +33,21 @@ def compile_graph(
     kept = key_options(options)
     target = target_of(captured.graph, requested)
 
-    def manifest(graphs: Mapping[str, GraphRecord], blobs: BlobSet, evidence: Mapping[str, Any]) -> Manifest:
-        frame = {
-            "name": name,
-            "inputs": [item.to_data() for item in captured.inputs],
-            "outputs": [item.to_data() for item in captured.outputs],
-            "constants": [item.to_data() for item in captured.constants],
-            "wraps": thaw(captured.wraps),
-        }
-        return Manifest.make(
-            program_key=key,
-            program_name=name,
-            target=target,
-            versions=Versions(lowering=LOWERING_VERSION, torch=torch_minor(), python=None, compiler=compiler_version(target)),
-            options=kept,
-            guards=(),
-            frames=[frame],
-            graphs=graphs,
-            blobs=blobs.sizes(),
-            evidence=evidence,
-            provenance={"seconds": dict(watch.seconds)},
-            precast_version=__version__,
-        )
+    frame = {
+        "name": name,
+        "inputs": [item.to_data() for item in captured.inputs],
+        "outputs": [item.to_data() for item in captured.outputs],
+        "constants": [item.to_data() for item in captured.constants],
+        "wraps": thaw(captured.wraps),
+    }
 
-    artifact_id = manifest({}, BlobSet(), {}).artifact_id
-    with watch.stage("wait"), store.lease(artifact_id):
-        known = store.get(artifact_id, key)
-        if known is not None and store.complete(known):
-            return known
+    def build() -> Built:
         blobs = BlobSet()
         request = GraphRequest(name, target, kept, tuple(item.bound for item in captured.inputs), store, trace)
         record, evidence = build_graph(captured.graph, request, watch, blobs)
-        made = manifest({"forward": record}, blobs, evidence)
-        logger("compile").info("%s: compiled artifact %s (%s)", name, made.artifact_id[:12], watch)
-        reason = store.try_put(made, blobs) if options["store_results"] else "store_results is off"
-    return InProcess(made, blobs, reason) if reason else made
+        return Built({FORWARD: record}, blobs, evidence, {"seconds": dict(watch.seconds)})
+
+    planned = Identity(key, name, target, versions(compiler_version(target), bytecode=False), kept, frame).planned()
+    unkept = "" if options["store_results"] else "store_results is off"
+    published = publish(planned, build, store, watch, keep_here=lambda: unkept)
+    return InProcess(published.manifest, published.blobs, published.unstored) if published.unstored else published.manifest

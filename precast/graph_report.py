@@ -9,18 +9,20 @@ from typing import Any
 
 import torch.fx
 
-from precast import driver
 from precast.artifact_store import Store
 from precast.capture import CapturedFrame, CaptureRefused, GraphBreak
+from precast.compile_observers import captures
 from precast.runtime.api import compile_with
 from precast.runtime.backends import Backend
 from precast.runtime.callees import forget_store
 from precast.runtime.notebook import Shown
 from precast.runtime.paths import describe
 from precast.runtime.program import Program
-from precast.runtime.site import Settings
+from precast.runtime.program_identity import Settings
+from precast.runtime.public import public
 
 
+@public
 @dataclass(frozen=True)
 class FrameReport(Shown):
     """One captured piece of Python, in the order of capture.
@@ -49,6 +51,7 @@ class FrameReport(Shown):
         return "\n".join([*lines, *(f"  cannot be stored: {reason}" for reason in self.uncacheable)])
 
 
+@public
 @dataclass(frozen=True)
 class GraphReport(Shown):
     """What a call is made of when it is compiled. `value`: what the call returned."""
@@ -111,17 +114,13 @@ def _op_name(target: Any) -> str:
 def explain_call(model: Any, options: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GraphReport:
     """Run the call once, captured anew and with nothing stored, and report. `options`: all of precast's, with their values."""
     recorder = _Recorder()
-    driver.observers.append(recorder.look)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            backend = Backend("explain", recorder.backend, quiet=True)
-            store = Store.open(folder)
-            try:
-                value = compile_with(model, Settings({**options, "fullgraph": False}, store, backend=backend))(*args, **kwargs)
-            finally:
-                forget_store(store)
-    finally:
-        driver.observers.remove(recorder.look)
+    with captures.watch(recorder.look), tempfile.TemporaryDirectory() as folder:
+        backend = Backend("explain", recorder.backend, quiet=True)
+        store = Store.open(folder)
+        try:
+            value = compile_with(model, Settings({**options, "fullgraph": False}, store, backend=backend))(*args, **kwargs)
+        finally:
+            forget_store(store)
     return GraphReport(tuple(recorder.frames), value)
 
 

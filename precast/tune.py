@@ -1,4 +1,4 @@
-"""`precast tune`: what decides GPU code is measured on a device, problem by problem, and kept in the store by architecture.
+"""`precast tune`: what decides a device's code is measured on that device, problem by problem, and kept in the store by architecture.
 
 The programs of a build file are captured (and compiled, into a store that is thrown away); scheduling them shows every question that
 compiling them asks: a tiling for each kernel, an implementation for each library call, a library's product or one kernel with what follows.
@@ -14,23 +14,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from precast import graph_build
 from precast.artifact_store import Store
 from precast.build import Job, Outcome
 from precast.build_file import Loaded
-from precast.codegen import with_choices
-from precast.codegen.choices import Record, tuning_name
-from precast.codegen.cuda_choices import CudaChooser, Problem
-from precast.codegen.cuda_pipeline import choose_all
+from precast.codegen import backend_of
+from precast.codegen.measure import Record
+from precast.codegen.tuner import Answer, Problem
+from precast.compile_observers import lowerings
 from precast.graph_build import keep_choices, known_choices
 from precast.lowering.ir import Program
-from precast.lowering.pipeline import schedule
+from precast.lowering.options import LoweringOptions
 from precast.runtime.options import list_mode_options
 
 Say = Callable[[str], None]
-Measure = Callable[[Problem], Record | None]
 
 
 @dataclass
@@ -83,10 +80,11 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Captured:
-    """A program as it is before scheduling, with the options that it is compiled with, and who has it: a program's name and a signature."""
+    """A program before it is scheduled, with its options and the names of its weights; `owner`: a program's name and a signature."""
 
     program: Program
-    options: Mapping[str, Any]
+    options: LoweringOptions
+    weights: tuple[str, ...]
     owner: tuple[str, int]
 
 
@@ -123,18 +121,15 @@ def _without_measuring(loaded: Loaded) -> Loaded:
 
 @contextmanager
 def _watching(target: str, owner: tuple[str, int]) -> Iterator[list[Captured]]:
-    """Every program that is compiled for `target` meanwhile."""
+    """Every program that this thread compiles for `target` meanwhile."""
     seen: list[Captured] = []
 
-    def look(program: Program, its_target: str, options: Mapping[str, Any]) -> None:
+    def look(program: Program, its_target: str, options: LoweringOptions, weights: tuple[str, ...]) -> None:
         if its_target == target:
-            seen.append(Captured(program, dict(options), owner))
+            seen.append(Captured(program, options, weights, owner))
 
-    graph_build.observers.append(look)
-    try:
+    with lowerings.watch(look):
         yield seen
-    finally:
-        graph_build.observers.remove(look)
 
 
 def ask(programs: Sequence[Captured], target: str, known: Mapping[str, Record]) -> dict[str, Question]:
@@ -143,18 +138,19 @@ def ask(programs: Sequence[Captured], target: str, known: Mapping[str, Record]) 
     Answers that are `known` decide what else is asked: a product inside of a kernel asks other questions than a library's.
     """
     questions: dict[str, Question] = {}
+    tuner = backend_of(target).tuner
+    assert tuner is not None, f"{target} is of a family without a tuner"
     for captured in programs:
 
         def note(problem: Problem, owner: tuple[str, int] = captured.owner) -> Record | None:
             questions.setdefault(problem.key, Question(problem)).asked.add(owner)
             return known.get(problem.key)
 
-        asking = with_choices(target, {**captured.options, "tuning": {}, "chooser": CudaChooser(measure=note)})
-        choose_all(schedule(captured.program, target, asking), asking)
+        tuner.ask(captured.program, target, captured.options, captured.weights, note)
     return questions
 
 
-def tune(jobs: Sequence[Loaded], store: Store, target: str, measure: Measure, *, budget: float, say: Say, again: bool = False) -> Tuned:
+def tune(jobs: Sequence[Loaded], store: Store, target: str, measure: Answer, *, budget: float, say: Say, again: bool = False) -> Tuned:
     """Answers what `store` has no answer to, for at most `budget` seconds of measuring; `again`: also what it has."""
     began = time.monotonic()
     programs, failures = capture(jobs, target, say)
@@ -178,10 +174,12 @@ def tune(jobs: Sequence[Loaded], store: Store, target: str, measure: Measure, *,
         left -= time.monotonic() - started
     if left <= 0 and open_ones:
         say(f"the budget of {budget:.0f} s is spent; {len(open_ones)} problems are left for another run")
-    return Tuned(target, tuning_name(target), tuple(questions.values()), tuple(failures), round(time.monotonic() - began, 1))
+    return Tuned(
+        target, backend_of(target).tuning_name(target), tuple(questions.values()), tuple(failures), round(time.monotonic() - began, 1)
+    )
 
 
-def _answer_all(questions: Sequence[Question], store: Store, target: str, measure: Measure, budget: float, say: Say) -> dict[str, Question]:
+def _answer_all(questions: Sequence[Question], store: Store, target: str, measure: Answer, budget: float, say: Say) -> dict[str, Question]:
     """Answers questions in order until the budget is spent; those that were tried, by key."""
     until = time.monotonic() + budget
     tried: dict[str, Question] = {}
@@ -195,7 +193,7 @@ def _answer_all(questions: Sequence[Question], store: Store, target: str, measur
     return tried
 
 
-def _answer(question: Question, store: Store, target: str, measure: Measure) -> None:
+def _answer(question: Question, store: Store, target: str, measure: Answer) -> None:
     try:
         found = measure(question.problem)
     except RuntimeError as error:  # one problem that cannot be measured must not stop the others; the report says why

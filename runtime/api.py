@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from precast.artifact_store import Store, StoreError
-from precast.artifact_store.store import default_root
+from precast.artifact_store.place import default_root
 from precast.runtime import site as sites
 from precast.runtime import stance
 from precast.runtime.backends import make_backend
@@ -22,7 +21,9 @@ from precast.runtime.errors import OptionError, PrecastError
 from precast.runtime.log import configure
 from precast.runtime.module import CompiledModule, wrap_module
 from precast.runtime.options import merge_options
-from precast.runtime.site import Settings, Site
+from precast.runtime.program_identity import Settings
+from precast.runtime.site import Site
+from precast.runtime.upward_imports import EXPLAIN_CALL
 
 if TYPE_CHECKING:
     from precast.runtime.explain import Explanation
@@ -183,9 +184,6 @@ def explain_miss(model: Any, *args: Any, **kwargs: Any) -> Explanation:
     return explain_why(program, (*entry.prefix, *args), {**entry.keywords, **kwargs})
 
 
-_explainer = "precast.graph_report:explain_call"
-
-
 def explain(model: Any) -> Callable[..., Any]:
     """`explain(f)(*args, **kwargs)`: run the call once and report its graphs, where and why it breaks, and each graph's ops and guards.
 
@@ -197,8 +195,7 @@ def explain(model: Any) -> Callable[..., Any]:
         settings = merge_options()
 
     def explained(*args: Any, **kwargs: Any) -> Any:
-        module, _, name = _explainer.partition(":")
-        return getattr(importlib.import_module(module), name)(model, settings, args, kwargs)
+        return EXPLAIN_CALL.load()(model, settings, args, kwargs)
 
     return explained
 

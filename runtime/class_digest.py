@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import is_, itemgetter
 from typing import Any
 
-from precast.artifact_store.constants import type_name
+from precast.artifact_store.import_names import type_name
 from precast.runtime.code_digest import digest, functions_within
 
 IMPLICIT = frozenset(

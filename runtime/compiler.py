@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from precast.runtime.errors import Deferred, InProcess
+from precast.runtime import torch_support
+from precast.runtime.errors import CompilerBroken, Deferred, InProcess
 from precast.runtime.locks import Lock
-
-if TYPE_CHECKING:
-    from precast.runtime.program import Program
+from precast.runtime.program_interfaces import Compilable
+from precast.runtime.upward_imports import COMPILE_VARIANT, load
 
 Outcome = str | InProcess | Deferred
 """An artifact's id, what stays in this process, or what a background thread is to finish."""
-Compile = Callable[["Program", tuple[Any, ...], Mapping[str, Any]], Outcome]
-_compiler: str | Compile = "precast.driver:compile_variant"
+Compile = Callable[[Compilable, tuple[Any, ...], Mapping[str, Any]], Outcome]
+_compiler: str | Compile = COMPILE_VARIANT.name
 one_at_a_time = Lock()
 """The tracer is not thread-safe."""
 
@@ -32,10 +31,12 @@ def set_compiler(compiler: str | Compile) -> None:
 
 
 def compiler() -> Compile:
-    """What `set_compiler` registered."""
+    """What `set_compiler` registered. Raises CompilerBroken where it cannot be imported."""
     if isinstance(_compiler, str):
-        module, _, name = _compiler.partition(":")
-        found: Compile = getattr(importlib.import_module(module), name)
+        try:
+            found: Compile = load(_compiler)
+        except Exception as error:  # adapters name what is private to torch: another torch may lack some of it
+            raise CompilerBroken(torch_support.note_broken(error)) from error
         return found
     return _compiler
 

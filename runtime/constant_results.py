@@ -9,7 +9,8 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from precast.artifact_store.constants import Untaggable, find_object, tag, untag
+from precast.artifact_store.constants import tag, untag
+from precast.artifact_store.import_names import Untaggable, find_object
 
 CONSTANT = "constant "
 """Begins the module part of a digest's name where it belongs to such a call; the function's name and the tagged arguments follow."""

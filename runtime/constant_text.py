@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from precast.artifact_store.constants import Untaggable, object_name, tag, type_name
+from precast.artifact_store.constants import tag
+from precast.artifact_store.import_names import Untaggable, object_name, type_name
 
 _BASES = (int, float, complex, str, bytes)
 _LEAVES = (type(None), bool, *_BASES, range, slice, type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from precast.artifact_store.records import GraphInput
+from precast.runtime.calling_convention import GraphSpec, run_library
 from precast.runtime.errors import LoadError
-from precast.runtime.graph import GraphSpec, run_library
 
 
 class Body:

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from precast.runtime import native as native_runtime
+from precast.runtime.calling_convention import GraphSpec
 from precast.runtime.cuda_device import device_of, unfit
-from precast.runtime.cuda_graphs import CudaGraphs
+from precast.runtime.cuda_graphs import Capturable, CudaGraphs
 from precast.runtime.cuda_native import NativePlayer
-from precast.runtime.graph import GraphSpec, graph_call, weights_stamp
+from precast.runtime.graph import graph_call, weights_stamp
 from precast.runtime.library import Library
 from precast.runtime.options import CudaGraphOptions
 
@@ -31,7 +32,8 @@ def cuda_graph_call(
         return raw
 
     why_not = unfit(library.externs.operators)
-    graphs = CudaGraphs(name, run, spec, bound, options, device_of, why_not, into, library.lent, library.may_draw, prepared)
+    graph = Capturable(name, run, spec, bound, into, library.lent, library.may_draw, why_not, prepared)
+    graphs = CudaGraphs(graph, options, device_of)
     native = native_runtime.loaded()
     if native is None:
         return graphs

@@ -15,13 +15,14 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from precast.runtime.cuda_homes import Home, homes_of, moved_home, storage_of, storages
+from precast.runtime.calling_convention import GraphSpec, graph_inputs
+from precast.runtime.cuda_homes import Home, homes_of, moved_home, storages
 from precast.runtime.cuda_recording import FromInput, Output, Player, PythonPlayer, Recording, shape_of, word_of
-from precast.runtime.graph import GraphSpec, graph_inputs
 from precast.runtime.locks import Lock
 from precast.runtime.log import logger
 from precast.runtime.options import CudaGraphOptions
 from precast.runtime.paths import describe
+from precast.runtime.standins import storage_of
 
 WARM_UPS = 2
 """Calls of a size before its capture: libraries make their handles and choices, and it shows which inputs lie still."""
@@ -107,47 +108,50 @@ class _Size:
         return "no" if not any(self.drawn) else "yes" if len(set(self.drawn)) == 1 else "maybe"
 
 
-class CudaGraphs:
-    """A graph callable: takes the per-call inputs, gives what the bytecode expects. `run`: the compiled graph, which gives raw outputs.
+@dataclass(frozen=True)
+class Capturable:
+    """A compiled graph, as captures of it are made. `name`: for the logs; `run`: the graph, which gives raw outputs.
 
-    `into`: `run` with memory for its outputs in front, of which it writes those in `lent`. `may_draw`: random
-    numbers. `unfit`: why it may not be captured, "" where it may. `stamp`: tells versions of its prepared weights apart.
+    `into`: `run` with memory for its outputs as first argument, of which it writes those in `lent`; None: it writes none. `may_draw`:
+    whether it may draw random numbers. `unfit`: why it may not be captured, "" where it may. `stamp`: tells versions of its prepared
+    weights apart.
     """
 
-    def __init__(
-        self,
-        name: str,
-        run: Callable[..., tuple[Any, ...]],
-        spec: GraphSpec,
-        bound: Sequence[torch.Tensor],
-        options: CudaGraphOptions,
-        device_of: DeviceOf,
-        unfit: str = "",
-        into: Callable[..., tuple[Any, ...]] | None = None,
-        lent: Sequence[int] = (),
-        may_draw: bool = True,
-        stamp: Callable[[], Any] = lambda: None,
-        player: Player | None = None,
-    ) -> None:
-        self.name = name
-        self.spec = spec
-        self.bound = tuple(bound)
+    name: str
+    run: Callable[..., tuple[Any, ...]]
+    spec: GraphSpec
+    bound: Sequence[torch.Tensor]
+    into: Callable[..., tuple[Any, ...]] | None = None
+    lent: Sequence[int] = ()
+    may_draw: bool = True
+    unfit: str = ""
+    stamp: Callable[[], Any] = lambda: None
+
+
+class CudaGraphs:
+    """A graph callable: takes the per-call inputs, gives what the bytecode expects."""
+
+    def __init__(self, graph: Capturable, options: CudaGraphOptions, device_of: DeviceOf, player: Player | None = None) -> None:
+        run = graph.run
+        self.name = graph.name
+        self.spec = graph.spec
+        self.bound = tuple(graph.bound)
         self.refused = ""
         self.player: Player = player or PythonPlayer()
         self._run = run
-        self._lent = frozenset(lent)
-        self._may_draw = may_draw
-        self._into = into or (lambda homes, *args: run(*args))
+        self._lent = frozenset(graph.lent)
+        self._may_draw = graph.may_draw
+        self._into = graph.into or (lambda homes, *args: run(*args))
         self._device_of = device_of
-        self._stamp = stamp
+        self._stamp = graph.stamp
         self._lock = Lock()
         self._sizes: dict[tuple[int, ...], _Size] = {}
         self._moving: set[int] = set()
         self._moves = self._failures = 0
-        self._numbers = [i for i, item in enumerate(spec.inputs) if item.kind in ("int", "float")]
-        self._tensors = [i for i, item in enumerate(spec.inputs) if item.kind not in ("int", "float")]
-        if unfit or not self._tensors:
-            self._refuse(unfit or "no tensor among its inputs says which device it is for")
+        self._numbers = [i for i, item in enumerate(self.spec.inputs) if item.kind in ("int", "float")]
+        self._tensors = [i for i, item in enumerate(self.spec.inputs) if item.kind not in ("int", "float")]
+        if graph.unfit or not self._tensors:
+            self._refuse(graph.unfit or "no tensor among its inputs says which device it is for")
         elif self._numbers and options.skip_dynamic:
             self._refuse("its sizes are symbolic, and triton.cudagraph_skip_dynamic_graphs is set")
 

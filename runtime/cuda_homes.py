@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from precast.runtime.cuda_recording import flat, shape_of
+from precast.runtime.standins import storage_of
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,3 @@ def storages(values: Sequence[Any]) -> dict[int, int]:
         if isinstance(value, torch.Tensor):
             found.setdefault(storage_of(value), i)
     return found
-
-
-def storage_of(tensor: torch.Tensor) -> int:
-    """Which storage it has."""
-    return int(tensor.untyped_storage()._cdata)

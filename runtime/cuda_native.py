@@ -6,10 +6,10 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from precast.runtime.calling_convention import Finish
 from precast.runtime.cuda_copy import copy_kernel
 from precast.runtime.cuda_recording import FromInput, Output, Recording, flat
-from precast.runtime.graph import Finish
-from precast.runtime.library import resolve_symbol
+from precast.runtime.torch_symbols import resolve_symbol
 
 FUNCTIONS = (
     "cuCtxGetCurrent",

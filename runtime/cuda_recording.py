@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from precast.runtime.graph import scalar_word
+from precast.runtime.calling_convention import scalar_word
 from precast.runtime.locks import Lock
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from precast.artifact_store.constants import type_name
+from precast.artifact_store.import_names import type_name
 from precast.runtime.account import Account, Line, code_line
 from precast.runtime.code_digest import digest
 from precast.runtime.constant_text import constant_text

@@ -16,7 +16,8 @@ from torch.compiler import (
     skip_guard_on_inbuilt_nn_modules_unsafe,
 )
 
-from precast.artifact_store.constants import Untaggable, tag
+from precast.artifact_store.constants import tag
+from precast.artifact_store.import_names import Untaggable
 from precast.runtime.code_digest import digest
 from precast.runtime.errors import OptionError
 

@@ -15,8 +15,9 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from precast.artifact_store.constants import Untaggable, find_object, tag
+from precast.artifact_store.constants import tag
 from precast.artifact_store.guards import Guard, Predicate
+from precast.artifact_store.import_names import Untaggable, find_object
 from precast.runtime.code_digest import digest
 from precast.runtime.function_text import function_lines
 from precast.runtime.modules import AllModules, is_versioned, load

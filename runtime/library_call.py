@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from precast.artifact_store.records import GraphInput
-from precast.runtime.graph import GraphSpec, graph_call
+from precast.runtime.calling_convention import GraphSpec
+from precast.runtime.graph import graph_call
 from precast.runtime.library import Library
 from precast.runtime.options import CudaGraphOptions
 

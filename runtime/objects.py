@@ -1,15 +1,16 @@
-"""What an attribute read depends on: the object's class and its `__dict__`; Opaque where it is anything else."""
+"""Attribute lookup for guard tables: what the read of an attribute depends on, if that is the object's class and `__dict__` only."""
 
 from __future__ import annotations
 
 import functools
 import types
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from precast.runtime.known_getters import known_kind
 from precast.runtime.native_kinds import Slot
+from precast.runtime.table_interfaces import Opaque, Reads
 
 ABSENT: Any = object()
 """The attribute does not exist, and this is known for certain."""
@@ -23,20 +24,6 @@ _SIMPLE_DESCRIPTORS = (
     types.ClassMethodDescriptorType,
 )
 _FUNCTION_SLOTS = {"__code__": Slot.CODE, "__defaults__": Slot.DEFAULTS, "__kwdefaults__": Slot.KWDEFAULTS}
-
-
-class Opaque(Exception):
-    """The read depends on something that cannot be watched (a property, `__getattr__`, a C getter): Python evaluates it at each call."""
-
-
-class Reads(Protocol):
-    """Collects what was read."""
-
-    def slot(self, owner: Any, kind: Slot) -> None: ...
-
-    def key(self, namespace: dict[Any, Any], name: Any) -> None: ...
-
-    def cls(self, cls: type) -> None: ...
 
 
 def find_on_class(cls: type, name: str) -> Any:

@@ -15,10 +15,8 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from torch._C._dynamo import eval_frame
-from torch._C._dynamo.guards import RootGuardManager
-
 from precast.runtime.entry import parameters
+from precast.runtime.eval_frame import RootGuardManager, eval_frame
 
 LOOK_UP: Any = False
 """For `set_eval_frame`: run what is known of each code object, ask nobody about the others."""
@@ -91,7 +89,7 @@ def keep(code: types.CodeType, replacement: types.CodeType, owner: object, alone
 
 
 def _load(code: types.CodeType, owner: object, replacement: types.CodeType) -> None:
-    eval_frame._load_precompile_entry(code, _InRegion(owner), replacement)  # type: ignore[arg-type]
+    eval_frame._load_precompile_entry(code, _InRegion(owner), replacement)
 
 
 def forget(owner: object) -> None:

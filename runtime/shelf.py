@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from precast.artifact_store import Manifest, Store
-from precast.runtime import devices, stance
+from precast.artifact_store.trust.trusted import Trusted
+from precast.runtime import stance
 from precast.runtime.differing import Differing
 from precast.runtime.errors import LoadError
 from precast.runtime.locks import Lock
 from precast.runtime.log import logger
 from precast.runtime.paths import PathError
-from precast.runtime.targets import is_cuda, rank
-from precast.runtime.variant import Binding, EagerVariant, Variant
+from precast.runtime.targets import rank, rules_of
+from precast.runtime.variant import Artifact, Binding, EagerVariant, Variant
+from precast.target_registry import find_family
 
 PATIENCE_SECONDS = 1.0
 """How long a thread waits for another that looks through the store: users' modules are imported there, which may wait for this thread."""
@@ -25,14 +26,22 @@ SETTLED_NS = 1_000_000_000
 
 
 class Owner(Protocol):
-    """The program whose variants these are. Parts of programs get their names and keys after they were made: both are asked for anew."""
+    """The program whose variants these are."""
 
-    name: str
-    key: str
-    store: Store
+    @property
+    def name(self) -> str:
+        """For the logs."""
 
-    def open_variant(self, manifest: Manifest, source: Any, stored: bool, graph: Callable[..., Any] | None) -> Variant:
-        """Of a manifest, where its blobs are, whether those are in the store, and a graph that is already there."""
+    @property
+    def key(self) -> str:
+        """Its folder in the store."""
+
+    @property
+    def store(self) -> Store:
+        """Where its artifacts are."""
+
+    def open_variant(self, artifact: Artifact) -> Variant:
+        """A variant of the program. Raises what the artifact cannot be read with."""
 
     def useless(self, manifest: Manifest) -> str:
         """Why an artifact of the store cannot serve here; "" where it can. Imports users' modules, which may do anything."""
@@ -127,7 +136,7 @@ class Shelf:
         my_turn = self._turn.try_enter(PATIENCE_SECONDS)
         try:
             while True:
-                stamp = self._folder_stamp()
+                stamp = self._owner.store.changed(self._owner.key)
                 with self._lock:
                     if stamp != self._scanned:
                         self._useless = frozenset()
@@ -148,21 +157,22 @@ class Shelf:
 
     def _look_through(self, known: Set[str]) -> _Seen:
         seen = _Seen()
-        for manifest in self._owner.store.variants(self._owner.key):
-            if manifest.artifact_id not in known:
-                self._judge(manifest, seen)
+        for document in self._owner.store.trusted_variants(self._owner.key):
+            if document.content.artifact_id not in known:
+                self._judge(document, seen)
         seen.usable.sort(key=lambda variant: (rank(variant.target) or 0, variant.symbolic))  # best target first
         return seen
 
-    def _judge(self, manifest: Manifest, seen: _Seen) -> None:
+    def _judge(self, document: Trusted[Manifest], seen: _Seen) -> None:
+        manifest = document.content
         name, short = self._owner.name, manifest.artifact_id[:12]
         try:
             reason = self._owner.useless(manifest)
             if not reason:
-                seen.usable.append(self._open(manifest, self._owner.store, stored=True))
+                seen.usable.append(self._open(Artifact(document, self._owner.store)))
                 return
             logger("runtime").info("%s: %s is of no use here: %s", name, short, reason)
-            undecided = is_cuda(manifest.target) and devices.unknown()  # asked again once CUDA has been started
+            undecided = find_family(manifest.target) is not None and rules_of(manifest.target).undecided()  # then it is asked again
         except LoadError as error:
             logger("runtime").warning("miss: %s: artifact %s cannot be used: %s", name, short, error)
             undecided = False
@@ -174,28 +184,19 @@ class Shelf:
         else:
             seen.useless.add(manifest.artifact_id)
 
-    def _folder_stamp(self) -> int | None:
-        """When an artifact was last added to or removed from this program's folder; 0 where there is none, None when it cannot be said."""
-        try:
-            return os.stat(self._owner.store.root / "programs" / self._owner.key).st_mtime_ns
-        except FileNotFoundError:
-            return 0
-        except OSError:
-            return None
-
     def _add(self, found: Sequence[Variant]) -> None:
         known = {variant.artifact_id for variant in self.variants}  # another thread may have been faster
         self.variants = (*self.variants, *(variant for variant in found if variant.artifact_id not in known))
 
-    def _open(self, manifest: Manifest, source: Any, stored: bool, graph: Callable[..., Any] | None = None) -> Variant:
+    def _open(self, artifact: Artifact) -> Variant:
         try:
-            return self._owner.open_variant(manifest, source, stored, graph)
+            return self._owner.open_variant(artifact)
         except (ValueError, TypeError, KeyError) as error:
             raise LoadError(str(error)) from error
 
-    def put(self, manifest: Manifest, source: Any, stored: bool, graph: Callable[..., Any] | None = None) -> Variant:
+    def put(self, artifact: Artifact) -> Variant:
         """What was just compiled, opened as a warm start would open it, in front. Raises LoadError."""
-        variant = self._open(manifest, source, stored, graph)
+        variant = self._open(artifact)
         with self._lock:
             self.variants = tuple(other for other in self.variants if other.artifact_id != variant.artifact_id)
             self._put_first(variant)

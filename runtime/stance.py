@@ -9,11 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import torch
 from torch.utils._contextlib import _DecoratorContextManager
 
 from precast.runtime.backends import Backend, CompilerFunction, make_backend
 from precast.runtime.errors import OptionError, RegionError
+from precast.runtime.eval_frame import eval_frame
+from precast.runtime.public import public
 
 STANCES = ("default", "force_eager", "eager_on_recompile", "fail_on_recompile", "eager_then_compile", "aot_eager_then_compile")
 FIRST_CALL_EAGER = ("eager_then_compile", "aot_eager_then_compile")
@@ -100,7 +101,7 @@ def enters_region(function: F) -> F:
 
 def in_region() -> bool:
     """Whether a compiled program called what calls this. Looked up in the stack, so that calling a program costs nothing for it."""
-    callback = torch._C._dynamo.eval_frame.get_eval_frame_callback()
+    callback = eval_frame.get_eval_frame_callback()
     ours = str(getattr(callback, "__module__", "")).startswith("precast.")  # it looks at what a program of precast calls
     if callback not in (None, False) and not ours:
         return True  # in a torch.compile region
@@ -116,6 +117,7 @@ def in_region() -> bool:
     return False
 
 
+@public
 class set_stance(_DecoratorContextManager):
     """Set the stance: as a plain call until further notice, as a context manager for a block, as a decorator for a function.
 

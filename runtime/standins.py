@@ -33,3 +33,8 @@ def address(value: torch.Tensor) -> int:
 
 
 __all__ = ["STANDS_FOR", "address", "class_of", "is_stand_in"]
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """The same number for tensors that share a storage."""
+    return int(tensor.untyped_storage()._cdata)

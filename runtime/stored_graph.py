@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 
 from precast.artifact_store import Manifest, Store
-from precast.artifact_store.errors import RecordError
-from precast.artifact_store.guards import freeze
-from precast.artifact_store.records import GraphInput, GraphOutput, TensorConstant
+from precast.artifact_store.records import TensorConstant
 from precast.runtime import native
-from precast.runtime.compatibility import why_unfit
+from precast.runtime.artifact_compatibility import why_unfit
 from precast.runtime.errors import LoadError
-from precast.runtime.graph import GraphSpec, is_plain, raw_kinds
-from precast.runtime.graph_outputs import graph_outputs
-from precast.runtime.library import graph_library
-from precast.runtime.library_call import library_call
 from precast.runtime.log import logger
+from precast.runtime.open import FORWARD, open_executable, reading, trusted_document
 from precast.runtime.options import CudaGraphOptions
 from precast.runtime.source import BlobSource
-from precast.runtime.subclasses import wrapped_call
-from precast.runtime.targets import fits, is_cuda, rank
-from precast.runtime.tensor_constants import Constants, gpu_of
+from precast.runtime.targets import rank, rules_of
+from precast.runtime.tensor_constants import gpu_of
+from precast.target_registry import family_of
 
 GraphCallable = Callable[..., tuple[Any, ...]]
+_RECORD = "graph record"
 
 
 def find_graph(
@@ -56,7 +51,7 @@ def find_graph(
 
 def _why_not_there(target: str, device: torch.device | None) -> str:
     """Why an artifact for `target` does not run on this very device, though the machine may have another that runs it."""
-    if device is None or not is_cuda(target) or fits(target, torch.cuda.get_device_capability(device)):
+    if device is None or family_of(target).on_host or rules_of(target).runs_on(target, device).holds:
         return ""
     return f"{device} does not run {target}"
 
@@ -66,40 +61,22 @@ def open_graph(manifest: Manifest, source: BlobSource, cuda_graphs: CudaGraphOpt
 
     `cuda_graphs`: replay CUDA graphs where the artifact is for a GPU.
     """
-    short = manifest.artifact_id[:12]
-    try:
+    with reading(manifest, _RECORD):
         (frame,) = manifest.frames
-        inputs = tuple(GraphInput.from_data(item) for item in frame["inputs"])
-        outputs = tuple(GraphOutput.from_data(item) for item in frame["outputs"])
-        wraps = freeze(frame.get("wraps"))
-        constants = Constants(TensorConstant.from_data(item) for item in frame["constants"])
-        graph = manifest.graphs["forward"]
-    except (KeyError, TypeError, ValueError, RecordError) as error:
-        raise LoadError(f"artifact {short}: its graph record cannot be read ({error})") from error
-    try:
-        library = graph_library(graph.blobs, source)
-    except LoadError as error:
-        raise LoadError(f"artifact {short}: {error}") from error
-    finish = None if is_plain(outputs) else (lambda raw, given: graph_outputs(outputs, raw, given))
-    spec = GraphSpec(inputs, raw_kinds(outputs, dict(graph.io)), finish)
-
-    wanted = cuda_graphs if manifest.target.startswith("cuda:") else None
-
-    def made(tensors: Sequence[torch.Tensor]) -> Callable[..., Any]:
-        call = partial(library_call, manifest.program_name, library, bound=tuple(tensors), cuda_graphs=wanted)
-        return wrapped_call(call, spec, wraps)
-
+        constants = [TensorConstant.from_data(item) for item in frame["constants"]]
+        _ = manifest.graphs[FORWARD]
+    opened = open_executable(trusted_document(manifest, source), source, constants, record=_RECORD, cuda_graphs=cuda_graphs)
     calls: dict[torch.device | None, Callable[..., Any]] = {}
 
-    floats = [item.position for item in inputs if item.kind == "float" and item.position is not None]
+    floats = [item.position for item in opened.spec.inputs if item.kind == "float" and item.position is not None]
 
     def run(*args: Any) -> tuple[Any, ...]:
         if floats:
             args = _with_numbers(args, floats)
-        device = gpu_of(args) if constants.placed else None
+        device = gpu_of(args) if opened.constants.placed else None
         call = calls.get(device)
         if call is None:
-            call = calls.setdefault(device, made(constants.on(device)))
+            call = calls.setdefault(device, opened.bound_to(opened.constants.on(device)))
         result: tuple[Any, ...] = call(*args)
         return result
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from precast.artifact_store.constants import Untaggable, find_object, hold, object_name, type_name
 from precast.artifact_store.guards import Guard, Predicate
+from precast.artifact_store.import_names import Untaggable, find_object, hold, object_name, type_name
 from precast.runtime.account import Account, Line, names_of
 from precast.runtime.code_digest import digest
 from precast.runtime.constant_text import constant_text

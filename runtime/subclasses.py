@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from precast.artifact_store.constants import find_object, untag
+from precast.artifact_store.constants import untag
+from precast.artifact_store.import_names import find_object
 from precast.artifact_store.records import GraphInput, Wrap
+from precast.runtime.calling_convention import GraphSpec
 from precast.runtime.errors import LoadError
-from precast.runtime.graph import GraphSpec
 from precast.runtime.region import paused
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum)

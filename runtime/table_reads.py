@@ -1,4 +1,4 @@
-"""What guards read of objects that live on, each thing once, as entries of a native guard table."""
+"""Reads that guards make of long-lived objects, as entries of a native guard table; each read is recorded once."""
 
 from __future__ import annotations
 
@@ -6,24 +6,11 @@ import types
 from typing import Any
 
 from precast.runtime.native_kinds import Slot
-from precast.runtime.objects import Opaque
-
-
-class Live:
-    """A place that gets a fresh object with each call: checked by value. `number`: its value in the table; of a dict that of the first
-    of its values, and `whole` that of the dict.
-    """
-
-    __slots__ = ("number", "value", "whole")
-
-    def __init__(self, number: int, value: Any, whole: int | None = None) -> None:
-        self.number = number
-        self.value = value
-        self.whole = number if whole is None else whole
+from precast.runtime.table_interfaces import Opaque
 
 
 class TableReads:
-    """Notes reads (`objects.Reads`) in `table`. Raises Opaque for what the table has no entry for, however often it is read."""
+    """Records reads (`Reads`) in `table`. Raises Opaque, each time, for a read that the table has no entry for."""
 
     def __init__(self, table: Any) -> None:
         self.table = table

@@ -19,14 +19,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from precast.artifact_store.leases import Lease, Watch, pauses
 from precast.runtime.call_kind import call_kind
 from precast.runtime.log import logger
-
-if TYPE_CHECKING:
-    from precast.runtime.program import Program
+from precast.runtime.program_interfaces import Configured
 
 PATIENCE = 600.0
 """Seconds after which who waits compiles by itself."""
@@ -54,7 +52,7 @@ class Turn:
     `kept`: it outlives the call, and is released by who finishes the compile in the background.
     """
 
-    def __init__(self, program: Program, watch: Watch | None) -> None:
+    def __init__(self, program: Configured, watch: Watch | None) -> None:
         self.waits = watch is not None
         self.kept = False
         self._program = program
@@ -132,17 +130,17 @@ class Turn:
             lease.release()
 
 
-def begin(program: Program, local_values: Mapping[str, Any]) -> Turn:
+def begin(program: Configured, local_values: Mapping[str, Any]) -> Turn:
     """The turn to compile for this call, to be looked after until it does not wait any more."""
     return Turn(program, program.store.watch(name_of(program, local_values)) if _is_wanted(program) else None)
 
 
-def _is_wanted(program: Program) -> bool:
+def _is_wanted(program: Configured) -> bool:
     """Whether anything will be stored, and this is no compile inside of another."""
     return program.backend is None and program.options["store_results"] and not program.store.readonly and _here.turn is None
 
 
-def name_of(program: Program, local_values: Mapping[str, Any]) -> str:
+def name_of(program: Configured, local_values: Mapping[str, Any]) -> str:
     """Under which calls like this one take turns."""
     kind = call_kind(local_values, (program.key, program.target), program.options["dynamic"] == "no")
     return f"{program.key[:_KEY_SHOWN]}-{kind}"

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from precast.artifact_store.constants import find_object, untag
+from precast.artifact_store.constants import untag
+from precast.artifact_store.import_names import find_object
 from precast.runtime.kernel_digest import find_kernel, layers
 from precast.runtime.locks import Lock
 

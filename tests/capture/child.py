@@ -71,6 +71,7 @@ def run(path: str, name: str) -> None:
 
     from precast.artifact_store.guards import Guard
     from precast.artifact_store.records import FrameRecord, GraphInput, GraphOutput
+    from precast.artifact_store.trust.trusted import made_here
     from precast.runtime.code_finder import changed_code
     from precast.runtime.entry import LocalsOf, entry_of
     from precast.runtime.frame_code import build
@@ -104,7 +105,7 @@ def run(path: str, name: str) -> None:
         failures = [text for guard in guards if (text := failure(guard, values, cells))]
         assert not failures, failures
         assert compile_checker(guards)(values, cells)
-        got = build(record, entry.function, graph)(*entry.prefix, *args, **{**entry.keywords, **kwargs})
+        got = build(made_here(record), entry.function, graph)(*entry.prefix, *args, **{**entry.keywords, **kwargs})
     first = list(got.values())[0] if isinstance(got, dict) else got
     wanted = list(expected.values())[0] if isinstance(expected, dict) else expected
     assert type(got) is type(expected)

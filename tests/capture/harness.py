@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from precast.artifact_store.records import TensorConstant
+from precast.artifact_store.trust.trusted import made_here
 from precast.capture import CapturedFrame
 from precast.capture.entry import called
+from precast.runtime.calling_convention import graph_inputs
 from precast.runtime.entry import LocalsOf, entry_of
 from precast.runtime.frame_code import build
-from precast.runtime.graph import graph_inputs
 from precast.runtime.graph_outputs import graph_outputs
 from precast.runtime.paths import resolve
 
@@ -39,7 +40,7 @@ def rebuilt(frame: CapturedFrame, fn: Any, values: dict[str, Any], graph: Callab
         return graph_outputs(frame.outputs, run(*inputs), inputs)
 
     entry = entry_of(called(fn))
-    function = build(frame.code, entry.function, graph_callable)
+    function = build(made_here(frame.code), entry.function, graph_callable)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(*entry.prefix, *args, **{**entry.keywords, **kwargs})

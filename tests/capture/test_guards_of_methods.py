@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import precast
-from precast.artifact_store.constants import Untaggable, find_object, object_name, same_object
+from precast.artifact_store.import_names import Untaggable, find_object, object_name, same_object
 
 PATTERN = re.compile(r"a(\d)")
 

@@ -7,7 +7,7 @@ passed. What the host program asked of the driver is recorded.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -16,6 +16,8 @@ import torch
 
 from precast.codegen import CompiledGraph, compile_program, cuda_pipeline
 from precast.codegen.cuda_host import CudaHostWriter, Launch
+from precast.codegen.measure import Record
+from precast.codegen.options import CodegenOptions, CompileContext
 from precast.lowering.interpret import _Machine
 from precast.lowering.ir import Kernel, Program
 from tests.codegen.loader import TORCH_CPU, Loaded, _capsule_pointer, _handle_to_tensor
@@ -57,7 +59,9 @@ class Launched:
     hidden: list[int]
 
 
-def compile_cuda(program: Program, options: dict[str, Any] | None = None) -> tuple[CompiledGraph, CudaHostWriter]:
+def compile_cuda(
+    program: Program, freeze: Sequence[str] = (), tuning: Mapping[str, Record] | None = None
+) -> tuple[CompiledGraph, CudaHostWriter]:
     """The program compiled for cuda:sm_90, and the writer of its host program."""
     seen: list[CudaHostWriter] = []
 
@@ -67,7 +71,9 @@ def compile_cuda(program: Program, options: dict[str, Any] | None = None) -> tup
             seen.append(self)
 
     with patch.object(cuda_pipeline, "CudaHostWriter", Seen):
-        graph = compile_program(program, "cuda:sm_90", options or {})
+        graph = compile_program(
+            program, "cuda:sm_90", CodegenOptions(freeze=bool(freeze)), CompileContext(bound=freeze, tuning=tuning or {})
+        )
     return graph, seen[0]
 
 

@@ -15,7 +15,7 @@ import torch
 
 import precast
 from precast import driver
-from precast.codegen import CompiledGraph, compile_program, cuda_pipeline, toolchain, triton_compile
+from precast.codegen import CompiledGraph, compile_program, cuda_backend, cuda_pipeline, toolchain, triton_compile
 from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
 from tests.ops.trace import trace
@@ -26,7 +26,7 @@ Images = Callable[..., Any]
 
 def compiled() -> CompiledGraph:
     graph = trace(lambda x: (x.exp(), x.softmax(0)), (torch.randn(6, 4),))[0]
-    return compile_program(schedule(lower(graph, "test"), TARGET, {}), TARGET, {})
+    return compile_program(schedule(lower(graph, "test"), TARGET), TARGET)
 
 
 def use_compiler(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
@@ -179,7 +179,7 @@ def test_triton_begins_before_the_tracer(target: str, begins: list[str], monkeyp
         calls.append("triton")
         raise RuntimeError("can't start new thread")  # which is no reason to stop here
 
-    monkeypatch.setattr(driver, "warm_up", begin)
+    monkeypatch.setattr(cuda_backend, "warm_up", begin)
     monkeypatch.setattr(driver, "capture", traced)
     with torch.no_grad():
         precast.precompile(torch.sin, [((torch.randn(4),), {})], targets=[target], store=tmp_path / "store")

@@ -16,8 +16,6 @@ from precast import graph_build
 from precast.artifact_store import Store
 from precast.build import Job
 from precast.build_file import Loaded, ProgramSpec
-from precast.codegen import with_choices
-from precast.codegen.choices import Record
 from precast.codegen.cuda_choices import (
     CANONICAL,
     LIBRARY,
@@ -29,14 +27,17 @@ from precast.codegen.cuda_choices import (
     tiling_name,
     tiling_of,
 )
+from precast.codegen.cuda_pipeline import passes_by
 from precast.codegen.cuda_torch import library_call
-from precast.codegen.expand import LibraryCall
+from precast.codegen.library_steps import LibraryCall
+from precast.codegen.measure import Record
 from precast.codegen.triton_render import TritonKernel, render
 from precast.codegen.triton_tiling import Tiling
 from precast.graph_build import keep_choices, known_choices
 from precast.lowering.ir import Conv, Gemm, Kernel, Program
 from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
+from precast.lowering.traits import SM_90
 from precast.tune import outdated, tune
 from tests.ops.trace import trace
 from tests.triton.shallow import CASES, DEEP, Fn, bottleneck, feed_forward, gated, halved, image, norm, norms, weight
@@ -64,7 +65,7 @@ def library_wins(problem: Problem) -> Record:
 
 def scheduled(fn: Fn, inputs: tuple[Tensor, ...], chooser: CudaChooser) -> Program:
     graph, _ = trace(fn, inputs)
-    return schedule(lower(graph, "case"), TARGET, with_choices(TARGET, {"chooser": chooser}), check=True)
+    return schedule(lower(graph, "case"), TARGET, instead=passes_by(chooser), check=True)
 
 
 def library_steps(program: Program) -> int:
@@ -172,7 +173,7 @@ def test_a_kernels_own_record_counts_where_no_library_was_beside_it() -> None:
     (kernel,) = (step for step in program.steps if isinstance(step, Kernel))
     (plain,) = render(kernel, program.buffers, CANONICAL)
     (default,) = render(kernel, program.buffers)
-    own = tiling_name(candidates(default.tiling)[0])
+    own = tiling_name(candidates(default.tiling, SM_90)[0])
     chooser = CudaChooser({kernel_key(plain): {"winner": own, "us": {}}, WITH_LIBRARY + "another": {"winner": LIBRARY, "us": {}}})
     same = scheduled(feed_forward, inputs, chooser)
     (tiling,) = chooser.tilings(next(s for s in same.steps if isinstance(s, Kernel)), same.buffers)
@@ -390,16 +391,16 @@ def test_builds_without_records_ask_nothing(tmp_path: Path, monkeypatch: pytest.
     """Programs are made into kernels twice only where an answer may come of it."""
     seen: list[Any] = []
 
-    def watched(program: Program, target: str, options: Any) -> Program:
-        seen.append(options["products"])
-        return schedule(program, target, options)
+    def watched(program: Program, *given: Any, instead: Any) -> Program:
+        seen.append(instead)
+        return schedule(program, *given, instead=instead)
 
     monkeypatch.setattr(graph_build, "schedule", watched)
     keep_choices(Store.open(tmp_path), TARGET, {"gemm of another program": {"winner": "aten", "us": {}}})
     with torch.no_grad():
         report = precast.precompile(Net().eval().bfloat16(), [((torch.randn(128, 640).bfloat16(),), {})], targets=[TARGET], store=tmp_path)
     assert report.ok, report
-    assert [type(decides).__name__ for decides in seen] == ["Shallow"]
+    assert seen == [{}], "the rule of the scheduler decides"
 
 
 def test_keys_are_those_of_the_kernel() -> None:

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import sympy
 
-from precast.codegen.cpp_index import INDEX_HELPERS, IndexPrinter, interval
+from precast.codegen.cpp_index import INDEX_HELPERS, IndexPrinter
 from precast.codegen.cpp_types import literal
 from precast.codegen.triton_index import write_index
 from precast.codegen.triton_lanes import Lanes
 from precast.codegen.triton_ops import HELPERS
 from precast.lowering import index as ix
+from precast.lowering.bounds import interval
 from precast.lowering.ir import Axis, axis_symbol
 from precast.lowering.scalars import DType
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from precast.codegen import compile_program
-from precast.codegen.expand import LibraryCall
+from precast.codegen.library_steps import LibraryCall
+from precast.codegen.options import CodegenOptions
 from precast.codegen.over_residuals import write_over_residuals
 from precast.lowering.ir import Buffer, Conv, Extern, Program
 from tests.codegen.loader import Loaded
@@ -60,7 +61,7 @@ def test_any_other_residual_stays(why: str) -> None:
 @pytest.mark.parametrize("freeze", [False, True])
 def test_results(why: str | None, freeze: bool) -> None:
     p = CHAIN if why is None else KEPT[why]
-    compiled = compile_program(p, "cpu:native", {"measure": False, "freeze": freeze})
+    compiled = compile_program(p, "cpu:native", CodegenOptions(measure=False, freeze=freeze))
     assert (b"convolution_pointwise_binary_\0" in compiled.library) == (why is None)
     x, w = torch.randn(SHAPE).to(memory_format=torch.channels_last), torch.randn(16, 16, 1, 1)
     loaded = Loaded(compiled.library, len(p.outputs))

@@ -20,7 +20,7 @@ import torch
 
 import precast
 from precast import driver
-from precast.codegen import triton_compile, triton_pool, triton_share, triton_worker
+from precast.codegen import cuda_backend, triton_compile, triton_pool, triton_share, triton_worker
 from precast.codegen.cuda_lab import said
 from precast.codegen.triton_compile import PTX, Cubin, candidate_images, compile_images
 from precast.codegen.triton_pool import Keeper, Pool
@@ -406,7 +406,7 @@ def test_they_begin_before_the_tracer(target: str, begins: list[str], monkeypatc
         calls.append("capture")
         return capture(*args, **kwargs)
 
-    monkeypatch.setattr(driver, "begin_processes", lambda: calls.append("processes"))
+    monkeypatch.setattr(cuda_backend, "begin_processes", lambda: calls.append("processes"))
     monkeypatch.setattr(driver, "capture", traced)
     with torch.no_grad():
         precast.precompile(torch.sin, [((torch.randn(4),), {})], targets=[target], store=tmp_path / "store")

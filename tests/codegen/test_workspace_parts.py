@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from precast.lowering import gpu_batches, gpu_order, workspace_parts
+from precast.lowering import workspace_parts
 from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
+from precast.lowering.traits import ARCHITECTURES, SM_90
 from tests.codegen.cuda_stub import CudaStub, compile_cuda
 from tests.lowering.test_workspace_parts import inputs, network
 from tests.ops.trace import trace
@@ -15,13 +18,12 @@ from tests.ops.trace import trace
 
 def test_parts_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """Results as ever, twice; each part is given back once, after its last step and before the call ends; a failure gives back the rest."""
-    for module, name, value in ((gpu_order, "LARGE", 1 << 10), (gpu_batches, "LARGE", 1 << 10), (gpu_order, "FIRST_BYTES", 64 << 10)):
-        monkeypatch.setattr(module, name, value)
+    monkeypatch.setitem(ARCHITECTURES, "sm_90", replace(SM_90, large_bytes=1 << 10, first_bytes=64 << 10))
     monkeypatch.setattr(workspace_parts, "LEAST_BYTES", 1)
     monkeypatch.setattr(workspace_parts, "LEAST_SHARE", 0)
     monkeypatch.setattr(workspace_parts, "APART", (32 << 10, 4 << 10))
     given = inputs()
-    scheduled = schedule(lower(trace(network, tuple(given))[0], "test"), "cuda:sm_90", {}, check=True)
+    scheduled = schedule(lower(trace(network, tuple(given))[0], "test"), "cuda:sm_90", check=True)
     compiled, writer = compile_cuda(scheduled)
     assert len(writer.parts) > 1
     assert isinstance(compiled.workspace_bytes, int) and compiled.workspace_bytes < sum(part.nbytes for part, _ in writer.parts)

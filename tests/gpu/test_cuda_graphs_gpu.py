@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 import precast
 from precast.artifact_store.records import GraphInput
+from precast.runtime.calling_convention import GraphSpec
 from precast.runtime.cuda_device import device_of
-from precast.runtime.cuda_graphs import RING, WARM_UPS, CudaGraphs
-from precast.runtime.graph import GraphSpec
+from precast.runtime.cuda_graphs import RING, WARM_UPS, Capturable, CudaGraphs
 from precast.runtime.options import CudaGraphOptions
 from tests.children import child
 from tests.gpu.device import DEVICE
@@ -318,7 +318,7 @@ def test_a_capture_that_fails_leaves_the_device_as_it_was(compiled: Callable[...
     """A graph that waits for the device is given up; random numbers and other captures go on."""
     made = Made()
     spec = GraphSpec((GraphInput((("local", "x"),), False, 0),), "t", None)
-    waiting = CudaGraphs("waiting", lambda x: (x * x.sum().item(),), spec, (), CudaGraphOptions(), device_of)
+    waiting = CudaGraphs(Capturable("waiting", lambda x: (x * x.sum().item(),), spec, ()), CudaGraphOptions(), device_of)
     x = torch.randn(64, device=DEVICE)
     for _ in range(6):
         close(waiting(x)[0], x * x.sum())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from precast.runtime.targets import native_cuda, rank
+from precast.runtime.target_cuda import native_cuda
+from precast.runtime.targets import rank
 from tests.gpu.device import DEVICE, MISSING
 
 

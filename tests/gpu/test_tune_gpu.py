@@ -12,14 +12,14 @@ import torch
 import precast
 from precast.artifact_store import Store
 from precast.build_file import Loaded, ProgramSpec
-from precast.codegen.choices import Record
 from precast.codegen.cuda_choices import LIBRARY, CudaChooser, Problem, tiling_of
 from precast.codegen.cuda_lab import Lab, lab_for
 from precast.codegen.cuda_pipeline import choose_all
+from precast.codegen.measure import Record
 from precast.graph_build import known_choices
 from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
-from precast.runtime.targets import native_cuda
+from precast.runtime.target_cuda import native_cuda
 from precast.tune import tune
 from tests.codegen.test_cuda_fusion import CALLS, asked_by, library_wins
 from tests.gpu.device import DEVICE
@@ -41,7 +41,7 @@ def problems() -> list[Problem]:
 
     graph, _ = trace(program, (torch.randn(512, 1024),))
     found: list[Problem] = []
-    choose_all(schedule(lower(graph, "row"), "cuda:sm_90", {}), {"chooser": CudaChooser(measure=found.append)})
+    choose_all(schedule(lower(graph, "row"), "cuda:sm_90"), CudaChooser(measure=found.append))
     return found
 
 

@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from precast.lowering.ir import Attention, Conv, Extern, Gemm, Kernel, Load, Program, walk
 from precast.lowering.lower import lower
+from precast.lowering.options import LoweringOptions
 from precast.lowering.text import step_text
 from tests.lowering.test_schedule_models import IMAGES, ROWS, Bare, Block, Bottleneck, PostNorm, SwiGLU, count
 from tests.lowering.test_schedule_models import scheduled as scheduled_for
@@ -212,7 +213,7 @@ def test_writes_that_may_collide_stay_torchs_own_where_asked_for() -> None:
     with FakeTensorMode():
         inputs = [torch.empty(8, 4, device="cuda"), torch.empty(5, dtype=torch.int64, device="cuda"), torch.empty(5, 4, device="cuda")]
         graph = make_fx(fn)(*inputs)
-    plain, strict = (lower(graph, "test", {"deterministic": d}) for d in (False, True))
+    plain, strict = (lower(graph, "test", LoweringOptions(deterministic=d)) for d in (False, True))
     assert not any(isinstance(s, Extern) for s in plain.steps)
     assert [s.op for s in strict.steps if isinstance(s, Extern)] == ["aten::index_add"]
 

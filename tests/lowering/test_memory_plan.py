@@ -6,10 +6,11 @@ import pytest
 import sympy
 
 from precast.lowering import index as ix
+from precast.lowering.buffer_bytes import ALIGNMENT, nbytes_of
 from precast.lowering.evaluate import int_of
 from precast.lowering.ir import Program
 from precast.lowering.lifetimes import lifetimes
-from precast.lowering.memory import ALIGNMENT, nbytes_of, plan_memory
+from precast.lowering.memory import plan_memory
 from precast.lowering.order import order_steps
 from precast.lowering.scalars import Op
 from precast.lowering.verify import verify

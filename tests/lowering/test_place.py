@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import sympy
 
+from precast.lowering.buffer_bytes import ALIGNMENT, nbytes_of
 from precast.lowering.ir import Buffer, Index, Load, Store, Value
 from precast.lowering.lifetimes import lifetimes
-from precast.lowering.memory import ALIGNMENT, Block, nbytes_of, place, plan_memory
+from precast.lowering.memory import Block, place, plan_memory
 from precast.lowering.reuse import may_reuse
 from precast.lowering.scalars import DType, Op, ReduceOp
 from precast.lowering.workspace_parts import _cut, _live

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import precast
-from precast.lowering.memory import DEVICE_ALIGNMENT
+from precast.lowering.buffer_bytes import DEVICE_ALIGNMENT
 from precast.lowering.workspace_parts import in_parts
 from tests.ops.runners import program_of
 

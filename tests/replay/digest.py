@@ -21,7 +21,7 @@ import torch
 
 import precast
 from precast.artifact_store import Manifest, Store
-from precast.codegen import cuda_pipeline, pipeline, toolchain
+from precast.codegen import cpu_pipeline, cuda_pipeline, toolchain
 from precast.codegen.triton_compile import Cubin
 from precast.codegen.triton_render import TritonKernel
 from precast.runtime.compatibility import LOWERING_VERSION, python_minor, torch_minor
@@ -120,7 +120,7 @@ def _compilers(run: bool) -> Iterator[list[str]]:
         return [Cubin(kernel.name, arch, kernel.source.encode(), {**METADATA, "entry": kernel.name}) for kernel in kernels]
 
     with (
-        mock.patch.object(pipeline, "compile_shared", compile_shared),
+        mock.patch.object(cpu_pipeline, "compile_shared", compile_shared),
         mock.patch.object(cuda_pipeline, "compiling", compiling),
         mock.patch.object(cuda_pipeline, "compile_images", compile_images),
     ):

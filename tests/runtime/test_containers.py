@@ -12,8 +12,8 @@ from test_tables import spec
 
 import precast
 from precast.artifact_store import Guard, Predicate, Store
-from precast.artifact_store.constants import type_name
 from precast.artifact_store.guards import Path
+from precast.artifact_store.import_names import type_name
 from precast.runtime import native
 from precast.runtime.api import site_of
 from precast.runtime.entry import LocalsOf, parameters

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from precast.artifact_store.records import GraphInput, GraphOutput
-from precast.runtime.graph import GraphSpec, graph_inputs, is_plain, raw_kinds, scalar_word, weights_stamp
+from precast.runtime.calling_convention import GraphSpec, graph_inputs, is_plain, raw_kinds, scalar_word
+from precast.runtime.graph import weights_stamp
 from precast.runtime.graph_outputs import graph_outputs
 
 WHOLE = torch.arange(24.0)

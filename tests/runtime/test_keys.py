@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from precast.runtime import compatibility, targets
+from precast.runtime import compatibility, devices, target_cpu, targets
 from precast.runtime.code_digest import digest
 from precast.runtime.errors import OptionError
 from precast.runtime.limits import Compiles
 from precast.runtime.options import MODES, OPTIONS, CudaGraphOptions, merge_options
-from precast.runtime.program import program_key
+from precast.runtime.program_identity import program_key
 
 DEFAULTS = merge_options()
 
@@ -222,21 +222,21 @@ def test_pythons_minor_version() -> None:
 @pytest.mark.parametrize(
     ("flags", "steps"),
     [
-        (targets._V4, ["cpu:x86-64-v4", "cpu:x86-64-v3", "cpu:x86-64-v2", "cpu:x86-64"]),
-        (targets._V4 - {"avx512bw"}, ["cpu:x86-64-v3", "cpu:x86-64-v2", "cpu:x86-64"]),
-        (targets._V3 - {"fma"}, ["cpu:x86-64-v2", "cpu:x86-64"]),
+        (target_cpu._V4, ["cpu:x86-64-v4", "cpu:x86-64-v3", "cpu:x86-64-v2", "cpu:x86-64"]),
+        (target_cpu._V4 - {"avx512bw"}, ["cpu:x86-64-v3", "cpu:x86-64-v2", "cpu:x86-64"]),
+        (target_cpu._V3 - {"fma"}, ["cpu:x86-64-v2", "cpu:x86-64"]),
         (frozenset({"sse2"}), ["cpu:x86-64"]),
     ],
     ids=["v4", "v3", "v2", "baseline"],
 )
 def test_a_level_needs_all_its_instructions(flags: frozenset[str], steps: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "cpu_flags", lambda: flags)
-    monkeypatch.setattr(targets, "native_target", lambda: "cpu:native-0")
-    monkeypatch.setattr(targets.platform, "machine", lambda: "x86_64")
-    assert list(targets.ladder.__wrapped__()) == ["cpu:native-0", *steps]
+    monkeypatch.setattr(target_cpu, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(target_cpu, "native_target", lambda: "cpu:native-0")
+    monkeypatch.setattr(target_cpu.platform, "machine", lambda: "x86_64")
+    assert list(target_cpu.ladder.__wrapped__()) == ["cpu:native-0", *steps]
 
 
 @pytest.mark.parametrize("capabilities", [((8, 6), (8, 0)), ((8, 0), (8, 6))])
 def test_of_several_gpus_the_best_counts(capabilities: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets.devices, "capabilities", lambda: capabilities)
+    monkeypatch.setattr(devices, "capabilities", lambda: capabilities)
     assert targets.rank("cuda:sm_80") == 0 and targets.rank("cuda:sm_86") == 0 and targets.rank("cuda:sm_90") is None

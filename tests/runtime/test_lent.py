@@ -276,7 +276,7 @@ def test_what_no_guard_reads_may_come_and_go(function: Callable[..., Any], store
                 got = compiled({"read": read, "request": Cache()} if function is of_dict else [read, Cache()], X)
             torch.testing.assert_close(got, X * 3)
     (program,) = site_of(compiled).programs
-    assert program.on_binding.__self__.dispatcher.hits >= 8  # type: ignore[union-attr]
+    assert program.hooks.on_binding.__self__.tables.dispatcher.hits >= 8  # type: ignore[union-attr]
 
 
 def test_lending_many_objects_takes_time_by_their_number(table: Any) -> None:

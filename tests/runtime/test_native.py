@@ -20,7 +20,8 @@ import torch
 from precast.artifact_store import Store
 from precast.artifact_store.records import GraphInput
 from precast.runtime import native, native_build, native_layout
-from precast.runtime.graph import GraphSpec, graph_call
+from precast.runtime.calling_convention import GraphSpec
+from precast.runtime.graph import graph_call
 from precast.runtime.library import Library
 from tests.children import child
 
@@ -29,9 +30,8 @@ SPEC = GraphSpec((GraphInput((("local", "x"),), False, 0), GraphInput((("local",
 
 @pytest.fixture
 def call(native_store: Store, tmp_path: Path) -> Any:
-    path = tmp_path / "library"
-    path.write_bytes(standin.library())
-    return graph_call(Library(path), SPEC, (torch.nn.Parameter(torch.tensor([2.0])),))
+    library = standin.trusted_library(tmp_path / "library", standin.library())
+    return graph_call(Library(library), SPEC, (torch.nn.Parameter(torch.tensor([2.0])),))
 
 
 @pytest.fixture(params=["THPVariable_Wrap", "stealing"])
@@ -63,9 +63,7 @@ def test_pythons_headers_assert_nothing() -> None:
 
 def test_outputs_in_memory_of_the_callers(native_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("native", "python"):
-        path = tmp_path / kind
-        path.write_bytes(standin.library(1.0, lent=True))
-        library = Library(path)
+        library = Library(standin.trusted_library(tmp_path / kind, standin.library(1.0, lent=True)))
         assert library.lent == (0,)
         with monkeypatch.context() as patch:
             if kind == "python":
@@ -196,9 +194,10 @@ def test_a_dispatcher_made_before_the_native_runtime_takes_it_up(tmp_path: Path)
             x = torch.ones(3)
             first, second = (precast.compile(two.double, store="store") for _ in range(2))
             parts = [site_of(call).program_for_call()[0] for call in (first, second)]  # both have their dispatchers now
-            assert native.loaded() is None and all(part.on_binding is None for part in parts)
+            dispatchers = [part.hooks.on_binding.__self__ for part in parts]
+            assert native.loaded() is None and all(dispatcher.tables is None for dispatcher in dispatchers)
             first(x)
-            assert native.loaded() is not None and parts[0].on_binding is not None
+            assert native.loaded() is not None and dispatchers[0].tables is not None
             threads = [threading.Thread(target=torch.no_grad()(lambda: second(x))) for _ in range(8)]
             for thread in threads:
                 thread.start()
@@ -206,7 +205,7 @@ def test_a_dispatcher_made_before_the_native_runtime_takes_it_up(tmp_path: Path)
                 thread.join()
             for _ in range(4):
                 assert torch.equal(second(x), x * 2)
-            tables = parts[1].on_binding.__self__
+            tables = dispatchers[1].tables
             before = tables.dispatcher.hits
             second(x)
             print(tables.dispatcher.hits - before)

@@ -18,7 +18,7 @@ import precast
 from precast import driver
 from precast.artifact_store import Store
 from precast.codegen import choices
-from precast.runtime import targets
+from precast.runtime import target_cpu
 from precast.runtime.api import site_of
 from precast.runtime.log import TOPICS
 from precast.runtime.options import MODE_NOTES, MODES, OPTIONS, TORCHS, CudaGraphOptions, graph_options, key_options, merge_options
@@ -76,7 +76,7 @@ def test_freeze_copies_weights_and_redoes_it_when_they_change(store: Store) -> N
     for freeze in (False, True):
         compiled = precast.compile(model, options={"freeze": freeze}, store=store, dynamic=False)
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
-        libraries.append(site_of(compiled).programs[0].variants[0]._library)
+        libraries.append(site_of(compiled).programs[0].variants[0]._executable.library)
     assert [bool(library.prepare) for library in libraries] == [False, True]
     for _ in range(3):
         with torch.no_grad():
@@ -138,8 +138,8 @@ def test_code_for_another_cpu_is_refused(store: Store, monkeypatch: pytest.Monke
 
     x = torch.randn(64)
     precast.precompile(function, [((x,), {})], targets=["cpu:x86-64-v4"], store=store)
-    monkeypatch.setattr(targets, "ladder", lambda: ("cpu:x86-64-v3", "cpu:x86-64-v2"))
-    monkeypatch.setattr(targets, "native_target", lambda: "cpu:x86-64-v3")
+    monkeypatch.setattr(target_cpu, "ladder", lambda: ("cpu:x86-64-v3", "cpu:x86-64-v2"))
+    monkeypatch.setattr(target_cpu, "native_target", lambda: "cpu:x86-64-v3")
     why = "compiled for cpu:x86-64-v4, and this machine's CPU runs cpu:x86-64-v3, cpu:x86-64-v2"
     with pytest.raises(precast.GuardMiss, match=why):
         precast.load(function, store=store)(x)

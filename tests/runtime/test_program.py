@@ -25,7 +25,8 @@ from standin import Counting
 import precast
 from precast.artifact_store import Guard, Manifest, Predicate, Store
 from precast.artifact_store.records import GraphInput, GraphOutput
-from precast.runtime import compatibility, native
+from precast.runtime import artifact_compatibility as compatibility
+from precast.runtime import native
 from precast.runtime.api import site_of
 from precast.runtime.code_digest import digest
 from precast.runtime.errors import LoadError, Refused
@@ -480,16 +481,14 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize("name, how, message", BROKEN, ids=[row[0] for row in BROKEN])
 def test_a_library_that_does_not_fit_is_a_load_error(tmp_path: Path, name: str, how: dict[str, Any], message: str) -> None:
-    path = tmp_path / "library"
-    path.write_bytes(standin.library(**how))
+    library = standin.trusted_library(tmp_path / "library", standin.library(**how))
     with pytest.raises(LoadError, match=message):
-        Library(path)
+        Library(library)
 
 
 def test_an_optional_symbol_may_be_missing(tmp_path: Path) -> None:
-    path = tmp_path / "library"
-    path.write_bytes(standin.library(extra='"?aoti_torch_no_such_shim",'))
-    assert Library(path).run
+    library = standin.trusted_library(tmp_path / "library", standin.library(extra='"?aoti_torch_no_such_shim",'))
+    assert Library(library).run
 
 
 def test_a_damaged_library_is_a_miss_and_is_compiled_again(store: Store, compiler: Counting) -> None:

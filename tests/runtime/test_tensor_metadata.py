@@ -17,7 +17,7 @@ import torch
 from metadata_programs import CASES
 
 import precast
-from precast import torch_backend
+from precast import torch_backend, torch_graphs
 from precast.artifact_store import Store
 from precast.runtime.errors import PrecastError
 
@@ -152,7 +152,7 @@ def test_what_surrounds_an_assignment_is_compiled(store: Store) -> None:
 
 def test_a_backend_around_precasts_runs_such_frames_as_written(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
     """torch traces for that backend as it does for all others, with the shapes from before."""
-    monkeypatch.setattr(torch_backend, "_warned", set())
+    monkeypatch.setattr(torch_graphs, "_warned", set())
 
     def around(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
         return torch_backend.precast(gm, example_inputs, store=store)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from precast import graph_artifact, torch_backend
+from precast import graph_artifact, torch_backend, torch_graphs
 from precast.artifact_store import Store
 from precast.artifact_store.index import open_index
 
@@ -222,7 +222,7 @@ def test_options_that_do_not_exist_here_are_named(given: dict[str, Any], message
 
 
 def test_gradients_run_as_traced_with_one_warning(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_backend, "_warned", set())
+    monkeypatch.setattr(torch_graphs, "_warned", set())
     model, twin = Net(), Net()
     twin.load_state_dict(model.state_dict())
     compiled = torch.compile(model, backend=through(store), dynamic=False)

@@ -7,6 +7,7 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from precast.artifact_store import Store
 from precast.diagram import diagram
 from precast.layered import Box, Edge, layout
 from precast.lowering.ir import Program
+from precast.lowering.options import LoweringOptions
+from precast.lowering.pipeline import planned
 
 STAGES = [
     "01_dynamo_graph.py",
@@ -118,9 +121,9 @@ def scheduled(model: torch.nn.Module, store: Store, *inputs: torch.Tensor) -> tu
     found = []
     real = graph_build.schedule
 
-    def kept(lowered: Program, target: str, options: dict[str, object]) -> Program:
-        program = real(lowered, target, options)
-        found.append((program, options["bound"]))
+    def kept(lowered: Program, target: str, options: LoweringOptions, weights: tuple[str, ...], **more: Any) -> Program:
+        program = real(lowered, target, options, weights, **more)
+        found.append((planned(program, target), [*weights]))
         return program
 
     with pytest.MonkeyPatch.context() as patch:

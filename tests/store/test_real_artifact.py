@@ -12,9 +12,11 @@ import torch
 import precast
 from precast.artifact_store import Manifest, Store
 from precast.artifact_store.records import FrameRecord, GraphInput, GraphOutput
-from precast.runtime import compatibility
+from precast.artifact_store.trust.trusted import made_here
+from precast.runtime import artifact_compatibility as compatibility
 from precast.runtime import compiler as runtime_compiler
-from precast.runtime.compatibility import LOWERING_VERSION, python_minor, torch_minor, why_unfit
+from precast.runtime.artifact_compatibility import why_unfit
+from precast.runtime.compatibility import LOWERING_VERSION, python_minor, torch_minor
 from precast.runtime.errors import GuardMiss
 from precast.runtime.frame_code import FrameCodeError, build
 from precast.runtime.guard_eval import first_failing
@@ -81,10 +83,10 @@ def test_the_frame_is_rebuilt(store: Store) -> None:
     (x,) = real.call()
     if record.python != python_minor():
         with pytest.raises(FrameCodeError, match=f"for Python {record.python}"):
-            build(record, real.program, lambda *inputs: inputs)
+            build(made_here(record), real.program, lambda *inputs: inputs)
         return
     seen: list[torch.Tensor] = []
-    function = build(record, real.program, lambda y: (seen.append(y), (y + 1,))[1])  # stands in for the graph
+    function = build(made_here(record), real.program, lambda y: (seen.append(y), (y + 1,))[1])  # stands in for the graph
     torch.testing.assert_close(function(x), x + 1)
     assert len(seen) == 1 and seen[0] is x
 

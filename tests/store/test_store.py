@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from precast.artifact_store import Manifest, Store, StoreError, layout
+from precast.artifact_store.place import default_root
 from precast.artifact_store.serial import digest, pack, unpack
-from precast.artifact_store.store import default_root
 from tests.store.sample import complete, fill, make, snapshot
 
 KEY = "model-0123abcd"

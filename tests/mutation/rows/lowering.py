@@ -11,6 +11,7 @@ FUSION = "tests/lowering/test_schedule_fusion.py"
 RANDOM = "tests/lowering/test_schedule_random.py"
 IN_PLACE = "tests/lowering/test_in_place_cases.py"
 EDGES = "tests/lowering/test_bounds.py"
+TEXT = "tests/codegen/test_index_text.py"
 
 ROWS = (
     # simplify
@@ -164,15 +165,35 @@ ROWS = (
         "low, high = corners[0], corners[3]",
         f"{EDGES} {SIMPLIFY}",
     ),
-    Mutant("a remainder reaches its divisor", "lowering/bounds.py", "else (0, size - 1)", "else (0, size - 2)", EDGES),
+    Mutant("a remainder reaches its divisor", "lowering/bounds.py", "else (0, most - 1)", "else (0, most - 2)", EDGES),
     Mutant(
         "a remainder keeps what is as large as it",
         "lowering/bounds.py",
-        "if 0 <= low and high < size else",
-        "if 0 <= low and high <= size else",
+        "if 0 <= low and high < least else",
+        "if 0 <= low and high <= least else",
+        f"{EDGES} {TEXT}",
+    ),
+    Mutant(
+        "a remainder of what may be negative is kept",
+        "lowering/bounds.py",
+        "if 0 <= low and high < least else",
+        "if high < least else",
+        f"{EDGES} {TEXT}",
+    ),
+    Mutant(
+        "a remainder of what is not known reaches its divisor",
+        "lowering/bounds.py",
+        "return (0, args[1][1] - 1) if",
+        "return (0, args[1][1] - 2) if",
         EDGES,
     ),
-    Mutant("a quotient's highest value", "lowering/bounds.py", "known[0][1] // known[1][0])", "known[0][0] // known[1][0])", EDGES),
+    Mutant(
+        "a quotient's highest value",
+        "lowering/bounds.py",
+        "return (min(quotients), max(quotients))",
+        "return (min(quotients), quotients[0])",
+        EDGES,
+    ),
     Mutant(
         "the greater of two bounds",
         "lowering/bounds.py",
@@ -428,21 +449,21 @@ ROWS = (
     Mutant("the end of what is alive is forgotten", "lowering/memory.py", "cursor = max(cursor, end)", "cursor = end", PLACE),
     Mutant(
         "sizes are not rounded up",
-        "lowering/memory.py",
+        "lowering/buffer_bytes.py",
         "return -(-nbytes // alignment) * alignment\n    nbytes = expand",
         "return nbytes // alignment * alignment\n    nbytes = expand",
         PLACE,
     ),
     Mutant(
         "the last element has no bytes",
-        "lowering/memory.py",
+        "lowering/buffer_bytes.py",
         "nbytes = span * buffer.dtype.itemsize",
         "nbytes = (span - 1) * buffer.dtype.itemsize",
         PLACE,
     ),
     Mutant(
         "cuda: a workspace is aligned as on the CPU",
-        "lowering/memory.py",
+        "lowering/buffer_bytes.py",
         "DEVICE_ALIGNMENT = 512",
         "DEVICE_ALIGNMENT = 64",
         f"{PLAN} tests/lowering/test_workspace_parts.py tests/ops/test_numbers.py::test_device_memory_is_aligned_for_every_buffer",

@@ -1,0 +1,1 @@
+../../precast/compile_observers.py

@@ -1,0 +1,1 @@
+../../precast/publish.py

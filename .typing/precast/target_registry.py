@@ -1,0 +1,1 @@
+../../precast/target_registry.py

@@ -1,0 +1,1 @@
+../../precast/torch_graphs.py

@@ -1,0 +1,426 @@
+"""What is patched in Dynamo while it traces for precast: why, for which torch, and which test fails without it.
+
+The order of rows is that in which they are applied: of two that patch the same function, the later one is asked first. Where the order
+matters, a comment says why; elsewhere rows of one subject stand together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from precast.artifact_store.guards import Path
+from precast.capture import class_effects as classes
+from precast.capture import dynamo_gaps as gaps
+from precast.capture import let_go, shortcuts, tensor_metadata, trace_record
+from precast.capture import lookup_gaps as lookups
+from precast.capture import side_effects as containers
+from precast.capture.adapters.variables import builtin, object_protocol
+from precast.capture.constant_calls import recorded_constants
+from precast.capture.directives import tell_tracer
+from precast.capture.dynamic import Dynamic, known_changes
+from precast.capture.floats import zeros_are_constants
+from precast.capture.installed_names import names_of_this_trace
+from precast.capture.integers import larger_are_constants
+from precast.capture.operator_breaks import broken_at_operators
+from precast.capture.overlaps import overlaps_refused
+from precast.capture.own_namespaces import looked_up_where_they_are
+from precast.capture.patching import Patch, always
+from precast.capture.per_call import per_call_arguments
+from precast.capture.trace_record import TraceRecord
+from precast.capture.tracer_words import tracer_words
+from precast.capture.tuple_identity import tuples_are_themselves
+from precast.capture.user_kernels import kernels_known
+
+
+@dataclass(frozen=True)
+class Tracing:
+    """One trace, as its patches know it. `namespace`: the globals of the traced function. `is_bound`: does a source stay out of the call?
+    `path_of`: the path of the source of this name, while tracing goes on.
+    """
+
+    namespace: dict[str, Any]
+    record: TraceRecord
+    dynamic: Dynamic
+    is_bound: Callable[[Any], bool]
+    path_of: Callable[[str, Any], Path | None]
+
+
+def _at_once(install: Callable[[], None]) -> Callable[[Any], contextlib.AbstractContextManager[Any]]:
+    """`apply` of a row that is there for good once a trace has begun."""
+
+    def apply(tracing: Any) -> contextlib.AbstractContextManager[Any]:
+        install()
+        return contextlib.nullcontext()
+
+    return apply
+
+
+_V = "torch._dynamo.variables"
+_BUILDER = f"{_V}.builder:VariableBuilder"
+_EFFECTS = "torch._dynamo.side_effects:SideEffects"
+_STORE = f"{_EFFECTS}.store_attr"
+_OBJECT = f"{_V}.user_defined:UserDefinedObjectVariable"
+_CLASS = f"{_V}.user_defined:UserDefinedClassVariable"
+_DEQUE = f"{_V}.lists:DequeVariable"
+_FUNCTION = f"{_V}.functions:UserFunctionVariable"
+_TRANSLATOR = "torch._dynamo.symbolic_convert"
+_FOR_GOOD = "stays; Dynamo for other backends passes through it"
+
+PATCHES: tuple[Patch[Tracing], ...] = (
+    # -- for good
+    Patch(
+        (
+            "torch._dynamo.utils:run_node",
+            f"{_V}.builder:wrap_to_fake_tensor_and_record",
+            "torch._subclasses.meta_utils:MetaTensorDescriber.describe_tensor",
+            f"{_V}.tensor:UntypedStorageVariable.call_method",
+            *(f"{_V}.tensor:TensorVariable.{name}" for name in tensor_metadata.NOTED),
+        ),
+        "What Dynamo noted of a tensor would be taken for true after `t_`, `x.data = y` or `resize_` changed it.",
+        "",
+        _at_once(tensor_metadata.install),
+        others=_FOR_GOOD,
+    ),
+    Patch(
+        (
+            "torch._dynamo.trace_rules:_polyfilled_function_ids",
+            "torch._dynamo.trace_rules:get_torch_obj_rule_map",
+            f"{_BUILDER}._id_dispatch",
+            f"{_V}:PolyfilledFunctionVariable._get_polyfill_handlers",
+        ),
+        "Directives that were given before the tracer was imported (`allow_in_graph`, `substitute_in_graph`) would not be known to it.",
+        "",
+        _at_once(tell_tracer),
+        others="stays: the user has asked for it",
+    ),
+    # -- around all others: what the rows below put into globals, or make torch say, is undone or told as well
+    Patch(
+        (
+            "torch._dynamo.output_graph:OutputGraph.install_global_unsafe",
+            f"{_TRANSLATOR}:InstructionTranslatorBase.import_source",
+            "torch._dynamo.codegen:PyCodegen.setup_globally_cached",
+        ),
+        "What Dynamo puts into the globals of the user's module would stay there.",
+        "",
+        lambda tracing: names_of_this_trace(tracing.namespace),
+    ),
+    Patch(
+        ("warnings:_showwarnmsg",),
+        "Warnings would name lines of precast's, and failures that become refusals would be printed as well.",
+        "",
+        always(tracer_words),
+    ),
+    # -- work that a capture has no use for
+    Patch(
+        ("torch.fx._lazy_graph_module:_use_lazy_graph_module_flag",),
+        "The Python of graphs that nobody runs would be written and compiled.",
+        "",
+        always(shortcuts.unwritten_graphs),
+        others="graph modules that torch.fx makes meanwhile compile their Python when they are first run",
+    ),
+    Patch(
+        (f"{_TRANSLATOR}:InstructionTranslator._throw_if_in_functorch",),
+        "Each first trace would import every backend that Dynamo has.",
+        "",
+        always(shortcuts.backends_unimported),
+    ),
+    Patch(
+        (f"{_V}.higher_order_ops:LocalMapWrappedHigherOrderVariable.should_wrap_in_hop",),
+        "Each first trace would import much of torch.distributed.",
+        "",
+        always(shortcuts.distributed_unimported),
+    ),
+    Patch(
+        (f"{_TRANSLATOR}:get_funcname",),
+        "A twentieth of each trace would go into names for a log that is off.",
+        "",
+        always(shortcuts.functions_unnamed),
+    ),
+    # -- what the trace looked at. The record of reads is the innermost patch of `_wrap`'s original: refusals below it read nothing.
+    Patch(
+        (f"{_TRANSLATOR}:InliningInstructionTranslator.check_inlineable",),
+        "Code that was inlined would not be fingerprinted.",
+        "",
+        lambda tracing: trace_record.recorded_inlining(tracing.record.functions),
+    ),
+    Patch(
+        (f"{_V}.builtin:BuiltinVariable.call_id",),
+        "Objects whose `id()` is taken would be pinned, and code with `copy.deepcopy` could not be stored.",
+        "",
+        lambda tracing: trace_record.recorded_ids(tracing.record.compared),
+    ),
+    Patch(
+        (f"{_BUILDER}._wrap", f"{_BUILDER}.__call__"),
+        "Which objects were read without a guard, and which are reached in two ways, would not be known.",
+        "",
+        lambda tracing: trace_record.recorded_reads(tracing.record.consumed, tracing.record.met),
+    ),
+    Patch(
+        (f"{_V}.functions:invoke_and_store_as_constant", f"{_V}.nn_module:invoke_and_store_as_constant"),
+        "Results of `assume_constant_result` would be taken for constants in processes where they differ.",
+        "",
+        lambda tracing: recorded_constants(tracing.record.constants),
+    ),
+    Patch(
+        (f"{_V}.builtin:vt_identity_compare",),
+        "`a is b` would be False of one tuple that is reached in two ways.",
+        "",
+        lambda tracing: tuples_are_themselves(builtin, tracing.record.met, tracing.record.told_apart),
+        versions=("2.13",),
+    ),
+    Patch(
+        (f"{_V}.object_protocol:vt_identity_compare",),
+        "So it would where torch 2.12 compares, and where a tuple of tuples is searched.",
+        "",
+        lambda tracing: tuples_are_themselves(object_protocol, tracing.record.met, tracing.record.told_apart),
+        versions=("2.12", "2.13"),
+    ),
+    # -- attributes and keys that are absent, numbers that vary
+    Patch(
+        (f"{_V}.dicts:ConstDictVariable.getitem_const_raise_exception_if_absent",),
+        "A KeyError that the traced code catches would be taken for certain.",
+        "",
+        always(gaps.absent_keys),
+    ),
+    Patch(
+        (f"{_V}.object_protocol:binary_op1",),
+        "`'%d' % n` and `n + 1j` with a number that varies would raise a TypeError that Python does not raise.",
+        "",
+        always(gaps.numbers_in_every_operation),
+        versions=("2.13",),
+    ),
+    Patch(
+        (f"{_OBJECT}.var_getattr",),
+        "An attribute of the class would be taken though the object has got one of its own.",
+        "",
+        always(lookups.absence_from_instances),
+    ),
+    Patch(
+        (f"{_CLASS}.var_getattr",),
+        "Data that a class has of its metaclass would be taken as it was.",
+        "",
+        always(lookups.values_of_metaclasses),
+    ),
+    Patch(
+        (f"{_V}.tensor:TensorVariable.var_getattr",),
+        "A tensor's method would be taken though the tensor has got an attribute of that name.",
+        "",
+        always(lookups.methods_of_tensors),
+    ),
+    Patch(
+        (f"{_V}.*:*.call_obj_hasattr", f"{_V}.*:*.var_getattr"),
+        "Whether a function, partial or module has an attribute would be asked of the one at hand, without a guard.",
+        "",
+        always(lookups.presence_on_functions),
+    ),
+    Patch(
+        (f"{_V}.nn_module:UnspecializedNNModuleVariable.manually_trace_nn_module_getattr",),
+        "A name among a module's buffers and submodules would be the submodule, where Python finds the buffer.",
+        "",
+        always(lookups.buffers_before_modules),
+    ),
+    Patch(
+        (f"{_OBJECT}.var_getattr",),
+        "A bound method in a module's own `__dict__` would be taken as it was.",
+        "",
+        always(lookups.bound_methods_of_instances),
+        versions=("2.11", "2.12"),
+    ),
+    Patch(
+        (f"{_V}.lists:CommonListMethodsVariable.call_method",),
+        "`items.pop(n)` and `items *= n` with a number that varies would fail in the tracer.",
+        "",
+        always(gaps.places_in_lists),
+    ),
+    Patch(
+        (f"{_TRANSLATOR}:InstructionTranslatorBase.call_function",),
+        "A call that wants a constant where a number varies would fail in the tracer, and not end the graph.",
+        "",
+        always(gaps.calls_that_want_constants),
+    ),
+    # -- side effects on containers
+    Patch(
+        (f"{_BUILDER}.wrap_listlike", f"{_DEQUE}.call_method", f"{_EFFECTS}.codegen_update_mutated"),
+        "A deque of the caller's would be taken for unbounded.",
+        "",
+        always(containers.bounds_of_deques),
+    ),
+    Patch(
+        (f"{_DEQUE}.sq_concat_impl", f"{_DEQUE}.sq_repeat_impl", f"{_DEQUE}.sq_inplace_repeat_impl", f"{_DEQUE}.tp_iter_impl"),
+        "Operators on a bounded deque would lose its bound, and its iterator would not notice changes.",
+        "",
+        always(containers.operators_of_deques),
+        versions=("2.13",),
+    ),
+    Patch(
+        (f"{_V}.dicts:ConstDictVariable.call_method", f"{_EFFECTS}.codegen_update_mutated"),
+        "A dict that is filled again, and `popitem`, would leave another order than eager's.",
+        "",
+        always(containers.orders_of_dicts),
+    ),
+    Patch(
+        (f"{_V}.user_defined:OrderedDictVariable.call_method",),
+        "`move_to_end` would not be replayed.",
+        "",
+        always(containers.moves_in_ordered_dicts),
+        versions=("2.13",),
+    ),
+    Patch(
+        (f"{_V}.dicts:SideEffectsProxyDict.__iter__",),
+        "The keys of an object's `__dict__` would come in another order.",
+        "",
+        always(containers.own_dicts_in_order),
+        versions=("2.12", "2.13"),
+    ),
+    Patch(
+        (f"{_V}.base:VariableTracker._contains_self_reference", f"{_DEQUE}.reconstruct"),
+        "A container of the caller's that is reached from itself would come back as a copy.",
+        "",
+        always(containers.containers_are_themselves),
+    ),
+    Patch(
+        (f"{_BUILDER}._wrap", f"{_EFFECTS}.mutation"),
+        "`keys()` of before the call would not see what the call changes.",
+        "",
+        always(containers.views_of_dicts),
+    ),
+    Patch(
+        (f"{_V}:SetVariable.call_method",),
+        "`set.pop` would take another member than eager's.",
+        "",
+        always(containers.members_of_sets),
+    ),
+    Patch(
+        (f"{_V}.lists:ListIteratorVariable.reconstruct",),
+        "An iterator over a list that outlives the call would be one over a tuple.",
+        "",
+        always(containers.kinds_of_iterators),
+    ),
+    # -- side effects on classes, objects and functions
+    Patch(
+        (f"{_BUILDER}._wrap", f"{_FUNCTION}.bind_args", f"{_FUNCTION}.get_source"),
+        "What a method writes through its closure would be lost, and what it reads there not be guarded.",
+        "",
+        always(classes.closures_of_methods),
+    ),
+    Patch(
+        (_STORE, f"{_OBJECT}.var_getattr", f"{_CLASS}.var_getattr"),
+        "An instance would not find what the traced code has written to its class.",
+        "",
+        always(classes.attributes_of_classes),
+    ),
+    Patch(
+        (f"{_V}.functions:fn_var_getattr", f"{_FUNCTION}.call_obj_hasattr"),
+        "`getattr(f, 'calls', 0)` would be taken for 0 for good.",
+        "",
+        always(classes.absent_attributes_of_functions),
+    ),
+    Patch(
+        (_STORE,),
+        "An attribute that is deleted and set again would keep its old place in the object's `__dict__`.",
+        "",
+        always(classes.attributes_set_again),
+    ),
+    Patch(
+        (f"{_CLASS}.call_function",),
+        "A `__del__` would run later than in eager.",
+        "",
+        always(classes.finalizers),
+    ),
+    Patch(
+        (
+            f"{_V}.functions:WrapperUserFunctionVariable.call_function",
+            f"{_BUILDER}._wrap",
+            f"{_EFFECTS}.mutation",
+            _STORE,
+        ),
+        "A function behind `functools.lru_cache` would run each time, where Python returns the object that it has.",
+        "",
+        always(classes.cached_functions),
+    ),
+    Patch(
+        (f"{_V}.functions:is_lru_cache_wrapper_trace_without_warning_allowed",),
+        "Dynamo would warn that it ignores caches, which the row above does not.",
+        "",
+        always(classes.caches_without_warning),
+        versions=("2.13",),
+    ),
+    Patch(
+        ("torch._dynamo.utils:warn_once",),
+        "The same, where there is no such question.",
+        "",
+        always(classes.no_warning_of_caches),
+        versions=("2.11", "2.12"),
+    ),
+    # -- what a graph is given, and where it ends
+    Patch(
+        ("torch._subclasses.fake_tensor:FakeTensorMode.dispatch",),
+        "Writes to memory that overlaps would pass that eager refuses, or give other numbers.",
+        "",
+        always(overlaps_refused),
+    ),
+    Patch(
+        (f"{_TRANSLATOR}:InliningInstructionTranslator.get_globals_source_and_value",),
+        "Globals of functions made by `exec` would be looked up in another module.",
+        "",
+        always(looked_up_where_they_are),
+    ),
+    Patch(
+        ("torch._dynamo.codegen:PyCodegen.make_call_generated_code", "torch._dynamo.output_graph:OutputGraph.graphargs"),
+        "Rewritten bytecode would pass weights, and sizes that can be read off tensors, in each call.",
+        "",
+        lambda tracing: per_call_arguments(tracing.is_bound),
+    ),
+    Patch(
+        ("torch._dynamo.pgo:process_automatic_dynamic", f"{_V}.builder:process_automatic_dynamic"),
+        "What varies would be what torch remembers of this process, and not what the program's variants say.",
+        "",
+        lambda tracing: known_changes(tracing.dynamic, tracing.path_of),
+    ),
+    Patch(
+        (f"{_BUILDER}.wrap_symint",),
+        "An integer of more than 64 bits would become a symbol, which overflows.",
+        "",
+        always(larger_are_constants),
+    ),
+    Patch(
+        (f"{_BUILDER}.wrap_symfloat",),
+        "-0.0 and 0.0 would be one symbol, and `math.copysign(1, f)` wrong for one of them.",
+        "",
+        always(zeros_are_constants),
+    ),
+    Patch(
+        (f"{_V}.torch:TorchInGraphFunctionVariable.call_function",),
+        "Operators that return aliases, or have no fake implementation, would stand in graphs.",
+        "",
+        always(broken_at_operators),
+    ),
+    Patch(
+        ("torch.utils._triton:has_triton",),
+        "Where there is no GPU, launches of Triton kernels would be no launches for Dynamo.",
+        "",
+        always(kernels_known),
+    ),
+)
+"""While Dynamo traces one frame."""
+
+AROUND: tuple[Patch[None], ...] = (
+    Patch(
+        ("torch._subclasses.meta_utils:MetaTensorDescriber.__init__",),
+        "References to the tensors of the call would stay until the garbage collector comes by, and torch refuses to swap such tensors.",
+        "",
+        always(let_go.descriptions_forgotten),
+    ),
+    Patch(
+        ("torch._guards:TracingContext.__init__",),
+        "So would the guards' weak references.",
+        "",
+        always(let_go.guarded_tensors_forgotten),
+    ),
+)
+"""While a call is captured, by Dynamo and after it."""
+
+__all__ = ["AROUND", "PATCHES", "Tracing"]

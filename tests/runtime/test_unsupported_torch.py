@@ -1,0 +1,79 @@
+"""On a torch that precast does not support, or lacks a name that it uses: calls run eagerly, one warning says why, builds fail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from precast.runtime.supported_torch import RANGE
+
+PROGRAM = """
+import sys, warnings, torch
+{prelude}
+import precast
+
+def f(x):
+    return x * 2 + 1
+
+def g(x):
+    return x - 1
+
+net = torch.nn.Linear(3, 2)
+x = torch.ones(2, 3)
+with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+    warnings.simplefilter("always")
+    for program, given in ((f, {{}}), (g, {{}}), (net, {{}}), (f, {{"dynamic": True}}), (g, {{"backend": "eager"}})):
+        compiled = precast.compile(program, store=sys.argv[1], **given)
+        for _ in range(3):
+            assert torch.equal(compiled(x), program(x))
+    precast.reset()
+    assert torch.equal(precast.compile(precast.disable(f), store=sys.argv[1])(x), f(x))
+    assert torch.equal(torch.compile(f, backend="precast")(x), f(x)) or {no_dynamo}
+for w in caught:
+    print(w.category.__name__, w.message)
+try:
+    precast.compile(f, store=sys.argv[1], fullgraph=True)(x)
+except precast.PrecastError as error:
+    print("fullgraph", error)
+try:
+    precast.precompile(f, [((x,), {{}})], store=sys.argv[1])
+except precast.PrecastError as error:
+    print("precompile", error)
+print(precast.explain_miss(precast.compile(f, store=sys.argv[1]), x))
+"""
+
+OTHER_VERSION = "torch.__version__ = torch.torch_version.TorchVersion('2.99.0+cpu')"
+NO_HOOK = "import torch._C; del torch._C._dynamo.eval_frame._load_precompile_entry"
+NO_NAME = "import torch._dynamo.side_effects; del torch._dynamo.side_effects.SideEffects"
+
+
+def run(store: Path, prelude: str, code: str = PROGRAM, **env: str) -> subprocess.CompletedProcess[str]:
+    text = textwrap.dedent(code).format(prelude=prelude, no_dynamo=prelude is not OTHER_VERSION)
+    whole = {name: value for name, value in os.environ.items() if name != "PRECAST_STRICT"} | env
+    return subprocess.run([sys.executable, "-c", text, str(store)], capture_output=True, text=True, env=whole, check=False)
+
+
+@pytest.mark.parametrize(
+    "prelude, says",
+    [
+        (OTHER_VERSION, f"this is torch 2.99.0+cpu, and precast supports torch {RANGE}"),
+        (NO_HOOK, "lacks what precast calls of it: torch._C._dynamo.eval_frame._load_precompile_entry"),
+        (NO_NAME, "the compiler cannot be imported with torch"),
+    ],
+    ids=["another version", "no frame hook", "a moved name"],
+)
+def test_calls_run_eagerly_and_one_warning_says_why(prelude: str, says: str, tmp_path: Path) -> None:
+    done = run(tmp_path, prelude)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    told = [line for line in lines if line.startswith("UserWarning precast")]
+    assert len(told) == 1, done.stdout
+    assert says in told[0] and "run as they are written (eagerly)" in told[0]
+    assert next(line for line in lines if line.startswith("fullgraph")).count(says) == 1
+    assert next(line for line in lines if line.startswith("precompile")).count(says) == 1
+    assert not list(tmp_path.rglob("*.msgpack"))
