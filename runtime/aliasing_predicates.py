@@ -16,7 +16,6 @@ from precast.runtime.table_interfaces import Live, Opaque, Recorder
 
 Labelled = Sequence[tuple[Any, Any]]
 """(label, object) pairs."""
-_MAX_PAIRS = 64
 
 # -- SAME_AS
 
@@ -159,13 +158,10 @@ def _apart_record(recorder: Recorder, paths: Mapping[str, Sequence[Path]]) -> No
             recorder.once("data", tensor)
         ranges.append(joined(span(tensor) for tensor in fixed))
     fresh = [(place, i < len(written)) for i, place in enumerate((*written, *read)) if isinstance(place, Live)]
-    if len(fresh) ** 2 > _MAX_PAIRS:
-        raise Opaque
-    for i, (place, writes) in enumerate(fresh):
+    for place, writes in fresh:
         recorder.table.apart(place.number, (place.value.element_size(), *ranges[writes]))
-        for other, also_writes in fresh[:i]:
-            if writes or also_writes:
-                recorder.table.apart(place.number, (place.value.element_size(), other.value.element_size()), other.number)
+    numbers, widths = tuple(place.number for place, _ in fresh), tuple(place.value.element_size() for place, _ in fresh)
+    recorder.table.disjoint(numbers, widths, sum(writes for _, writes in fresh))
 
 
 def _not_aliased_words(constant: Mapping[str, Sequence[Path]]) -> str:

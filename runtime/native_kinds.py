@@ -34,7 +34,7 @@ class Kind(enum.IntEnum):
     DISTINCT = 11
     SHAPE = 12
     APART = 13
-    APART_OTHER = 14
+    DISJOINT = 14
 
 
 def verify(native: Any) -> None:

@@ -50,7 +50,7 @@
     X(DISTINCT) /* `target` values and `count` fixed objects, all in `numbers`: no object is among them twice */                    \
     X(SHAPE)   /* the `count` numbers of a program over sizes, strides and integers (shape.c) give something other than 0 */        \
     X(APART)   /* a tensor whose memory touches none of the `count` ranges in `numbers` */                                          \
-    X(APART_OTHER) /* a tensor that shares no memory with the tensor `target` */
+    X(DISJOINT) /* `count` tensors, in `numbers`: the first `target` of them share no memory with any other */
 
 /* Which pointer of an object is compared; constants SLOT_<name> of the module. */
 #define SLOT_KINDS(X) X(TYPE) X(DICT) X(CELL) X(CODE) X(DEFAULTS) X(KWDEFAULTS)
@@ -62,7 +62,7 @@ enum { VALUE_KINDS(AS_KIND) KIND_COUNT };
 enum { SLOT_KINDS(AS_SLOT) SLOT_COUNT };
 #undef AS_SLOT
 
-/* One step of the program over a call's values. The value that it looks at has the number `source`, except for LOCAL, DISTINCT and SHAPE. */
+/* One step of the program over a call's values. The value that it looks at has the number `source`, except for LOCAL, DISTINCT, SHAPE and DISJOINT. */
 typedef struct {
     int kind;
     int target, source;
@@ -232,5 +232,6 @@ PyObject *table_live_tensor(PyObject *table, PyObject *arguments);
 PyObject *table_distinct(PyObject *table, PyObject *arguments);
 PyObject *table_shape(PyObject *table, PyObject *program);
 PyObject *table_apart(PyObject *table, PyObject *arguments);
+PyObject *table_disjoint(PyObject *table, PyObject *arguments);
 
 #endif

@@ -170,7 +170,7 @@ static int all_distinct(const ValueCheck *op, PyObject *const *values) {
 static int checks_hold(const Table *self, PyObject *const *locals, Py_ssize_t count, PyObject **values) {
     for (size_t i = 0; i < self->value_checks_count; i++) {
         const ValueCheck *op = &self->value_checks[i];
-        int over_many = op->kind == KIND_SHAPE || op->kind == KIND_DISTINCT;
+        int over_many = op->kind == KIND_SHAPE || op->kind == KIND_DISTINCT || op->kind == KIND_DISJOINT;
         PyObject *value = over_many ? Py_None : op->kind == KIND_LOCAL ? (op->count < count ? locals[op->count] : NULL) : values[op->source];
         int holds = value != NULL;
         if (holds) switch (op->kind) {
@@ -187,7 +187,7 @@ static int checks_hold(const Table *self, PyObject *const *locals, Py_ssize_t co
             case KIND_DISTINCT: holds = all_distinct(op, values); break;
             case KIND_TYPE: holds = (PyObject *)Py_TYPE(value) == op->object; break;
             case KIND_APART: holds = apart_from_ranges(value, op->numbers, op->count); break;
-            case KIND_APART_OTHER: holds = apart_from_other(value, values[op->target], op->numbers); break;
+            case KIND_DISJOINT: holds = tensors_disjoint(op->numbers, op->count, op->target, values); break;
             case KIND_SHAPE: holds = shape_holds(op->numbers, op->count, values); break;
             default: holds = 0;
             }

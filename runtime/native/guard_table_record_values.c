@@ -6,7 +6,7 @@
 
 /* A new check, with `kind` and the value that it looks at. NULL with an exception set. */
 static ValueCheck *push_check(Table *self, int kind, int source) {
-    if (source < 0 || ((size_t)source >= self->lengths_count && kind != KIND_LOCAL && kind != KIND_SHAPE && kind != KIND_DISTINCT)) {
+    if (source < 0 || ((size_t)source >= self->lengths_count && kind != KIND_LOCAL && kind != KIND_SHAPE && kind != KIND_DISTINCT && kind != KIND_DISJOINT)) {
         PyErr_Format(PyExc_ValueError, "there is no value %d", source);
         return NULL;
     }
@@ -204,20 +204,37 @@ PyObject *table_distinct(PyObject *object, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
-/* apart(value, numbers): its memory touches none of the ranges; apart(value, numbers, other): it shares no memory with the value `other`.
- * numbers: the size of an element, then the ends of sorted disjoint ranges; or the size of an element of each of the two. */
+/* apart(value, numbers): its memory touches none of the ranges. numbers: the size of an element, then the ends of sorted disjoint ranges. */
 PyObject *table_apart(PyObject *object, PyObject *arguments) {
     Table *self = (Table *)object;
-    int source, other = -1;
+    int source;
     PyObject *given;
-    if (!PyArg_ParseTuple(arguments, "iO!|i", &source, &PyTuple_Type, &given, &other)) return NULL;
+    if (!PyArg_ParseTuple(arguments, "iO!", &source, &PyTuple_Type, &given)) return NULL;
     Py_ssize_t count = PyTuple_GET_SIZE(given);
-    if (other >= 0 ? count != 2 : count % 2 != 1) return PyErr_Format(PyExc_ValueError, "malformed ranges");
-    if (other >= 0 && !is_value(self, other)) return NULL;
+    if (count % 2 != 1) return PyErr_Format(PyExc_ValueError, "malformed ranges");
     int64_t *numbers = take_numbers(given, 0);
-    ValueCheck *op = numbers ? push_numbers(self, other >= 0 ? KIND_APART_OTHER : KIND_APART, source, numbers) : NULL;
+    ValueCheck *op = numbers ? push_numbers(self, KIND_APART, source, numbers) : NULL;
     if (!op) return NULL;
     op->count = count / 2;
-    op->target = other;
+    Py_RETURN_NONE;
+}
+
+/* disjoint(values, widths, written): tensors of elements of so many bytes, of which the first `written` share no memory with any other */
+PyObject *table_disjoint(PyObject *object, PyObject *arguments) {
+    Table *self = (Table *)object;
+    PyObject *values, *widths;
+    int written;
+    if (!PyArg_ParseTuple(arguments, "O!O!i", &PyTuple_Type, &values, &PyTuple_Type, &widths, &written)) return NULL;
+    Py_ssize_t count = PyTuple_GET_SIZE(values);
+    if (PyTuple_GET_SIZE(widths) != count || written < 0 || written > count)
+        return PyErr_Format(PyExc_ValueError, "one width for each tensor is needed, and no more written ones than there are");
+    int64_t *numbers = take_numbers(values, (size_t)count * (1 + DISJOINT_ROOM));
+    if (!numbers) return NULL;
+    for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); i++)
+        if (is_value(self, numbers[i])) numbers[count + i] = PyLong_AsLongLong(PyTuple_GET_ITEM(widths, i));
+    ValueCheck *op = push_numbers(self, KIND_DISJOINT, 0, numbers);
+    if (!op) return NULL;
+    op->count = count;
+    op->target = written;
     Py_RETURN_NONE;
 }

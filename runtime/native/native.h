@@ -83,9 +83,11 @@ int dict_watches_may_be_lost(void);
 int dict_watch_holds(Watched *entry);
 
 /* Memory (apart.c): whether a tensor, whose elements have `numbers[0]` bytes, reaches into none of `count` sorted disjoint ranges that
- * follow; whether two tensors, of elements of numbers[0] and numbers[1] bytes, share no memory. */
+ * follow. Whether the first `written` of `count` tensors share no memory with any other of them: `numbers` holds the tensors' positions in
+ * `values`, the sizes of their elements, and DISJOINT_ROOM words of room for each. */
+#define DISJOINT_ROOM 3
 int apart_from_ranges(PyObject *tensor, const int64_t *numbers, Py_ssize_t count);
-int apart_from_other(PyObject *tensor, PyObject *other, const int64_t *numbers);
+int tensors_disjoint(int64_t *numbers, Py_ssize_t count, int written, PyObject *const *values);
 
 /* Shape relations (shape.c). 1: the program's value is not zero; 0: it is, or it overflows, divides by zero or reads what is not there. */
 int shape_holds(const int64_t *program, Py_ssize_t count, PyObject *const *values);

@@ -22,8 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.ops.asan import ROOT, environment
-
+ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ("tests/runtime/test_native_memory.py", "tests/runtime/test_tables.py")
 """Files that compile nothing: what runs in each continuous integration."""
 FILES = (
@@ -78,6 +77,8 @@ class Seen:
 
 def sanitized(*command: str, seconds: float = 3000) -> Seen:
     """Python run with this command line; the native runtime is built with the sanitizers there, the compiler itself runs without them."""
+    from tests.ops.asan import environment  # which imports torch: the process with a planted error does without it
+
     with tempfile.TemporaryDirectory(prefix="native-asan-") as folder:
         compiler, log = Path(folder, "cc"), Path(folder, "report")
         compiler.write_text('#!/bin/sh\nexec env -u LD_PRELOAD gcc "$@"\n')

@@ -93,7 +93,7 @@ def test_numbers_of_values_that_are_not_there(table: Any, number: int) -> None:
         lambda: table.fields(number, ("a",)),
         lambda: table.live_tensor(number, X, False, 0, *sizes),
         lambda: table.apart(number, (4,)),
-        lambda: table.apart(0, (4, 4), number) if number >= 0 else table.apart(number, (4, 4), 0),
+        lambda: table.disjoint((0, number), (4, 4), 1),
         lambda: table.distinct((0, number), ()),
         lambda: table.shape((1, number, 0)),
     ):
@@ -123,6 +123,9 @@ def test_malformed_arguments_are_errors(table: Any) -> None:
         (ValueError, lambda: table.live_tensor(0, X, False, 0, (3,), (1, 1))),
         (TypeError, lambda: table.live_tensor(0, X, False, 0, ("3",), (1,))),
         (ValueError, lambda: table.apart(0, (4, 4))),
+        (ValueError, lambda: table.disjoint((0, 0), (4,), 1)),
+        (ValueError, lambda: table.disjoint((0, 0), (4, 4), 3)),
+        (TypeError, lambda: table.disjoint((0, 0), (4, "4"), 1)),
         (ValueError, lambda: table.shape((99, 0, 0))),
         (ValueError, lambda: table.shape(())),
         (TypeError, lambda: table.check([1])),
@@ -147,6 +150,24 @@ def test_many_values_are_told_apart(module: Any, count: int) -> None:
         if at:
             assert not table.check(([*values[:at], values[at - 1], *values[at + 1 :]],))
     assert not table.check((values[:-1],))
+
+
+@pytest.mark.parametrize("written", [0, 1, 2, 9, 40])
+def test_tensors_that_share_memory(module: Any, written: int) -> None:
+    """The first ones are written: none of them may lie in the memory of another; those that are read may."""
+    table, count, memory = module.Table(), 40, torch.zeros(41 * 4)
+    table.live(table.local(0), Kind.LIST, count)
+    table.disjoint(tuple(table.item(0, i) for i in range(count)), (4,) * count, written)
+    given = [memory[4 * i : 4 * i + 4] for i in range(count)][::-1]
+    assert table.check((given,)), "side by side"
+    assert table.check(([*given[:-1], torch.zeros(0)],)) and not (written and table.check(([None, *given[1:]],)))
+    for at, among in ((0, 1), (0, 39), (1, 20), (8, 9), (38, 39), (39, 8)):
+        start = given[among].storage_offset()
+        for inside in (memory[start + 1 : start + 2], memory[start + 3 : start + 5], memory[start - 1 : start + 1], memory):
+            changed = [*given[:at], inside, *given[at + 1 :]]
+            places = [(t.storage_offset(), t.storage_offset() + t.numel()) for t in changed]
+            clash = any(a[0] < b[1] and b[0] < a[1] for i, a in enumerate(places[:written]) for b in (*places[:i], *places[i + 1 :]))
+            assert table.check((changed,)) is not clash, (at, among, inside.storage_offset())
 
 
 def test_a_call_of_many_values_is_checked_without_python(module: Any) -> None:
@@ -206,6 +227,7 @@ def full(module: Any, owner: Owner) -> Any:
     table.distinct((first, *items), (owner, owner.weight))
     table.shape((2, first, 0))
     table.apart(first, (4, 8, 16))
+    table.disjoint((first,), (4,), 1)
     table.live(table.fields(table.local(2), ("k", "l")), Kind.EQUAL, 1)
     table.lend(owner)
     assert all(table.slot(owner, kind) for kind in (Slot.TYPE, Slot.DICT)) and table.slot(function, Slot.CODE)
@@ -255,6 +277,8 @@ def fail(module: Any) -> None:
         lambda: table.shape((0, 1)),
         lambda: table.apart(5, (4,)),
         lambda: table.apart(0, (4, "x", 5)),
+        lambda: table.disjoint((0, 5), (4, 4), 1),
+        lambda: table.disjoint((0, 0), (4, "x"), 1),
         lambda: table.live_tensor(5, X, False, 0, (3,), (1,)),
         lambda: table.live_tensor(0, X, False, 0, ("x",), (1,)),
         lambda: table.fields(5, ("a",)),
@@ -303,12 +327,12 @@ def dispatch(module: Any) -> None:
 
 def a_check_within_a_check(module: Any) -> None:
     """The object that the table depends on is freed while its checker runs, and the checker asks the table."""
-    table, owners, answers = module.Table(), [Owner()], []
+    table, owners, answers, runs = module.Table(), [Owner()], [], []
     table.lend(owners[0])
     table.slot(owners[0], Slot.TYPE)
-    table.slot(owners[0], Slot.DICT)
 
     def checker(values: Any) -> bool:
+        runs.append(values)
         if owners:
             owners.clear()
             answers.append(table.check(values))
@@ -316,6 +340,7 @@ def a_check_within_a_check(module: Any) -> None:
 
     table.python(checker)
     assert not table.check(()) and answers == [False] and table.forgotten
+    assert len(runs) == 1, "the inner check compared what was freed, found it equal and went on"
 
 
 WORK: list[Callable[[Any], None]] = [

@@ -10,8 +10,7 @@ import subprocess
 import pytest
 
 from precast.runtime import native_build
-from tests.ops.asan import ROOT
-from tests.ops.native_asan import FILES, NEEDS_REUSE, PLANTED, SAMPLE, run_tests, unreported
+from tests.ops.native_asan import FILES, NEEDS_REUSE, PLANTED, ROOT, SAMPLE, run_tests, unreported
 
 HAS = all(
     subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=False).stdout.strip().startswith("/")

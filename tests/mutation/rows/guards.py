@@ -409,8 +409,8 @@ ROWS = (
     Mutant(
         "native: shared memory is not noticed",
         CHECK,
-        "case KIND_APART_OTHER: holds = apart_from_other(value, values[op->target], op->numbers); break;",
-        "case KIND_APART_OTHER: break;",
+        "case KIND_DISJOINT: holds = tensors_disjoint(op->numbers, op->count, op->target, values); break;",
+        "case KIND_DISJOINT: break;",
         JUDGES,
     ),
     # the native table: what lives on
