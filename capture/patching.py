@@ -98,7 +98,7 @@ class _Layer:
             above = below
 
 
-def _function(layer: _Layer) -> types.FunctionType:
+def _function(layer: _Layer) -> Callable[..., Any]:
     def by_thread(*args: Any, **kwargs: Any) -> Any:
         return layer.here()(*args, **kwargs)
 

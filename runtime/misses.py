@@ -78,7 +78,8 @@ class Misses:
                 return None
             self._raise(args, kwargs)
         if reason := torch_support.broken():
-            return self._cannot_compile(reason)
+            self._cannot_compile(reason)
+            return None
         if position in stance.FIRST_CALL_EAGER and self._is_first(local_values):
             return None
         if program.options["background_compile"] and not is_free():
@@ -192,7 +193,8 @@ class Misses:
             compiled = program.begin()
             outcome = compile_variant(program, args, kwargs)
         except CompilerBroken as error:
-            return self._cannot_compile(str(error))
+            self._cannot_compile(str(error))
+            return None
         except Refused as refusal:
             if refusal.raises and not refusal.forbidden and not program.options["fullgraph"]:
                 in_vain = not program.is_part  # a part may raise as a matter of course: that has to end
