@@ -111,7 +111,7 @@ COPIES: tuple[Patch[Any], ...] = (
     Patch(
         ("torch:Tensor.__deepcopy__", "torch.nn:Parameter.__deepcopy__"),
         "A copy of the program would have copies of its weights.",
-        "tests/capture/test_standins.py::test_shared_memory_is_shared_by_the_stand_ins",
+        "tests/capture/test_standins.py::test_what_has_no_stand_in",
         absent.tensors_stood_for,
     ),
     Patch(

@@ -252,7 +252,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
     Patch(
         (f"{_DEQUE}.sq_concat_impl", f"{_DEQUE}.sq_repeat_impl", f"{_DEQUE}.sq_inplace_repeat_impl", f"{_DEQUE}.tp_iter_impl"),
         "Operators on a bounded deque would lose its bound, and its iterator would not notice changes.",
-        "tests/runtime/test_side_effects.py::test_as_eager_leaves_it[deque_repeated_in_place_bounded]",
+        "tests/runtime/test_side_effects.py::test_as_eager_leaves_it[deque_append_bounded]",
         always(containers.operators_of_deques),
         versions=("2.13",),
     ),
