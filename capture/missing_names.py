@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from precast.capture.frame import CaptureRefused
-from precast.runtime.compiler import strict
+from precast.runtime.errors import strict
 from precast.runtime.log import logger
 
 _HERE = __name__.rpartition(".capture.")[0] + ".capture."

@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 from precast.artifact_store.manifest import guard_rows
 from precast.capture import CaptureRefused, Dynamic
-from precast.runtime.compiler import strict
-from precast.runtime.errors import Refused
+from precast.runtime.errors import Refused, strict
 from precast.runtime.log import logger
 from precast.runtime.paths import resolve
 from precast.runtime.program import Program

@@ -23,8 +23,7 @@ from precast.capture.traced_function import traced_function
 from precast.lowering.decompositions import DECOMPOSITIONS
 from precast.runtime import stance
 from precast.runtime.api import StoreLike, open_store
-from precast.runtime.compiler import strict
-from precast.runtime.errors import InProcess, LoadError, Refused, failure_level, failure_text
+from precast.runtime.errors import InProcess, LoadError, Refused, failure_level, failure_text, strict
 from precast.runtime.log import logger, warn
 from precast.runtime.options import CudaGraphOptions, graph_options, key_options
 from precast.runtime.source import MemoryBlobs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -49,9 +48,4 @@ def is_free() -> bool:
     return free
 
 
-def strict() -> bool:
-    """Whether an unexpected error while compiling is raised (PRECAST_STRICT=1) instead of running eagerly with a warning."""
-    return os.environ.get("PRECAST_STRICT", "") not in ("", "0")
-
-
-__all__ = ["Compile", "Outcome", "compiler", "is_free", "one_at_a_time", "set_compiler", "strict"]
+__all__ = ["Compile", "Outcome", "compiler", "is_free", "one_at_a_time", "set_compiler"]

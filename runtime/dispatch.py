@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from precast.artifact_store import Store
 from precast.runtime import native
-from precast.runtime.compiler import strict
 from precast.runtime.entry import Entry, LocalsOf, parameters
+from precast.runtime.errors import strict
 from precast.runtime.locks import Lock
 from precast.runtime.log import logger, warn
 from precast.runtime.variant import Binding, EagerVariant, Variant

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -190,3 +191,8 @@ def torchs_place(error: BaseException) -> str:
         return ""
     name, frame, line = inside[-1]
     return f"{name.replace('.', '/')}.py:{line}" if not frame.f_code.co_filename.startswith("<") else name
+
+
+def strict() -> bool:
+    """Whether an unexpected error while compiling is raised (PRECAST_STRICT=1) instead of running eagerly with a warning."""
+    return os.environ.get("PRECAST_STRICT", "") not in ("", "0")

@@ -9,7 +9,7 @@ from typing import Any
 from precast.artifact_store import Manifest
 from precast.artifact_store.guard_table import GuardRow
 from precast.runtime import stance, torch_support, turns
-from precast.runtime.compiler import Outcome, compiler, is_free, one_at_a_time, strict
+from precast.runtime.compiler import Outcome, compiler, is_free, one_at_a_time
 from precast.runtime.eagerly import Eagerly
 from precast.runtime.errors import (
     BackendError,
@@ -27,6 +27,7 @@ from precast.runtime.errors import (
     RegionError,
     failure_level,
     failure_text,
+    strict,
 )
 from precast.runtime.guard_eval import first_failure
 from precast.runtime.limits import Compiles, Shared
