@@ -90,17 +90,17 @@ def precast_call(model: torch.nn.Module, ids: torch.Tensor) -> tuple[Call, int]:
     from dataclasses import replace
 
     import precast
-    from precast import graph_build
+    from precast.codegen.cpu_pipeline import CpuCompilation
 
     inputs = 0
-    real = graph_build.compile_program
+    real = CpuCompilation.compile
 
-    def stubbed(program: Any, *args: Any, **kwargs: Any) -> Any:
+    def stubbed(compilation: CpuCompilation, program: Any) -> Any:
         nonlocal inputs
         inputs = len(program.inputs)
-        return replace(real(program, *args, **kwargs), library=stub_library((1, 8, 1000)))
+        return replace(real(compilation, program), library=stub_library((1, 8, 1000)))
 
-    graph_build.compile_program = stubbed
+    CpuCompilation.compile = stubbed  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as store:
         compiled = precast.compile(model, store=store)
         compiled(input_ids=ids)

@@ -30,6 +30,7 @@ from precast.runtime.log import warn
 from precast.runtime.options import key_options
 from precast.runtime.program import Program
 from precast.target_choice import likely_family, target_of
+from precast.target_registry import load_every_part
 from precast.trace import Trace, trace_for
 from precast.unsteady import why_unsteady
 
@@ -76,6 +77,7 @@ def _compile_with(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, 
     job = _Job(program, frame, _target(program, frame), watch, trace)
     if program.options["background_compile"] and frame.graph is not None:
         import_what_comes_late()
+        load_every_part(job.target)
         return Deferred(frame.guards, lambda: _finish(job))
     libraries = backend_of(job.target).start_libraries(frame.graph) if frame.graph is not None else None
     try:

@@ -134,7 +134,17 @@ def load(door: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
+def load_every_part(target: str) -> None:
+    """Imports what every layer knows of the target's family, for work in another thread: a process that forks while a thread imports has,
+    in its child, modules that wait for ever.
+    """
+    family = family_of(target)
+    for door in (family.runtime, family.lowering, family.codegen, family.loader):
+        if door:
+            load(door)
+
+
 __all__ = [
     "CPU", "CUDA", "HOST_DEVICE", "Family", "UnknownFamily", "computes_on", "families", "family_of", "family_of_symbol", "family_on",
-    "find_family", "load", "register_target", "unregister_target",
+    "find_family", "load", "load_every_part", "register_target", "unregister_target",
 ]  # fmt: skip

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import precast
-from precast import graph_build
 from precast.artifact_store import Store
+from precast.codegen import cpu_backend
 from precast.codegen.toolchain import CompilerMissing
 
 
@@ -46,6 +46,6 @@ def test_a_part_that_met_no_compiler_compiles_elsewhere(tmp_path: Path, monkeypa
         for artifact in folder.iterdir():
             artifact.unlink()
     with monkeypatch.context() as without:
-        without.setattr(graph_build, "find_compiler", no_compiler)
+        without.setattr(cpu_backend, "find_compiler", no_compiler)
         assert not call(4)
     assert call(4)

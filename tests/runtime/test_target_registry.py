@@ -134,6 +134,41 @@ print(any(name.endswith(".toolchain") for name in names))
 """
 
 
+BACKGROUND = """
+import sys, threading, time
+
+class Watch:
+    late = []
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("precast.") and threading.current_thread().name.startswith("precast-background-compile"):
+            self.late.append(name)
+
+sys.meta_path.insert(0, Watch())
+import torch
+import precast
+def work(x):
+    return torch.softmax(x @ x, -1) + 1
+compiled = precast.compile(work, store=sys.argv[1], options={"background_compile": True})
+x = torch.randn(8, 8)
+with torch.no_grad():
+    compiled(x)
+    names = [thread.name for thread in threading.enumerate() if thread.name.startswith("precast-background-compile")]
+    for thread in threading.enumerate():
+        if thread.name.startswith("precast-background-compile"):
+            thread.join()
+    torch.testing.assert_close(compiled(x), work(x))
+print(names, Watch.late)
+"""
+
+
+def test_a_background_compile_imports_nothing_of_ours_in_its_thread(tmp_path: Path) -> None:
+    """A child that is forked meanwhile would wait for ever for a module that the thread was importing."""
+    done = subprocess.run([sys.executable, "-P", "-c", BACKGROUND, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    names, late = done.stdout.strip().split("] ")
+    assert "precast-background-compile" in names and late == "[]"
+
+
 def test_a_cold_call_on_the_cpu_imports_no_module_of_the_gpu(tmp_path: Path) -> None:
     """In a fresh interpreter: Linear, LayerNorm and GELU are captured, lowered, compiled, stored and run."""
     done = subprocess.run([sys.executable, "-P", "-c", COLD, str(tmp_path)], capture_output=True, text=True, check=False)
