@@ -16,7 +16,6 @@ import torch
 import precast
 from precast import driver
 from precast.codegen import CompiledGraph, compile_program, cuda_backend, cuda_pipeline, toolchain, triton_compile
-from precast.codegen import compiled as compiled_graph
 from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
 from tests.ops.trace import trace
@@ -36,8 +35,7 @@ def use_compiler(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> 
     path = folder / "c++"
     path.write_text(f"#!/bin/sh\nCXX={real.path}\n{script}\n")
     path.chmod(0o755)
-    for module in (toolchain, compiled_graph):
-        monkeypatch.setattr(module, "find_compiler", lambda: toolchain.Compiler(str(path), real.version))
+    monkeypatch.setattr(toolchain, "find_compiler", lambda: toolchain.Compiler(str(path), real.version))
     temporary = folder / "tmp"
     temporary.mkdir()
     monkeypatch.setattr(toolchain.tempfile, "tempdir", str(temporary))
