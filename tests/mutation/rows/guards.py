@@ -564,11 +564,11 @@ ROWS = (
         JUDGES,
     ),
     Mutant(
-        "recording: written memory is compared with the input before only",
-        "runtime/aliasing_predicates.py",
-        "for other, also_writes in fresh[:i]:",
-        "for other, also_writes in fresh[max(0, i - 1) : i]:",
-        JUDGES,
+        "native: written memory is compared with the input before only",
+        "runtime/native/apart.c",
+        "if (spans[i].end > any_end) any_end = spans[i].end;",
+        "any_end = spans[i].end;",
+        MEMORY,
     ),
     Mutant(
         "recording: two of three inputs may be one",
