@@ -267,11 +267,11 @@ def test_every_public_name_has_a_row_in_the_docs_that_names_a_test() -> None:
     told = {name for row in rows for name in re.findall(r"`([A-Za-z_]+)", row[0])}
     assert set(precast.__all__) - {"__version__"} <= told
     for first, *_, last in rows:
-        tests = re.findall(r"`(?:(test_\w+\.py)::)?(…?\w+)(?:\[[^]`]*\])?`", last)
+        tests = re.findall(r"`(?:(tests/[\w/]+\.py)::)?(…?\w+)(?:\[[^]`]*\])?`", last)
         assert tests and tests[0][0], f"{first}: names no test"
         text = ""
         for file, test in tests:
-            text = (ROOT / "tests" / "runtime" / file).read_text("utf-8") if file else text
+            text = (ROOT / file).read_text("utf-8") if file else text
             assert f"{test.removeprefix('…')}(" in text, f"{first}: {test} does not exist"
 
 
