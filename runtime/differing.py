@@ -1,4 +1,6 @@
-"""The guards in which the variants of a program differ: all that `set_stance(skip_guard_eval_unsafe=True)` leaves to be checked."""
+"""The differentiating guards of a program's variants: the only ones, beside those on tensors, that are checked under
+`set_stance(skip_guard_eval_unsafe=True)`.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,13 @@ Check = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
 
 
 class Differing:
-    """Checks of variants by what tells them apart, made anew when there are others."""
+    """Checks a variant by the guards that not all variants have; they are computed anew when the set of variants changes."""
 
     def __init__(self) -> None:
         self._made: tuple[tuple[Any, ...], dict[int, Check]] = ((), {})  # for which variants; replaced as a whole
 
     def check(self, variant: Any, variants: Sequence[Any], local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> bool:
-        """Whether the guards of `variant` hold that not all of `variants` have, and those on tensors."""
+        """Whether those guards of `variant` hold that not all of `variants` share, and its guards on tensors."""
         among = tuple(sorted(variants, key=id))
         made_for, checks = self._made
         if among != made_for:

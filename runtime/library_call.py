@@ -1,4 +1,4 @@
-"""A library -> what calls it: by CUDA graph where that is wanted, and with the version counters of what it writes moved."""
+"""The launcher of a loaded executable: replays a CUDA graph where that was asked for, and bumps the version counters of mutated inputs."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Call = Callable[..., Any]
 
 
 def library_call(name: str, library: Library, spec: GraphSpec, bound: Sequence[torch.Tensor], cuda_graphs: CudaGraphOptions | None) -> Call:
-    """A callable of the per-call graph inputs. `name`: of the program, for the logs; `cuda_graphs`: None for none."""
+    """A callable that takes the graph inputs of one call. `name`: the program's, for logs. `cuda_graphs`: None to launch without them."""
     if cuda_graphs is None:
         call = graph_call(library, spec, bound)
     else:
-        from precast.runtime.cuda_call import cuda_graph_call  # most programs never need it
+        from precast.runtime.cuda_call import cuda_graph_call  # most programs have no CUDA graphs
 
         call = cuda_graph_call(name, library, spec, bound, cuda_graphs)
     return _with_versions(call, spec.inputs, bound)
 
 
 def _with_versions(call: Call, inputs: Sequence[GraphInput], bound: Sequence[torch.Tensor]) -> Call:
-    """`call`, after which the version counters of what it writes have moved, as an operator's in place do, also where it raises midway:
-    autograd and prepared weights go by them.
+    """`call`, and then a bump of the version counter of each input that it writes, as an in-place operator makes, even where it raises:
+    autograd and packed copies of weights compare these counters.
     """
     if not any(item.mutated for item in inputs):
         return call

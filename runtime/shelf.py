@@ -1,4 +1,4 @@
-"""The variants of a program in this process: in which order calls try them, and what the store has beside them."""
+"""The variant cache of a program in this process: the order in which calls try its variants, and loading further ones from the store."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from precast.runtime.targets import is_cuda, rank
 from precast.runtime.variant import Binding, EagerVariant, Variant
 
 PATIENCE_SECONDS = 1.0
-"""How long a thread waits for another that looks through the store: users' modules are imported there, which may wait for this thread."""
+"""How long a thread waits for another that is scanning the store: a scan imports users' modules, which may wait for this thread."""
 SETTLED_NS = 1_000_000_000
-"""Age from which on the time of a folder's last change is trusted: two changes at once may have been given the same time."""
+"""The age of a folder's last change from which on its time stamp is trusted: two changes in quick succession may have one time stamp."""
 
 
 class Owner(Protocol):
-    """The program whose variants these are. Parts of programs get their names and keys after they were made: both are asked for anew."""
+    """The program whose variants these are. Its name and key are read at each use: those of code after a graph break are set late."""
 
     name: str
     key: str
     store: Store
 
     def open_variant(self, manifest: Manifest, source: Any, stored: bool, graph: Callable[..., Any] | None) -> Variant:
-        """Of a manifest, where its blobs are, whether those are in the store, and a graph that is already there."""
+        """A variant of a manifest. `source`: where its blobs are; `stored`: whether that is the store; `graph`: its graph, if loaded."""
 
     def useless(self, manifest: Manifest) -> str:
         """Why an artifact of the store cannot serve here; "" where it can. Imports users' modules, which may do anything."""
@@ -40,7 +40,7 @@ class Owner(Protocol):
 
 @dataclass
 class _Seen:
-    """What looking through the store gave: variants, ids of artifacts of no use here, and whether nothing was left undecided."""
+    """The result of one scan: variants, ids of artifacts that cannot serve here, and whether a second scan would find the same."""
 
     usable: list[Variant] = field(default_factory=list)
     useless: set[str] = field(default_factory=set)
@@ -48,7 +48,7 @@ class _Seen:
 
 
 class Shelf:
-    """`variants` is replaced as a whole under a lock, and may be read at any time. No code of users runs under that lock."""
+    """The variant cache. `variants` is replaced as a whole under a lock, and may be read without it. No user code runs under that lock."""
 
     def __init__(self, owner: Owner) -> None:
         self.variants: Sequence[Variant | EagerVariant] = ()
@@ -64,7 +64,7 @@ class Shelf:
     # -- taking down
 
     def find(self, local_values: Mapping[str, Any], cells: Mapping[str, Any], look: bool, counts: bool = True) -> Binding | None:
-        """The binding of the first variant whose guards hold; with `look`, also of one that the store has and this process has not seen.
+        """The binding of the first variant whose guards hold; with `look`, artifacts that were not loaded yet are tried as well.
 
         `counts`: a call is about to use it.
         """
@@ -104,7 +104,7 @@ class Shelf:
         return None
 
     def count_hit(self, variant: Variant | EagerVariant) -> None:
-        """A call uses it: the next one tries it first."""
+        """Counts a call that uses the variant, and puts it in front, where the next call tries it first."""
         first_hit = not variant.hits
         variant.hits += 1
         if first_hit and variant.stored:
@@ -115,7 +115,7 @@ class Shelf:
                     self._put_first(variant)
 
     def _put_first(self, variant: Variant | EagerVariant) -> None:
-        """Try it before the others; a symbolic one behind those made for one size, which are faster where they fit."""
+        """Puts the variant in front; one with symbolic sizes behind the static ones, which are faster where they fit."""
         others = [other for other in self.variants if other is not variant]
         position = sum(not other.symbolic for other in others) if variant.symbolic else 0
         self.variants = (*others[:position], variant, *others[position:])
@@ -123,7 +123,7 @@ class Shelf:
     # -- filling
 
     def _scan(self) -> Sequence[Variant | EagerVariant]:
-        """All variants, with those that the store holds and this process had not seen."""
+        """All variants, after loading those that the store has and this process has not loaded yet."""
         my_turn = self._turn.try_enter(PATIENCE_SECONDS)
         try:
             while True:
@@ -175,7 +175,7 @@ class Shelf:
             seen.useless.add(manifest.artifact_id)
 
     def _folder_stamp(self) -> int | None:
-        """When an artifact was last added to or removed from this program's folder; 0 where there is none, None when it cannot be said."""
+        """When this program's folder in the store last changed, in ns; 0 where there is none, None while the time cannot be trusted."""
         try:
             return os.stat(self._owner.store.root / "programs" / self._owner.key).st_mtime_ns
         except FileNotFoundError:
@@ -194,7 +194,7 @@ class Shelf:
             raise LoadError(str(error)) from error
 
     def put(self, manifest: Manifest, source: Any, stored: bool, graph: Callable[..., Any] | None = None) -> Variant:
-        """What was just compiled, opened as a warm start would open it, in front. Raises LoadError."""
+        """Opens what was just compiled as a warm start would, and puts it in front. Raises LoadError."""
         variant = self._open(manifest, source, stored, graph)
         with self._lock:
             self.variants = tuple(other for other in self.variants if other.artifact_id != variant.artifact_id)
@@ -202,19 +202,21 @@ class Shelf:
             return variant
 
     def put_eager(self, variant: EagerVariant) -> None:
-        """In front of all others."""
+        """Puts a variant that runs eagerly in front of all others."""
         with self._lock:
             self.variants = (variant, *self.variants)
 
     # -- clearing
 
     def remove(self, variant: EagerVariant) -> None:
-        """Not there any more, whether or not it was."""
+        """Removes the variant, if it is there."""
         with self._lock:
             self.variants = tuple(other for other in self.variants if other is not variant)
 
     def drop(self, variant: Variant | EagerVariant, reason: str) -> None:
-        """It turned out to be of no use: not tried again before the program's folder in the store changes."""
+        """Removes a variant that cannot serve, with the reason; its artifact is tried again when the program's folder in the store
+        changes.
+        """
         logger("runtime").warning("miss: %s: %s", self._owner.name, reason)
         with self._lock:
             if variant in self.variants:  # else it was forgotten
@@ -222,7 +224,7 @@ class Shelf:
                 self.variants = tuple(other for other in self.variants if other is not variant)
 
     def clear(self) -> None:
-        """Forget what was loaded; the store keeps what it has."""
+        """Drops all loaded variants; the store is not changed."""
         with self._lock:
             self.variants = ()
             self._useless = frozenset()
