@@ -19,7 +19,7 @@ def ranges_of(axes: Iterable[Axis]) -> dict[sympy.Symbol, Interval]:
 
 
 def interval(expr: Size | sympy.Basic, ranges: Mapping[sympy.Symbol, Interval]) -> Interval | None:
-    """An interval that holds every value of `expr`, or None where that is not known. May be wider than the truth."""
+    """An interval that contains every value of `expr`, or None where none is known. It may be wider than necessary."""
     if isinstance(expr, int):
         return (expr, expr)
     if isinstance(expr, sympy.Symbol):

@@ -1,7 +1,7 @@
-"""Pointwise kernels that do not need one another become one: a launch costs a GPU more than a small kernel's work.
+"""Horizontal fusion: small independent pointwise kernels become one, since on a GPU a launch costs more than such a kernel's work.
 
-The norms that are folded into a network's weights, at each call, are a hundred such kernels. Members keep axes of their own; the renderer
-gives each some of the launch's programs. What `small_kernels_first` put off stays where it is.
+A network whose norms are folded into its weights at each call has a hundred such kernels. The members keep axes of their own; the renderer
+gives each of them some of the launch's programs. Kernels that `small_kernels_first` has delayed stay where they are.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ MAX_BUFFERS = 200
 MAX_POINTS = 1 << 24
 """Larger kernels fill the device by themselves."""
 MAX_BYTES = 64 << 20
-"""What a batch may write before it is needed."""
+"""Bytes that a batch may write earlier than they are needed."""
 NEAR = 8
-"""Steps by which a kernel that waits for others may come earlier: its result stays in memory meanwhile."""
+"""How many steps earlier a kernel may run that depends on other kernels: its result occupies memory meanwhile."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class _Batch:
 
 
 def gpu_batches(program: Program) -> Program:
-    """The program, its steps being in order, with such kernels put together where the first of them stands."""
+    """The program with such kernels merged at the position of the first of them. Its steps must be in order."""
     before = dependencies(program)
     place = list(range(len(program.steps)))
     size = {b.name: nbytes_hint(b) for b in program.buffers}
@@ -68,7 +68,7 @@ def gpu_batches(program: Program) -> Program:
 
 
 def _put_off(kernel: Kernel, size: Mapping[str, int]) -> bool:
-    """Whether `small_kernels_first` chose when the kernel runs because of what its result takes."""
+    """Whether `small_kernels_first` delayed the kernel because its result is large."""
     return prod(hint(a.extent) for a in kernel.axes) <= MOST_POINTS and sum(size[n] for n in writes(kernel)) >= LARGE
 
 

@@ -1,7 +1,7 @@
-"""Products with few rows whose weights lie in memory in a narrower type (int8, say): kernels that read the weights as they are.
+"""Weight-only quantised matrix products with few rows: kernels that read weights in a narrower type (int8, say) and cast them in registers.
 
-A library wants the whole matrix in the type that it multiplies: a kernel casts it, and the library reads it again, which is five times the
-bytes. With few rows reading the weights is all that costs, so the product is a kernel of ours that casts what it reads.
+A library multiplies a matrix in its own type: a kernel would cast all weights first, and the library would read the result, five times the
+bytes. With few rows the time is that of reading the weights, so a generated kernel that casts as it reads replaces both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from precast.lowering.substitution import Definition, Rewriter, Uninvertible
 MAX_ROWS = 128
 """Measured on an H200 with int8 weights: 2.6 to 3.9 times as fast as a cast and cuBLAS with 16 rows, 1.3 times with 128."""
 MANY_ROWS, MANY_COLUMNS = 64, 2048
-"""With more rows than the first, a product of fewer columns than the second is the library's: there are too few blocks to go round."""
+"""With more rows than the first, a product of fewer columns than the second is left to the library: it has too few blocks for the device.
+"""
 MIN_COLUMNS, MIN_DEPTH = 16, 256
 MAX_NODES = 6
 """Operations for each weight, which are done once for each block of rows."""
@@ -51,7 +52,7 @@ class _Maker:
 
 
 def _makers(kernel: Kernel) -> list[_Maker]:
-    """The stores of a kernel that compute something cheap of what lies under the same index."""
+    """The stores of a kernel that compute something cheap from elements at the same index."""
     return [m for m in (_maker(kernel, number) for number in range(len(kernel.stores))) if m is not None]
 
 
@@ -72,7 +73,9 @@ def _maker(kernel: Kernel, number: int) -> _Maker | None:
 
 
 def _narrow(name: str, step: Gemm, buffers: dict[str, Buffer], maker: _Maker | None) -> Kernel | None:
-    """The product with its right side computed; None unless rows are few, and weights of half of that side's bytes lie along the depth."""
+    """The product with its right side computed as it is read; None unless it has few rows, and weights contiguous along the depth that
+    take at most half of that side's bytes.
+    """
     out = buffers[step.out]
     if maker is None or len(step.a.size) != 2 or out.dtype not in HALVES or 2 * sum(maker.loads.values()) > out.dtype.itemsize:
         return None

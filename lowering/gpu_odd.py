@@ -1,8 +1,9 @@
-"""Products whose number of columns is no multiple of eight: half types run at a sixth of their speed then (a vocabulary of 50,257).
+"""Leading-dimension padding: matrix products in half types whose number of columns is no multiple of eight (a vocabulary of 50,257), which
+libraries compute at a sixth of the speed.
 
-The result's rows get room for whole vectors. Code generation then multiplies a multiple of eight columns at full speed and the rest apart,
-into the same rows, and no weight is copied. A result that the caller gets keeps its wider rows: its last dimensions are eager's, its
-strides are not.
+The result's row stride is rounded up to a multiple of eight. Code generation then multiplies a multiple of eight columns at full speed and
+the remaining columns by a second call, into the same rows; no weight is copied. A result that is returned keeps the padded row stride: its
+shape is eager's, its strides are not.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from precast.lowering.sizes import hint
 VECTOR = 8
 """Columns that cuBLAS wants a multiple of."""
 MIN_ROWS, MIN_WORK = 128, 1 << 28
-"""Rows, and multiplications in all, from which the slow product costs more than a second call."""
+"""Rows, and multiplications in total, from which the slow product costs more than a second call."""
 
 
 def roomy_rows(program: Program) -> Program:
-    """The program with wider rows for the results of such products."""
+    """The program with padded rows for the results of such products."""
     for step in program.steps:
         if isinstance(step, Gemm) and _is_odd(step, program):
             program = _widened(program, step.out)

@@ -1,8 +1,9 @@
-"""Small kernels that need the program's inputs only run first, side by side: code generation makes one launch of such neighbours.
+"""Prologue kernels first: small kernels that depend on the program's inputs only are moved to its front, where code generation makes one
+launch of neighbours.
 
-They fold norms into weights and lay weights out for a library, a hundred of them in an image network; each alone costs a launch.
-Of large results only those that are needed soonest are made first: the others wait, in groups of a launch each, until one of a group is
-needed. They would lie in memory while the largest activations of an image network do, which are its first ones.
+They fold norms into weights and change layouts of weights, a hundred of them in an image network; each alone would cost a launch. Of
+those with large results only the ones that are needed soonest run first; the others are delayed, in groups of one launch each, until the
+first of a group is needed, since an image network's largest activations, its first ones, would otherwise be in memory at the same time.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from precast.lowering.order import nbytes_hint
 from precast.lowering.sizes import hint, is_unbacked
 
 MOST_POINTS = 1 << 22
-"""Points of a kernel from which its launch no longer counts, and its result is better made when it is needed."""
+"""Points of a kernel from which the cost of its launch no longer matters, so that it runs where its result is needed."""
 LARGE = 64 << 10
-"""Bytes of a result from which it matters when it is made."""
+"""Bytes from which a result counts as large."""
 FIRST_BYTES = 2 << 20
-"""What large results that are made at the beginning may take."""
+"""Bytes of all large results that are computed at the beginning."""
 GROUP_BYTES = 32 << 20
-"""What those of each later group may take."""
+"""Bytes of the large results in each later group."""
 
 
 def small_kernels_first(program: Program) -> Program:
@@ -51,7 +52,7 @@ def small_kernels_first(program: Program) -> Program:
 
 
 def _made_later(program: Program, early: list[Step], rest: list[Step]) -> dict[int, list[Step]]:
-    """Groups of early steps whose large results are not needed at once, by the position in `rest` before which each group is made."""
+    """Groups of early steps whose large results are needed later, by the position in `rest` before which each group runs."""
     size = {b.name: nbytes_hint(b) for b in program.buffers}
     outputs = {o.view.buffer for o in program.outputs if o.view is not None}
     needed = {n for s in early for n in reads(s)} | outputs | set(program.persistent)

@@ -1,9 +1,9 @@
-"""Products inside of the kernels that read them: kernels of ours, with what stands before and behind, in the place of a library's call.
+"""Matrix-product template fusion: a generated kernel for a product, with its prologue and epilogue, in place of a library call.
 
-A library writes the product, and a kernel reads it again for the norm, the activation, the residual that follow: more bytes, at times, than
-the product itself moves. Here a 1x1 convolution or a linear layer goes into the pointwise kernel that alone reads it; and where columns are
-few, what makes its rows (the norm and the relu of the convolution before) is computed as they are read. Which products that pays for is
-for others to say: a rule (`gpu_shallow.py`), or a measurement (`codegen/cuda_fusion.py`).
+A library writes the product, and a kernel reads it again for the norm, activation and residual that follow, which may move more bytes than
+the product itself. This pass fuses a 1x1 convolution or a linear layer into the pointwise kernel that is its only reader; with few columns,
+the kernel that computes its rows (the norm and relu of the convolution before) is fused as a prologue as well. Which products are fused is
+decided elsewhere: by a rule (`gpu_shallow.py`) or a measurement (`codegen/cuda_fusion.py`).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from precast.lowering.substitution import Definition, Rewriter, Uninvertible
 VECTOR = 8
 """Elements of a half type that one access reads: rows of other lengths are slow to read."""
 MAX_SUMS = 2
-"""Products in one kernel: blocks of more fill the registers and the shared memory."""
+"""Products in one kernel: the blocks of more do not fit into registers and shared memory."""
 MAX_COLUMNS_BEFORE = 512
-"""Columns up to which rows are computed as they are read: once for each block of columns."""
+"""Columns up to which a prologue is fused: it is computed again for each block of columns."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a product: rows as a hint, columns and depth."""
+    """The sizes of a product: rows (a hint where they are symbolic), columns and depth."""
 
     rows: int
     columns: int
@@ -44,10 +44,10 @@ class Sizes:
 
 @dataclass(frozen=True, eq=False)
 class Alternative:
-    """Two ways to the same results: `steps`, or `kernel`, whose own product is `product`.
+    """Two ways to compute the same results: `steps`, or one `kernel`, in which the product is `product`.
 
-    The steps are a library's product of these `sizes` and the kernels around it. Where the kernel takes in what makes the rows as well, it
-    comes after `inner`, which takes in the product alone, and which is among the steps if it was decided for.
+    The steps are a library's product of these `sizes` and the kernels around it. Where the kernel has a prologue fused as well, `inner`
+    is the alternative without it, which was decided before, and whose kernel is among the steps if it was taken.
     """
 
     program: Program
@@ -58,24 +58,24 @@ class Alternative:
     inner: Kernel | None = None
 
     def finished(self, *steps: Step) -> Program:
-        """The steps as the passes that follow leave them, over the program's buffers."""
+        """A program of these steps over the same buffers, after the passes that follow this one."""
         return collapse_axes(gpu_reductions(replace(self.program, steps=steps)))
 
 
 class Decides(Protocol):
-    """Says which products go into the kernels that read them."""
+    """Decides which products are fused into the kernels that read them."""
 
     def considers(self, sizes: Sizes) -> bool:
-        """Whether products of such sizes may, so that the kernel is made at all."""
+        """Whether a product of these sizes is a candidate, for which the fused kernel is built."""
         ...
 
     def takes(self, alternative: Alternative) -> bool:
-        """Whether this one does."""
+        """Whether the fused kernel is taken."""
         ...
 
 
 def products_in_kernels(program: Program, decides: Decides) -> Program:
-    """The program with each product that it `decides` for, and what makes its rows, inside of the kernel that follows it."""
+    """The program with each product that `decides` takes, and its prologue where possible, fused into the kernel that follows."""
     return _Products(program, decides).run()
 
 
@@ -108,7 +108,7 @@ class _Products:
         return without_unused_buffers(replace(self.program, steps=tuple(s for s in self.steps if s is not None)))
 
     def _fuse(self, position: int, step: Gemm | Conv, sizes: Sizes) -> None:
-        """Puts the product into its reader, with what makes its rows if that is possible, or leaves all as it is."""
+        """Fuses the product into its reader, with its prologue where that is possible, or changes nothing."""
         at = self._sole_reader(step.out)
         user = None if at is None else self.steps[at]
         if at is None or not isinstance(user, Kernel) or not _is_plain(user):
@@ -145,13 +145,14 @@ class _Products:
             self._replace([position], at, alone)
 
     def _sole_reader(self, name: str) -> int | None:
-        """The one later step that reads a temporary which one step writes."""
+        """The position of the only reader of a temporary that one step writes; None where there are several."""
         readers, writers = self.readers.get(name, set()), self.writers[name]
         only = next(iter(readers)) if len(readers) == 1 and len(writers) == 1 and name not in self.fixed else None
         return only if only is not None and only > writers[0] else None
 
     def _maker(self, position: int, step: Gemm | Conv) -> tuple[int, Definition] | None:
-        """How the rows of the product are computed, and where, if for it alone and of as few columns as `MAX_COLUMNS_BEFORE`."""
+        """The kernel that computes the product's rows, and its position, if only this product reads them and it has at most
+        `MAX_COLUMNS_BEFORE` columns."""
         name = (step.a if isinstance(step, Gemm) else step.x).buffer
         columns = hint(self.buffers[step.out].size[1])
         if columns > MAX_COLUMNS_BEFORE or name not in self.writers or self._sole_reader(name) != position:
@@ -166,7 +167,7 @@ class _Products:
         return at, Definition(name, maker.axes, store.index, Cast(store.value, self.buffers[name].dtype))
 
     def _unchanged(self, taken: Sequence[int], at: int) -> bool:
-        """Whether what the steps `taken` read is the same when step `at` runs."""
+        """Whether the operands of the steps `taken` are still unchanged when step `at` runs."""
         gone = set(taken)
         for position in taken:
             step = self.steps[position]
@@ -205,7 +206,7 @@ def _sizes(step: Gemm | Conv) -> Sizes | None:
 
 
 def _in_vectors(view: View) -> bool:
-    """Whether each line of the operand begins where a vector may."""
+    """Whether each row of the operand is aligned for vector accesses."""
     apart = (s for s, n in zip(view.stride, view.size, strict=True) if n != 1 and s != 1)
     return all(isinstance(s, int) and s % VECTOR == 0 for s in (view.offset, *apart))
 

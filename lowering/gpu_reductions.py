@@ -1,8 +1,8 @@
-"""Reductions for a machine of many processors: long ones of few rows are made in two steps, and none stands inside another one.
+"""Split reductions for GPUs: long reductions over few rows run in two steps, and nested reductions become kernels of their own.
 
-A program of a kernel computes whole rows. Where there are fewer rows than processors, each row is cut into chunks: one kernel combines
-each chunk, the kernel itself then combines the chunks' results. A reduction (or scan) whose points each need a long reduction of their own
-gets the inner one from a kernel before it.
+A program of a kernel computes whole rows. Where there are fewer rows than processors each row is split into chunks: one kernel reduces each
+chunk, and the kernel itself then reduces the chunks' results. Where each point of a reduction (or scan) needs a long reduction of its own,
+a kernel before it computes the inner one.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from precast.lowering.substitution import Mapping_, Rewriter, shared_axis
 from precast.lowering.transform import replace_values
 
 PROCESSORS = 100
-"""With fewer programs than this a device stands partly idle."""
+"""Fewer programs than this leave part of a device idle."""
 PROGRAMS = 1024
-"""How many there are to be after cutting."""
+"""The number of programs that splitting aims at."""
 MIN_WORK = 1 << 15
 """Points of one program below which a second kernel costs more than it gains."""
 MIN_CHUNK = 2048
@@ -57,7 +57,7 @@ Symbols = frozenset[sympy.Symbol]
 
 
 def gpu_reductions(program: Program) -> Program:
-    """The program with every kernel's reductions nested in nothing and long enough for their rows only."""
+    """The program in which no kernel's reduction is nested, and none is longer than its number of rows allows."""
     steps: list[Step] = []
     buffers = list(program.buffers)
     for step in program.steps:
@@ -82,7 +82,7 @@ class _Cut:
 
 
 class _Splitter:
-    """One kernel: `before` and `fresh` are the kernels and buffers that it comes to need."""
+    """The state for one kernel. `before`, `fresh`: the kernels and buffers that splitting it adds."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel

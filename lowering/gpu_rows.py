@@ -1,8 +1,8 @@
-"""Products with a vector as reductions: every element of the matrix is read once, so memory bounds them, and a kernel of ours reads as fast
-as a library's.
+"""Matrix-vector products (GEMV) as reductions: each element of the matrix is read once, so they are bound by memory, and a generated kernel
+reads as fast as a library's.
 
-As a kernel such a product is fused with what follows it: its bias, its activation, the residual, the other product of a gated layer.
-One-token decoding is made of these. Only matrices whose rows lie along the reduction are taken, which is how linear layers keep theirs.
+As a kernel such a product is fused with what follows it: bias, activation, residual, the other product of a gated layer. One-token decoding
+consists of these. Only matrices that are contiguous along the reduction are taken, as those of linear layers are.
 """
 
 from __future__ import annotations

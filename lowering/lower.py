@@ -360,7 +360,7 @@ class _Walk:
         return self.b.realise(t, stride) if wanted else t
 
     def _own(self, node: fx.Node, t: Tensor, stride: tuple[Size, ...]) -> Tensor:
-        """`t` in memory that no other result shares, laid out as eager's."""
+        """`t` materialised in a fresh buffer that no other result shares, with eager's strides."""
         window = t.window
         if window is not None:
             name = window.buffer

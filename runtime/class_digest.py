@@ -82,7 +82,7 @@ def _entries(base: type, names: frozenset[str], constructs: bool) -> Iterator[tu
 
 
 def functions_described(constant: Mapping[str, Any], classes: Sequence[Any]) -> dict[types.FunctionType, None]:
-    """The functions whose code a CLASSES guard covers; replacing a function's code changes neither a namespace nor a class's version tag."""
+    """The functions whose code a CLASSES guard covers. Replacing a function's code changes no namespace and no class's version tag."""
     names = looked_up(constant["names"])
     found: dict[types.FunctionType, None] = {}
     for (_, constructs, _), cls in zip(constant["classes"], classes, strict=True):

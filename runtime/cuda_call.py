@@ -1,4 +1,4 @@
-"""The graph callable of a compiled graph for a GPU where CUDA graphs are wanted."""
+"""Graph callables that replay CUDA graphs: for compiled graphs on a GPU whose program asked for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CUDA's driver library, opened at run time: its functions are what libraries of GPU graphs launch their kernels with."""
+"""CUDA's driver library, opened at run time: compiled GPU graphs launch their kernels by its functions."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""CUDA graphs around a compiled graph: when its kernels are captured, which capture answers which call, and when there is none.
+"""The policy of CUDA graphs: when a compiled graph's kernels are captured, which capture serves which call, and when none does.
 
-A call runs as it is while there is no capture that fits it; the first calls of each size warm everything up. A capture hands its own
-output memory to the caller and is used again when the caller has let go of it; while every one is held, another is made, and past RING one
-whose outputs are copied answers. So outputs may be kept without a word (docs/cuda-graphs.md). What may never be captured is left alone,
-with one logged reason.
+A call without a fitting capture runs the graph itself; the first calls of each size are warm-ups. A capture returns outputs in its own
+memory, and is replayed again once the caller has released them. While all captures of a size are in use another is made, and after RING of
+them one whose outputs are copied serves. So callers may keep outputs as long as they like (docs/cuda-graphs.md). A graph that cannot be
+captured always runs itself, and the reason is logged once.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from precast.runtime.options import CudaGraphOptions
 from precast.runtime.paths import describe
 
 WARM_UPS = 2
-"""Calls of a size before its capture: libraries make their handles and choices, and it shows which inputs lie still."""
+"""Calls of a size before its capture: libraries make their handles and choices, and inputs with a constant address are found."""
 RING = 3
-"""Captures of a size that hand out their own memory; the one past them copies its outputs."""
+"""Captures of a size that return outputs in their own memory; one more copies its outputs."""
 SIZES_WARNED, SIZES = 8, 64
-"""Distinct sizes: from the first on a warning, from the second on further sizes run without a capture."""
+"""Numbers of distinct sizes: from the first on there is a warning, from the second on further sizes are not captured."""
 MOVES = 16
-"""How often weights, or inputs that the graph writes, may be found elsewhere (which takes a new capture) before captures are given up."""
+"""How often the address of a weight, or of an input that the graph writes, may change (which takes a new capture) before captures end."""
 
 
 PLAYS_A_MOVE = 32
-"""Replays that a capture has to serve on average for its moves not to count."""
+"""Average replays per capture from which on changed addresses do not count."""
 ATTEMPTS = 2
-"""Captures that may fail: a library that a thread had not used yet cannot be set up in the middle of one."""
+"""How many captures may fail: a library that the thread has not used yet cannot be initialised during a capture."""
 
 
 Draws = Literal["no", "maybe", "yes"]
-"""Whether a graph draws random numbers: the generator has moved during a warm-up, and by the same amount during each. Other threads draw,
-too; a capture that should not draw fails where it does, one that may draw disturbs them (`cuda_capture.py`)."""
+"""Whether a graph draws random numbers: the generator advanced during each warm-up, by the same amount. Other threads draw, too; a capture
+that was not expected to draw fails where it does, and one that may draw disturbs other threads (`cuda_capture.py`)."""
 
 
 class Unfit(RuntimeError):
@@ -54,7 +54,7 @@ class CaptureFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Taken:
-    """A capture as the device made it: raw outputs, how it is replayed, and its executable graph (0: `replay` only)."""
+    """A finished capture: raw outputs, the function that replays it, and its executable graph (0: only `replay` may be used)."""
 
     outputs: tuple[Any, ...]
     replay: Callable[[], None]
@@ -62,28 +62,28 @@ class Taken:
 
 
 class Device(Protocol):
-    """What the policy needs of a GPU (`cuda_device.py`)."""
+    """The operations that the policy needs from a GPU; `cuda_device.py` implements them."""
 
     def obstacle(self) -> str:
         """Why nothing may be replayed on the calling thread's current stream; "" where it may."""
 
     def capture(self, run: Callable[[], tuple[Any, ...]], draws: Draws, first: bool) -> Taken:
-        """Capture what `run` launches, with outputs in the pool that all captures share. Raises CaptureFailed.
+        """Capture the launches of `run`, with outputs in the pool that all captures share. Raises CaptureFailed.
 
-        `draws`: whether it draws random numbers. `first`: of this graph.
+        `draws`: whether it draws random numbers. `first`: whether it is the graph's first capture.
         """
 
     def entered(self) -> AbstractContextManager[None]:
-        """A context in which the current stream has waited for all that followed earlier replays on other streams."""
+        """A context in which the current stream has waited for earlier replays on other streams, and for the work behind them."""
 
     def drawn(self) -> int:
-        """How far the default random generator has come."""
+        """The offset of the default random generator."""
 
     def spare(self) -> None:
-        """Give back memory that libraries hold for later calls, and that these get again."""
+        """Give back memory that libraries cache between calls; later calls allocate it again."""
 
     def retire(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Memory of a capture is let go of: what was enqueued with it, on whatever stream, comes before its next use."""
+        """Called when a capture's memory is released: its next use waits for work with it on any stream."""
 
 
 DeviceOf = Callable[[Mapping[str, torch.Tensor]], Device]
@@ -92,7 +92,7 @@ DeviceOf = Callable[[Mapping[str, torch.Tensor]], Device]
 
 @dataclass
 class _Size:
-    """Calls that agree in the graph's numbers and in the device."""
+    """The state of calls that have the same sizes and numbers and the same device."""
 
     device: Device
     warm_ups: int = 0
@@ -108,10 +108,10 @@ class _Size:
 
 
 class CudaGraphs:
-    """A graph callable: takes the per-call inputs, gives what the bytecode expects. `run`: the compiled graph, which gives raw outputs.
+    """A graph callable: takes the per-call inputs, returns what the bytecode expects. `run`: the compiled graph, which returns raw outputs.
 
-    `into`: `run` with memory for its outputs in front, of which it writes those in `lent`. `may_draw`: random
-    numbers. `unfit`: why it may not be captured, "" where it may. `stamp`: tells versions of its prepared weights apart.
+    `into`: the out-variant of `run`, which takes memory for outputs first and writes those at the positions `lent`. `may_draw`: whether it
+    may draw random numbers. `unfit`: why it may not be captured, "" where it may. `stamp`: tells versions of packed weights apart.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class CudaGraphs:
         return raw if self.spec.finish is None else self.spec.finish(raw, values)
 
     def _answer(self, values: list[Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Raw outputs, replayed where that can be."""
+        """Raw outputs, by a replay where a capture fits."""
         with self._lock:
             size = None if self.refused else self._size(values)
             if size is not None and self._watch(size, values) and size.warm_ups >= WARM_UPS:
@@ -178,7 +178,7 @@ class CudaGraphs:
         return raw
 
     def _size(self, values: Sequence[Any]) -> _Size | None:
-        """What is known of calls like this one. None: they are not replayed, or not here and now."""
+        """The state of calls like this one; None where this call must not be replayed."""
         key = (values[self._tensors[0]].get_device(), *(word_of(values[i]) for i in self._numbers))
         size = self._sizes.get(key) or self._new_size(values)
         if size is not None:
@@ -208,11 +208,15 @@ class CudaGraphs:
         return _Size(device)
 
     def _placed_inputs(self, values: Sequence[Any]) -> list[int]:
-        """Tensors that say where the graph runs: a constant in the host's memory never changes, and so is read at capture for good."""
+        """Positions of the tensors that determine the device. Constants in host memory are not among them: they are read once, at
+        capture.
+        """
         return [i for i in self._tensors if self.spec.inputs[i].kind != "constant" or values[i].device.type != "cpu"]
 
     def _watch(self, size: _Size, values: Sequence[Any]) -> bool:
-        """Learn which inputs move, and forget captures that read them where they lay. False: captures have just been given up."""
+        """Note which inputs have changed their addresses, and drop captures that read the old ones. False: captures have just been given
+        up.
+        """
         moved = []
         for i in self._tensors:
             address = values[i].data_ptr()
@@ -230,7 +234,7 @@ class CudaGraphs:
         return not self.refused
 
     def _record(self, size: _Size, values: list[Any], args: tuple[Any, ...], stamp: Any) -> tuple[Any, ...] | None:
-        """Make a capture for this call and answer with it. None: run the graph as it is."""
+        """Make a capture for this call and replay it. None: the caller runs the graph itself."""
         self._forget(size, values, stamp)
         clones = len(size.recordings) >= RING
         if clones and any(recording.clones for recording in size.recordings):
@@ -247,7 +251,7 @@ class CudaGraphs:
         return self.player.play(values, stamp)
 
     def _forget(self, size: _Size, values: Sequence[Any], stamp: Any) -> None:
-        """Drop the size's captures that read an input or prepared weights where they are no longer."""
+        """Drop the size's captures that read an input or packed weights at addresses that are no longer theirs."""
         words = [word_of(value) for value in values]
         for recording in tuple(size.recordings):
             if not recording.reads(words, stamp):
@@ -293,7 +297,7 @@ class CudaGraphs:
         )
 
     def _refuse(self, reason: str) -> None:
-        """No captures from now on."""
+        """End captures of this graph, with one logged reason."""
         self.refused = reason
         logger("cudagraphs").warning("%s: runs without CUDA graphs: %s", self.name, reason)
         for size in self._sizes.values():
@@ -303,7 +307,7 @@ class CudaGraphs:
 
 
 def _placed(raw: Any, position: int, inputs: Sequence[Any]) -> Output:
-    """A raw output as a recording keeps it."""
+    """The form in which a recording keeps a raw output."""
     if not isinstance(raw, torch.Tensor):
         return int(raw)
     lender = storages(inputs).get(storage_of(raw))

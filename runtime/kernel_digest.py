@@ -116,7 +116,7 @@ def _consulted(layer: Any) -> dict[str, Any]:
 
 
 def unreadable(kernel: Any) -> str:
-    """The part of the kernel's decorators that no digest can cover, such as a callable that is no plain function; "" where there is none."""
+    """The part of the kernel's decorators that no digest can cover (a callable that is no plain function); "" without one."""
     found = (name for layer in layers(kernel)[:-1] for name, f in _consulted(layer).items() if not isinstance(f, types.FunctionType))
     return next((f"{name} is no plain function, so that an edit of it could not be noticed" for name in found), "")
 

@@ -175,7 +175,7 @@ class Shelf:
             seen.useless.add(manifest.artifact_id)
 
     def _folder_stamp(self) -> int | None:
-        """When this program's folder in the store last changed, in ns; 0 where there is none, None while the time cannot be trusted."""
+        """When this program's folder in the store last changed, in ns; 0 where there is none, None where it cannot be read."""
         try:
             return os.stat(self._owner.store.root / "programs" / self._owner.key).st_mtime_ns
         except FileNotFoundError:
