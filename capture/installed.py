@@ -1,4 +1,4 @@
-"""What Dynamo puts into a module's globals for its bytecode, as supplies of a FrameRecord."""
+"""Globals that Dynamo installs for its bytecode, as supplies of a FrameRecord: how another process gets their values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from precast.artifact_store.constants import Untaggable, object_name, tag
 
 
 def private_names(namespace: Mapping[str, Any], output: OutputGraph) -> dict[str, tuple[Any, ...]]:
-    """Every global name that Dynamo installed -> what it stands for."""
+    """Every global name that Dynamo installed -> its supply."""
     found: dict[str, tuple[Any, ...]] = {alias: _module(name) for alias, name in output.import_sources.items()}
     return found | {name: _supply(name, namespace.get(name)) for name in output.installed_globals if name not in found}
 

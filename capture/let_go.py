@@ -1,4 +1,4 @@
-"""Tracing leaves no references to the tensors that it saw: torch refuses to swap a tensor that has any (`Module.to`, of subclasses)."""
+"""Releases references to tensors after tracing: torch refuses to swap a tensor with weak references (`Module.to`, of tensor subclasses)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from torch.utils.weak import TensorWeakRef
 
 @contextlib.contextmanager
 def tensors_let_go() -> Iterator[None]:
-    """What fake tensors were made from inside is forgotten at the end, and what guards were about. It would be only when the garbage
-    collector comes by: the tracer's objects, those of attempts that it gave up too, refer to one another.
+    """A context that at its end clears the references from fake tensors and guards to the tensors that they were made from. Otherwise they
+    live until a garbage collection, as the tracer's objects, those of abandoned attempts included, are in reference cycles.
     """
     with _made(MetaTensorDescriber) as describers, _made(TracingContext) as contexts:
         try:
@@ -35,7 +35,7 @@ def tensors_let_go() -> Iterator[None]:
 
 
 def _forget_tensor(create: Any) -> None:
-    """A guard on a tensor is made from it."""
+    """Drops the tensor that a guard's creation closure holds."""
     if isinstance(create, functools.partial):
         for name in [name for name, value in create.keywords.items() if isinstance(value, TensorWeakRef)]:
             del create.keywords[name]
@@ -43,7 +43,7 @@ def _forget_tensor(create: Any) -> None:
 
 @contextlib.contextmanager
 def _made(cls: Any) -> Iterator[list[weakref.ref[Any]]]:
-    """Fills with the instances of a class that are made inside."""
+    """A list that collects weak references to the instances of a class that are made inside."""
     made: list[weakref.ref[Any]] = []
     original = cls.__init__
 
@@ -60,7 +60,7 @@ def _alive(references: list[weakref.ref[Any]]) -> Iterator[Any]:
 
 
 def forget_random_state() -> None:
-    """AOTAutograd keeps the last state of random numbers in a class: fake tensors, whose mode knows all that was traced."""
+    """Drops the last random state that AOTAutograd keeps in a class: fake tensors whose mode refers to everything that was traced."""
     with unset_fake_temporarily():
         tracker: Any = PhiloxStateTracker
         tracker.reset()

@@ -28,7 +28,7 @@ from torch._dynamo.variables.lists import DequeVariable, ListIteratorVariable
 
 @contextlib.contextmanager
 def replayed_containers() -> Iterator[None]:
-    """While tracing: containers end as eager code would leave them."""
+    """Patches the tracer so that the replay leaves containers as eager code would."""
     with contextlib.ExitStack() as stack:
         for patch in (
             _bounds_of_deques,
@@ -43,7 +43,7 @@ def replayed_containers() -> Iterator[None]:
 
 
 def refuse(what: str, hint: str) -> Any:
-    """Ends the graph here: the rest of the line is Python's."""
+    """Breaks the graph here; Python runs the instruction."""
     unimplemented(gb_type=what, context="", explanation="its replay would not be exact, so Python runs it", hints=[hint])
 
 
@@ -55,7 +55,7 @@ _ADD_ON_THE_LEFT = ("appendleft", "extendleft")
 
 @contextlib.contextmanager
 def _bounds_of_deques() -> Iterator[None]:
-    """A deque of the caller's has its `maxlen`, which is guarded. The tracer takes it for unbounded."""
+    """A deque of the caller's keeps its `maxlen`, which is guarded; the tracer assumes none."""
     wrap: Any = VariableBuilder.wrap_listlike
     call: Any = DequeVariable.call_method
     update: Any = SideEffects.codegen_update_mutated
@@ -101,7 +101,7 @@ def _bounds_of_deques() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _deques_in_place() -> Iterator[None]:
-    """Operators on deques that keep the bound: those that the tracer has as lists do."""
+    """In-place operators on deques keep the bound; the tracer would treat them as lists."""
     with contextlib.ExitStack() as stack:
         for name in ("sq_concat_impl", "sq_repeat_impl", "sq_inplace_repeat_impl"):
             original: Any = getattr(DequeVariable, name, None)
@@ -125,7 +125,7 @@ def _bounded(original: Any) -> Any:
 
 
 class _DequeIterator(ListIteratorVariable):
-    """Over a deque that must not get more or fewer items meanwhile."""
+    """An iterator over a deque whose length must not change while it runs."""
 
     _nonvar_fields = {"deque", "length", *ListIteratorVariable._nonvar_fields}
 
@@ -152,8 +152,8 @@ def _iterator(self: DequeVariable, tx: Any) -> Any:
 
 @contextlib.contextmanager
 def _orders_of_dicts() -> Iterator[None]:
-    """A dict that is emptied and filled again has the keys, and the order, that the traced one had: both are guarded. An OrderedDict's
-    moves are changes. What `popitem` takes depends on the order.
+    """A dict that the replay clears and refills must have the keys of the traced one, in their order: both are guarded. `move_to_end` of an
+    OrderedDict is a change, and `popitem` depends on the order.
     """
     call: Any = ConstDictVariable.call_method
     update: Any = SideEffects.codegen_update_mutated
@@ -189,7 +189,7 @@ _BY_ORDER = ("popitem", "move_to_end")
 
 
 def _of_ordered_dicts(original: Any) -> Any:
-    """From torch 2.13 on an OrderedDict is a variable of its own, around that of its items."""
+    """The same for OrderedDict from torch 2.13 on, where it is a tracer's variable around the one of its items."""
 
     def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         if name in _BY_ORDER:
@@ -210,7 +210,7 @@ def _before(held: ConstDictVariable, tx: Any, name: str, args: Any) -> None:
 
 
 def _filled_again(variable: ConstDictVariable) -> bool:
-    """Whether the replay writes keys that the caller's dict had before."""
+    """Whether the replay rewrites keys that the caller's dict had before."""
     held = variable.original_items
     return variable.should_reconstruct_all and any(not variable.is_new_item(held.get(k.vt), value) for k, value in variable.items.items())
 
@@ -229,8 +229,8 @@ def _own_dicts_in_order(self: Any) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _existing_containers_are_themselves() -> Iterator[None]:
-    """A container of the caller's that is reached from itself, or from another one, is that object. The tracer builds such a container anew
-    to fill the old one from, and then takes the new one for it.
+    """A container of the caller's that contains itself, or that another one contains, stays that object. The tracer builds a new
+    container to fill the old one from, and would then use the new one in its place.
     """
     refers: Any = VariableTracker._contains_self_reference
     rebuild: Any = DequeVariable.reconstruct
@@ -257,7 +257,7 @@ def _existing_containers_are_themselves() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _views_of_dicts() -> Iterator[None]:
-    """What `keys()` gave the caller sees later changes of its dict. The tracer has a copy, which is right while no dict changes."""
+    """A `keys()` view sees later changes of its dict. The tracer has a copy, which is right only while no dict changes."""
     wrap: Any = VariableBuilder._wrap
     change: Any = SideEffects.mutation
     seen: list[Any] = []
@@ -285,7 +285,7 @@ def _views_of_dicts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _sets() -> Iterator[None]:
-    """Which of several members `pop` takes is the hash table's to say, which the tracer does not have."""
+    """`set.pop` of several members breaks the graph: which one it takes depends on the hash table, which the tracer lacks."""
     sets: Any = variables.SetVariable  # type: ignore[attr-defined]
     call: Any = sets.call_method
 
@@ -303,7 +303,7 @@ def _sets() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _kinds_of_iterators() -> Iterator[None]:
-    """An iterator over a list that outlives the call is one over a list: the tracer makes one over a tuple."""
+    """A list iterator that outlives the call stays one over the list; the tracer would make one over a tuple."""
 
     def reconstruct(self: ListIteratorVariable, codegen: Any) -> None:
         codegen.add_push_null(lambda: codegen.append_output(codegen.create_load_python_module(iter)))

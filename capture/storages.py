@@ -1,4 +1,4 @@
-"""Which nodes of an ATen graph show the same memory, and how far each reaches into it."""
+"""Storage aliasing in an ATen graph: which nodes are views of one storage, and how far each reaches into it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def is_strided(node: torch.fx.Node) -> bool:
 
 
 def storage_of(node: torch.fx.Node) -> int:
-    """Which storage a strided node shows; equal for nodes that share one."""
+    """The identity of a strided node's storage; equal for nodes that share one."""
     return int(node.meta["val"].untyped_storage()._cdata)
 
 
 def shared_storages(values: list[Any]) -> dict[int, torch.fx.Node]:
-    """Storage -> the node to return raw, for each storage that several different output nodes show."""
+    """Storage -> the node to return as a raw output, for each storage that several output nodes are views of."""
     groups: dict[int, list[torch.fx.Node]] = {}
     for value in values:
         if isinstance(value, torch.fx.Node) and is_strided(value) and value not in (group := groups.setdefault(storage_of(value), [])):
@@ -44,7 +44,8 @@ def owner(group: list[torch.fx.Node], storage: int) -> torch.fx.Node:
 
 
 def reach(node: torch.fx.Node) -> Any:
-    """One past the last byte of the storage that the tensor shows. Parts made by unsafe_split reach past the first of them: own memory."""
+    """One past the last byte of the storage that the tensor uses. It tells a part made by unsafe_split, which counts as memory of its own,
+    from the part at the front of the storage."""
     value = node.meta["val"]
     last = value.storage_offset() + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
     return (last + 1) * value.element_size() if not bool(value.numel() == 0) else 0
