@@ -162,7 +162,7 @@ class Outputs:
                     hint="return a copy (clone()) of that view",
                 )
         if sequence and not any(meta.has_symbolic_inputs for meta in sequence):
-            # A mutated input's new value may have other strides than the input: the views are replayed on a fake tensor with the input's layout.
+            # A mutated input's new value may have other strides: views are replayed on a fake tensor with the input's layout.
             if not _is_symbolic(base):
                 stand_in = torch.empty(0, dtype=base.dtype, device="meta").set_(
                     torch.empty(base.untyped_storage().nbytes(), dtype=torch.uint8, device="meta").untyped_storage(),

@@ -1,4 +1,4 @@
-"""This process's part of the machine: how many compile beside it, and how it has the machine for itself where it measures."""
+"""This process's share of the machine: how many processes compile at once, and exclusive use of the machine for measurements."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 @dataclass
 class Part:
-    """`alone()`: what is measured in it no other worker of the build disturbs. `shared_by`: how many processes compile at once."""
+    """`alone()`: a context in which the other workers of a build stand still. `shared_by`: how many processes compile at once."""
 
     alone: Callable[[], AbstractContextManager[None]] = nullcontext
     shared_by: int = 1
 
 
 part = Part()
-"""The workers of `precast build --jobs` change theirs."""
+"""The share of this process; the workers of `precast build --jobs` replace it."""

@@ -1,4 +1,4 @@
-"""A variant whose graph another backend compiled: precast's capture, guards and dispatch around it. It lives in this process only."""
+"""Variants whose graph another backend compiled, with precast's capture, guards and dispatch. They exist in this process only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _told: set[str] = set()
 
 
 def backend_variant(program: Program, backend: Backend, frame: CapturedFrame) -> InProcess:
-    """What the runtime needs to guard and call `frame.compiled`. Raises Refused where the frame cannot be rebuilt."""
+    """A variant around `frame.compiled`, for the runtime to guard and call. Raises Refused where the frame's bytecode cannot be rebuilt."""
     if frame.code is None:
         raise Refused("; ".join(frame.uncacheable) or "its bytecode cannot be kept")
     _tell_once(backend)

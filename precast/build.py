@@ -1,4 +1,4 @@
-"""What `build`, `check` and `explain` do with one signature for one target, without the words around it."""
+"""`build`, `check` and `explain` of one signature for one target; the commands print what they return."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from precast.user_frames import frames_of
 
 log = logging.getLogger("precast.driver")
 _RAISED = "Observed exception"
-"""How the tracer begins to tell of an exception that the traced code raises."""
+"""The beginning of the tracer's message for an exception that the traced code raises."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class Outcome:
 
 
 _NOTHING_NEW = {"hit": "there already", "taken": "taken"}
-"""What a signature's outcome means where this process put nothing into the store."""
+"""The status of a signature for which this process stored nothing."""
 
 
 def _fall_back(target: str, found: str) -> str:
-    """What a hit of an artifact for another target means: a machine for `target` takes it, being the best that it finds."""
+    """A sentence about a hit of an artifact for another target: a machine of `target` uses it, as it is the best that it finds."""
     if is_cuda(found):
         return f"by its fall-back for {found}"
     return (
@@ -109,7 +109,7 @@ class Job:
         return self._outcome(number, target, status if whole else "incomplete", found, begin, skipped or reason if whole else reason)
 
     def _precompile(self, number: int, target: str) -> tuple[SignatureReport, str]:
-        """Compile into the store; returns what came of it, and warnings that were given."""
+        """Compile into the store; returns the report, and the warnings that were given."""
         spec = self.loaded.spec
         with warnings.catch_warnings(record=True) as caught, torch.no_grad():
             warnings.simplefilter("always")
@@ -149,7 +149,7 @@ class Job:
         return self._outcome(number, target, "miss", None, begin, self.explain(number, target))
 
     def skipped(self, target: str) -> str:
-        """Why the program is known to stay plain Python, with what it calls compiled; empty where it is not."""
+        """Why the program is recorded as plain Python whose callees are compiled; "" where it is not."""
         return recall(self.store, self.program(target)[0].key, compiles=False)
 
     def explain(self, number: int, target: str) -> str:
@@ -183,9 +183,9 @@ class Job:
             yield program, args, kwargs
 
     def _raised(self, number: int, target: str, reason: str) -> str:
-        """What the program itself raises for the signature, with the lines that it comes from; empty where it does not.
+        """The exception that the program itself raises for the signature, with the user's lines; "" where it raises none.
 
-        A copy of it is called for that, with copies of the arguments, where the tracer saw it raise and caught it nowhere.
+        Where the tracer reported an uncaught exception, a copy of the program is called with copies of the arguments to find out.
         """
         if not reason.startswith(_RAISED) or is_cuda(resolve(target)):
             return ""

@@ -1,4 +1,4 @@
-"""How the commands speak: data on stdout (a table for people, tab-separated raw numbers for pipes, or JSON), everything else on stderr."""
+"""Output of the commands: data on stdout (a table for people, tab-separated raw numbers for pipes, or JSON), everything else on stderr."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Failure(click.ClickException):
 
 
 class Output:
-    """One command's way of answering, from its --json and -H options."""
+    """The output of one command, by its --json and -H options."""
 
     def __init__(self, as_json: bool = False, human: bool = False) -> None:
         self.as_json = as_json
@@ -122,7 +122,7 @@ def verbose_option(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def named(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    """An empty name is a slip (`--store "$STORE"` where STORE is not set), and would mean another store than the one meant."""
+    """Refuses an empty name, which is a mistake (`--store "$STORE"` where STORE is not set) and would select the default store."""
     if value == "":
         raise click.BadParameter("is empty: name a folder, or leave the option away")
     return value

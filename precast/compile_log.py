@@ -1,4 +1,4 @@
-"""What PRECAST_LOGS=guards,dynamic,kernels,fusion,perf_hints says of one compile. Makes no text for topics that are off."""
+"""The lines of PRECAST_LOGS=guards,dynamic,kernels,fusion,perf_hints for one compile. Topics that are off cost nothing."""
 
 from __future__ import annotations
 

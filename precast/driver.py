@@ -38,7 +38,7 @@ from precast.unsteady import why_unsteady
 
 log = logging.getLogger("precast.compile")
 observers: list[Callable[[Program, CapturedFrame | CaptureRefused], None]] = []
-"""Each is shown what came of every capture of this process (`precast.explain` looks on in this way)."""
+"""Called with the result of every capture in this process; `precast.explain` adds itself here."""
 
 
 def compile_variant(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | InProcess | Deferred:
@@ -87,12 +87,12 @@ def _compile_with(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, 
         return _finish(job)
     finally:
         if libraries is not None:
-            libraries.join()  # what it holds, the first computation takes over
+            libraries.join()  # freed here, so that the first run can use that memory
 
 
 @dataclass(frozen=True)
 class _Job:
-    """A captured frame on its way into the store."""
+    """A captured frame that is being compiled and stored."""
 
     program: Program
     frame: CapturedFrame
@@ -102,7 +102,7 @@ class _Job:
 
 
 def _target(program: Program, frame: CapturedFrame) -> str:
-    """What the frame's graph is compiled for; a refusal holds for calls of this kind."""
+    """The target of the frame's graph; where it is refused, calls that pass the frame's guards run eagerly."""
     try:
         return target_of(frame.graph, program.target)
     except Refused as refused:
@@ -201,12 +201,12 @@ def _compile(job: _Job, planned: Manifest) -> tuple[Manifest, BlobSet]:
 
 
 def _in_inference_mode(frame: CapturedFrame) -> bool:
-    """Whether the calls that the frame is for are made in inference mode, as its guards say: this may be another thread."""
+    """Whether the frame's guards want inference mode; this thread's own mode may differ, as it may be the background thread."""
     return any(guard.constant["inference"] for guard in frame.guards if guard.predicate is Predicate.GLOBAL_STATE)
 
 
 def _planned(job: _Job) -> Manifest:
-    """The artifact that the job is to make: all but what its compilation produces."""
+    """The manifest of the job before compilation: its id is known, its graphs and blobs are not."""
     program, frame = job.program, job.frame
     assert frame.code is not None
     record = {

@@ -18,15 +18,15 @@ from precast.runtime.varied import Varied, varied
 
 T = TypeVar("T")
 _WITH_SYMBOLS_ONLY = ("BUILD_STRING type error", "Operator does not support running with fake tensors")
-"""How the tracer's words begin for an f-string with a symbol in it, and for an operator whose sizes torch learns by running it."""
+"""Beginnings of the tracer's messages for an f-string with a symbol in it, and for an operator whose sizes torch finds by running it."""
 
 
 class SymbolsRefused(Refused):
-    """What cannot be compiled with symbolic sizes can perhaps be with those of the call at hand."""
+    """Compiling with symbolic sizes was refused; with the sizes of this call it may succeed."""
 
 
 def dynamic_of(program: Program, local_values: Mapping[str, Any]) -> Dynamic:
-    """By the program's options, and by what its variants (stored ones first of all) were made for."""
+    """What to keep symbolic, by the program's options and by the guards of its variants, stored ones included."""
     mode = program.options["dynamic"]
     changed: Varied = {}
     floats = False
@@ -44,7 +44,7 @@ def dynamic_of(program: Program, local_values: Mapping[str, Any]) -> Dynamic:
 
 
 def with_symbols_or_without(name: str, dynamic: Dynamic, compile_with: Callable[[Dynamic], T]) -> T:
-    """`compile_with(dynamic)`; where symbols are refused, compiled again without symbolic floats, then for this call only, and said so."""
+    """`compile_with(dynamic)`; where that is refused, again without symbolic floats, and then with static sizes. Each retry is logged."""
     try:
         return compile_with(dynamic)
     except SymbolsRefused as refused:
@@ -57,14 +57,14 @@ def with_symbols_or_without(name: str, dynamic: Dynamic, compile_with: Callable[
 
 
 def due_to_symbols(refused: CaptureRefused, dynamic: Dynamic) -> bool:
-    """Whether a refused capture may do with plain sizes and numbers: of code that seems to raise, as `"%d" % n` does for a symbol."""
+    """Whether a capture that was refused may succeed with static sizes and numbers: `"%d" % n` seems to raise where `n` is a symbol."""
     return (refused.symbols or refused.raises or refused.reason.startswith(_WITH_SYMBOLS_ONLY)) and (
         dynamic.mode == "yes" or bool(dynamic.varied)
     )
 
 
 def symbolic_build(build: Callable[[], T], symbolic: bool) -> T:
-    """`build()`, with what it refuses turned into SymbolsRefused where the graph is symbolic."""
+    """`build()`; for a graph with symbolic sizes Refused is raised as SymbolsRefused."""
     if not symbolic:
         return build()
     try:

@@ -8,7 +8,7 @@ from precast.runtime import devices
 from precast.runtime.targets import PTX, PTX_CUDA, cuda_ladder
 
 Line = tuple[bool, str]
-"""Whether all is well, and what there is to say."""
+"""Whether all is well, and the text."""
 
 
 def findings() -> Iterator[Line]:

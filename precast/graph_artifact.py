@@ -1,4 +1,4 @@
-"""A captured graph without a frame -> an artifact in the store."""
+"""Compiles a captured graph that has no frame (of `torch.compile(backend="precast")`) to an artifact in the store."""
 
 from __future__ import annotations
 

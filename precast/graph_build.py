@@ -1,4 +1,4 @@
-"""One functional ATen graph -> a shared object with its sources, put into a BlobSet: what every door to precast does with a graph."""
+"""Builds one functional ATen graph: lowers, schedules and compiles it to a shared object, for every way in which precast gets a graph."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from precast.runtime.targets import is_cuda, native_target
 from precast.trace import Trace
 
 observers: list[Callable[[Program, str, Mapping[str, Any]], None]] = []
-"""Each is shown every lowered program of this process before it is scheduled, with its target and options (`precast tune` looks on)."""
+"""Called with every lowered program of this process before it is scheduled, its target and options; `precast tune` adds itself here."""
 
 
 class Stopwatch:

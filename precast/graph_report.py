@@ -1,4 +1,4 @@
-"""`precast.explain`: one call taken apart: its graphs, where and why it breaks, and the ops and guards of each graph."""
+"""`precast.explain`: the graphs of one call, where and why it breaks, and the operators and guards of each graph."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from precast.runtime.site import Settings
 
 @dataclass(frozen=True)
 class FrameReport(Shown):
-    """One captured piece of Python, in the order of capture.
+    """One captured frame, in the order of capture.
 
-    `ops`: what the graph calls, as the tracer names it; empty without a graph. `broke`: why it ends before its function does.
-    `refused`: why it is not compiled itself. `uncacheable`: why what is compiled of it cannot be stored.
+    `ops`: the functions that the graph calls, by the tracer's names; empty without a graph. `broke`: why the frame ends before its function
+    does. `refused`: why it is not compiled. `uncacheable`: why its artifact cannot be stored.
     """
 
     name: str
@@ -51,7 +51,7 @@ class FrameReport(Shown):
 
 @dataclass(frozen=True)
 class GraphReport(Shown):
-    """What a call is made of when it is compiled. `value`: what the call returned."""
+    """The frames of one compiled call. `value`: what the call returned."""
 
     frames: tuple[FrameReport, ...]
     value: Any = field(default=None, compare=False, repr=False)
@@ -63,7 +63,7 @@ class GraphReport(Shown):
 
     @property
     def breaks(self) -> tuple[GraphBreak, ...]:
-        """All graph breaks, in the order in which they were met."""
+        """All graph breaks, in the order of execution."""
         return tuple(frame.broke for frame in self.frames if frame.broke is not None)
 
     @property
@@ -81,7 +81,7 @@ def _count(number: int, noun: str) -> str:
 
 
 class _Recorder:
-    """Looks on while a call is captured, and runs its graphs as they are."""
+    """Observes the captures of one call, and runs its graphs uncompiled."""
 
     def __init__(self) -> None:
         self.frames: list[FrameReport] = []

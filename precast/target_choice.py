@@ -35,12 +35,12 @@ def target_of(graph: torch.fx.GraphModule | None, requested: str) -> str:
 
 
 def has_cuda(arguments: Any) -> bool:
-    """Whether a call's arguments hold a tensor on a GPU, so that its graphs are likely to be for one."""
+    """Whether a call's arguments contain a tensor on a GPU, so that its graphs are likely to be compiled for one."""
     return any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in tree_leaves(arguments))
 
 
 def _at_hand(index: int) -> str:
-    """What the GPU of that index runs best."""
+    """The best target of the GPU with that index."""
     if torch.version.cuda is None or index >= torch.cuda.device_count():
         raise Refused("its tensors are on a GPU that this machine does not have", 'say what to compile for: targets=["cuda:sm_90"]')
     capability = torch.cuda.get_device_capability(index)

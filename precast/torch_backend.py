@@ -1,4 +1,4 @@
-"""torch.compile's own door: `torch.compile(model, backend="precast")`. torch traces and guards; precast lowers, stores and loads.
+"""The backend for `torch.compile(model, backend="precast")`: torch traces and guards; precast lowers, stores and loads.
 
 Found by name through the entry point `torch_dynamo_backends`. A graph's artifact is keyed by its content, so that a fresh process that
 traces the same graph loads what another one compiled. Lowering and code generation are imported on the first miss only.

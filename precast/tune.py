@@ -1,10 +1,9 @@
-"""`precast tune`: what decides GPU code is measured on a device, problem by problem, and kept in the store by architecture.
+"""`precast tune`: measures the choices in GPU code on a device, problem by problem, and stores them by architecture.
 
-The programs of a build file are captured (and compiled, into a store that is thrown away); scheduling them shows every question that
-compiling them asks: a tiling for each kernel, an implementation for each library call, a library's product or one kernel with what follows.
-What the store has no answer to is measured, and as answers lead to other questions, the programs are scheduled again with them until there
-is nothing left to ask. Each answer is kept as soon as it is there, so that a run that is cut off goes on where it stopped, and answers of
-other runs and machines stay.
+The programs of a build file are captured (and compiled, into a temporary store); scheduling them yields every question that compiling
+them asks: a tiling for each kernel, an implementation for each library call, a library's product or one kernel with its epilogue.
+Questions without a stored answer are measured. As answers lead to other questions, the programs are scheduled again until none is left.
+Each answer is stored at once, so that an interrupted run can be resumed, and answers of other runs and machines are kept.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ Measure = Callable[[Problem], Record | None]
 
 @dataclass
 class Question:
-    """A problem, who asks it (programs and signatures), and what came of it: "known", "measured", "failed" (why) or "left" (no time)."""
+    """A problem, the programs and signatures that ask it, and its state: "known", "measured", "failed" (with why) or "left" (no time)."""
 
     problem: Problem
     asked: set[tuple[str, int]] = field(default_factory=set)
@@ -45,7 +44,7 @@ class Question:
 
     @property
     def answer(self) -> str:
-        """What a build takes."""
+        """The choice that a build takes."""
         return self.problem.default if self.record is None else str(self.record["winner"])
 
     @property
@@ -58,7 +57,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Outdated:
-    """An artifact of the store for a signature of a job that was built with `choices` other answers than the records have now."""
+    """A stored artifact of a job's signature. `choices`: in how many choices it differs from the present answers."""
 
     job: Job
     signature: int
@@ -123,7 +122,7 @@ def _without_measuring(loaded: Loaded) -> Loaded:
 
 @contextmanager
 def _watching(target: str, owner: tuple[str, int]) -> Iterator[list[Captured]]:
-    """Every program that is compiled for `target` meanwhile."""
+    """A context that collects every program compiled for `target` inside it."""
     seen: list[Captured] = []
 
     def look(program: Program, its_target: str, options: Mapping[str, Any]) -> None:
@@ -155,7 +154,7 @@ def ask(programs: Sequence[Captured], target: str, known: Mapping[str, Record]) 
 
 
 def tune(jobs: Sequence[Loaded], store: Store, target: str, measure: Measure, *, budget: float, say: Say, again: bool = False) -> Tuned:
-    """Answers what `store` has no answer to, for at most `budget` seconds of measuring; `again`: also what it has."""
+    """Measures the questions without an answer in `store`, for at most `budget` seconds; `again`: measures all of them."""
     began = time.monotonic()
     programs, failures = capture(jobs, target, say)
     done: dict[str, Question] = {}
@@ -224,6 +223,6 @@ def outdated(jobs: Sequence[Loaded], store: Store, tuned: Tuned) -> list[Outdate
 
 
 def rebuild(store: Store, old: Outdated, target: str) -> Outcome:
-    """Take the artifact out and compile it anew, with the choices as they are now."""
+    """Remove the artifact and compile it again, with the present choices."""
     store.remove(old.artifact, old.program_key)
     return old.job.build(old.signature, target)
