@@ -28,7 +28,7 @@ from precast.lowering.reals import is_real
 
 INT32_REACH = 1 << 31
 ENTRY = "ENTRY"
-"""Stands for the kernel's name until its digest is known."""
+"""A placeholder for the kernel's name until its digest is known."""
 
 
 @dataclass(frozen=True)
