@@ -1,7 +1,7 @@
-"""Guards of our own on how names resolve: attributes on the classes that the traced code met, built-in functions in its modules.
+"""Guards on attribute resolution: on classes of the objects that the traced code accessed, and on built-in functions in its modules.
 
-Dynamo guards the type of an object and the values that were read through it. It takes what the class defines for fixed: a method patched
-on a base class, an override in a subclass, a global that shadows a built-in go unnoticed.
+Dynamo guards the type of an object and the values read through it, and assumes that the class itself does not change: a method patched on a
+base class, an override in a subclass or a global that shadows a built-in would go unnoticed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from precast.runtime.paths import PathError
 from precast.runtime.standins import class_of
 
 _OF_ONE_CLASS = (Predicate.TYPE, Predicate.TENSOR, Predicate.BASE_EQUALS, Predicate.EQUALS)
-"""What a guard says that holds for instances of one class."""
+"""Predicates that hold for instances of one class only."""
 _LOOKED_UP = frozenset(("attr", "raw", *REGISTERS))
 
 
@@ -104,7 +104,7 @@ def _importable(cls: type) -> Path | None:
 
 
 def _shadows(functions: tuple[types.FunctionType, ...]) -> list[Guard]:
-    """No global of a traced function's module stands before a built-in function that it calls."""
+    """Guards that no global of a traced function's module shadows a built-in function that it calls."""
     wanted: dict[str, set[str]] = {}
     for function in functions:
         module = function.__globals__.get("__name__")

@@ -1,5 +1,5 @@
-"""Hooks of modules in guards. torch keys them by a number that counts the hooks of a process, so that no other process has the same: a
-hook is told by its place among those of its module.
+"""Hooks of modules in guards: a hook is identified by its position among those of its module, since torch's keys count the hooks of a
+process and so differ between processes.
 """
 
 from __future__ import annotations

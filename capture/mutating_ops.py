@@ -1,4 +1,6 @@
-"""Operators that write their arguments, wrapped by functionalization: unwrapped again, with as few copies as are needed."""
+"""Reinplacing: operators that write their arguments, which functionalization has wrapped, write in place again, with as few copies as
+possible.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,9 @@ V2 = torch.ops.higher_order.auto_functionalized_v2
 
 
 def unwrap_mutation(module: torch.fx.GraphModule, node: torch.fx.Node, fake_mode: Any, decompositions: Mapping[Any, Any]) -> None:
-    """`auto_functionalized(op, …)` -> copies of what the op writes, and the op itself writing them.
+    """Replaces `auto_functionalized(op, …)` by copies of the arguments that the op writes, and the op itself on these copies.
 
-    What nobody reads afterwards is not copied first, nor an input that takes the very result (`copy_(input, result)` follows).
+    An argument that is not read afterwards is not copied, nor an input to which the result is copied back (`copy_(input, result)` follows).
     """
     if node.target is V1:
         names, _ = get_mutable_args(node.args[0])  # type: ignore[arg-type]
@@ -63,6 +65,6 @@ def _new_base(node: torch.fx.Node, bases: int, number: int) -> torch.fx.Node | N
 
 
 def only_copied_back(later: set[torch.fx.Node], base: torch.fx.Node, result: torch.fx.Node) -> bool:
-    """Whether all that follows is that `base` takes the result."""
+    """Whether the only later use is the copy of the result back into `base`."""
     copies = [n for n in later if n.target is torch.ops.aten.copy_.default and n.args[0] is base]
     return len(later) == 1 and len(copies) == 1 and copies[0].args[1] is result and not copies[0].users

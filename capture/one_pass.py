@@ -1,8 +1,8 @@
-"""Graphs that write whole tensors or nothing: traced to ATen in one pass, where AOTAutograd takes two and wraps every tensor to make
-mutation functional.
+"""Traces graphs without mutation, or with mutation of whole tensors only, to functional ATen graphs in one pass; AOTAutograd takes two,
+and wraps every tensor.
 
-That halves the time until a functional graph is there. Which graphs qualify is looked up beforehand where that is cheap, and proved from
-what the trace found: no operator whose schema writes, no result in an input's memory. All others go through AOTAutograd.
+That halves the time of this stage. Whether a graph qualifies is estimated beforehand where that is cheap, and verified on the trace: no
+operator whose schema mutates, no result that aliases an input. All other graphs go through AOTAutograd.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What Dynamo leaves to continue a frame after a graph break."""
+"""Dynamo's resume functions, which continue a frame after a graph break."""
 
 from __future__ import annotations
 

@@ -20,7 +20,9 @@ class NotPortable(Exception):
 
 @dataclass
 class SourceContext:
-    """What the names in a source mean: the frame's own module, the aliases that Dynamo installed, the live values to find keys in."""
+    """The context of a source's names: the frame's module, the aliases that Dynamo installed, and the live values, in which keys are
+    found.
+    """
 
     module: str | None  # None: the frame's globals are no module's
     aliases: Mapping[str, Path]
@@ -82,7 +84,7 @@ class SourceContext:
 
 
 FLATTENED: Path = (("method", "__tensor_flatten__"),)
-"""From a tensor subclass that wraps others to the names of its inner tensors and its metadata."""
+"""The step from a wrapping tensor subclass to the names of its inner tensors and its metadata."""
 
 
 def _nothing(context: SourceContext, source: Any, before: Path) -> Path:

@@ -1,4 +1,4 @@
-"""A FrameRecord -> the rewritten entry function, in any process and without the tracer."""
+"""Rebuilds the rewritten entry function from a FrameRecord, in any process and without the tracer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FrameCodeError(RuntimeError):
 
 _counter = itertools.count()
 OWN_CODE = "<precast> "
-"""How the qualified names of rewritten code objects begin: they are no functions of the user's."""
+"""The prefix of the qualified names of rewritten code objects, which are no functions of the user's."""
 Resume = Callable[[ResumeRecord, types.CodeType, dict[str, Any]], Callable[..., Any]]
 """(record, its code, the globals that it reads) -> what the rewritten bytecode calls: a function of the code's arguments or, where the code
 has free variables, a function from the tuple of their cells to that function."""
@@ -81,7 +81,7 @@ def _resume(record: ResumeRecord, target: types.FunctionType, resume: Resume) ->
 
 
 def plain_resume(record: ResumeRecord, code: types.CodeType, namespace: dict[str, Any]) -> Callable[..., Any]:
-    """The rest of the frame as plain Python."""
+    """The resume function as plain Python."""
     if code.co_freevars:
         return lambda cells: types.FunctionType(code, namespace, record.name, None, cells)
     return types.FunctionType(code, namespace, record.name)
@@ -120,7 +120,7 @@ def _restore(
     file: str,
     where: tuple[int, ...],
 ) -> types.CodeType:
-    """The code as it runs here; `file` is where its source lies on this machine, for tracebacks."""
+    """The code object for this process; `file`: its source file on this machine, for tracebacks."""
     constants: list[Any] = []
     for i, constant in enumerate(code.co_consts):
         place = (*where, i)

@@ -1,4 +1,4 @@
-"""What an attribute read depends on: the object's class and its `__dict__`; Opaque where it is anything else."""
+"""Attribute lookup for guard tables: what the read of an attribute depends on, if that is the object's class and `__dict__` only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a variant's blobs come from: the store, or this process (for what could not be stored)."""
+"""Sources of a variant's blobs: the store, or this process, for artifacts that could not be stored."""
 
 from __future__ import annotations
 

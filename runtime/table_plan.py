@@ -1,4 +1,4 @@
-"""A guard set arranged for recording guard tables (runtime/recorder.py): its paths as a tree, and which guards stand where."""
+"""The plan for recording guard tables of one guard set (runtime/recorder.py): its paths as a tree, with the guards at each node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Cells = Callable[[], Mapping[str, Any]]
 class Plan:
     """Made once per variant, used for each table.
 
-    `bound`: paths of the graph's bound inputs; a table also notices when another object stands there.
+    `bound`: paths of the graph's bound inputs; a table fails, too, when one of these leads to another object.
     """
 
     def __init__(self, guards: Sequence[Guard], names: Sequence[str], function: types.FunctionType, bound: Sequence[Path] = ()) -> None:

@@ -1,4 +1,4 @@
-"""What guards read of objects that live on, each thing once, as entries of a native guard table."""
+"""Reads that guards make of long-lived objects, as entries of a native guard table; each read is recorded once."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from precast.runtime.objects import Opaque
 
 
 class Live:
-    """A place that gets a fresh object with each call: checked by value. `number`: its value in the table; of a dict that of the first
-    of its values, and `whole` that of the dict.
+    """A place that has another object at each call, and is checked by value. `number`: the index of its value in the table, for a dict that
+    of its first value; `whole`: that of the dict itself.
     """
 
     __slots__ = ("number", "value", "whole")
@@ -22,7 +22,7 @@ class Live:
 
 
 class TableReads:
-    """Notes reads (`objects.Reads`) in `table`. Raises Opaque for what the table has no entry for, however often it is read."""
+    """Records reads (`objects.Reads`) in `table`. Raises Opaque, each time, for a read that the table has no entry for."""
 
     def __init__(self, table: Any) -> None:
         self.table = table

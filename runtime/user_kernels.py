@@ -12,7 +12,7 @@ from precast.runtime.kernel_digest import find_kernel, layers
 from precast.runtime.locks import Lock
 
 LAUNCH = "triton-kernel::"
-"""Begins the operator name of a launch; the kernel's `module:qualname` follows. No operator of torch.library can be called so."""
+"""The prefix of a launch's operator name; the kernel's `module:qualname` follows. No operator of torch.library can have such a name."""
 
 
 class Launch:
