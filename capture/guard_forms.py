@@ -40,11 +40,11 @@ def _on_owner(source: Any) -> Any:
 
 
 def _dict_not_contains(builder: Any, guard: Any, key: Any) -> None:
-    """Stands for a kind that the version at hand lacks; only its name is read."""
+    """A placeholder for a kind of guard that this version of torch lacks; only its name is read."""
 
 
 def _set_not_contains(builder: Any, guard: Any, key: Any) -> None:
-    """Stands for a kind that the version at hand lacks; only its name is read."""
+    """A placeholder for a kind of guard that this version of torch lacks; only its name is read."""
 
 
 _dict_not_contains.__name__ = "DICT_NOT_CONTAINS"

@@ -19,7 +19,7 @@ _ON_KEYS = ("DICT_CONTAINS", "DICT_NOT_CONTAINS", "DICT_KEYS_MATCH")
 
 
 def hook_guards(kind: str, path: Path, value_of: ValueOf) -> list[Guard] | None:
-    """What stands for a guard on the keys of a table of hooks or flags (`_forward_hooks_with_kwargs`, …), or on what lies under such a key
+    """The replacement of a guard on the keys of a table of hooks or flags (`_forward_hooks_with_kwargs`, …), or on the value at such a key
     of flags; None where it stands as it is.
     """
     table = path if kind in _ON_KEYS else path[:-1]

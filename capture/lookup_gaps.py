@@ -116,7 +116,7 @@ def _buffers_before_modules(self: Any, tx: Any, name: str) -> Any:
 
 @contextlib.contextmanager
 def _methods_of_instances() -> Iterator[None]:
-    """A bound method that stands in a module's own `__dict__` (`module.forward = types.MethodType(...)`) is guarded: before torch 2.13 the
+    """A bound method in a module's own `__dict__` (`module.forward = types.MethodType(...)`) is guarded: before torch 2.13 the
     tracer takes it as it is.
     """
     original: Any = UserDefinedObjectVariable.var_getattr

@@ -40,7 +40,7 @@ def unwrap_mutation(module: torch.fx.GraphModule, node: torch.fx.Node, fake_mode
 
 
 def may_write(node: torch.fx.Node, base: Any, result: torch.fx.Node | None) -> bool:
-    """Whether the op may write `base` itself. `result`: the node that stands for it after the op."""
+    """Whether the op may write `base` itself. `result`: the node of its value after the op."""
     if not isinstance(base, torch.fx.Node) or base.op == "get_attr" or not isinstance(base.meta.get("val"), torch.Tensor):
         return False
     storage = base.meta["val"].untyped_storage()._cdata
@@ -56,7 +56,7 @@ def may_write(node: torch.fx.Node, base: Any, result: torch.fx.Node | None) -> b
 
 
 def _new_base(node: torch.fx.Node, bases: int, number: int) -> torch.fx.Node | None:
-    """The node that stands for base `number` after the op: the results end with the bases."""
+    """The node of base `number` after the op: the bases are the last results."""
     op = node.args[0]
     assert isinstance(op, torch._ops.OpOverload)
     position = max(len(op._schema.returns), 1) + number

@@ -1,4 +1,4 @@
-"""Operators that cannot stand in a graph: Dynamo breaks the graph at them, so that Python calls them between two graphs."""
+"""Operators that cannot be part of a graph: Dynamo breaks the graph at them, so that Python calls them between two graphs."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from precast.capture.frame import CaptureRefused, MarkViolated
 from precast.runtime.errors import RegionError
 
 _FORBIDDEN = "forbidden callable"
-"""What Dynamo says of a call that must not happen in traced code, such as `set_stance`."""
+"""Dynamo's message for a call that must not happen in traced code, such as `set_stance`."""
 _RAISES = ("Observed exception", "TypeError when making fake tensor call")
 """Begin the tracer's words for code that seems to raise."""
 

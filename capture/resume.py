@@ -13,7 +13,7 @@ from torch._dynamo.resume_execution import TORCH_DYNAMO_RESUME_IN_PREFIX
 def resume_functions(output: OutputGraph, namespace: Mapping[str, Any]) -> dict[str, tuple[types.CodeType, dict[str, Any]]]:
     """Private name -> the code that resumes a frame, and the globals that it reads, of everything that this capture installed.
 
-    Where the code has free variables, the name stands for a factory from their cells to the function.
+    Where the code has free variables, the name is bound to a factory that takes their cells and returns the function.
     """
     found: dict[str, tuple[types.CodeType, dict[str, Any]]] = {}
     for name in output.installed_globals:

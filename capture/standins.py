@@ -1,6 +1,6 @@
-"""Capturing for a GPU without one: a copy of the program whose tensors are fake ones on `cuda:0`, and torch made to bear with them.
+"""Captures for a GPU that this machine lacks: a copy of the program with fake tensors on `cuda:0`, and torch patched to trace them.
 
-Nothing of the user's is changed, and no weight is copied: fakes have sizes and strides, and no elements.
+The user's objects are not changed, and no weight is copied: fake tensors have sizes and strides, and no elements.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
 def stand_ins(model: Any, signatures: Sequence[Signature]) -> tuple[Any, tuple[Signature, ...]] | None:
     """Copies of a program and its calls that can be traced for a GPU which is not here; None where their tensors are on one that is.
 
-    Tensors on `meta` and on the CPU stand for tensors on the GPU, and a `torch.device` that an object keeps (a static cache does) for the
-    GPU's; where some tensors are fake ones on a GPU, those on the CPU stay there.
-    Raises CaptureRefused for what cannot be copied or stood for.
+    Tensors on `meta` and on the CPU become fake tensors on the GPU, and a `torch.device` that an object holds (a static cache does) the
+    GPU; where some tensors are fake ones on a GPU already, those on the CPU stay there.
+    Raises CaptureRefused for an object that cannot be copied or represented.
     """
     found = list(_tensors(model, signatures))
     if any(tensor.device.type == "cuda" and type(tensor) is not FakeTensor and not is_stand_in(tensor) for tensor in found):
@@ -62,7 +62,7 @@ def _tensors(model: Any, signatures: Sequence[Signature]) -> Iterator[torch.Tens
 
 
 class StandIns:
-    """Copies objects; each tensor in them becomes a stand-in, the same for the same tensor, tensors that share memory sharing it again."""
+    """Copies objects; each tensor in them becomes a fake tensor, the same for the same tensor. Tensors that share memory share it again."""
 
     def __init__(self, keep_cpu: bool = False) -> None:
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)

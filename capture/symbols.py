@@ -193,7 +193,7 @@ def _readable(printed: str, names: Mapping[str, Any]) -> str:
 
 
 def explained(output: Any, sources: SourceContext) -> tuple[str, ...]:
-    """For people: each size and number that was symbolic when tracing began, whether it still is, and which line fixed it."""
+    """As text: each size and number that was symbolic when tracing began, whether it still is, and which line fixed it."""
     shape_env = output.shape_env
     stacks = getattr(shape_env, "specialization_stacks", {})
     lines = []

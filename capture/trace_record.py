@@ -37,7 +37,7 @@ class TraceRecord:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Notes what is traced inside."""
+        """Records what is traced inside the context."""
         with (
             _recorded_inlining(self.functions),
             _recorded_ids(self.compared),

@@ -1,4 +1,4 @@
-"""What torch.compile traces while its backend is called, by name: for people only."""
+"""The name of the function that torch.compile traces while its backend is called; for messages only."""
 
 from __future__ import annotations
 

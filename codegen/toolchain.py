@@ -84,7 +84,7 @@ def look_for_compiler() -> Compiler:
 
 
 def _version(path: str) -> str:
-    """The first line of what a compiler says of its version; empty where it says none."""
+    """The first line of a compiler's `--version`; "" where it prints none."""
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, errors="replace", check=False)
     except OSError:
@@ -170,7 +170,7 @@ def compiling(source: str, target: str) -> Iterator[Callable[[str], bytes]]:
 
 
 def _flags(target: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What the compiler is told for `target`, and the libraries that follow the sources."""
+    """The compiler's flags for `target`, and the libraries that follow the sources."""
     return (HOST_FLAGS, ()) if target.startswith("cuda:") else ((*FLAGS, *march(target)), LIBRARIES)
 
 

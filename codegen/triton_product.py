@@ -1,4 +1,4 @@
-"""Matrix products as Triton functions of our own: sums of products whose two sides vary along different outer axes, on tensor cores.
+"""Matrix products as generated Triton functions: sums of products whose two sides vary along different outer axes, on tensor cores.
 
 Each side is a device function that gives one block of it, so that what is computed from memory (a cast of int8 weights, say) is computed as
 it is read; what follows the sums is written as for any other part, over a block of rows and columns.

@@ -25,7 +25,7 @@ FOLD: dict[ReduceOp, Op] = {
 }
 
 STEPPING = COMPARISONS | {Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.MOD, Op.REM, Op.FLOORDIV, Op.TRUNCDIV}
-"""Ops whose result jumps: a small error of an operand may be a large one of theirs."""
+"""Discontinuous operations: a small error of an operand may become a large one of the result."""
 
 
 def unroll(kernel: Kernel, limit: int, facts: Facts) -> Kernel:

@@ -51,7 +51,7 @@ class Scores:
 
 
 def recognise_attention(program: Program) -> Program:
-    """Each decomposed attention as one step, its operands read where they lie."""
+    """The program with each decomposed attention as one step that reads its operands in place."""
     if sum(isinstance(s, Gemm) and len(s.a.size) == 3 for s in program.steps) < 2:
         return program
     return _Recogniser(program).run()

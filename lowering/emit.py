@@ -95,7 +95,7 @@ def fused_kernel(program: Program, facts: KernelFacts, group: Group, again: bool
 
 
 def _is_final(program: Program, facts: KernelFacts, group: Group, again: bool) -> bool:
-    """Whether the kernel came out of an earlier fusion and is as that left it: canonical names, no store that nobody needs."""
+    """Whether the kernel came out of an earlier fusion and is as that left it: canonical names, no dead store."""
     (member,) = group.members
     kernel = program.steps[member]
     assert isinstance(kernel, Kernel)

@@ -22,7 +22,7 @@ from precast.lowering import index as ix
 from precast.lowering.ir import Size
 
 HINT = 64
-"""Stands for a size that nobody has seen yet (data-dependent sizes), where only a guess is needed."""
+"""The assumed value of a data-dependent size, where only a cost estimate needs one."""
 
 MAX_BOUND = 1 << 62
 """A bound of this magnitude says nothing."""

@@ -175,7 +175,7 @@ def open_store(path: str | os.PathLike[str] | None, readonly: bool = True, exist
 
 
 def is_chosen(path: str | os.PathLike[str] | None) -> bool:
-    """Whether somebody named the store's folder, so that it is not the platform's."""
+    """Whether the store's folder was named, and is not the platform's default."""
     return path is not None or bool(os.environ.get(ENVIRONMENT))
 
 

@@ -1,4 +1,4 @@
-"""What `precast doctor` says of GPUs: driver, devices, what each runs and why."""
+"""The findings of `precast doctor` about GPUs: driver, devices, what each runs and why."""
 
 from __future__ import annotations
 

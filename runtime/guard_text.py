@@ -1,4 +1,4 @@
-"""Guards as lines for people: where, what must hold, with what value."""
+"""Guards as readable lines: the path, the predicate, the value."""
 
 from __future__ import annotations
 

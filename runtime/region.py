@@ -21,7 +21,7 @@ from torch._C._dynamo.guards import RootGuardManager
 from precast.runtime.entry import parameters
 
 LOOK_UP: Any = False
-"""For `set_eval_frame`: run what is known of each code object, ask nobody about the others."""
+"""For `set_eval_frame`: run known replacements of code objects, without a callback for the others."""
 _DEFAULT, _SKIP = eval_frame._FrameAction.DEFAULT, eval_frame._FrameAction.SKIP
 
 

@@ -18,7 +18,8 @@ LAUNCH = "triton-kernel::"
 class Launch:
     """One launch of a graph. `text`: what capture/user_kernels.py wrote about it.
 
-    The kernel, and what it is given as constants, are those that stand under their names now (`is_current` says whether they still do).
+    The kernel and the objects among its constants are looked up by name when this is made (`is_current`: whether the names still lead to
+    them).
     """
 
     def __init__(self, name: str, text: str) -> None:

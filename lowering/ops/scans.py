@@ -12,7 +12,7 @@ from precast.lowering.scalars import DType, ReduceOp
 from precast.lowering.tensor import Tensor
 
 LIBRARY_LENGTH = 8192
-"""Elements from which the scan of a single row is the library's on a GPU. In a kernel of ours a row is one block's work, from its first
+"""Elements from which the scan of a single row is the library's on a GPU. In a generated kernel a row is one block's work, from its first
 element to its last; the library's sums and products over one row (CUB's) run on all multiprocessors, for one more launch. Of two rows
 and more, and of running extremes, the library makes a block's work, too: those stay ours."""
 
