@@ -14,7 +14,7 @@ from precast.runtime.break_errors import error_on_graph_break
 from precast.runtime.directives import Notes, notes
 
 _told_of_breaks: list[Any] = []
-_told: set[int] = set()  # stand-ins that the tracer knows
+_told: set[int] = set()  # ids of substitutes that the tracer knows
 
 
 def tell_tracer() -> None:

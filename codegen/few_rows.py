@@ -56,7 +56,7 @@ def _dots(rows: int, lanes: int) -> str:
     lines += [f"  V c{r}{s} = {{0}};" for r in range(rows) for s in range(COLUMNS)]
     for head, mask, ahead in (("int64_t k = 0; for (; k + L <= K; k += L)", "", True), ("if (k < K)", "fresh & ", False)):
         lines.append(f"  {head} {{")
-        if mask:  # the last L elements, those that were met being zeros in both operands: one may be infinite
+        if mask:  # the last L elements; those summed before are zeroed in both operands, as one may be infinite
             lines.append("    k = K - L;")
         lines += [f"    const V x{r} = (V)({mask}*(const I*)(a{r} + k));" for r in range(rows)]
         for s in range(COLUMNS):

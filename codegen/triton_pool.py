@@ -119,7 +119,7 @@ class Worker:
     def forget(self) -> None:
         """Called in a forked child: closes the pipes, which belong to the parent."""
         self.lost = True
-        self.process.returncode = 0  # nobody here waits for it
+        self.process.returncode = 0  # no wait for it in this process
         for pipe in self._pipes:
             with suppress(OSError):
                 pipe.close()

@@ -156,7 +156,7 @@ def _copied_by_reader(program: Program, part: Part, join: Buffer, at: int) -> Pr
     if new is None or following is None:
         return program
     if not any(join.name in reads(s) for s in program.steps[following + 1 :]):
-        new = replace(new, stores=new.stores[:-1])  # nobody will read the part there
+        new = replace(new, stores=new.stores[:-1])  # the part is not read there any more
     return replace(program, steps=tuple(new if n == following else s for n, s in enumerate(program.steps) if n != at))
 
 

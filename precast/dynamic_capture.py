@@ -71,7 +71,7 @@ def symbolic_build(build: Callable[[], T], symbolic: bool) -> T:
         return build()
     except Refused as refused:
         raise SymbolsRefused(refused.reason, refused.hint) from refused
-    except Exception as error:  # lowering and codegen meet symbols nobody tried; plain sizes may still do, and the reason is logged
+    except Exception as error:  # an untested combination of symbols; static sizes may still compile, and the reason is logged
         if strict():
             raise
         raise SymbolsRefused(f"compiling it with symbolic sizes failed ({type(error).__name__}: {error})") from error
