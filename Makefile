@@ -4,7 +4,7 @@
 #   make test-gpu    the tests that need a CUDA device, all of torch's op_db on it, and compute-sanitizer over a sample: 10 minutes
 #   make test-fresh  random tests with fresh inputs and more programs: for a nightly run (a failure prints the seed that repeats it)
 #   make mutate      wrong edits of the sources, each with the tests that must notice: 12 of them, others each time; ARGS=--all (tests/mutation)
-#   make asan        generated code under AddressSanitizer, over a sample of the op table: 5 minutes (ARGS="--every 3 --undefined": more of it)
+#   make asan        generated code (a sample of the op table) and the native runtime under AddressSanitizer: 10 minutes (ARGS="--every 3 --undefined": more)
 #   make test-oldest  with torch 2.11 on Python 3.12 (constraints-oldest.txt), in .venv-oldest
 #   make check       ruff, mypy, import arrows         make bench       side by side with torch.compile and AOTInductor
 #   PYTHON=…         the Python to build .venv with (3.11 to 3.13)      ARGS=…  passed on
@@ -45,6 +45,7 @@ mutate: setup
 	@$(RUN) -m tests.mutation.run $(ARGS)
 
 asan: setup
+	@$(RUN) -m tests.ops.native_asan
 	@$(RUN) -m tests.ops.asan $(ARGS)
 
 test-full: setup

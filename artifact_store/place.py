@@ -1,4 +1,4 @@
-"""Which folder a text names: the store's, from `--store`, PRECAST_STORE, a build file or `store=`. What is likely a slip is refused."""
+"""Which folder is the store's, by `--store`, PRECAST_STORE, a build file, `store=` or default. What is likely a slip is refused."""
 
 from __future__ import annotations
 
@@ -11,10 +11,37 @@ from precast.artifact_store.format import layout
 from precast.artifact_store.format.errors import StoreError
 from precast.artifact_store.tiers.folder import read_file
 
+ENVIRONMENT = layout.ENVIRONMENT
+
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 _WINDOWS = re.compile(r"[A-Za-z]:[\\/]|\\\\")
 _VARIABLE = re.compile(r"(?:^|/)(\$\{?\w+\}?)")
 _ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+
+
+def default_root(path: str | os.PathLike[str] | None = None) -> Path:
+    """The store's folder: the argument, else PRECAST_STORE, else the platform's cache folder. Absolute, so that chdir does not move it.
+
+    A path object and bytes are taken as they are; what a text may hold is in `place`. Raises StoreError.
+    """
+    if path is None and not os.environ.get(ENVIRONMENT):
+        from platformdirs import user_cache_path  # only needed where nothing else says
+
+        return user_cache_path("precast", appauthor=False) / f"store-{layout.LAYOUT_VERSION}"
+    if isinstance(path, str):
+        return folder_of(path)
+    if path is None:
+        try:
+            return folder_of(os.environ[ENVIRONMENT])
+        except StoreError as error:
+            raise StoreError(f"{ENVIRONMENT}: {error}") from error
+    chosen = os.fsdecode(path)
+    if not chosen or "\0" in chosen:
+        return folder_of(chosen)
+    try:
+        return Path(os.path.abspath(chosen))
+    except FileNotFoundError as error:
+        raise StoreError(f"store {chosen!r}: the current folder was removed; give an absolute path") from error
 
 
 def folder_of(text: str, base: str | os.PathLike[str] = "") -> Path:
@@ -81,7 +108,7 @@ def what_is_at(root: Path) -> Literal["store", "nothing", "empty folder", "other
     """What lies at a folder's place. A store that lost its format file is known by its tag, or by an artifact. Raises OSError."""
     if (root / layout.FORMAT_FILE).exists() or _tagged(root):
         return "store"
-    names = root.glob(f"programs/*/*{layout.MANIFEST_SUFFIX}")
+    names = root.glob(f"{layout.PROGRAMS}/*/*{layout.MANIFEST_SUFFIX}")
     if any(layout.is_digest(path.name.removesuffix(layout.MANIFEST_SUFFIX)) for path in names):
         return "store"
     if not root.exists():
@@ -91,7 +118,7 @@ def what_is_at(root: Path) -> Literal["store", "nothing", "empty folder", "other
 
 def _tagged(root: Path) -> bool:
     try:
-        return read_file(root / "CACHEDIR.TAG") == layout.CACHEDIR_TAG
+        return read_file(root / layout.TAG_FILE) == layout.CACHEDIR_TAG
     except OSError:
         return False
 
@@ -100,4 +127,4 @@ def _refused(text: str, why: str) -> StoreError:
     return StoreError(f"store {text!r}: {why}")
 
 
-__all__ = ["folder_of", "what_is_at"]
+__all__ = ["ENVIRONMENT", "default_root", "folder_of", "what_is_at"]

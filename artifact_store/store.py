@@ -10,59 +10,44 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+from precast.artifact_store.entries import Entries
 from precast.artifact_store.format import layout
-from precast.artifact_store.format.errors import DamagedRecord, ForeignRecord, FutureFormat, RecordError, StoreError
+from precast.artifact_store.format.errors import DamagedRecord, ForeignRecord, FutureFormat, StoreError, Untrusted
 from precast.artifact_store.format.manifest import Manifest
-from precast.artifact_store.format.msgpack import Data, digest, pack, unpack
+from precast.artifact_store.format.msgpack import Data, digest
 from precast.artifact_store.local import leases, usage
-from precast.artifact_store.place import folder_of
-from precast.artifact_store.tiers.folder import Folder, read_file
-from precast.artifact_store.tiers.owner import owner, user_name
+from precast.artifact_store.named_records import NamedRecords
+from precast.artifact_store.place import default_root
+from precast.artifact_store.tiers.disk_errors import advice, cure
+from precast.artifact_store.tiers.folder import Folder
+from precast.artifact_store.tiers.tier import Stamp, Tier
+from precast.artifact_store.trust.policy import LOCAL, Policy
+from precast.artifact_store.trust.trusted import Trusted, admit, admit_manifest
 
 log = logging.getLogger("precast.store")
-ENVIRONMENT = "PRECAST_STORE"
-
-
-def default_root(path: str | os.PathLike[str] | None = None) -> Path:
-    """The store's folder: the argument, else PRECAST_STORE, else the platform's cache folder. Absolute, so that chdir does not move it.
-
-    A path object and bytes are taken as they are; what a text may hold is in `place`. Raises StoreError.
-    """
-    if path is None and not os.environ.get(ENVIRONMENT):
-        from platformdirs import user_cache_path  # only needed where nothing else says
-
-        return user_cache_path("precast", appauthor=False) / f"store-{layout.LAYOUT_VERSION}"
-    if isinstance(path, str):
-        return folder_of(path)
-    if path is None:
-        try:
-            return folder_of(os.environ[ENVIRONMENT])
-        except StoreError as error:
-            raise StoreError(f"{ENVIRONMENT}: {error}") from error
-    chosen = os.fsdecode(path)
-    if not chosen or "\0" in chosen:
-        return folder_of(chosen)
-    try:
-        return Path(os.path.abspath(chosen))
-    except FileNotFoundError as error:
-        raise StoreError(f"store {chosen!r}: the current folder was removed; give an absolute path") from error
+NOWHERE = Path(os.devnull)
+"""The root of a store that cannot be opened because its folder cannot be told."""
 
 
 class Store:
-    """Manifests and blobs. Safe to use from several threads and processes at once."""
+    """Manifests and blobs. Safe to use from several threads and processes at once.
 
-    def __init__(self, root: Path, *, readonly: bool = False, problem: str = "") -> None:
+    `root`: the local folder, for what never leaves this machine (leases, the index, counts of use) and for tools that look after the
+    folder itself. What a remote tier could serve is read and written through the tier.
+    """
+
+    def __init__(self, root: Path, *, readonly: bool = False, problem: str = "", tier: Tier | None = None, policy: Policy = LOCAL) -> None:
         self.root = root
         self.readonly = readonly
         self.problem = problem
-        self._folder = Folder(root)
-        self._known_bad: set[str] = set()
-        self._verified: dict[str, tuple[int, int, int]] = {}
+        self._policy = policy
+        self._entries = Entries(tier or Folder(root), readonly=readonly, problem=problem)
+        self._records = NamedRecords(self._entries, policy)
+        self._verified: dict[str, Stamp] = {}
         self.made: set[str] = set()
         """Ids of the artifacts that were put through this object."""
 
@@ -77,9 +62,9 @@ class Store:
         """
         try:
             root = default_root(path)
-            problem = _unusable(root)
+            problem = Folder(root).problem()
         except StoreError as error:
-            root, problem = Path(os.devnull), str(error)
+            root, problem = NOWHERE, str(error)
         if problem and strict:
             raise StoreError(problem)
         if problem:
@@ -89,11 +74,20 @@ class Store:
     def __repr__(self) -> str:
         return f"<Store {self.root}{' (read-only)' if self.readonly else ''}>"
 
+    @property
+    def place(self) -> str:
+        """Where it is, for people."""
+        return "a store that cannot be opened" if self.root == NOWHERE else self._entries.tier.place
+
+    def exists(self) -> bool:
+        """Whether anything was ever stored: a store is made on the first write."""
+        return self.root.is_dir()
+
     # -- reading
 
     def programs(self) -> list[str]:
         """Program keys that have at least one artifact."""
-        names = (name.split("/")[1] for name in self._names("programs") if name.endswith(layout.MANIFEST_SUFFIX))
+        names = (name.split("/")[1] for name in self._entries.names(layout.PROGRAMS) if name.endswith(layout.MANIFEST_SUFFIX))
         return sorted({name for name in names if layout.is_label(name)})
 
     def variants(self, program_key: str) -> list[Manifest]:
@@ -103,16 +97,30 @@ class Store:
 
     def manifest_names(self, program_key: str) -> list[str]:
         """Names of a program's manifest files, ordered by id, unread."""
-        folder = f"programs/{program_key}"
-        try:
-            files = sorted(os.listdir(f"{self.root}/{folder}")) if not self.problem else []
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            self._miss(folder, f"cannot list the folder ({error.strerror})")
-            return []
+        folder = layout.program_folder(program_key)
+        files = self._entries.listed(folder)
         ids = (file.removesuffix(layout.MANIFEST_SUFFIX) for file in files if file.endswith(layout.MANIFEST_SUFFIX))
         return [f"{folder}/{id_}{layout.MANIFEST_SUFFIX}" for id_ in ids if layout.is_digest(id_)]  # what else lies there `verify` names
+
+    def changed(self, program_key: str) -> int | None:
+        """When an artifact of a program was last added or removed, in nanoseconds since 1970; 0 where there is none, None where that
+        cannot be said.
+        """
+        if self.problem:
+            return None
+        try:
+            stamp = self._entries.tier.stamp(layout.program_folder(program_key))
+        except OSError:
+            return None
+        return 0 if stamp is None else stamp.modified
+
+    def made_at(self, manifest: Manifest) -> float:
+        """When an artifact was stored, in seconds since 1970. Raises OSError."""
+        name = layout.manifest_name(manifest.program_key, manifest.artifact_id)
+        stamp = self._entries.tier.stamp(name)
+        if stamp is None:
+            raise FileNotFoundError(errno.ENOENT, "it is not in the store any more", name)
+        return stamp.modified / 1e9
 
     def manifests(self) -> Iterator[Manifest]:
         """Every readable artifact of every program."""
@@ -120,7 +128,7 @@ class Store:
             yield from self.variants(program_key)
 
     def get(self, artifact_id: str, program_key: str | None = None) -> Manifest | None:
-        """The artifact with this id; with `program_key` in one file read, without by looking through all programs."""
+        """The artifact with this id. Given `program_key`, reads one file; otherwise looks through all programs."""
         for key in [program_key] if program_key is not None else self.programs():
             manifest = self._manifest(layout.manifest_name(key, artifact_id))
             if manifest is not None:
@@ -128,53 +136,93 @@ class Store:
         return None
 
     def path(self, name: str) -> Path:
-        """Where the file with this store name lies."""
-        return self._folder.path(name)
+        """Where the local folder keeps the file with this store name."""
+        return self.root / name
 
     def blob(self, digest_: str) -> bytes | None:
         """The bytes with this digest, checked; None (logged, and quarantined where damaged) otherwise."""
         name = layout.blob_name(digest_)
-        data = self._read(name)
+        data = self._entries.read(name)
         if data is None:
-            self._miss(name, "blob is not in the store")
+            self._entries.miss(name, "blob is not in the store")
             return None
         if digest(data) != digest_:
-            self._quarantine(name, f"content does not match its digest ({len(data)} bytes)")
+            self._entries.quarantine(name, f"content does not match its digest ({len(data)} bytes)")
             return None
-        self._known_bad.discard(name)
+        self._entries.is_good(name)
         return data
 
     def blob_path(self, digest_: str) -> Path | None:
-        """A file with these bytes, for mmap or dlopen; checked once per process for as long as the file stays the same."""
-        path = self._folder.path(layout.blob_name(digest_))
+        """A file with these bytes, to map or to measure; checked once per process for as long as the file stays the same."""
+        name = layout.blob_name(digest_)
         try:
-            seen = path.stat()
+            stamp = self._entries.tier.stamp(name)
         except OSError:
-            seen = None
-        stamp = (seen.st_ino, seen.st_size, seen.st_mtime_ns) if seen is not None else None
-        if stamp is not None and self._verified.get(digest_) == stamp:
-            return path
-        if self.blob(digest_) is None or stamp is None:
-            return None
-        self._verified[digest_] = stamp
-        return path
+            stamp = None
+        if stamp is None or self._verified.get(digest_) != stamp:
+            if self.blob(digest_) is None or stamp is None:
+                return None
+            self._verified[digest_] = stamp
+        return self._entries.tier.file(name)
 
     def complete(self, manifest: Manifest) -> bool:
         """Whether every blob of an artifact is here and right: what "compiled already" must mean, since blobs may have been damaged."""
         return all(self.blob_path(blob) is not None for blob in manifest.blobs)
+
+    # -- what may execute
+
+    def trust(self, manifest: Manifest) -> Trusted[Manifest]:
+        """An artifact whose guards, bytecode and blobs may be executed. Raises Untrusted."""
+        return admit_manifest(manifest, self._policy)
+
+    def trusted_variants(self, program_key: str) -> list[Trusted[Manifest]]:
+        """The artifacts of a program that are trusted, ordered by id; the others are misses, logged."""
+        found = []
+        for manifest in self.variants(program_key):
+            try:
+                found.append(self.trust(manifest))
+            except Untrusted as error:
+                self._entries.miss(manifest.origin.name, str(error))
+        return found
+
+    def trusted_record(self, kind: str, name: str) -> Trusted[dict[str, Data]] | None:
+        """A named record whose blobs may be executed, or None. Raises Untrusted."""
+        return self._records.trusted(kind, name)
+
+    def trusted_file(self, name: Trusted[str]) -> Trusted[Path] | None:
+        """The file of the blob with the digest that stands in a trusted manifest or record; None where it is missing or damaged."""
+        path = self.blob_path(name.content)
+        return admit(path, name.content, name.origin, self._policy, holds=True) if path is not None else None
+
+    def trusted_bytes(self, name: Trusted[str]) -> Trusted[bytes] | None:
+        """The bytes of such a blob, read anew."""
+        data = self.blob(name.content)
+        return admit(data, name.content, name.origin, self._policy, holds=True) if data is not None else None
+
+    # -- what is in the way
+
+    def why_absent(self, blob: str) -> str:
+        """Why a blob cannot be had, in a word or two; empty where it is there. Its content is not looked at."""
+        try:
+            return "" if self._entries.tier.stamp(layout.blob_name(blob)) is not None else "MISSING"
+        except OSError as error:
+            return f"cannot be read ({error.strerror})"
+
+    def quarantined(self) -> int:
+        """How many damaged entries were set aside and are still kept."""
+        return len(self._entries.names(layout.QUARANTINE))
 
     def why_unread(self, program_key: str) -> str:
         """Why what is stored of a program cannot be read, as a sentence's end; empty where nothing is in the way."""
         if self.problem:
             return self.problem
         blobs = (layout.blob_name(blob) for manifest in self.variants(program_key) for blob in manifest.blobs)
-        for name in ("objects", "programs", f"programs/{program_key}", *self.manifest_names(program_key), *blobs):
+        folders = (layout.OBJECTS, layout.PROGRAMS, layout.program_folder(program_key))
+        for name in (*folders, *self.manifest_names(program_key), *blobs):
             try:
-                os.close(os.open(self._folder.path(name), os.O_RDONLY | os.O_CLOEXEC))
-            except FileNotFoundError:
-                continue
+                self._entries.tier.check_readable(name)
             except OSError as error:
-                return f"store {self.root}: {name} cannot be read ({error.strerror}); {advice(error)}"
+                return f"store {self.place}: {name} cannot be read ({error.strerror}); {advice(error)}"
         return ""
 
     # -- writing
@@ -189,30 +237,29 @@ class Store:
                 raise ValueError(
                     f"artifact {manifest.artifact_id[:12]} needs blob {name[:12]}… of {size} bytes, and what was given does not match"
                 )
-        self._writable()
-        try:
-            self._prepare()
+
+        def put(tier: Tier) -> None:
             for name in manifest.blobs:
-                self._folder.put_new(layout.blob_name(name), blobs[name])
-            self._folder.put(layout.manifest_name(manifest.program_key, manifest.artifact_id), manifest.to_bytes())
+                tier.put_new(layout.blob_name(name), blobs[name])
+            tier.put(layout.manifest_name(manifest.program_key, manifest.artifact_id), manifest.to_bytes())
             for name in manifest.blobs:  # a prune that looked before the manifest was there may have taken one: it is needed now
-                if not self._folder.path(layout.blob_name(name)).exists():
-                    self._folder.put_new(layout.blob_name(name), blobs[name])
-        except OSError as error:
-            raise StoreError(f"{self._unwritten(error)} (artifact {manifest.artifact_id[:12]} not stored)") from error
+                if tier.stamp(layout.blob_name(name)) is None:
+                    tier.put_new(layout.blob_name(name), blobs[name])
+
+        self._entries.write(put, f"artifact {manifest.artifact_id[:12]}")
         self.made.add(manifest.artifact_id)
         log.info("put: %s: artifact %s for %s", manifest.program_name, manifest.artifact_id[:12], manifest.target)
         return manifest.artifact_id
 
     def check_writable(self) -> None:
         """Raises StoreError where an artifact could not be put now; for whoever is about to work long for one."""
-        self._writable()
+        self._entries.check_allowed()
         try:
-            self._prepare()
-            for folder in ("objects", "programs"):
-                self._folder.probe(folder)
+            self._entries.prepare()
+            for folder in (layout.OBJECTS, layout.PROGRAMS):
+                self._entries.tier.check_writable(folder)
         except OSError as error:
-            raise StoreError(f"{self._unwritten(error)}; {advice(error)}") from error
+            raise StoreError(f"{self._entries.unwritten(error)}; {advice(error)}") from error
 
     def try_put(self, manifest: Manifest, blobs: Mapping[str, bytes]) -> str:
         """`put`, except that a store that cannot be written is logged and its reason returned ("" where all went well): for the user's call
@@ -227,15 +274,15 @@ class Store:
 
     def remove(self, artifact_id: str, program_key: str | None = None) -> bool:
         """Take an artifact out; its blobs go with the next prune when nothing else needs them. False when it was not there."""
-        self._writable()
+        self._entries.check_allowed()
         for key in [program_key] if program_key is not None else self.programs():
             name = layout.manifest_name(key, artifact_id)
-            if self._folder.path(name).exists():
+            if self._entries.tier.stamp(name) is not None:
                 try:
-                    self._folder.remove(name)
+                    self._entries.tier.remove(name)
                 except OSError as error:
                     why = f"{error.strerror or error}; {cure(error, self.root)}"
-                    raise StoreError(f"cannot remove {name} from {self.root}: {why}") from error
+                    raise StoreError(f"cannot remove {name} from {self.place}: {why}") from error
                 return True
         return False
 
@@ -250,19 +297,19 @@ class Store:
             raise ValueError(f"lease name {name!r} cannot be a file name")
         if self.readonly:
             return nullcontext(leases.Lease(self.root, False, 0.0))
-        return leases.acquire(self.root / "leases", name, timeout)
+        return leases.acquire(self.root / layout.LEASES, name, timeout)
 
     def watch(self, name: str) -> leases.Watch | None:
         """For whoever does other things between one attempt to take the lease `name` and the next. None where nobody keeps leases."""
         if not layout.is_label(name):
             raise ValueError(f"lease name {name!r} cannot be a file name")
         try:
-            self._writable()
-            self._prepare()
+            self._entries.check_allowed()
+            self._entries.prepare()
         except (OSError, StoreError) as error:
             log.info("lease %s: %s; compiling without it", name, error)
             return None
-        return leases.Watch(self.root / "leases" / name)
+        return leases.Watch(self.root / layout.LEASES / name)
 
     def used(self, artifact_id: str) -> None:
         """Record one use, in a few microseconds and without a database; for `prune --unused-for`. Call once per process and artifact."""
@@ -273,179 +320,37 @@ class Store:
 
     def record(self, kind: str, name: str) -> dict[str, Data] | None:
         """A small named record ("tuning": measured choices; "native": the dispatcher built for a Python), or None."""
-        file = layout.record_name(kind, name)
-        data = self._read(file)
-        if data is None:
-            return None
-        try:
-            return parse_record(data, file)
-        except RecordError as error:
-            self._quarantine(file, str(error))
-            return None
+        return self._records.get(kind, name)
 
     def record_names(self, kind: str) -> list[str]:
         """Names of the records of one kind."""
-        files = (Path(name).name for name in self._names(kind) if name.endswith(layout.MANIFEST_SUFFIX))
-        names = (file.removesuffix(layout.MANIFEST_SUFFIX) for file in files)
-        return [name for name in names if layout.is_label(name)]
+        return self._records.names(kind)
 
     def put_record(self, kind: str, name: str, record: Mapping[str, Data], blobs: Mapping[str, bytes] | None = None) -> None:
-        """Keep a named record; blobs that it needs must be named in its "blobs" field (a list of digests), so that prune spares them."""
-        content = pack(dict(record), f"{kind}/{name}")
-        named = set(record.get("blobs", ()))
-        if not all(layout.is_digest(blob) for blob in named):
-            raise ValueError(f"{kind}/{name}: 'blobs' must be a list of digests")
-        for blob_digest, data in (blobs or {}).items():
-            if blob_digest not in named or digest(data) != blob_digest:
-                raise ValueError(f"{kind}/{name}: blob {blob_digest[:12]}… is not named in the record's 'blobs', or does not match")
-        self._writable()
-        try:
-            self._prepare()
-            for blob_digest, data in (blobs or {}).items():
-                self._folder.put_new(layout.blob_name(blob_digest), data)
-            self._folder.put(layout.record_name(kind, name), pack([_RECORD_MAGIC, digest(content), content]))
-        except OSError as error:
-            raise StoreError(f"{self._unwritten(error)} ({kind}/{name} not stored)") from error
+        """Keep a named record; blobs that it needs must be named in its "blobs" field (a list of digests), so that prune spares them.
+
+        Raises StoreError and ValueError.
+        """
+        self._records.put(kind, name, record, blobs or {})
 
     # -- inside
 
     def _manifest(self, name: str) -> Manifest | None:
-        if name in self._known_bad:
+        if self._entries.is_bad(name):
             return None
-        data = self._read(name)
+        data = self._entries.read(name)
         if data is None:
             return None
         program_key, file = name.split("/")[1:]
+        expected = file.removesuffix(layout.MANIFEST_SUFFIX)
         try:
-            manifest = Manifest.from_bytes(data, name, expect_id=file.removesuffix(layout.MANIFEST_SUFFIX))
+            manifest = Manifest.from_bytes(data, name, expect_id=expected, origin=self._entries.origin(name))
             if manifest.program_key != program_key:
                 raise DamagedRecord(f"{name}: belongs to program {manifest.program_key}")
         except FutureFormat as error:
-            self._miss(name, str(error))
+            self._entries.miss(name, str(error))
             return None
         except (DamagedRecord, ForeignRecord) as error:
-            self._quarantine(name, str(error))
+            self._entries.quarantine(name, str(error))
             return None
         return manifest
-
-    def _read(self, name: str) -> bytes | None:
-        if self.problem:
-            return None
-        try:
-            return self._folder.get(name)
-        except OSError as error:
-            self._miss(name, f"cannot be read ({error.strerror or error})")
-            return None
-
-    def _names(self, prefix: str) -> list[str]:
-        return [] if self.problem else self._folder.names(prefix)
-
-    def _miss(self, name: str, reason: str) -> None:
-        log.info("%s: miss: %s: %s", self.root, name, reason)
-
-    def _quarantine(self, name: str, reason: str) -> None:
-        """Move a bad entry out of the way, or where the store cannot be written remember it as bad for this process."""
-        if name in self._known_bad:
-            return  # said before
-        self._known_bad.add(name)
-        done = self._set_aside(name)
-        log.warning("%s: miss: %s; %s", self.root, reason if reason.startswith(name) else f"{name}: {reason}", done)
-
-    def _set_aside(self, name: str) -> str:
-        """Move the file to quarantine/ where that is possible, and say what came of it."""
-        if self.readonly:
-            return "ignored: the store is opened read-only"
-        try:
-            self._folder.make_folder(self.root / "quarantine")
-            place = self.root / "quarantine" / f"{name.replace('/', '~')}.{secrets.token_hex(4)}"
-            os.replace(self._folder.path(name), place)
-            with suppress(OSError):
-                os.utime(place)  # its time there is when it came there
-        except OSError as error:
-            return f"ignored in this process: it cannot be moved to quarantine/ ({error.strerror or error})"
-        self._known_bad.discard(name)
-        return "moved to quarantine/"
-
-    def _unwritten(self, error: OSError) -> str:
-        at = f" ({error.filename})" if error.filename and isinstance(error, _IN_THE_WAY) else ""
-        return f"cannot write to the store at {self.root}: {error.strerror or error}{at}"
-
-    def _writable(self) -> None:
-        if self.problem:
-            raise StoreError(self.problem)
-        if self.readonly:
-            raise StoreError(f"the store at {self.root} was opened read-only")
-
-    def _prepare(self) -> None:
-        """Make the store's own files on first write. The format file comes first: a folder without it is not yet a store."""
-        if problem := _unusable(self.root):  # the folder may be another one than when it was opened
-            raise StoreError(problem)
-        if (self.root / layout.FORMAT_FILE).exists():
-            return
-        self._folder.make_folder(self.root)
-        self._folder.put(layout.FORMAT_FILE, f"{layout.LAYOUT_VERSION}\n".encode())
-        self._folder.put("CACHEDIR.TAG", layout.CACHEDIR_TAG)
-        for folder in layout.LOCAL_FOLDERS:
-            self._folder.make_folder(self.root / folder)
-
-
-_RECORD_MAGIC = "precast-record-1"
-_IN_THE_WAY = (FileExistsError, NotADirectoryError, IsADirectoryError)
-
-
-def parse_record(data: bytes, where: str) -> dict[str, Data]:
-    """The map in a named record's file; raises DamagedRecord."""
-    outer = unpack(data, where)
-    if type(outer) is not tuple or [type(part) for part in outer] != [str, str, bytes] or outer[0] != _RECORD_MAGIC:
-        raise DamagedRecord(f"{where}: not a precast record")
-    if digest(outer[2]) != outer[1]:
-        raise DamagedRecord(f"{where}: checksum mismatch")
-    record = unpack(outer[2], where)
-    if type(record) is not dict or not all(layout.is_digest(blob) for blob in record.get("blobs", ())):
-        raise DamagedRecord(f"{where}: expected a map whose 'blobs' are digests")
-    return record
-
-
-def _unusable(root: Path) -> str:
-    """Why the folder cannot be used as a store, as a sentence; empty when it can (also when it does not exist yet)."""
-    elsewhere = _elsewhere()
-    try:
-        text = read_file(root / layout.FORMAT_FILE).decode("ascii").strip()
-    except FileNotFoundError:
-        return ""
-    except NotADirectoryError:
-        return f"store {root}: a file is in the way; {elsewhere}"
-    except (OSError, UnicodeDecodeError) as error:
-        return f"store {root}: its format file cannot be read ({getattr(error, 'strerror', None) or error}); {advice(error)}"
-    if text == str(layout.LAYOUT_VERSION):
-        return ""
-    if text.isdigit():
-        return f"store {root}: layout version {text}, and this precast uses {layout.LAYOUT_VERSION}; upgrade precast, or {elsewhere}"
-    return f"store {root}: its format file says {text[:40]!r}, which is not a precast store; {elsewhere}"
-
-
-def _elsewhere() -> str:
-    return f"choose another folder with --store or {ENVIRONMENT}"
-
-
-def advice(error: OSError | UnicodeDecodeError) -> str:
-    """What to do about what the disk refused, as the rest of a sentence."""
-    if isinstance(error, _IN_THE_WAY):
-        return f"move what is in the way, or {_elsewhere()}"
-    return f"{cure(error)}, or {_elsewhere()}"
-
-
-def cure(error: OSError | UnicodeDecodeError, root: Path | None = None) -> str:
-    """The same where another folder is no answer. `root`: the store that it is about, which may be another user's."""
-    whose = owner(root) if root is not None and getattr(error, "errno", None) in (errno.EACCES, errno.EPERM) else None
-    if whose is not None and whose != os.geteuid():
-        return f"the store belongs to {user_name(whose)}, and this is {user_name(os.geteuid())}: do this as that user"
-    return _CURES.get(getattr(error, "errno", None) or 0, "check the permissions")
-
-
-_CURES = {
-    errno.ENOSPC: "make room (`precast prune`)",
-    errno.EDQUOT: "the quota is used up: make room (`precast prune`)",
-    errno.EROFS: "it is mounted read-only here: do this where it can be written",
-    errno.EIO: "mend the disk",
-}

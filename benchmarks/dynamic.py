@@ -23,6 +23,7 @@ import torch
 from rows import Inputs, build, first_tensor
 
 import precast
+from precast.artifact_store import Store
 
 Call = Callable[..., Any]
 ROWS = ("gpt2", "bert", "llama")
@@ -45,7 +46,8 @@ class Counter:
 
 def artifacts(store: str) -> int:
     """Stored artifacts, as files."""
-    return sum(1 for _ in (Path(store) / "programs").rglob("*.msgpack"))
+    opened = Store.open(store, readonly=True)
+    return sum(len(opened.manifest_names(key)) for key in opened.programs())
 
 
 def resized(inputs: Inputs, length: int) -> Inputs:

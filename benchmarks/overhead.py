@@ -90,17 +90,17 @@ def precast_call(model: torch.nn.Module, ids: torch.Tensor) -> tuple[Call, int]:
     from dataclasses import replace
 
     import precast
-    from precast.compiling import build_graph
+    from precast.codegen.cpu.compile import CpuCompilation
 
     inputs = 0
-    real = build_graph.compile_program
+    real = CpuCompilation.compile
 
-    def stubbed(program: Any, *args: Any, **kwargs: Any) -> Any:
+    def stubbed(compilation: CpuCompilation, program: Any) -> Any:
         nonlocal inputs
         inputs = len(program.inputs)
-        return replace(real(program, *args, **kwargs), library=stub_library((1, 8, 1000)))
+        return replace(real(compilation, program), library=stub_library((1, 8, 1000)))
 
-    build_graph.compile_program = stubbed
+    CpuCompilation.compile = stubbed  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as store:
         compiled = precast.compile(model, store=store)
         compiled(input_ids=ids)

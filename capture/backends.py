@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._dynamo import exc
-from torch._dynamo.backends import registry
-from torch._guards import TracingContext
 
+from precast.capture.adapters.dynamo import exc, registry
+from precast.capture.adapters.guards import TracingContext
 from precast.capture.common.captured_frame import CaptureRefused
 from precast.runtime.common.errors import BackendError
 

@@ -10,22 +10,24 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._dynamo.source import RandomValueSource
 
 from precast.artifact_store.format.guards import Guard, Path, Predicate, canonical_order
 from precast.artifact_store.format.records import CodeDigest, FrameRecord, GraphInput, GraphOutput, TensorConstant, Wrap
+from precast.capture.adapters.guards import RandomValueSource
 from precast.capture.aten import aot_autograd
 from precast.capture.aten.decompositions import default_decompositions
 from precast.capture.aten.reject_meta_tensors import refusal_of_dataless
 from precast.capture.backends import run_backend
 from precast.capture.bytecode.frame_record import digests, frame_record, integers
 from precast.capture.common.captured_frame import CapturedFrame, CaptureRefused
-from precast.capture.common.release_references import tensors_let_go
+from precast.capture.common.missing_names import missing_names_refused
+from precast.capture.common.patching import applied
 from precast.capture.common.source_paths import NotPortable, SourceContext
 from precast.capture.common.symbolic_shapes import explained, shape_guards
 from precast.capture.dynamo import trace as dynamo
 from precast.capture.dynamo.assumed_constants import constant_digests
 from precast.capture.dynamo.dynamic_shapes import Dynamic
+from precast.capture.dynamo.patches import AROUND
 from precast.capture.dynamo.per_call_inputs import read_off
 from precast.capture.dynamo.trace_record import TraceRecord
 from precast.capture.gc_pause import seldom_collected
@@ -95,7 +97,7 @@ def capture(
     chosen = options or CaptureOptions()
     if chosen.free_as_locals and CLOSURE in local_values:
         local_values[lambda_lift.CLOSURE] = local_values.pop(CLOSURE)  # what the program's calls bring the cells as
-    with seldom_collected(), tensors_let_go():
+    with missing_names_refused(), seldom_collected(), applied(AROUND, None):
         return _Capture(entry.function, local_values, name or entry.function.__qualname__, chosen).run()
 
 

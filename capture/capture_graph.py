@@ -1,6 +1,6 @@
-"""A graph that torch.compile hands to its backend -> a functional ATen graph, and a text that says all there is to know of it.
+"""Captures a graph that torch.compile passes to its backend: a functional ATen graph, and a canonical text of it.
 
-The text is what stored artifacts of such graphs are found by: torch's own guards decide when the graph is used.
+Stored artifacts of such graphs are keyed by a hash of that text; torch's own guards decide when the graph is used.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def _input(number: int, value: Any, mutated: bool, is_float: bool) -> GraphInput
 
 
 def identity(graph: torch.fx.GraphModule) -> str:
-    """Every node of the graph with what it computes, on what, and what comes out, free of names that differ between processes.
+    """The canonical text: every node with its operator, operands and result, without names that differ between processes.
 
-    Raises CaptureRefused for what has no such text.
+    Raises CaptureRefused for a node that has no such text.
     """
     return _Writer().module(graph)
 

@@ -1,53 +1,45 @@
-"""Capturing for a GPU without one: a copy of the program whose tensors are fake ones on `cuda:0`, and torch made to bear with them.
+"""Captures for a GPU that this machine lacks: a copy of the program with fake tensors on `cuda:0`, and torch patched to trace them.
 
-Nothing of the user's is changed, and no weight is copied: fakes have sizes and strides, and no elements.
+The user's objects are not changed, and no weight is copied: fake tensors have sizes and strides, and no elements.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import copyreg
-import ctypes
 import itertools
-import os
-import threading
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
-from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental import proxy_tensor
 from torch.utils import _pytree as pytree
 
+from precast.capture.adapters.fake_tensors import FakeTensor, FakeTensorMode
+from precast.capture.aten.patches import ABSENT_DEVICE, COPIES
 from precast.capture.common.captured_frame import CaptureRefused
+from precast.capture.common.patching import applied
 from precast.runtime.frames.entry import entry_of
 from precast.runtime.paths.fake_tensors import STANDS_FOR, is_stand_in
 
 DEVICE = torch.device("cuda", 0)
 Signature = tuple[tuple[Any, ...], Mapping[str, Any]]
-_GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
-"""c10's table of what switches devices and streams, by device type: one pointer each."""
-_CUDA, _META = 1, 14
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
 
 
 def stand_ins(model: Any, signatures: Sequence[Signature]) -> tuple[Any, tuple[Signature, ...]] | None:
     """Copies of a program and its calls that can be traced for a GPU which is not here; None where their tensors are on one that is.
 
-    Tensors on `meta` and on the CPU stand for tensors on the GPU, and a `torch.device` that an object keeps (a static cache does) for the
-    GPU's; where some tensors are fake ones on a GPU, those on the CPU stay there.
-    Raises CaptureRefused for what cannot be copied or stood for.
+    Tensors on `meta` and on the CPU become fake tensors on the GPU, and a `torch.device` that an object holds (a static cache does) the
+    GPU; where some tensors are fake ones on a GPU already, those on the CPU stay there.
+    Raises CaptureRefused for an object that cannot be copied or represented.
     """
     found = list(_tensors(model, signatures))
-    if any(tensor.device.type == "cuda" and type(tensor) is not FakeTensor and not is_stand_in(tensor) for tensor in found):
+    if any(tensor.device.type == DEVICE.type and type(tensor) is not FakeTensor and not is_stand_in(tensor) for tensor in found):
         return None
     if found and all(map(is_stand_in, found)):
         return model, tuple(signatures)
-    placed = any(tensor.device.type == "cuda" for tensor in found)
+    placed = any(tensor.device.type == DEVICE.type for tensor in found)
     model, *calls = StandIns(keep_cpu=placed).of(model, *signatures)
     return model, tuple(calls)
 
@@ -62,7 +54,7 @@ def _tensors(model: Any, signatures: Sequence[Signature]) -> Iterator[torch.Tens
 
 
 class StandIns:
-    """Copies objects; each tensor in them becomes a stand-in, the same for the same tensor, tensors that share memory sharing it again."""
+    """Copies objects; each tensor in them becomes a fake tensor, the same for the same tensor. Tensors that share memory share it again."""
 
     def __init__(self, keep_cpu: bool = False) -> None:
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -71,27 +63,7 @@ class StandIns:
 
     def of(self, *objects: Any) -> tuple[Any, ...]:
         """Copies of `objects`. Raises CaptureRefused for what cannot be copied or stood for."""
-        owner = threading.get_ident()
-        originals: dict[type, Callable[..., Any]] = {cls: cls.__deepcopy__ for cls in (torch.Tensor, torch.nn.Parameter)}
-
-        def deepcopied(cls: type) -> Callable[[torch.Tensor, dict[int, Any]], Any]:
-            def copied(tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
-                if threading.get_ident() != owner:
-                    return originals[cls](tensor, memo)
-                if id(tensor) not in memo:
-                    memo[id(tensor)] = self.tensor(tensor)
-                return memo[id(tensor)]
-
-            return copied
-
-        def moved(device: torch.device) -> tuple[Any, ...]:
-            known = self._place(device) if threading.get_ident() == owner else device
-            return torch.device, (known.type,) if known.index is None else (known.type, known.index)
-
-        with contextlib.ExitStack() as stack:
-            for cls in originals:
-                stack.enter_context(mock.patch.object(cls, "__deepcopy__", deepcopied(cls)))
-            stack.enter_context(mock.patch.dict(copyreg.dispatch_table, {torch.device: moved}))
+        with applied(COPIES, self):
             try:
                 memo: dict[int, Any] = {}
                 return tuple(
@@ -116,13 +88,13 @@ class StandIns:
         made.__dict__[STANDS_FOR] = value.__dict__.get(STANDS_FOR, kind)
         return made
 
-    def _place(self, device: torch.device) -> torch.device:
+    def place(self, device: torch.device) -> torch.device:
         """The device that the copy of what is on `device` is on."""
-        return device if device.type == "cuda" or (self._keep_cpu and device.type == "cpu") else DEVICE
+        return device if device.type == DEVICE.type or (self._keep_cpu and device.type == "cpu") else DEVICE
 
     def _like(self, value: torch.Tensor) -> torch.Tensor:
         storage = value.untyped_storage()
-        device = self._place(value.device)
+        device = self.place(value.device)
         with self._mode:
             known = self._storages.get(storage._cdata)
             if known is None:
@@ -130,6 +102,11 @@ class StandIns:
                 known = self._storages[storage._cdata] = (storage, memory)  # the first keeps the address from being another's
             place = known[1].untyped_storage()
             return torch.empty(0, dtype=value.dtype, device=device).set_(place, value.storage_offset(), value.shape, value.stride())
+
+
+def without_device() -> contextlib.AbstractContextManager[Any]:
+    """Lets fake tensors on a GPU be traced where there is none, by code that asks for one."""
+    return contextlib.nullcontext() if torch.cuda.is_available() else applied(ABSENT_DEVICE, None)
 
 
 def _function(function: types.FunctionType, memo: dict[int, Any]) -> types.FunctionType:
@@ -141,57 +118,3 @@ def _function(function: types.FunctionType, memo: dict[int, Any]) -> types.Funct
     made.__dict__.update(function.__dict__)
     made.__module__, made.__qualname__ = function.__module__, function.__qualname__
     return made
-
-
-@contextlib.contextmanager
-def without_device() -> Iterator[None]:
-    """Lets fake tensors on a GPU be traced where there is none, by code that asks for one."""
-    if torch.cuda.is_available():
-        yield
-        return
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_no_op_guards())
-        stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
-        torch._C._set_only_lift_cpu_tensors(True)  # literals for the GPU are made here and moved there by the graph
-        stack.enter_context(mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False))
-        stack.enter_context(mock.patch.object(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True))
-        stack.enter_context(mock.patch.object(TorchInGraphFunctionVariable, "as_python_constant", _constant))
-        stack.enter_context(mock.patch.object(proxy_tensor, "proxy_call", _proxy_call))
-        yield
-
-
-_original_proxy_call = proxy_tensor.proxy_call
-_MOVES = (torch.ops.aten._to_copy.default, torch.ops.prims.device_put.default)
-
-
-def _proxy_call(mode: Any, func: Any, pre_dispatch: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What moves a literal to the GPU is left in the graph: the tracer would do it, to know the elements of the result."""
-    if func not in _MOVES:
-        return _original_proxy_call(mode, func, pre_dispatch, args, kwargs)
-    with mock.patch.object(proxy_tensor, "CONSTANT_NUMEL_LIMIT", -1):
-        return _original_proxy_call(mode, func, pre_dispatch, args, kwargs)
-
-
-_as_python_constant = TorchInGraphFunctionVariable.as_python_constant
-
-
-def _constant(variable: TorchInGraphFunctionVariable) -> Any:
-    """What Dynamo calls for a function whose result is a constant: whether there is a GPU."""
-    return _available if variable.value is torch.cuda.is_available else _as_python_constant(variable)
-
-
-def _available() -> bool:
-    return True
-
-
-@contextlib.contextmanager
-def _no_op_guards() -> Iterator[None]:
-    """Autograd asks the device's guard for a stream, and ends the process where the device has none: here it gets that of `meta`."""
-    path = os.path.join(os.path.dirname(torch.__file__), "lib", "libc10.so")
-    table = (ctypes.c_void_p * (_META + 1)).in_dll(ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY), _GUARDS)
-    torch._C._ensureCUDADeviceGuardSet()  # fills the place in a build of torch that has CUDA
-    before, table[_CUDA] = table[_CUDA], table[_CUDA] or table[_META]
-    try:
-        yield
-    finally:
-        table[_CUDA] = before

@@ -1,6 +1,7 @@
-"""Compiling makes many objects that last and little garbage: the collector looks at them all again and again, a fifteenth of the time.
+"""Pauses garbage collection during a compile, which makes many objects that live on and little garbage: collections took a fifteenth of
+its time.
 
-A full collection looks at all that the process holds as well, torch's and sympy's modules included, and takes a quarter to half a second.
+A full collection also visits everything else in the process, torch's and sympy's modules included, and takes a quarter to half a second.
 """
 
 from __future__ import annotations
@@ -13,27 +14,28 @@ from contextlib import contextmanager
 from precast.runtime.common.locks import Lock
 
 SELDOM = 100_000
-"""New objects between two collections of the youngest; Python's own number is 700, from 3.12 on 2,000 at most."""
+"""New objects between two collections of the youngest generation; Python's default is 700, from 3.12 on 2,000 at most."""
 
 NEVER = 2**31 - 1
 """Collections of the middle generation between two full ones."""
 
 FEW = 1_000
-"""Frozen objects that say nothing: from 3.12 on the interpreter freezes some hundreds of its own; a program that freezes, ten thousands."""
+"""Up to this many frozen objects are the interpreter's own (some hundreds from 3.12 on); a program that uses gc.freeze has ten thousands.
+"""
 
 _LOCK = Lock()
 _before: list[tuple[int, int, int]] = []
-"""What holds again once the last body has ended, once for each body that runs."""
+"""The thresholds to restore once the last body has ended, once for each body that runs."""
 _set: list[tuple[int, int, int]] = []
-"""What the first of these bodies made of it: where something else is found at the end, somebody has chosen it meanwhile."""
+"""The thresholds that the first of these bodies set: where others are found at the end, other code has set them meanwhile."""
 
 
 @contextmanager
 def seldom_collected() -> Iterator[None]:
-    """Fewer collections for the body and no full one; what was set before holds again once the last body of any thread has ended.
+    """A context with fewer collections and no full one; the thresholds are restored once the last such context of any thread has ended.
 
-    What was made is old then, as if a collection had passed over it: the next full one comes in its time, not in the first call. A
-    collector that is off, or that was told to work as seldom, is left alone, and so are thresholds that somebody sets meanwhile.
+    Objects made inside then count as old, as if a collection had visited them, so that the next full collection does not come in the
+    first call. A collector that is off or has thresholds as high is left alone, and so are thresholds that other code sets meanwhile.
     """
     with _LOCK:
         mine = _begin()
@@ -68,14 +70,16 @@ def _end() -> None:
 
 
 def _age() -> None:
-    """All objects belong to the oldest generation; where somebody has frozen some, thawing would thaw those too."""
+    """Moves all objects to the oldest generation, by freezing and thawing; not where the program has frozen objects, which would be
+    thawed.
+    """
     if gc.get_freeze_count() < FEW:
         gc.freeze()
         gc.unfreeze()
 
 
 def _end_in_child() -> None:
-    """The threads that trace do not exist in a forked child."""
+    """Called in a forked child, which has no threads that trace: restores the thresholds."""
     if _before:
         if gc.get_threshold() == _set[0]:
             gc.set_threshold(*_before[0])

@@ -7,7 +7,6 @@ user, everything else is stored, and the scheduler decides what becomes of the s
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 import precast.lowering.ops  # noqa: F401  (fills the table)
 from precast.lowering.analysis.effects import symbols_in
 from precast.lowering.analysis.symbol_bindings import symbols_used
+from precast.lowering.analysis.traits import SM_90, Traits
 from precast.lowering.build import lazy_tensor as tx
 from precast.lowering.build.builder import WITHOUT_ARITHMETIC, Builder, Check, Cost
 from precast.lowering.build.control_flow import control_flow, is_body, is_control_flow
@@ -32,6 +32,8 @@ from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import ITEM, Bind, Constant, Extern, Load, Output, Program, Size, View, walk
 from precast.lowering.ir.sizes import MAX_BOUND, Unsupported, is_unbacked, is_unguarded, number_of, size_symbol, sizes
 from precast.lowering.ir.torch_dtypes import dtype_of
+from precast.lowering.options import DEFAULTS, LoweringOptions
+from precast.target_registry import HOST_DEVICE, family_on
 
 aten = torch.ops.aten
 STATIC_CHECKS = (
@@ -50,26 +52,27 @@ VALUE_CHECKS = (aten._assert_async.default, aten._assert_async.msg)
 """Assertions about values, which each call makes."""
 
 
-def lower(graph: fx.GraphModule, name: str, options: Mapping[str, Any] | None = None) -> Program:
+def lower(graph: fx.GraphModule, name: str, options: LoweringOptions = DEFAULTS, traits: Traits = SM_90) -> Program:
     """The graph (functional ATen ops, fake tensors in `node.meta["val"]`) as a program that computes the same.
 
-    `options["deterministic"]`: on a GPU, operators whose writes may collide stay torch's own. `options["fallback_random"]`: random
-    numbers are eager's, unless it is False.
+    `traits`: of the GPU, where the graph's tensors are on one.
     Raises `Unsupported` where the graph holds what no ATen call can do for it (data-dependent sizes, higher-order ops).
     """
     with _disable_current_modes():  # a backend runs while torch still fakes tensors; the graph's own constants are real
-        return _Walk(graph, name, options or {}).run()
+        return _Walk(graph, name, options, traits).run()
 
 
 class _Walk:
-    def __init__(self, graph: fx.GraphModule, name: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, graph: fx.GraphModule, name: str, options: LoweringOptions, traits: Traits) -> None:
         self.module, self.name = graph, name
         self.nodes = list(graph.graph.nodes)
         self.env: dict[fx.Node, Any] = {}
         self.b = Builder()
-        self.b.on_gpu = any(t.device.type == "cuda" for node in self.nodes for t in _tensors(node))
-        self.b.own_random = not options.get("fallback_random", True)
-        self.deterministic = bool(options.get("deterministic")) and self.b.on_gpu
+        family = family_on(t.device.type for node in self.nodes for t in _tensors(node))
+        self.b.device = HOST_DEVICE if family is None else family.device
+        self.b.library_scan = traits.library_scan if self.b.on_gpu else None
+        self.b.own_random = not options.fallback_random
+        self.deterministic = options.deterministic and self.b.on_gpu
         self.inputs: list[str | sympy.Symbol] = []
         self.outputs: tuple[Output, ...] = ()
         self.derived: dict[sympy.Symbol, Size] = {}
@@ -360,7 +363,7 @@ class _Walk:
         return self.b.realise(t, stride) if wanted else t
 
     def _own(self, node: fx.Node, t: Tensor, stride: tuple[Size, ...]) -> Tensor:
-        """`t` in memory that no other result shares, laid out as eager's."""
+        """`t` materialised in a fresh buffer that no other result shares, with eager's strides."""
         window = t.window
         if window is not None:
             name = window.buffer

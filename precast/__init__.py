@@ -84,6 +84,20 @@ _HOMES = {
     "register_backend": "backends",
     "set_stance": "stance",
 }
+_RESULTS = {
+    "BackendError": "precast.runtime.common.errors",
+    "CompileStopped": "precast.runtime.common.errors",
+    "CompilerBroken": "precast.runtime.common.errors",
+    "Explanation": "precast.runtime.programs.explain_miss",
+    "FrameReport": "precast.compiling.explain_graphs",
+    "GraphReport": "precast.compiling.explain_graphs",
+    "LoadError": "precast.runtime.common.errors",
+    "Report": "precast.runtime.api.precompile",
+    "SignatureReport": "precast.runtime.api.precompile",
+    "StoreUnwritable": "precast.runtime.common.errors",
+    "VariantReport": "precast.runtime.programs.explain_miss",
+}
+"""Where classes are that users meet as errors and results, and do not call; pickles find them by `precast`."""
 __all__ = [
     "DirectiveError",
     "GraphBreakError",
@@ -128,6 +142,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RESULTS:
+        return getattr(importlib.import_module(_RESULTS[name]), name)
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'precast' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""A program for a GPU that is not here: what the runtime asks for when it prepares one, by name and only then."""
+"""Precompiling for a GPU that this machine does not have: the hook that the runtime imports by name when it precompiles such a program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Environment = Callable[[], AbstractContextManager[None]]
 
 
 def stand_ins(model: Any, calls: Sequence[fake_device.Signature]) -> tuple[Any, Sequence[fake_device.Signature], Environment] | None:
-    """Copies of the program and its calls, and what they are traced in; None where their tensors are on a GPU. Raises PrecastError."""
+    """Copies of the program and its calls with fake GPU tensors, and the fake mode for tracing; None where their tensors are on a GPU.
+    Raises PrecastError."""
     try:
         made = fake_device.stand_ins(model, calls)
     except CaptureRefused as refused:

@@ -21,3 +21,7 @@ class ForeignRecord(RecordError):
 
 class FutureFormat(RecordError):
     """Written by a newer precast: left in place, because the newer one may still use it."""
+
+
+class Untrusted(Exception):
+    """Content that the trust policy does not let become code. The message says where it is from and why."""

@@ -12,12 +12,17 @@ from __future__ import annotations
 
 import re
 
+ENVIRONMENT = "PRECAST_STORE"
+"""The environment variable that names the store's folder."""
 LAYOUT_VERSION = 1
 FORMAT_FILE = "format"
 MANIFEST_SUFFIX = ".msgpack"
 RECORD_KINDS = ("tuning", "native", "skips", "ptx")
-LOCAL_FOLDERS = ("index", "leases", "quarantine")
-SHARED_FOLDERS = ("objects", "programs", *RECORD_KINDS)
+OBJECTS, PROGRAMS = "objects", "programs"
+INDEX, LEASES, QUARANTINE = "index", "leases", "quarantine"
+LOCAL_FOLDERS = (INDEX, LEASES, QUARANTINE)
+SHARED_FOLDERS = (OBJECTS, PROGRAMS, *RECORD_KINDS)
+TAG_FILE = "CACHEDIR.TAG"
 CACHEDIR_TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a precast store: compiled artifacts that can be rebuilt.\n"
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -42,7 +47,11 @@ def printable(name: str) -> str:
 def blob_name(digest: str) -> str:
     if not is_digest(digest):
         raise ValueError(f"{digest!r} is not a SHA-256 in hex")
-    return f"objects/{digest[:2]}/{digest}"
+    return f"{OBJECTS}/{digest[:2]}/{digest}"
+
+
+def program_folder(program_key: str) -> str:
+    return f"{PROGRAMS}/{program_key}"
 
 
 def manifest_name(program_key: str, artifact_id: str) -> str:
@@ -50,7 +59,7 @@ def manifest_name(program_key: str, artifact_id: str) -> str:
         raise ValueError(f"program key {program_key!r}: use up to 128 letters, digits, '_', '.', '+', '-', not starting with '.'")
     if not is_digest(artifact_id):
         raise ValueError(f"{artifact_id!r} is not an artifact id (a SHA-256 in hex)")
-    return f"programs/{program_key}/{artifact_id}{MANIFEST_SUFFIX}"
+    return f"{program_folder(program_key)}/{artifact_id}{MANIFEST_SUFFIX}"
 
 
 def record_name(kind: str, name: str) -> str:

@@ -24,6 +24,7 @@ from precast.artifact_store.format.errors import DamagedRecord, ForeignRecord, F
 from precast.artifact_store.format.guard_table import GuardRow, pack_guards, unpack_guards
 from precast.artifact_store.format.guards import Guard, Predicate, canonical_order, guard_hash
 from precast.artifact_store.format.msgpack import Data, digest, pack, unpack
+from precast.artifact_store.format.origin import MADE_HERE, UNKNOWN, Origin
 
 FORMAT = 1
 MAGIC = "precast-manifest"
@@ -65,11 +66,18 @@ def guard_rows(guards: Iterable[Guard]) -> tuple[GuardRow, ...]:
 
 
 class Manifest:
-    """An artifact's record. Immutable; sections decode on first use. Make one with `Manifest.make`, read one with `from_bytes`."""
+    """An artifact's record. Immutable; sections decode on first use. Make one with `Manifest.make`, read one with `from_bytes`.
 
-    def __init__(self, head: bytes, guards: bytes, body: bytes, info: bytes, format: int = FORMAT) -> None:
+    `origin`: where it was read, which is no part of it.
+    """
+
+    def __init__(
+        self, head: bytes, guards: bytes, body: bytes, info: bytes, format: int = FORMAT, origin: Origin = MADE_HERE, checksum: bytes = b""
+    ) -> None:
         self.format = format
+        self.origin = origin
         self._sections = (head, guards, body, info)
+        self._known_checksum = checksum  # where it was compared already
 
     @staticmethod
     def make(
@@ -150,6 +158,11 @@ class Manifest:
     @property
     def id(self) -> str:
         return self.artifact_id
+
+    @cached_property
+    def checksum(self) -> str:
+        """SHA-256 over all sections: unlike the id, it covers what executes."""
+        return (self._known_checksum or _checksum(self._sections)).hex()
 
     def __repr__(self) -> str:
         return f"<Manifest {self.artifact_id[:12]} {self.program_name!r} for {self.target}>"
@@ -249,15 +262,18 @@ class Manifest:
         return pack([MAGIC, self.format, _checksum(self._sections), *self._sections], "manifest")
 
     @staticmethod
-    def from_bytes(data: bytes, where: str = "manifest", expect_id: str | None = None) -> Manifest:
-        """The manifest in `data`. Checks the checksum and, where given, the id; raises a RecordError that says what is wrong."""
+    def from_bytes(data: bytes, where: str = "manifest", expect_id: str | None = None, origin: Origin | None = None) -> Manifest:
+        """The manifest in `data`. Checks the checksum and, where given, the id; raises a RecordError that says what is wrong.
+
+        `origin`: where the bytes were read. Without it nothing of the manifest is trusted enough to execute.
+        """
         outer = _envelope(data, where)
         if len(outer) != 7 or any(type(part) is not bytes for part in outer[2:]):
             raise DamagedRecord(f"{where}: the manifest's envelope is malformed")
         sections = outer[3:]
         if _checksum(sections) != outer[2]:
             raise DamagedRecord(f"{where}: checksum mismatch (truncated or changed on disk)")
-        manifest = Manifest(*sections, format=outer[1])
+        manifest = Manifest(*sections, format=outer[1], origin=origin or Origin(UNKNOWN, "", where), checksum=outer[2])
         if expect_id is not None and manifest.artifact_id != expect_id:
             raise DamagedRecord(f"{where}: holds artifact {manifest.artifact_id[:12]}…, not {expect_id[:12]}…")
         return manifest

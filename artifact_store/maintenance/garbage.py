@@ -14,7 +14,8 @@ from precast.artifact_store.format import layout
 from precast.artifact_store.format.errors import FutureFormat, RecordError
 from precast.artifact_store.format.manifest import Manifest
 from precast.artifact_store.maintenance.unreadable import unreadable
-from precast.artifact_store.store import Store, parse_record
+from precast.artifact_store.named_records import parse_record
+from precast.artifact_store.store import Store
 from precast.artifact_store.tiers.folder import TEMPORARY_PREFIX, read_file
 
 log = logging.getLogger("precast.store")

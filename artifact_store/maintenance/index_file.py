@@ -17,7 +17,8 @@ import diskcache
 from precast.artifact_store.format.errors import DamagedRecord, RecordError
 from precast.artifact_store.format.msgpack import Data, pack, unpack
 from precast.artifact_store.local import usage
-from precast.artifact_store.store import Store, cure
+from precast.artifact_store.store import Store
+from precast.artifact_store.tiers.disk_errors import cure
 from precast.artifact_store.tiers.owner import create, owner, user_name
 
 log = logging.getLogger("precast.store")

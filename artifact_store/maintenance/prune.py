@@ -20,7 +20,8 @@ from precast.artifact_store.format.manifest import Versions
 from precast.artifact_store.format.text import human_days
 from precast.artifact_store.maintenance.garbage import GRACE, SKEW, Leftover, file_size, recorded, referenced, unused
 from precast.artifact_store.maintenance.index import Entry, open_index
-from precast.artifact_store.store import Store, cure
+from precast.artifact_store.store import Store
+from precast.artifact_store.tiers.disk_errors import cure
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,9 @@ from precast.artifact_store.format.text import human_days
 from precast.artifact_store.maintenance.garbage import SKEW, files, leftovers, made, referenced
 from precast.artifact_store.maintenance.index import damage, open_index
 from precast.artifact_store.maintenance.unreadable import unreadable
-from precast.artifact_store.store import Store, cure, parse_record
+from precast.artifact_store.named_records import parse_record
+from precast.artifact_store.store import Store
+from precast.artifact_store.tiers.disk_errors import cure
 from precast.artifact_store.tiers.folder import TEMPORARY_PREFIX, Folder, read_file
 from precast.artifact_store.tiers.owner import make_folder
 

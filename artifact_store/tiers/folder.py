@@ -1,8 +1,4 @@
-"""Where bytes live: two small verbs, `get` and `put`, with `names` and `remove` for housekeeping. The store wraps these.
-
-Names are relative, as in `layout`, so that a remote tier can offer the same verbs. A tier raises OSError for what goes wrong; `get` of
-what is not there is None: absent and broken are different answers.
-"""
+"""The tier that is a local folder: each name is a file, written aside, synced and renamed into place."""
 
 from __future__ import annotations
 
@@ -12,8 +8,12 @@ import os
 import secrets
 from pathlib import Path
 
+from precast.artifact_store.format import layout
 from precast.artifact_store.format.msgpack import digest
+from precast.artifact_store.format.origin import FOLDER
+from precast.artifact_store.tiers.disk_errors import advice, elsewhere
 from precast.artifact_store.tiers.owner import give
+from precast.artifact_store.tiers.tier import Stamp
 
 TEMPORARY_PREFIX = ".tmp-"
 _NOT_HERE = (errno.ENOENT, errno.ENOTDIR)
@@ -32,11 +32,20 @@ def _without_waiting(path: str, flags: int) -> int:
 class Folder:
     """A local folder, private to its user. A name appears whole or not at all: write aside, fsync, rename, fsync the directory."""
 
+    kind = FOLDER
+
     def __init__(self, root: Path) -> None:
         self.root = root
 
+    @property
+    def place(self) -> str:
+        return str(self.root)
+
     def path(self, name: str) -> Path:
         return self.root / name
+
+    def file(self, name: str) -> Path:
+        return self.path(name)
 
     def get(self, name: str) -> bytes | None:
         try:
@@ -59,8 +68,13 @@ class Folder:
             raise
         sync_folder(target.parent)
 
-    def probe(self, folder: str) -> None:
-        """Raises OSError where a file cannot be put into `folder`, which is made where it is missing."""
+    def check_readable(self, name: str) -> None:
+        try:
+            os.close(os.open(self.path(name), os.O_RDONLY | os.O_CLOEXEC))
+        except FileNotFoundError:
+            return
+
+    def check_writable(self, folder: str) -> None:
         self.make_folder(self.path(folder))
         aside = self.path(f"{folder}/{TEMPORARY_PREFIX}{os.getpid()}-{secrets.token_hex(6)}")
         try:
@@ -85,9 +99,52 @@ class Folder:
             found += [f"{relative}/{file}" for file in files if not file.startswith(TEMPORARY_PREFIX)]
         return sorted(found)
 
+    def listed(self, folder: str) -> list[str]:
+        try:
+            return sorted(os.listdir(f"{self.root}/{folder}"))
+        except FileNotFoundError:
+            return []
+
+    def stamp(self, name: str) -> Stamp | None:
+        try:
+            seen = os.stat(f"{self.root}/{name}")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return Stamp(seen.st_ino, seen.st_size, seen.st_mtime_ns)
+
     def remove(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             self.path(name).unlink()
+
+    def set_aside(self, name: str) -> None:
+        """Move a damaged entry to quarantine/, dated now: its time there is when it came there."""
+        self.make_folder(self.root / layout.QUARANTINE)
+        place = self.root / layout.QUARANTINE / f"{name.replace('/', '~')}.{secrets.token_hex(4)}"
+        os.replace(self.path(name), place)
+        with contextlib.suppress(OSError):
+            os.utime(place)
+
+    def problem(self) -> str:
+        try:
+            text = read_file(self.root / layout.FORMAT_FILE).decode("ascii").strip()
+        except FileNotFoundError:
+            return ""
+        except NotADirectoryError:
+            return f"store {self.root}: a file is in the way; {elsewhere()}"
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            return f"store {self.root}: its format file cannot be read ({reason}); {advice(error)}"
+        return _why_not_ours(self.root, text)
+
+    def prepare(self) -> None:
+        """Make the store's own files. The format file comes first: a folder without it is not yet a store."""
+        if (self.root / layout.FORMAT_FILE).exists():
+            return
+        self.make_folder(self.root)
+        self.put(layout.FORMAT_FILE, f"{layout.LAYOUT_VERSION}\n".encode())
+        self.put(layout.TAG_FILE, layout.CACHEDIR_TAG)
+        for folder in layout.LOCAL_FOLDERS:
+            self.make_folder(self.root / folder)
 
     def make_folder(self, folder: Path) -> None:
         """Make `folder`, under the root, and what is missing above it: private, and each entry synced in its parent."""
@@ -101,6 +158,15 @@ class Folder:
         if folder != self.root:
             give(self.root, folder)
         sync_folder(folder.parent)
+
+
+def _why_not_ours(root: Path, text: str) -> str:
+    """What is wrong with the text of a format file, as a sentence."""
+    if text == str(layout.LAYOUT_VERSION):
+        return ""
+    if text.isdigit():
+        return f"store {root}: layout version {text}, and this precast uses {layout.LAYOUT_VERSION}; upgrade precast, or {elsewhere()}"
+    return f"store {root}: its format file says {text[:40]!r}, which is not a precast store; {elsewhere()}"
 
 
 def _write_synced(path: Path, data: bytes, mode: int, root: Path) -> None:

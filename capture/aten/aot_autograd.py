@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.fx
-import torch.fx.node as fx_node
-from torch._dynamo import compiled_autograd
-from torch._functorch._aot_autograd.graph_compile import aot_stage1_graph_capture
-from torch._functorch._aot_autograd.schemas import MutationType
-from torch._functorch.aot_autograd import create_aot_state, prepare_aot_module_simplified
-from torch._higher_order_ops import effects
-from torch._subclasses.functional_tensor import PythonFunctionalizeAPI
 
 from precast.artifact_store.format.records import GraphOutput, Wrap
+from precast.capture.adapters.aot_autograd import MutationType, aot_stage1_graph_capture, create_aot_state, prepare
+from precast.capture.adapters.dynamo import compiled_autograd
 from precast.capture.aten.functional_trace import functional_graph, metadata_of
 from precast.capture.aten.grad_modes import grad_mode_for_inference_mode, views_elsewhere
-from precast.capture.aten.keep_attention import name_attention, whole_attention
+from precast.capture.aten.keep_attention import name_attention
+from precast.capture.aten.patches import PATCHES
 from precast.capture.aten.untracked_sizes import sizes_expressed
-from precast.capture.aten.wrong_decompositions import kept_whole, without_wrong
+from precast.capture.aten.wrong_decompositions import without_wrong
 from precast.capture.common.captured_frame import CaptureRefused
+from precast.capture.common.patching import applied
 from precast.capture.common.release_references import forget_random_state
 from precast.capture.graph.higher_order_ops import expand_higher_order
 from precast.capture.graph.output_aliases import Outputs
 from precast.capture.graph.single_device import on_one_device
-from precast.capture.graph.storage_aliases import owner, storage_of
+from precast.capture.graph.storage_aliases import owner, shown_storage
 from precast.capture.graph.subclass_flatten import Part, parts_of, plain_inputs, positions_of, refuse_shared, wraps_of
 from precast.capture.graph.symbolic_floats import float_positions, floats_as_numbers
-from precast.capture.graph.triton_launches import LAUNCH, is_launch, writes_known
+from precast.capture.graph.triton_launches import is_launch
 from precast.capture.soundness.composite_checks import quantiles_tested
 from precast.capture.soundness.tensor_metadata import views_apart
 
@@ -71,16 +67,13 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
         stack.callback(forget_random_state)
         stack.enter_context(sizes_expressed(example_inputs))
         with views_apart():
-            prepared = _prepare(gm, example_inputs, table)
+            prepared = prepare(gm, example_inputs, table)
         call, own_tensors, fake_args, descriptions, config, fake_mode, shape_env, activations = prepared
         if own_tensors:
             raise CaptureRefused("the traced code registers tensors of its own inside the graph")
         stack.enter_context(compiled_autograd._disable())
         stack.enter_context(grad_mode_for_inference_mode(gm))
-        stack.enter_context(_effects_as_calls(gm))
-        stack.enter_context(whole_attention(gm))
-        stack.enter_context(writes_known())
-        stack.enter_context(kept_whole())
+        stack.enter_context(applied(PATCHES, gm))
         graph = functional_graph(gm, fake_args, table, fake_mode)
         if graph is not None:
             metadata = metadata_of(graph)
@@ -132,57 +125,6 @@ def _drop_idle_dropout(gm: torch.fx.GraphModule) -> None:
             node.target = torch.Tensor.mul_ if in_place else torch.mul
             node.args, node.kwargs = (source, 0), {}
     gm.recompile()
-
-
-@contextlib.contextmanager
-def _effects_as_calls(gm: torch.fx.GraphModule) -> Iterator[None]:
-    """Operators with effects stay in the graph as plain calls. torch threads tokens through them, to keep their order; precast keeps the
-    order of operators that are not ATen's by itself, and of ATen's there are only checks, which read what they check.
-    """
-    called = {n.target for m in gm.modules() if isinstance(m, torch.fx.GraphModule) for n in m.graph.nodes if n.op == "call_function"}
-    operators = [torch.ops.aten._linalg_check_errors.default, *(op for op in called if effects.has_effects(op))]
-    with contextlib.ExitStack() as stack:
-        for op in operators:
-            if isinstance(op, torch._ops.HigherOrderOperator):
-                continue  # these ask for their token themselves (below), and torch 2.11 keeps unused ones in a graph for their effect only
-            holder: Any = torch._library.simple_registry.singleton.find(effects._get_op_qualname(op)).effect
-            stack.enter_context(mock.patch.object(holder, "_effect", None))
-        everything = fx_node._side_effectful_functions | {*operators, LAUNCH}
-        stack.enter_context(mock.patch.object(effects, "handle_effects", _plain_call))
-        stack.enter_context(mock.patch.object(fx_node, "_side_effectful_functions", everything))
-        stack.enter_context(mock.patch.object(torch._library.utils, "is_impure", _is_impure))
-        yield
-
-
-_impure = torch._library.utils.is_impure
-
-
-def _is_impure(op: Any, **given: Any) -> bool:
-    """Launches of Triton kernels write; torch 2.11 does not look for higher-order operators among those with side effects. A draw moves
-    the generator, read or not: what is drawn after it are eager's numbers only if it stays.
-    """
-    if "impure_random" in given:
-        given["impure_random"] = True
-    return op is LAUNCH or _impure(op, **given)
-
-
-def _plain_call(allow_token_discovery: bool, tokens: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """In place of `handle_effects`, for higher-order operators that always ask for a token."""
-    context: Any = PythonFunctionalizeAPI()
-    inner_args, inner_kwargs = context.unwrap_tensors(args), context.unwrap_tensors(kwargs)
-    with context.redispatch_to_next():
-        return context.wrap_tensors(op(*inner_args, **inner_kwargs))
-
-
-def _prepare(gm: torch.fx.GraphModule, inputs: list[Any], decompositions: dict[Any, Callable[..., Any]]) -> tuple[Any, ...]:
-    prepare: Any = prepare_aot_module_simplified
-    if torch.__version__ < "2.12":  # 2.11: one more positional argument (boxed_forward_device_index), one result fewer
-        made = prepare(gm, inputs, None, decompositions, True, None, False, False, force_non_lazy_backward_lowering=True)
-        call, tensors, _, _, fake_args, descriptions, config, fake_mode, shape_env, _, _ = made
-        return call, tensors, fake_args, descriptions, config, fake_mode, shape_env, None
-    made = prepare(gm, inputs, None, decompositions, True, False, False, force_non_lazy_backward_lowering=True)
-    call, tensors, _, _, fake_args, descriptions, config, fake_mode, shape_env, _, _, activations = made
-    return call, tensors, fake_args, descriptions, config, fake_mode, shape_env, activations
 
 
 def _captured(state: Any, call: Any) -> Any:
@@ -246,7 +188,7 @@ def _from_whole_inputs(nodes: list[torch.fx.Node]) -> bool:
     for node in nodes:
         operand = node.args[0]
         assert isinstance(operand, torch.fx.Node)
-        root = owner([operand], storage_of(operand))
+        root = owner([operand], shown_storage(operand))
         if root.op != "placeholder" or root is operand:
             continue
         if node.target is torch.ops.aten.as_strided_scatter.default or root.meta["val"].dtype != operand.meta["val"].dtype:

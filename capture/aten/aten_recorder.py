@@ -1,7 +1,7 @@
-"""Calls of ATen operators on fake tensors, written down as a graph while they are made.
+"""Records calls of ATen operators on fake tensors as a graph.
 
-`make_fx` does as much and more: symbolic numbers, constants whose elements are known, operators of higher order, real tensors. Here is
-what functional graphs of constant sizes need, at a quarter of the time.
+It replaces `make_fx` for functional graphs of static sizes, in a quarter of the time; `make_fx` also has symbolic numbers, constants whose
+elements are known, higher-order operators and real tensors.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import traceback
-from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
-from torch.fx.experimental.proxy_tensor import snapshot_fake
 from torch.utils._python_dispatch import TorchDispatchMode, autograd_would_have_decomposed
+
+from precast.capture.adapters.fake_tensors import FakeTensor, snapshot_fake
+from precast.capture.adapters.operators import _make_graph_module, _use_lazy_graph_module
 
 aten = torch.ops.aten
 
 
 class Unrecorded(Exception):
-    """A call that a `Recorder` does not write down; the message says which."""
+    """A call that a `Recorder` does not record; the message says which."""
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within it, calls on `inputs` (fake tensors of constant sizes) and on what came of them become nodes, decomposed by the table."""
+    """A mode in which calls on `inputs` (fake tensors of static sizes) and on their results become nodes, decomposed by the table."""
 
     def __init__(self, inputs: Sequence[torch.Tensor], decompositions: Mapping[Any, Callable[..., Any]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph = torch.fx.Graph()
         self.refused: str | None = None
-        """What was not written down, had somebody caught the exception."""
+        """The first call that was not recorded, in case its exception was caught."""
         self._table = decompositions
         self._constants: dict[str, torch.Tensor] = {}
         self._nodes: dict[int, tuple[torch.Tensor, torch.fx.Node]] = {}  # by the tensor's id, which the tensor keeps from being another's
@@ -43,7 +43,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._nodes[id(value)] = value, node
 
     def module(self, results: Sequence[Any]) -> torch.fx.GraphModule:
-        """The graph that gives `results`, with the code that nothing needs taken out. Raises Unrecorded."""
+        """The graph that returns `results`, without dead code. Raises Unrecorded."""
         if self.refused is not None:
             raise Unrecorded(self.refused)
         nodes = [self._argument(result) for result in results]
@@ -56,7 +56,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return made
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        """The result of a call, written down unless a decomposition makes other calls of it."""
+        """The result of a call, which becomes a node unless a decomposition replaces it by other calls."""
         kwargs = kwargs or {}
         if func is torch.ops.prim.device.default:
             return func(*args, **kwargs)
@@ -93,13 +93,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _detached(self, value: torch.Tensor) -> torch.Tensor:
-        """Without gradients, the same values under another name. (torch's functions that make tensors detach them, too.)"""
+        """A detached tensor is recorded as the same node's value, since no gradients are recorded; constructors of torch detach, too."""
         result = value.detach()
         self._nodes[id(result)] = result, self._argument(value)
         return result
 
     def _made(self, node: torch.fx.Node, value: Any) -> None:
-        """Notes that `node` gives `value`: a tensor, or a tuple or list of which each tensor gets a node of its own."""
+        """Records `value` as the result of `node`: a tensor, or a tuple or list each of whose tensors gets a node of its own."""
         node.meta["val"] = value
         if isinstance(value, tuple | list):
             for number, item in enumerate(value):
@@ -111,7 +111,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._refuse(f"{node.target} gives a {type(value).__name__}")
 
     def _constant(self, value: Any) -> None:
-        """A literal of the traced code, as an attribute of the graph's module."""
+        """A literal of the traced code becomes an attribute of the graph's module."""
         if id(value) not in self._nodes and type(value) is torch.Tensor:
             name = f"_tensor_constant{len(self._constants)}"
             node = self.graph.get_attr(name)
@@ -143,7 +143,7 @@ _PLAIN = frozenset((int, float, bool, str, complex, type(None), torch.dtype, tor
 
 @functools.cache
 def _is_composite(func: Any) -> bool:
-    """Whether it is made of other operators for autograd, and is not one that says what a tensor looks like."""
+    """Whether the operator is composite (implemented by other operators) and is no query of metadata."""
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
     if func in (aten.size.default, aten.stride.default, aten.storage_offset.default):
         return False

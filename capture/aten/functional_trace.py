@@ -1,8 +1,8 @@
-"""Graphs that write whole tensors or nothing: traced to ATen in one pass, where AOTAutograd takes two and wraps every tensor to make
-mutation functional.
+"""Traces graphs without mutation, or with mutation of whole tensors only, to functional ATen graphs in one pass; AOTAutograd takes two,
+and wraps every tensor.
 
-That halves the time until a functional graph is there. Which graphs qualify is looked up beforehand where that is cheap, and proved from
-what the trace found: no operator whose schema writes, no result in an input's memory. All others go through AOTAutograd.
+That halves the time of this stage. Whether a graph qualifies is estimated beforehand where that is cheap, and verified on the trace: no
+operator whose schema mutates, no result that aliases an input. All other graphs go through AOTAutograd.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from typing import Any
 import torch
 import torch.fx
 from torch._dispatch.python import enable_python_dispatcher
-from torch._dynamo.utils import preserve_rng_state
-from torch._functorch._aot_autograd.schemas import OutputType
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import traceback
-from torch.fx.experimental.proxy_tensor import disable_autocast_cache
 
+from precast.capture.adapters.aot_autograd import OutputType
+from precast.capture.adapters.dynamo import preserve_rng_state
+from precast.capture.adapters.fake_tensors import FakeTensor, disable_autocast_cache
 from precast.capture.aten.aten_recorder import Recorder, Unrecorded
 from precast.capture.aten.functionalize_inplace import Functional, SeenAgain, is_in_place, memory_of
 from precast.capture.aten.keep_attention import attention

@@ -1,5 +1,5 @@
-"""In-place operators whose operand is a tensor of its own, such as the `hidden += residual` of many networks or a decoder's cache: plain
-ones do as well, where all that reads the operand afterwards is given the result.
+"""Functionalises in-place operators on whole tensors (`hidden += residual`, a decoder's cache): the out-of-place operator runs instead, and
+later readers of the operand get its result.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ _METHODS |= {"copy_": aten.copy, "fill_": aten.fill}
 
 
 class SeenAgain(Exception):
-    """What an in-place operator writes is seen otherwise than through its operand and its result, or its result is of another kind than
-    its operand."""
+    """An in-place operator cannot be replaced: what it writes is visible through another view as well, or its result has another layout or
+    dtype than its operand."""
 
 
 class Functional(torch.fx.Interpreter):
-    """Runs a graph with plain operators in the place of those that are in place. Raises SeenAgain where that makes a difference.
+    """Interprets a graph with out-of-place operators in place of the in-place ones. Raises SeenAgain where that would make a difference.
 
-    What decides is the memory of the values as they are computed here: those that Dynamo noted may show other memory, since a dropout
-    that is off has been taken out of the graph.
+    Aliasing is judged by the values computed here, not by Dynamo's fake values: those may alias other memory, since a dropout that is off
+    has been removed from the graph.
     """
 
     given: list[Any]
-    """The arguments; in the place of one that the graph writes, what it holds in the end."""
+    """The arguments; for one that the graph writes, its final value."""
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """The graph's results."""
+        """The graph's results, by out-of-place operators."""
         self.given = list(args)
-        self._memory = Counter(map(memory_of, tensors(self.given)))  # a decoder has hundreds of arguments, and writes dozens
+        self._memory = Counter(map(memory_of, tensors(self.given)))  # counted once: a decoder has hundreds of arguments, and writes dozens
         return super().run(*args, **kwargs)
 
     def run_node(self, n: torch.fx.Node) -> Any:
@@ -54,7 +54,9 @@ class Functional(torch.fx.Interpreter):
         return None if n.target is operator.setitem else result
 
     def _put(self, result: Any, operand: Any, ends: list[torch.fx.Node]) -> None:
-        """Whoever holds `operand` now holds `result`; nobody else may see its memory. `ends`: nodes that are not read again."""
+        """Replaces `operand` by `result` wherever it is used later. Raises SeenAgain where other live values alias it. `ends`: nodes that
+        are not read again.
+        """
         if _look(result) != _look(operand):
             raise SeenAgain
         places = [i for i, value in enumerate(self.given) if value is operand]
@@ -109,7 +111,7 @@ def _operand(node: torch.fx.Node) -> Any:
 
 
 def _with_items(target: Any, index: Any, value: Any) -> Any:
-    """What `target` holds after `target[index] = value`, where that is one operator: rows picked by tensors of integers."""
+    """The value of `target` after `target[index] = value`, where that is one operator: rows selected by tensors of integers."""
     places = index if isinstance(index, tuple) else (index,)
     picked = [place for place in places if isinstance(place, torch.Tensor)]
     simple = all(isinstance(place, torch.Tensor) or place == slice(None) for place in places)
@@ -125,12 +127,12 @@ def _with_items(target: Any, index: Any, value: Any) -> Any:
 
 
 def _look(value: Any) -> Any:
-    """What a tensor shows of its memory, and how much there is: `as_strided` reaches all of it."""
+    """A tensor's dtype, size, stride and offset, and the bytes of its storage, all of which `as_strided` can reach."""
     if not isinstance(value, torch.Tensor):
         raise SeenAgain
     return value.dtype, value.shape, value.stride(), value.storage_offset(), value.untyped_storage().nbytes()
 
 
 def memory_of(value: torch.Tensor) -> int:
-    """The same number for tensors that share memory."""
+    """The identity of a tensor's storage."""
     return int(value.untyped_storage()._cdata)

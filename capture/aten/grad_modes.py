@@ -10,6 +10,7 @@ import torch
 import torch.fx
 from torch.autograd import grad_mode
 
+from precast.capture.adapters.functorch import is_functorch_wrapped_tensor
 from precast.capture.aten.functionalize_inplace import memory_of, tensors
 
 _SET: Any = torch._C._set_grad_enabled  # it has no types
@@ -41,7 +42,7 @@ def views_elsewhere(gm: torch.fx.GraphModule) -> bool:
 
 def _has_memory(value: torch.Tensor) -> bool:
     """Whether it is no tensor of a transform's (`torch.func.grad`), which ends before the graph does, and lies in a storage."""
-    return value.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+    return value.layout is torch.strided and not is_functorch_wrapped_tensor(value)
 
 
 @contextlib.contextmanager

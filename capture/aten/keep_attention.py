@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.fx
+
+from precast.capture.common.patching import patched
+from precast.target_registry import computes_on
 
 _NAME = "scaled_dot_product_attention"
 _ATEN = torch.ops.aten.scaled_dot_product_attention.default
@@ -44,7 +46,7 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p
     tensors = [t for t in (query, key, value, attn_mask) if isinstance(t, torch.Tensor)]
     recorded = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     plain = query.dim() == 4 and dropout_p == 0.0 and not any(t.is_nested for t in tensors)
-    if plain and not recorded and query.device.type == "cuda":
+    if plain and not recorded and computes_on(query.device.type):
         return _WHOLE(query, key, value, attn_mask, dropout_p, *args, **kwargs)
     return _functional(query, key, value, attn_mask, dropout_p, *args, **kwargs)
 
@@ -55,7 +57,7 @@ def whole_attention(gm: torch.fx.GraphModule) -> Iterator[None]:
     modules = [module for module in gm.modules() if isinstance(module, torch.fx.GraphModule)]
     _retarget(modules, _functional, attention)
     try:
-        with mock.patch.object(torch.nn.functional, _NAME, attention):
+        with patched(torch.nn.functional, _NAME, attention):
             yield
     finally:
         _retarget(modules, attention, _functional)

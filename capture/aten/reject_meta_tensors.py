@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
+from precast.capture.adapters.fake_tensors import FakeTensor
 from precast.capture.common.captured_frame import CaptureRefused
 from precast.runtime.paths.fake_tensors import is_stand_in
 

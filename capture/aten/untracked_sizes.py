@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import PendingUnbackedSymbolNotFound
 
+from precast.capture.adapters.fake_tensors import PendingUnbackedSymbolNotFound
 from precast.capture.common.captured_frame import CaptureRefused
 
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._C import DispatchKey
-from torch._decomp.decompositions import upsample_compute_output_size
+
+from precast.capture.adapters.operators import upsample_compute_output_size
+from precast.capture.common.patching import replaced
 
 KEPT_WHOLE = (
     torch.ops.aten.multilabel_margin_loss_forward.default,  # counts what stands behind the first -1, as if it were the label 0
@@ -34,10 +35,7 @@ def kept_whole() -> Iterator[None]:
     """Within it, with such a table, the tracer meets these operators as calls."""
     with contextlib.ExitStack() as stack:
         for op in KEPT_WHOLE:
-            left = {key: kernel for key, kernel in op.py_kernels.items() if key is not DispatchKey.Autograd}
-            stack.enter_context(mock.patch.dict(op.py_kernels, left, clear=True))
-            stack.callback(op._dispatch_cache.clear)
-            op._dispatch_cache.clear()
+            stack.enter_context(_kernels(op, {}))
         for name in INTERPOLATIONS:
             _take_over(stack, getattr(torch.ops.aten, name))
         yield
@@ -57,9 +55,18 @@ def _take_over(stack: contextlib.ExitStack, packet: Any) -> None:
         (packet.default, {}),
     )
     for op, kernels in forms:
-        left = {key: kernel for key, kernel in op.py_kernels.items() if key is not DispatchKey.Autograd}
-        stack.enter_context(mock.patch.dict(op.py_kernels, {**left, **kernels}, clear=True))
-        stack.callback(op._dispatch_cache.clear)
+        stack.enter_context(_kernels(op, kernels))
+
+
+@contextlib.contextmanager
+def _kernels(op: Any, more: Mapping[Any, Any]) -> Iterator[None]:
+    """The operator's kernels in Python, without that of Autograd and with `more`; what was found of them before is looked up anew."""
+    kernels = {key: kernel for key, kernel in {**op.py_kernels, **more}.items() if key is not DispatchKey.Autograd}
+    try:
+        with replaced(op, "py_kernels", kernels):
+            op._dispatch_cache.clear()
+            yield
+    finally:
         op._dispatch_cache.clear()
 
 

@@ -1,4 +1,4 @@
-"""Replacing instructions of a code object by no more than fit: nothing else moves, so jumps, lines and handlers stay as they are."""
+"""A bytecode editor that replaces instructions in place: nothing else moves, so jumps, line tables and handlers stay valid."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import overload
 
 Operand = int | str | tuple[str, int] | None
-"""A number, a local's name, or a global's name with the bit that asks for the NULL before a function."""
+"""A number, a local's name, or a global's name with the bit that pushes a NULL before a function."""
 
 
 class Instructions:
-    """The instructions of a code object, prefixes and caches apart, and the bytes that each takes."""
+    """The instructions of a code object, without prefixes and caches, and the byte range of each."""
 
     def __init__(self, code: types.CodeType) -> None:
         self.code = code
@@ -47,7 +47,7 @@ class Instructions:
 
 
 class Editor:
-    """Collects replacements. `names`: the code's global names with those that came in."""
+    """Collects replacements. `names`: the code's global names and the added ones."""
 
     def __init__(self, instructions: Instructions) -> None:
         self.names = list(instructions.code.co_names)
@@ -55,7 +55,7 @@ class Editor:
         self._bytes = bytearray(instructions.code.co_code)
 
     def replace(self, first: int, end: int, *new: tuple[str, Operand]) -> None:
-        """Puts `new` (each a name of an opcode with its operand) in the place of the instructions `first` up to `end`.
+        """Replaces the instructions `first` up to `end` by `new`, pairs of an opcode's name and its operand.
 
         Raises ValueError where they do not fit.
         """
@@ -87,13 +87,13 @@ def _encoded(name: str, operand: int) -> bytes:
 
 
 def _caches(name: str) -> int:
-    """Words that this Python keeps behind such an instruction for its own use."""
+    """The number of inline cache words behind such an instruction in this Python."""
     entries = dis._inline_cache_entries  # type: ignore[attr-defined]  # a list by opcode; from 3.13 on a dict by name
     return int(entries.get(name, 0) if isinstance(entries, dict) else entries[dis.opmap[name]])
 
 
 def _filler(words: int) -> bytes:
-    """As many words that do nothing."""
+    """`words` words of code that do nothing."""
     nothing = bytes([dis.opmap["NOP"], 0])
     if words < 4:
         return nothing * words

@@ -1,4 +1,4 @@
-"""Rewritten bytecode -> FrameRecord, and which functions a frame was traced through."""
+"""Makes a FrameRecord of rewritten bytecode, and digests of the functions that a frame was traced through."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from typing import Any
 
 import torch
 
+from precast.artifact_store.format.import_names import Untaggable
 from precast.artifact_store.format.records import CodeDigest, FrameRecord, ResumeRecord, TensorConstant
-from precast.artifact_store.format.tagged_constants import Untaggable, tag
+from precast.artifact_store.format.tagged_constants import tag
+from precast.capture.adapters.dynamo import dict_keys_getitem
 from precast.capture.bytecode.reconstruct_peephole import with_steps
 from precast.capture.common.source_paths import NotPortable
 from precast.runtime.fingerprint.bytecode import digest, file_digest, filed_code, find_code
@@ -39,7 +41,7 @@ def frame_record(
     resumed: Mapping[str, tuple[types.CodeType, dict[str, Any]]] | None = None,
     broken: bool = False,
 ) -> FrameRecord:
-    """`supplies`: what each private global name of the bytecode stands for; `resumed`: code and globals of those that resume the frame.
+    """The record. `supplies`: how each private global name of the bytecode gets its value; `resumed`: code and globals of resume functions.
 
     Private names are numbered in the order of their first use, so that the record does not depend on the process.
     Raises NotPortable when a constant has no portable form.
@@ -89,7 +91,7 @@ def _counts_keys_alike() -> bool:
     """Whether `dict_key` finds the keys of an OrderedDict in the order in which the tracer does."""
     turned = OrderedDict(first=0, second=1)
     turned.move_to_end("first")
-    return [dict_key(turned, i) for i in range(2)] == [torch._dynamo.utils.dict_keys_getitem(turned, i) for i in range(2)]
+    return [dict_key(turned, i) for i in range(2)] == [dict_keys_getitem(turned, i) for i in range(2)]
 
 
 def resume_record(code: types.CodeType, namespace: dict[str, Any], module_globals: dict[str, Any]) -> ResumeRecord:
@@ -103,7 +105,7 @@ def resume_record(code: types.CodeType, namespace: dict[str, Any], module_global
 
 
 def graph_names(code: types.CodeType, supplies: Mapping[str, tuple[Any, ...]]) -> set[str]:
-    """Names of compiled graphs that the bytecode really calls: a frame that was begun again leaves those of its first attempts behind."""
+    """Names of compiled graphs that the bytecode calls. Dynamo's table also has names from attempts that it restarted."""
     used = {i.argval for i in dis.get_instructions(code) if i.opname in _GLOBAL_OPS}
     return {name for name in used if supplies.get(name) == ("graph",)}
 
@@ -143,7 +145,7 @@ def _tagged(constant: Any) -> tuple[Any, ...]:
 
 
 def _marshals(constant: Any) -> bool:
-    """Whether marshal gives this constant back exactly, in the same bytes every time (a frozenset has no order)."""
+    """Whether marshal restores this constant exactly and writes the same bytes every time (a frozenset has no order)."""
     if isinstance(constant, tuple):
         return type(constant) is tuple and all(map(_marshals, constant))
     return type(constant) in (type(None), bool, int, float, complex, str, bytes, type(...))
@@ -167,10 +169,10 @@ def integers(code: types.CodeType) -> set[int]:
 def digests(
     functions: Iterable[types.FunctionType], codes: Iterable[types.CodeType], entry: types.CodeType, guarded: Iterable[str] = ()
 ) -> tuple[tuple[CodeDigest, ...], tuple[str, ...]]:
-    """Digests of every traced function outside torch and the standard library (their versions are in the key), the entry first,
-    and reasons for those that a fresh process could not find again.
+    """Digests of all traced functions outside of torch and the standard library (their versions are in the key), the entry first, and the
+    reasons for functions that a fresh process could not find.
 
-    `guarded`: the digest of each guard that looks at code where the call's own objects hold it; such code needs no name.
+    `guarded`: the digests in guards on code that is found through the call's own objects; such code needs no name.
     """
     by_code = {f.__code__: f for f in functions}
     held = Counter(guarded)
@@ -202,7 +204,7 @@ def _covered_by_version(code: types.CodeType) -> bool:
 def _homes(functions: Iterable[types.FunctionType]) -> dict[types.CodeType, str]:
     """The module of each function's code and of the code nested in it.
 
-    Of code that is the same in two files (equal, whatever the file) the tracer hands out the one that it saw first in this process.
+    Where two files have equal code the tracer reports the code object that it saw first in this process.
     """
     found: dict[types.CodeType, str] = {}
     for function in functions:
@@ -217,8 +219,8 @@ def _homes(functions: Iterable[types.FunctionType]) -> dict[types.CodeType, str]
 def _locate(
     code: types.CodeType, function: types.FunctionType | None, home: str | None, filed: str | None, modules: list[str]
 ) -> CodeDigest | None:
-    """Where a fresh process finds this code: by its function's name, in the module `home` of the function around it, in `filed`, its file's
-    module, or (generated methods) in a traced module's class; at last, in the file of such a module.
+    """Where a fresh process finds this code: by its function's name in module `home` (that of the enclosing function) or `filed` (that of
+    its file), in a traced module's class (generated methods), or, last, by reading the file of such a module.
     """
     wanted = digest(code)
     candidates = [] if function is None else [(function.__module__, function.__qualname__), (function.__module__, code.co_qualname)]

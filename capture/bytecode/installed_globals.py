@@ -1,4 +1,4 @@
-"""What Dynamo puts into a module's globals for its bytecode, as supplies of a FrameRecord."""
+"""Globals that Dynamo installs for its bytecode, as supplies of a FrameRecord: how another process gets their values."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from torch._dynamo.output_graph import OutputGraph
-
-from precast.artifact_store.format.tagged_constants import Untaggable, object_name, tag
+from precast.artifact_store.format.import_names import Untaggable, object_name
+from precast.artifact_store.format.tagged_constants import tag
+from precast.capture.adapters.dynamo import OutputGraph
 
 
 def private_names(namespace: Mapping[str, Any], output: OutputGraph) -> dict[str, tuple[Any, ...]]:
-    """Every global name that Dynamo installed -> what it stands for."""
+    """Every global name that Dynamo installed -> its supply."""
     found: dict[str, tuple[Any, ...]] = {alias: _module(name) for alias, name in output.import_sources.items()}
     return found | {name: _supply(name, namespace.get(name)) for name in output.installed_globals if name not in found}
 

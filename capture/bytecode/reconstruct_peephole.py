@@ -1,7 +1,8 @@
-"""Rewritten bytecode that rebuilds objects: one call of ours (runtime/frames/reconstruct.py) where the tracer writes many.
+"""A bytecode peephole pass over rewritten code: the many calls by which the tracer rebuilds an object become one call
+(runtime/frames/reconstruct.py).
 
-A Hugging Face model's output is a dict with half a dozen attributes, which the tracer's bytecode sets one by one: a sixth of the host time
-of such a model's call by CUDA graph. What does not look as expected is left as it is.
+The output of a Hugging Face model is a dict with half a dozen attributes, which the tracer's bytecode sets one by one; that takes a sixth
+of the host time of such a model's call by CUDA graph. Code that does not match the patterns exactly is left unchanged.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from precast.runtime.frames import reconstruct
 
 Supplies = Mapping[str, tuple[object, ...]]
 PREFIX = "__precast_step_"
-"""Of the names that such code has more; the rest is the step's."""
+"""The prefix of the global names that this pass adds; the name of the step follows."""
 _FUNCTION, _CALL = 2, 5
-"""Places on the stack: of what is called, and of that with three arguments."""
+"""Stack slots of a callable, and of a callable with three arguments."""
 _PUSH = ("LOAD_CONST", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CLOSURE", "PUSH_NULL")
-"""What begins to load a value, and takes nothing from the stack."""
+"""Opcodes that push a value and pop nothing."""
 _MOST = 80
-"""Calls that become one: three arguments each, of 255."""
+"""Calls that may be merged into one: each has three arguments, and a call has at most 255."""
 
 
 def with_steps(code: types.CodeType, supplies: Supplies) -> tuple[types.CodeType, dict[str, tuple[object, ...]]]:
-    """The code with such calls, and what supplies the names that it has more. `supplies`: what the names that it had stand for."""
+    """The code after the pass, and the supplies of the names that it added. `supplies`: those of the names that it had."""
     if sys.version_info >= (3, 13):  # where the NULL of a call stands elsewhere, and locals are loaded in pairs
         return code, {}
     instructions = Instructions(code)
@@ -48,10 +49,10 @@ def with_steps(code: types.CodeType, supplies: Supplies) -> tuple[types.CodeType
 
 @dataclass(frozen=True)
 class _Setter:
-    """What sets one attribute, put on the stack by the instructions from `first` up to `end`.
+    """The callable that sets one attribute, pushed by the instructions from `first` up to `end`.
 
-    `shared`: they also keep the function, or `object`, in a local for those that follow. `base`: the stack's depth before them.
-    `target`: the local whose attribute it is, "" where it is none.
+    `shared`: they also store the function, or `object`, in a local for later setters. `base`: the stack's depth before them.
+    `target`: the local whose attribute is set, "" where it is none.
     """
 
     step: str
@@ -63,7 +64,8 @@ class _Setter:
 
 
 def _setters(code: Instructions, objects: Mapping[str, int], own: Mapping[str, int]) -> dict[int, _Setter]:
-    """By the index of their first instruction. `objects`, `own`: locals that hold `object`, and what sets attributes in an own dict."""
+    """The setters by the index of their first instruction. `objects`: locals that hold `object`; `own`: locals that hold the function which
+    sets an item of an object's `__dict__`."""
     found: dict[int, _Setter] = {}
     for i, (one, following) in enumerate(zip(code, code[1:], strict=False)):
         if one.opname == "LOAD_FAST" and one.argval in objects and _is_method(following, "__setattr__"):
@@ -79,7 +81,7 @@ def _setters(code: Instructions, objects: Mapping[str, int], own: Mapping[str, i
 
 
 def _holders(code: Instructions, supplies: Supplies, supply: tuple[object, ...], attribute: str) -> dict[str, int]:
-    """Locals that hold this attribute of what is supplied so, and never anything else, and the index of what loads it for them."""
+    """Locals that only ever hold this attribute of a supplied object, each with the index of the instruction that loads the object."""
     stored = [i.argval for i in code if "_FAST" in i.opname and i.opname != "LOAD_FAST"]
     held = {}
     for i in range(len(code) - 3):
@@ -102,7 +104,8 @@ def _is_method(one: dis.Instruction, name: str) -> bool:
 
 
 def _runs(code: Instructions, setters: Mapping[int, _Setter]) -> Iterator[tuple[list[_Setter], int]]:
-    """Setters that all stand on the stack, with their arguments, before the first is called, the innermost last; where the calls begin."""
+    """Runs of setters that are all on the stack, with their arguments, before the first is called; and the index where the calls begin. The
+    innermost setter comes last."""
     depth, waiting, i = 0, list[_Setter](), 0
     leaves = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")  # what follows is come to in another way, a handler it may be
     while i < len(code):
@@ -129,7 +132,7 @@ def _runs(code: Instructions, setters: Mapping[int, _Setter]) -> Iterator[tuple[
 
 
 def _local(code: Instructions, at: int) -> str:
-    """The local that these instructions load as what has the attribute, with the attribute's name and a value; "" where it is none."""
+    """The local that these instructions load as the object of the attribute, before its name and value; "" for other instructions."""
     if at + 3 > len(code):
         return ""
     target, name, value = code[at : at + 3]
@@ -138,9 +141,9 @@ def _local(code: Instructions, at: int) -> str:
 
 
 def _ready(waiting: Sequence[_Setter], depth: int, calls: int) -> list[_Setter]:
-    """Those of which nothing is missing but the call, as many as there are `calls`.
+    """The last setters whose arguments are complete, at most `calls` of them.
 
-    All of one local: what they set attributes of lives on anyway, so that the joined call keeps nothing alive for longer.
+    All of them set attributes of one local, whose object lives on anyway, so that the merged call keeps nothing alive for longer.
     """
     found: list[_Setter] = []
     for setter in reversed(waiting[-min(calls, _MOST) :] if calls else ()):
@@ -155,14 +158,14 @@ def _ready(waiting: Sequence[_Setter], depth: int, calls: int) -> list[_Setter]:
 
 @functools.cache
 def _called(arguments: int) -> tuple[tuple[str, int | None], ...]:
-    """A call as this Python writes it, its result dropped."""
+    """The instructions of a call whose result is dropped, in this version of Python."""
     names = {one.opname for one in _template()}
     before: tuple[tuple[str, int | None], ...] = (("PRECALL", arguments),) if "PRECALL" in names else ()
     return (*before, ("CALL", arguments), ("POP_TOP", None))
 
 
 def _calls(code: Instructions, at: int) -> int:
-    """How many calls of three arguments, whose results nobody wants, follow one another from here on."""
+    """The number of consecutive calls with three arguments whose results are dropped."""
     wanted, count = list(_called(3)), 0
     while [(one.opname, one.arg) for one in code[at : at + len(wanted)]] == wanted:
         if any(one.is_jump_target for one in code[at : at + len(wanted)]):
@@ -183,7 +186,7 @@ def _join(editor: Editor, run: Sequence[_Setter], calls: int) -> None:
 
 @functools.cache
 def _template() -> tuple[dis.Instruction, ...]:
-    """How the tracer gives a subclass of dict its items (`_manual_dict_setitem` in torch/_dynamo/side_effects.py): the body of our step."""
+    """The instructions by which the tracer fills a subclass of dict (`_manual_dict_setitem` in torch/_dynamo/side_effects.py)."""
     body = list(Instructions(reconstruct.refill.__code__))
     while body[-1].opname in ("RETURN_VALUE", "RETURN_CONST", "LOAD_CONST"):
         body.pop()
@@ -191,7 +194,7 @@ def _template() -> tuple[dis.Instruction, ...]:
 
 
 def _refills(code: Instructions) -> Iterator[tuple[int, dict[str, str]]]:
-    """Where that begins, and which locals stand for those of the template."""
+    """The positions where the template matches, each with the locals that correspond to the template's."""
     template = _template()
     for at in range(len(code) - len(template) + 1):
         part, names = code[at : at + len(template)], dict[str, str]()

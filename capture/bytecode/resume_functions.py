@@ -1,4 +1,4 @@
-"""What Dynamo leaves to continue a frame after a graph break."""
+"""Dynamo's resume functions, which continue a frame after a graph break."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from torch._dynamo.output_graph import OutputGraph
-from torch._dynamo.resume_execution import TORCH_DYNAMO_RESUME_IN_PREFIX
+from precast.capture.adapters.dynamo import TORCH_DYNAMO_RESUME_IN_PREFIX, OutputGraph
 
 
 def resume_functions(output: OutputGraph, namespace: Mapping[str, Any]) -> dict[str, tuple[types.CodeType, dict[str, Any]]]:
     """Private name -> the code that resumes a frame, and the globals that it reads, of everything that this capture installed.
 
-    Where the code has free variables, the name stands for a factory from their cells to the function.
+    Where the code has free variables, the name is bound to a factory that takes their cells and returns the function.
     """
     found: dict[str, tuple[types.CodeType, dict[str, Any]]] = {}
     for name in output.installed_globals:

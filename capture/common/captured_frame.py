@@ -1,4 +1,4 @@
-"""What capture hands to the rest: one frame with its graph, guards, inputs, outputs and rewritten bytecode. See docs/internals.md."""
+"""The result of capture: one frame with its graph, guards, inputs, outputs and rewritten bytecode. See docs/internals.md."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class GraphBreak(Shown):
         return f"{where}{self.reason}" + (f" ({self.hint})" if self.hint else "")
 
     def without_folders(self) -> str:
-        """The same for an artifact, which says nothing of the machine that built it: the file without its folder."""
+        """The same without folders, for artifacts, which must not depend on the machine that built them."""
         if not self.stack:
             return str(self)
         file, line, rest = self.stack[-1].partition(":")
@@ -68,7 +68,7 @@ class GraphBreak(Shown):
 
 @dataclass(frozen=True)
 class CapturedFrame:
-    """One captured piece of Python.
+    """One captured frame.
 
     `graph` holds functional ATen ops with fake tensors in `node.meta["val"]`; its placeholders follow `inputs`; its outputs are the raw
     outputs that `outputs` refer to; mutated inputs are written by trailing `aten.copy_(placeholder, value)` nodes. It is None where there

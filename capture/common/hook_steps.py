@@ -1,5 +1,5 @@
-"""Hooks of modules in guards. torch keys them by a number that counts the hooks of a process, so that no other process has the same: a
-hook is told by its place among those of its module.
+"""Hooks of modules in guards: a hook is identified by its position among those of its module, since torch's keys count the hooks of a
+process and so differ between processes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ON_KEYS = ("DICT_CONTAINS", "DICT_NOT_CONTAINS", "DICT_KEYS_MATCH")
 
 
 def hook_guards(kind: str, path: Path, value_of: ValueOf) -> list[Guard] | None:
-    """What stands for a guard on the keys of a table of hooks or flags (`_forward_hooks_with_kwargs`, …), or on what lies under such a key
+    """The replacement of a guard on the keys of a table of hooks or flags (`_forward_hooks_with_kwargs`, …), or on the value at such a key
     of flags; None where it stands as it is.
     """
     table = path if kind in _ON_KEYS else path[:-1]

@@ -1,4 +1,4 @@
-"""Tracing leaves no references to the tensors that it saw: torch refuses to swap a tensor that has any (`Module.to`, of subclasses)."""
+"""Releases references to tensors after tracing: torch refuses to swap a tensor with weak references (`Module.to`, of tensor subclasses)."""
 
 from __future__ import annotations
 
@@ -7,27 +7,36 @@ import functools
 import weakref
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
-from torch._decomp.decompositions_for_rng import PhiloxStateTracker
-from torch._guards import TracingContext
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch._subclasses.meta_utils import MetaTensorDescriber
 from torch.utils.weak import TensorWeakRef
+
+from precast.capture.adapters.fake_tensors import MetaTensorDescriber, unset_fake_temporarily
+from precast.capture.adapters.guards import TracingContext
+from precast.capture.adapters.operators import PhiloxStateTracker
+from precast.capture.common.patching import patched
 
 
 @contextlib.contextmanager
-def tensors_let_go() -> Iterator[None]:
-    """What fake tensors were made from inside is forgotten at the end, and what guards were about. It would be only when the garbage
-    collector comes by: the tracer's objects, those of attempts that it gave up too, refer to one another.
+def descriptions_forgotten() -> Iterator[None]:
+    """What fake tensors were made from inside is forgotten at the end. It would be only when the garbage collector comes by: the tracer's
+    objects, those of attempts that it gave up too, refer to one another.
     """
-    with _made(MetaTensorDescriber) as describers, _made(TracingContext) as contexts:
+    with _made(MetaTensorDescriber) as describers:
         try:
             yield
         finally:
             for describer in _alive(describers):
                 describer.lookup_tensor.clear()
                 describer.lookup_storage.clear()
+
+
+@contextlib.contextmanager
+def guarded_tensors_forgotten() -> Iterator[None]:
+    """What guards that were made inside are about is forgotten at the end, for the same reason."""
+    with _made(TracingContext) as contexts:
+        try:
+            yield
+        finally:
             for context in _alive(contexts):
                 context.tensor_to_context.clear()
                 for guard in context.guards_context.dynamo_guards.inner:
@@ -35,7 +44,7 @@ def tensors_let_go() -> Iterator[None]:
 
 
 def _forget_tensor(create: Any) -> None:
-    """A guard on a tensor is made from it."""
+    """Drops the tensor that a guard's creation closure holds."""
     if isinstance(create, functools.partial):
         for name in [name for name, value in create.keywords.items() if isinstance(value, TensorWeakRef)]:
             del create.keywords[name]
@@ -43,7 +52,7 @@ def _forget_tensor(create: Any) -> None:
 
 @contextlib.contextmanager
 def _made(cls: Any) -> Iterator[list[weakref.ref[Any]]]:
-    """Fills with the instances of a class that are made inside."""
+    """A list that collects weak references to the instances of a class that are made inside."""
     made: list[weakref.ref[Any]] = []
     original = cls.__init__
 
@@ -51,7 +60,7 @@ def _made(cls: Any) -> Iterator[list[weakref.ref[Any]]]:
         original(self, *args, **given)
         made.append(weakref.ref(self))
 
-    with mock.patch.object(cls, "__init__", noted):
+    with patched(cls, "__init__", noted):
         yield made
 
 
@@ -60,10 +69,10 @@ def _alive(references: list[weakref.ref[Any]]) -> Iterator[Any]:
 
 
 def forget_random_state() -> None:
-    """AOTAutograd keeps the last state of random numbers in a class: fake tensors, whose mode knows all that was traced."""
+    """Drops the last random state that AOTAutograd keeps in a class: fake tensors whose mode refers to everything that was traced."""
     with unset_fake_temporarily():
         tracker: Any = PhiloxStateTracker
         tracker.reset()
 
 
-__all__ = ["forget_random_state", "tensors_let_go"]
+__all__ = ["descriptions_forgotten", "forget_random_state", "guarded_tensors_forgotten"]

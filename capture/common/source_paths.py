@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch._dynamo import source as S
-
 from precast.artifact_store.format.guards import Path, Step
-from precast.artifact_store.format.tagged_constants import Untaggable, tag
+from precast.artifact_store.format.import_names import Untaggable
+from precast.artifact_store.format.tagged_constants import tag
+from precast.capture.adapters.guards import source as S
 from precast.capture.common.hook_steps import hook_step
 from precast.runtime.paths.paths import PathError, resolve
 
@@ -20,7 +20,9 @@ class NotPortable(Exception):
 
 @dataclass
 class SourceContext:
-    """What the names in a source mean: the frame's own module, the aliases that Dynamo installed, the live values to find keys in."""
+    """The context of a source's names: the frame's module, the aliases that Dynamo installed, and the live values, in which keys are
+    found.
+    """
 
     module: str | None  # None: the frame's globals are no module's
     aliases: Mapping[str, Path]
@@ -82,7 +84,7 @@ class SourceContext:
 
 
 FLATTENED: Path = (("method", "__tensor_flatten__"),)
-"""From a tensor subclass that wraps others to the names of its inner tensors and its metadata."""
+"""The step from a wrapping tensor subclass to the names of its inner tensors and its metadata."""
 
 
 def _nothing(context: SourceContext, source: Any, before: Path) -> Path:

@@ -9,12 +9,12 @@ from typing import Any
 
 import sympy
 import torch
-from torch._dynamo.source import TensorProperty, TensorPropertySource
-from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 from torch.utils._sympy.printers import PythonPrinter
 
 from precast.artifact_store.format.expressions import Expression, leaves, show_leaf
 from precast.artifact_store.format.guards import Guard, Path, Predicate
+from precast.capture.adapters.fake_tensors import ConstraintViolationError
+from precast.capture.adapters.guards import TensorProperty, TensorPropertySource
 from precast.capture.common.captured_frame import MarkViolated
 from precast.capture.common.source_paths import NotPortable, SourceContext
 from precast.runtime.paths.paths import describe
@@ -193,7 +193,7 @@ def _readable(printed: str, names: Mapping[str, Any]) -> str:
 
 
 def explained(output: Any, sources: SourceContext) -> tuple[str, ...]:
-    """For people: each size and number that was symbolic when tracing began, whether it still is, and which line fixed it."""
+    """As text: each size and number that was symbolic when tracing began, whether it still is, and which line fixed it."""
     shape_env = output.shape_env
     stacks = getattr(shape_env, "specialization_stacks", {})
     lines = []

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
-from unittest import mock
 
-from torch._dynamo.variables import functions, nn_module
-
+from precast.artifact_store.format.import_names import Untaggable
 from precast.artifact_store.format.records import CodeDigest
-from precast.artifact_store.format.tagged_constants import Untaggable
+from precast.capture.adapters.variables import functions, nn_module
+from precast.capture.common.patching import patched
 from precast.runtime.fingerprint.assumed_constants import call_name, result_digest
 
 ConstantCall = tuple[Any, tuple[Any, ...], dict[str, Any], Any]
@@ -31,8 +30,8 @@ def recorded_constants(calls: list[ConstantCall]) -> Iterator[None]:
         return original(tx, noting, name, args, kwargs)
 
     with (
-        mock.patch.object(functions, "invoke_and_store_as_constant", invoke),
-        mock.patch.object(nn_module, "invoke_and_store_as_constant", invoke),
+        patched(functions, "invoke_and_store_as_constant", invoke),
+        patched(nn_module, "invoke_and_store_as_constant", invoke),
     ):
         yield
 

@@ -1,16 +1,17 @@
-"""Operators that cannot stand in a graph: Dynamo breaks the graph at them, so that Python calls them between two graphs."""
+"""Operators that cannot be part of a graph: Dynamo breaks the graph at them, so that Python calls them between two graphs."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import torch
-from torch._dynamo.exc import unimplemented
-from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
-from torch._library import custom_ops, utils
+
+from precast.capture.adapters.dynamo import unimplemented
+from precast.capture.adapters.operators import custom_ops, utils
+from precast.capture.adapters.variables import TorchInGraphFunctionVariable
+from precast.capture.common.patching import patched
 
 _TORCH = ("aten", "prim", "prims", "higher_order", "profiler", "inductor", "quantized")
 
@@ -45,5 +46,5 @@ def broken_at_operators() -> Iterator[None]:
             unimplemented(gb_type=reason, context=str(self.value), explanation="only functional operators stand in graphs", hints=[hint])
         return original(self, tx, args, kwargs)
 
-    with mock.patch.object(TorchInGraphFunctionVariable, "call_function", call_function):
+    with patched(TorchInGraphFunctionVariable, "call_function", call_function):
         yield

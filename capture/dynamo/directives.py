@@ -5,31 +5,28 @@ from __future__ import annotations
 import types
 from typing import Any
 
-import torch._dynamo
-from torch._dynamo import trace_rules
-from torch._dynamo.variables import PolyfilledFunctionVariable
-from torch._dynamo.variables.builder import VariableBuilder
-
+from precast.capture.adapters.dynamo import allow_in_graph, external_utils, substitute_in_graph, trace_rules
+from precast.capture.adapters.variables import PolyfilledFunctionVariable, VariableBuilder
 from precast.runtime.directives.directives import Notes, notes
 from precast.runtime.settings.graph_break_errors import error_on_graph_break
 
 _told_of_breaks: list[Any] = []
-_told: set[int] = set()  # stand-ins that the tracer knows
+_told: set[int] = set()  # ids of substitutes that the tracer knows
 
 
 def tell_tracer() -> None:
     """Make the tracer respect every directive given so far. Raises ValueError for a second substitute of one function, as torch does."""
-    allow: Any = torch._dynamo.allow_in_graph
+    allow: Any = allow_in_graph
     while notes.allowed:
         allow(notes.allowed.pop())
     _substitutes(notes)
     if not _told_of_breaks:
-        _told_of_breaks.append(torch._dynamo.decorators.substitute_in_graph(error_on_graph_break)(_as_torchs_own(_BREAK_ERRORS)))
+        _told_of_breaks.append(substitute_in_graph(error_on_graph_break)(_as_torchs_own(_BREAK_ERRORS)))
 
 
 def _as_torchs_own(source: str) -> Any:
     """A function that counts as torch's: frames traced through it get no guards on it, whose check would import this module or torch's."""
-    place: Any = torch._dynamo.external_utils  # of these torch traces
+    place: Any = external_utils  # of these torch traces
     found: dict[str, Any] = {}
     exec(compile(source, place.__file__, "exec"), found)  # a literal of this file
     return types.FunctionType(found["traced"].__code__, place.__dict__)
@@ -44,9 +41,7 @@ def traced(error_on_graph_break):
 def _substitutes(given: Notes) -> None:
     for stand_in, original, handler, fold in given.substituted:
         if id(stand_in) not in _told:
-            register: Any = torch._dynamo.decorators.substitute_in_graph(
-                original, can_constant_fold_through=fold, skip_signature_check=True
-            )
+            register: Any = substitute_in_graph(original, can_constant_fold_through=fold, skip_signature_check=True)
             _also(stand_in, register(handler))
             _told.add(id(stand_in))
 

@@ -10,12 +10,11 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
-
-from torch._dynamo import pgo
-from torch._dynamo.variables import builder
 
 from precast.artifact_store.format.guards import Path
+from precast.capture.adapters.dynamo import pgo
+from precast.capture.adapters.variables import builder
+from precast.capture.common.patching import patched
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def known_changes(dynamic: Dynamic, path_of: Callable[[Any, Any], Path | None]) 
 
     with contextlib.ExitStack() as stack:
         for module in (pgo, builder):
-            stack.enter_context(mock.patch.object(module, "process_automatic_dynamic", process))
+            stack.enter_context(patched(module, "process_automatic_dynamic", process))
         yield
 
 

@@ -9,15 +9,15 @@ import types
 from collections.abc import Iterator
 
 import torch
-from torch._dynamo import exc
-from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode, PendingUnbackedSymbolNotFound
 
+from precast.capture.adapters.dynamo import exc
+from precast.capture.adapters.fake_tensors import ConstraintViolationError, GuardOnDataDependentSymNode, PendingUnbackedSymbolNotFound
 from precast.capture.common.captured_frame import CaptureRefused, MarkViolated
 from precast.capture.dynamo.break_reasons import BY_DATA, known_by_data, operator_error, shorten
 from precast.runtime.common.errors import RegionError
 
 _FORBIDDEN = "forbidden callable"
-"""What Dynamo says of a call that must not happen in traced code, such as `set_stance`."""
+"""Dynamo's message for a call that must not happen in traced code, such as `set_stance`."""
 _RAISES = ("Observed exception", "TypeError when making fake tensor call")
 """Begin the tracer's words for code that seems to raise."""
 

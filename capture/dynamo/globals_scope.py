@@ -6,11 +6,9 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
-from torch._dynamo.codegen import PyCodegen
-from torch._dynamo.output_graph import OutputGraph
-from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+from precast.capture.adapters.dynamo import InstructionTranslatorBase, OutputGraph, PyCodegen
+from precast.capture.common.patching import patched
 
 
 @contextlib.contextmanager
@@ -47,9 +45,9 @@ def names_of_this_trace(namespace: dict[str, Any]) -> Iterator[None]:
 
     try:
         with (
-            mock.patch.object(OutputGraph, "install_global_unsafe", install_global_unsafe),
-            mock.patch.object(InstructionTranslatorBase, "import_source", import_source),
-            mock.patch.object(PyCodegen, "setup_globally_cached", setup_globally_cached),
+            patched(OutputGraph, "install_global_unsafe", install_global_unsafe),
+            patched(InstructionTranslatorBase, "import_source", import_source),
+            patched(PyCodegen, "setup_globally_cached", setup_globally_cached),
         ):
             yield
     finally:

@@ -6,12 +6,10 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
-from torch._dynamo.codegen import PyCodegen
-from torch._dynamo.output_graph import OutputGraph
-from torch._dynamo.source import TensorProperty, TensorPropertySource
-
+from precast.capture.adapters.dynamo import OutputGraph, PyCodegen
+from precast.capture.adapters.guards import TensorProperty, TensorPropertySource
+from precast.capture.common.patching import patched
 from precast.capture.graph.symbolic_floats import is_float
 
 _PROPERTIES = {TensorProperty.SIZE: "size", TensorProperty.STRIDE: "stride", TensorProperty.STORAGE_OFFSET: "offset"}
@@ -40,10 +38,10 @@ def per_call_arguments(is_bound: Callable[[Any], bool]) -> Iterator[None]:
     def make_call_generated_code(self: PyCodegen, fn_name: str) -> None:
         every = graphargs.fget(self.tx.output)
         kept = [_as_it_is(a) for a in every if not is_bound(a.source) and read_off(a, every) is None]
-        with mock.patch.object(OutputGraph, "graphargs", property(lambda _: kept)):
+        with patched(OutputGraph, "graphargs", property(lambda _: kept)):
             original(self, fn_name)
 
-    with mock.patch.object(PyCodegen, "make_call_generated_code", make_call_generated_code):
+    with patched(PyCodegen, "make_call_generated_code", make_call_generated_code):
         yield
 
 

@@ -4,27 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
-import torch
-from torch._dynamo import symbolic_convert
-from torch._dynamo.symbolic_convert import InstructionTranslator
-from torch._dynamo.variables.higher_order_ops import LocalMapWrappedHigherOrderVariable
-from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from precast.capture.adapters.dynamo import InstructionTranslator, symbolic_convert
+from precast.capture.adapters.functorch import peek_interpreter_stack
+from precast.capture.adapters.operators import _use_lazy_graph_module
+from precast.capture.adapters.variables import LocalMapWrappedHigherOrderVariable
+from precast.capture.common.patching import patched
+
+Context = contextlib.AbstractContextManager[Any]
 
 
-@contextlib.contextmanager
-def shortcuts() -> Iterator[None]:
-    """While it lasts, Dynamo leaves out what the functions below name."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_use_lazy_graph_module(True))  # a graph's Python is written and compiled when somebody runs it: nobody does
-        stack.enter_context(mock.patch.object(InstructionTranslator, "_throw_if_in_functorch", _refuse_inside_functorch))
-        stack.enter_context(mock.patch.object(LocalMapWrappedHigherOrderVariable, "should_wrap_in_hop", _is_local_map))
-        if not any(log.isEnabledFor(logging.DEBUG) for log in (symbolic_convert.trace_call_log, symbolic_convert.trace_source_log)):
-            stack.enter_context(mock.patch.object(symbolic_convert, "get_funcname", _no_name))
-        yield
+def unwritten_graphs() -> Context:
+    """A graph's Python is written and compiled when somebody runs it: nobody does."""
+    lazily: Context = _use_lazy_graph_module(True)
+    return lazily
+
+
+def backends_unimported() -> Context:
+    """Dynamo's check for functorch's transforms imports every backend: it is made where there is something to check."""
+    return patched(InstructionTranslator, "_throw_if_in_functorch", _refuse_inside_functorch)
+
+
+def distributed_unimported() -> Context:
+    """Dynamo's question whether a function is a `local_map` imports much of torch.distributed: asked where the answer can be yes."""
+    return patched(LocalMapWrappedHigherOrderVariable, "should_wrap_in_hop", staticmethod(_is_local_map))
+
+
+def functions_unnamed() -> Context:
+    """Dynamo finds the name of each function that it calls for lines of a log: not where that log is off."""
+    if any(log.isEnabledFor(logging.DEBUG) for log in (symbolic_convert.trace_call_log, symbolic_convert.trace_source_log)):
+        return contextlib.nullcontext()
+    return patched(symbolic_convert, "get_funcname", _no_name)
 
 
 _refuse_inside = InstructionTranslator._throw_if_in_functorch
@@ -33,7 +44,7 @@ _is_local_map_of_torch = LocalMapWrappedHigherOrderVariable.should_wrap_in_hop
 
 def _refuse_inside_functorch(self: InstructionTranslator) -> None:
     """Dynamo's check, which imports every backend that there is, where there is something to check."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if peek_interpreter_stack() is not None:
         _refuse_inside(self)
 
 
@@ -46,3 +57,6 @@ def _no_name(filename: str, lineno: int) -> None:
     """For each call Dynamo writes a line to a log that is usually off; to name the function in it, it tokenizes every source file that it
     meets: a twentieth of the trace.
     """
+
+
+__all__ = ["backends_unimported", "distributed_unimported", "functions_unnamed", "unwritten_graphs"]

@@ -13,36 +13,29 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._dynamo import config as dynamo_config
-from torch._dynamo import convert_frame
-from torch._dynamo.output_graph import OutputGraph
-from torch._dynamo.utils import dynamo_timed, get_metrics_context
-from torch._guards import CompileContext, compile_context
 
 from precast.artifact_store.format.guards import Path
+from precast.capture.adapters.dynamo import (
+    FUNCTION_MODES_ARE_KEPT,
+    OutputGraph,
+    convert_frame,
+    dynamo_timed,
+    error_on_graph_break,
+    get_metrics_context,
+)
+from precast.capture.adapters.dynamo import config as dynamo_config
+from precast.capture.adapters.guards import CompileContext, compile_context
 from precast.capture.bytecode.frame_record import graph_names
 from precast.capture.bytecode.installed_globals import private_names
 from precast.capture.bytecode.resume_functions import resume_functions
 from precast.capture.common.captured_frame import GraphBreak
-from precast.capture.dynamo.break_at_operators import broken_at_operators
+from precast.capture.common.patching import applied
 from precast.capture.dynamo.break_reasons import shorten, user_stack
-from precast.capture.dynamo.directives import tell_tracer
-from precast.capture.dynamo.dynamic_shapes import Dynamic, known_changes
+from precast.capture.dynamo.dynamic_shapes import Dynamic
 from precast.capture.dynamo.errors import refusals
-from precast.capture.dynamo.globals_scope import names_of_this_trace
-from precast.capture.dynamo.per_call_inputs import per_call_arguments
-from precast.capture.dynamo.speedups import shortcuts
+from precast.capture.dynamo.patches import PATCHES, Tracing
 from precast.capture.dynamo.trace_record import TraceRecord
-from precast.capture.dynamo.warnings import tracer_words
-from precast.capture.graph.symbolic_floats import zeros_are_constants
-from precast.capture.graph.triton_launches import kernels_known
-from precast.capture.soundness.class_effects import replayed_classes
-from precast.capture.soundness.container_effects import replayed_containers
-from precast.capture.soundness.exec_namespaces import looked_up_where_they_are
-from precast.capture.soundness.memory_overlap import overlaps_refused
-from precast.capture.soundness.patches import guarded_gaps
-from precast.capture.soundness.tensor_metadata import following
-from precast.capture.soundness.wide_integers import larger_are_constants
+from precast.capture.soundness.tensor_metadata import marked
 from precast.runtime.common.log import logger
 
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Any]
@@ -87,11 +80,10 @@ def trace(
     Where `one_graph` is not asked for, the frame may end at a graph break, and its bytecode calls what resumes it.
     Nothing that Dynamo put into the function's module globals is left there. Raises CaptureRefused.
     """
-    tell_tracer()
     namespace, record = function.__globals__, TraceRecord()
     graphs: list[tuple[Any, ...]] = []
 
-    @following
+    @marked
     def call_backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
         graphs.append(tuple(n.meta["grapharg"] for n in gm.graph.nodes if n.op == "placeholder"))
         backend(gm, example_inputs)
@@ -101,27 +93,11 @@ def trace(
         source = record.source(name)
         return None if source is None else path_of(source, tx.output)
 
+    tracing = Tracing(namespace, record, dynamic, is_bound, find)
     with contextlib.ExitStack() as ending:
         ending.callback(random.setstate, random.getstate())
-        ending.enter_context(names_of_this_trace(namespace))
-        with (
-            tracer_words(),
-            shortcuts(),
-            record.kept(),
-            guarded_gaps(),
-            replayed_containers(),
-            replayed_classes(),
-            overlaps_refused(),
-            looked_up_where_they_are(),
-            per_call_arguments(is_bound),
-            known_changes(dynamic, find),
-            larger_are_constants(),
-            zeros_are_constants(),
-            broken_at_operators(),
-            kernels_known(),
-            refusals(function, one_graph, raises),
-            _settings(dynamic, raises),
-        ):
+        ending.enter_context(applied(PATCHES, tracing))
+        with refusals(function, one_graph, raises), _settings(dynamic, raises):
             out = _compile(function, local_values, call_backend, one_graph)
             output = out.tracer_output.output_graph
             assert output is not None
@@ -137,25 +113,16 @@ def trace(
 def _settings(dynamic: Dynamic, raises: bool) -> Iterator[None]:
     """Dynamo's, and what it expects around it."""
     manager: Any = convert_frame.torch_function_mode_stack_state_mgr  # type: ignore[attr-defined]
-    modes = contextlib.nullcontext() if _takes_function_modes_away() else manager
+    modes = contextlib.nullcontext() if FUNCTION_MODES_ARE_KEPT else manager
     with (
         dynamo_config.patch({k: v for k, v in {**CONFIG, **dynamic.config()}.items() if hasattr(dynamo_config, k)}),
         compile_context(CompileContext(convert_frame.get_compile_id({}))),
         get_metrics_context(),
         dynamo_timed("precast.capture"),
         modes,
-        torch._dynamo.error_on_graph_break(raises),
+        error_on_graph_break(raises),
     ):
         yield
-
-
-def _takes_function_modes_away() -> bool:
-    """Whether `compile_frame` itself takes the torch-function modes from the stack while it traces, as in torch 2.11: what is taken away
-    twice would be gone.
-    """
-    code = convert_frame.preserve_global_state.__code__
-    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
-    return any("torch_function_mode_stack_state_mgr" in c.co_names for c in inner)
 
 
 def _compile(function: types.FunctionType, local_values: dict[str, Any], backend: Backend, one_graph: bool) -> Any:

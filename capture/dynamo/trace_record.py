@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
 
-from torch._dynamo.source import AttrSource
-from torch._dynamo.symbolic_convert import InliningInstructionTranslator
-from torch._dynamo.variables.builder import VariableBuilder
-from torch._dynamo.variables.builtin import BuiltinVariable
-
-from precast.capture.dynamo.assumed_constants import ConstantCall, recorded_constants
-from precast.capture.soundness.tuple_identity import tuples_are_themselves
+from precast.capture.adapters.dynamo import InliningInstructionTranslator
+from precast.capture.adapters.guards import AttrSource
+from precast.capture.adapters.variables import BuiltinVariable, VariableBuilder
+from precast.capture.common.patching import patched
+from precast.capture.dynamo.assumed_constants import ConstantCall
 
 
 @dataclass(frozen=True)
@@ -35,18 +33,6 @@ class TraceRecord:
     constants: list[ConstantCall] = field(default_factory=list)
     """Calls whose results the traced code takes as constant."""
 
-    @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
-        """Notes what is traced inside."""
-        with (
-            _recorded_inlining(self.functions),
-            _recorded_ids(self.compared),
-            _recorded_reads(self.consumed, self.met),
-            recorded_constants(self.constants),
-            tuples_are_themselves(self.met, self.told_apart),
-        ):
-            yield
-
     def source(self, name: str) -> Any:
         """The source of this name. The inner tensors of a subclass are described before they are looked at."""
         found = next((s for s in reversed(self.consumed) if s.name == name), None)
@@ -56,7 +42,7 @@ class TraceRecord:
 
 
 @contextlib.contextmanager
-def _recorded_inlining(functions: dict[types.FunctionType, None]) -> Iterator[None]:
+def recorded_inlining(functions: dict[types.FunctionType, None]) -> Iterator[None]:
     """Notes every function that Dynamo inlines (its list of code objects alone has no module names)."""
     original = InliningInstructionTranslator.check_inlineable
 
@@ -68,37 +54,46 @@ def _recorded_inlining(functions: dict[types.FunctionType, None]) -> Iterator[No
                 functions[found] = None
         return result
 
-    with mock.patch.object(InliningInstructionTranslator, "check_inlineable", staticmethod(check_inlineable)):
+    with patched(InliningInstructionTranslator, "check_inlineable", staticmethod(check_inlineable)):
         yield
 
 
 _original_call_id = BuiltinVariable.call_id
-_recording: list[dict[Any, int]] = []
-"""The innermost capture's record; not a closure, since Dynamo keeps handlers, and with them the wrapper, for good."""
+
+
+class _Recording(threading.local):
+    """The innermost capture's record of this thread. No closure has it: Dynamo keeps handlers, and with them `_call_id`, for good."""
+
+    def __init__(self) -> None:
+        self.records: list[dict[Any, int]] = []
+
+
+_recording = _Recording()
 
 
 def _call_id(self: BuiltinVariable, tx: Any, *args: Any) -> Any:
-    source = getattr(args[0], "source", None) if len(args) == 1 and _recording else None
+    records = _recording.records
+    source = getattr(args[0], "source", None) if len(args) == 1 and records else None
     pinned = source is not None and any(g.originating_source == source and g.create_fn_name() == "ID_MATCH" for g in tx.output.guards)
     result: Any = _original_call_id(self, tx, *args)
     if source is not None and not pinned and isinstance(getattr(result, "value", None), int):
-        _recording[-1][source] = result.value
+        records[-1][source] = result.value
     return result
 
 
 @contextlib.contextmanager
-def _recorded_ids(compared: dict[Any, int]) -> Iterator[None]:
+def recorded_ids(compared: dict[Any, int]) -> Iterator[None]:
     """Notes the objects whose `id()` the traced code takes (as `copy.deepcopy` does): Dynamo pins them, though only comparisons matter."""
-    _recording.append(compared)
+    _recording.records.append(compared)
     try:
-        with mock.patch.object(BuiltinVariable, "call_id", _call_id):
+        with patched(BuiltinVariable, "call_id", _call_id):
             yield
     finally:
-        _recording.pop()
+        _recording.records.pop()
 
 
 @contextlib.contextmanager
-def _recorded_reads(consumed: dict[Any, None], met: dict[Any, Any]) -> Iterator[None]:
+def recorded_reads(consumed: dict[Any, None], met: dict[Any, Any]) -> Iterator[None]:
     """Notes the source of every object that the traced code looked at: Dynamo guards most of them, but no method descriptors.
 
     An object that it has met before is not wrapped again, whatever the source.
@@ -114,8 +109,8 @@ def _recorded_reads(consumed: dict[Any, None], met: dict[Any, Any]) -> Iterator[
             consumed[self.source] = None
         return original(self, value)
 
-    with mock.patch.object(VariableBuilder, "_wrap", _wrap), mock.patch.object(VariableBuilder, "__call__", __call__):
+    with patched(VariableBuilder, "_wrap", _wrap), patched(VariableBuilder, "__call__", __call__):
         yield
 
 
-__all__ = ["TraceRecord"]
+__all__ = ["TraceRecord", "recorded_ids", "recorded_inlining", "recorded_reads"]

@@ -1,4 +1,4 @@
-"""What torch.compile traces while its backend is called, by name: for people only."""
+"""The name of the function that torch.compile traces while its backend is called; for messages only."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import types
 from typing import Any
 
 import torch
-from torch._dynamo import external_utils
-from torch._dynamo.symbolic_convert import InstructionTranslator
+
+from precast.capture.adapters.dynamo import InstructionTranslator, external_utils
 
 _WRAPPERS = {"wrapper", "wrapped", "inner", "decorate_context"}
 """What decorators call the function that they put around another."""

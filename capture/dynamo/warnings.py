@@ -9,7 +9,8 @@ import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
+
+from precast.capture.common.patching import patched
 
 _FAKE_TENSORS = logging.getLogger("torch._subclasses.fake_tensor")
 _TRIED = "failed while attempting to run meta"
@@ -33,7 +34,7 @@ def tracer_words() -> Iterator[None]:
 
     _FAKE_TENSORS.addFilter(wanted)
     try:
-        with mock.patch.object(warnings, "_showwarnmsg", show):
+        with patched(warnings, "_showwarnmsg", show):
             yield
     finally:
         _FAKE_TENSORS.removeFilter(wanted)

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
-from torch._higher_order_ops.flex_attention import sdpa_dense
-from torch._higher_order_ops.out_dtype import out_dtype_fallback
 
+from precast.capture.adapters.dynamo import TransformGetItemToIndex
+from precast.capture.adapters.higher_order_ops import out_dtype_fallback, sdpa_dense
 from precast.capture.common.captured_frame import CaptureRefused
 from precast.capture.graph import reinplace
 from precast.capture.graph.inline_subgraph import splice
 from precast.capture.graph.triton_launches import FUNCTIONAL, is_launch, name_launch
+from precast.capture.graph.window_overlap import strided_storage
 
 hops = torch.ops.higher_order
 
@@ -114,5 +114,4 @@ def _own_results(body: torch.fx.GraphModule) -> None:
 
 
 def _storage(node: torch.fx.Node) -> int | None:
-    value = node.meta.get("val")
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) and value.layout is torch.strided else None
+    return strided_storage(node.meta.get("val"))

@@ -1,4 +1,4 @@
-"""Replacing one node of an ATen graph by the ops that a Python function runs in its place."""
+"""Inlines a subgraph: replaces one node of an ATen graph by the operators that a Python function runs for it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from precast.capture.adapters.fake_tensors import make_fx
 from precast.capture.common.captured_frame import CaptureRefused
 
 
 def splice(
     module: torch.fx.GraphModule, node: torch.fx.Node, function: Callable[..., Any], fake_mode: Any, decompositions: Mapping[Any, Any]
 ) -> None:
-    """Trace `function(*node.args, **node.kwargs)` on the node's own fake values and put what it ran in the node's place.
+    """Trace `function(*node.args, **node.kwargs)` on the node's own fake values and replace the node by the traced operators.
 
-    Graph modules among the arguments are given as they are. The new nodes keep the fake values of those that they stand for, so that which
-    outputs share memory is seen as before. Raises CaptureRefused where a result is used in a way that has no place in a graph.
+    Graph modules among the arguments are passed unchanged. Nodes that replace a result keep its fake values, so that aliasing of outputs is
+    seen as before. Raises CaptureRefused where a result is used in a way that a graph cannot express.
     """
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
     leaves = [_attribute(module, leaf) for leaf in leaves]
@@ -39,7 +39,7 @@ def splice(
 
 
 def _attribute(module: torch.fx.GraphModule, leaf: Any) -> Any:
-    """A graph module instead of the node that fetches it; other leaves as they are."""
+    """The graph module in place of the node that fetches it; other leaves unchanged."""
     if isinstance(leaf, torch.fx.Node) and leaf.op == "get_attr":
         found = module.get_submodule(str(leaf.target)) if "val" not in leaf.meta else leaf
         return found
@@ -83,7 +83,7 @@ def _replace(module: torch.fx.GraphModule, node: torch.fx.Node, result: Any) -> 
             _replace(module, user, result[user.args[1]])
     elif isinstance(result, torch.fx.Node):
         if result.op == "placeholder" and "val" in node.meta:
-            with module.graph.inserting_before(node):  # what the caller takes for a new tensor must be one
+            with module.graph.inserting_before(node):  # a result that is an operand must be a new tensor, as the operator's would be
                 result = module.graph.call_function(torch.ops.aten.clone.default, (result,))
         if "val" in node.meta:
             result.meta["val"] = node.meta["val"]

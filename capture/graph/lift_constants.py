@@ -8,6 +8,7 @@ import torch
 import torch.fx
 
 from precast.artifact_store.format.records import TensorConstant
+from precast.capture.adapters.fake_tensors import FakeTensor
 from precast.capture.common.captured_frame import CaptureRefused
 
 
@@ -44,7 +45,7 @@ def _after(graph: torch.fx.GraphModule, placeholders: list[torch.fx.Node]) -> Ab
 
 def _constant(value: torch.Tensor, device: str) -> TensorConstant:
     """`device`: where the graph takes it."""
-    if isinstance(value, torch._subclasses.FakeTensor) or value.layout is not torch.strided:
+    if isinstance(value, FakeTensor) or value.layout is not torch.strided:
         raise CaptureRefused("the traced code holds a tensor constant whose elements are not known")
     dense = value.detach().cpu().contiguous()
     data = dense.reshape(-1).view(torch.uint8).numpy().tobytes() if dense.numel() else b""

@@ -1,4 +1,4 @@
-"""What the caller gets of a graph: raw outputs, views of inputs and of one another, numbers."""
+"""Output aliasing: how each value that the caller gets is made: a raw output, a view of an input or of a raw output, or a number."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._functorch._aot_autograd.schemas import OutputType
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from precast.artifact_store.format.expressions import Expression
 from precast.artifact_store.format.records import GraphOutput
+from precast.capture.adapters.aot_autograd import OutputType
+from precast.capture.adapters.fake_tensors import GuardOnDataDependentSymNode
 from precast.capture.common.captured_frame import CaptureRefused
 from precast.capture.common.source_paths import NotPortable
 from precast.capture.common.symbolic_shapes import SymbolTable
-from precast.capture.graph.storage_aliases import is_strided, reach, shared_storages, storage_of
+from precast.capture.graph.storage_aliases import is_strided, reach, shared_storages, shown_storage
 
 
 class Outputs:
-    """What the caller gets per position, and the raw outputs that it is made from."""
+    """The graph's outputs by position, and the raw outputs that they are made from."""
 
     def __init__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> None:
         self.graph = graph
@@ -31,7 +31,7 @@ class Outputs:
         self.bases: dict[int, torch.fx.Node] = {}
 
     def split(self, metadata: Any, views_elsewhere: bool) -> tuple[GraphOutput, ...]:
-        """One GraphOutput per position, and one more where the code leaves the grad mode changed; the graph keeps the raw outputs only.
+        """One GraphOutput per position, and one more where the code leaves the grad mode changed; the graph returns the raw outputs only.
 
         `views_elsewhere`: the code takes views of inputs that require gradients under another grad mode than the caller's.
         """
@@ -62,7 +62,7 @@ class Outputs:
             return GraphOutput("int", value=value)
         if isinstance(value.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return self._number(value)
-        base = self.bases.get(storage_of(value)) if is_strided(value) else None
+        base = self.bases.get(shown_storage(value)) if is_strided(value) else None
         if base is not None and base is not value and _lies_within(value, base):
             window = self._window(value.meta["val"], base.meta["val"])
             if base.op == "placeholder":
@@ -71,7 +71,7 @@ class Outputs:
         return GraphOutput("raw", self._raw_index(value))
 
     def _number(self, node: torch.fx.Node) -> GraphOutput:
-        """From the inputs where it can be computed from them; else the graph gives it back."""
+        """A number: computed from the inputs where that is possible, otherwise returned by the graph."""
         number = node.meta["val"]
         try:
             return GraphOutput("int", value=self.symbols.expression(number))
@@ -83,7 +83,7 @@ class Outputs:
             return GraphOutput("int", self._raw_index(node))
 
     def _counts_from_storage(self, number: torch.SymInt) -> bool:
-        """Whether it is made of a storage offset that depends on data."""
+        """Whether the number depends on a data-dependent storage offset."""
         places = {str(n.meta["val"].storage_offset()) for n in self.graph.graph.nodes if is_strided(n)}
         return any(str(symbol) in places for symbol in number.node.expr.free_symbols)
 
@@ -95,7 +95,7 @@ class Outputs:
     def _window(
         self, view: torch.Tensor, base: torch.Tensor
     ) -> tuple[tuple[Expression, ...], tuple[Expression, ...], Expression, str | None]:
-        """Size, stride, offset from the base's first element, and the dtype where it differs."""
+        """A view's size, stride, offset from the base's first element, and its dtype where that differs from the base's."""
         start = view.storage_offset() * view.element_size() - base.storage_offset() * base.element_size()
         if not _holds(start % view.element_size() == 0):
             raise CaptureRefused("an output reinterprets an input's bytes at an unaligned offset")
@@ -112,8 +112,8 @@ class Outputs:
             raise _by_data() from error
 
     def _found(self, name: str) -> Expression:
-        """A number that depends on data: where a slice or a selection at such a number begins and how long it is, or one that the graph
-        gives back. (It cannot give back a storage offset: what it computes may lie in other memory.)
+        """The expression of a data-dependent number: the start or length of a slice or selection, or a number that the graph returns. (A
+        storage offset cannot be returned: the graph may compute the tensor in other memory.)
         """
         for node in self.graph.graph.nodes:
             value = node.meta.get("val")
@@ -128,21 +128,21 @@ class Outputs:
         raise NotPortable(f"the number {name} depends on data")
 
     def _beginning(self, node: torch.fx.Node) -> Expression:
-        """The storage offset of a slice or a selection: Python's meaning of where it starts."""
+        """The storage offset of a slice or selection, by Python's rules for its start."""
         base, dim, position, _, _ = _slice_arguments(node)
         size, stride, offset = map(self._integer, (base.shape[dim], base.stride(dim), base.storage_offset()))
         first = self._place(position, size) if node.target is torch.ops.aten.slice.Tensor else ("place", self._at(position), size, dim)
         return ("+", offset, ("*", stride, first))
 
     def _length(self, node: torch.fx.Node) -> Expression:
-        """How many positions a slice takes."""
+        """The length of a slice."""
         base, dim, start, end, step = _slice_arguments(node)
         size = self._integer(base.shape[dim])
         span = ("max", ("-", self._place(end, size), self._place(start, size)), 0)
         return ("//", ("+", span, step - 1), step)
 
     def _place(self, position: Any, size: Expression) -> Expression:
-        """Where a slice starts or ends: negative positions count from the end, and none lies outside."""
+        """The start or end of a slice as a position: negative ones count from the end, and all are clamped to the size."""
         at = self._at(position)
         return ("min", ("max", ("if", ("<", at, 0), ("+", at, size), at), 0), size)
 
@@ -162,7 +162,7 @@ class Outputs:
                     hint="return a copy (clone()) of that view",
                 )
         if sequence and not any(meta.has_symbolic_inputs for meta in sequence):
-            # A mutated input's new value may be laid out otherwise than the input: the views are replayed on a stand-in for the input.
+            # A mutated input's new value may have other strides: views are replayed on a fake tensor with the input's layout.
             if not _is_symbolic(base):
                 stand_in = torch.empty(0, dtype=base.dtype, device="meta").set_(
                     torch.empty(base.untyped_storage().nbytes(), dtype=torch.uint8, device="meta").untyped_storage(),
@@ -182,7 +182,7 @@ _OFFSETS = (torch.ops.aten.sym_storage_offset.default, torch.ops.aten.sym_storag
 
 
 def _slice_arguments(node: torch.fx.Node) -> tuple[torch.Tensor, int, Any, Any, int]:
-    """What a slice or a selection is taken of: the dimension, where it starts, where it ends (of a selection: nothing), its step."""
+    """The operand of a slice or selection, its dimension, start, end (of no meaning for a selection) and step."""
     given: list[Any] = list(node.args)
     given += [0, None, None, 1][len(given) - 1 :]
     x, dim, start, end, step = given
@@ -191,7 +191,7 @@ def _slice_arguments(node: torch.fx.Node) -> tuple[torch.Tensor, int, Any, Any, 
 
 
 def _viewed(node: torch.fx.Node) -> torch.fx.Node:
-    """What a chain of views was taken of."""
+    """The base of a chain of views."""
     while isinstance(node.target, torch._ops.OpOverload) and node.target.is_view and isinstance(node.args[0], torch.fx.Node):
         node = node.args[0]
     return node
@@ -206,7 +206,7 @@ def _is_symbolic(value: torch.Tensor) -> bool:
 
 
 def _holds(condition: Any) -> bool:
-    """A condition on sizes; one on symbols becomes a guard where it is not always so."""
+    """Whether a condition on sizes holds; for symbolic sizes it becomes a guard unless it always holds."""
     try:
         return bool(condition)
     except GuardOnDataDependentSymNode as error:
@@ -214,7 +214,7 @@ def _holds(condition: Any) -> bool:
 
 
 def _lies_within(value: torch.fx.Node, base: torch.fx.Node) -> bool:
-    """Whether a tensor shows nothing beyond what the owner of its storage shows. A view that data places was checked when taken."""
+    """Whether a view stays within the memory of its base. A view at a data-dependent position was checked when it was made."""
     try:
         return bool(reach(value) <= reach(base))
     except GuardOnDataDependentSymNode as error:

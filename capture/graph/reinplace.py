@@ -1,4 +1,6 @@
-"""Operators that write their arguments, wrapped by functionalization: unwrapped again, with as few copies as are needed."""
+"""Reinplacing: operators that write their arguments, which functionalization has wrapped, write in place again, with as few copies as
+possible.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +10,20 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._higher_order_ops.auto_functionalize import (
-    auto_functionalized_dense,
-    auto_functionalized_v2_dense,
-    get_mutable_args,
-)
 
+from precast.capture.adapters.higher_order_ops import auto_functionalized_dense, auto_functionalized_v2_dense, get_mutable_args
 from precast.capture.graph.inline_subgraph import splice
-from precast.capture.graph.window_overlap import storage_of
+from precast.capture.graph.window_overlap import strided_storage
+from precast.runtime.paths.fake_tensors import storage_of
 
 V1 = torch.ops.higher_order.auto_functionalized
 V2 = torch.ops.higher_order.auto_functionalized_v2
 
 
 def unwrap_mutation(module: torch.fx.GraphModule, node: torch.fx.Node, fake_mode: Any, decompositions: Mapping[Any, Any]) -> None:
-    """`auto_functionalized(op, …)` -> copies of what the op writes, and the op itself writing them.
+    """Replaces `auto_functionalized(op, …)` by copies of the arguments that the op writes, and the op itself on these copies.
 
-    What nobody reads afterwards is not copied first, nor an input that takes the very result (`copy_(input, result)` follows).
+    An argument that is not read afterwards is not copied, nor an input to which the result is copied back (`copy_(input, result)` follows).
     """
     if node.target is V1:
         names, _ = get_mutable_args(node.args[0])  # type: ignore[arg-type]
@@ -38,11 +37,11 @@ def unwrap_mutation(module: torch.fx.GraphModule, node: torch.fx.Node, fake_mode
 
 
 def may_write(node: torch.fx.Node, base: Any, result: torch.fx.Node | None) -> bool:
-    """Whether the op may write `base` itself. `result`: the node that stands for it after the op."""
+    """Whether the op may write `base` itself. `result`: the node of its value after the op."""
     if not isinstance(base, torch.fx.Node) or base.op == "get_attr" or not isinstance(base.meta.get("val"), torch.Tensor):
         return False
-    storage = base.meta["val"].untyped_storage()._cdata
-    family = [n for n in node.graph.nodes if storage_of(n.meta.get("val")) == storage]
+    storage = storage_of(base.meta["val"])
+    family = [n for n in node.graph.nodes if strided_storage(n.meta.get("val")) == storage]
     if any(n in family and n is not base for n in node.all_input_nodes):
         return False  # another argument shows the same memory
     order = {n: i for i, n in enumerate(node.graph.nodes)}
@@ -54,7 +53,7 @@ def may_write(node: torch.fx.Node, base: Any, result: torch.fx.Node | None) -> b
 
 
 def _new_base(node: torch.fx.Node, bases: int, number: int) -> torch.fx.Node | None:
-    """The node that stands for base `number` after the op: the results end with the bases."""
+    """The node of base `number` after the op: the bases are the last results."""
     op = node.args[0]
     assert isinstance(op, torch._ops.OpOverload)
     position = max(len(op._schema.returns), 1) + number
@@ -63,6 +62,6 @@ def _new_base(node: torch.fx.Node, bases: int, number: int) -> torch.fx.Node | N
 
 
 def only_copied_back(later: set[torch.fx.Node], base: torch.fx.Node, result: torch.fx.Node) -> bool:
-    """Whether all that follows is that `base` takes the result."""
+    """Whether the only later use is the copy of the result back into `base`."""
     copies = [n for n in later if n.target is torch.ops.aten.copy_.default and n.args[0] is base]
     return len(later) == 1 and len(copies) == 1 and copies[0].args[1] is result and not copies[0].users

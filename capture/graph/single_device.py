@@ -13,6 +13,7 @@ import torch.fx
 from torch.utils import _pytree as pytree
 
 from precast.capture.common.captured_frame import CaptureRefused
+from precast.target_registry import computes_on
 
 _COPY = torch.ops.aten._to_copy.default
 _CPU = torch.device("cpu")
@@ -25,7 +26,7 @@ def on_one_device(graph: torch.fx.GraphModule, fake_mode: Any, mutated: frozense
     """
     nodes = list(graph.graph.nodes)
     devices = {tensor.device for node in nodes for tensor in _tensors(node)}
-    gpus = [device for device in devices if device.type == "cuda"]
+    gpus = [device for device in devices if computes_on(device.type)]
     if _CPU not in devices or len(gpus) != 1:
         return
     if any(isinstance(module, torch.fx.GraphModule) for module in graph.children()):

@@ -1,6 +1,6 @@
-"""Tensor subclasses that wrap plain tensors (`__tensor_flatten__`): a graph takes the plain ones and gives plain ones back.
+"""Flattening of tensor subclasses (`__tensor_flatten__`): the graph takes and returns their inner plain tensors.
 
-AOTAutograd traces through their dispatch. Its records of who was wrapped become the parts of inputs and the wraps of outputs.
+AOTAutograd traces through their dispatch. Its records of what was wrapped become the parts of inputs and the wraps of outputs.
 """
 
 from __future__ import annotations
@@ -13,27 +13,28 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._functorch._aot_autograd.schemas import OutputType, PlainTensorMeta, SubclassCreationMeta
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from precast.artifact_store.format.guards import Path
+from precast.artifact_store.format.import_names import Untaggable, object_name, type_name
 from precast.artifact_store.format.records import GraphInput, Wrap
-from precast.artifact_store.format.tagged_constants import Untaggable, object_name, tag, type_name
+from precast.artifact_store.format.tagged_constants import tag
+from precast.capture.adapters.aot_autograd import OutputType, PlainTensorMeta, SubclassCreationMeta
 from precast.capture.common.captured_frame import CaptureRefused
 from precast.runtime.executable.subclasses import part_of
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one placeholder takes of input `index` of Dynamo's graph: attributes, and ("size" | "stride", dim) for a number."""
+    """The part of Dynamo's input `index` that one placeholder takes: attribute names, then ("size" | "stride", dim) for a number."""
 
     index: int
     steps: tuple[Any, ...]
 
 
 def met_subclasses(gm: torch.fx.GraphModule) -> tuple[type, ...]:
-    """The classes of such tensors that enter Dynamo's graph or are made in it, of those within them, and of what their metadata holds."""
+    """The classes of such tensors that enter Dynamo's graph or are made in it, of tensors inside them, and of objects in their metadata."""
     found: dict[type, None] = {}
     stack = [node.meta.get("example_value") for node in gm.graph.nodes]
     while stack:
@@ -47,7 +48,7 @@ def met_subclasses(gm: torch.fx.GraphModule) -> tuple[type, ...]:
 
 
 def _classes_in(metadata: Any) -> Iterator[type]:
-    """Classes whose constants and methods the dispatch may read through the metadata."""
+    """Classes of metadata, whose constants and methods the dispatch may read."""
     if isinstance(metadata, type):
         yield metadata
     elif isinstance(metadata, dict | list | tuple):
@@ -59,7 +60,9 @@ def _classes_in(metadata: Any) -> Iterator[type]:
 
 
 def attribute_set(output: Any) -> str:
-    """The name of an attribute that the traced code sets on such a tensor; "" without any. Operators in the graph would not notice."""
+    """The name of an attribute that the traced code sets on such a tensor, "" for none; operators in the graph would not see the new
+    value.
+    """
     for variable, attributes in output.side_effects.store_attr_mutations.items():
         node = getattr(getattr(variable, "proxy", None), "node", None)
         if node is not None and attributes and is_traceable_wrapper_subclass(node.meta.get("example_value")):
@@ -73,7 +76,7 @@ def parts_of(inputs: Sequence[Any]) -> tuple[Part, ...]:
 
 
 def _leaves(value: Any) -> Iterator[tuple[Any, ...]]:
-    """In the order in which AOTAutograd unwraps: the attributes, then the symbolic sizes, then the symbolic strides."""
+    """The paths to the leaves of a value in AOTAutograd's order: the attributes, then the symbolic sizes, then the symbolic strides."""
     if not is_traceable_wrapper_subclass(value):
         yield ()
         return
@@ -96,7 +99,7 @@ def plain_inputs(inputs: Sequence[Any], parts: Sequence[Part]) -> list[Any]:
 
 
 def refuse_shared(values: Sequence[Any], parts: Sequence[Part]) -> None:
-    """For a graph that writes: AOTAutograd takes what lies within the subclasses for memory of their own. Raises CaptureRefused."""
+    """For a graph with mutation: AOTAutograd assumes that inner tensors alias nothing. Raises CaptureRefused where they do."""
     storages = [value.untyped_storage()._cdata for value in values if isinstance(value, torch.Tensor)]
     if len(storages) != len(set(storages)):
         refused = CaptureRefused("tensors within a tensor subclass share memory and the traced code writes one of them", shared_memory=True)
@@ -105,7 +108,7 @@ def refuse_shared(values: Sequence[Any], parts: Sequence[Part]) -> None:
 
 
 def positions_of(inputs: Sequence[int], parts: Sequence[Part]) -> tuple[int, ...]:
-    """Which placeholders take these inputs whole."""
+    """The placeholders that take these inputs as a whole."""
     return tuple(i for i, part in enumerate(parts) if part.index in inputs and not part.steps)
 
 
@@ -142,7 +145,9 @@ def _flat(inputs: Sequence[GraphInput], part: Part, mutated: bool, whole: dict[i
 
 
 def _read(inputs: Sequence[GraphInput], given: GraphInput, whole: dict[int, int]) -> GraphInput:
-    """A size that is read off another input: off the same place of that tensor as a placeholder, or of the object that the call passes."""
+    """An input that is a size of another input, renumbered: the size is read from the placeholder of that tensor, or from the object that
+    the call passes.
+    """
     assert given.read is not None
     kind, index, *dim = given.read
     if index in whole:
@@ -158,7 +163,7 @@ def _path(step: Any) -> Path:
 
 
 def wraps_of(metadata: Any) -> tuple[Wrap, ...]:
-    """What the caller gets, made of the graph's outputs. `metadata`: AOTAutograd's, of the graph with the subclasses.
+    """How the caller's values are made from the graph's outputs. `metadata`: AOTAutograd's, of the graph with the subclasses.
 
     Raises CaptureRefused.
     """
@@ -176,7 +181,7 @@ def wraps_of(metadata: Any) -> tuple[Wrap, ...]:
 
 
 def _wrap(made: SubclassCreationMeta, first: int) -> tuple[Wrap, int]:
-    """The instance whose first plain tensor is output `first`, and the output that comes after its last one."""
+    """The Wrap that rebuilds one instance from consecutive outputs beginning at `first`, and the position after its last output."""
     cls = type(made.original_subclass)
     attributes: list[tuple[str, Wrap]] = []
     for name, inner in made.attrs.items():
@@ -205,7 +210,7 @@ def _wrap(made: SubclassCreationMeta, first: int) -> tuple[Wrap, int]:
 
 
 def _as_in_eager(metadata: Any) -> Any:
-    """What the tracer has made of metadata that the traced code wrote down, undone. A size in it holds for that size only."""
+    """Metadata as eager code would make it, where the tracer has replaced constants by its own objects. A symbolic size in it is fixed."""
     if type(metadata) in (immutable_list, list):
         return [_as_in_eager(held) for held in metadata]
     if type(metadata) in (immutable_dict, dict):

@@ -6,19 +6,18 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.fx
-from torch._dynamo import config as dynamo_config
-from torch._dynamo.source import NumpyTensorSource, RandomValueSource
-from torch._dynamo.variables.base import VariableTracker
-from torch._dynamo.variables.builder import VariableBuilder
 from torch.utils._sympy.functions import FloatTrueDiv, FloorToInt
 
 from precast.artifact_store.format.guards import Guard, Predicate
 from precast.artifact_store.format.records import GraphInput
+from precast.capture.adapters.dynamo import config as dynamo_config
+from precast.capture.adapters.guards import NumpyTensorSource, RandomValueSource
+from precast.capture.adapters.variables import VariableBuilder, VariableTracker
 from precast.capture.common.captured_frame import CaptureRefused
+from precast.capture.common.patching import patched
 
 
 def is_float(argument: Any) -> bool:
@@ -51,7 +50,7 @@ def zeros_are_constants() -> Iterator[None]:
         with dynamo_config.patch(specialize_float=True) if value == 0 else contextlib.nullcontext():
             return original(self, value)
 
-    with mock.patch.object(VariableBuilder, "wrap_symfloat", wrap_symfloat):
+    with patched(VariableBuilder, "wrap_symfloat", wrap_symfloat):
         yield
 
 

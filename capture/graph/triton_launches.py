@@ -1,7 +1,7 @@
-"""Users' Triton kernels that traced code launches: calls by name, with all that is not a tensor or a size as data.
+"""Launches of users' Triton kernels in a graph: a kernel is called by name, and everything but tensors and sizes is plain data.
 
-torch keeps kernels and constants in a table of the process, and makes of each launch a function that returns what the kernel wrote. Here
-the launch writes its arguments again, copied first only where the old value is still read (as capture/graph/reinplace.py does for operators).
+torch keeps kernels and constants in a process-wide table, and functionalises each launch. Here a launch writes its arguments in place
+again, which are copied first only where the old value is still read (as capture/graph/reinplace.py does for operators).
 """
 
 from __future__ import annotations
@@ -10,22 +10,19 @@ import contextlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
-from unittest import mock
 
 import torch
 import torch.fx
-from torch._higher_order_ops.triton_kernel_wrap import (
-    kernel_side_table,
-    triton_kernel_wrapper_functional,
-    triton_kernel_wrapper_mutation,
-)
 from torch.utils import _triton
 
+from precast.artifact_store.format.import_names import Untaggable, object_name
 from precast.artifact_store.format.records import CodeDigest
-from precast.artifact_store.format.tagged_constants import Untaggable, object_name, tag
+from precast.artifact_store.format.tagged_constants import tag
+from precast.capture.adapters.higher_order_ops import kernel_side_table, triton_kernel_wrapper_functional, triton_kernel_wrapper_mutation
 from precast.capture.common.captured_frame import CaptureRefused
+from precast.capture.common.patching import patched, replaced
 from precast.capture.graph.reinplace import may_write, only_copied_back
-from precast.capture.graph.window_overlap import apart, same_window, storage_of, symbolic
+from precast.capture.graph.window_overlap import apart, same_window, strided_storage, symbolic
 from precast.runtime.fingerprint.triton_kernels import KERNEL, find_kernel, kernel_digest, layers, unreadable
 
 FUNCTIONAL = triton_kernel_wrapper_functional
@@ -83,7 +80,7 @@ def name_launch(module: torch.fx.GraphModule, node: torch.fx.Node) -> None:
 
 
 def _with_copies(module: torch.fx.GraphModule, node: torch.fx.Node, results: Mapping[str, torch.fx.Node]) -> dict[str, Any]:
-    """The launch's arguments, with copies of what it writes and must not. What was one tensor, or showed the same memory, stays one."""
+    """The launch's arguments, with copies of those that it may not write in place. Arguments that alias each other get one copy."""
     given: Any = node.kwargs["kwargs"]
     arguments = dict(given)
     bases: dict[torch.fx.Node, list[str]] = {}
@@ -115,17 +112,17 @@ def _refuse_overlaps(name: str, node: torch.fx.Node) -> None:
 def _shares_storage(argument: Any, base: torch.fx.Node) -> bool:
     if not isinstance(argument, torch.fx.Node):
         return False
-    storage = storage_of(base.meta.get("val"))
-    return storage is not None and storage_of(argument.meta.get("val")) == storage
+    storage = strided_storage(base.meta.get("val"))
+    return storage is not None and strided_storage(argument.meta.get("val")) == storage
 
 
 def _shows(argument: Any, base: torch.fx.Node) -> bool:
-    """Whether an argument is this node, or another view of the very same elements."""
+    """Whether an argument is this node, or another view of the same elements."""
     return argument is base or _shares_storage(argument, base) and same_window(argument.meta["val"], base.meta["val"])
 
 
 def _give(module: torch.fx.GraphModule, result: torch.fx.Node, written: torch.fx.Node, launch: torch.fx.Node) -> None:
-    """Puts what the launch wrote in the place of a result of torch's functional launch."""
+    """Replaces a result of torch's functional launch by the argument that the launch wrote."""
     if written.op == "placeholder":
         for user in list(result.users):
             if only_copied_back({user}, written, result):
@@ -153,7 +150,7 @@ def kernel_name(kernel: Any) -> str:
 
 
 def _kernels_in(constants: Iterable[Any]) -> list[str]:
-    """Names of Triton functions that a launch is given as constants."""
+    """Names of the Triton functions among a launch's constants."""
     return [object_name(value) for value in constants if layers(value)]
 
 
@@ -188,16 +185,16 @@ def launched(graph_module: torch.fx.GraphModule) -> Iterator[CodeDigest]:
 
 @contextlib.contextmanager
 def kernels_known() -> Iterator[None]:
-    """Lets Dynamo see launches where there is no GPU: it asks for one before it takes a kernel for a kernel."""
+    """Patches Dynamo so that it recognises launches on a machine without a GPU."""
     if "triton" not in sys.modules or _triton.has_triton():
         yield
         return
-    with mock.patch.object(_triton, "has_triton", lambda: True):
+    with patched(_triton, "has_triton", lambda: True):
         yield
 
 
 class _AnyDevice:
-    """In place of Triton's driver. Which arguments a kernel writes is read off its first form, which is the same for all GPUs."""
+    """A substitute for Triton's driver: which arguments a kernel writes is found in Triton's first IR, which is the same for all GPUs."""
 
     def get_current_target(self) -> Any:
         return sys.modules["triton.backends.compiler"].GPUTarget("cuda", 90, 32)
@@ -205,10 +202,10 @@ class _AnyDevice:
 
 @contextlib.contextmanager
 def writes_known() -> Iterator[None]:
-    """Lets torch find out what kernels write where there is no GPU; it takes every tensor for written otherwise."""
+    """Patches torch so that it finds which arguments kernels write on a machine without a GPU, instead of assuming all."""
     triton: Any = sys.modules.get("triton")
     if triton is None or torch.cuda.is_available() or triton.runtime.driver._active is not None:
         yield
         return
-    with mock.patch.object(triton.runtime.driver, "_active", _AnyDevice()):
+    with replaced(triton.runtime.driver, "_active", _AnyDevice()):
         yield

@@ -1,18 +1,20 @@
-"""Windows onto one storage: whether two tensors show the same elements, or certainly none in common."""
+"""Alias analysis of strided views of one storage: whether two tensors have the same elements, or certainly none in common."""
 
 from __future__ import annotations
 
 import torch
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from precast.capture.adapters.fake_tensors import statically_known_true
+from precast.runtime.paths.fake_tensors import storage_of
 
 
-def storage_of(value: object) -> int | None:
-    """What tells storages apart; None for what is no strided tensor."""
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) and value.layout is torch.strided else None
+def strided_storage(value: object) -> int | None:
+    """The identity of a tensor's storage; None where the value is no strided tensor."""
+    return storage_of(value) if isinstance(value, torch.Tensor) and value.layout is torch.strided else None
 
 
 def same_window(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors of one storage show the same elements in the same order. Symbolic sizes are compared as they are written."""
+    """Whether two views of one storage have the same elements in the same order. Symbolic sizes are compared as expressions."""
     return _text(a) == _text(b)
 
 
@@ -21,7 +23,7 @@ def _text(tensor: torch.Tensor) -> str:
 
 
 def apart(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors of one storage certainly share no element: pieces, rows or columns beside one another. Asks for no guards."""
+    """Whether two views of one storage certainly share no element: disjoint ranges, rows or columns. Adds no guards."""
     if a.dtype is not b.dtype:
         return False
     (first, last), (other_first, other_last) = _reach(a), _reach(b)
@@ -32,18 +34,18 @@ def apart(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def symbolic(tensor: torch.Tensor) -> bool:
-    """Whether a size, stride or offset is no plain number."""
+    """Whether a size, stride or offset is symbolic."""
     return not all(type(n) is int for n in (*tensor.shape, *tensor.stride(), tensor.storage_offset()))
 
 
 def _reach(tensor: torch.Tensor) -> tuple[int | torch.SymInt, int | torch.SymInt]:
-    """The first and the last element of the storage that the tensor shows (numbers or symbols)."""
+    """The positions, in the storage, of the tensor's first and last element (numbers or symbols)."""
     first = tensor.storage_offset()
     return first, first + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _apart_in(period: int, a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether they keep to different places in each stretch of `period` elements."""
+    """Whether the two have disjoint positions modulo `period` elements."""
     (first, last), (other_first, other_last) = _places(period, a), _places(period, b)
     return max(last, other_last) < period and (last < other_first or other_last < first)
 

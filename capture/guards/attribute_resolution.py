@@ -1,7 +1,7 @@
-"""Guards of our own on how names resolve: attributes on the classes that the traced code met, built-in functions in its modules.
+"""Guards on attribute resolution: on classes of the objects that the traced code accessed, and on built-in functions in its modules.
 
-Dynamo guards the type of an object and the values that were read through it. It takes what the class defines for fixed: a method patched
-on a base class, an override in a subclass, a global that shadows a built-in go unnoticed.
+Dynamo guards the type of an object and the values read through it, and assumes that the class itself does not change: a method patched on a
+base class, an override in a subclass or a global that shadows a built-in would go unnoticed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from precast.artifact_store.format.guards import Guard, Path, Predicate
-from precast.artifact_store.format.tagged_constants import Untaggable, object_name, tag
+from precast.artifact_store.format.import_names import Untaggable, object_name
+from precast.artifact_store.format.tagged_constants import tag
 from precast.capture.common.source_paths import NotPortable, SourceContext
 from precast.capture.guards.attribute_tables import REGISTERS
 from precast.runtime.fingerprint.classes import Known, can_change, class_digest, is_versioned, looked_up
@@ -21,7 +22,7 @@ from precast.runtime.paths.fake_tensors import class_of
 from precast.runtime.paths.paths import PathError
 
 _OF_ONE_CLASS = (Predicate.TYPE, Predicate.TENSOR, Predicate.BASE_EQUALS, Predicate.EQUALS)
-"""What a guard says that holds for instances of one class."""
+"""Predicates that hold for instances of one class only."""
 _LOOKED_UP = frozenset(("attr", "raw", *REGISTERS))
 
 
@@ -104,7 +105,7 @@ def _importable(cls: type) -> Path | None:
 
 
 def _shadows(functions: tuple[types.FunctionType, ...]) -> list[Guard]:
-    """No global of a traced function's module stands before a built-in function that it calls."""
+    """Guards that no global of a traced function's module shadows a built-in function that it calls."""
     wanted: dict[str, set[str]] = {}
     for function in functions:
         module = function.__globals__.get("__name__")

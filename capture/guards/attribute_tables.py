@@ -1,8 +1,8 @@
-"""What an attribute means: guards on the tables that Python asks before the one in which the traced code found a name.
+"""Guards on attribute lookup: the tables that Python searches before the one in which the traced code found a name must lack that name.
 
-A module finds parameters, buffers and submodules when nothing else answers: not its own `__dict__`, not its class, and of its registers
-not an earlier one. An entry that is put there later hides what was found. The same holds for what an object has of its class: the tracer
-guards the object's `__dict__` for most of that, name by name (`capture/soundness/patches.py` for the rest).
+A module's parameters, buffers and submodules are found only where its own `__dict__`, its class and the earlier registers lack the name; an
+entry added there later hides what was found. The same holds for what an object gets from its class: for most of that the tracer guards the
+object's `__dict__` itself, name by name (`capture/soundness/patches.py` does for the rest).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from precast.capture.common.source_paths import NotPortable, SourceContext
 from precast.runtime.paths.paths import PathError
 
 REGISTERS = {"param": "_parameters", "buffer": "_buffers", "submodule": "_modules"}
-"""Steps of paths -> the register that they lead through, in the order in which `torch.nn.Module.__getattr__` asks."""
+"""Steps of paths -> the register that they lead through, in the order in which `torch.nn.Module.__getattr__` searches them."""
 _KINDS = {table: kind for kind, table in REGISTERS.items()}
 Tables = dict[str, dict[str, None]]
 
 
 def with_lookups(guards: Iterable[Guard], consumed: Iterable[Any], sources: SourceContext) -> list[Guard]:
-    """`guards` with one LACKS_OWN guard per object, which names all that its own tables have to lack.
+    """`guards` with one LACKS_OWN guard per object, which lists all names that its own tables must lack.
 
-    `consumed`: sources of what the traced code looked at.
+    `consumed`: sources of the objects that the traced code accessed.
     """
     guards = tuple(guards)
     lacking: dict[Path, Tables] = {}
@@ -69,9 +69,9 @@ def _through_register(path: Path) -> tuple[Path, tuple[str, str]] | None:
 
 
 def _asked_before(owner: Path, step: tuple[str, str], lacking: dict[Path, Tables], sources: SourceContext) -> None:
-    """Notes the tables of the module at `owner` that are asked before the register that `step` leads through.
+    """Records the tables of the module at `owner` that are searched before the register that `step` leads through.
 
-    A table that does hold the name as the call is traced was not asked: the traced code read the register itself, as `parameters()` does.
+    A table that has the name while the call is traced was not searched: the traced code read the register itself, as `parameters()` does.
     """
     try:
         module = sources.value(owner)

@@ -1,4 +1,4 @@
-"""The user's `guard_filter_fn`: shown Dynamo's guards as torch shows them, it says which of them to check."""
+"""Applies the user's `guard_filter_fn` to Dynamo's guards, in the form in which torch would pass them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch._dynamo.guards import CheckFunctionManager
-from torch._dynamo.output_graph import OutputGraph
-
+from precast.capture.adapters.dynamo import OutputGraph
+from precast.capture.adapters.guards import CheckFunctionManager
 from precast.capture.common.source_paths import NotPortable, SourceContext
 from precast.runtime.common.errors import DirectiveError
 from precast.runtime.paths.paths import PathError, describe
@@ -17,7 +16,7 @@ GuardFilter = Callable[[Sequence[Any]], Sequence[bool]]
 
 
 class _Seen(Exception):
-    """Ends torch's own building of guards once the filter has been asked."""
+    """Raised to end torch's own building of guards once the filter was called."""
 
 
 def waived_guards(code: types.CodeType, output: OutputGraph, keep: GuardFilter) -> tuple[Any, ...]:
@@ -53,7 +52,7 @@ def _ask(keep: GuardFilter, entries: Sequence[Any]) -> list[Any]:
 
 
 def of_memory(guard: Any, read: frozenset[Any]) -> bool:
-    """Whether `guard` says what a tensor looks like that generated code reads or writes; `read`: the sources of those tensors."""
+    """Whether `guard` is on the metadata of a tensor that generated code reads or writes. `read`: the sources of those tensors."""
     kind = guard.create_fn_name()
     return kind == "SHAPE_ENV" or (kind == "TENSOR_MATCH" and guard.originating_source in read)
 

@@ -1,8 +1,9 @@
-"""Guards on identity: what the traced code met as one object is one object, and what it met as two is two.
+"""Guards on object identity: paths that led to one object while tracing lead to one object, and paths to different objects to different
+ones.
 
-Dynamo follows one object that is reached by several ways as one: what is written by the one way is read by the other, and `a is b` is
-answered while tracing. It guards that such ways lead to one object. That others lead to different ones it guards for tensors of the call
-only. Here both hold for every object that the traced code looked at and that a program can tell from an equal one.
+Dynamo treats an object that several paths lead to as one: what is written through one path is read through the other, and `a is b` is a
+constant. It guards that such paths lead to one object; that other paths lead to different objects it guards for tensor arguments only.
+This module guards both for every object that the traced code accessed and that a program can tell from an equal one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy
 import torch
 
 from precast.artifact_store.format.guards import Guard, Path, Predicate
-from precast.artifact_store.format.tagged_constants import type_name
+from precast.artifact_store.format.import_names import type_name
 from precast.capture.common.source_paths import SourceContext
 from precast.runtime.fingerprint.classes import is_versioned
 from precast.runtime.paths.fake_tensors import class_of
@@ -28,7 +29,7 @@ _CONSTANTS = (
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.qscheme, torch.finfo, torch.iinfo),
     *(numpy.generic, numpy.dtype, types.ModuleType, types.CodeType),
 )
-"""What is compared by value, and shared or copied as the interpreter sees fit; and what is known by its name or its text."""
+"""Types without an identity that counts: values that the interpreter may share or copy, and objects that are identified by name or text."""
 _OF_CLASSES = (
     types.BuiltinFunctionType,
     types.MethodDescriptorType,
@@ -41,17 +42,18 @@ _OF_CLASSES = (
     staticmethod,
     classmethod,
 )
-"""What a class is made of: the guards on classes hold it to what it was."""
+"""Types of class members, which guards on classes cover."""
 _CELL = type_name(types.CellType)
-"""Of a function's closure, which holds nothing else."""
+"""The type of the items of a function's closure."""
 _TYPED = (Predicate.TYPE, Predicate.TENSOR)
 
 
 def identity_guards(met: Iterable[Path], guards: Sequence[Guard], sources: SourceContext, compared: Collection[Path] = ()) -> list[Guard]:
-    """For the objects at the paths `met`: SAME_AS where several lead to one, and NOT_ALIASED for the different objects of each type.
+    """For the objects at the paths `met`: SAME_AS where several paths lead to one, and NOT_ALIASED for the different objects of each
+    type.
 
-    `compared`: paths of constants that count all the same, since the traced code asked whether they are one. `guards`: those of the frame
-    so far. An object of another type is another object: types are guarded, and where no guard says the type of such an object one is added.
+    `compared`: paths of constants that count nevertheless, since the traced code compared them by `is`. `guards`: those of the frame so
+    far. Objects of different types cannot be one; where no guard fixes the type of an object, one is added.
     """
     found = _objects(met, sources, compared)
     pinned = {guard.path for guard in guards if guard.predicate is Predicate.IS and "<locals>" not in guard.constant}
@@ -75,7 +77,7 @@ def identity_guards(met: Iterable[Path], guards: Sequence[Guard], sources: Sourc
 
 
 def _objects(met: Iterable[Path], sources: SourceContext, compared: Collection[Path]) -> list[tuple[Any, list[Path]]]:
-    """The objects that count with the paths that lead to each, both in the order of the paths."""
+    """The objects whose identity counts, each with its paths, both in the order of the paths."""
     kept: dict[int, tuple[Any, list[Path]]] = {}
     for path in sorted(set(met), key=repr):
         try:
@@ -89,14 +91,14 @@ def _objects(met: Iterable[Path], sources: SourceContext, compared: Collection[P
 
 
 def _counts(path: Path, value: Any) -> bool:
-    """Whether a program can tell the object from an equal one, and no guard of another kind says which it is."""
+    """Whether the object has an identity that counts, and no guard of another kind determines it."""
     if not has_identity(value) or (isinstance(value, types.FunctionType) and ("type",) in path):
         return False
     return not (callable(value) and not isinstance(value, torch.nn.Module) and _of_library(path))
 
 
 def has_identity(value: Any) -> bool:
-    """Whether a program can tell the object from an equal one. What bears a name is told by its name."""
+    """Whether a program can tell the object from an equal one. Objects with a qualified name are identified by that."""
     if isinstance(value, type):
         return "<locals>" in type_name(value)
     return not isinstance(value, _OF_CLASSES) and not _constant(value)
@@ -111,7 +113,7 @@ def _constant(value: Any) -> bool:
 
 
 def _of_library(path: Path) -> bool:
-    """Whether it is held by torch or the standard library, whose versions are part of every artifact's key."""
+    """Whether the path leads through torch or the standard library, whose versions are part of every artifact's key."""
     root = path[0]
     return root[0] == "builtin" or (root[0] in ("global", "module") and is_versioned(root[1]))
 

@@ -9,6 +9,7 @@ from precast.artifact_store.format.guards import Guard, Path, Predicate
 from precast.artifact_store.format.records import FrameRecord, GraphInput
 from precast.capture.common.source_paths import SourceContext
 from precast.runtime.paths.torch_state import global_state
+from precast.target_registry import computes_on
 
 
 def state_guard() -> Guard:
@@ -32,7 +33,7 @@ def whole_tensors(inputs: Sequence[GraphInput]) -> list[Path]:
 def device_guards(inputs: Sequence[GraphInput], sources: SourceContext, record: FrameRecord | None) -> list[Guard]:
     """The graph's inputs on GPUs are on one and the same: TENSOR guards leave the index open. The rewritten bytecode may name it."""
     tensors = [i.path for i in inputs if i.kind == "tensor" and i.path[0][0] != "random"]
-    paths = tuple(sorted((path for path in tensors if sources.value(path).device.type == "cuda"), key=repr))
+    paths = tuple(sorted((path for path in tensors if computes_on(sources.value(path).device.type)), key=repr))
     named = set(_indices(record.constants if record is not None else ()))
     if not paths or (len(paths) == 1 and not named):
         return []
@@ -42,7 +43,7 @@ def device_guards(inputs: Sequence[GraphInput], sources: SourceContext, record: 
 def _indices(tagged: Any) -> Iterator[int]:
     """Indices of the GPUs among tagged constants."""
     if isinstance(tagged, tuple):
-        if len(tagged) == 3 and tagged[:2] == ("device", "cuda") and tagged[2] is not None:
+        if len(tagged) == 3 and tagged[0] == "device" and computes_on(tagged[1]) and tagged[2] is not None:
             yield tagged[2]
         for item in tagged:
             yield from _indices(item)

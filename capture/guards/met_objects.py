@@ -1,7 +1,7 @@
-"""What the traced code met: the paths of the objects that it looked at, for the guards on identity (capture/guards/identity.py).
+"""The paths of the objects that traced code accessed, for guards on identity (capture/guards/identity.py).
 
-Beside the objects themselves: cells that functions share, where the traced code writes any, and the `__dict__` of objects of a class
-whose attributes it writes. The tracer takes both for each function's and object's own.
+Beside the objects themselves these are cells, where the traced code writes free variables, and the `__dict__` of objects whose attributes
+it writes: the tracer assumes that no two functions share a cell, and no two objects a `__dict__`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _STORES = frozenset(("STORE_DEREF", "DELETE_DEREF"))
 
 
 def met_paths(met: Iterable[Any], waived: Iterable[Any], kept: Iterable[Any], sources: SourceContext) -> list[Path]:
-    """The paths of sources that the traced code looked at; without those of which a filter waived all guards."""
+    """The paths of sources that the traced code accessed, without those whose guards a filter has waived completely."""
     unwanted = {guard.originating_source for guard in waived} - {guard.originating_source for guard in kept}
     found: list[Path] = []
     for source in met:
@@ -35,9 +35,9 @@ def met_paths(met: Iterable[Any], waived: Iterable[Any], kept: Iterable[Any], so
 
 
 def cell_paths(met: Sequence[Path], functions: Sequence[types.FunctionType], sources: SourceContext) -> list[Path]:
-    """The cells of all functions met and of the entry, where one of `functions`, which were traced, writes a free variable.
+    """The cells of all functions accessed and of the entry, if one of `functions` (those traced) writes a free variable.
 
-    The entry's are those of its closure, or those that come with the call (`runtime/frames/lambda_lift.py`).
+    The entry's cells are those of its closure, or those passed with the call (`runtime/frames/lambda_lift.py`).
     """
     if not any(_writes(function.__code__) for function in functions):
         return []
@@ -56,7 +56,7 @@ def _writes(code: types.CodeType) -> bool:
 
 
 def attribute_paths(met: Sequence[Path], side_effects: Any, sources: SourceContext) -> list[Path]:
-    """The `__dict__` of every object met that is of the class of one whose attributes the traced code writes."""
+    """The `__dict__` of every accessed object whose class has an instance whose attributes the traced code writes."""
     written = set()
     for variable in side_effects.store_attr_mutations:
         if (source := getattr(variable, "source", None)) is not None:
@@ -67,8 +67,8 @@ def attribute_paths(met: Sequence[Path], side_effects: Any, sources: SourceConte
 
 
 def refusal_of_shared_attributes(paths: Sequence[Path], sources: SourceContext) -> CaptureRefused | None:
-    """The refusal where two of the objects with these `__dict__` are different and share theirs: what is written of the one is to be read
-    of the other, which the tracer does not know.
+    """The refusal where two different objects share a `__dict__`: an attribute written on one is read on the other, which the tracer does
+    not know.
     """
     owners: dict[int, tuple[Any, Path]] = {}
     for path, value in _present([path[:-1] for path in paths], sources):

@@ -1,4 +1,4 @@
-"""Guards of our own for what the traced code read and Dynamo left without one: method descriptors, classes in closures and the like."""
+"""Guards for sources that the traced code read and Dynamo did not guard: method descriptors, classes in closures and the like."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from precast.artifact_store.format.guards import Path
-from precast.artifact_store.format.tagged_constants import Untaggable
+from precast.artifact_store.format.import_names import Untaggable
 from precast.capture.common.source_paths import NotPortable, SourceContext
 from precast.capture.guards.translate import Translation, held_here, same_object_guards
 from precast.runtime.fingerprint.classes import is_versioned
@@ -16,7 +16,8 @@ from precast.runtime.paths.paths import PathError, describe
 
 
 def unguarded(consumed: Iterable[Any], dynamo_guards: Iterable[Any], sources: SourceContext) -> Translation:
-    """Identity guards for the consumed sources that no guard stands on or below. What cannot have one makes the frame uncacheable."""
+    """Identity guards for the sources read that have no guard on them or below them. A source that cannot have one makes the frame
+    uncacheable."""
     guarded = _with_bases(guard.originating_source for guard in dynamo_guards)
     result = Translation()
     for source in consumed:

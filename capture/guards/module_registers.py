@@ -11,12 +11,19 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch._dynamo import exc
-from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.source import AttrSource, DictGetItemSource, GetItemSource, TypeDictSource, TypeMROSource, TypeSource
-from torch._dynamo.symbolic_convert import InstructionTranslator
-from torch._guards import TracingContext
 
+from precast.capture.adapters.dynamo import InstructionTranslator, exc
+from precast.capture.adapters.guards import (
+    AttrSource,
+    DictGetItemSource,
+    GetItemSource,
+    GuardBuilder,
+    TracingContext,
+    TypeDictSource,
+    TypeMROSource,
+    TypeSource,
+    install_guard,
+)
 from precast.capture.common.captured_frame import CaptureRefused
 from precast.capture.guards.attribute_tables import REGISTERS
 from precast.runtime.paths.paths import PathError

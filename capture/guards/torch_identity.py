@@ -8,12 +8,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import torch._C._dynamo.guards as native
-from torch._dynamo import symbolic_convert
-from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._guards import Guard, TracingContext
-
-from precast.artifact_store.format.tagged_constants import type_name
+from precast.artifact_store.format.import_names import type_name
+from precast.capture.adapters.c_guards import DictGuardManager, install_distinct
+from precast.capture.adapters.dynamo import symbolic_convert
+from precast.capture.adapters.guards import Guard, GuardBuilder, TracingContext, install_guard
 from precast.capture.guards.identity import has_identity
 
 
@@ -40,11 +38,10 @@ def PRECAST_DISTINCT(builder: GuardBuilder, guard: Guard, sources: tuple[Any, ..
     names = [builder.arg_ref(source.name) for source in sources]
     managers = [builder.get_guard_manager_from_source(source) for source in sources]
     said = [f"{', '.join(names)} are {len(names)} objects"]
-    if any(isinstance(manager, native.DictGuardManager) for manager in managers):  # which take no such check
+    if any(isinstance(manager, DictGuardManager) for manager in managers):  # which take no such check
         builder.add_python_lambda_leaf_guard_to_root([f"len({{{', '.join(f'id({name})' for name in names)}}}) == {len(names)}"], said)
         return
-    install: Any = native.install_no_tensor_aliasing_guard  # any objects, whatever its name says
-    install(managers, names, said, *((None,) if "arg3" in (install.__doc__ or "") else ()))
+    install_distinct(managers, names, said)
 
 
 __all__ = ["guard_identity"]

@@ -10,9 +10,8 @@ import functools
 from collections.abc import Iterable
 from typing import Any
 
-from torch._dynamo.guards import GuardBuilder
-from torch._dynamo.source import AttrSource, CodeSource, NNModuleSource
-from torch._guards import Guard as DynamoGuard
+from precast.capture.adapters.guards import AttrSource, CodeSource, GuardBuilder, NNModuleSource
+from precast.capture.adapters.guards import Guard as DynamoGuard
 
 
 def newest_forms(guards: Iterable[Any]) -> list[Any]:
@@ -40,11 +39,11 @@ def _on_owner(source: Any) -> Any:
 
 
 def _dict_not_contains(builder: Any, guard: Any, key: Any) -> None:
-    """Stands for a kind that the version at hand lacks; only its name is read."""
+    """A placeholder for a kind of guard that this version of torch lacks; only its name is read."""
 
 
 def _set_not_contains(builder: Any, guard: Any, key: Any) -> None:
-    """Stands for a kind that the version at hand lacks; only its name is read."""
+    """A placeholder for a kind of guard that this version of torch lacks; only its name is read."""
 
 
 _dict_not_contains.__name__ = "DICT_NOT_CONTAINS"

@@ -22,16 +22,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._dynamo.decorators import DynamoConfigPatchProxy
-from torch._dynamo.source import AttrSource, TorchFunctionModeStackSource
 from torch.utils._device import DeviceContext
 
 from precast.artifact_store.format.guards import Guard, Path, Predicate
-from precast.artifact_store.format.tagged_constants import Untaggable, hold, object_name, tag, type_name
+from precast.artifact_store.format.import_names import Untaggable, hold, object_name, type_name
+from precast.artifact_store.format.tagged_constants import tag
+from precast.capture.adapters.dynamo import DynamoConfigPatchProxy
+from precast.capture.adapters.guards import AttrSource, TorchFunctionModeStackSource
 from precast.capture.common.hook_steps import hook_guards
 from precast.capture.common.source_paths import FLATTENED, NotPortable, SourceContext
 from precast.runtime.fingerprint.bytecode import digest
-from precast.runtime.guards.predicates import MARKS, keys_of
+from precast.runtime.guards.container_predicates import keys_of
+from precast.runtime.guards.tensor_spec import MARKS
 from precast.runtime.paths.fake_tensors import class_of
 from precast.runtime.paths.paths import PathError
 

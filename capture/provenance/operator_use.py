@@ -1,4 +1,4 @@
-"""Which operators outside of ATen a frame calls, and the Python code of theirs that its graph was made with."""
+"""The operators outside of ATen that a frame calls, and the Python code that ran for them while its graph was traced."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._higher_order_ops.flat_apply import flat_apply
 
+from precast.artifact_store.format.import_names import type_name
 from precast.artifact_store.format.records import CodeDigest
-from precast.artifact_store.format.tagged_constants import type_name
+from precast.capture.adapters.higher_order_ops import flat_apply
 from precast.capture.graph.subclass_flatten import met_subclasses
 from precast.capture.graph.triton_launches import launched
 from precast.capture.provenance.subclass_files import file_records
@@ -26,16 +26,16 @@ from precast.runtime.fingerprint.tensor_subclasses import SUBCLASS, subclass_acc
 _OWN = ("aten", "prim", "prims", "inductor", "rngprims", "_c10d_functional", "quantized", "higher_order")
 """Namespaces that belong to torch: their version is part of the key."""
 _DISPATCHERS = ("torch._ops", "torch._library", "torch.library")
-"""Modules of torch that call what users registered."""
+"""Modules of torch that call functions which users registered."""
 _NAMED_TUPLES = "namedtuple_"
-"""Begins the name of the module that the standard library makes up for the constructor of a named tuple."""
+"""The prefix of the artificial module name that the standard library gives to the constructor of a named tuple."""
 
 
 class OperatorUse:
-    """What was found while a graph was made: operators, and all code that Python ran for them, with the modules whose globals it reads.
+    """The operators of one trace, and all Python code that ran for them, with the modules whose globals it reads.
 
     `classes`: tensor subclasses whose dispatch was traced through.
-    `hidden`: names of functions of which it cannot be said what they depend on.
+    `hidden`: names of functions whose dependencies cannot be determined.
     """
 
     def __init__(self) -> None:
@@ -47,11 +47,11 @@ class OperatorUse:
         self.classes: dict[type, None] = {}
 
     def meet(self, classes: Iterable[type]) -> None:
-        """Note tensor subclasses that are the user's."""
+        """Add those tensor subclasses that are the user's."""
         self.classes |= dict.fromkeys(cls for cls in classes if not is_versioned(cls.__module__))
 
     def add(self, graph_module: torch.fx.GraphModule) -> None:
-        """Note the operators of a graph and of the graphs nested in it, the functions in it, and the Triton kernels that it launches."""
+        """Add the operators, functions and launched Triton kernels of a graph and of the graphs nested in it."""
         self.kernels |= dict.fromkeys(launched(graph_module))
         for module in graph_module.modules():
             if isinstance(module, torch.fx.GraphModule):
@@ -65,9 +65,9 @@ class OperatorUse:
                         self.operators |= dict.fromkeys(_operators_of(operand))
 
     def digests(self) -> tuple[tuple[CodeDigest, ...], tuple[str, ...]]:
-        """One record per operator, kernel and function that no tracer read, and reasons for what has none.
+        """One record per operator, kernel and untraced function, and the reasons for those without one.
 
-        Guarded like inlined code: what it names is looked at again before the artifact is used.
+        They are validated like inlined code: fingerprints are computed again before the artifact is used.
         """
         records = []
         for op in self.operators:
@@ -93,7 +93,7 @@ class OperatorUse:
         return tuple(code for code in self.codes if code not in covered)
 
     def covered(self) -> set[types.CodeType]:
-        """Code that the digests of operators and of tensor subclasses tell of."""
+        """Code that the fingerprints of operators and of tensor subclasses cover."""
         dispatching = within(code for cls in self.classes for code in subclass_code(cls))
         return dispatching.union(code for op in self.operators for code in reached_code(op))
 
@@ -111,8 +111,9 @@ def _is_nonstrict(target: Any) -> bool:
 
 @contextlib.contextmanager
 def watched(graph_module: torch.fx.GraphModule, use: OperatorUse) -> Iterator[None]:
-    """Notes into `use` the graph's operators and, where it has any, all user code that runs inside: fake implementations, the bodies of
-    composite operators and functions marked by `allow_in_graph` run there without Dynamo's knowing."""
+    """A context that adds to `use` the graph's operators and, if it has any, all user code that runs inside: fake implementations, bodies
+    of composite operators and functions marked by `allow_in_graph` run there without being traced.
+    """
     use.add(graph_module)
     use.meet(met_subclasses(graph_module))
     dispatching = {code for cls in use.classes for code in subclass_code(cls)}  # called by any code of torch's
@@ -139,8 +140,8 @@ def watched(graph_module: torch.fx.GraphModule, use: OperatorUse) -> Iterator[No
 
 
 def _is_within(frame: types.FrameType | None, codes: Container[types.CodeType]) -> bool:
-    """Whether some of this code called the frame, or waits for it: a library may have been asked to call back (`tree_map`, a decorator).
-    What an import runs does not count.
+    """Whether the frame was called, directly or not, by some of this code, perhaps through a library that calls back (`tree_map`, a
+    decorator). Frames below an import do not count.
     """
     while frame is not None and frame.f_code not in codes:
         frame = None if frame.f_code.co_filename.startswith("<frozen importlib") else frame.f_back

@@ -1,6 +1,8 @@
-"""The files that a graph traced through a tensor subclass depends on: of the modules where the code stands, and the objects that it names.
+"""The source files that a graph traced through a tensor subclass depends on: those of the modules that define the code that ran, and the
+objects which that code names.
 
-Such classes are made of tables that decorators fill, registries, partials: what a dispatch does cannot be read off its functions alone.
+Such classes dispatch by tables that decorators fill, registries and partials, so their functions alone do not determine what a dispatch
+does.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ import types
 from collections.abc import Collection, Iterable, Mapping
 from itertools import pairwise
 
+from precast.artifact_store.format.import_names import type_name
 from precast.artifact_store.format.records import CodeDigest
-from precast.artifact_store.format.tagged_constants import type_name
 from precast.runtime.fingerprint.bytecode import codes_of_file, digest, file_digest
 from precast.runtime.fingerprint.functions import objects_named
 from precast.runtime.fingerprint.module_scope import is_versioned
@@ -21,7 +23,9 @@ from precast.runtime.fingerprint.tensor_subclasses import dispatching
 from precast.runtime.fingerprint.validate import FILED
 
 _TABLES = (Collection, functools.partial, types.SimpleNamespace)
-"""Objects of libraries' classes that hold what their users put there. Others, such as `torch.ops.aten`, stand in any number of modules."""
+"""Library classes whose instances hold what users put into them. Instances of others, such as `torch.ops.aten`, are in any number of
+modules.
+"""
 
 
 def file_records(
@@ -50,7 +54,7 @@ def file_records(
 
 
 def _holders(classes: Iterable[type], functions: Iterable[types.FunctionType]) -> dict[str, str]:
-    """Users' modules in which an object stands that may change and that the code names (a table, a registry, settings), and its name."""
+    """Users' modules with a mutable object that the code names (a table, a registry, settings), each with the object's name."""
     found = objects_named((*(part for cls in sorted(classes, key=type_name) for part in dispatching(cls)), *functions))
     wanted = {id(value) for value in found if issubclass(type(value), _TABLES) or not is_versioned(type(value).__module__)}
     modules = [m for name, m in sys.modules.copy().items() if isinstance(m, types.ModuleType) and not is_versioned(name)]
@@ -62,7 +66,7 @@ def _holders(classes: Iterable[type], functions: Iterable[types.FunctionType]) -
 
 
 def _imported(module: str) -> set[str]:
-    """Names that the file of the module takes from other modules."""
+    """Names that the file of the module imports from other modules."""
     whole = next(iter(codes_of_file(module)), None)
     steps = [] if whole is None else [*dis.get_instructions(whole)]
     return {str(after.argval) for step, after in pairwise(steps) if step.opname == "IMPORT_FROM"}

@@ -1,4 +1,4 @@
-"""Code that ran while a graph was made and that no tracer read: by which names another process finds its functions, as records."""
+"""Records of code that ran while a graph was traced without being traced itself: the names by which another process finds the functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from precast.runtime.fingerprint.untraced_code import UNTRACED, UNTRACED_FILED, 
 def untraced_records(
     codes: Mapping[types.CodeType, str], known: Mapping[types.CodeType, types.FunctionType], covered: Iterable[types.CodeType]
 ) -> tuple[list[CodeDigest], list[str]]:
-    """One record per function, and reasons for those that cannot be found again.
+    """One record per function, and the reasons for functions that another process could not find.
 
     `codes`: with the module whose globals each reads, the outer before the inner; `known`: functions of some of them; `covered`: code that
     other digests cover. Code nested in another's, or named by it, is covered by that one's record, unless it imports what it reads.
@@ -53,7 +53,7 @@ def within(codes: Iterable[types.CodeType]) -> set[types.CodeType]:
 def functions_of(
     codes: Mapping[types.CodeType, str], known: Mapping[types.CodeType, types.FunctionType]
 ) -> dict[types.CodeType, list[types.FunctionType]]:
-    """The functions of the code that are alive."""
+    """The live function objects of this code."""
     found = {code: [function] for code, function in known.items()}
     for holder in gc.get_referrers(*codes) if codes else ():
         if isinstance(holder, types.FunctionType) and holder.__code__ in codes:
@@ -64,9 +64,9 @@ def functions_of(
 
 
 def _records(code: types.CodeType, home: str, functions: Iterable[types.FunctionType]) -> list[CodeDigest] | None:
-    """A record for each function under a name that leads to one like it; None where there is none for one of them.
+    """A record for each function, by a name that leads to a function with the same code; None where one of them has no such name.
 
-    Of code that no function is known to have (it is gone, or the collector does not see it) whatever stands under its name counts.
+    Where no live function with the code is known (it was freed, or the garbage collector does not track it), the one at its name counts.
     """
     found: list[CodeDigest] = []
     for function in functions:

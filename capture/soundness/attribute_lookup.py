@@ -7,42 +7,59 @@ import functools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
-from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.source import AttrSource
-from torch._dynamo.utils import get_custom_getattr
-from torch._dynamo.variables import functions
-from torch._dynamo.variables.base import VariableTracker
-from torch._dynamo.variables.misc import PythonModuleVariable
-from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
-from torch._dynamo.variables.tensor import TensorVariable
-from torch._dynamo.variables.user_defined import UserDefinedClassVariable, UserDefinedObjectVariable
 
+from precast.capture.adapters.dynamo import get_custom_getattr
+from precast.capture.adapters.guards import AttrSource, GuardBuilder, install_guard
+from precast.capture.adapters.variables import (
+    PythonModuleVariable,
+    TensorVariable,
+    UnspecializedNNModuleVariable,
+    UserDefinedClassVariable,
+    UserDefinedObjectVariable,
+    VariableTracker,
+    functions,
+)
+from precast.capture.common.patching import patched
 from precast.runtime.fingerprint.classes import is_versioned
 from precast.runtime.guards.table.attribute_lookup import ABSENT, find_on_class
 
+Context = contextlib.AbstractContextManager[Any]
+
+
+def absence_from_instances() -> Context:
+    """While tracing, what an object has of its class is guarded to be absent from its own `__dict__`."""
+    return _around(UserDefinedObjectVariable, "var_getattr", _absent_from_instance)
+
+
+def values_of_metaclasses() -> Context:
+    """While tracing, plain data that a class has of its metaclass is guarded."""
+    return _around(UserDefinedClassVariable, "var_getattr", _value_of_metaclass)
+
+
+def methods_of_tensors() -> Context:
+    """While tracing, methods of tensors are guarded to be absent from the tensor's own `__dict__`."""
+    return _around(TensorVariable, "var_getattr", _method_of_tensor)
+
 
 @contextlib.contextmanager
-def attributes_looked_up() -> Iterator[None]:
-    """While tracing, attributes are looked up as Python does it, and guarded along the way."""
+def presence_on_functions() -> Iterator[None]:
+    """While tracing, that a function, partial or module of Python has or lacks an attribute is guarded."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_around(UserDefinedObjectVariable, "var_getattr", _absent_from_instance))
-        stack.enter_context(_around(UserDefinedClassVariable, "var_getattr", _value_of_metaclass))
-        stack.enter_context(_around(TensorVariable, "var_getattr", _method_of_tensor))
         for cls in (*vars(functions).values(), PythonModuleVariable):
             for name, asked in (("call_obj_hasattr", _presence_guarded), ("var_getattr", _absence_from_function)):
                 if isinstance(cls, type) and cls is not VariableTracker and name in cls.__dict__:
                     stack.enter_context(_around(cls, name, asked))
-        if hasattr(UnspecializedNNModuleVariable, "manually_trace_nn_module_getattr"):
-            stack.enter_context(_around(UnspecializedNNModuleVariable, "manually_trace_nn_module_getattr", _buffers_before_modules))
-        if torch.__version__ < "2.13":
-            stack.enter_context(_methods_of_instances())
         yield
 
 
-def _around(cls: type, name: str, asked: Callable[[Any, Any, str], Any]) -> contextlib.AbstractContextManager[Any]:
+def buffers_before_modules() -> Context:
+    """While tracing, a name among a module's buffers and submodules is the buffer."""
+    return _around(UnspecializedNNModuleVariable, "manually_trace_nn_module_getattr", _buffer_before_module)
+
+
+def _around(cls: type, name: str, asked: Callable[[Any, Any, str], Any]) -> Context:
     """The method `name` of `cls`, of which `asked` answers first, if it has an answer."""
     original: Any = getattr(cls, name)
 
@@ -50,7 +67,7 @@ def _around(cls: type, name: str, asked: Callable[[Any, Any, str], Any]) -> cont
         answer = asked(self, tx, attribute)
         return original(self, tx, attribute) if answer is None else answer
 
-    return mock.patch.object(cls, name, method)
+    return patched(cls, name, method)
 
 
 def _absent_from_instance(self: UserDefinedObjectVariable, tx: Any, name: str) -> None:
@@ -106,7 +123,7 @@ def _method_of_tensor(self: TensorVariable, tx: Any, name: str) -> None:
         install_guard(self.source.make_guard(functools.partial(GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=name)))
 
 
-def _buffers_before_modules(self: Any, tx: Any, name: str) -> Any:
+def _buffer_before_module(self: Any, tx: Any, name: str) -> Any:
     """A name that stands among a module's buffers and among its submodules is the buffer: the tracer asks the submodules first."""
     own = self.value.__dict__
     if name in own["_parameters"] or name not in own["_buffers"] or name not in own["_modules"]:
@@ -115,8 +132,8 @@ def _buffers_before_modules(self: Any, tx: Any, name: str) -> Any:
 
 
 @contextlib.contextmanager
-def _methods_of_instances() -> Iterator[None]:
-    """A bound method that stands in a module's own `__dict__` (`module.forward = types.MethodType(...)`) is guarded: before torch 2.13 the
+def bound_methods_of_instances() -> Iterator[None]:
+    """A bound method in a module's own `__dict__` (`module.forward = types.MethodType(...)`) is guarded: before torch 2.13 the
     tracer takes it as it is.
     """
     original: Any = UserDefinedObjectVariable.var_getattr
@@ -134,5 +151,15 @@ def _methods_of_instances() -> Iterator[None]:
                 install_guard(self.source.make_guard(same))
         return original(self, tx, name)
 
-    with mock.patch.object(UserDefinedObjectVariable, "var_getattr", var_getattr):
+    with patched(UserDefinedObjectVariable, "var_getattr", var_getattr):
         yield
+
+
+__all__ = [
+    "absence_from_instances",
+    "bound_methods_of_instances",
+    "buffers_before_modules",
+    "methods_of_tensors",
+    "presence_on_functions",
+    "values_of_metaclasses",
+]

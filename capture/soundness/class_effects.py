@@ -8,32 +8,33 @@ import inspect
 import types
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
-from torch._dynamo import utils, variables
-from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.side_effects import SideEffects
-from torch._dynamo.source import AttrSource, DictGetItemSource, GetItemSource, TypeDictSource, TypeMROSource, TypeSource
-from torch._dynamo.variables import functions
-from torch._dynamo.variables.base import AttributeMutationExisting, VariableTracker
-from torch._dynamo.variables.builder import VariableBuilder
-from torch._dynamo.variables.constant import ConstantVariable
-from torch._dynamo.variables.functions import UserFunctionVariable
-from torch._dynamo.variables.user_defined import UserDefinedClassVariable, UserDefinedObjectVariable
-
+from precast.capture.adapters.dynamo import utils
+from precast.capture.adapters.guards import (
+    AttrSource,
+    DictGetItemSource,
+    GetItemSource,
+    GuardBuilder,
+    TypeDictSource,
+    TypeMROSource,
+    TypeSource,
+    install_guard,
+)
+from precast.capture.adapters.variables import (
+    AttributeMutationExisting,
+    ConstantVariable,
+    SideEffects,
+    UserDefinedClassVariable,
+    UserDefinedObjectVariable,
+    UserFunctionVariable,
+    VariableBuilder,
+    VariableTracker,
+    functions,
+    variables,
+)
 from precast.capture.common.captured_frame import CaptureRefused
+from precast.capture.common.patching import patched
 from precast.capture.soundness.container_effects import refuse
-
-
-@contextlib.contextmanager
-def replayed_classes() -> Iterator[None]:
-    """While tracing: what methods write through their closures, and what is written to classes, objects and functions, is left behind."""
-    with contextlib.ExitStack() as stack:
-        for patch in (_closures_of_methods, _attributes_of_classes, _absent_attributes_of_functions, _attributes_set_again, _finalizers):
-            stack.enter_context(patch())
-        stack.enter_context(_cached_functions())
-        yield
-
 
 # -- closures of methods
 
@@ -43,7 +44,7 @@ _FIXED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
 
 
 @contextlib.contextmanager
-def _closures_of_methods() -> Iterator[None]:
+def closures_of_methods() -> Iterator[None]:
     """A method of an object that the traced code made, or that Python's syntax calls, is found in its class: so are its closure's contents.
     The tracer takes a copy of them, without a guard, and what the method writes to it is lost.
     """
@@ -70,11 +71,11 @@ def _closures_of_methods() -> Iterator[None]:
                     "define its class or the function at the top of a module, or pass what it uses as arguments",
                 )
             if found is not None:
-                with mock.patch.object(type(self), "get_source", lambda _: found):
+                with patched(type(self), "get_source", lambda _: found):
                     return bind(self, parent, args, kwargs)
         return bind(self, parent, args, kwargs)
 
-    with mock.patch.object(VariableBuilder, "_wrap", _wrap), mock.patch.object(UserFunctionVariable, "bind_args", bind_args):
+    with patched(VariableBuilder, "_wrap", _wrap), patched(UserFunctionVariable, "bind_args", bind_args):
         yield
 
 
@@ -121,7 +122,7 @@ _WRAPPERS = (staticmethod, classmethod, property, functools.cached_property, fun
 
 
 @contextlib.contextmanager
-def _attributes_of_classes() -> Iterator[None]:
+def attributes_of_classes() -> Iterator[None]:
     """What the traced code has written to a class is what its instances and subclasses find there."""
     of_object: Any = UserDefinedObjectVariable.var_getattr
     of_class: Any = UserDefinedClassVariable.var_getattr
@@ -144,9 +145,9 @@ def _attributes_of_classes() -> Iterator[None]:
         return of_class(self, tx, name)
 
     with (
-        mock.patch.object(SideEffects, "store_attr", store_attr),
-        mock.patch.object(UserDefinedObjectVariable, "var_getattr", object_getattr),
-        mock.patch.object(UserDefinedClassVariable, "var_getattr", class_getattr),
+        patched(SideEffects, "store_attr", store_attr),
+        patched(UserDefinedObjectVariable, "var_getattr", object_getattr),
+        patched(UserDefinedClassVariable, "var_getattr", class_getattr),
     ):
         yield
 
@@ -164,7 +165,7 @@ def _check(tx: Any, classes: tuple[type, ...], name: str) -> None:
 
 
 @contextlib.contextmanager
-def _absent_attributes_of_functions() -> Iterator[None]:
+def absent_attributes_of_functions() -> Iterator[None]:
     """That a function lacks an attribute, or has it, is guarded (`getattr(f, "calls", 0)`), and what the traced code did to it counts."""
     read: Any = functions.fn_var_getattr
     ask: Any = UserFunctionVariable.call_obj_hasattr
@@ -183,8 +184,8 @@ def _absent_attributes_of_functions() -> Iterator[None]:
         return ask(self, tx, name)
 
     with (
-        mock.patch.object(functions, "fn_var_getattr", fn_var_getattr),
-        mock.patch.object(UserFunctionVariable, "call_obj_hasattr", call_obj_hasattr),
+        patched(functions, "fn_var_getattr", fn_var_getattr),
+        patched(UserFunctionVariable, "call_obj_hasattr", call_obj_hasattr),
     ):
         yield
 
@@ -198,7 +199,7 @@ _ABSENT = object()
 
 
 @contextlib.contextmanager
-def _attributes_set_again() -> Iterator[None]:
+def attributes_set_again() -> Iterator[None]:
     """An attribute that is deleted and then set comes last in the object's `__dict__`. The tracer only sets it."""
     original: Any = SideEffects.store_attr
 
@@ -210,12 +211,12 @@ def _attributes_set_again() -> Iterator[None]:
             del pending[name]
         original(self, item, name, value, *args, **kwargs)
 
-    with mock.patch.object(SideEffects, "store_attr", store_attr):
+    with patched(SideEffects, "store_attr", store_attr):
         yield
 
 
 @contextlib.contextmanager
-def _finalizers() -> Iterator[None]:
+def finalizers() -> Iterator[None]:
     """A function that makes an object with a `__del__` runs as plain Python, which says when the object goes. After a graph break it would
     live until the whole function has ended.
     """
@@ -228,7 +229,7 @@ def _finalizers() -> Iterator[None]:
             raise CaptureRefused(what, f"{line.filename}:{line.lineno}", "make the object outside", skipped=True)
         return call(self, tx, args, kwargs)
 
-    with mock.patch.object(UserDefinedClassVariable, "call_function", call_function):
+    with patched(UserDefinedClassVariable, "call_function", call_function):
         yield
 
 
@@ -236,7 +237,7 @@ def _finalizers() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _cached_functions() -> Iterator[None]:
+def cached_functions() -> Iterator[None]:
     """A function behind `functools.lru_cache` is traced as if it were called each time: that is the same where it returns a constant of
     its arguments and does nothing else. Any other is called by Python, cache and all.
     """
@@ -278,31 +279,28 @@ def _cached_functions() -> Iterator[None]:
         store(self, item, *args, **kwargs)
 
     with (
-        mock.patch.object(functions.WrapperUserFunctionVariable, "call_function", call_function),
-        _without_warning(),
-        mock.patch.object(VariableBuilder, "_wrap", _wrap),
-        mock.patch.object(SideEffects, "mutation", mutation),
-        mock.patch.object(SideEffects, "store_attr", store_attr),
+        patched(functions.WrapperUserFunctionVariable, "call_function", call_function),
+        patched(VariableBuilder, "_wrap", _wrap),
+        patched(SideEffects, "mutation", mutation),
+        patched(SideEffects, "store_attr", store_attr),
     ):
         yield
 
 
-@contextlib.contextmanager
-def _without_warning() -> Iterator[None]:
+def caches_without_warning() -> contextlib.AbstractContextManager[Any]:
     """The tracer warns that it ignores caches."""
-    name = "is_lru_cache_wrapper_trace_without_warning_allowed"
-    if hasattr(functions, name):
-        with mock.patch.object(functions, name, lambda value: True):
-            yield
-        return
+    return patched(functions, "is_lru_cache_wrapper_trace_without_warning_allowed", lambda value: True)
+
+
+def no_warning_of_caches() -> contextlib.AbstractContextManager[Any]:
+    """The same, before torch 2.13."""
     warn: Any = utils.warn_once
 
     def warn_once(message: str, *args: Any, **kwargs: Any) -> None:
         if "lru_cache" not in message:
             warn(message, *args, **kwargs)
 
-    with mock.patch.object(utils, "warn_once", warn_once):
-        yield
+    return patched(utils, "warn_once", warn_once)
 
 
 def _refuse_cached(name: str, why: str) -> None:
@@ -315,4 +313,13 @@ def _is_constant(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, complex, str, bytes, type))
 
 
-__all__ = ["replayed_classes"]
+__all__ = [
+    "absent_attributes_of_functions",
+    "attributes_of_classes",
+    "attributes_set_again",
+    "cached_functions",
+    "caches_without_warning",
+    "closures_of_methods",
+    "finalizers",
+    "no_warning_of_caches",
+]

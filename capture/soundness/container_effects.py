@@ -10,40 +10,28 @@ import collections
 import contextlib
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
-from torch._dynamo import variables
-from torch._dynamo.bytecode_transformation import create_instruction
-from torch._dynamo.exc import raise_observed_exception, unimplemented
-from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.side_effects import SideEffects
-from torch._dynamo.source import AttrSource
-from torch._dynamo.variables import dicts, lists, user_defined
-from torch._dynamo.variables.base import ValueMutationNew, VariableTracker
-from torch._dynamo.variables.builder import VariableBuilder
-from torch._dynamo.variables.constant import ConstantVariable
-from torch._dynamo.variables.dicts import ConstDictVariable
-from torch._dynamo.variables.lists import DequeVariable, ListIteratorVariable
-
-
-@contextlib.contextmanager
-def replayed_containers() -> Iterator[None]:
-    """While tracing: containers end as eager code would leave them."""
-    with contextlib.ExitStack() as stack:
-        for patch in (
-            _bounds_of_deques,
-            _orders_of_dicts,
-            _existing_containers_are_themselves,
-            _views_of_dicts,
-            _sets,
-            _kinds_of_iterators,
-        ):
-            stack.enter_context(patch())
-        yield
+from precast.capture.adapters.dynamo import create_instruction, raise_observed_exception, unimplemented
+from precast.capture.adapters.guards import AttrSource, GuardBuilder, install_guard
+from precast.capture.adapters.variables import (
+    ConstantVariable,
+    ConstDictVariable,
+    DequeVariable,
+    ListIteratorVariable,
+    SideEffects,
+    ValueMutationNew,
+    VariableBuilder,
+    VariableTracker,
+    dicts,
+    lists,
+    user_defined,
+    variables,
+)
+from precast.capture.common.patching import patched
 
 
 def refuse(what: str, hint: str) -> Any:
-    """Ends the graph here: the rest of the line is Python's."""
+    """Breaks the graph here; Python runs the instruction."""
     unimplemented(gb_type=what, context="", explanation="its replay would not be exact, so Python runs it", hints=[hint])
 
 
@@ -54,8 +42,8 @@ _ADD_ON_THE_LEFT = ("appendleft", "extendleft")
 
 
 @contextlib.contextmanager
-def _bounds_of_deques() -> Iterator[None]:
-    """A deque of the caller's has its `maxlen`, which is guarded. The tracer takes it for unbounded."""
+def bounds_of_deques() -> Iterator[None]:
+    """A deque of the caller's keeps its `maxlen`, which is guarded; the tracer assumes none."""
     wrap: Any = VariableBuilder.wrap_listlike
     call: Any = DequeVariable.call_method
     update: Any = SideEffects.codegen_update_mutated
@@ -91,24 +79,20 @@ def _bounds_of_deques() -> Iterator[None]:
                 variable.maxlen = bound
 
     with (
-        mock.patch.object(VariableBuilder, "wrap_listlike", wrap_listlike),
-        mock.patch.object(DequeVariable, "call_method", call_method),
-        mock.patch.object(SideEffects, "codegen_update_mutated", codegen_update_mutated),
-        _deques_in_place(),
+        patched(VariableBuilder, "wrap_listlike", wrap_listlike),
+        patched(DequeVariable, "call_method", call_method),
+        patched(SideEffects, "codegen_update_mutated", codegen_update_mutated),
     ):
         yield
 
 
 @contextlib.contextmanager
-def _deques_in_place() -> Iterator[None]:
-    """Operators on deques that keep the bound: those that the tracer has as lists do."""
+def operators_of_deques() -> Iterator[None]:
+    """Operators on deques keep the bound: those that the tracer has as lists do. An iterator notices that its deque has changed."""
     with contextlib.ExitStack() as stack:
         for name in ("sq_concat_impl", "sq_repeat_impl", "sq_inplace_repeat_impl"):
-            original: Any = getattr(DequeVariable, name, None)
-            if original is not None:
-                stack.enter_context(mock.patch.object(DequeVariable, name, _bounded(original)))
-        if hasattr(DequeVariable, "tp_iter_impl"):
-            stack.enter_context(mock.patch.object(DequeVariable, "tp_iter_impl", _iterator))
+            stack.enter_context(patched(DequeVariable, name, _bounded(getattr(DequeVariable, name))))
+        stack.enter_context(patched(DequeVariable, "tp_iter_impl", _iterator))
         yield
 
 
@@ -125,7 +109,7 @@ def _bounded(original: Any) -> Any:
 
 
 class _DequeIterator(ListIteratorVariable):
-    """Over a deque that must not get more or fewer items meanwhile."""
+    """An iterator over a deque whose length must not change while it runs."""
 
     _nonvar_fields = {"deque", "length", *ListIteratorVariable._nonvar_fields}
 
@@ -151,9 +135,9 @@ def _iterator(self: DequeVariable, tx: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _orders_of_dicts() -> Iterator[None]:
-    """A dict that is emptied and filled again has the keys, and the order, that the traced one had: both are guarded. An OrderedDict's
-    moves are changes. What `popitem` takes depends on the order.
+def orders_of_dicts() -> Iterator[None]:
+    """A dict that the replay clears and refills must have the keys of the traced one, in their order: both are guarded. `move_to_end` of an
+    OrderedDict is a change, and `popitem` depends on the order.
     """
     call: Any = ConstDictVariable.call_method
     update: Any = SideEffects.codegen_update_mutated
@@ -172,25 +156,26 @@ def _orders_of_dicts() -> Iterator[None]:
                     cg.tx.output.guard_on_key_order.add(each.source)
         update(self, cg, *args, **kwargs)
 
-    patches = [(ConstDictVariable, "call_method", call_method), (SideEffects, "codegen_update_mutated", codegen_update_mutated)]
-    ordered = getattr(user_defined, "OrderedDictVariable", None)
-    if ordered is not None:
-        patches.append((ordered, "call_method", _of_ordered_dicts(ordered.call_method)))
-    proxy = getattr(dicts, "SideEffectsProxyDict", None)
-    if proxy is not None:
-        patches.append((proxy, "__iter__", _own_dicts_in_order))
-    with contextlib.ExitStack() as stack:
-        for owner, name, function in patches:
-            stack.enter_context(mock.patch.object(owner, name, function))
+    with patched(ConstDictVariable, "call_method", call_method), patched(SideEffects, "codegen_update_mutated", codegen_update_mutated):
         yield
+
+
+def moves_in_ordered_dicts() -> contextlib.AbstractContextManager[Any]:
+    """The same for an OrderedDict, which from torch 2.13 on is a variable of its own, around that of its items."""
+    ordered: Any = user_defined.OrderedDictVariable
+    return patched(ordered, "call_method", _of_ordered_dicts(ordered.call_method))
+
+
+def own_dicts_in_order() -> contextlib.AbstractContextManager[Any]:
+    """The keys of an object's `__dict__`: those that it had, then new ones. From torch 2.12 on the tracer has them the other way round."""
+    proxy: Any = dicts.SideEffectsProxyDict
+    return patched(proxy, "__iter__", _own_dicts_in_order)
 
 
 _BY_ORDER = ("popitem", "move_to_end")
 
 
 def _of_ordered_dicts(original: Any) -> Any:
-    """From torch 2.13 on an OrderedDict is a variable of its own, around that of its items."""
-
     def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         if name in _BY_ORDER:
             _before(self._base_vt, tx, name, args)
@@ -210,13 +195,12 @@ def _before(held: ConstDictVariable, tx: Any, name: str, args: Any) -> None:
 
 
 def _filled_again(variable: ConstDictVariable) -> bool:
-    """Whether the replay writes keys that the caller's dict had before."""
+    """Whether the replay rewrites keys that the caller's dict had before."""
     held = variable.original_items
     return variable.should_reconstruct_all and any(not variable.is_new_item(held.get(k.vt), value) for k, value in variable.items.items())
 
 
 def _own_dicts_in_order(self: Any) -> Iterator[Any]:
-    """The keys of an object's `__dict__`: those that it had, then new ones."""
     hashed: Any = dicts.HashableTracker  # type: ignore[attr-defined]
     changed = self.side_effects_table()
     for name in (*self.item_dict, *(name for name in changed if name not in self.item_dict)):
@@ -228,9 +212,9 @@ def _own_dicts_in_order(self: Any) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _existing_containers_are_themselves() -> Iterator[None]:
-    """A container of the caller's that is reached from itself, or from another one, is that object. The tracer builds such a container anew
-    to fill the old one from, and then takes the new one for it.
+def containers_are_themselves() -> Iterator[None]:
+    """A container of the caller's that contains itself, or that another one contains, stays that object. The tracer builds a new
+    container to fill the old one from, and would then use the new one in its place.
     """
     refers: Any = VariableTracker._contains_self_reference
     rebuild: Any = DequeVariable.reconstruct
@@ -246,8 +230,8 @@ def _existing_containers_are_themselves() -> Iterator[None]:
         codegen.append_output(create_instruction("BUILD_LIST", arg=len(self.items)))
 
     with (
-        mock.patch.object(VariableTracker, "_contains_self_reference", _contains_self_reference),
-        mock.patch.object(DequeVariable, "reconstruct", reconstruct),
+        patched(VariableTracker, "_contains_self_reference", _contains_self_reference),
+        patched(DequeVariable, "reconstruct", reconstruct),
     ):
         yield
 
@@ -256,8 +240,8 @@ def _existing_containers_are_themselves() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _views_of_dicts() -> Iterator[None]:
-    """What `keys()` gave the caller sees later changes of its dict. The tracer has a copy, which is right while no dict changes."""
+def views_of_dicts() -> Iterator[None]:
+    """A `keys()` view sees later changes of its dict. The tracer has a copy, which is right only while no dict changes."""
     wrap: Any = VariableBuilder._wrap
     change: Any = SideEffects.mutation
     seen: list[Any] = []
@@ -276,7 +260,7 @@ def _views_of_dicts() -> Iterator[None]:
             refuse("a dict is changed while keys() of before the call are in use", hint)
         change(self, variable)
 
-    with mock.patch.object(VariableBuilder, "_wrap", _wrap), mock.patch.object(SideEffects, "mutation", mutation):
+    with patched(VariableBuilder, "_wrap", _wrap), patched(SideEffects, "mutation", mutation):
         yield
 
 
@@ -284,8 +268,8 @@ def _views_of_dicts() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _sets() -> Iterator[None]:
-    """Which of several members `pop` takes is the hash table's to say, which the tracer does not have."""
+def members_of_sets() -> Iterator[None]:
+    """`set.pop` of several members breaks the graph: which one it takes depends on the hash table, which the tracer lacks."""
     sets: Any = variables.SetVariable  # type: ignore[attr-defined]
     call: Any = sets.call_method
 
@@ -294,7 +278,7 @@ def _sets() -> Iterator[None]:
             refuse("set.pop takes the member that the set's hash table has first", "take a member by its value")
         return call(self, tx, name, args, kwargs)
 
-    with mock.patch.object(sets, "call_method", call_method):
+    with patched(sets, "call_method", call_method):
         yield
 
 
@@ -302,8 +286,8 @@ def _sets() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _kinds_of_iterators() -> Iterator[None]:
-    """An iterator over a list that outlives the call is one over a list: the tracer makes one over a tuple."""
+def kinds_of_iterators() -> Iterator[None]:
+    """A list iterator that outlives the call stays one over the list; the tracer would make one over a tuple."""
 
     def reconstruct(self: ListIteratorVariable, codegen: Any) -> None:
         codegen.add_push_null(lambda: codegen.append_output(codegen.create_load_python_module(iter)))
@@ -313,8 +297,19 @@ def _kinds_of_iterators() -> Iterator[None]:
         codegen.append_output(create_instruction(kind, arg=len(remaining)))
         codegen.call_function(1, False)
 
-    with mock.patch.object(ListIteratorVariable, "reconstruct", reconstruct):
+    with patched(ListIteratorVariable, "reconstruct", reconstruct):
         yield
 
 
-__all__ = ["refuse", "replayed_containers"]
+__all__ = [
+    "bounds_of_deques",
+    "containers_are_themselves",
+    "kinds_of_iterators",
+    "members_of_sets",
+    "moves_in_ordered_dicts",
+    "operators_of_deques",
+    "orders_of_dicts",
+    "own_dicts_in_order",
+    "refuse",
+    "views_of_dicts",
+]

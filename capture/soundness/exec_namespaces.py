@@ -6,14 +6,13 @@ import contextlib
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any
-from unittest import mock
-
-from torch._dynamo.source import DictGetItemSource, GlobalSource
-from torch._dynamo.symbolic_convert import InliningInstructionTranslator
-from torch._dynamo.variables.builder import VariableBuilder
 
 from precast.artifact_store.format.guards import Guard, Path, Predicate
-from precast.artifact_store.format.tagged_constants import Untaggable, object_name
+from precast.artifact_store.format.import_names import Untaggable, object_name
+from precast.capture.adapters.dynamo import InliningInstructionTranslator
+from precast.capture.adapters.guards import DictGetItemSource, GlobalSource
+from precast.capture.adapters.variables import VariableBuilder
+from precast.capture.common.patching import patched
 from precast.capture.common.source_paths import NotPortable, SourceContext
 from precast.runtime.fingerprint.bytecode import digest
 from precast.runtime.frames.entry import is_own_namespace
@@ -34,7 +33,7 @@ def looked_up_where_they_are() -> Iterator[None]:
         held = GlobalSource(self.output.install_global_by_id("___unnamed_scope", self.f_globals))
         return self.f_globals, VariableBuilder(self, held)(self.f_globals), DictGetItemSource(held, name)
 
-    with mock.patch.object(InliningInstructionTranslator, "get_globals_source_and_value", get_globals_source_and_value):
+    with patched(InliningInstructionTranslator, "get_globals_source_and_value", get_globals_source_and_value):
         yield
 
 

@@ -1,4 +1,4 @@
-"""Writes in place to memory that stands for several elements, or that is read at the same time: the tracer's stand-ins let them pass.
+"""In-place writes to memory that several elements share, or that is read at the same time: the tracer's stand-ins let them pass.
 
 Where eager refuses such a write, its error is raised in the traced code's name, as that of a wrong shape is. Where eager writes, the
 graph ends: the operator is called as it is.
@@ -9,15 +9,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
-from unittest import mock
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedFakeTensorException
+
+from precast.capture.adapters.fake_tensors import FakeTensorMode, UnsupportedFakeTensorException
+from precast.capture.common.patching import patched
 
 UNCHECKED = frozenset(
     "zero_ fill_ index_fill_ index_put_ _index_put_impl_ masked_fill_ threshold_ tril_ triu_ baddbmm_ conj_physical_".split()
 )
-"""Operators whose kernels write memory that repeats. Made functional, such a write is the sum over all that one element stands for."""
+"""Operators whose kernels write memory that repeats. Made functional, such a write is the sum over all elements that share the memory."""
 RESHAPING = frozenset("set_ resize_ resize_as_ as_strided_ squeeze_ unsqueeze_ transpose_ t_ swapaxes_ swapdims_ detach_".split())
 """Operators that write no elements."""
 
@@ -42,7 +43,7 @@ def overlaps_refused() -> Iterator[None]:
             _check(schema, args, kwargs or {})
         return original(self, func, types, args, kwargs)
 
-    with mock.patch.object(FakeTensorMode, "dispatch", dispatch):
+    with patched(FakeTensorMode, "dispatch", dispatch):
         yield
 
 
@@ -67,7 +68,7 @@ def _check(schema: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Non
 
 
 def _repeats(tensor: torch.Tensor) -> bool:
-    """Whether the same memory stands for several elements, as far as strides of 0 tell: eager looks no further."""
+    """Whether several elements share memory, as far as strides of 0 tell: eager looks no further."""
     return any(type(step) is int and step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 

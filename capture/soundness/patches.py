@@ -3,54 +3,55 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
-from torch._dynamo.exc import unimplemented
-from torch._dynamo.symbolic_convert import InstructionTranslatorBase
-from torch._dynamo.variables.base import AsPythonConstantNotImplementedError
-from torch._dynamo.variables.constant import ConstantVariable
-from torch._dynamo.variables.dicts import ConstDictVariable
-from torch._dynamo.variables.lists import CommonListMethodsVariable, TupleVariable
-from torch._dynamo.variables.tensor import SymNodeVariable
-
-from precast.capture.soundness.attribute_lookup import attributes_looked_up
+from precast.capture.adapters.dynamo import InstructionTranslatorBase, unimplemented
+from precast.capture.adapters.variables import (
+    AsPythonConstantNotImplementedError,
+    CommonListMethodsVariable,
+    ConstantVariable,
+    ConstDictVariable,
+    SymNodeVariable,
+    TupleVariable,
+    object_protocol,
+)
+from precast.capture.common.patching import patched
 
 
 @contextlib.contextmanager
-def guarded_gaps() -> Iterator[None]:
-    """While tracing, these gaps are closed."""
-    with contextlib.ExitStack() as stack:
-        original: Any = ConstDictVariable.getitem_const_raise_exception_if_absent
+def absent_keys() -> Iterator[None]:
+    """`d[key]` that raises KeyError depends on the key's absence, as `d.get(key)` does: it is guarded."""
+    original: Any = ConstDictVariable.getitem_const_raise_exception_if_absent
 
-        def getitem_const_raise_exception_if_absent(self: ConstDictVariable, tx: Any, arg: Any) -> Any:
-            """`d[key]` that raises KeyError depends on the key's absence, as `d.get(key)` does."""
-            if arg not in self:
-                self.install_dict_contains_guard(tx, [arg])
-            return original(self, tx, arg)
+    def getitem_const_raise_exception_if_absent(self: ConstDictVariable, tx: Any, arg: Any) -> Any:
+        if arg not in self:
+            self.install_dict_contains_guard(tx, [arg])
+        return original(self, tx, arg)
 
-        name = "getitem_const_raise_exception_if_absent"
-        stack.enter_context(mock.patch.object(ConstDictVariable, name, getitem_const_raise_exception_if_absent))
-        stack.enter_context(_numbers_in_every_operation())
-        stack.enter_context(attributes_looked_up())
-        stack.enter_context(_places_in_lists())
+    name = "getitem_const_raise_exception_if_absent"
+    with patched(ConstDictVariable, name, getitem_const_raise_exception_if_absent):
         yield
 
 
 @contextlib.contextmanager
-def _places_in_lists() -> Iterator[None]:
-    """`items.pop(n)`, `items.insert(n, x)` and `items *= n` with a number that varies take it as the constant that it is, and any other
-    call that needs a constant there ends the graph. The tracer fails.
-    """
+def places_in_lists() -> Iterator[None]:
+    """`items.pop(n)`, `items.insert(n, x)` and `items *= n` take a number that varies as the constant that it is. The tracer fails."""
     call: Any = CommonListMethodsVariable.call_method
-    function: Any = InstructionTranslatorBase.call_function
 
     def call_method(self: CommonListMethodsVariable, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         if name in ("pop", "insert", "__imul__", "__mul__", "rotate") and args:
             args = [_constant(tx, args[0].realize()), *args[1:]]
         return call(self, tx, name, args, kwargs)
+
+    with patched(CommonListMethodsVariable, "call_method", call_method):
+        yield
+
+
+@contextlib.contextmanager
+def calls_that_want_constants() -> Iterator[None]:
+    """A call that needs a constant where the traced code has none ends the graph. The tracer fails."""
+    function: Any = InstructionTranslatorBase.call_function
 
     def call_function(self: InstructionTranslatorBase, fn: Any, args: Any, kwargs: Any) -> Any:
         try:
@@ -59,26 +60,16 @@ def _places_in_lists() -> Iterator[None]:
             what = f"the tracer wants a constant where the call has {type(error.vt).__name__.removesuffix('Variable').lower()}"
             unimplemented(gb_type=what, context=str(fn), explanation="Python makes the call", hints=[])
 
-    with (
-        mock.patch.object(CommonListMethodsVariable, "call_method", call_method),
-        mock.patch.object(InstructionTranslatorBase, "call_function", call_function),
-    ):
+    with patched(InstructionTranslatorBase, "call_function", call_function):
         yield
 
 
 @contextlib.contextmanager
-def _numbers_in_every_operation() -> Iterator[None]:
+def numbers_in_every_operation() -> Iterator[None]:
     """An operation that the tracer has no rule for with a number that varies, such as `"%d" % n` or `n + 1j`, takes the number as the
     constant that it is. The tracer raises a TypeError in the traced code's name, which that may even catch.
     """
-    try:
-        object_protocol: Any = importlib.import_module("torch._dynamo.variables.object_protocol")
-    except ModuleNotFoundError:
-        object_protocol = None
-    original = getattr(object_protocol, "binary_op1", None)
-    if original is None:  # before torch 2.13
-        yield
-        return
+    original: Any = object_protocol.binary_op1
 
     def binary_op1(tx: Any, v: Any, w: Any, slot: str) -> Any:
         if slot == "nb_remainder" and v.realize().is_python_constant() and isinstance(v.as_python_constant(), str | bytes):
@@ -88,7 +79,7 @@ def _numbers_in_every_operation() -> Iterator[None]:
             return result
         return original(tx, *(_constant(tx, x.realize()) for x in (v, w)), slot)
 
-    with mock.patch.object(object_protocol, "binary_op1", binary_op1):
+    with patched(object_protocol, "binary_op1", binary_op1):
         yield
 
 
@@ -105,4 +96,4 @@ def _constant(tx: Any, variable: Any) -> Any:
     return ConstantVariable.create(variable.evaluate_expr(tx.output)) if isinstance(variable, SymNodeVariable) else variable
 
 
-__all__ = ["guarded_gaps"]
+__all__ = ["absent_keys", "calls_that_want_constants", "numbers_in_every_operation", "places_in_lists"]

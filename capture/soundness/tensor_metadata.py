@@ -21,19 +21,18 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.fx
-from torch._dynamo import utils as dynamo_utils
-from torch._dynamo.exc import SkipFrame, unimplemented
-from torch._dynamo.variables import builder
-from torch._dynamo.variables.tensor import TensorVariable, UntypedStorageVariable
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.meta_utils import MetaTensorDescriber
 from torch.utils._pytree import tree_leaves
+
+from precast.capture.adapters.dynamo import SkipFrame, unimplemented
+from precast.capture.adapters.dynamo import utils as dynamo_utils
+from precast.capture.adapters.fake_tensors import FakeTensor, MetaTensorDescriber
+from precast.capture.adapters.variables import TensorVariable, UntypedStorageVariable, builder
 
 _VIEWS = frozenset("as_strided_ detach_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split())
 """Operators that change a tensor's shape and strides within its memory (`detach_`: whether it requires gradients)."""
 _MEMORY = frozenset("set_ set_data resize_ resize_as_ _resize_output_ resize_storage_bytes_".split())
 """Operators that put other memory behind a tensor, or more of it, or less."""
-_NOTED = ("_size", "stride", "ndim", "is_contiguous", "requires_grad", "has_grad_fn")
+NOTED = ("_size", "stride", "ndim", "is_contiguous", "requires_grad", "has_grad_fn")
 """What Dynamo notes of a tensor that may change; None where that is symbolic."""
 
 _NOT_SIMULATED = "tried to directly modify sizes for customized tensor"
@@ -46,11 +45,16 @@ _CHANGED = "_precast_changed"
 _Backend = TypeVar("_Backend", bound=Callable[..., Any])
 
 
-def following(backend: _Backend) -> _Backend:
-    """Marks a backend: where Dynamo traces for it, changes of metadata are followed as described above."""
+def marked(backend: _Backend) -> _Backend:
+    """Marks a backend: where Dynamo traces for it, changes of metadata are followed as described above, once that is installed."""
     setattr(backend, _FOLLOWS, True)
-    _install()
     return backend
+
+
+def following(backend: _Backend) -> _Backend:
+    """Marks a backend that torch.compile traces for, and installs what follows the changes."""
+    install()
+    return marked(backend)
 
 
 def unfollowed(gm: torch.fx.GraphModule) -> SkipFrame | None:
@@ -67,7 +71,7 @@ def unfollowed(gm: torch.fx.GraphModule) -> SkipFrame | None:
 
 
 @functools.cache
-def _install() -> None:
+def install() -> None:
     """Once in a process, and for good: what Dynamo traces for other backends is left as it is."""
     run, call_storage = dynamo_utils.run_node, UntypedStorageVariable.call_method
     wrap, describe = builder.wrap_to_fake_tensor_and_record, MetaTensorDescriber.describe_tensor
@@ -98,7 +102,7 @@ def _install() -> None:
     builder.wrap_to_fake_tensor_and_record = wrap_to_fake_tensor_and_record
     MetaTensorDescriber.describe_tensor = describe_tensor  # type: ignore[method-assign]
     UntypedStorageVariable.call_method = call_method  # type: ignore[method-assign]
-    for name in _NOTED:
+    for name in NOTED:
         setattr(TensorVariable, name, _Noted(name))
 
 

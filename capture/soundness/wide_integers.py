@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
-from unittest import mock
-
-from torch._dynamo.guards import GuardBuilder
-from torch._dynamo.variables.base import VariableTracker
-from torch._dynamo.variables.builder import VariableBuilder
-from torch._dynamo.variables.constant import ConstantVariable
 
 from precast.artifact_store.format.guards import Guard, Predicate
 from precast.artifact_store.format.records import GraphInput
+from precast.capture.adapters.guards import GuardBuilder
+from precast.capture.adapters.variables import ConstantVariable, VariableBuilder, VariableTracker
+from precast.capture.common.patching import patched
 
 LARGEST = 2**63 - 1
 """Of magnitude, so that the absolute value has 64 bits too: -2**63 counts as larger."""
@@ -37,5 +34,5 @@ def larger_are_constants() -> Iterator[None]:
         self.install_guards(GuardBuilder.CONSTANT_MATCH)
         return ConstantVariable.create(value=value, source=self.source)
 
-    with mock.patch.object(VariableBuilder, "wrap_symint", wrap_symint):
+    with patched(VariableBuilder, "wrap_symint", wrap_symint):
         yield

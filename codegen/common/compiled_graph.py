@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
 
-from precast.codegen.host.shims import torch_name
+from precast.codegen.common.toolchain import find_compiler
+from precast.codegen.common.torch_names import torch_name
 from precast.lowering.ir.nodes import Program, Size
 
 
@@ -78,3 +80,10 @@ def _output(program: Program, number: int) -> dict[str, Any]:
         "size": [plain_size(s) for s in output.view.size],
         "stride": [plain_size(s) for s in output.view.stride],
     }
+
+
+def evidence(level: str, choices: Mapping[str, Any], **own: Any) -> dict[str, Any]:
+    """What every artifact says of how it was made: the host compiler, the `level` of its target that was compiled for, measured choices;
+    and what its family says besides.
+    """
+    return {"compiler": find_compiler().version, "target_level": level, "choices": dict(sorted(choices.items())), **own}

@@ -44,7 +44,11 @@ LEVEL_FEATURES = {
 
 
 class CompilerMissing(RuntimeError):
-    """No C++ compiler on this machine."""
+    """No compiler for the target on this machine; `hint` says what to do where the message does not."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 class CompileFailed(RuntimeError):
@@ -84,7 +88,7 @@ def look_for_compiler() -> Compiler:
 
 
 def _version(path: str) -> str:
-    """The first line of what a compiler says of its version; empty where it says none."""
+    """The first line of a compiler's `--version`; "" where it prints none."""
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, errors="replace", check=False)
     except OSError:
@@ -137,41 +141,36 @@ def compile_shared(source: str, target: str, sanitize: str = "") -> bytes:
 
     Raises `CompilerMissing`, `CompileFailed` or `CompilerStopped`.
     """
-    flags, libraries = _flags(target)
+    flags: tuple[str, ...] = (*FLAGS, *march(target))
     if sanitize:
         flags = (*(f for f in flags if f != "-s"), *(f for name in sanitize.split(",") for f in SANITIZERS[name]))
     with _folder() as folder:
         (folder / "graph.cpp").write_text(source, encoding="utf-8")
-        with _begun([*flags, "graph.cpp", "-o", "graph.so", *libraries], folder) as process:
+        with _begun([*flags, "graph.cpp", "-o", "graph.so", *LIBRARIES], folder) as process:
             _finish(process, folder, target)
         return _made(folder, target)
 
 
 @contextmanager
 def compiling(source: str, target: str) -> Iterator[Callable[[str], bytes]]:
-    """Compiles `source` while the body does other things. The function it is given waits for that, compiles a second and small
-    translation unit, of what was not known before, and returns the shared object of both. A body left without it ends the compiler.
+    """Compiles a host program, which computes nothing itself and so runs on any CPU, while the body does other things. The function it is
+    given waits for that, compiles a second and small translation unit, of what was not known before, and returns the shared object of
+    both. A body left without it ends the compiler. `target` is named in errors.
 
     Raises `CompilerMissing` at once; the function raises `CompileFailed` or `CompilerStopped`.
     """
-    flags, libraries = _flags(target)
     with _folder() as folder:
         (folder / "graph.cpp").write_text(source, encoding="utf-8")
-        with _begun([*flags, "-c", "graph.cpp", "-o", "graph.o"], folder) as process:
+        with _begun([*HOST_FLAGS, "-c", "graph.cpp", "-o", "graph.o"], folder) as process:
 
             def finish(rest: str) -> bytes:
                 _finish(process, folder, target)
                 (folder / "rest.cpp").write_text(rest, encoding="utf-8")
-                with _begun([*flags, "rest.cpp", "graph.o", "-o", "graph.so", *libraries], folder) as last:
+                with _begun([*HOST_FLAGS, "rest.cpp", "graph.o", "-o", "graph.so"], folder) as last:
                     _finish(last, folder, target)
                 return _made(folder, target)
 
             yield finish
-
-
-def _flags(target: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What the compiler is told for `target`, and the libraries that follow the sources."""
-    return (HOST_FLAGS, ()) if target.startswith("cuda:") else ((*FLAGS, *march(target)), LIBRARIES)
 
 
 @contextmanager

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import sympy
 
-from precast.codegen.cpp.index_printer import free_symbols, replace_symbols
-from precast.codegen.cpp.ops import ROWS
+from precast.codegen.common.index_facts import free_symbols, replace_symbols
+from precast.codegen.common.op_costs import op_cost
 from precast.lowering.ir.nodes import Alu, Axis, Cast, Const, Gather, Index, Load, Reduce, Scan, Store, Value, operands, walk
 
 Symbols = frozenset[sympy.Symbol]
@@ -45,13 +45,6 @@ class Facts:
             case _:
                 return inner
 
-    def store_deps(self, store: Store) -> Symbols:
-        """Symbols in a store's index, gathers, mask and value."""
-        found = (free_symbols(store.index) - {g.symbol for g in store.gathers}) | self.deps(store.value)
-        for root in store_roots(store):
-            found |= self.deps(root)
-        return found
-
     def cost(self, value: Value) -> float:
         """Vector instructions to compute `value` at one point, Reduce results being free and shared values counted once."""
         if id(value) not in self._cost:
@@ -71,18 +64,13 @@ class Facts:
 def own_cost(node: Value) -> float:
     match node:
         case Alu(op=op):
-            return ROWS[op].cost
+            return op_cost(op)
         case Load(gathers=gathers):
             return 2.0 + 8.0 * len(gathers)
         case Cast() | Scan():
             return 1.0
         case _:
             return 0.0
-
-
-def store_roots(store: Store) -> tuple[Value, ...]:
-    """Every value that a store evaluates."""
-    return (store.value, *(g.value for g in store.gathers), *((store.mask,) if store.mask is not None else ()))
 
 
 def rebuild(node: Value, new: Mapping[int, Value]) -> Value:

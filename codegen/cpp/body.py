@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 
 import sympy
 
+from precast.codegen.common.index_facts import free_symbols, stride_along
 from precast.codegen.common.value_facts import Facts, substitute
-from precast.codegen.cpp.index_printer import IndexPrinter, Interval, free_symbols, interval, stride_along
+from precast.codegen.cpp.index_printer import IndexPrinter
 from precast.codegen.cpp.loop_plan import has_loop, unrolled
 from precast.codegen.cpp.ops import cast, render
 from precast.codegen.cpp.reductions import identity, inline_fold, update_lines
 from precast.codegen.cpp.types import COMPUTE, literal, load
 from precast.lowering.build.float_values import is_real
 from precast.lowering.ir.nodes import Alu, Axis, Buffer, Cast, Const, Gather, Index, Load, Reduce, Scan, Value, operands, walk
+from precast.lowering.ir.ranges import Interval, interval
 from precast.lowering.ir.scalars import DType, Op
 from precast.lowering.ir.sympy_calls import expand
 
@@ -58,7 +60,7 @@ class Body:
         buffers: dict[str, Buffer],
         pointers: dict[str, str],
         variables: dict[sympy.Symbol, str],
-        ranges: dict[sympy.Symbol, Interval],
+        ranges: dict[sympy.Symbol, Interval | None],
         index_type: str,
     ) -> None:
         self.facts = facts

@@ -1,4 +1,4 @@
-"""Index expressions: printing as C++ integers, intervals, and strides along an axis."""
+"""Index expressions as text of C++: integers, conditions, and real numbers over sizes."""
 
 from __future__ import annotations
 
@@ -6,81 +6,13 @@ from collections.abc import Mapping
 
 import sympy
 
+from precast.codegen.common.index_facts import is_floordiv, is_modulo, kind
 from precast.codegen.cpp.types import float_literal
-
-Interval = tuple[int, int] | None
-"""Inclusive bounds of an integer expression, or None where they are not known."""
+from precast.lowering.ir.ranges import Interval, interval
 
 INT32 = 2**31 - 1
 SHORT = 40
 """Characters of an operand up to which the larger of two is written as a comparison in place."""
-
-
-def free_symbols(expr: sympy.Basic) -> frozenset[sympy.Symbol]:
-    """The symbols of an expression."""
-    return frozenset(s for s in expr.free_symbols if isinstance(s, sympy.Symbol))
-
-
-def replace_symbols(expr: sympy.Expr, mapping: Mapping[sympy.Symbol, sympy.Expr]) -> sympy.Expr:
-    """`expr` with symbols replaced, all at once."""
-    replaced: sympy.Expr = expr.xreplace(dict(mapping))  # type: ignore[no-untyped-call]
-    return replaced
-
-
-def subexpressions(expr: sympy.Expr) -> list[sympy.Basic]:
-    """Every node of `expr`, itself included."""
-    return list(sympy.preorder_traversal(expr))  # type: ignore[no-untyped-call]
-
-
-def kind(expr: sympy.Basic) -> str:
-    """Name of the function node: the lowering's `FloorDiv`/`Modulo` are matched by name, which also takes torch's own twins."""
-    return type(expr).__name__
-
-
-def is_floordiv(expr: sympy.Basic) -> bool:
-    return kind(expr) in ("FloorDiv", "CleanDiv", "IntTrueDiv")
-
-
-def is_modulo(expr: sympy.Basic) -> bool:
-    return kind(expr) in ("Modulo", "Mod", "PythonMod")
-
-
-def interval(expr: sympy.Basic, ranges: Mapping[sympy.Symbol, Interval]) -> Interval:
-    """Bounds of `expr` when each symbol lies within its range."""
-    if isinstance(expr, sympy.Integer):
-        return (int(expr), int(expr))
-    if isinstance(expr, sympy.Symbol):
-        return ranges.get(expr)
-    parts = [interval(a, ranges) for a in expr.args]
-    if any(p is None for p in parts):
-        if is_modulo(expr) and parts[1] is not None and parts[1][0] > 0:
-            return (0, parts[1][1] - 1)
-        return None
-    known = [p for p in parts if p is not None]
-    if isinstance(expr, sympy.Add):
-        return (sum(p[0] for p in known), sum(p[1] for p in known))
-    if isinstance(expr, sympy.Mul):
-        return _product(known)
-    if isinstance(expr, sympy.Max):
-        return (max(p[0] for p in known), max(p[1] for p in known))
-    if isinstance(expr, sympy.Min):
-        return (min(p[0] for p in known), min(p[1] for p in known))
-    if is_floordiv(expr) and known[1][0] > 0:
-        corners = [a // b for a in known[0] for b in known[1]]
-        return (min(corners), max(corners))
-    if is_modulo(expr) and known[1][0] > 0:
-        if known[0][0] >= 0 and known[0][1] < known[1][0]:
-            return known[0]
-        return (0, known[1][1] - 1)
-    return None
-
-
-def _product(parts: list[tuple[int, int]]) -> tuple[int, int]:
-    low, high = 1, 1
-    for p in parts:
-        corners = [x * y for x in (low, high) for y in p]
-        low, high = min(corners), max(corners)
-    return (low, high)
 
 
 ROUNDINGS = {
@@ -102,7 +34,7 @@ class IndexPrinter:
     `ranges` proves operands of `//` and `%` non-negative, where C's own operators do; elsewhere floor helpers are called.
     """
 
-    def __init__(self, ranges: Mapping[sympy.Symbol, Interval]) -> None:
+    def __init__(self, ranges: Mapping[sympy.Symbol, Interval | None]) -> None:
         self.ranges = ranges
 
     def print(self, expr: sympy.Basic, names: Mapping[sympy.Symbol, str]) -> str:
@@ -202,30 +134,3 @@ INLINE int64_t min_index(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t floordiv_index(int64_t a, int64_t b) { const int64_t q = a / b; return q - (a % b < 0); }
 INLINE int64_t modulo_index(int64_t a, int64_t b) { const int64_t r = a % b; return r < 0 ? r + b : r; }
 """
-
-
-def stride_along(expr: sympy.Expr, symbol: sympy.Symbol) -> sympy.Expr | None:
-    """Constant step of `expr` when `symbol` grows by one; None where it is not constant (under `//`, `%`, a product)."""
-    if symbol not in expr.free_symbols:
-        return sympy.S.Zero
-    if expr == symbol:
-        return sympy.S.One
-    if isinstance(expr, sympy.Add):
-        total: sympy.Expr = sympy.S.Zero
-        for term in expr.args:
-            step = stride_along(term, symbol)
-            if step is None:
-                return None
-            total = total + step
-        return total
-    if isinstance(expr, sympy.Mul):
-        holding = [a for a in expr.args if symbol in a.free_symbols]
-        if len(holding) != 1:
-            return None
-        step = stride_along(holding[0], symbol)
-        return None if step is None else step * sympy.Mul(*(a for a in expr.args if a is not holding[0]))
-    return None
-
-
-def unit_stride(expr: sympy.Expr, symbol: sympy.Symbol) -> bool:
-    return stride_along(expr, symbol) == 1

@@ -7,16 +7,19 @@ from dataclasses import dataclass
 
 import sympy
 
-from precast.codegen.common.value_facts import Facts, static_product, store_roots
+from precast.codegen.common.index_facts import free_symbols, subexpressions
+from precast.codegen.common.value_facts import Facts, static_product
 from precast.codegen.cpp.body import Body, Level, ScanState
-from precast.codegen.cpp.index_printer import Interval, free_symbols, interval, subexpressions
 from precast.codegen.cpp.loop_plan import ROW_LIMIT, TILE, Phase, Section, has_loop, plan, rows_that_may_not_fit, without_rows
 from precast.codegen.cpp.ops import render
 from precast.codegen.cpp.reductions import Accumulator, update_lines
 from precast.codegen.cpp.types import COMPUTE, load, storage, store
+from precast.lowering.analysis.effects import store_roots
 from precast.lowering.build.float_values import is_real
-from precast.lowering.ir.nodes import Axis, Buffer, Gather, Index, Kernel, Load, Reduce, Scan, Size, Store, walk
+from precast.lowering.ir.nodes import Axis, Buffer, Gather, Index, Kernel, Load, Reduce, Scan, Store, walk
+from precast.lowering.ir.ranges import Interval, interval
 from precast.lowering.ir.scalars import DType, Op, ReduceOp
+from precast.lowering.ir.sizes import known
 
 LANES = 64
 """Lanes of a tile along an outer axis: four AVX-512 registers of f32, enough to hide latency."""
@@ -82,12 +85,12 @@ class _Renderer:
         found = [g for n in self.nodes if isinstance(n, Load) for g in n.gathers]
         return found + [g for s in self.kernel.stores for g in s.gathers]
 
-    def _ranges(self) -> dict[sympy.Symbol, Interval]:
-        ranges: dict[sympy.Symbol, Interval] = {}
+    def _ranges(self) -> dict[sympy.Symbol, Interval | None]:
+        ranges: dict[sympy.Symbol, Interval | None] = {}
         for axis in self._axes():
-            ranges[axis.symbol] = (0, max(int(axis.extent) - 1, 0)) if _static(axis.extent) else None
+            ranges[axis.symbol] = (0, max(int(axis.extent) - 1, 0)) if known(axis.extent) else None
         for gather in self._gathers():
-            ranges[gather.symbol] = (0, max(int(gather.size) - 1, 0)) if _static(gather.size) else None
+            ranges[gather.symbol] = (0, max(int(gather.size) - 1, 0)) if known(gather.size) else None
         return ranges
 
     def _expressions(self) -> list[sympy.Expr]:
@@ -106,7 +109,7 @@ class _Renderer:
                 bounds = interval(part, self.ranges)
                 if bounds is None or bounds[0] < -(2**31) or bounds[1] >= 2**31:
                     return "int64_t"
-        return "int32_t" if all(_static(a.extent) for a in self._axes()) else "int64_t"
+        return "int32_t" if all(known(a.extent) for a in self._axes()) else "int64_t"
 
     def run(self) -> RenderedKernel:
         top = Level(frozenset(), 1)
@@ -192,7 +195,7 @@ class _Renderer:
         return [(phase.sections[0].axes[-1], chunk)] if chunk else []
 
     def _pragma(self, phase: Phase, depth: int, estimate: float, top: Level) -> None:
-        symbolic = not all(_static(a.extent) for section in phase.sections for a in (*phase.outer, *section.axes))
+        symbolic = not all(known(a.extent) for section in phase.sections for a in (*phase.outer, *section.axes))
         if (estimate < PARALLEL_NS and not symbolic) or any(s.mode != "set" for section in phase.sections for s in section.stores):
             return
         collapse = f" collapse({depth})" if depth > 1 else ""
@@ -203,15 +206,15 @@ class _Renderer:
         terms = []
         for section in phase.sections:
             axes = dict.fromkeys((*phase.outer, *section.axes))
-            if not all(_static(a.extent) for a in axes):
-                known = math.prod(int(a.extent) for a in axes if _static(a.extent))
-                rest = "".join(f" * (double){self._extent(a)}" for a in axes if not _static(a.extent))
-                terms.append(f"{known * self._work(phase, section) * VECTOR_NS / PARALLEL_NS:.6g}{rest}")
+            if not all(known(a.extent) for a in axes):
+                fixed = math.prod(int(a.extent) for a in axes if known(a.extent))
+                rest = "".join(f" * (double){self._extent(a)}" for a in axes if not known(a.extent))
+                terms.append(f"{fixed * self._work(phase, section) * VECTOR_NS / PARALLEL_NS:.6g}{rest}")
         return f"threads > 1 && {' + '.join(terms)} > 1.0" if terms else "threads > 1"
 
     def _lane_bounds(self, axis: Axis, width: int, level: Level) -> None:
         name, extent = self.body.variable(axis.symbol), self._extent(axis)
-        if _static(axis.extent) and int(axis.extent) % width == 0:
+        if known(axis.extent) and int(axis.extent) % width == 0:
             level.add(f"const {self.body.index_type} {name}_1 = {name}_0 + {width};")
         else:
             level.add(f"const {self.body.index_type} {name}_1 = {name}_0 + {width} < {extent} ? {name}_0 + {width} : {extent};")
@@ -220,7 +223,7 @@ class _Renderer:
         return self.body.index(sympy.sympify(axis.extent))
 
     def _lanes(self, axis: Axis) -> int:
-        return min(LANES, max(1, int(axis.extent))) if _static(axis.extent) else LANES
+        return min(LANES, max(1, int(axis.extent))) if known(axis.extent) else LANES
 
     def _estimate(self, phase: Phase) -> float:
         """Serial nanoseconds of a phase; unknown sizes count as large."""
@@ -252,7 +255,7 @@ class _Renderer:
         if outer is not None and outer >= 64:
             return 0
         axis = section.axes[-1]
-        if not _static(axis.extent):
+        if not known(axis.extent):
             return 4096
         size = -(-int(axis.extent) // 64)
         return max(1024, -(-size // 64) * 64) if int(axis.extent) > 1024 else 0
@@ -295,7 +298,7 @@ class _Renderer:
             (axis,) = section.axes
             row = self.body.fresh("row")
             place = f"{row}[{self.body.variable(axis.symbol)}]"
-            parent.add(f"{COMPUTE[value.dtype]} {row}[{axis.extent if _static(axis.extent) else ROW_LIMIT}];")
+            parent.add(f"{COMPUTE[value.dtype]} {row}[{axis.extent if known(axis.extent) else ROW_LIMIT}];")
             inner.add(f"{place} = {self.body.value(value)};")
             rows[id(value)] = place
         return rows
@@ -451,7 +454,3 @@ class _Renderer:
             if op in (Op.MIN, Op.MAX)
             else render(op, (f"({old})", f"({value})"), (compute, compute), compute)
         )
-
-
-def _static(size: Size) -> bool:
-    return isinstance(size, int | sympy.Integer)

@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from precast.codegen.common.value_facts import Facts, rebuild, rebuild_store, static_product, store_roots, substitute
-from precast.codegen.cpp.index_printer import stride_along
+from precast.codegen.common.index_facts import stride_along
+from precast.codegen.common.value_facts import Facts, rebuild, rebuild_store, static_product, substitute
 from precast.codegen.cpp.types import LIMITS
+from precast.lowering.analysis.effects import store_roots
 from precast.lowering.ir.nodes import Alu, Axis, Cast, Const, Index, Kernel, Load, Reduce, Scan, Store, Value, operands, walk
 from precast.lowering.ir.scalars import TRANSCENDENTAL, DType, Op, ReduceOp
 

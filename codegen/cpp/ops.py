@@ -17,26 +17,24 @@ class Row:
     real: str | None
     integer: str | None = None
     boolean: str | None = None
-    cost: float = 1.0
-    """Cost of one element in vector instructions, roughly; feeds the threading and recomputation models."""
 
 
-def _math(name: str, cost: float = 60.0) -> Row:
-    return Row(f"{name}{{f}}({{a}})", cost=cost)
+def _math(name: str) -> Row:
+    return Row(f"{name}{{f}}({{a}})")
 
 
 ROWS: dict[Op, Row] = {
     Op.NEG: Row("-{a}", "({T})(-({U}){a})"),
     Op.ABS: Row("__builtin_fabs{f}({a})", "({T})({a} < 0 ? -({U}){a} : ({U}){a})", "{a}"),
-    Op.EXP: _math("exp", 20),
-    Op.EXP2: _math("exp2", 30),
+    Op.EXP: _math("exp"),
+    Op.EXP2: _math("exp2"),
     Op.EXPM1: _math("expm1"),
-    Op.LOG: _math("log", 30),
-    Op.LOG2: _math("log2", 30),
+    Op.LOG: _math("log"),
+    Op.LOG2: _math("log2"),
     Op.LOG10: _math("log10"),
     Op.LOG1P: _math("log1p"),
-    Op.SQRT: Row("__builtin_sqrt{f}({a})", cost=6),
-    Op.RSQRT: Row("1 / __builtin_sqrt{f}({a})", cost=10),
+    Op.SQRT: Row("__builtin_sqrt{f}({a})"),
+    Op.RSQRT: Row("1 / __builtin_sqrt{f}({a})"),
     Op.SIN: _math("sin"),
     Op.COS: _math("cos"),
     Op.TAN: _math("tan"),
@@ -49,13 +47,13 @@ ROWS: dict[Op, Row] = {
     Op.ASINH: _math("asinh"),
     Op.ACOSH: _math("acosh"),
     Op.ATANH: _math("atanh"),
-    Op.ERF: _math("erf", 40),
+    Op.ERF: _math("erf"),
     Op.ERFC: _math("erfc"),
-    Op.LGAMMA: Row("lgamma{f}_({a})", cost=400),
-    Op.J0: _math("j0", 200),
-    Op.J1: _math("j1", 200),
-    Op.Y0: _math("y0", 200),
-    Op.Y1: _math("y1", 200),
+    Op.LGAMMA: Row("lgamma{f}_({a})"),
+    Op.J0: _math("j0"),
+    Op.J1: _math("j1"),
+    Op.Y0: _math("y0"),
+    Op.Y1: _math("y1"),
     Op.FLOOR: Row("__builtin_floor{f}({a})", "{a}", "{a}"),
     Op.CEIL: Row("__builtin_ceil{f}({a})", "{a}", "{a}"),
     Op.TRUNC: Row("__builtin_trunc{f}({a})", "{a}", "{a}"),
@@ -68,20 +66,20 @@ ROWS: dict[Op, Row] = {
     Op.ADD: Row("{a} + {b}", "({T})(({U}){a} + ({U}){b})", "{a} | {b}"),
     Op.SUB: Row("{a} - {b}", "({T})(({U}){a} - ({U}){b})", "{a} ^ {b}"),
     Op.MUL: Row("{a} * {b}", "({T})(({W}){a} * ({W}){b})", "{a} & {b}"),
-    Op.DIV: Row("{a} / {b}", cost=6),
-    Op.FLOORDIV: Row("floordiv{f}_({a}, {b})", "({T})ifloordiv_<{T}>({a}, {b})", cost=20),
-    Op.TRUNCDIV: Row("__builtin_trunc{f}({a} / {b})", "({T})itruncdiv_<{T}>({a}, {b})", cost=20),
-    Op.MOD: Row("mod{f}_({a}, {b})", "({T})imod_<{T}>({a}, {b})", cost=40),
-    Op.REM: Row("fmod{f}({a}, {b})", "({T})irem_<{T}>({a}, {b})", cost=40),
-    Op.POW: Row("pow{f}({a}, {b})", "ipow_<{T}>({a}, {b})", "{a} | !{b}", cost=100),
-    Op.MIN: Row("({a} != {a} ? {a} : ({b} != {b} ? {b} : ({a} < {b} ? {a} : {b})))", "({a} < {b} ? {a} : {b})", "{a} & {b}", cost=3),
-    Op.MAX: Row("({a} != {a} ? {a} : ({b} != {b} ? {b} : ({a} > {b} ? {a} : {b})))", "({a} > {b} ? {a} : {b})", "{a} | {b}", cost=3),
-    Op.ATAN2: Row("atan2{f}({a}, {b})", cost=100),
-    Op.HYPOT: Row("hypot{f}({a}, {b})", cost=60),
+    Op.DIV: Row("{a} / {b}"),
+    Op.FLOORDIV: Row("floordiv{f}_({a}, {b})", "({T})ifloordiv_<{T}>({a}, {b})"),
+    Op.TRUNCDIV: Row("__builtin_trunc{f}({a} / {b})", "({T})itruncdiv_<{T}>({a}, {b})"),
+    Op.MOD: Row("mod{f}_({a}, {b})", "({T})imod_<{T}>({a}, {b})"),
+    Op.REM: Row("fmod{f}({a}, {b})", "({T})irem_<{T}>({a}, {b})"),
+    Op.POW: Row("pow{f}({a}, {b})", "ipow_<{T}>({a}, {b})", "{a} | !{b}"),
+    Op.MIN: Row("({a} != {a} ? {a} : ({b} != {b} ? {b} : ({a} < {b} ? {a} : {b})))", "({a} < {b} ? {a} : {b})", "{a} & {b}"),
+    Op.MAX: Row("({a} != {a} ? {a} : ({b} != {b} ? {b} : ({a} > {b} ? {a} : {b})))", "({a} > {b} ? {a} : {b})", "{a} | {b}"),
+    Op.ATAN2: Row("atan2{f}({a}, {b})"),
+    Op.HYPOT: Row("hypot{f}({a}, {b})"),
     Op.COPYSIGN: Row("__builtin_copysign{f}({a}, {b})"),
-    Op.NEXTAFTER: Row("nextafter{f}({a}, {b})", cost=40),
-    Op.GCD: Row(None, "igcd_<{T}, {U}>({a}, {b})", cost=200),
-    Op.PHILOX: Row(None, "philox_({a}, {b})", cost=80),
+    Op.NEXTAFTER: Row("nextafter{f}({a}, {b})"),
+    Op.GCD: Row(None, "igcd_<{T}, {U}>({a}, {b})"),
+    Op.PHILOX: Row(None, "philox_({a}, {b})"),
     Op.LT: Row("{a} < {b}", "{a} < {b}", "!{a} & {b}"),
     Op.LE: Row("{a} <= {b}", "{a} <= {b}", "!{a} | {b}"),
     Op.EQ: Row("{a} == {b}", "{a} == {b}", "{a} == {b}"),

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import sympy
 
-from precast.codegen.cpp.index_printer import IndexPrinter, free_symbols
+from precast.codegen.common.index_facts import free_symbols
+from precast.codegen.cpp.index_printer import IndexPrinter
 from precast.lowering.ir.index import is_nonnegative
 from precast.lowering.ir.nodes import Attention, Buffer, Size
 from precast.lowering.ir.scalars import DType
-from precast.lowering.ir.sizes import hint
+from precast.lowering.ir.sizes import hint, known
 
 ROWS = 6
 """Query rows of a register block: with four vectors of keys that is 24 accumulators of AVX-512's 32 registers."""
@@ -49,10 +50,6 @@ class Shape:
         return self.lanes * self.vectors
 
 
-def _known(*sizes: Size) -> bool:
-    return all(isinstance(n, int | sympy.Integer) for n in sizes)
-
-
 def attention_symbols(step: Attention, out: Buffer) -> tuple[sympy.Symbol, ...]:
     """The size symbols that the generated function takes, in order (offsets are the caller's)."""
     views = [v for v in (step.q, step.k, step.v, step.mask) if v is not None]
@@ -67,7 +64,7 @@ def attention_fits(step: Attention, buffers: Mapping[str, Buffer]) -> bool:
     out = buffers[step.out]
     if any(buffers[v.buffer].dtype is not DType.F32 for v in views) or out.dtype is not DType.F32:
         return False
-    if not _known(step.q.size[-1], step.v.size[-1], step.q.size[1], step.k.size[1]):
+    if not known(step.q.size[-1], step.v.size[-1], step.q.size[1], step.k.size[1]):
         return False
     depth = int(step.q.size[-1])
     unit = all(v.stride[-1] == 1 for v in (step.q, step.k, step.v)) and out.stride[-1] == 1 if depth > 1 else False
@@ -89,12 +86,12 @@ def attention_source(name: str, step: Attention, buffers: Mapping[str, Buffer], 
 def _strides(view_stride: tuple[Size, ...], names: str, s: Shape) -> list[str]:
     """Declarations of a view's strides: constants where they are known."""
     pairs = zip(names.split(), view_stride, strict=False)
-    return [f"enum : int64_t {{ {n} = {x} }};" if _known(x) else f"const int64_t {n} = {s.text(x)};" for n, x in pairs]
+    return [f"enum : int64_t {{ {n} = {x} }};" if known(x) else f"const int64_t {n} = {s.text(x)};" for n, x in pairs]
 
 
 def _tasks(s: Shape) -> tuple[int, str]:
     """Room for the rows of a task, and the text of how many it has: all of a head's where heads feed the threads."""
-    if _known(s.batch, s.heads, s.rows):
+    if known(s.batch, s.heads, s.rows):
         enough = int(s.batch) * int(s.heads) >= 8
         rows = min(TASK_ROWS, int(s.rows) if enough else max(ROWS * 8, -(-int(s.rows) // 8)))
         return rows, str(rows)
@@ -104,7 +101,7 @@ def _tasks(s: Shape) -> tuple[int, str]:
 
 def _enough_work(s: Shape) -> str:
     """When threads pay: always where the call was seen to be large, else by the sizes at run time."""
-    if _known(s.batch, s.heads, s.rows, s.keys):
+    if known(s.batch, s.heads, s.rows, s.keys):
         return "threads > 1"
     return f"threads > 1 && (double)({s.text(s.batch)}) * {s.text(s.heads)} * SQ * SK * D > {PARALLEL_PRODUCTS}"
 
@@ -112,7 +109,7 @@ def _enough_work(s: Shape) -> str:
 def _open(name: str, step: Attention, out: Buffer, s: Shape) -> str:
     """Tasks of (batch, head, rows), and per block of keys the packed copies."""
     padded = -(-s.depth // s.lanes) * s.lanes
-    keys = hint(s.keys) if _known(s.keys) else max(hint(s.keys), BLOCK_KEYS // 2)
+    keys = hint(s.keys) if known(s.keys) else max(hint(s.keys), BLOCK_KEYS // 2)
     block = min(BLOCK_KEYS if s.depth <= 128 else BLOCK_KEYS // 2, -(-keys // s.tile) * s.tile)
     block = -(-block // s.tile) * s.tile
     room, rows = _tasks(s)
@@ -128,7 +125,7 @@ def _open(name: str, step: Attention, out: Buffer, s: Shape) -> str:
     )
     strides = "\n  ".join(line for names, values in places for line in _strides(values, names, s))
     sizes = "".join(f"const int64_t {n}, " for n in s.names.values())
-    counts = [("SQ", s.text(s.rows), _known(s.rows)), ("SK", s.text(s.keys), _known(s.keys)), ("HEADS", s.text(s.heads), _known(s.heads))]
+    counts = [("SQ", s.text(s.rows), known(s.rows)), ("SK", s.text(s.keys), known(s.keys)), ("HEADS", s.text(s.heads), known(s.heads))]
     numbers = "\n  ".join(f"enum : int {{ {n} = {t} }};" if k else f"const int {n} = (int){t};" for n, t, k in counts)
     return f"""#pragma GCC push_options
 #pragma GCC optimize ("fp-contract=fast")

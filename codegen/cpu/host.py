@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import sympy
 
+from precast.codegen.common.library_steps import LibraryCall, Pack, RunStep
 from precast.codegen.cpp.kernel import RenderedKernel
 from precast.codegen.cpp.types import storage
 from precast.codegen.cpu.library_calls import emit_library, emit_pack, writes_in_place
-from precast.codegen.cpu.select_library import LibraryCall, Pack, RunStep
 from precast.codegen.host.step_effects import step_writes
 from precast.codegen.host.templates import MEMORY, PREPARE, RUN
 from precast.codegen.host.writer import HostWriter, literal_words
+from precast.lowering.analysis.buffer_bytes import nbytes_of
 from precast.lowering.ir.nodes import Kernel, Program, View
-from precast.lowering.passes.memory.memory_plan import nbytes_of
 
 HUGE = 4 << 20
 """Bytes from which a fresh output asks for huge pages."""

@@ -6,13 +6,14 @@ import json
 from collections.abc import Sequence
 from typing import Protocol
 
+from precast.codegen.common.library_steps import LibraryCall, Pack, weight_view
+from precast.codegen.common.measure import POST_OPS
+from precast.codegen.common.torch_names import DTYPE_CODES
 from precast.codegen.cpu.attention import attention_symbols
-from precast.codegen.cpu.select_library import LibraryCall, Pack, gemm_parts
-from precast.codegen.cpu.tuning import POST_OPS
-from precast.codegen.cpu.winograd import Shape
+from precast.codegen.cpu.select_library import gemm_parts
+from precast.codegen.cpu.winograd import Shape, WinogradPack
 from precast.codegen.host.aten_calls import aten_convolution, aten_gemm, optional, show, show_convolution
 from precast.codegen.host.dispatcher_calls import BUILD_VERSION
-from precast.codegen.host.shims import DTYPE_CODES
 from precast.lowering.ir.nodes import Attention, Buffer, Conv, Gemm, Size, View
 from precast.lowering.ir.scalars import DType
 from precast.lowering.ir.sizes import hint
@@ -72,8 +73,8 @@ def emit_pack(writer: Writer, number: int, pack: Pack, label: str) -> None:
     """Writes the C++ that makes packed weight `number`, in the prepare function."""
     step = pack.step
     weight = weight_view(step)
-    if pack.winograd is not None:
-        _transformed_weight(writer, number, weight, pack.winograd, label)
+    if isinstance(pack, WinogradPack):
+        _transformed_weight(writer, number, weight, pack.shape, label)
         return
     writer.add("{")
     writer.add("void* handle = 0;")
@@ -96,13 +97,6 @@ def emit_pack(writer: Writer, number: int, pack: Pack, label: str) -> None:
     writer.call("torch_call_dispatcher", f'{json.dumps(name)}, "", stack, UINT64_C({BUILD_VERSION})', label)
     writer.add(f"{_packed(number)} = (void*)stack[0];")
     writer.add("}")
-
-
-def weight_view(step: Gemm | Conv) -> View:
-    """The weight as oneDNN takes it: [N, K] of a product, [O, I, …] of a convolution."""
-    if isinstance(step, Conv):
-        return step.weight
-    return View(step.b.buffer, step.b.size[::-1], step.b.stride[::-1], step.b.offset, step.b.dtype)
 
 
 def _onednn_gemm(writer: Writer, step: Gemm, packed: int | None, label: str) -> None:
@@ -253,6 +247,3 @@ def _attention(writer: Writer, step: Attention, label: str) -> None:
         f"    {step.out} = attention({show(step.q)}, {show(step.k)}, {show(step.v)}, mask={show(step.mask)}, causal={step.causal})"
     )
     writer.settle(step.out, target, label)
-
-
-__all__ = ["emit_library", "emit_pack", "weight_view", "writes_in_place"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from precast.codegen.common.library_steps import LibraryCall, RunStep, views_of
 from precast.codegen.cpu.library_calls import writes_in_place
-from precast.codegen.cpu.select_library import LibraryCall, RunStep, views_of
 from precast.codegen.host.step_effects import step_reads, step_writes
 from precast.lowering.ir.nodes import Buffer, Conv, Extern, Program
 

@@ -1,68 +1,33 @@
-"""Steps of a program as what really runs: kernels, extern calls, and library calls with a chosen implementation."""
+"""Library selection on a CPU: each product, convolution and attention gets the implementation that a rule or a measurement favours."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import sympy
 
+from precast.codegen.common.library_steps import LibraryCall, Pack, RunStep, attention_call
+from precast.codegen.common.measure import POST_OPS, as_seen, conv_key, gemm_key
 from precast.codegen.cpu.attention import attention_fits
 from precast.codegen.cpu.small_m_gemm import few_rows
-from precast.codegen.cpu.tuning import (
-    POST_OPS,
-    Chooser,
-    as_seen,
-    conv_candidates,
-    conv_key,
-    gemm_candidates,
-    gemm_key,
-    plain_conv_candidates,
-)
-from precast.codegen.cpu.winograd import Shape, winograd_candidates, winograd_shape
+from precast.codegen.cpu.tuning import Chooser, conv_candidates, gemm_candidates, plain_conv_candidates
+from precast.codegen.cpu.winograd import WinogradPack, winograd_candidates, winograd_shape
 from precast.lowering.ir import index as ix
-from precast.lowering.ir.nodes import Attention, Buffer, Conv, Extern, Gemm, Kernel, Program, Size, Step, View
+from precast.lowering.ir.nodes import Attention, Buffer, Conv, Gemm, Program, Step, View
 from precast.lowering.ir.scalars import DType
-from precast.lowering.ir.sizes import hint
+from precast.lowering.ir.sizes import hint, known
 from precast.lowering.passes.fusion.library_loops import epilogue_kernel, gemm_kernel
 
-How = Literal[
-    "onednn", "aten", "flash", "generated", "linear", "parts", "winograd", "own", "activation", "product", "split", "cudnn", "efficient"
-]  # fmt: skip
-"""`linear`: a 1x1 convolution over channels-last data as one oneDNN product, which reads the ordinary weight without reordering it.
-`parts`: a product with a very large result, column block by column block into memory of ours (see `PART`).
-`winograd`: a 3x3 convolution by our own code (`codegen/cpu/winograd.py`). `own`: a product of few rows by our own code (`codegen/cpu/small_m_gemm.py`).
-On CUDA (`codegen/cuda/candidates.py`) `activation`: a product with cuBLASLt's epilogue; `product`: a 1x1 convolution as a product;
-`split`: a product in two calls; `flash`, `cudnn`, `efficient`: torch's attention kernels."""
+How = Literal["onednn", "aten", "flash", "generated", "linear", "parts", "winograd", "own"]
+"""Who computes a library step on a CPU. `aten`: torch's operator, which is MKL for a product. `flash`: torch's attention kernel.
+`generated`: a loop, or attention, in C++ of ours. `linear`: a 1x1 convolution over channels-last data as one oneDNN product, which reads
+the ordinary weight without reordering it. `parts`: a product with a very large result, column block by column block into memory of ours
+(`PART`). `winograd`: a 3x3 convolution by our own code (`winograd.py`). `own`: a product of few rows by our own code (`small_m_gemm.py`)."""
 
 TINY = 8_192
 """Multiplications up to which a generated loop beats any library call (a call costs about 1.5 us)."""
-
-
-@dataclass(frozen=True)
-class LibraryCall:
-    """`step` run by library `how`; what it does not take (activation, residual) was split off into a kernel that follows."""
-
-    step: Gemm | Conv | Attention
-    how: How
-    packed: int | None = None
-    """Number of the (first) prepared weight in the library's own layout that takes the place of the ordinary one (under `freeze`)."""
-    over: bool = False
-    """The result is written over the residual, which dies with this call (`reuse_residuals.py`)."""
-
-    @property
-    def out(self) -> str:
-        return self.step.out
-
-
-@dataclass(frozen=True)
-class Pack:
-    """A copy of a weight in its library's own layout, made once per binding of the weights, for `step`."""
-
-    step: Gemm | Conv
-    winograd: Shape | None = None
-    """Sizes, where the copy is the transformed weight of a Winograd convolution instead."""
 
 
 LARGE = 32 << 20
@@ -84,8 +49,7 @@ def gemm_parts(step: Gemm) -> list[tuple[int, Gemm]]:
     return found
 
 
-RunStep = Kernel | Extern | LibraryCall
-_NO_BARE: Mapping[str, How] = {}
+_NOTHING_DECIDED: Mapping[str, str] = {}
 
 
 def expand(
@@ -95,21 +59,21 @@ def expand(
     prefix: str = "library",
     weights: Collection[str] = (),
     lanes: int = 1,
-    bare: Mapping[str, How] = _NO_BARE,
+    decided: Mapping[str, str] = _NOTHING_DECIDED,
 ) -> list[RunStep]:
     """Replaces every library step by its chosen implementation and, where that lacks the epilogue, a kernel.
 
     `weights` are the buffers of which packed copies will be made: calls that read them are measured with such copies.
-    `lanes` is the number of f32 in the target's vectors. `bare` are results of products that `split_mkl_epilogues.py` left bare, and
-    who computes them.
+    `lanes` is the number of f32 in the target's vectors. `decided`: who computes the products that write these
+    buffers.
     """
     buffers = {b.name: b for b in program.buffers}
     result: list[RunStep] = []
     for number, step in enumerate(steps):
         name = f"{prefix}_{number}"
         match step:
-            case Gemm() if step.out in bare:
-                result.append(LibraryCall(step, bare[step.out]))
+            case Gemm() if step.out in decided:
+                result.append(LibraryCall(step, decided[step.out]))
             case Gemm():
                 result += _gemm(step, name, buffers, chooser, step.b.buffer in weights)
             case Conv():
@@ -140,13 +104,10 @@ def pack_weights(
 
 
 def _packs(step: LibraryCall, call: Gemm | Conv, buffers: Mapping[str, Buffer], lanes: int) -> list[Pack]:
-    if step.how == "winograd" and isinstance(call, Conv):
-        return [Pack(call, winograd_shape(call, buffers, lanes))]
+    shape = winograd_shape(call, buffers, lanes) if step.how == "winograd" and isinstance(call, Conv) else None
+    if shape is not None:
+        return [WinogradPack(call, shape)]
     return [Pack(part) for _, part in gemm_parts(call)] if step.how == "parts" and isinstance(call, Gemm) else [Pack(call)]
-
-
-def known(*sizes: Size) -> bool:
-    return all(isinstance(s, int | sympy.Integer) for s in sizes)
 
 
 def _bare(step: Gemm) -> Gemm:
@@ -299,29 +260,3 @@ def _attention(step: Attention, buffers: Mapping[str, Buffer]) -> RunStep:
     if unit and masked and square and step.q.size[1] == step.k.size[1] and buffers[step.out].dtype.value in ("f32", "bf16", "f16", "f64"):
         return LibraryCall(step, "flash")
     return attention_call(step)
-
-
-def attention_call(step: Attention) -> Extern:
-    """Attention as torch's own operator, which picks its backend when it runs."""
-    grouped = step.q.size[1] != step.k.size[1]
-    kwargs: tuple[tuple[str, object], ...] = (
-        ("attn_mask", step.mask),
-        ("is_causal", step.causal),
-        ("scale", step.scale),
-        ("enable_gqa", grouped),
-    )
-    return Extern("aten::scaled_dot_product_attention", (step.q, step.k, step.v), kwargs, (step.out,), origins=step.origins)
-
-
-def views_of(step: RunStep) -> list[View]:
-    """Operand views of a library call."""
-    if not isinstance(step, LibraryCall):
-        return []
-    match step.step:
-        case Gemm() as s:
-            found = (s.a, s.b, s.bias, s.residual)
-        case Conv() as s:
-            found = (s.x, s.weight, s.bias, s.residual)
-        case Attention() as s:
-            found = (s.q, s.k, s.v, s.mask)
-    return [v for v in found if v is not None]

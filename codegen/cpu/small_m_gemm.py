@@ -1,8 +1,8 @@
-"""Our own f32 products of a few rows with a weight [N, K] that is read where it lies: nothing is packed.
+"""Small-M GEMM: f32 products of a few rows with a weight [N, K] that is read in place, without packing.
 
-Both operands run along K, and each element of the result is the sum of a vector's lanes: a tile of such vectors is kept in registers.
-A library spends longer on rearranging such a weight than on the product, as long as few rows meet it. A row's results are the same bits
-whatever the number of rows and of threads.
+Both operands are contiguous along K, and each element of the result is the sum of a vector's lanes; a tile of such vectors is kept in
+registers. For few rows a library spends more time on packing such a weight than on the product. The result of a row does not depend on the
+number of rows and of threads.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from precast.lowering.ir.scalars import DType
 from precast.lowering.ir.sizes import hint
 
 ROWS = range(2, 33)
-"""Numbers of rows with which this was seen to win, taking down to half of a library's time. One row alone is bound by memory."""
+"""Numbers of rows for which this was measured to be faster, by up to twice. A single row is bound by memory."""
 LEAST_DEPTH = 64
-"""K from which on it may win: below, adding up the lanes takes as long as the products."""
+"""K from which on it may be faster: below, summing the lanes takes as long as the products."""
 
 
 def few_rows(step: Gemm, buffers: Mapping[str, Buffer]) -> bool:
@@ -56,7 +56,7 @@ def _dots(rows: int, lanes: int) -> str:
     lines += [f"  V c{r}{s} = {{0}};" for r in range(rows) for s in range(COLUMNS)]
     for head, mask, ahead in (("int64_t k = 0; for (; k + L <= K; k += L)", "", True), ("if (k < K)", "fresh & ", False)):
         lines.append(f"  {head} {{")
-        if mask:  # the last L elements, those that were met being zeros in both operands: one may be infinite
+        if mask:  # the last L elements; those summed before are zeroed in both operands, as one may be infinite
             lines.append("    k = K - L;")
         lines += [f"    const V x{r} = (V)({mask}*(const I*)(a{r} + k));" for r in range(rows)]
         for s in range(COLUMNS):
@@ -136,7 +136,7 @@ def _compiled() -> Callable[..., None]:
 
 
 def product_call(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, threads: int) -> Callable[[], object]:
-    """The call `out = a @ b`, which costs little beside the product; b is a transposed weight."""
+    """A function that computes `out = a @ b` with little overhead; b is a transposed weight."""
     function = _compiled()
     pointers = [ctypes.c_void_p(t.data_ptr()) for t in (a, b, out)]
     steps = [ctypes.c_int64(n) for n in (a.stride(0), b.stride(1), out.stride(0))]

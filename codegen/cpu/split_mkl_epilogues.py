@@ -15,17 +15,13 @@ from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Alu, Buffer, Gemm, Kernel, Load, Program, Step, Store, Value
 from precast.lowering.ir.scalars import DType, Op
 from precast.lowering.ir.substitution import shared_axis
-from precast.lowering.passes.fusion.fusion import fuse
 from precast.lowering.passes.fusion.library_loops import finish, load_view, place
-from precast.lowering.passes.memory.memory_plan import plan_memory
-from precast.lowering.passes.simplify.collapse_axes import collapse_axes
-from precast.lowering.pipeline import name_kernels
 
 
-def bare_mkl_products(program: Program, chooser: Chooser, weights: Collection[str] = ()) -> tuple[Program, dict[str, How]]:
+def split_epilogues(program: Program, chooser: Chooser, weights: Collection[str] = ()) -> tuple[Program, dict[str, How]]:
     """The program with its f32 products by MKL and by us bare, and the results of these, with who computes them.
 
-    `weights` as for `expand.expand`.
+    What followed them is kernels now, which are to be scheduled again. `weights` as for `expand.expand`.
     """
     buffers = {b.name: b for b in program.buffers}
     steps: list[Step] = []
@@ -45,10 +41,7 @@ def bare_mkl_products(program: Program, chooser: Chooser, weights: Collection[st
         steps[-1:] = [product, _rest(step, raw, {**buffers, **bare})]
     if not bare:
         return program, found
-    planned = bool(program.workspace)
-    program = replace(program, steps=tuple(steps), buffers=(*program.buffers, *bare.values()))
-    program = name_kernels(collapse_axes(fuse(program)))
-    return program if planned else plan_memory(program), found  # what was planned is planned again with the libraries' choices
+    return replace(program, steps=tuple(steps), buffers=(*program.buffers, *bare.values())), found
 
 
 def _has_epilogue(step: Gemm) -> bool:

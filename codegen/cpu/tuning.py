@@ -4,38 +4,23 @@ from __future__ import annotations
 
 import platform
 import re
-import resource
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from precast.codegen.common.measure import POST_OPS, Candidates, Record, decide, preemptions, race, tensor, torch_dtype
 from precast.codegen.cpu.small_m_gemm import few_rows, product_call
-from precast.lowering.ir.nodes import Buffer, Conv, Gemm, View
+from precast.lowering.ir.nodes import Buffer, Conv, Gemm
 from precast.lowering.ir.scalars import DType
-from precast.lowering.ir.sizes import hint
-from precast.lowering.ir.torch_dtypes import TORCH_DTYPES
-
-Record = dict[str, Any]
-"""One measurement: {"winner": name, "us": {candidate: microseconds}}; plain data, for the store's tuning cache."""
-
-Candidates = Callable[[], dict[str, Callable[[], object]]]
-"""Makes the calls to be timed, by name, on operands that they share."""
 
 _memory: dict[str, Record] = {}
 WEIGHT_LIMIT = 8_000_000
 """Elements of a weight up to which its product is measured. Beyond, one sample would cost too much, and MKL was never seen to win."""
-
-POST_OPS = {
-    "none": ("none", "none"), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "sigmoid": ("sigmoid", "none"),
-    "tanh": ("tanh", "none"), "silu": ("swish", "none"), "hardswish": ("hardswish", "none"), "leaky_relu": ("leaky_relu", "none"),
-}  # fmt: skip
-"""oneDNN's name and algorithm of each activation that it computes as eager does. Its relu and its hardtanh make a bound of NaN."""
 
 
 @cache
@@ -53,8 +38,6 @@ BUDGET_S = 0.6
 """Seconds of measuring per graph: library calls met after that take the default, which seldom loses by much."""
 THOROUGH = (0.2, 40)
 """Seconds and rounds at most for one library call when every one is measured."""
-MARGIN = 0.95
-"""What the time of another candidate must be below, as a part of the default's, to win: less is noise."""
 
 CALM, CALM_PER_S = 4, 40
 """Preemptions, and these per second, up to which a measurement counts. Threads that wait for one that others put to sleep make any
@@ -65,11 +48,6 @@ DEAR_S = 0.1
 """Seconds of a race that is run once only: what few large calls take is not to use up the time of all others."""
 
 
-def preemptions() -> int:
-    """How often threads of this process had to leave a core to others."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-
-
 def takes_bfloat16(target: str) -> bool:
     """Whether oneDNN computes in bfloat16 wherever code for the target runs: it needs AVX-512 (BW, VL, DQ) or AVX-NE-CONVERT."""
     if target == "cpu:native":
@@ -77,10 +55,8 @@ def takes_bfloat16(target: str) -> bool:
     return target == "cpu:x86-64-v4"
 
 
-def tuning_name(target: str = "cpu:native") -> str:
-    """Name of the record that keeps measured choices: of this kind of CPU and this number of threads, or of a GPU's architecture."""
-    if target.startswith("cuda:"):
-        return target.replace(":", "-")
+def tuning_name() -> str:
+    """Name of the record that keeps choices measured on this kind of CPU with this number of threads."""
     return re.sub(r"[^A-Za-z0-9_.+-]+", "-", f"{cpu_model()} threads {torch.get_num_threads()}")[:128]
 
 
@@ -147,67 +123,6 @@ class Chooser:
         return None
 
 
-def decide(times: Mapping[str, list[float]], default: str) -> Record:
-    """The winner of a race. Another's median has to beat the default's best by the margin: on a busy machine the default stays."""
-    limit = MARGIN * min(times[default])
-    middle = {name: sorted(found)[len(found) // 2] for name, found in times.items()}
-    winner = min((n for n in times if n == default or middle[n] < limit), key=lambda n: min(times[default]) if n == default else middle[n])
-    return {"winner": winner, "us": {name: round(min(found), 1) for name, found in times.items()}}
-
-
-def race(calls: Mapping[str, Callable[[], object]], enough_s: float = 0.02, most: int = 9) -> dict[str, list[float]]:
-    """Microseconds of each call over interleaved rounds (at least three), after one round that warms up."""
-    for call in calls.values():
-        call()
-    found: dict[str, list[float]] = {name: [] for name in calls}
-    began = time.perf_counter()
-    for number in range(most):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            found[name].append((time.perf_counter() - start) * 1e6)
-        if number >= 2 and time.perf_counter() - began > enough_s:
-            break
-    return found
-
-
-def tensor(view: View, dtype: torch.dtype) -> torch.Tensor:
-    """Tensor with a view's size and stride."""
-    sizes, strides = tuple(int(s) for s in view.size), tuple(int(s) for s in view.stride)
-    span = 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
-    return torch.full((max(span, 1),), 0.5, dtype=dtype).as_strided(sizes, strides)
-
-
-def torch_dtype(buffer: Buffer) -> torch.dtype:
-    return TORCH_DTYPES[buffer.dtype]
-
-
-def gemm_key(step: Gemm, buffers: Mapping[str, Buffer]) -> str:
-    layout = f"a{_layout(step.a)} b{_layout(step.b)}"
-    extras = f"{_named(step)} bias{step.bias is not None} residual{step.residual is not None}"
-    return f"gemm {'x'.join(str(s) for s in step.a.size)}x{step.b.size[-1]} {buffers[step.out].dtype.value} {layout} {extras}"
-
-
-def _named(step: Gemm | Conv) -> str:
-    """The activation in a key: one that oneDNN leaves to another pass is another thing to measure."""
-    return step.activation if step.activation in POST_OPS else f"{step.activation} apart"
-
-
-def _layout(view: View) -> str:
-    return "".join("c" if s == 1 else "b" if s == 0 else "s" for s in view.stride)
-
-
-def view_as_seen(view: View) -> View:
-    """The view at the sizes that the traced call had: what is measured where sizes are symbolic."""
-    return replace(view, size=tuple(hint(n) for n in view.size), stride=tuple(0 if n == 0 else hint(n) for n in view.stride))
-
-
-def as_seen(step: Gemm) -> Gemm:
-    """The product over such views."""
-    bias, residual = (None if v is None else view_as_seen(v) for v in (step.bias, step.residual))
-    return replace(step, a=view_as_seen(step.a), b=view_as_seen(step.b), bias=bias, residual=residual)
-
-
 _IN_PLACE: dict[str, Callable[[torch.Tensor], object]] = {
     "relu": torch.relu_, "gelu": torch.ops.aten.gelu_.default, "gelu_tanh": lambda t: torch.ops.aten.gelu_.default(t, approximate="tanh"),
     "sigmoid": torch.sigmoid_, "tanh": torch.tanh_, "silu": torch.ops.aten.silu_.default, "hardswish": torch.ops.aten.hardswish_.default,
@@ -263,12 +178,6 @@ def gemm_candidates(step: Gemm, buffers: Mapping[str, Buffer], packed: bool) -> 
         return {"onednn": onednn, "mkl": mkl, "own": own}
 
     return make
-
-
-def conv_key(step: Conv, buffers: Mapping[str, Buffer]) -> str:
-    shape = f"{'x'.join(str(s) for s in step.x.size)} w{'x'.join(str(s) for s in step.weight.size)}"
-    extras = f"{_named(step)} bias{step.bias is not None} residual{step.residual is not None}"
-    return f"conv {shape} {buffers[step.out].dtype.value} x{_layout(step.x)} w{_layout(step.weight)} {extras}"
 
 
 def conv_candidates(step: Conv, product: Gemm, buffers: Mapping[str, Buffer], packed: bool) -> Candidates:

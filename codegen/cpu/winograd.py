@@ -15,14 +15,15 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import sympy
 import torch
 
+from precast.codegen.common.library_steps import Pack
+from precast.codegen.common.measure import POST_OPS, Candidates, tensor
 from precast.codegen.common.toolchain import compile_shared, lanes_of
-from precast.codegen.cpu.tuning import POST_OPS, Candidates, tensor
 from precast.codegen.cpu.vector_shuffles import transposed
-from precast.lowering.ir.nodes import Buffer, Conv, Size, View
+from precast.lowering.ir.nodes import Buffer, Conv, View
 from precast.lowering.ir.scalars import DType
+from precast.lowering.ir.sizes import known
 
 A, B = 0.75, 1.5
 """The finite points besides 0, each with both signs."""
@@ -294,6 +295,13 @@ class Shape:
         return min(self.channels, self.filters) >= 64
 
 
+@dataclass(frozen=True)
+class WinogradPack(Pack):
+    """A transformed copy of a convolution's weight."""
+
+    shape: Shape
+
+
 def _pointer(tensor: torch.Tensor | None) -> ctypes.c_void_p:
     return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
 
@@ -332,7 +340,7 @@ def winograd_shape(step: Conv, buffers: Mapping[str, Buffer], lanes: int) -> Sha
     same = {buffers[v.buffer].dtype for v in (step.x, step.weight, step.bias, step.residual) if v is not None} | {out.dtype}
     if len(step.x.size) != 4 or step.transposed or step.groups != 1 or same != {DType.F32} or any(v.dtype is not None for v in views):
         return None
-    if not all(_known(*v.size, *v.stride, v.offset) for v in [*views, step.weight]) or tuple(step.weight.size[2:]) != (3, 3):
+    if not all(known(*v.size, *v.stride, v.offset) for v in [*views, step.weight]) or tuple(step.weight.size[2:]) != (3, 3):
         return None
     if any(n != 1 for n in (*step.stride, *step.dilation)) or any(p not in (0, 1) for p in step.padding):
         return None
@@ -345,10 +353,6 @@ def winograd_shape(step: Conv, buffers: Mapping[str, Buffer], lanes: int) -> Sha
     if channels % lanes or filters % (2 * lanes) or min(out.size[2:]) < 1 or not all(_dense(v) for v in views):
         return None
     return Shape(images, height, width, channels, filters, (step.padding[0], step.padding[1]))
-
-
-def _known(*sizes: Size) -> bool:
-    return all(isinstance(s, int | sympy.Integer) for s in sizes)
 
 
 def _dense(view: View) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from precast.codegen.cpu.tuning import Record, torch_dtype
+from precast.codegen.common.measure import Record, torch_dtype
 from precast.codegen.cuda.candidates import StandIn
 from precast.codegen.cuda.torch_calls import library_call
 from precast.codegen.cuda.tuning import LIBRARY, Problem
@@ -33,7 +33,7 @@ MAX_SHARED = 8
 _PLAIN_SHARED = 48 << 10
 _cuda: Any = torch.cuda  # parts of it have no types
 AGREE = 2e-2
-"""Relative L2 distance from the default's result beyond which a candidate is taken for wrong."""
+"""Relative L2 distance from the default's result beyond which a candidate counts as wrong."""
 
 
 def decide(times: Mapping[str, Sequence[float]], default: str) -> Record:

@@ -13,7 +13,8 @@ import sympy
 import torch
 import torch.nn.functional as F
 
-from precast.codegen.cpu.tuning import as_seen, conv_key, gemm_key, torch_dtype, view_as_seen
+from precast.codegen.common.measure import as_seen, conv_key, gemm_key, torch_dtype, view_as_seen
+from precast.lowering.analysis.traits import Traits
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Attention, Buffer, Conv, Extern, Gemm, Size, View
 from precast.lowering.ir.scalars import HALVES, DType
@@ -25,8 +26,6 @@ Calls = Callable[[], dict[str, Callable[[], object]]]
 
 ACTIVATIONS = ("relu", "gelu_tanh")
 """What cuBLASLt applies to a product with a bias: exactly eager's functions, without the rounding in between."""
-FLASH_ROWS = 128
-"""Rows of queries up to which flash attention beat cuDNN's."""
 FLASH_DEPTH, CUDNN_DEPTH = 256, 128
 PLACE = "cuda"
 """Where the operands of what is timed lie."""
@@ -182,16 +181,16 @@ def _conv_calls(step: Conv, buffers: Buffers, names: list[str]) -> dict[str, Cal
     return {name: every[name] for name in names}
 
 
-def attention_choice(step: Attention, buffers: Buffers) -> Choice:
+def attention_choice(step: Attention, buffers: Buffers, traits: Traits) -> Choice:
     """The attention kernels that take the step; "aten" leaves the choice to torch at each call.
 
-    cuDNN's is the fastest from 197 rows on and the only fast one with a mask or for one row of queries; flash is on short rows.
+    cuDNN's is the fastest from 197 rows on (H200) and the only fast one with a mask or for one row of queries; flash is on short rows.
     """
     names = (
         *(n for n, fits in (("cudnn", _cudnn_fits), ("flash", _flash_fits), ("efficient", _efficient_fits)) if fits(step, buffers)),
         "aten",
     )
-    default = "flash" if "flash" in names and hint(step.q.size[2]) <= FLASH_ROWS else names[0]
+    default = "flash" if "flash" in names and hint(step.q.size[2]) <= traits.flash_rows else names[0]
     return Choice(attention_key(step, buffers), names, default, lambda: _attention_calls(step, buffers, names))
 
 

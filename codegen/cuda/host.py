@@ -8,18 +8,19 @@ from dataclasses import dataclass
 
 import sympy
 
+from precast.codegen.common.library_steps import LibraryCall, Pack, RunStep
+from precast.codegen.common.torch_names import dtype_code
 from precast.codegen.cpp.types import storage
-from precast.codegen.cpu.select_library import LibraryCall, Pack, RunStep
 from precast.codegen.cuda.library_calls import emit_library, writes_in_place
 from precast.codegen.cuda.shims import CUDA_SHIMS
 from precast.codegen.cuda.templates import CUDA_PREPARE, CUDA_RUN, KERNEL_INFO, KERNELS, LITERALS, RUNTIME
-from precast.codegen.host.shims import SymbolTable, dtype_code
+from precast.codegen.host.shims import SymbolTable
 from precast.codegen.host.step_effects import may_draw, step_reads, step_writes
 from precast.codegen.host.writer import HostWriter, literal_words
 from precast.codegen.triton.render.render import Argument, TritonKernel
+from precast.lowering.analysis.buffer_bytes import nbytes_of
 from precast.lowering.ir.nodes import Buffer, Kernel, Program, View
 from precast.lowering.ir.sizes import Unsupported
-from precast.lowering.passes.memory.memory_plan import nbytes_of
 from precast.lowering.passes.memory.workspace_segments import part_uses, slots_in
 
 NUMBER = 16

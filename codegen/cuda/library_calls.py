@@ -6,7 +6,7 @@ import struct
 from dataclasses import replace
 from typing import Protocol
 
-from precast.codegen.cpu.select_library import LibraryCall
+from precast.codegen.common.library_steps import LibraryCall
 from precast.codegen.cuda.candidates import heads_once, rows_of, weight_matrix
 from precast.codegen.host.aten_calls import Writer as AtenWriter
 from precast.codegen.host.aten_calls import aten_convolution, aten_gemm, optional, show, show_convolution

@@ -1,4 +1,4 @@
-"""`compile_cuda`: a scheduled `Program` in, a `CompiledGraph` with images of its kernels out. No GPU is needed."""
+"""A scheduled `Program` to a `CompiledGraph` with images of its kernels. No GPU is needed."""
 
 from __future__ import annotations
 
@@ -7,110 +7,145 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
 
-from precast.codegen.common.compiled_graph import CompiledGraph, Image, input_records, output_records, plain_size
-from precast.codegen.common.toolchain import compiling, find_compiler
+from precast.codegen.common.compiled_graph import CompiledGraph, Image, evidence, input_records, output_records, plain_size
+from precast.codegen.common.library_steps import RunStep
+from precast.codegen.common.options import CodegenOptions, CompileContext
+from precast.codegen.common.selection import Selection, Stages, library_owned, run_stages
+from precast.codegen.common.toolchain import compiling
 from precast.codegen.cpp.index_printer import INDEX_HELPERS
 from precast.codegen.cpp.types import PROLOGUE
-from precast.codegen.cpu.select_library import LibraryCall, RunStep
 from precast.codegen.cuda.benchmarking import lab_for
-from precast.codegen.cuda.fusion_choice import products_by
+from precast.codegen.cuda.fusion_choice import measured_products
 from precast.codegen.cuda.host import CudaHostWriter, Launch, kernel_table
 from precast.codegen.cuda.library_calls import writes_in_place
 from precast.codegen.cuda.select_library import expand
-from precast.codegen.cuda.tuning import CudaChooser, chooser_of
+from precast.codegen.cuda.tuning import CudaChooser
 from precast.codegen.host.templates import ERROR
 from precast.codegen.triton.build.cubin import registers
 from precast.codegen.triton.build.images import Cubin, compile_images, image_numbers
 from precast.codegen.triton.render.render import TritonKernel, render
-from precast.lowering.ir.nodes import Extern, Kernel, Program
-from precast.lowering.passes.memory.memory_plan import DEVICE_ALIGNMENT, plan_memory
+from precast.lowering.analysis.buffer_bytes import DEVICE_ALIGNMENT
+from precast.lowering.analysis.traits import traits_of
+from precast.lowering.ir.nodes import Kernel, Program
+from precast.lowering.passes.memory.memory_plan import plan_memory
 from precast.lowering.passes.memory.workspace_segments import in_parts, most_held
+from precast.lowering.targets.scheduling import Pass
 
 log = logging.getLogger("precast.compile")
 
 
-def compile_cuda(program: Program, target: str, options: Mapping[str, Any]) -> CompiledGraph:
-    """Compiles a scheduled program for `target` ("cuda:sm_90").
+@dataclass(frozen=True)
+class CudaCompilation:
+    """One program on its way to `target` ("cuda:sm_90")."""
 
-    Raises `triton_ops.Unsupported` for a kernel without a Triton form, `CompilerMissing` and `CompileFailed` from the C++ toolchain, and
-    Triton's own errors.
-    """
-    began = time.perf_counter()
-    arch = target.removeprefix("cuda:")
-    chooser = _chooser(target, options)
-    options = {**options, "chooser": chooser}
-    steps = expand(program, program.steps, options)
-    if program.workspace:
-        owned = _library_owned(steps)
-        program = in_parts(plan_memory(program, elsewhere=owned, alignment=DEVICE_ALIGNMENT), owned)
-    prepare = expand(program, program.prepare, options, "prepare")
-    buffers = program.buffers
-    rendered = {s.name: render(s, buffers, chooser.tilings(s, buffers)) for s in (*steps, *prepare) if isinstance(s, Kernel)}
-    launches, kernels = _launches([*steps, *prepare], rendered)
-    host = CudaHostWriter(program, steps, launches, len(kernels), bool(options.get("inference")))
-    unit = "\n".join([PROLOGUE, INDEX_HELPERS, ERROR, host.source((), prepare)])
-    with compiling(unit, target) as finish:  # beside the kernels: neither waits for the other
-        cubins = compile_images(kernels, arch, max(1, (os.cpu_count() or 1) // options.get("shared_by", 1)))
-        loaded = time.perf_counter()
-        library = finish(kernel_table([c.metadata for c in cubins]) + _identity(target, cubins))
-    done = time.perf_counter()
-    return CompiledGraph(
-        library=library,
-        kernel_source="\n\n".join(map(_titled, kernels, cubins)),
-        host_source="\n".join(host.python) + "\n",
-        inputs=input_records(program),
-        outputs=output_records(program),
-        workspace_bytes=plain_size(most_held(program)),
-        evidence={**_evidence(target, cubins), "choices": chooser.used},
-        timings={"triton_s": loaded - began, "compiler_s": done - loaded},
-        python_calls=tuple(str(record["op"]) for record in host.externs),
-        images=tuple(Image(c.entry, c.image, c.metadata) for c in cubins),
-    )
+    target: str
+    options: CodegenOptions
+    context: CompileContext
+    chooser: CudaChooser
+
+    @property
+    def passes(self) -> Mapping[str, Pass]:
+        """The passes of lowering that measurements decide about: which products go into the kernels that read them."""
+        return passes_by(self.chooser)
+
+    def compile(self, scheduled: Program) -> CompiledGraph:
+        """Raises `triton_ops.Unsupported` for a kernel without a Triton form, `CompilerMissing` and `CompileFailed` from the C++
+        toolchain, and Triton's own errors.
+        """
+        began = time.perf_counter()
+        selection = run_stages(scheduled, stages(self.chooser))
+        program, steps, prepare = selection.program, selection.steps, selection.prepare
+        buffers, every = program.buffers, (*steps, *prepare)
+        rendered = {
+            s.name: render(s, buffers, self.chooser.tilings(s, buffers), self.chooser.traits) for s in every if isinstance(s, Kernel)
+        }
+        launches, kernels = _launches(every, rendered)
+        host = CudaHostWriter(program, steps, launches, len(kernels), self.context.inference)
+        unit = "\n".join([PROLOGUE, INDEX_HELPERS, ERROR, host.source((), prepare)])
+        with compiling(unit, self.target) as finish:  # beside the kernels: neither waits for the other
+            cubins = compile_images(kernels, _architecture(self.target), max(1, (os.cpu_count() or 1) // self.context.shared_by))
+            loaded = time.perf_counter()
+            library = finish(kernel_table([c.metadata for c in cubins]) + _identity(self.target, cubins))
+        done = time.perf_counter()
+        return CompiledGraph(
+            library=library,
+            kernel_source="\n\n".join(map(_titled, kernels, cubins)),
+            host_source="\n".join(host.python) + "\n",
+            inputs=input_records(program),
+            outputs=output_records(program),
+            workspace_bytes=plain_size(most_held(program)),
+            evidence=evidence(
+                _architecture(self.target),
+                self.chooser.used,
+                triton=_triton_version(),
+                kernels={c.entry: _kernel_evidence(c) for c in cubins},
+            ),
+            timings={"triton_s": loaded - began, "compiler_s": done - loaded},
+            python_calls=tuple(str(record["op"]) for record in host.externs),
+            images=tuple(Image(c.entry, c.image, c.metadata) for c in cubins),
+        )
+
+
+def passes_by(chooser: CudaChooser) -> Mapping[str, Pass]:
+    """What `CudaCompilation.passes` are with this chooser."""
+    products = measured_products(chooser)
+    return {} if products is None else {"products in kernels": products}
+
+
+def compilation(target: str, options: CodegenOptions, context: CompileContext) -> CudaCompilation:
+    """With a chooser over the records of `context`, which measures under max-autotune where the device is at hand."""
+    chooser = CudaChooser(context.tuning, traits=traits_of(target))
+    if options.max_autotune:
+        try:
+            chooser.measure = lab_for(target).answer
+        except RuntimeError as error:
+            log.info("max-autotune: nothing is measured: %s", error)
+    return CudaCompilation(target, options, context, chooser)
+
+
+def stages(chooser: CudaChooser) -> Stages:
+    """From a scheduled program to what the host program runs."""
+    return [
+        ("select libraries", partial(_select, chooser)),
+        ("plan memory", _plan_memory),
+        ("divide the workspace", _divide),
+    ]
+
+
+def _select(chooser: CudaChooser, selection: Selection) -> Selection:
+    program = selection.program
+    steps = expand(program, program.steps, chooser)
+    return replace(selection, steps=tuple(steps), prepare=tuple(expand(program, program.prepare, chooser, "prepare")))
+
+
+def _plan_memory(selection: Selection) -> Selection:
+    owned = library_owned(selection.steps, writes_in_place)
+    return replace(selection, program=plan_memory(selection.program, elsewhere=owned, alignment=DEVICE_ALIGNMENT))
+
+
+def _divide(selection: Selection) -> Selection:
+    return replace(selection, program=in_parts(selection.program, library_owned(selection.steps, writes_in_place)))
+
+
+def choose_all(program: Program, chooser: CudaChooser) -> None:
+    """Asks the chooser everything that compiling the scheduled program would ask it, and compiles nothing."""
+    selection = run_stages(program, stages(chooser)[:1])
+    for step in (*selection.steps, *selection.prepare):
+        if isinstance(step, Kernel):
+            chooser.tilings(step, program.buffers)
+
+
+def _architecture(target: str) -> str:
+    return target.removeprefix("cuda:")
 
 
 def _identity(target: str, cubins: Sequence[Cubin]) -> str:
     """Makes the libraries of other images other libraries: a process opens each once, and it keeps the addresses of its images."""
     digest = hashlib.sha256(b"".join(hashlib.sha256(cubin.image).digest() for cubin in cubins)).hexdigest()
     return f'extern "C" __attribute__((visibility("default"))) const char precast_identity[] = "{target} {digest}";\n'
-
-
-def _library_owned(steps: Sequence[RunStep]) -> set[str]:
-    """Buffers that lie in memory of a library's own: the workspace needs no room for them."""
-    owned: set[str] = set()
-    for step in steps:
-        if isinstance(step, Extern):
-            owned |= set(step.outs)
-        elif isinstance(step, LibraryCall) and not writes_in_place(step):
-            owned.add(step.out)
-    return owned
-
-
-def choosing(target: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with what answers the questions of scheduling and compiling for `target`: `options["tuning"]`, and measurements."""
-    chooser = _chooser(target, options)
-    return {**options, "chooser": chooser, "products": products_by(chooser)}
-
-
-def choose_all(program: Program, options: Mapping[str, Any]) -> None:
-    """Asks the chooser of `options` everything that compiling the program would ask it, and compiles nothing."""
-    chooser = chooser_of(options)
-    for steps, prefix in ((program.steps, "library"), (program.prepare, "prepare")):
-        for step in expand(program, steps, options, prefix):
-            if isinstance(step, Kernel):
-                chooser.tilings(step, program.buffers)
-
-
-def _chooser(target: str, options: Mapping[str, Any]) -> CudaChooser:
-    """The chooser of the options, which measures under max-autotune where the device is at hand."""
-    chooser = chooser_of(options)
-    if options.get("max_autotune") and chooser.measure is None:
-        try:
-            chooser.measure = lab_for(target).answer
-        except RuntimeError as error:
-            log.info("max-autotune: nothing is measured: %s", error)
-    return chooser
 
 
 def _launches(
@@ -133,15 +168,10 @@ def _titled(kernel: TritonKernel, cubin: Cubin) -> str:
     return f"# {kernel.name}: grid {kernel.grid}, {cubin.metadata['block']} threads; first with {arguments}\n{kernel.source}"
 
 
-def _evidence(target: str, cubins: Sequence[Cubin]) -> dict[str, Any]:
+def _triton_version() -> str:
     import triton
 
-    return {
-        "compiler": find_compiler().version,
-        "triton": triton.__version__,
-        "target_level": target.removeprefix("cuda:"),
-        "kernels": {c.entry: _kernel_evidence(c) for c in cubins},
-    }
+    return str(triton.__version__)
 
 
 def _kernel_evidence(cubin: Cubin) -> dict[str, int]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Literal
 
-from precast.codegen.cpu.select_library import LibraryCall, RunStep, attention_call
+from precast.codegen.common.library_steps import LibraryCall, RunStep, attention_call
 from precast.codegen.cuda.candidates import (
     ACTIVATIONS,
     Choice,
@@ -16,17 +16,20 @@ from precast.codegen.cuda.candidates import (
     gemm_choice,
     is_split,
 )
-from precast.codegen.cuda.tuning import chooser_of
+from precast.codegen.cuda.tuning import CudaChooser
 from precast.lowering.ir.nodes import Attention, Buffer, Conv, Gemm, Program, Step
 from precast.lowering.passes.fusion.library_loops import epilogue_kernel
 
 Buffers = Mapping[str, Buffer]
+How = Literal["aten", "activation", "product", "split", "flash", "cudnn", "efficient"]
+"""Who computes a library step on CUDA (`candidates.py`). `aten`: torch's operator. `activation`: a product with cuBLASLt's epilogue.
+`product`: a 1x1 convolution as a product. `split`: a product in two calls. `flash`, `cudnn`, `efficient`: torch's attention kernels."""
 
 
-def expand(program: Program, steps: Sequence[Step], options: Mapping[str, Any], prefix: str = "library") -> list[RunStep]:
+def expand(program: Program, steps: Sequence[Step], chooser: CudaChooser, prefix: str = "library") -> list[RunStep]:
     """Replaces every library step by its implementation and, where that lacks the epilogue, a kernel."""
     buffers = {b.name: b for b in program.buffers}
-    pick = _Picker(options)
+    pick = _Picker(chooser)
     result: list[RunStep] = []
     for number, step in enumerate(steps):
         name = f"{prefix}_{number}"
@@ -45,8 +48,8 @@ def expand(program: Program, steps: Sequence[Step], options: Mapping[str, Any], 
 class _Picker:
     """Answers from measurements, kept or made now; the default where there is none."""
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        self.chooser = chooser_of(options)
+    def __init__(self, chooser: CudaChooser) -> None:
+        self.chooser = chooser
 
     def __call__(self, choice: Choice) -> str:
         if len(choice.names) < 2:
@@ -80,7 +83,7 @@ def _plain(step: Gemm | Conv, name: str, buffers: Buffers) -> list[RunStep]:
 
 
 def _attention(step: Attention, buffers: Buffers, pick: _Picker) -> RunStep:
-    match pick(attention_choice(step, buffers)):
+    match pick(attention_choice(step, buffers, pick.chooser.traits)):
         case ("flash" | "cudnn" | "efficient") as how:
             return LibraryCall(step, how)
         case _:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-from precast.codegen.cpu.select_library import LibraryCall
-from precast.codegen.cpu.tuning import view_as_seen
+from precast.codegen.common.library_steps import LibraryCall
+from precast.codegen.common.measure import view_as_seen
 from precast.codegen.cuda.candidates import StandIn, rows_of, weight_matrix
 from precast.lowering.ir.nodes import Buffer, Conv, Gemm, View
 from precast.lowering.ir.sizes import hint

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from precast.codegen.cpu.select_library import LibraryCall
-from precast.codegen.cpu.tuning import Candidates, Record
+from precast.codegen.common.library_steps import LibraryCall
+from precast.codegen.common.measure import Candidates, Record
 from precast.codegen.triton.render.ops import Unsupported
 from precast.codegen.triton.render.render import TritonKernel, render
 from precast.codegen.triton.render.tiling import Tiling
+from precast.lowering.analysis.traits import SM_90, Traits
 from precast.lowering.ir.nodes import Buffer, Kernel
 from precast.lowering.ir.sizes import hint
 
@@ -69,6 +70,7 @@ class CudaChooser:
     used: dict[str, Record] = field(default_factory=dict)
     against_library: set[str] = field(default_factory=set)
     unanswered: set[str] = field(default_factory=set)
+    traits: Traits = SM_90
 
     def pick(self, key: str, candidates: Candidates, default: str, names: Collection[str] | None = None) -> str:
         """The name of the library call to take. `names`: which are known; a record that names another is of no use."""
@@ -84,11 +86,11 @@ class CudaChooser:
         if not self.tuning and self.measure is None:
             return ()
         found: list[Tiling | None] = []
-        plains, defaults = render(kernel, buffers, CANONICAL), render(kernel, buffers)
+        plains, defaults = render(kernel, buffers, CANONICAL), render(kernel, buffers, traits=self.traits)
         if len(plains) != len(defaults):
             return ()  # how many launches there are depends on the tiling: nothing to compare
         for number, (plain, chosen) in enumerate(zip(plains, defaults, strict=True)):
-            record = self._tiling_record(kernel_key(plain), partial(_tiling_problem, kernel, buffers, number, chosen))
+            record = self._tiling_record(kernel_key(plain), partial(_tiling_problem, kernel, buffers, number, chosen, self.traits))
             found.append(None if record is None else tiling_of(str(record["winner"])))
         return tuple(found)
 
@@ -130,12 +132,6 @@ def is_way(winner: str) -> bool:
     return winner == LIBRARY or (tiling is not None and tiling.depth > 0)
 
 
-def chooser_of(options: Mapping[str, Any]) -> CudaChooser:
-    """The chooser that a build was given, or one over its records alone."""
-    given = options.get("chooser")
-    return given if isinstance(given, CudaChooser) else CudaChooser(options.get("tuning", {}))
-
-
 def kernel_key(plain: TritonKernel) -> str:
     """The key of a launch: its computation with all strides (the digest in its name), its types, and over how many points."""
     types = ",".join(a.type.removeprefix("*") for a in plain.arguments)
@@ -164,18 +160,18 @@ def tiling_of(name: str) -> Tiling | None:
     return tiling if tiling.num_stages > 0 and all(n > 0 and n & (n - 1) == 0 for n in blocks) else None
 
 
-def _tiling_problem(kernel: Kernel, buffers: Sequence[Buffer], number: int, chosen: TritonKernel, key: str) -> Problem:
+def _tiling_problem(kernel: Kernel, buffers: Sequence[Buffer], number: int, chosen: TritonKernel, traits: Traits, key: str) -> Problem:
     used = tuple(b for b in buffers if b.name in {a.buffer for a in chosen.arguments})
-    return Problem(key, tiling_name(chosen.tiling), kernels=in_tilings(kernel, buffers, number, chosen), buffers=used)
+    return Problem(key, tiling_name(chosen.tiling), kernels=in_tilings(kernel, buffers, number, chosen, traits), buffers=used)
 
 
-def in_tilings(kernel: Kernel, buffers: Sequence[Buffer], number: int, chosen: TritonKernel) -> dict[str, TritonKernel]:
+def in_tilings(kernel: Kernel, buffers: Sequence[Buffer], number: int, chosen: TritonKernel, traits: Traits) -> dict[str, TritonKernel]:
     """The launch of that number in every candidate tiling that it can be rendered in, each distinct source once, the default first."""
     found = {tiling_name(chosen.tiling): chosen}
     seen = {_identity(chosen)}
-    for tiling in candidates(chosen.tiling):
+    for tiling in candidates(chosen.tiling, traits):
         try:
-            variant = render(kernel, buffers, tiling)[number]
+            variant = render(kernel, buffers, tiling, traits)[number]
         except Unsupported:
             continue
         if variant.tiling.num_stages > 1 and STAGED not in variant.source:
@@ -197,16 +193,16 @@ STAGES, STAGED = (2, 3, 4), "num_stages="
 """Steps of a loop whose loads are in flight together, and what a kernel says that has such a loop (`reductions.py`)."""
 
 
-SMALLEST_SIDE, SHARED_MEMORY = 16, 160 << 10
-"""Of a block of a matrix product: what tensor cores take, and bytes that all the steps in flight may hold."""
+SMALLEST_SIDE = 16
+"""Of a block of a matrix product: what tensor cores take."""
 
 
-def candidates(default: Tiling) -> list[Tiling]:
+def candidates(default: Tiling, traits: Traits) -> list[Tiling]:
     """Some thirty tilings around the default: other numbers of rows and warps; whole rows and loops, one row a program; for what is
     looped over, other numbers of stages. Of a matrix product: other blocks and steps, some fifty.
     """
     if default.depth:
-        return _products(default)
+        return _products(default, traits)
     found: list[Tiling] = []
     for rows in (1, 2, 4, 1 / 2, 1 / 4):
         for warps in (1, 2, 1 / 2):
@@ -226,7 +222,7 @@ def candidates(default: Tiling) -> list[Tiling]:
     return [t for t in dict.fromkeys(possible) if t != default]
 
 
-def _products(default: Tiling) -> list[Tiling]:
+def _products(default: Tiling, traits: Traits) -> list[Tiling]:
     found: list[Tiling] = []
     for rows, columns in ((1, 1), (1, 2), (1, 1 / 2), (1 / 2, 1), (1 / 2, 2), (2, 1), (2, 1 / 2), (2, 2)):
         for steps in (1, 2, 1 / 2):
@@ -234,6 +230,6 @@ def _products(default: Tiling) -> list[Tiling]:
             xblock, rblock, depth = blocks
             for warps, stages in ((4, 3), (4, 5), (8, 3)):
                 tiling = dataclasses.replace(default, xblock=xblock, rblock=rblock, depth=depth, num_warps=warps, num_stages=stages)
-                if (2 * xblock + 2 * rblock) * depth * stages <= SHARED_MEMORY:
+                if (2 * xblock + 2 * rblock) * depth * stages <= traits.tuned_in_flight:
                     found.append(tiling)
     return [t for t in dict.fromkeys(found) if t != default]

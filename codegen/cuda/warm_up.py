@@ -1,7 +1,7 @@
-"""Starts the device's libraries beside the compiler: cuBLAS and cuDNN take a tenth of a second and more for their first call.
+"""Warms up cuBLAS and cuDNN while a graph is compiled: their first call takes a tenth of a second and more.
 
-A thread makes one small call of each kind that a captured graph will make. What it starts stays: torch keeps a library's handles in a
-pool when a thread ends, and the first computation finds them there.
+A thread makes one small call of each kind that the captured graph will make. torch returns a library's handles to a pool when a thread
+ends, and the first computation takes them from there.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Kind = tuple[str, torch.dtype, torch.device]
 
 
 def start_libraries(graph: torch.fx.GraphModule) -> threading.Thread | None:
-    """Begins what `graph` needs of the device's libraries. None where there is nothing to begin: no such call in it, a device that this
-    process has not started, a CUDA graph being captured, or no room for a thread."""
+    """Starts a thread that warms up the libraries that `graph` calls. None where it calls none, where this process has not initialised the
+    device, while a CUDA graph is being captured, or where no thread can be started."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     kinds = dict.fromkeys(_kinds(graph))

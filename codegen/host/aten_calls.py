@@ -24,7 +24,7 @@ class Writer(Protocol):
 
 
 def aten_gemm(writer: Writer, step: Gemm, label: str, device: Device) -> None:
-    """`out = a @ b (+ bias)` into memory of ours."""
+    """`out = a @ b (+ bias)` into memory of the host program."""
     out = writer.buffers[step.out]
     handle = writer.view_handle(View(step.out, out.size, out.stride), label)
     a, b = writer.view_handle(step.a, label), writer.view_handle(step.b, label)

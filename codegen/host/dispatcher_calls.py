@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import sympy
 import torch
 
-from precast.codegen.host.shims import DTYPE_CODES, OTHER_CODES
+from precast.codegen.common.torch_names import DTYPE_CODES, OTHER_CODES
 from precast.lowering.analysis.effects import is_custom
 from precast.lowering.ir.nodes import Const, Extern, Index, Size, View
 from precast.lowering.ir.torch_dtypes import TORCH_NAMES

@@ -8,7 +8,7 @@ from typing import Any
 
 import sympy
 
-from precast.codegen.host.shims import torch_name
+from precast.codegen.common.torch_names import torch_name
 from precast.lowering.analysis.effects import is_custom
 from precast.lowering.build.float_values import is_real
 from precast.lowering.ir.nodes import Buffer, Const, Extern, Index, View

@@ -1,4 +1,4 @@
-"""Extern steps in the host program: our own ops over numbers, calls through torch's dispatcher, calls back into Python."""
+"""Extern steps in the host program: precast's ops over numbers, calls through torch's dispatcher, and calls back into Python."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def emit_extern(writer: Writer, step: Extern, label: str) -> None:
 
 
 def _through_python(writer: Writer, step: Extern, label: str) -> None:
-    """By the callback that the runtime supplies: it takes handles of its own, and gives new ones."""
+    """A call of the runtime's callback into Python, which takes owned handles and returns new ones."""
     record, tensors, integers = encode_call(step, writer.buffers)
     number = len(writer.externs)
     writer.externs.append(record)
@@ -73,7 +73,7 @@ def _through_python(writer: Writer, step: Extern, label: str) -> None:
 
 
 def _dispatched(writer: Writer, step: Extern, label: str) -> None:
-    """Straight through torch's dispatcher."""
+    """A call through torch's dispatcher."""
     writer.add("{")
     targets = []
     for name, result in zip(step.outs, dispatch(writer, step, label), strict=True):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from precast.codegen.common.value_facts import store_roots
-from precast.codegen.cpu.select_library import LibraryCall, RunStep, views_of
+from precast.codegen.common.library_steps import LibraryCall, RunStep, views_of
 from precast.lowering.analysis import effects
+from precast.lowering.analysis.effects import store_roots
 from precast.lowering.ir.nodes import Extern, Kernel, Load, View, walk
 
 

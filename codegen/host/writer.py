@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import sympy
 import torch
 
+from precast.codegen.common.library_steps import LibraryCall, Pack, RunStep, weight_view
+from precast.codegen.common.torch_names import dtype_code, torch_name
 from precast.codegen.cpp.index_printer import IndexPrinter
-from precast.codegen.cpu.library_calls import weight_view
-from precast.codegen.cpu.select_library import LibraryCall, Pack, RunStep
 from precast.codegen.host.extern_steps import emit_extern
-from precast.codegen.host.shims import SymbolTable, dtype_code, torch_name
+from precast.codegen.host.shims import SymbolTable
 from precast.codegen.host.sizes import emit_bindings
 from precast.codegen.host.step_effects import step_reads, step_writes
 from precast.codegen.host.templates import MESSAGES, NEEDS_STATE, STATE

@@ -1,4 +1,4 @@
-"""When each buffer is alive, as positions in `Program.steps`."""
+"""Liveness of buffers, as positions in `Program.steps`."""
 
 from __future__ import annotations
 

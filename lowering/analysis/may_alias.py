@@ -1,4 +1,4 @@
-"""When a step may write its result over an operand that dies with it."""
+"""The aliasing check of the memory plan: whether a step may write its result over an operand that is dead afterwards."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def map_values(roots: tuple[Value, ...], rule: Rule, instead: Mapping[Value, Val
 
 
 def rebuilt(value: Value, found: Mapping[Value, Value]) -> Value:
-    """The value over the new operands; the very object when none changed."""
+    """The value over the new operands; the same object when none changed."""
     match value:
         case Const() | Index():
             return value
@@ -67,7 +67,9 @@ def replace_values(kernel: Kernel, instead: Mapping[Value, Value]) -> Kernel:
 def map_kernel(
     kernel: Kernel, rule: Rule, on_store: Callable[[Store], Store] | None = None, instead: Mapping[Value, Value] | None = None
 ) -> Kernel:
-    """The kernel with `rule` applied to every value (and `on_store` to every rewritten store); the very kernel when nothing changed."""
+    """The kernel with `rule` applied to every value (and `on_store` to every rewritten store); the same kernel object when nothing
+    changed.
+    """
     found = map_values(tuple(r for s in kernel.stores for r in store_roots(s)), rule, instead)
     stores = []
     changed = False

@@ -1,4 +1,4 @@
-"""Truths about numbers of the graph (`x.size(1) >= 7`) as values."""
+"""Symbolic booleans of the graph (`x.size(1) >= 7`) as values of the loop IR."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from precast.lowering.ir.sizes import Unsupported
 
 
 def is_truth(number: object) -> bool:
-    """Whether a symbolic number is a truth, and no integer or real."""
+    """Whether a symbolic number is a boolean."""
     return isinstance(number, Boolean) and not isinstance(number, sympy.Symbol)
 
 
 def truth_value(expr: Any) -> Value:
-    """The truth as a BOOL value. `Unsupported` names what has no form here."""
+    """The boolean as a BOOL value. Raises Unsupported, which names the function that the IR lacks."""
     match expr:
         case BooleanTrue() | BooleanFalse():
             return Const(bool(expr), DType.BOOL)

@@ -41,6 +41,7 @@ from precast.lowering.ir.scalars import TRANSCENDENTAL, DType, ReduceOp
 from precast.lowering.ir.sizes import Unsupported, bounds_of, is_unbacked, sizes
 from precast.lowering.ir.sympy_calls import equal, same
 from precast.lowering.ir.torch_dtypes import TORCH_NAMES, dtype_of
+from precast.target_registry import HOST_DEVICE
 
 WITHOUT_ARITHMETIC = (DType.C64, DType.C128, DType.OTHER)
 """Types that only library calls compute with."""
@@ -100,7 +101,8 @@ class Builder:
         self.used_results: frozenset[int] | None = None  # which of several results are read
         self.known: set[sympy.Symbol] = set()  # data-dependent symbols that a step has bound
         self.checks: list[Check] = []  # waiting for their symbols
-        self.on_gpu = False  # whether the graph's tensors are on one; what is on the CPU there is marked so
+        self.device = HOST_DEVICE  # the type of device that the graph's tensors are on; what is in the host's memory there is marked so
+        self.library_scan: int | None = None  # elements from which the scan of a single row is the library's; None: of no row
         self.own_random = False  # whether random numbers may be others than eager's
         self.keys, self._keys_at = "", 0  # the buffer of the keys of random numbers, where there are any, and the step that draws them
         self._realised: dict[Tensor, Tensor] = {}
@@ -145,6 +147,11 @@ class Builder:
         """Notes that buffer `name` lies in the host's memory, where the fake tensor does and the graph is for a GPU."""
         if self.on_gpu and value.device.type == "cpu":
             self.named[name] = replace(self.named[name], on_cpu=True)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the graph's tensors are on a device other than the host."""
+        return self.device != HOST_DEVICE
 
     @property
     def dtype(self) -> DType:
@@ -253,7 +260,8 @@ class Builder:
         made = self.named[name]
         arguments = (tuple(_scalar(n) for n in made.size), tuple(_scalar(n) for n in made.stride))
         kind = TORCH_NAMES.get(made.dtype, made.torch_dtype)
-        options: tuple[tuple[str, object], ...] = (("dtype", ("dtype", kind)), *((("device", ("device", "cuda")),) if self.on_gpu else ()))
+        place = (("device", ("device", self.device)),) if self.on_gpu else ()
+        options: tuple[tuple[str, object], ...] = (("dtype", ("dtype", kind)), *place)
         self.steps.append(Extern("aten::empty_strided", arguments, options, (name,), (), (self.origin,)))
 
     def random_key(self) -> Value | None:
@@ -271,7 +279,7 @@ class Builder:
 
     def _drawn_keys(self, count: Size) -> Extern:
         kind = ("dtype", ("dtype", "int64"))
-        options = (kind, ("device", ("device", "cuda"))) if self.on_gpu else (kind,)
+        options = (kind, ("device", ("device", self.device))) if self.on_gpu else (kind,)
         return Extern("aten::randint", ((1 << 63) - 1, (_scalar(count),)), options, (self.keys,), (), (self.origin,))
 
     def kernel(self, axes: tuple[Axis, ...], *stores: Store) -> None:

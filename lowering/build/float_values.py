@@ -1,4 +1,4 @@
-"""Real numbers of the graph (`x.size(-1) ** -0.5`, a float argument) as values, computed in double as Python does."""
+"""Symbolic floats of the graph (`x.size(-1) ** -0.5`, a float argument) as values of the loop IR, computed in double as Python does."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ F64 = DType.F64
 
 
 def is_real(number: object) -> bool:
-    """Whether a symbolic number is not an integer one."""
+    """Whether a symbolic number is a float."""
     return isinstance(number, sympy.Expr) and not number.is_integer
 
 
 def real_value(expr: Any) -> Value:
-    """The number as an F64 value. `Unsupported` names a function that has no form here."""
+    """The number as an F64 value. Raises Unsupported, which names the function that the IR lacks."""
     if expr.is_number:
         return Const(float(expr), F64)
     if expr.is_integer:

@@ -95,8 +95,8 @@ def cast(value: Value, dtype: DType) -> Value:
 
 
 def rounded(value: Value, dtype: DType) -> Value:
-    """The value as eager's storage type holds it: for steps that jump (comparisons, rounding, casts to integers). What is loaded is rounded
-    for sure only where it is an input: fusion may put the unrounded value in its place.
+    """The value as eager's storage type holds it: for discontinuous operations (comparisons, rounding, casts to integers). What is loaded
+    is rounded for sure only where it is an input: fusion may put the unrounded value in its place.
     """
     held = isinstance(value, Cast) or (isinstance(value, Load) and value.buffer.startswith("in"))
     if dtype.compute is dtype or isinstance(value, Const) or (held and value.dtype is dtype):

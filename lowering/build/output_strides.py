@@ -1,4 +1,4 @@
-"""In which order a tensor that is computed into memory should lie there: as what it is computed from lies."""
+"""Strides for a tensor that is computed into memory: those of the operands that make up most of its bytes."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ VIEWS: set[torch._ops.OpOverload] = set()
 
 
 def overloads(name: str) -> list[torch._ops.OpOverload]:
-    """The overloads that `name` stands for: `"add.Tensor"` is one, `"add.*"` are all functional ones. Unknown ops give none."""
+    """The overloads that `name` means: `"add.Tensor"` is one, `"add.*"` are all functional ones. Unknown ops give none."""
     base, _, overload = name.partition(".")
     packet = getattr(torch.ops.aten, base, None)
     if packet is None:

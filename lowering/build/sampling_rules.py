@@ -130,7 +130,7 @@ def upsample_linear(image: Tensor, size: Sequence[Any], align_corners: bool, *sc
     for _, _, share in reversed(taps):
         corners = [a * (1 - share) + b * share for a, b in zip(corners[::2], corners[1::2], strict=True)]
     layout = suggest_memory_format(image)
-    if image.device.type == "cuda" and image.shape[1] < 16:
+    if image.device.type != "cpu" and image.shape[1] < 16:
         layout = torch.contiguous_format
     result: Tensor = corners[0].to(image.dtype).contiguous(memory_format=layout)
     return result

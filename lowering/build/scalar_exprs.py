@@ -84,7 +84,7 @@ def value_of(operand: Operand, dtype: DType) -> Value:
 
 
 def exact(operand: Operand, dtype: DType) -> Value:
-    """Like `value_of`, but rounded as eager's memory would be: for steps that jump."""
+    """Like `value_of`, but rounded as eager's memory would be: for discontinuous operations."""
     if isinstance(operand, Tensor):
         return tx.cast(tx.rounded(operand.body(), operand.dtype), dtype)
     return scalar_in(operand, dtype)

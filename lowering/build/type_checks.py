@@ -1,4 +1,4 @@
-"""What eager's kernels ask of their operands, and stand-ins and decompositions do not: types that agree, numbers within bounds.
+"""Checks that eager's kernels make of their operands, and fake tensors and decompositions do not: types that agree, numbers within bounds.
 
 Where a call does not fit, neither a rule nor a decomposition takes it: it stays the library's call, and raises eager's own error.
 """

@@ -86,10 +86,6 @@ def extents_of(size: tuple[Size, ...]) -> Extents:
     return tuple(zip(symbols(len(size)), size, strict=True))
 
 
-def is_one(size: Size) -> bool:
-    return size == 1
-
-
 def numel(size: Iterable[Size]) -> Size:
     """The product of the sizes."""
     sizes = tuple(size)

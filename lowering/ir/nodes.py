@@ -57,11 +57,6 @@ class Axis:
         return f"{self.symbol}<{self.extent}"
 
 
-def fresh_axis(prefix: str, number: int, extent: Size) -> Axis:
-    """An axis with a deterministic name, `prefix` followed by `number`."""
-    return Axis(axis_symbol(f"{prefix}{number}"), extent)
-
-
 def axis_symbol(name: str) -> sympy.Symbol:
     """The one symbol of that name: among these too, `is` is equality. (sympy forgets all but its last thousand symbols, and would then
     make another that is equal but not the same, while expressions that are remembered still hold the first.)

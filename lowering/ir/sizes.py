@@ -22,7 +22,7 @@ from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Size
 
 HINT = 64
-"""Stands for a size that nobody has seen yet (data-dependent sizes), where only a guess is needed."""
+"""The assumed value of a data-dependent size, where only a cost estimate needs one."""
 
 MAX_BOUND = 1 << 62
 """A bound of this magnitude says nothing."""
@@ -89,6 +89,11 @@ def bounds_of(symbol: sympy.Symbol) -> tuple[int | None, int | None]:
 def range_message(value: int | str, low: int | None, high: int | None) -> str:
     """What `aten::sym_constrain_range` says of a value out of range."""
     return f"Invalid value range for {value} between [{-(2**63) if low is None else low}, {2**63 - 1 if high is None else high}]."
+
+
+def known(*sizes: object) -> bool:
+    """Whether each of the sizes is a number, and none an expression over symbols."""
+    return all(isinstance(s, int | sympy.Integer) for s in sizes)
 
 
 def hint(size: Size) -> int:

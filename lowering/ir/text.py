@@ -1,4 +1,4 @@
-"""Prints a `Program` for people: golden tests, `precast show`, the docs. Shared values are named once, as in the generated code."""
+"""Prints a `Program` as readable text: golden tests, `precast show`, the docs. Shared values are named once, as in the generated code."""
 
 from __future__ import annotations
 

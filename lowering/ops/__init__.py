@@ -1,4 +1,7 @@
-"""ATen lowerings: importing this package fills `registry.LOWERINGS`."""
+"""One rule for each ATen operator, by family.
+
+Importing this package fills `registry.LOWERINGS`.
+"""
 
 from precast.lowering.ops import (
     creation,

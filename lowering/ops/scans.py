@@ -11,16 +11,11 @@ from precast.lowering.ir.nodes import Axis, Scan, Store
 from precast.lowering.ir.scalars import DType, ReduceOp
 from precast.lowering.ops.creation import empty_sizes
 
-LIBRARY_LENGTH = 8192
-"""Elements from which the scan of a single row is the library's on a GPU. In a kernel of ours a row is one block's work, from its first
-element to its last; the library's sums and products over one row (CUB's) run on all multiprocessors, for one more launch. Of two rows
-and more, and of running extremes, the library makes a block's work, too: those stay ours."""
-
 
 def _is_librarys(b: Builder, x: Tensor, dim: int) -> bool:
     length = x.size[dim] if x.rank else 1
     alone = all(n == 1 for d, n in enumerate(x.size) if d != dim)
-    return b.on_gpu and alone and isinstance(length, int) and length >= LIBRARY_LENGTH
+    return b.library_scan is not None and alone and isinstance(length, int) and length >= b.library_scan
 
 
 def _accumulated(b: Builder, op: ReduceOp, x: Tensor, dim: int) -> Result:

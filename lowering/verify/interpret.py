@@ -41,7 +41,7 @@ from precast.lowering.ir.torch_dtypes import TORCH_DTYPES
 from precast.lowering.verify.evaluate import Points, Stored, evaluate_index, evaluate_kernel, int_of, real_of
 
 Launch = Callable[[str, tuple[Any, ...], dict[str, Any]], None]
-"""Stands for users' Triton kernels: (kernel, (what is launched, its grids), arguments by name, of which it writes some)."""
+"""A substitute for users' Triton kernels: (kernel, (what is launched, its grids), arguments by name, of which it writes some)."""
 
 
 def run(program: Program, inputs: Sequence[torch.Tensor | int], *, double: bool = False, launch: Launch | None = None) -> list[Any]:

@@ -33,6 +33,7 @@ from precast.lowering.ir.nodes import (
 )
 from precast.lowering.ir.ranges import Interval, interval, ranges_of
 from precast.lowering.ir.scalars import COMPARISONS, DType, Op, ReduceOp, arity
+from precast.lowering.ir.sizes import known
 from precast.lowering.ir.sympy_calls import symbols_of
 from precast.lowering.ir.text import step_text
 from precast.lowering.verify.evaluate import evaluate_index
@@ -226,16 +227,16 @@ class _Checker:
             _fail(
                 name in fixed or name in program.persistent, f"{name} is an input, an output or persistent and cannot live in the workspace"
             )
-        known = [(s, int(s.offset), int(s.nbytes)) for s in placed.values() if _is_int(s.offset) and _is_int(s.nbytes)]
-        known.sort(key=lambda k: k[1])
-        for slot, offset, nbytes in known:
+        plain = [(s, int(s.offset), int(s.nbytes)) for s in placed.values() if known(s.offset, s.nbytes)]
+        plain.sort(key=lambda k: k[1])
+        for slot, offset, nbytes in plain:
             _fail(
-                _is_int(program.workspace_bytes) and offset + nbytes > int(program.workspace_bytes),
+                known(program.workspace_bytes) and offset + nbytes > int(program.workspace_bytes),
                 f"the slot of {slot.buffer} ends after the workspace",
             )
-        known = [k for k in known if k[2]]  # what has no bytes shares none
-        for i, (a, a_offset, a_bytes) in enumerate(known):
-            for b, b_offset, _ in known[i + 1 :]:
+        plain = [k for k in plain if k[2]]  # what has no bytes shares none
+        for i, (a, a_offset, a_bytes) in enumerate(plain):
+            for b, b_offset, _ in plain[i + 1 :]:
                 if b_offset >= a_offset + a_bytes:
                     break
                 first, second = sorted((a, b), key=lambda s: live[s.buffer])
@@ -247,13 +248,9 @@ class _Checker:
                 _fail(meets or (touches and not legal), f"{a.buffer} and {b.buffer} share bytes while both are alive")
 
 
-def _is_int(size: object) -> bool:
-    return isinstance(size, int | sympy.Integer)
-
-
 def _sum_known(pairs: Iterable[tuple[object, object]], offset: object) -> int | None:
     parts = list(chain.from_iterable(pairs)) + [offset]
-    if not all(_is_int(p) for p in parts):
+    if not known(*parts):
         return None
     numbers: list[int] = [int(p) for p in parts]  # type: ignore[call-overload]
     if any(n == 0 for n in numbers[:-1:2]):

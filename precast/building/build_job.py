@@ -1,4 +1,4 @@
-"""What `build`, `check` and `explain` do with one signature for one target, without the words around it."""
+"""`build`, `check` and `explain` of one signature for one target; the commands print what they return."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ from precast.artifact_store import Manifest, Store
 from precast.building.build_file import Loaded
 from precast.report.user_frames import frames_of
 from precast.runtime.api.precompile import SignatureReport, Traced, breaks, traced_for
-from precast.runtime.common.errors import OptionError, StoreUnwritable
+from precast.runtime.common.errors import CompilerBroken, OptionError, StoreUnwritable
 from precast.runtime.directives.dynamic_marks import marked
-from precast.runtime.dispatch.call_site import Settings, Site
+from precast.runtime.dispatch.call_site import Site
 from precast.runtime.frames.entry import Entry
+from precast.runtime.programs.identity import Settings
 from precast.runtime.programs.program import Program
 from precast.runtime.programs.skip_records import recall
 from precast.runtime.settings.options import merge_options
-from precast.runtime.targets.ladder import is_cuda, native_target, resolve, runs, serves
+from precast.runtime.targets.ladder import NATIVE, resolve, runs, serves
 from precast.runtime.targets.shared_object import mounted_noexec
+from precast.target_registry import family_of
 
 log = logging.getLogger("precast.compiling.driver")
 _RAISED = "Observed exception"
-"""How the tracer begins to tell of an exception that the traced code raises."""
+"""The beginning of the tracer's message for an exception that the traced code raises."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +55,12 @@ class Outcome:
 
 
 _NOTHING_NEW = {"hit": "there already", "taken": "taken"}
-"""What a signature's outcome means where this process put nothing into the store."""
+"""The status of a signature for which this process stored nothing."""
 
 
 def _fall_back(target: str, found: str) -> str:
-    """What a hit of an artifact for another target means: a machine for `target` takes it, being the best that it finds."""
-    if is_cuda(found):
+    """A sentence about a hit of an artifact for another target: a machine of `target` uses it, as it is the best that it finds."""
+    if not family_of(found).on_host:
         return f"by its fall-back for {found}"
     return (
         f"by what was built for {found}, which such a machine runs too; `precast build … --target {target}` makes code for {target} itself"
@@ -72,7 +74,7 @@ class Job:
         self.loaded = loaded
         self.store = store
         self.name = loaded.spec.name
-        self._tracings: dict[bool, Traced] = {}
+        self._tracings: dict[str, Traced] = {}
 
     def program(self, target: str) -> tuple[Program, Entry]:
         """The program, and its entry, as `precast.compile` would make it. Raises OptionError for a wrong mode or option."""
@@ -85,7 +87,7 @@ class Job:
         begin = time.perf_counter()
         try:
             return self._build(number, target, begin)
-        except (OptionError, StoreUnwritable):
+        except (OptionError, StoreUnwritable, CompilerBroken):
             raise  # for all programs
         except Exception as error:  # noqa: BLE001 - the report names it, and the others go on
             return self._outcome(number, target, "failed", None, begin, self._said(error))
@@ -109,7 +111,7 @@ class Job:
         return self._outcome(number, target, status if whole else "incomplete", found, begin, skipped or reason if whole else reason)
 
     def _precompile(self, number: int, target: str) -> tuple[SignatureReport, str]:
-        """Compile into the store; returns what came of it, and warnings that were given."""
+        """Compile into the store; returns the report, and the warnings that were given."""
         spec = self.loaded.spec
         with warnings.catch_warnings(record=True) as caught, torch.no_grad():
             warnings.simplefilter("always")
@@ -138,7 +140,7 @@ class Job:
 
     def _check(self, number: int, target: str, begin: float) -> Outcome:
         found = self.find(number, target, runs)
-        if found is not None and mounted_noexec(self.store.root) and not is_cuda(found.target):
+        if found is not None and mounted_noexec(self.store.root) and family_of(found.target).on_host:
             return self._outcome(number, target, "miss", found, begin, self.explain(number, target))
         if found is not None:
             said = "" if serves(resolve(target), found.target) else _fall_back(target, found.target)
@@ -149,7 +151,7 @@ class Job:
         return self._outcome(number, target, "miss", None, begin, self.explain(number, target))
 
     def skipped(self, target: str) -> str:
-        """Why the program is known to stay plain Python, with what it calls compiled; empty where it is not."""
+        """Why the program is recorded as plain Python whose callees are compiled; "" where it is not."""
         return recall(self.store, self.program(target)[0].key, compiles=False)
 
     def explain(self, number: int, target: str) -> str:
@@ -157,7 +159,7 @@ class Job:
         from precast.runtime.programs.explain_miss import explain
 
         with self._call(number, target) as (program, args, kwargs):
-            explanation = explain(program, args, kwargs, elsewhere=resolve(target) != native_target())
+            explanation = explain(program, args, kwargs, elsewhere=resolve(target) != resolve(NATIVE))
         for_others_only = explanation.variants and not any(self._for(program.key, resolve(target)))
         return str(explanation) + (f"\nnothing is stored for {target}: `precast build … --target {target}`" if for_others_only else "")
 
@@ -183,11 +185,11 @@ class Job:
             yield program, args, kwargs
 
     def _raised(self, number: int, target: str, reason: str) -> str:
-        """What the program itself raises for the signature, with the lines that it comes from; empty where it does not.
+        """The exception that the program itself raises for the signature, with the user's lines; "" where it raises none.
 
-        A copy of it is called for that, with copies of the arguments, where the tracer saw it raise and caught it nowhere.
+        Where the tracer reported an uncaught exception, a copy of the program is called with copies of the arguments to find out.
         """
-        if not reason.startswith(_RAISED) or is_cuda(resolve(target)):
+        if not reason.startswith(_RAISED) or not family_of(resolve(target)).on_host:
             return ""
         args, kwargs = self.loaded.signatures[number - 1]
         program, args, kwargs = copy.deepcopy((self.loaded.callable, args, kwargs))
@@ -207,10 +209,10 @@ class Job:
 
     def _traced(self, target: str) -> Traced:
         """The program and its signatures as they are traced for the target. Raises PrecastError."""
-        elsewhere = is_cuda(resolve(target))
-        if elsewhere not in self._tracings:
-            self._tracings[elsewhere] = traced_for(target, self.loaded.callable, self.loaded.signatures)
-        return self._tracings[elsewhere]
+        device = family_of(resolve(target)).device
+        if device not in self._tracings:
+            self._tracings[device] = traced_for(target, self.loaded.callable, self.loaded.signatures)
+        return self._tracings[device]
 
     def _for(self, key: str, target: str) -> Iterable[Manifest]:
         return (manifest for manifest in self.store.variants(key) if runs(target, manifest.target))

@@ -1,8 +1,8 @@
-"""In which order several workers build: as free as it can be while each program ends up with the artifacts that one worker would make.
+"""The order in which several workers build: as parallel as possible, such that the artifacts are those that one worker would make.
 
-A compile learns from the artifacts of its program which sizes vary (`runtime/programs/automatic_dynamic.py`), so that the signatures of a program are built one
-after another, and so are programs that have one key (two factories that return the same function), for all targets that learn from one
-another. With `dynamic = "no"` nothing is learnt, and signatures may be built at once.
+A compile reads from the artifacts of its program which sizes vary (`runtime/programs/automatic_dynamic.py`). So the signatures of a program are built one
+after another, and so are programs with one key (two factories that return the same function), for all targets whose artifacts one machine
+may run. With `dynamic = "no"` nothing depends on other artifacts, and signatures may be built in parallel.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Known:
-    """What the factory of a program said: how many signatures, under which program key (empty where it cannot be said), in what time."""
+    """The result of a program's factory: the number of signatures, the program key ("" where unknown), and the seconds that it took."""
 
     count: int
     key: str
@@ -46,7 +46,7 @@ class Line:
 
 
 class Lines:
-    """What is still to be done, and what of it may be begun now."""
+    """The tasks that remain, and which of them may begin now."""
 
     def __init__(self, programs: Sequence[ProgramSpec]) -> None:
         self._lines = [
@@ -73,12 +73,12 @@ class Lines:
         return not self._unfinished()
 
     def own(self, program: int | None) -> Task | None:
-        """A task of the program that a worker has at hand."""
+        """A task of the program whose factory the worker has already called."""
         found = next((line for line in self._lines if line.program == program and self._is_ready(line)), None)
         return self._begin(found) if found is not None else None
 
     def other(self) -> Task | None:
-        """A task for a worker that nothing of its own is left for: a program that nobody has begun, else part of another's."""
+        """A task for a worker whose own program is finished: a program that nobody has begun, else part of another worker's."""
         for line in self._lines:
             if line.program not in self._known and line.program not in self._loading:
                 self._loading.add(line.program)
@@ -98,12 +98,12 @@ class Lines:
         return self._known[program].count if program in self._known else 0
 
     def lost(self, program: int) -> list[str]:
-        """The program's factory failed; returns for which targets nothing can be built."""
+        """Records that the program's factory failed; returns the targets for which nothing can be built."""
         self.loaded(program, Known(0, "", 0.0))
         return [line.target for line in self._of(program)]
 
     def done(self, task: Task, seconds: float) -> bool:
-        """The task has come to an end. Returns whether that was the last of its line."""
+        """Records that the task has ended. Returns whether it was the last of its line."""
         (line,) = (line for line in self._of(task.program) if line.target == task.target)
         line.running -= 1
         self._seconds.append(seconds)
@@ -128,7 +128,7 @@ class Lines:
         return [line for line in self._lines if line.program not in self._known or line.todo or line.running]
 
     def _comes_first(self, earlier: Line, line: Line) -> bool:
-        """Whether what `line` is compiled to may depend on `earlier`, or the other way round."""
+        """Whether the artifacts of one line may depend on those of the other, so that `earlier` has to be built first."""
         if not (earlier.learns or line.learns):
             return False
         one, other = self._known.get(earlier.program), self._known[line.program]
@@ -140,7 +140,7 @@ class Lines:
         return concerns(here, there) or concerns(there, here)
 
     def _pays(self, line: Line) -> bool:
-        """Whether another worker is to call the program's factory, too, where one that has called it goes on with it."""
+        """Whether it pays that another worker calls the program's factory, too, and takes some of its signatures."""
         if not any(other.running for other in self._of(line.program)):
             return True
         usual = sum(self._seconds) / len(self._seconds) if self._seconds else 1.0

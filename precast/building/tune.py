@@ -1,10 +1,9 @@
-"""`precast tune`: what decides GPU code is measured on a device, problem by problem, and kept in the store by architecture.
+"""`precast tune`: what decides a device's code is measured on that device, problem by problem, and kept in the store by architecture.
 
-The programs of a build file are captured (and compiled, into a store that is thrown away); scheduling them shows every question that
-compiling them asks: a tiling for each kernel, an implementation for each library call, a library's product or one kernel with what follows.
-What the store has no answer to is measured, and as answers lead to other questions, the programs are scheduled again with them until there
-is nothing left to ask. Each answer is kept as soon as it is there, so that a run that is cut off goes on where it stopped, and answers of
-other runs and machines stay.
+The programs of a build file are captured (and compiled, into a temporary store); scheduling them yields every question that compiling
+them asks: a tiling for each kernel, an implementation for each library call, a library's product or one kernel with its epilogue.
+Questions without a stored answer are measured. As answers lead to other questions, the programs are scheduled again until none is left.
+Each answer is stored at once, so that an interrupted run can be resumed, and answers of other runs and machines are kept.
 """
 
 from __future__ import annotations
@@ -14,28 +13,25 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from precast.artifact_store import Store
 from precast.building.build_file import Loaded
 from precast.building.build_job import Job, Outcome
-from precast.codegen import with_choices
-from precast.codegen.cpu.tuning import Record, tuning_name
-from precast.codegen.cuda.pipeline import choose_all
-from precast.codegen.cuda.tuning import CudaChooser, Problem
-from precast.compiling import build_graph
+from precast.codegen import backend_of
+from precast.codegen.common.measure import Record
+from precast.codegen.common.tuner import Answer, Problem
 from precast.compiling.build_graph import keep_choices, known_choices
+from precast.compiling.observers import lowerings
 from precast.lowering.ir.nodes import Program
-from precast.lowering.pipeline import schedule
+from precast.lowering.options import LoweringOptions
 from precast.runtime.settings.options import list_mode_options
 
 Say = Callable[[str], None]
-Measure = Callable[[Problem], Record | None]
 
 
 @dataclass
 class Question:
-    """A problem, who asks it (programs and signatures), and what came of it: "known", "measured", "failed" (why) or "left" (no time)."""
+    """A problem, the programs and signatures that ask it, and its state: "known", "measured", "failed" (with why) or "left" (no time)."""
 
     problem: Problem
     asked: set[tuple[str, int]] = field(default_factory=set)
@@ -45,7 +41,7 @@ class Question:
 
     @property
     def answer(self) -> str:
-        """What a build takes."""
+        """The choice that a build takes."""
         return self.problem.default if self.record is None else str(self.record["winner"])
 
     @property
@@ -58,7 +54,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Outdated:
-    """An artifact of the store for a signature of a job that was built with `choices` other answers than the records have now."""
+    """A stored artifact of a job's signature. `choices`: in how many choices it differs from the present answers."""
 
     job: Job
     signature: int
@@ -83,10 +79,11 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Captured:
-    """A program as it is before scheduling, with the options that it is compiled with, and who has it: a program's name and a signature."""
+    """A program before it is scheduled, with its options and the names of its weights; `owner`: a program's name and a signature."""
 
     program: Program
-    options: Mapping[str, Any]
+    options: LoweringOptions
+    weights: tuple[str, ...]
     owner: tuple[str, int]
 
 
@@ -123,18 +120,15 @@ def _without_measuring(loaded: Loaded) -> Loaded:
 
 @contextmanager
 def _watching(target: str, owner: tuple[str, int]) -> Iterator[list[Captured]]:
-    """Every program that is compiled for `target` meanwhile."""
+    """Every program that this thread compiles for `target` meanwhile."""
     seen: list[Captured] = []
 
-    def look(program: Program, its_target: str, options: Mapping[str, Any]) -> None:
+    def look(program: Program, its_target: str, options: LoweringOptions, weights: tuple[str, ...]) -> None:
         if its_target == target:
-            seen.append(Captured(program, dict(options), owner))
+            seen.append(Captured(program, options, weights, owner))
 
-    build_graph.observers.append(look)
-    try:
+    with lowerings.watch(look):
         yield seen
-    finally:
-        build_graph.observers.remove(look)
 
 
 def ask(programs: Sequence[Captured], target: str, known: Mapping[str, Record]) -> dict[str, Question]:
@@ -143,19 +137,20 @@ def ask(programs: Sequence[Captured], target: str, known: Mapping[str, Record]) 
     Answers that are `known` decide what else is asked: a product inside of a kernel asks other questions than a library's.
     """
     questions: dict[str, Question] = {}
+    tuner = backend_of(target).tuner
+    assert tuner is not None, f"{target} is of a family without a tuner"
     for captured in programs:
 
         def note(problem: Problem, owner: tuple[str, int] = captured.owner) -> Record | None:
             questions.setdefault(problem.key, Question(problem)).asked.add(owner)
             return known.get(problem.key)
 
-        asking = with_choices(target, {**captured.options, "tuning": {}, "chooser": CudaChooser(measure=note)})
-        choose_all(schedule(captured.program, target, asking), asking)
+        tuner.ask(captured.program, target, captured.options, captured.weights, note)
     return questions
 
 
-def tune(jobs: Sequence[Loaded], store: Store, target: str, measure: Measure, *, budget: float, say: Say, again: bool = False) -> Tuned:
-    """Answers what `store` has no answer to, for at most `budget` seconds of measuring; `again`: also what it has."""
+def tune(jobs: Sequence[Loaded], store: Store, target: str, measure: Answer, *, budget: float, say: Say, again: bool = False) -> Tuned:
+    """Measures the questions without an answer in `store`, for at most `budget` seconds; `again`: measures all of them."""
     began = time.monotonic()
     programs, failures = capture(jobs, target, say)
     done: dict[str, Question] = {}
@@ -178,10 +173,12 @@ def tune(jobs: Sequence[Loaded], store: Store, target: str, measure: Measure, *,
         left -= time.monotonic() - started
     if left <= 0 and open_ones:
         say(f"the budget of {budget:.0f} s is spent; {len(open_ones)} problems are left for another run")
-    return Tuned(target, tuning_name(target), tuple(questions.values()), tuple(failures), round(time.monotonic() - began, 1))
+    return Tuned(
+        target, backend_of(target).tuning_name(target), tuple(questions.values()), tuple(failures), round(time.monotonic() - began, 1)
+    )
 
 
-def _answer_all(questions: Sequence[Question], store: Store, target: str, measure: Measure, budget: float, say: Say) -> dict[str, Question]:
+def _answer_all(questions: Sequence[Question], store: Store, target: str, measure: Answer, budget: float, say: Say) -> dict[str, Question]:
     """Answers questions in order until the budget is spent; those that were tried, by key."""
     until = time.monotonic() + budget
     tried: dict[str, Question] = {}
@@ -195,7 +192,7 @@ def _answer_all(questions: Sequence[Question], store: Store, target: str, measur
     return tried
 
 
-def _answer(question: Question, store: Store, target: str, measure: Measure) -> None:
+def _answer(question: Question, store: Store, target: str, measure: Answer) -> None:
     try:
         found = measure(question.problem)
     except RuntimeError as error:  # one problem that cannot be measured must not stop the others; the report says why
@@ -224,6 +221,6 @@ def outdated(jobs: Sequence[Loaded], store: Store, tuned: Tuned) -> list[Outdate
 
 
 def rebuild(store: Store, old: Outdated, target: str) -> Outcome:
-    """Take the artifact out and compile it anew, with the choices as they are now."""
+    """Remove the artifact and compile it again, with the present choices."""
     store.remove(old.artifact, old.program_key)
     return old.job.build(old.signature, target)

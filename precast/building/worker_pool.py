@@ -1,14 +1,14 @@
-"""`precast build --jobs`: workers, forked from a process that has imported what compiling needs, each for as many signatures as come.
+"""The worker pool of `precast build --jobs`: workers are forked from a process that has imported the compiler, and build many signatures
+each.
 
-The parent has no threads and deals out one signature at a time (`build_order.py`), so that it always knows what a worker that dies was at.
-Each worker leads a process group of its own, so that an interruption on the terminal reaches the parent alone, which ends all workers and
-the compilers that they have started.
+The parent has no threads and hands out one signature at a time (`build_order.py`), so that it knows what a worker was building when it
+died. Each worker leads a process group of its own: an interrupt on the terminal reaches the parent only, which ends all workers and the
+compilers that they have started.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import multiprocessing
 import os
 import resource
@@ -28,17 +28,18 @@ from precast.artifact_store import Store, StoreError
 from precast.building.build_file import Loaded, ProgramSpec
 from precast.building.build_job import Job, Outcome
 from precast.building.build_order import Known, Lines, Task
-from precast.building.exclusive import part
-from precast.runtime.common.errors import OptionError, StoreUnwritable
+from precast.compiling.exclusive import part
+from precast.runtime.common.errors import CompilerBroken, OptionError, StoreUnwritable
 from precast.runtime.common.log import logger
+from precast.runtime.common.upward_imports import COMPILE_VARIANT
 from precast.runtime.native import loader
 
 LOOK_SECONDS = 0.1
-"""How often the display is renewed."""
+"""Seconds between updates of the display."""
 SPARE_BYTES = 1 << 30
-"""Memory that is left alone when the number of workers is precast's to choose."""
+"""Bytes of memory that stay free where precast chooses the number of workers."""
 LEAST_LINES = 4
-"""Programs, times targets, from which on several workers pay by themselves."""
+"""Number of programs times targets from which on several workers are the default."""
 
 Load = Callable[[ProgramSpec], Loaded]
 
@@ -56,7 +57,7 @@ class FactoryFailed(Exception):
 
 
 class Display(Protocol):
-    """Where it is told what goes on."""
+    """Shows the progress of a build."""
 
     def say(self, what: str) -> None: ...
     def advance(self, part: float, whole: bool) -> None: ...
@@ -65,7 +66,7 @@ class Display(Protocol):
 
 @dataclass
 class Crew:
-    """How many workers there may be: `most`; where precast chooses, not more than memory allows for."""
+    """The limit on workers: `most`, and where precast chooses also by free memory."""
 
     most: int
     chosen_by_user: bool
@@ -73,7 +74,7 @@ class Crew:
 
     @classmethod
     def of(cls, jobs: int | None, lines: Lines) -> Crew:
-        """For `--jobs N`, or the default, which is one where little is to be built."""
+        """The limit for `--jobs N`, or the default, which is one worker for small builds."""
         if not hasattr(os, "fork"):
             return cls(1, jobs is not None)
         if jobs is not None:
@@ -89,7 +90,7 @@ class Crew:
 
 @dataclass(eq=False)
 class Worker:
-    """A process that builds, and what it is at."""
+    """A worker process and its current task."""
 
     process: BaseProcess
     connection: Connection
@@ -98,7 +99,7 @@ class Worker:
     program: int | None = None
 
     def signal(self, number: int) -> None:
-        """To the worker and to all that it has started: compilers are in process groups of their own."""
+        """Sends a signal to the worker and to all processes that it has started: compilers have process groups of their own."""
         pid = self.process.pid or 0
         _send(pid, signal.SIGSTOP)  # nothing is started while it is looked who is there
         for child in _descendants(pid):
@@ -112,7 +113,7 @@ def _send(pid: int, number: int) -> None:
 
 
 def _descendants(pid: int) -> list[int]:
-    """All processes that this one has started, and those that they have, as far as the system says."""
+    """The descendants of a process, as far as the system tells."""
     found: list[int] = []
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -137,7 +138,7 @@ class Pool:
     _speaker: Worker | None = None
 
     def run(self) -> list[Outcome]:
-        """Build all; what came of it in the order of the file. Raises Stopped."""
+        """Build everything; returns the outcomes in the order of the file. Raises Stopped."""
         self.display.refresh()
         if not self.store.programs():  # so that all will be compiled
             _prepare(self.store)
@@ -155,7 +156,7 @@ class Pool:
     # -- dealing
 
     def _deal(self) -> bool:
-        """Give tasks to those who have none, while nobody measures. Returns whether there was one."""
+        """Give tasks to idle workers, unless one is measuring. Returns whether there was a task."""
         if self._speaker is not None:
             return False
         dealt = False
@@ -197,7 +198,7 @@ class Pool:
     # -- listening
 
     def _listen(self) -> None:
-        """Hear what workers have to say, or for a moment nothing. While one measures, the others say nothing, not even by halves."""
+        """Receive messages of workers, waiting a moment if there are none. While one measures, the others are stopped between messages."""
         heard = self._workers if self._speaker is None else [self._speaker]
         by_connection: dict[Any, Worker] = {worker.connection: worker for worker in heard}
         for connection in wait([*by_connection], LOOK_SECONDS):
@@ -235,7 +236,7 @@ class Pool:
         raise Stopped(text, usage)
 
     def _hear_quiet(self, worker: Worker) -> None:
-        """It is about to measure: the others hold still."""
+        """The worker is about to measure: the others are stopped."""
         self._speaker = worker
         self._tell_others(signal.SIGSTOP)
         with contextlib.suppress(OSError):  # it died: its end is heard of next
@@ -289,14 +290,14 @@ def _how_it_died(code: int | None) -> str:
 
 
 def _prepare(store: Store) -> None:
-    """What each worker would do at its first compile, once for all: build the native runtime, and beside it import the compiler."""
+    """Does once what each worker would do at its first compile: build the native runtime and import the compiler, side by side."""
     try:
         store.check_writable()
     except StoreError:
         return  # the first worker says so
     with ThreadPoolExecutor(1) as pool:  # whose thread has ended before anything is forked
         built = pool.submit(loader.ensure, store)
-        importlib.import_module("precast.compiling.driver")
+        COMPILE_VARIANT.load()
     if (error := built.exception()) is not None:
         logger("runtime").error("building the native runtime failed", exc_info=error)
 
@@ -307,7 +308,7 @@ def _prepare(store: Store) -> None:
 def _work(
     connection: Connection, inherited: Sequence[Connection], programs: Sequence[ProgramSpec], store: Store, load: Load, shared_by: int
 ) -> None:
-    """Builds what it is given, until its parent is gone."""
+    """The body of a worker: builds the tasks that it receives, until the parent is gone."""
     for other in inherited:
         other.close()
     with contextlib.suppress(OSError):
@@ -338,7 +339,7 @@ def _answer(task: Task, program: ProgramSpec, store: Store, load: Load, job: Job
         return ("stopped", f"{program.where}: {error}", True), None
     except Stopped as error:
         return ("stopped", str(error), error.usage), None
-    except StoreUnwritable as error:
+    except (StoreUnwritable, CompilerBroken) as error:
         return ("stopped", str(error), False), None
 
 
@@ -362,12 +363,12 @@ def _alone(connection: Connection) -> Iterator[None]:
 
 
 def _memory() -> int:
-    """Bytes: the most that this process has held so far."""
+    """The peak memory of this process so far, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _free_memory() -> int:
-    """Bytes that the machine, and this process's control group, could still give."""
+    """Free memory of the machine, limited by this process's control group, in bytes."""
     free = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -379,7 +380,7 @@ def _free_memory() -> int:
 
 
 def _cores() -> int:
-    """Cores that this process may run on, and that its control group pays for."""
+    """Cores that this process may use, limited by its control group."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()

@@ -183,7 +183,7 @@ def _check_settings(programs: Sequence[ProgramSpec]) -> None:
 def _run(out: Output, plan: BuildFile, store: Store, doing: str, step: Step) -> list[Outcome]:
     """`step` for every signature and target, under a progress bar that names what is being done."""
     from precast.building.build_job import Job
-    from precast.runtime.common.errors import OptionError, StoreUnwritable
+    from precast.runtime.common.errors import CompilerBroken, OptionError, StoreUnwritable
 
     outcomes: list[Outcome] = []
     with _progress(out, len(plan.programs)) as progress:
@@ -197,15 +197,15 @@ def _run(out: Output, plan: BuildFile, store: Store, doing: str, step: Step) -> 
                     outcomes.append(step(job, number, target))
                 except OptionError as error:
                     raise click.UsageError(f"{program.where}: {error}") from error
-                except StoreUnwritable as error:
+                except (StoreUnwritable, CompilerBroken) as error:
                     raise Failure(str(error)) from error
                 progress.advance(1 / len(pairs), position == len(pairs) - 1)
     return outcomes
 
 
 def load_program(program: ProgramSpec, plan: BuildFile) -> Loaded:
-    """What the program's factory makes. Raises UsageError where the file is wrong and Failure where the factory raised, with the lines of
-    the user's code that it passed.
+    """Calls the program's factory. Raises UsageError where the file is wrong, and Failure, with the user's lines of the traceback, where
+    the factory raised.
     """
     try:
         return load(program, plan.path)
@@ -219,13 +219,13 @@ def load_program(program: ProgramSpec, plan: BuildFile) -> Loaded:
 
 
 def _whole(error: BaseException | None, lines: list[str]) -> list[str]:
-    """Logs the whole stack where that is asked for; else, where a part of it is shown, how to."""
+    """The lines of an error: logs the whole traceback with `-v`, otherwise adds how to get it where only a part is shown."""
     log.info("the whole stack:", exc_info=error)
     return [] if log.isEnabledFor(logging.INFO) or not lines else ["(-v or PRECAST_LOGS=driver shows the whole stack)"]
 
 
 def _in_processes(out: Output, plan: BuildFile, store: Store, jobs: int | None) -> list[Outcome] | None:
-    """What several workers make of it; None where one process does as well. `jobs`: how many, or None where they are to pay."""
+    """The outcomes of a build by several workers; None where one process is as good. `jobs`: how many; None lets precast choose."""
     from precast.building.build_order import Lines
     from precast.building.worker_pool import Crew, FactoryFailed, Pool, Stopped
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 import precast
-from precast.artifact_store.store import default_root
+from precast.artifact_store.place import default_root
 from precast.cli.output import Failure, errors_to_json, finish, json_option, named
 
 

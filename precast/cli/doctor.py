@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import importlib.metadata
 import os
 import platform
@@ -10,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -33,7 +35,9 @@ from precast.cli.output import (
     style,
 )
 from precast.report.units import human_size
+from precast.runtime.common.supported_torch import RANGE, why_unsupported
 from precast.runtime.targets.shared_object import mounted_noexec
+from precast.target_registry import families, load
 
 GOOD, WARN, BAD = "ok", "warning", "problem"
 
@@ -83,24 +87,40 @@ def _torch() -> Iterator[Finding]:
     try:
         import torch
     except (ImportError, OSError) as error:
-        yield Finding("torch", BAD, f"cannot be imported ({error}); install torch 2.11 to 2.13")
+        yield Finding("torch", BAD, f"cannot be imported ({error}); install torch {RANGE}")
         return
-    minor = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    supported = (2, 11) <= minor <= (2, 13)
-    advice = "" if supported else "; precast supports 2.11 to 2.13"
-    yield Finding("torch", GOOD if supported else BAD, f"{torch.__version__}, {torch.get_num_threads()} threads{advice}")
+    unsupported = why_unsupported(torch.__version__)
+    advice = f"; precast supports {RANGE}: nothing is compiled or loaded, programs run eagerly" if unsupported else ""
+    yield Finding("torch", BAD if unsupported else GOOD, f"{torch.__version__}, {torch.get_num_threads()} threads{advice}")
+    if not unsupported:
+        yield from _private_names(torch.__version__)
     backends = (("MKL", torch.backends.mkl), ("oneDNN", torch.backends.mkldnn))
     libraries = [name for name, backend in backends if backend.is_available()]
     yield Finding("torch", GOOD if libraries else WARN, f"CPU libraries: {', '.join(libraries) or 'none; matrix products will be slow'}")
 
 
-def _gpus() -> Iterator[Finding]:
-    from precast.cli.doctor_gpu import findings
+def _private_names(version: str) -> Iterator[Finding]:
+    """Whether this torch has what precast uses of its private parts; a line where not."""
+    from precast.runtime.common.eval_frame import MISSING
 
+    if MISSING:
+        yield Finding("torch", BAD, f"{version} lacks what precast calls of it: {MISSING}; programs run eagerly")
     try:
-        yield from (Finding("gpu", GOOD if good else WARN, detail) for good, detail in findings())
-    except ImportError as error:
-        yield Finding("gpu", WARN, f"nothing is known of GPUs: {error}")
+        importlib.import_module("precast.capture")
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is what keeps precast from compiling
+        inside = [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+        adapter = next((name for name in reversed(inside) if name.startswith("precast.capture.")), "precast.capture")
+        what = f"{type(error).__name__}: {error}"
+        yield Finding("torch", BAD, f"{version} does not fit {adapter}, so that nothing can be compiled: {what}")
+
+
+def _gpus() -> Iterator[Finding]:
+    for family in families():
+        try:
+            said = load(family.findings)() if family.findings else ()
+            yield from (Finding("gpu", GOOD if good else WARN, detail) for good, detail in said)
+        except ImportError as error:
+            yield Finding("gpu", WARN, f"nothing is known of GPUs: {error}")
 
 
 def _triton() -> Iterator[Finding]:
@@ -130,7 +150,7 @@ def _compiler() -> Iterator[Finding]:
 
 
 def _cpu() -> Iterator[Finding]:
-    from precast.runtime.targets.ladder import ladder
+    from precast.runtime.targets.cpu import ladder
 
     chip = platform.processor() or platform.machine()
     try:
@@ -179,10 +199,10 @@ def _store(path: str | None) -> Iterator[Finding]:
             yield Finding("store", WARN, f"which artifacts were used is not known: {reason}")
         hidden = unreadable(store)
         for name, reason in [*hidden.items()][:_NAMED]:
-            yield Finding("store", BAD, f"{store.root / name} cannot be read ({reason}): make it readable for this user")
+            yield Finding("store", BAD, f"{store.path(name)} cannot be read ({reason}): make it readable for this user")
         if len(hidden) > _NAMED:
             yield Finding("store", BAD, f"and {len(hidden) - _NAMED} more that cannot be read")
-        quarantined = len(list((store.root / "quarantine").glob("*")))
+        quarantined = store.quarantined()
         if quarantined:
             entries = many(quarantined, "damaged entry", "damaged entries")
             yield Finding("store", WARN, f"{entries} in quarantine/ (`precast verify` says more); if that grows, suspect the disk")

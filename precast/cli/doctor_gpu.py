@@ -1,14 +1,14 @@
-"""What `precast doctor` says of GPUs: driver, devices, what each runs and why."""
+"""The findings of `precast doctor` about GPUs: driver, devices, what each runs and why."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from precast.runtime.targets import nvidia_devices
-from precast.runtime.targets.ladder import PTX, PTX_CUDA, cuda_ladder
+from precast.runtime.targets.cuda import PTX, PTX_CUDA, cuda_ladder
 
 Line = tuple[bool, str]
-"""Whether all is well, and what there is to say."""
+"""Whether all is well, and the text."""
 
 
 def findings() -> Iterator[Line]:

@@ -134,7 +134,7 @@ class Patient:
 
 
 def _forget(stream: TextIO) -> None:
-    """What is left in the buffer cannot go anywhere, and must not fail again when the interpreter ends."""
+    """Discards the rest of the buffer of a stream whose reader is gone, so that it does not fail again when the interpreter ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 

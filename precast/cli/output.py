@@ -1,4 +1,4 @@
-"""How the commands speak: data on stdout (a table for people, tab-separated raw numbers for pipes, or JSON), everything else on stderr."""
+"""Output of the commands: data on stdout (a table for people, tab-separated raw numbers for pipes, or JSON), everything else on stderr."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 import click
 
 from precast.artifact_store import Store, StoreError
-from precast.artifact_store.place import what_is_at
-from precast.artifact_store.store import ENVIRONMENT, default_root
+from precast.artifact_store.place import ENVIRONMENT, default_root, what_is_at
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -34,7 +33,7 @@ class Failure(click.ClickException):
 
 
 class Output:
-    """One command's way of answering, from its --json and -H options."""
+    """The output of one command, by its --json and -H options."""
 
     def __init__(self, as_json: bool = False, human: bool = False) -> None:
         self.as_json = as_json
@@ -122,7 +121,7 @@ def verbose_option(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def named(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    """An empty name is a slip (`--store "$STORE"` where STORE is not set), and would mean another store than the one meant."""
+    """Refuses an empty name, which is a mistake (`--store "$STORE"` where STORE is not set) and would select the default store."""
     if value == "":
         raise click.BadParameter("is empty: name a folder, or leave the option away")
     return value
@@ -175,7 +174,7 @@ def open_store(path: str | os.PathLike[str] | None, readonly: bool = True, exist
 
 
 def is_chosen(path: str | os.PathLike[str] | None) -> bool:
-    """Whether somebody named the store's folder, so that it is not the platform's."""
+    """Whether the store's folder was named, and is not the platform's default."""
     return path is not None or bool(os.environ.get(ENVIRONMENT))
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
 
 from precast.artifact_store import Manifest, RecordError, Store
-from precast.artifact_store.format.layout import blob_name
 from precast.artifact_store.format.text import counted, inline
 from precast.cli.output import (
     Failure,
@@ -98,7 +96,7 @@ def find(store: Store, prefix: str) -> Manifest:
 def overview(store: Store, manifest: Manifest) -> Iterator[str]:
     """The artifact on one screen."""
     versions = manifest.versions
-    created = store.path(f"programs/{manifest.program_key}/{manifest.artifact_id}.msgpack").stat().st_mtime
+    created = store.made_at(manifest)
     yield f"artifact   {manifest.artifact_id}"
     yield f"program    {manifest.program_name} (key {manifest.program_key})"
     yield f"target     {manifest.target}"
@@ -117,22 +115,12 @@ def overview(store: Store, manifest: Manifest) -> Iterator[str]:
         facts = {image.role: str(image) for image in images(store, manifest, graph)}
         for role, blob in graph.blobs.items():
             size = manifest.blobs.get(blob, 0)
-            missing = _absence(store.path(blob_name(blob)))
-            yield f"  {role:<14} {blob[:12]}  {facts.get(role) or human_size(size)}{missing}"
+            absence = store.why_absent(blob)
+            yield f"  {role:<14} {blob[:12]}  {facts.get(role) or human_size(size)}{absence and f'  {absence}'}"
         yield from _tree(graph.io, 1)
     for title, record in (("evidence", manifest.evidence), ("provenance", {"precast": manifest.precast_version, **manifest.provenance})):
         yield title
         yield from _tree(record, 1)
-
-
-def _absence(path: Path) -> str:
-    try:
-        path.stat()
-    except FileNotFoundError:
-        return "  MISSING"
-    except OSError as error:
-        return f"  cannot be read ({error.strerror})"
-    return ""
 
 
 def print_guards(out: Output, manifest: Manifest) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -14,15 +13,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from precast.artifact_store import Store
-from precast.artifact_store.format import layout
 from precast.artifact_store.format.manifest import Versions
 from precast.artifact_store.format.text import human_days, many
 from precast.artifact_store.maintenance.unreadable import unreadable
-from precast.artifact_store.store import default_root
+from precast.artifact_store.place import default_root
 from precast.artifact_store.tiers.owner import owner
 from precast.cli.output import (
     ANSWER_NO,
-    Failure,
     Output,
     errors_to_json,
     finish,
@@ -32,6 +29,7 @@ from precast.cli.output import (
     store_option,
 )
 from precast.report.units import human_age, human_moment, human_size, parse_duration, parse_size
+from precast.target_registry import find_family
 
 if TYPE_CHECKING:
     from precast.artifact_store.maintenance.index import Entry
@@ -109,7 +107,7 @@ def _tell_unreadable(out: Output, store: Store) -> None:
     if hidden := unreadable(store):
         name, reason = next(iter(hidden.items()))
         count = many(len(hidden), "file or folder", "files or folders")
-        out.note(f"{count} cannot be read, such as {store.root / name} ({reason}): `precast doctor` says more")
+        out.note(f"{count} cannot be read, such as {store.path(name)} ({reason}): `precast doctor` says more")
 
 
 def _list_images(out: Output, store: Store, entries: list[Entry]) -> None:
@@ -118,7 +116,7 @@ def _list_images(out: Output, store: Store, entries: list[Entry]) -> None:
     found = [
         (entry.artifact_id, image)
         for entry in entries
-        if entry.target.startswith("cuda:") and (manifest := store.get(entry.artifact_id, entry.program_key)) is not None
+        if _has_images(entry.target) and (manifest := store.get(entry.artifact_id, entry.program_key)) is not None
         for image in of_artifact(store, manifest)
     ]
     out.data([{"artifact": artifact, **asdict(image)} for artifact, image in found])
@@ -130,6 +128,11 @@ def _list_images(out: Output, store: Store, entries: list[Entry]) -> None:
         out.table(("ARTIFACT", "IMAGE", "KERNEL", "SIZE", "REGISTERS", "SHARED"), raw if not out.human else [], readable)
     else:
         out.note(f"No kernel images in {store.root}")
+
+
+def _has_images(target: str) -> bool:
+    family = find_family(target)
+    return family is not None and family.images
 
 
 @click.command(short_help="Remove artifacts that meet conditions, and leftovers.")
@@ -340,28 +343,20 @@ def dir_(store_path: str | None, as_json: bool) -> None:
 @errors_to_json
 def clean(yes: bool, store_path: str | None, as_json: bool) -> None:
     """Remove everything in the store: artifacts, blobs, measured choices, index, quarantine."""
-    from precast.artifact_store.maintenance.garbage import file_size, files
+    from precast.artifact_store.maintenance import clean as cleaning
 
     out = Output(as_json)
     root = default_root(store_path)
-    if root.exists() and not root.is_dir():
-        raise Failure(f"{root} is not a precast store but a file; nothing was removed")
-    if not (root / layout.FORMAT_FILE).exists():
-        if root.exists() and any(root.iterdir()):
-            raise Failure(f"{root} is not a precast store (no file 'format' in it); nothing was removed")
+    if not cleaning.is_store(root):
         out.data({"store": str(root), "freed": 0})
         out.note(f"Nothing to clean: {root} is empty or does not exist")
         return
-    size = sum(map(file_size, files(root)))
+    size = cleaning.size_on_disk(root)
     if not yes:
         if not sys.stdin.isatty():
             raise click.UsageError(f"this removes everything in {root}; add --yes")
         click.confirm(f"Remove everything in {root} ({human_size(size)})?", abort=True, err=True)
-    for folder in ("programs", "objects", *layout.RECORD_KINDS, *layout.LOCAL_FOLDERS):  # manifests first: no reader sees half an artifact
-        shutil.rmtree(root / folder, ignore_errors=True)
-    left = [folder for folder in (*layout.SHARED_FOLDERS, *layout.LOCAL_FOLDERS) if (root / folder).exists()]
-    if left:
-        raise Failure(f"{root}: could not remove {', '.join(left)}; check the permissions")
+    cleaning.clean(root)
     out.data({"store": str(root), "freed": size})
     out.note(f"Removed everything in {root} ({human_size(size)})")
 

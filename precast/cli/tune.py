@@ -64,19 +64,17 @@ def tune(
 
 def device_lab() -> tuple[str, Any]:
     """The target of this machine's GPU, and what measures on it. Raises Failure where there is none."""
-    from precast.runtime.targets.nvidia_devices import capabilities
+    from precast.codegen import backend_of
+    from precast.runtime.targets.ladder import at_hand
 
-    found = capabilities()
-    if not found:
-        raise Failure("tuning measures on a GPU, and this machine has none; builds here use what was tuned elsewhere, with its store")
-    from precast.codegen.cuda.benchmarking import lab_for
-    from precast.runtime.targets.ladder import native_cuda
-
-    target = native_cuda(found[0])
-    try:
-        return target, lab_for(target).measure
-    except RuntimeError as error:
-        raise Failure(f"tuning needs the GPU: {error}") from error
+    for target in at_hand():
+        tuner = backend_of(target).tuner
+        if tuner is not None:
+            try:
+                return target, tuner.lab(target)
+            except RuntimeError as error:
+                raise Failure(f"tuning needs the GPU: {error}") from error
+    raise Failure("tuning measures on a GPU, and this machine has none; builds here use what was tuned elsewhere, with its store")
 
 
 def _jobs(plan: BuildFile) -> list[Loaded]:

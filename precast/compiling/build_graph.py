@@ -1,10 +1,9 @@
-"""One functional ATen graph -> a shared object with its sources, put into a BlobSet: what every door to precast does with a graph."""
+"""Builds one functional ATen graph: lowers, schedules and compiles it to a shared object, for every way in which precast gets a graph."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,27 +12,25 @@ import torch
 import torch.fx
 
 from precast.artifact_store import BlobSet, GraphRecord, Store, StoreError
-from precast.building.exclusive import part
-from precast.codegen import CompiledGraph, compile_program, with_choices
-from precast.codegen.common.toolchain import CompilerMissing, CompilerStopped, find_compiler
-from precast.codegen.cpu.tuning import tuning_name
-from precast.codegen.triton.render.ops import Unsupported as NoTritonForm
+from precast.codegen import CompiledGraph, backend_of
+from precast.codegen.common.options import CodegenOptions, CompileContext
+from precast.codegen.common.toolchain import CompilerMissing, CompilerStopped
+from precast.compiling.exclusive import part
+from precast.compiling.observers import lowerings
 from precast.compiling.subgraphs import build_parts
-from precast.lowering.ir.nodes import Program
+from precast.lowering.analysis.traits import traits_of
 from precast.lowering.ir.sizes import Unsupported
 from precast.lowering.ir.text import program_text
 from precast.lowering.lower import lower
-from precast.lowering.pipeline import schedule
+from precast.lowering.options import LoweringOptions
+from precast.lowering.pipeline import planned, schedule
 from precast.report.compile_log import log_graph
 from precast.report.trace_folder import Trace
 from precast.runtime.common.errors import CompileStopped, Refused
 from precast.runtime.common.log import logger
 from precast.runtime.executable.library import IMAGE
-from precast.runtime.targets.ladder import is_cuda, native_target
+from precast.runtime.targets.ladder import rules_of
 from precast.runtime.targets.shared_object import is_whole
-
-observers: list[Callable[[Program, str, Mapping[str, Any]], None]] = []
-"""Each is shown every lowered program of this process before it is scheduled, with its target and options (`precast tune` looks on)."""
 
 
 class Stopwatch:
@@ -69,15 +66,22 @@ class GraphRequest:
     inference: bool = True
 
 
+def options_of(options: Mapping[str, Any]) -> tuple[LoweringOptions, CodegenOptions]:
+    """What lowering and code generation read of key options; nothing below reads them again."""
+    freeze = bool(options["freeze"])
+    lowering = LoweringOptions(
+        freeze=freeze, epilogue_fusion=bool(options["epilogue_fusion"]), fallback_random=bool(options["fallback_random"])
+    )
+    codegen = CodegenOptions(freeze=freeze, max_autotune=bool(options["max_autotune"]), sanitize=str(options.get("sanitize") or ""))
+    return lowering, codegen
+
+
 def compiler_version(target: str) -> str:
     """The names and versions of the compilers for `target`, part of every artifact's key. Raises Refused where there is none."""
     try:
-        host = find_compiler().version
-        return f"{host}, triton {importlib.metadata.version('triton')}" if is_cuda(target) else host
+        return backend_of(target).compiler_version(target)
     except CompilerMissing as error:
-        raise Refused(str(error), machine=True) from error
-    except importlib.metadata.PackageNotFoundError as error:
-        raise Refused(f"Triton is not installed, which compiles for {target}", "pip install triton", machine=True) from error
+        raise Refused(str(error), error.hint, machine=True) from error
 
 
 def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopwatch, blobs: BlobSet) -> tuple[GraphRecord, dict[str, Any]]:
@@ -85,7 +89,7 @@ def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopw
 
     Raises Refused, and CompileStopped where the machine lacks disk or memory.
     """
-    options: dict[str, Any] = dict(request.options)
+    lowering, codegen = options_of(request.options)
 
     def build_body(body: torch.fx.GraphModule, name: str) -> GraphRecord:
         inputs = sum(1 for n in body.graph.nodes if n.op == "placeholder")
@@ -96,25 +100,25 @@ def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopw
     with watch.stage("lower"):
         try:
             deterministic = torch.are_deterministic_algorithms_enabled()  # guarded: other calls get another variant
-            lowered = lower(graph, request.name, {**options, "deterministic": deterministic})
+            lowered = lower(graph, request.name, replace(lowering, deterministic=deterministic), traits_of(request.target))
         except Unsupported as error:
             request.trace.refused(str(error))
             raise Refused(str(error)) from error
     given = zip(lowered.inputs, request.bound, strict=True)
-    options["bound"] = [name for name, bound in given if bound and isinstance(name, str)]
-    options["inference"] = request.inference
-    options |= {"alone": part.alone, "shared_by": part.shared_by}
-    options["tuning"] = known_choices(request.store, request.target)
-    for observe in tuple(observers):
-        observe(lowered, request.target, options)
-    options = with_choices(_codegen_target(request.target), options)
+    weights = tuple(name for name, bound in given if bound and isinstance(name, str))
+    lowerings.tell(lowered, request.target, lowering, weights)
+    context = CompileContext(weights, request.inference, known_choices(request.store, request.target), part.alone, part.shared_by)
+    target, backend = rules_of(request.target).codegen_name(request.target), backend_of(request.target)
+    unsupported: tuple[type[Exception], ...] = (Unsupported, *backend.unsupported)
+    compilation = backend.compilation(target, codegen, context)
     with watch.stage("schedule"):
-        scheduled = schedule(lowered, request.target, options)
-    request.trace.scheduled(lowered, scheduled, options["bound"])
+        scheduled = schedule(lowered, request.target, lowering, weights, instead=compilation.passes)
+        shown = planned(scheduled, request.target)
+    request.trace.scheduled(lowered, shown, weights)
     with watch.stage("codegen"):
         try:
-            compiled = compile_program(scheduled, _codegen_target(request.target), options)
-        except (Unsupported, NoTritonForm) as error:
+            compiled = compilation.compile(scheduled)
+        except unsupported as error:
             request.trace.refused(str(error))
             raise Refused(str(error)) from error
         except CompilerStopped as error:
@@ -131,8 +135,8 @@ def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopw
         except StoreError as error:
             logger("compile").info("measured choices were not kept: %s", error)
     request.trace.compiled(compiled)
-    log_graph(request.name, lowered, scheduled, compiled, options["bound"])
-    record = _record(compiled, program_text(scheduled), blobs)
+    log_graph(request.name, lowered, shown, compiled, weights)
+    record = _record(compiled, program_text(shown), blobs)
     return GraphRecord({**record.blobs, **parts}, record.io), compiled.evidence
 
 
@@ -153,14 +157,9 @@ def _record(compiled: CompiledGraph, schedule_text: str, blobs: BlobSet) -> Grap
     )
 
 
-def _codegen_target(target: str) -> str:
-    """The name that code generation knows: `cpu:native-<digest of this machine's features>` is `cpu:native` there."""
-    return "cpu:native" if target == native_target() else target
-
-
 def known_choices(store: Store, target: str) -> dict[str, Any]:
     """The measured choices that the store keeps for `target`: of this kind of CPU, or of the GPU's architecture."""
-    choices: dict[str, Any] = (store.record("tuning", tuning_name(target)) or {}).get("choices", {})
+    choices: dict[str, Any] = (store.record("tuning", backend_of(target).tuning_name(target)) or {}).get("choices", {})
     return choices
 
 
@@ -171,4 +170,4 @@ def keep_choices(store: Store, target: str, found: Mapping[str, Any]) -> None:
     """
     known = known_choices(store, target)
     if any(known.get(key) != found[key] for key in found):
-        store.put_record("tuning", tuning_name(target), {"choices": dict(sorted({**known, **found}.items()))})
+        store.put_record("tuning", backend_of(target).tuning_name(target), {"choices": dict(sorted({**known, **found}.items()))})

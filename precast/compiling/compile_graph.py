@@ -1,21 +1,20 @@
-"""A captured graph without a frame -> an artifact in the store."""
+"""Compiles a captured graph that has no frame (of `torch.compile(backend="precast")`) to an artifact in the store."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from precast import __version__
-from precast.artifact_store import BlobSet, GraphRecord, Manifest, Store, Versions
+from precast.artifact_store import BlobSet, Manifest, Store
 from precast.artifact_store.format.guards import thaw
 from precast.capture.capture_graph import CapturedGraph
 from precast.compiling.build_graph import GraphRequest, Stopwatch, build_graph, compiler_version
+from precast.compiling.publish import Built, Identity, publish, versions
 from precast.compiling.target_choice import target_of
 from precast.report.trace_folder import readable, trace_for
 from precast.runtime.common.errors import InProcess
-from precast.runtime.common.log import logger
+from precast.runtime.loading.open import FORWARD
 from precast.runtime.settings.options import key_options
-from precast.runtime.targets.versions import LOWERING_VERSION, torch_minor
 
 
 def compile_graph(
@@ -34,38 +33,21 @@ def compile_graph(
     kept = key_options(options)
     target = target_of(captured.graph, requested)
 
-    def manifest(graphs: Mapping[str, GraphRecord], blobs: BlobSet, evidence: Mapping[str, Any]) -> Manifest:
-        frame = {
-            "name": name,
-            "inputs": [item.to_data() for item in captured.inputs],
-            "outputs": [item.to_data() for item in captured.outputs],
-            "constants": [item.to_data() for item in captured.constants],
-            "wraps": thaw(captured.wraps),
-        }
-        return Manifest.make(
-            program_key=key,
-            program_name=name,
-            target=target,
-            versions=Versions(lowering=LOWERING_VERSION, torch=torch_minor(), python=None, compiler=compiler_version(target)),
-            options=kept,
-            guards=(),
-            frames=[frame],
-            graphs=graphs,
-            blobs=blobs.sizes(),
-            evidence=evidence,
-            provenance={"seconds": dict(watch.seconds)},
-            precast_version=__version__,
-        )
+    frame = {
+        "name": name,
+        "inputs": [item.to_data() for item in captured.inputs],
+        "outputs": [item.to_data() for item in captured.outputs],
+        "constants": [item.to_data() for item in captured.constants],
+        "wraps": thaw(captured.wraps),
+    }
 
-    artifact_id = manifest({}, BlobSet(), {}).artifact_id
-    with watch.stage("wait"), store.lease(artifact_id):
-        known = store.get(artifact_id, key)
-        if known is not None and store.complete(known):
-            return known
+    def build() -> Built:
         blobs = BlobSet()
         request = GraphRequest(name, target, kept, tuple(item.bound for item in captured.inputs), store, trace)
         record, evidence = build_graph(captured.graph, request, watch, blobs)
-        made = manifest({"forward": record}, blobs, evidence)
-        logger("compile").info("%s: compiled artifact %s (%s)", name, made.artifact_id[:12], watch)
-        reason = store.try_put(made, blobs) if options["store_results"] else "store_results is off"
-    return InProcess(made, blobs, reason) if reason else made
+        return Built({FORWARD: record}, blobs, evidence, {"seconds": dict(watch.seconds)})
+
+    planned = Identity(key, name, target, versions(compiler_version(target), bytecode=False), kept, frame).planned()
+    unkept = "" if options["store_results"] else "store_results is off"
+    published = publish(planned, build, store, watch, keep_here=lambda: unkept)
+    return InProcess(published.manifest, published.blobs, published.unstored) if published.unstored else published.manifest

@@ -5,24 +5,22 @@ The runtime imports this module on the first miss and never before: capture -> l
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from precast import __version__
-from precast.artifact_store import BlobSet, GraphRecord, Manifest, Versions
-from precast.artifact_store.format.guards import Predicate, thaw
+from precast.artifact_store import BlobSet, GraphRecord, Manifest
+from precast.artifact_store.format.guards import Predicate
 from precast.capture import CapturedFrame, CaptureOptions, CaptureRefused, Dynamic, MarkViolated, capture
 from precast.capture.gc_pause import seldom_collected
-from precast.codegen.cuda.warm_up import start_libraries
-from precast.codegen.triton.build.images import warm_up
-from precast.codegen.triton.build.worker_pool import begin as begin_processes
+from precast.codegen import backend_of
 from precast.compiling.build_graph import GraphRequest, Stopwatch, build_graph, compiler_version
 from precast.compiling.foreign_backend import backend_variant
+from precast.compiling.observers import captures
+from precast.compiling.publish import Built, compile_planned, identity_of_frame, publish
 from precast.compiling.retry_static import SymbolsRefused, due_to_symbols, dynamic_of, symbolic_build, with_symbols_or_without
-from precast.compiling.target_choice import has_cuda, target_of
+from precast.compiling.target_choice import likely_family, target_of
 from precast.compiling.unstable_constants import why_unsteady
 from precast.lowering.decompositions import DECOMPOSITIONS
 from precast.lowering.warm_imports import import_what_comes_late
@@ -30,16 +28,12 @@ from precast.report.compile_log import log_dynamic, log_guards
 from precast.report.trace_folder import Trace, trace_for
 from precast.runtime.common.errors import Deferred, InProcess, MarkError, Refused, Taken
 from precast.runtime.common.log import warn
+from precast.runtime.loading.open import FORWARD
 from precast.runtime.programs import single_flight
 from precast.runtime.programs.program import Program
 from precast.runtime.settings import graph_break_errors
 from precast.runtime.settings.options import key_options
-from precast.runtime.targets.ladder import is_cuda
-from precast.runtime.targets.versions import LOWERING_VERSION, python_minor, torch_minor
-
-log = logging.getLogger("precast.compile")
-observers: list[Callable[[Program, CapturedFrame | CaptureRefused], None]] = []
-"""Each is shown what came of every capture of this process (`precast.explain` looks on in this way)."""
+from precast.target_registry import load_every_part
 
 
 def compile_variant(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | InProcess | Deferred:
@@ -56,10 +50,8 @@ def compile_variant(program: Program, args: tuple[Any, ...], kwargs: Mapping[str
 def _compile_with(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic: Dynamic) -> str | InProcess | Deferred:
     watch = Stopwatch()
     trace = trace_for(program.name, program.options)
-    if is_cuda(program.target) or has_cuda((args, kwargs)):
-        with suppress(ImportError, RuntimeError):  # no Triton, no thread: said once it is certain that they are needed
-            warm_up()
-            begin_processes()
+    with suppress(ImportError, RuntimeError):  # no compiler, no thread: said once it is certain that they are needed
+        backend_of(likely_family((args, kwargs), program.target)).begin()
     with watch.stage("capture"):
         frame = _capture(program, args, kwargs, dynamic, trace)
     trace.frame(frame)
@@ -82,18 +74,19 @@ def _compile_with(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, 
     job = _Job(program, frame, _target(program, frame), watch, trace)
     if program.options["background_compile"] and frame.graph is not None:
         import_what_comes_late()
+        load_every_part(job.target)
         return Deferred(frame.guards, lambda: _finish(job))
-    libraries = start_libraries(frame.graph) if frame.graph is not None and is_cuda(job.target) else None
+    libraries = backend_of(job.target).start_libraries(frame.graph) if frame.graph is not None else None
     try:
         return _finish(job)
     finally:
         if libraries is not None:
-            libraries.join()  # what it holds, the first computation takes over
+            libraries.join()  # freed here, so that the first run can use that memory
 
 
 @dataclass(frozen=True)
 class _Job:
-    """A captured frame on its way into the store."""
+    """A captured frame that is being compiled and stored."""
 
     program: Program
     frame: CapturedFrame
@@ -103,7 +96,7 @@ class _Job:
 
 
 def _target(program: Program, frame: CapturedFrame) -> str:
-    """What the frame's graph is compiled for; a refusal holds for calls of this kind."""
+    """The target of the frame's graph; where it is refused, calls that pass the frame's guards run eagerly."""
     try:
         return target_of(frame.graph, program.target)
     except Refused as refused:
@@ -115,7 +108,7 @@ def _finish(job: _Job) -> str | InProcess:
     with seldom_collected():
         if job.frame.uncacheable:
             single_flight.give_up()
-            manifest, blobs = _compile(job, _planned(job))
+            manifest, blobs = compile_planned(_planned(job), lambda: _build(job), job.watch)
             return InProcess(manifest, blobs, "; ".join(job.frame.uncacheable))
         return _store(job)
 
@@ -134,7 +127,7 @@ def _capture(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any],
             dynamic=dynamic,
         )
         frame = capture(function, args, dict(kwargs), name=program.name, options=options)
-        _tell(program, frame)
+        captures.tell(program, frame)
         return frame
     except MarkViolated as violated:
         raise MarkError(str(violated)) from violated
@@ -142,11 +135,19 @@ def _capture(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any],
         if due_to_symbols(refused, dynamic):
             raise SymbolsRefused(refused.reason, refused.hint) from refused
         trace.refused(str(refused))
-        _tell(program, refused)
+        captures.tell(program, refused)
         where = f" (at {refused.where})" if refused.where else ""
         reason = f"{refused.reason}{where}"
         guards = None if program.options["fullgraph"] else refused.guards  # fullgraph: an error, for calls of that kind too
-        raise Refused(reason, refused.hint, guards, refused.skipped, refused.unless, refused.forbidden, refused.raises) from refused
+        raise Refused(
+            reason,
+            refused.hint,
+            guards,
+            skipped=refused.skipped,
+            unless=refused.unless,
+            forbidden=refused.forbidden,
+            raises=refused.raises,
+        ) from refused
 
 
 def _raises_at_breaks(program: Program) -> bool:
@@ -154,36 +155,28 @@ def _raises_at_breaks(program: Program) -> bool:
     return said
 
 
-def _tell(program: Program, outcome: CapturedFrame | CaptureRefused) -> None:
-    for observer in tuple(observers):
-        observer(program, outcome)
-
-
 def _store(job: _Job) -> str | InProcess:
-    """One compile per artifact across threads, processes and machines that share the store."""
-    program = job.program
+    """Compile and store it, unless another process does."""
+    program, planned = job.program, _planned(job)
     if not program.options["store_results"]:
-        manifest, blobs = _compile(job, _planned(job))
+        manifest, blobs = compile_planned(planned, lambda: _build(job), job.watch)
         return InProcess(manifest, blobs, "store_results is off")
-    store = program.store
-    planned = _planned(job)
-    artifact_id = planned.artifact_id
-    with job.watch.stage("wait"), store.lease(artifact_id, timeout=single_flight.patience()):
-        known = store.get(artifact_id, program.key)
-        if known is not None and store.complete(known):
-            log.info("%s: artifact %s was compiled meanwhile by another process", program.name, artifact_id[:12])
-            return Taken(artifact_id)
-        unsteady = why_unsteady(planned, store.variants(program.key))
-        manifest, blobs = _compile(job, planned)
-        if unsteady:
-            warn(f"precast: {program.name} is kept in this process: {unsteady}")
-            return InProcess(manifest, blobs, unsteady)
-        if reason := store.try_put(manifest, blobs):
-            return InProcess(manifest, blobs, reason)
-    return artifact_id
+    published = publish(
+        planned,
+        lambda: _build(job),
+        program.store,
+        job.watch,
+        patience=single_flight.patience(),
+        keep_here=lambda: why_unsteady(planned, program.store.variants(program.key)),
+    )
+    if published.kept_here:
+        warn(f"precast: {program.name} is kept in this process: {published.kept_here}")
+    if published.unstored:
+        return InProcess(published.manifest, published.blobs, published.unstored)
+    return Taken(planned.artifact_id) if published.taken else planned.artifact_id
 
 
-def _compile(job: _Job, planned: Manifest) -> tuple[Manifest, BlobSet]:
+def _build(job: _Job) -> Built:
     program, frame = job.program, job.frame
     blobs = BlobSet()
     graphs: dict[str, GraphRecord] = {}
@@ -193,44 +186,21 @@ def _compile(job: _Job, planned: Manifest) -> tuple[Manifest, BlobSet]:
         options, inference = key_options(program.options), _in_inference_mode(frame)
         request = GraphRequest(program.name, job.target, options, bound, program.store, job.trace, inference=inference)
         graph = frame.graph
-        graphs["forward"], evidence = symbolic_build(lambda: build_graph(graph, request, job.watch, blobs), frame.symbolic)
+        graphs[FORWARD], evidence = symbolic_build(lambda: build_graph(graph, request, job.watch, blobs), frame.symbolic)
     if frame.symbols:
         evidence = {**evidence, "dynamic": list(frame.symbols)}
-    manifest = planned.completed(graphs=graphs, blobs=blobs.sizes(), evidence=evidence, provenance=_provenance(job))
-    log.info("%s: compiled artifact %s (%s)", program.name, manifest.artifact_id[:12], job.watch)
-    return manifest, blobs
+    return Built(graphs, blobs, evidence, _provenance(job))
 
 
 def _in_inference_mode(frame: CapturedFrame) -> bool:
-    """Whether the calls that the frame is for are made in inference mode, as its guards say: this may be another thread."""
+    """Whether the frame's guards want inference mode; this thread's own mode may differ, as it may be the background thread."""
     return any(guard.constant["inference"] for guard in frame.guards if guard.predicate is Predicate.GLOBAL_STATE)
 
 
 def _planned(job: _Job) -> Manifest:
-    """The artifact that the job is to make: all but what its compilation produces."""
-    program, frame = job.program, job.frame
-    assert frame.code is not None
-    record = {
-        "name": frame.name,
-        "code": frame.code.to_data(),
-        "inputs": [item.to_data() for item in frame.inputs],
-        "outputs": [item.to_data() for item in frame.outputs],
-        "wraps": thaw(frame.wraps),
-    }
-    return Manifest.make(
-        program_key=program.key,
-        program_name=program.name,
-        target=job.target,
-        versions=Versions(LOWERING_VERSION, torch=torch_minor(), python=python_minor(), compiler=compiler_version(job.target)),
-        options=key_options(program.options),
-        guards=frame.guards,
-        frames=[record],
-        waived=frame.waived,
-        digests={f"{d.module}:{d.qualname}#{d.digest[:6]}": d.digest for d in frame.digests},
-        graphs={},
-        blobs={},
-        precast_version=__version__,
-    )
+    """The manifest of the job before compilation: its id is known, its graphs and blobs are not."""
+    options = key_options(job.program.options)
+    return identity_of_frame(job.program, job.frame, job.target, compiler_version(job.target), options).planned()
 
 
 def _provenance(job: _Job) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`precast.explain`: one call taken apart: its graphs, where and why it breaks, and the ops and guards of each graph."""
+"""`precast.explain`: the graphs of one call, where and why it breaks, and the operators and guards of each graph."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ import torch.fx
 
 from precast.artifact_store import Store
 from precast.capture import CapturedFrame, CaptureRefused, GraphBreak
-from precast.compiling import driver
+from precast.compiling.observers import captures
 from precast.runtime.api.compile import compile_with
 from precast.runtime.common.notebook import Shown
-from precast.runtime.dispatch.call_site import Settings
+from precast.runtime.common.public import public
 from precast.runtime.dispatch.callee_programs import forget_store
 from precast.runtime.paths.paths import describe
+from precast.runtime.programs.identity import Settings
 from precast.runtime.programs.program import Program
 from precast.runtime.settings.backends import Backend
 
 
+@public
 @dataclass(frozen=True)
 class FrameReport(Shown):
-    """One captured piece of Python, in the order of capture.
+    """One captured frame, in the order of capture.
 
-    `ops`: what the graph calls, as the tracer names it; empty without a graph. `broke`: why it ends before its function does.
-    `refused`: why it is not compiled itself. `uncacheable`: why what is compiled of it cannot be stored.
+    `ops`: the functions that the graph calls, by the tracer's names; empty without a graph. `broke`: why the frame ends before its function
+    does. `refused`: why it is not compiled. `uncacheable`: why its artifact cannot be stored.
     """
 
     name: str
@@ -49,9 +51,10 @@ class FrameReport(Shown):
         return "\n".join([*lines, *(f"  cannot be stored: {reason}" for reason in self.uncacheable)])
 
 
+@public
 @dataclass(frozen=True)
 class GraphReport(Shown):
-    """What a call is made of when it is compiled. `value`: what the call returned."""
+    """The frames of one compiled call. `value`: what the call returned."""
 
     frames: tuple[FrameReport, ...]
     value: Any = field(default=None, compare=False, repr=False)
@@ -63,7 +66,7 @@ class GraphReport(Shown):
 
     @property
     def breaks(self) -> tuple[GraphBreak, ...]:
-        """All graph breaks, in the order in which they were met."""
+        """All graph breaks, in the order of execution."""
         return tuple(frame.broke for frame in self.frames if frame.broke is not None)
 
     @property
@@ -81,7 +84,7 @@ def _count(number: int, noun: str) -> str:
 
 
 class _Recorder:
-    """Looks on while a call is captured, and runs its graphs as they are."""
+    """Observes the captures of one call, and runs its graphs uncompiled."""
 
     def __init__(self) -> None:
         self.frames: list[FrameReport] = []
@@ -111,17 +114,13 @@ def _op_name(target: Any) -> str:
 def explain_call(model: Any, options: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GraphReport:
     """Run the call once, captured anew and with nothing stored, and report. `options`: all of precast's, with their values."""
     recorder = _Recorder()
-    driver.observers.append(recorder.look)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            backend = Backend("explain", recorder.backend, quiet=True)
-            store = Store.open(folder)
-            try:
-                value = compile_with(model, Settings({**options, "fullgraph": False}, store, backend=backend))(*args, **kwargs)
-            finally:
-                forget_store(store)
-    finally:
-        driver.observers.remove(recorder.look)
+    with captures.watch(recorder.look), tempfile.TemporaryDirectory() as folder:
+        backend = Backend("explain", recorder.backend, quiet=True)
+        store = Store.open(folder)
+        try:
+            value = compile_with(model, Settings({**options, "fullgraph": False}, store, backend=backend))(*args, **kwargs)
+        finally:
+            forget_store(store)
     return GraphReport(tuple(recorder.frames), value)
 
 

@@ -1,53 +1,27 @@
-"""A variant whose graph another backend compiled: precast's capture, guards and dispatch around it. It lives in this process only."""
+"""Variants whose graph another backend compiled, with precast's capture, guards and dispatch. They exist in this process only."""
 
 from __future__ import annotations
 
 import threading
-from typing import Any
 
-from precast import __version__
-from precast.artifact_store import Manifest, Versions
 from precast.capture import CapturedFrame
+from precast.compiling.publish import identity_of_frame
 from precast.runtime.common.errors import InProcess, Refused
 from precast.runtime.common.log import warn
 from precast.runtime.programs.program import Program
 from precast.runtime.settings.backends import Backend
-from precast.runtime.targets.versions import LOWERING_VERSION, python_minor, torch_minor
 
 _lock = threading.Lock()
 _told: set[str] = set()
 
 
 def backend_variant(program: Program, backend: Backend, frame: CapturedFrame) -> InProcess:
-    """What the runtime needs to guard and call `frame.compiled`. Raises Refused where the frame cannot be rebuilt."""
+    """A variant around `frame.compiled`, for the runtime to guard and call. Raises Refused where the frame's bytecode cannot be rebuilt."""
     if frame.code is None:
         raise Refused("; ".join(frame.uncacheable) or "its bytecode cannot be kept")
     _tell_once(backend)
-    manifest = Manifest.make(
-        program_key=program.key,
-        program_name=program.name,
-        target=program.target,
-        versions=Versions(lowering=LOWERING_VERSION, torch=torch_minor(), python=python_minor(), compiler=f"backend {backend.name}"),
-        options={},
-        guards=frame.guards,
-        frames=[_record(frame)],
-        waived=frame.waived,
-        digests={f"{d.module}:{d.qualname}#{d.digest[:6]}": d.digest for d in frame.digests},
-        graphs={},
-        blobs={},
-        precast_version=__version__,
-    )
+    manifest = identity_of_frame(program, frame, program.target, f"backend {backend.name}", {}).planned()
     return InProcess(manifest, {}, f"what the backend {backend.name!r} makes cannot be stored", frame.compiled)
-
-
-def _record(frame: CapturedFrame) -> dict[str, Any]:
-    assert frame.code is not None
-    return {
-        "name": frame.name,
-        "code": frame.code.to_data(),
-        "inputs": [item.to_data() for item in frame.inputs],
-        "outputs": [item.to_data() for item in frame.outputs],
-    }
 
 
 def _tell_once(backend: Backend) -> None:

@@ -8,30 +8,30 @@ from typing import Any, TypeVar
 
 from precast.artifact_store.format.manifest import guard_rows
 from precast.capture import CaptureRefused, Dynamic
-from precast.runtime.common.errors import Refused
+from precast.runtime.common.errors import Refused, strict
 from precast.runtime.common.log import logger
 from precast.runtime.paths.paths import resolve
 from precast.runtime.programs.automatic_dynamic import Varied, varied
-from precast.runtime.programs.compile_hook import strict
 from precast.runtime.programs.program import Program
 from precast.runtime.targets.ladder import concerns
 
 T = TypeVar("T")
 _WITH_SYMBOLS_ONLY = ("BUILD_STRING type error", "Operator does not support running with fake tensors")
-"""How the tracer's words begin for an f-string with a symbol in it, and for an operator whose sizes torch learns by running it."""
+"""Beginnings of the tracer's messages for an f-string with a symbol in it, and for an operator whose sizes torch finds by running it."""
 
 
 class SymbolsRefused(Refused):
-    """What cannot be compiled with symbolic sizes can perhaps be with those of the call at hand."""
+    """Compiling with symbolic sizes was refused; with the sizes of this call it may succeed."""
 
 
 def dynamic_of(program: Program, local_values: Mapping[str, Any]) -> Dynamic:
-    """By the program's options, and by what its variants (stored ones first of all) were made for."""
+    """What to keep symbolic, by the program's options and by the guards of its variants, stored ones included."""
     mode = program.options["dynamic"]
     changed: Varied = {}
     floats = False
     if mode != "no":
-        stored = [m.guard_rows for m in program.store.variants(program.key) if concerns(program.target, m.target)]
+        trusted = [document.content for document in program.store.trusted_variants(program.key)]
+        stored = [m.guard_rows for m in trusted if concerns(program.target, m.target)]
         here = [guard_rows(variant.all_guards()) for variant in program.variants if not variant.stored]
         cells = program.locals_of.cells()
         changed = varied([*stored, *here, program.first_call], local_values, cells)
@@ -44,7 +44,7 @@ def dynamic_of(program: Program, local_values: Mapping[str, Any]) -> Dynamic:
 
 
 def with_symbols_or_without(name: str, dynamic: Dynamic, compile_with: Callable[[Dynamic], T]) -> T:
-    """`compile_with(dynamic)`; where symbols are refused, compiled again without symbolic floats, then for this call only, and said so."""
+    """`compile_with(dynamic)`; where that is refused, again without symbolic floats, and then with static sizes. Each retry is logged."""
     try:
         return compile_with(dynamic)
     except SymbolsRefused as refused:
@@ -57,21 +57,21 @@ def with_symbols_or_without(name: str, dynamic: Dynamic, compile_with: Callable[
 
 
 def due_to_symbols(refused: CaptureRefused, dynamic: Dynamic) -> bool:
-    """Whether a refused capture may do with plain sizes and numbers: of code that seems to raise, as `"%d" % n` does for a symbol."""
+    """Whether a capture that was refused may succeed with static sizes and numbers: `"%d" % n` seems to raise where `n` is a symbol."""
     return (refused.symbols or refused.raises or refused.reason.startswith(_WITH_SYMBOLS_ONLY)) and (
         dynamic.mode == "yes" or bool(dynamic.varied)
     )
 
 
 def symbolic_build(build: Callable[[], T], symbolic: bool) -> T:
-    """`build()`, with what it refuses turned into SymbolsRefused where the graph is symbolic."""
+    """`build()`; for a graph with symbolic sizes Refused is raised as SymbolsRefused."""
     if not symbolic:
         return build()
     try:
         return build()
     except Refused as refused:
         raise SymbolsRefused(refused.reason, refused.hint) from refused
-    except Exception as error:  # lowering and codegen meet symbols nobody tried; plain sizes may still do, and the reason is logged
+    except Exception as error:  # an untested combination of symbols; static sizes may still compile, and the reason is logged
         if strict():
             raise
         raise SymbolsRefused(f"compiling it with symbolic sizes failed ({type(error).__name__}: {error})") from error

@@ -1,4 +1,4 @@
-"""Bodies of branches and loops, compiled as graphs of their own: the graph that calls them names their libraries by digest."""
+"""Subgraphs: bodies of branches and loops are compiled as graphs of their own, which the outer graph names by digest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Build = Callable[[torch.fx.GraphModule, str], GraphRecord]
 
 
 def build_parts(graph: torch.fx.GraphModule, build: Build) -> dict[str, str]:
-    """Compiles with `build` the bodies that the graph's nodes name; what a node needs to call its bodies goes into `meta["parts"]`.
+    """Compiles, by `build`, the bodies that the graph's nodes name; `meta["parts"]` of a node then says how to call them.
 
     Returns the libraries' digests by role, those of bodies inside of bodies too. Raises Refused.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -10,7 +10,8 @@ import torch.fx
 from torch.utils._pytree import tree_leaves
 
 from precast.runtime.common.errors import Refused
-from precast.runtime.targets.ladder import PORTABLE_CPU, is_cuda, native_cuda
+from precast.runtime.targets.ladder import rules_of
+from precast.target_registry import HOST_DEVICE, Family, families, family_of, family_on, load
 
 
 def target_of(graph: torch.fx.GraphModule | None, requested: str) -> str:
@@ -21,33 +22,31 @@ def target_of(graph: torch.fx.GraphModule | None, requested: str) -> str:
     device has no memory to compute in.
     """
     devices = {tensor.device for tensor in _tensors(graph)}
-    gpus = sorted({device.index or 0 for device in devices if device.type == "cuda"})
-    others = sorted({device.type for device in devices} - {"cuda", "cpu"})
+    family = family_on(device.type for device in devices)
+    own = sorted({device.index or 0 for device in devices if family is not None and device.type == family.device})
+    others = sorted({device.type for device in devices} - {HOST_DEVICE, family.device if family is not None else HOST_DEVICE})
     if others:
-        raise Refused(f"its tensors are on {' and '.join(others)}", "precast compiles for CPUs and NVIDIA GPUs")
-    if not gpus:
-        return PORTABLE_CPU if is_cuda(requested) else requested
-    if len(gpus) > 1:
-        raise Refused(
-            f"one graph works on several GPUs (cuda:{', cuda:'.join(map(str, gpus))})", "compile the part that runs on each of them"
-        )
-    return requested if is_cuda(requested) else _at_hand(gpus[0])
+        raise Refused(f"its tensors are on {' and '.join(others)}", f"precast compiles for {_and(f.devices for f in families())}")
+    asked = family_of(requested)
+    if family is None:
+        return requested if asked.on_host else rules_of(requested).beside()
+    if len(own) > 1:
+        names = ", ".join(f"{family.device}:{index}" for index in own)
+        raise Refused(f"one graph works on several GPUs ({names})", "compile the part that runs on each of them")
+    return requested if asked == family else load(family.runtime).target_for(torch.device(family.device, own[0]))
 
 
-def has_cuda(arguments: Any) -> bool:
-    """Whether a call's arguments hold a tensor on a GPU, so that its graphs are likely to be for one."""
-    return any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in tree_leaves(arguments))
+def likely_family(arguments: Any, requested: str) -> Family:
+    """The family that the graphs of a call with these arguments are probably for, said before they are captured."""
+    asked = family_of(requested)
+    if not asked.on_host:
+        return asked
+    return family_on(leaf.device.type for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)) or asked
 
 
-def _at_hand(index: int) -> str:
-    """What the GPU of that index runs best."""
-    if torch.version.cuda is None or index >= torch.cuda.device_count():
-        raise Refused("its tensors are on a GPU that this machine does not have", 'say what to compile for: targets=["cuda:sm_90"]')
-    capability = torch.cuda.get_device_capability(index)
-    found = native_cuda(capability)
-    if not found:
-        raise Refused(f"its tensors are on a GPU of compute capability {capability[0]}.{capability[1]}", "precast needs 8.0 or newer")
-    return found
+def _and(names: Iterable[str]) -> str:
+    *rest, last = dict.fromkeys(names)
+    return f"{', '.join(rest)} and {last}" if rest else last
 
 
 def _tensors(graph: torch.fx.GraphModule | None) -> Iterator[torch.Tensor]:
@@ -66,4 +65,4 @@ def _leaves(value: Any) -> Iterator[torch.Tensor]:
             yield from _leaves(item)
 
 
-__all__ = ["has_cuda", "target_of"]
+__all__ = ["likely_family", "target_of"]

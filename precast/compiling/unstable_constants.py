@@ -1,6 +1,6 @@
-"""Artifacts of one program that differ in nothing but constants which code that is not traced reads.
+"""Unstable constants: artifacts of one program that differ only in constants which untraced code reads.
 
-Where a constant is another one in each process (`START = time.time()`), each of them misses, and would store what none will use again.
+Where such a constant differs in each process (`START = time.time()`), every process misses, and would store an artifact that no other uses.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from precast.runtime.fingerprint.untraced_code import UNTRACED, UNTRACED_FILED
 
 _ACCOUNTS = (UNTRACED, UNTRACED_FILED, OPERATOR, SUBCLASS)
 LIMIT = 8
-"""So many artifacts that differ in such constants are kept; what is compiled beside them stays in its process."""
+"""How many artifacts that differ only in such constants are stored; further variants stay in their processes."""
 
 
 def why_unsteady(made: Manifest, stored: Iterable[Manifest]) -> str:
-    """Why `made` should not be stored beside these artifacts of the same program; empty where it should."""
+    """Why `made` is not stored beside these artifacts of the same program; "" where it is."""
     if not any(name.startswith(_ACCOUNTS) for name in made.digests):
         return ""
     differing = [labels for other in stored if (labels := _values_apart(made, other))]
@@ -55,7 +55,7 @@ def _values_apart(made: Manifest, other: Manifest) -> set[str]:
 
 
 def _by_name(manifest: Manifest) -> dict[str, list[str]]:
-    """The digests by name, without what tells several of one name apart (a part of the digest)."""
+    """The digests by name, without the suffix that tells several of one name apart."""
     found: dict[str, list[str]] = defaultdict(list)
     for name, digest in sorted(manifest.digests.items(), key=lambda item: item[1]):
         found[name.partition("#")[0]].append(digest)

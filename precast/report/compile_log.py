@@ -1,4 +1,4 @@
-"""What PRECAST_LOGS=guards,dynamic,kernels,fusion,perf_hints says of one compile. Makes no text for topics that are off."""
+"""The lines of PRECAST_LOGS=guards,dynamic,kernels,fusion,perf_hints for one compile. Topics that are off cost nothing."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _kernels(name: str, scheduled: Program, compiled: CompiledGraph) -> None:
 
 
 def human_or_text(size: Any) -> str:
-    """A size for people; a symbolic one as its expression."""
+    """A size as text; a symbolic one as its expression."""
     return human_size(int(size)) if isinstance(size, int | sympy.Integer) else f"{size} bytes"
 
 

@@ -1,4 +1,4 @@
-"""Kernel images in the store, as people want to see them: architecture, size, registers, shared memory."""
+"""Facts about kernel images in the store: architecture, size, registers, shared memory."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Trace:
             logger("compile").warning("trace: %s cannot be written: %s", self.folder, error)
 
     def frame(self, frame: CapturedFrame) -> None:
-        """What capture found, but for Dynamo's graph, which `dynamo_graph` gets while it is captured."""
+        """Writes the result of the capture, without Dynamo's graph, which `dynamo_graph` writes during the capture."""
         if frame.code is not None:
             code = frame.code.code
             self.write("bytecode", "txt", lambda: _disassembled(code))
@@ -68,7 +68,7 @@ class Trace:
         self.write("choices", "json", lambda: json.dumps(compiled.evidence["choices"], indent=1))
 
     def refused(self, reason: str) -> None:
-        """The compile ends here."""
+        """Writes the last file of a compile that was refused."""
         self.write("refused", "txt", lambda: reason + "\n")
 
 

@@ -26,7 +26,7 @@ def parse_duration(text: str) -> float:
 
 
 def human_size(size: int) -> str:
-    """Bytes for people: "1.2 MB" (decimal units)."""
+    """Bytes as text: "1.2 MB" (decimal units)."""
     value = float(size)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 1000:

@@ -1,4 +1,4 @@
-"""Where in a user's own code an exception came from: a few lines for a report, without the frames of precast, torch and Python."""
+"""The user's own lines in an exception's traceback, for reports: without the frames of precast, torch and Python."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from precast.artifact_store import Store, StoreError
-from precast.artifact_store.store import default_root
+from precast.artifact_store.place import default_root
 from precast.runtime.common.errors import OptionError, PrecastError
 from precast.runtime.common.log import configure
+from precast.runtime.common.upward_imports import EXPLAIN_CALL
 from precast.runtime.directives.directives import innermost
 from precast.runtime.dispatch import call_site as sites
-from precast.runtime.dispatch.call_site import Settings, Site
+from precast.runtime.dispatch.call_site import Site
 from precast.runtime.frames.compiled_module import CompiledModule, wrap_module
 from precast.runtime.frames.entry import entry_of
+from precast.runtime.programs.identity import Settings
 from precast.runtime.settings import stance
 from precast.runtime.settings.backends import make_backend
 from precast.runtime.settings.options import merge_options
@@ -183,9 +184,6 @@ def explain_miss(model: Any, *args: Any, **kwargs: Any) -> Explanation:
     return explain_why(program, (*entry.prefix, *args), {**entry.keywords, **kwargs})
 
 
-_explainer = "precast.compiling.explain_graphs:explain_call"
-
-
 def explain(model: Any) -> Callable[..., Any]:
     """`explain(f)(*args, **kwargs)`: run the call once and report its graphs, where and why it breaks, and each graph's ops and guards.
 
@@ -197,8 +195,7 @@ def explain(model: Any) -> Callable[..., Any]:
         settings = merge_options()
 
     def explained(*args: Any, **kwargs: Any) -> Any:
-        module, _, name = _explainer.partition(":")
-        return getattr(importlib.import_module(module), name)(model, settings, args, kwargs)
+        return EXPLAIN_CALL.load()(model, settings, args, kwargs)
 
     return explained
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -15,17 +14,21 @@ from precast.artifact_store import Manifest
 from precast.runtime.api.compile import StoreLike, open_store, site_of
 from precast.runtime.common.errors import OptionError, PrecastError
 from precast.runtime.common.notebook import Shown
+from precast.runtime.common.public import public
+from precast.runtime.common.upward_imports import STAND_INS
 from precast.runtime.directives.dynamic_marks import marked
-from precast.runtime.dispatch.call_site import Settings, Site
+from precast.runtime.dispatch.call_site import Site
+from precast.runtime.programs.identity import Settings
 from precast.runtime.programs.program import Program
 from precast.runtime.settings.options import merge_options
-from precast.runtime.targets.ladder import is_cuda, rank, resolve
+from precast.runtime.targets.ladder import rank, resolve
+from precast.target_registry import family_of
 
 Signature = tuple[tuple[Any, ...], Mapping[str, Any]]
 Progress = Callable[[str], None]
-_STAND_INS = "precast.fake_device_hook"  # imported where it is wanted: it knows the tracer
 
 
+@public
 @dataclass(frozen=True)
 class SignatureReport(Shown):
     """`outcome`: "hit" (already stored), "compiled", "taken" (another process compiled and stored it meanwhile), "skipped" (stays plain
@@ -47,6 +50,7 @@ class SignatureReport(Shown):
         return f"signature {self.index} for {self.target}: {made} in {self.seconds:.2f} s{f': {self.reason}' if self.reason else ''}"
 
 
+@public
 @dataclass(frozen=True)
 class Report(Shown):
     """What `precompile` did, signature by signature."""
@@ -126,7 +130,7 @@ def precompile(
             reports.append(SignatureReport(index, made_for, outcome, artifact_id, time.perf_counter() - started, reason))
     if program is None:
         raise PrecastError("precompile: give at least one signature and one target")
-    return Report(program.name, program.key, str(opened.root), tuple(reports))
+    return Report(program.name, program.key, opened.place, tuple(reports))
 
 
 def _uncompiled(model: Any) -> tuple[Any, Settings | None, bool]:
@@ -163,9 +167,9 @@ class Traced:
 
 def traced_for(target: str, model: Any, calls: Sequence[Signature]) -> Traced:
     """Stand-ins where `target` is a GPU and the program's tensors are on none. Raises PrecastError where it cannot be stood for."""
-    if not is_cuda(resolve(target)):
+    if family_of(resolve(target)).on_host:
         return Traced(model, calls)
-    made = importlib.import_module(_STAND_INS).stand_ins(model, calls)
+    made = STAND_INS.load()(model, calls)
     return Traced(model, calls) if made is None else Traced(made[0], made[1], False, made[2])
 
 

@@ -1,7 +1,7 @@
-"""Compiling beside the program: `options={"background_compile": True}`.
+"""Background compilation: `options={"background_compile": True}`.
 
-A call that misses is captured where it stands, so that guards and graph are those of that call and of its thread's state; the rest
-(lowering, code generation, the compiler) runs in one background thread, and calls that the captured guards fit run eagerly meanwhile.
+A call that misses is captured in its own thread, so that guards and graph are those of that call and of the thread's state; the rest
+(lowering, code generation, the compiler) runs in one background thread. Calls that pass the captured guards run eagerly meanwhile.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,35 +12,44 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from precast.runtime.common.public import public
+
 if TYPE_CHECKING:
     from precast.artifact_store import Manifest
     from precast.artifact_store.format.guards import Guard
 
 
+@public
 class PrecastError(RuntimeError):
     """Base of the errors that precast raises on purpose."""
 
 
+@public
 class OptionError(PrecastError, ValueError):
     """An unknown option, mode or backend, or a value of the wrong type."""
 
 
+@public
 class DirectiveError(PrecastError, TypeError, ValueError, AssertionError):
     """A directive (`disable`, `substitute_in_graph`, …) was given something that it cannot be applied to."""
 
 
+@public
 class RegionError(PrecastError, AssertionError):
     """The compiler was reconfigured (`set_stance`) inside a compiled program."""
 
 
+@public
 class BackendError(PrecastError):
     """A backend other than precast's own raised while it compiled a graph; its error is the cause."""
 
 
+@public
 class GraphBreakError(PrecastError):
     """A program breaks where `error_on_graph_break` forbids it."""
 
 
+@public
 class GuardMiss(PrecastError):
     """No stored artifact fits this call, and compiling was forbidden. `explanation` holds why, variant by variant."""
 
@@ -48,22 +58,34 @@ class GuardMiss(PrecastError):
         self.explanation = explanation
 
 
+@public
 class RecompileForbidden(GuardMiss):
     """A call would have compiled while the stance is `fail_on_recompile`."""
 
 
+@public
 class MarkError(PrecastError):
     """A dimension that was marked as dynamic is not: the code, or another mark, allows one size only (or fewer than the mark says)."""
 
 
+@public
 class CompileStopped(PrecastError):
     """The machine ended a compilation: no room on a disk, no memory. The program runs eagerly; with `fullgraph=True` this is raised."""
 
 
+@public
+class CompilerBroken(PrecastError):
+    """Nothing can be compiled: the compiler cannot be imported, or this torch is none that precast supports. Calls run eagerly; raised
+    with `fullgraph=True`, and where something is compiled ahead of time.
+    """
+
+
+@public
 class StoreUnwritable(PrecastError):
     """What is to be compiled ahead of time could not be kept: raised before it is compiled."""
 
 
+@public
 class LoadError(PrecastError):
     """An artifact of the store cannot be used here (damaged, foreign, a symbol is missing). Always turned into a logged miss."""
 
@@ -84,6 +106,7 @@ class Refused(Exception):
         reason: str,
         hint: str = "",
         guards: Sequence[Guard] | None = None,
+        *,
         skipped: bool = False,
         unless: Sequence[Guard] = (),
         forbidden: bool = False,
@@ -168,3 +191,8 @@ def torchs_place(error: BaseException) -> str:
         return ""
     name, frame, line = inside[-1]
     return f"{name.replace('.', '/')}.py:{line}" if not frame.f_code.co_filename.startswith("<") else name
+
+
+def strict() -> bool:
+    """Whether an unexpected error while compiling is raised (PRECAST_STRICT=1) instead of running eagerly with a warning."""
+    return os.environ.get("PRECAST_STRICT", "") not in ("", "0")

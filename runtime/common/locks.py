@@ -1,4 +1,4 @@
-"""Locks that a forked child finds open: another thread of the parent may have held them, and it does not exist in the child."""
+"""Locks that are released in a forked child: another thread of the parent may have held them, and it does not exist in the child."""
 
 from __future__ import annotations
 

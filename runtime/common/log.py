@@ -45,7 +45,7 @@ def warn(message: str) -> None:
 
 
 def help_text() -> str:
-    """What PRECAST_LOGS takes, for people."""
+    """The values that PRECAST_LOGS takes, as text."""
     width = max(map(len, TOPICS))
     lines = [f"  {name:<{width}}  {what}" for name, what in TOPICS.items()]
     head = "PRECAST_LOGS=topic,topic,… shows these topics on stderr; topic=debug shows more of one; all shows all:"

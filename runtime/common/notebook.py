@@ -1,4 +1,4 @@
-"""How reports look where IPython or a notebook shows them: as `str()` says, and not as a dataclass."""
+"""The text of reports in IPython and notebooks: that of `str()`, in place of a dataclass's `repr`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Shown:
-    """For classes with a `__str__` of their own. IPython looks for these methods by name."""
+    """A base for classes with a `__str__` of their own; IPython calls these methods by name."""
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"

@@ -1,4 +1,4 @@
-"""One launch for several copies on a GPU: a kernel that reads a table of (to, from, bytes) out of its own parameters."""
+"""Batched copies on a GPU: one launch of a kernel that reads a table of (to, from, bytes) from its own parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graph callable of a compiled graph for a GPU where CUDA graphs are wanted."""
+"""Graph callables that replay CUDA graphs: for compiled graphs on a GPU whose program asked for them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from precast.runtime.cuda_graphs.device import device_of, unfit
-from precast.runtime.cuda_graphs.graphs import CudaGraphs
+from precast.runtime.cuda_graphs.graphs import Capturable, CudaGraphs
 from precast.runtime.cuda_graphs.native_replay import NativePlayer
-from precast.runtime.executable.graph_call import GraphSpec, graph_call, weights_stamp
+from precast.runtime.executable.calling_convention import GraphSpec
+from precast.runtime.executable.graph_call import graph_call, weights_stamp
 from precast.runtime.executable.library import Library
 from precast.runtime.native import loader as native_runtime
 from precast.runtime.settings.options import CudaGraphOptions
@@ -31,7 +32,8 @@ def cuda_graph_call(
         return raw
 
     why_not = unfit(library.externs.operators)
-    graphs = CudaGraphs(name, run, spec, bound, options, device_of, why_not, into, library.lent, library.may_draw, prepared)
+    graph = Capturable(name, run, spec, bound, into, library.lent, library.may_draw, why_not, prepared)
+    graphs = CudaGraphs(graph, options, device_of)
     native = native_runtime.loaded()
     if native is None:
         return graphs

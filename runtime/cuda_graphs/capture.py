@@ -1,7 +1,7 @@
-"""Capturing what a function launches, on a stream and into a memory pool of our own.
+"""Captures the launches of a function as a CUDA graph, on a stream and into a memory pool that nothing else uses.
 
-The driver does it, with torch's allocator told where to allocate. torch's own `CUDAGraph` serves graphs that draw random numbers, and these
-only: while it captures, every other thread that draws gets an error, and so does everybody after a capture of it that failed.
+The driver captures, and torch's allocator is told to allocate from the pool. torch's own `CUDAGraph` is used only for graphs that draw
+random numbers: while it captures, other threads that draw get an error, and after a failed capture every thread does.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from precast.runtime.cuda_graphs.graphs import CaptureFailed, Draws, Taken
 from precast.runtime.native.cuda_driver import driver_library
 
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
-_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may do what this one may not
+_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: only this thread is restricted by the capture
 _INSTANTIATE = 1 | 8  # free on launch, priorities of nodes: as torch does
 _ALLOCATOR = ("_cuda_beginAllocateCurrentStreamToPool", "_cuda_endAllocateToPool", "_cuda_releasePool")
 Run = Callable[[], tuple[Any, ...]]
 
 
 class Launchable:
-    """An executable graph. Its memory goes back to the pool with it; a replay that is under way ends first."""
+    """An executable CUDA graph. Destroying it returns its memory to the pool, after a replay that is under way."""
 
     def __init__(self, index: int, pool: Any, graph: ctypes.c_void_p) -> None:
         self._index, self._pool = index, pool
@@ -37,7 +37,7 @@ class Launchable:
         self.address = executable.value or 0
 
     def replay(self) -> None:
-        """On the current stream of the device, which is the current one."""
+        """Launches it on the current stream. Its device has to be the current one."""
         _check("cuGraphLaunch", ctypes.c_void_p(self.address), ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
 
     def __del__(self) -> None:
@@ -48,7 +48,7 @@ class Launchable:
 
 
 class Capturer:
-    """The stream and the pool of one device, which is the current one during each call."""
+    """The capture stream and the memory pool of one device, which has to be the current one at each call."""
 
     def __init__(self, index: int) -> None:
         missing = [name for name in _ALLOCATOR if not hasattr(torch._C, name)]
@@ -57,14 +57,16 @@ class Capturer:
         self._index = index
         stream = ctypes.c_void_p()
         _check("cuStreamCreate", ctypes.byref(stream), ctypes.c_uint(_NON_BLOCKING))
-        # nobody else can be given it, as he could one of torch's: what libraries keep for a stream then lies in our pool, too
+        # not from torch's pool of streams, which others get: what libraries keep per stream then lies in the capture's memory pool
         self._stream = torch.cuda.ExternalStream(stream.value or 0, device=index)  # type: ignore[no-untyped-call]
         self._kept: list[Any] = []
         self._pool = self._new_pool()
         self._torch_pool: Any = None
 
     def capture(self, run: Run, draws: Draws) -> Taken:
-        """Where it may draw, the current stream comes after all replays, and none is enqueued meanwhile. Raises CaptureFailed."""
+        """A capture of `run`. Where it may draw random numbers, the current stream has waited for all replays and none is enqueued
+        meanwhile. Raises CaptureFailed.
+        """
         if draws == "yes":
             return self._by_torch(run)
         try:
@@ -75,7 +77,7 @@ class Capturer:
         return self._by_torch(run)
 
     def _new_pool(self) -> Any:
-        """One that stays: a pool that was given back cannot be used again."""
+        """A pool that is never released: a released pool cannot be used again."""
         pool = own_pool()
         with self._allocating(pool):
             pass
@@ -114,10 +116,10 @@ class Capturer:
 
     @contextmanager
     def _in_turn(self) -> Iterator[None]:
-        """Our stream comes after what the current one was given, and before what it is given next.
+        """A context that orders the capture stream after earlier work of the current stream, and before its later work.
 
-        Beginning a capture writes, on our stream, the numbers from which every graph that draws reads seed and offset; each replay writes
-        them on its own.
+        Beginning a capture writes, on the capture stream, the seed and offset that every graph which draws reads; each replay writes them
+        on its own stream.
         """
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
@@ -155,9 +157,9 @@ class Capturer:
         return Taken(outputs, graph.replay)
 
     def _renew_torch_pool(self) -> None:
-        """A pool with an empty capture in it, which keeps it.
+        """Makes a new pool by an empty capture, which keeps it alive.
 
-        After a capture that failed, the random generator takes it for being under way until another one ends.
+        After a failed capture the random generator believes that it is still under way, until another capture ends.
         """
         pool, empty = own_pool(), torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream), warnings.catch_warnings():
@@ -170,7 +172,7 @@ class Capturer:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Garbage may hold tensors and graphs, which are not to be freed in the middle of a capture."""
+    """Disables garbage collection: tensors and graphs must not be freed in the middle of a capture."""
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""A GPU as the CUDA graphs need it: what captures, the order of replays, and which graphs can be captured at all."""
+"""A GPU for CUDA graphs: capturing, the order of replays, and which graphs can be captured."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _lock = Lock()
 
 
 def device_of(tensors: Mapping[str, torch.Tensor]) -> CudaDevice:
-    """The GPU on which all of these tensors, by name, lie. Raises Unfit where they do not."""
+    """The GPU on which all these tensors lie; their names are for messages. Raises Unfit where they are not on one GPU."""
     for name, tensor in tensors.items():
         if tensor.device.type != "cuda":
             raise Unfit(f"{name} is on the {tensor.device.type}")
@@ -36,7 +36,7 @@ def device_of(tensors: Mapping[str, torch.Tensor]) -> CudaDevice:
 
 
 class CudaDevice:
-    """One GPU. Captures share a pool: as no two replays run at the same time, one's work memory may be another's."""
+    """One GPU. Its captures share a memory pool: no two replays run at the same time, so they may use the same work memory."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -57,7 +57,7 @@ class CudaDevice:
         return ""
 
     def order(self) -> Any:
-        """The order of replays, as the native runtime keeps it; asked for on a stream that has no obstacle."""
+        """The order of replays, kept by the native runtime. Made on a stream on which something may be replayed."""
         with self._lock, torch.cuda.device(self.index):
             if self._order is None:
                 self._order = replay_order(loader.loaded(), self.index)
@@ -87,7 +87,7 @@ class CudaDevice:
         return int(torch.cuda.default_generators[self.index].get_offset())
 
     def spare(self) -> None:
-        """Memory that nothing needs between a graph's calls is given back."""
+        """Gives back memory that nothing needs between calls of a graph: cuBLAS's workspaces."""
         give_back_workspaces()
 
     def retire(self, tensors: Sequence[torch.Tensor]) -> None:

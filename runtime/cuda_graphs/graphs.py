@@ -1,9 +1,9 @@
-"""CUDA graphs around a compiled graph: when its kernels are captured, which capture answers which call, and when there is none.
+"""The policy of CUDA graphs: when a compiled graph's kernels are captured, which capture serves which call, and when none does.
 
-A call runs as it is while there is no capture that fits it; the first calls of each size warm everything up. A capture hands its own
-output memory to the caller and is used again when the caller has let go of it; while every one is held, another is made, and past RING one
-whose outputs are copied answers. So outputs may be kept without a word (docs/cuda-graphs.md). What may never be captured is left alone,
-with one logged reason.
+A call without a fitting capture runs the graph itself; the first calls of each size are warm-ups. A capture returns outputs in its own
+memory, and is replayed again once the caller has released them. While all captures of a size are in use another is made, and after RING of
+them one whose outputs are copied serves. So callers may keep outputs as long as they like (docs/cuda-graphs.md). A graph that cannot be
+captured always runs itself, and the reason is logged once.
 """
 
 from __future__ import annotations
@@ -17,31 +17,32 @@ import torch
 
 from precast.runtime.common.locks import Lock
 from precast.runtime.common.log import logger
-from precast.runtime.cuda_graphs.output_buffers import Home, homes_of, moved_home, storage_of, storages
+from precast.runtime.cuda_graphs.output_buffers import Home, homes_of, moved_home, storages
 from precast.runtime.cuda_graphs.recording import FromInput, Output, Player, PythonPlayer, Recording, shape_of, word_of
-from precast.runtime.executable.graph_call import GraphSpec, graph_inputs
+from precast.runtime.executable.calling_convention import GraphSpec, graph_inputs
+from precast.runtime.paths.fake_tensors import storage_of
 from precast.runtime.paths.paths import describe
 from precast.runtime.settings.options import CudaGraphOptions
 
 WARM_UPS = 2
-"""Calls of a size before its capture: libraries make their handles and choices, and it shows which inputs lie still."""
+"""Calls of a size before its capture: libraries make their handles and choices, and inputs with a constant address are found."""
 RING = 3
-"""Captures of a size that hand out their own memory; the one past them copies its outputs."""
+"""Captures of a size that return outputs in their own memory; one more copies its outputs."""
 SIZES_WARNED, SIZES = 8, 64
-"""Distinct sizes: from the first on a warning, from the second on further sizes run without a capture."""
+"""Numbers of distinct sizes: from the first on there is a warning, from the second on further sizes are not captured."""
 MOVES = 16
-"""How often weights, or inputs that the graph writes, may be found elsewhere (which takes a new capture) before captures are given up."""
+"""How often the address of a weight, or of an input that the graph writes, may change (which takes a new capture) before captures end."""
 
 
 PLAYS_A_MOVE = 32
-"""Replays that a capture has to serve on average for its moves not to count."""
+"""Average replays per capture from which on changed addresses do not count."""
 ATTEMPTS = 2
-"""Captures that may fail: a library that a thread had not used yet cannot be set up in the middle of one."""
+"""How many captures may fail: a library that the thread has not used yet cannot be initialised during a capture."""
 
 
 Draws = Literal["no", "maybe", "yes"]
-"""Whether a graph draws random numbers: the generator has moved during a warm-up, and by the same amount during each. Other threads draw,
-too; a capture that should not draw fails where it does, one that may draw disturbs them (`capture.py`)."""
+"""Whether a graph draws random numbers: the generator advanced during each warm-up, by the same amount. Other threads draw, too; a capture
+that was not expected to draw fails where it does, and one that may draw disturbs other threads (`capture.py`)."""
 
 
 class Unfit(RuntimeError):
@@ -54,7 +55,7 @@ class CaptureFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Taken:
-    """A capture as the device made it: raw outputs, how it is replayed, and its executable graph (0: `replay` only)."""
+    """A finished capture: raw outputs, the function that replays it, and its executable graph (0: only `replay` may be used)."""
 
     outputs: tuple[Any, ...]
     replay: Callable[[], None]
@@ -62,28 +63,28 @@ class Taken:
 
 
 class Device(Protocol):
-    """What the policy needs of a GPU (`device.py`)."""
+    """The operations that the policy needs from a GPU; `device.py` implements them."""
 
     def obstacle(self) -> str:
         """Why nothing may be replayed on the calling thread's current stream; "" where it may."""
 
     def capture(self, run: Callable[[], tuple[Any, ...]], draws: Draws, first: bool) -> Taken:
-        """Capture what `run` launches, with outputs in the pool that all captures share. Raises CaptureFailed.
+        """Capture the launches of `run`, with outputs in the pool that all captures share. Raises CaptureFailed.
 
-        `draws`: whether it draws random numbers. `first`: of this graph.
+        `draws`: whether it draws random numbers. `first`: whether it is the graph's first capture.
         """
 
     def entered(self) -> AbstractContextManager[None]:
-        """A context in which the current stream has waited for all that followed earlier replays on other streams."""
+        """A context in which the current stream has waited for earlier replays on other streams, and for the work behind them."""
 
     def drawn(self) -> int:
-        """How far the default random generator has come."""
+        """The offset of the default random generator."""
 
     def spare(self) -> None:
-        """Give back memory that libraries hold for later calls, and that these get again."""
+        """Give back memory that libraries cache between calls; later calls allocate it again."""
 
     def retire(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Memory of a capture is let go of: what was enqueued with it, on whatever stream, comes before its next use."""
+        """Called when a capture's memory is released: its next use waits for work with it on any stream."""
 
 
 DeviceOf = Callable[[Mapping[str, torch.Tensor]], Device]
@@ -92,7 +93,7 @@ DeviceOf = Callable[[Mapping[str, torch.Tensor]], Device]
 
 @dataclass
 class _Size:
-    """Calls that agree in the graph's numbers and in the device."""
+    """The state of calls that have the same sizes and numbers and the same device."""
 
     device: Device
     warm_ups: int = 0
@@ -107,47 +108,50 @@ class _Size:
         return "no" if not any(self.drawn) else "yes" if len(set(self.drawn)) == 1 else "maybe"
 
 
-class CudaGraphs:
-    """A graph callable: takes the per-call inputs, gives what the bytecode expects. `run`: the compiled graph, which gives raw outputs.
+@dataclass(frozen=True)
+class Capturable:
+    """A compiled graph, as captures of it are made. `name`: for the logs; `run`: the graph, which gives raw outputs.
 
-    `into`: `run` with memory for its outputs in front, of which it writes those in `lent`. `may_draw`: random
-    numbers. `unfit`: why it may not be captured, "" where it may. `stamp`: tells versions of its prepared weights apart.
+    `into`: `run` with memory for its outputs as first argument, of which it writes those in `lent`; None: it writes none. `may_draw`:
+    whether it may draw random numbers. `unfit`: why it may not be captured, "" where it may. `stamp`: tells versions of its prepared
+    weights apart.
     """
 
-    def __init__(
-        self,
-        name: str,
-        run: Callable[..., tuple[Any, ...]],
-        spec: GraphSpec,
-        bound: Sequence[torch.Tensor],
-        options: CudaGraphOptions,
-        device_of: DeviceOf,
-        unfit: str = "",
-        into: Callable[..., tuple[Any, ...]] | None = None,
-        lent: Sequence[int] = (),
-        may_draw: bool = True,
-        stamp: Callable[[], Any] = lambda: None,
-        player: Player | None = None,
-    ) -> None:
-        self.name = name
-        self.spec = spec
-        self.bound = tuple(bound)
+    name: str
+    run: Callable[..., tuple[Any, ...]]
+    spec: GraphSpec
+    bound: Sequence[torch.Tensor]
+    into: Callable[..., tuple[Any, ...]] | None = None
+    lent: Sequence[int] = ()
+    may_draw: bool = True
+    unfit: str = ""
+    stamp: Callable[[], Any] = lambda: None
+
+
+class CudaGraphs:
+    """A graph callable: takes the per-call inputs, gives what the bytecode expects."""
+
+    def __init__(self, graph: Capturable, options: CudaGraphOptions, device_of: DeviceOf, player: Player | None = None) -> None:
+        run = graph.run
+        self.name = graph.name
+        self.spec = graph.spec
+        self.bound = tuple(graph.bound)
         self.refused = ""
         self.player: Player = player or PythonPlayer()
         self._run = run
-        self._lent = frozenset(lent)
-        self._may_draw = may_draw
-        self._into = into or (lambda homes, *args: run(*args))
+        self._lent = frozenset(graph.lent)
+        self._may_draw = graph.may_draw
+        self._into = graph.into or (lambda homes, *args: run(*args))
         self._device_of = device_of
-        self._stamp = stamp
+        self._stamp = graph.stamp
         self._lock = Lock()
         self._sizes: dict[tuple[int, ...], _Size] = {}
         self._moving: set[int] = set()
         self._moves = self._failures = 0
-        self._numbers = [i for i, item in enumerate(spec.inputs) if item.kind in ("int", "float")]
-        self._tensors = [i for i, item in enumerate(spec.inputs) if item.kind not in ("int", "float")]
-        if unfit or not self._tensors:
-            self._refuse(unfit or "no tensor among its inputs says which device it is for")
+        self._numbers = [i for i, item in enumerate(self.spec.inputs) if item.kind in ("int", "float")]
+        self._tensors = [i for i, item in enumerate(self.spec.inputs) if item.kind not in ("int", "float")]
+        if graph.unfit or not self._tensors:
+            self._refuse(graph.unfit or "no tensor among its inputs says which device it is for")
         elif self._numbers and options.skip_dynamic:
             self._refuse("its sizes are symbolic, and triton.cudagraph_skip_dynamic_graphs is set")
 
@@ -157,7 +161,7 @@ class CudaGraphs:
         return raw if self.spec.finish is None else self.spec.finish(raw, values)
 
     def _answer(self, values: list[Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Raw outputs, replayed where that can be."""
+        """Raw outputs, by a replay where a capture fits."""
         with self._lock:
             size = None if self.refused else self._size(values)
             if size is not None and self._watch(size, values) and size.warm_ups >= WARM_UPS:
@@ -178,7 +182,7 @@ class CudaGraphs:
         return raw
 
     def _size(self, values: Sequence[Any]) -> _Size | None:
-        """What is known of calls like this one. None: they are not replayed, or not here and now."""
+        """The state of calls like this one; None where this call must not be replayed."""
         key = (values[self._tensors[0]].get_device(), *(word_of(values[i]) for i in self._numbers))
         size = self._sizes.get(key) or self._new_size(values)
         if size is not None:
@@ -208,11 +212,15 @@ class CudaGraphs:
         return _Size(device)
 
     def _placed_inputs(self, values: Sequence[Any]) -> list[int]:
-        """Tensors that say where the graph runs: a constant in the host's memory never changes, and so is read at capture for good."""
+        """Positions of the tensors that determine the device. Constants in host memory are not among them: they are read once, at
+        capture.
+        """
         return [i for i in self._tensors if self.spec.inputs[i].kind != "constant" or values[i].device.type != "cpu"]
 
     def _watch(self, size: _Size, values: Sequence[Any]) -> bool:
-        """Learn which inputs move, and forget captures that read them where they lay. False: captures have just been given up."""
+        """Note which inputs have changed their addresses, and drop captures that read the old ones. False: captures have just been given
+        up.
+        """
         moved = []
         for i in self._tensors:
             address = values[i].data_ptr()
@@ -230,7 +238,7 @@ class CudaGraphs:
         return not self.refused
 
     def _record(self, size: _Size, values: list[Any], args: tuple[Any, ...], stamp: Any) -> tuple[Any, ...] | None:
-        """Make a capture for this call and answer with it. None: run the graph as it is."""
+        """Make a capture for this call and replay it. None: the caller runs the graph itself."""
         self._forget(size, values, stamp)
         clones = len(size.recordings) >= RING
         if clones and any(recording.clones for recording in size.recordings):
@@ -247,7 +255,7 @@ class CudaGraphs:
         return self.player.play(values, stamp)
 
     def _forget(self, size: _Size, values: Sequence[Any], stamp: Any) -> None:
-        """Drop the size's captures that read an input or prepared weights where they are no longer."""
+        """Drop the size's captures that read an input or packed weights at addresses that are no longer theirs."""
         words = [word_of(value) for value in values]
         for recording in tuple(size.recordings):
             if not recording.reads(words, stamp):
@@ -293,7 +301,7 @@ class CudaGraphs:
         )
 
     def _refuse(self, reason: str) -> None:
-        """No captures from now on."""
+        """End captures of this graph, with one logged reason."""
         self.refused = reason
         logger("cudagraphs").warning("%s: runs without CUDA graphs: %s", self.name, reason)
         for size in self._sizes.values():
@@ -303,7 +311,7 @@ class CudaGraphs:
 
 
 def _placed(raw: Any, position: int, inputs: Sequence[Any]) -> Output:
-    """A raw output as a recording keeps it."""
+    """The form in which a recording keeps a raw output."""
     if not isinstance(raw, torch.Tensor):
         return int(raw)
     lender = storages(inputs).get(storage_of(raw))

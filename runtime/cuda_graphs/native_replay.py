@@ -1,4 +1,4 @@
-"""The native player: hands captures to runtime/native/src/cuda_replay.c, which answers calls with them in microseconds."""
+"""The native player: gives captures to runtime/native/src/cuda_replay.c, which replays them in microseconds of host time a call."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from precast.runtime.cuda_graphs.batched_copy import copy_kernel
 from precast.runtime.cuda_graphs.recording import FromInput, Output, Recording, flat
-from precast.runtime.executable.graph_call import Finish
-from precast.runtime.executable.library import resolve_symbol
+from precast.runtime.executable.calling_convention import Finish
+from precast.runtime.native.torch_symbols import resolve_symbol
 
 FUNCTIONS = (
     "cuCtxGetCurrent",
@@ -25,15 +25,15 @@ FUNCTIONS = (
     "aoti_torch__reinterpret_tensor",
     "aoti_torch_empty_strided",
 )
-"""What replays call, in the order of `Functions` in runtime/native/src/cuda_replay.h."""
+"""The driver's functions that replays call, in the order of `Functions` in runtime/native/src/cuda_replay.h."""
 _SETUP: tuple[tuple[str, tuple[Any, ...]], ...] = (("cuCtxGetCurrent", ()), ("cuEventCreate", (ctypes.c_uint,)))
 _EVENT_DISABLE_TIMING = 2
 
 
 class NativePlayer:
-    """A Player. `call` is the graph callable: what no capture answers it hands to `slow`, with the call's arguments.
+    """A Player. `call` is the graph callable; a call that no capture serves goes to `slow`, with its arguments.
 
-    `graph`: the native graph call that gives raw outputs. `stamped`: it has prepared weights, whose changes only `slow` sees.
+    `graph`: the native graph call that returns raw outputs. `stamped`: the graph has packed weights, whose changes only `slow` sees.
     """
 
     def __init__(self, native: Any, graph: Any, finish: Finish | None, slow: Callable[..., Any], stamped: bool) -> None:
@@ -71,7 +71,7 @@ def _result(output: Output) -> tuple[Any, ...]:
 
 
 def replay_order(native: Any, index: int) -> Any:
-    """The order of replays on the current device, which has this index. Raises RuntimeError where the driver refuses."""
+    """The order of replays on the current device, whose index is `index`. Raises RuntimeError where the driver refuses."""
     context, event = ctypes.c_void_p(), ctypes.c_void_p()
     get, create = (ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *more)(_address(name)) for name, more in _SETUP)
     failed = get(ctypes.addressof(context)) or create(ctypes.addressof(event), _EVENT_DISABLE_TIMING)

@@ -1,8 +1,8 @@
-"""Memory of their own for the outputs of captures.
+"""Static output buffers for captures.
 
-Captures share work memory, in which a later capture may find room for an output; replaying the earlier one would then write over an
-output that somebody holds. So outputs never lie in the pool: the host program is given memory for those that it writes itself, and others
-are copied at the end.
+All captures share one pool of work memory, and a later capture may place its temporaries where an earlier one has an output: replaying it
+would overwrite an output that the caller holds. So outputs never lie in the pool: the host program writes those that it can into buffers
+given to it, and the others are copied at the end.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from precast.runtime.cuda_graphs.recording import flat, shape_of
+from precast.runtime.paths.fake_tensors import storage_of
 
 
 @dataclass(frozen=True)
 class Home:
-    """What an output needs. `elements`: of its storage, of which it may be a part."""
+    """The layout of one output buffer. `elements`: of the output's storage, of which the output may be a part."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -27,14 +28,14 @@ class Home:
     dtype: torch.dtype
 
     def empty(self, device: torch.device, whole: bool) -> torch.Tensor:
-        """Memory for it; `whole`: with all of its storage, which a host program may write that is lent it."""
+        """A new buffer; `whole`: as large as the output's storage, for a host program that writes into it."""
         if not whole:
             return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=device)
         return torch.empty(self.elements, dtype=self.dtype, device=device).as_strided(self.size, self.stride, self.offset)
 
 
 def homes_of(raw: Sequence[Any], inputs: Sequence[Any]) -> tuple[Home | None, ...]:
-    """For each raw output of a call; None for numbers and for what lies in an input."""
+    """The buffer layout of each raw output of a call; None for numbers and for outputs that are views of an input."""
     lent = storages(inputs)
     return tuple(_home(output) if isinstance(output, torch.Tensor) and storage_of(output) not in lent else None for output in raw)
 
@@ -45,7 +46,7 @@ def _home(output: torch.Tensor) -> Home:
 
 
 def moved_home(raw: Sequence[Any], homes: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
-    """The raw outputs, copied into their homes where they are not there already. Raises RuntimeError where they are not as they were."""
+    """The raw outputs, copied into their buffers where they are not there already. Raises RuntimeError where a layout has changed."""
     if len(raw) != len(homes):
         raise RuntimeError(f"it gave {len(homes)} outputs before, now {len(raw)}")
     return tuple(
@@ -66,14 +67,9 @@ def _text(tensor: torch.Tensor) -> str:
 
 
 def storages(values: Sequence[Any]) -> dict[int, int]:
-    """The storages of the tensors among `values`, with the first position that has each."""
+    """The storages of the tensors among `values`, each with the first position that has it."""
     found: dict[int, int] = {}
     for i, value in enumerate(values):
         if isinstance(value, torch.Tensor):
             found.setdefault(storage_of(value), i)
     return found
-
-
-def storage_of(tensor: torch.Tensor) -> int:
-    """Which storage it has."""
-    return int(tensor.untyped_storage()._cdata)

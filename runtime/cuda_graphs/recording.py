@@ -1,7 +1,7 @@
-"""One captured CUDA graph with what a call needs to replay it, and the player that replays them without the native runtime.
+"""Recordings (captured CUDA graphs with what a replay needs to know), and the player that replays them without the native runtime.
 
-An input is *fixed* (the graph reads it where it lay at capture, and answers only calls whose tensor lies there), *copied* (into a buffer
-of ours before each replay), or a number, which is part of what was captured.
+An input is *fixed* (the graph reads it at its address of the capture, and serves only calls with that address), *copied* (into a buffer of
+the recording's before each replay), or a number, which is part of what was captured.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, Protocol
 import torch
 
 from precast.runtime.common.locks import Lock
-from precast.runtime.executable.graph_call import scalar_word
+from precast.runtime.executable.calling_convention import scalar_word
 
 
 @dataclass(frozen=True)
 class FromInput:
-    """A raw output that lies in the storage of graph input `input`, `offset` elements from that tensor's first one."""
+    """A raw output that shares the storage of graph input `input`, `offset` elements behind that tensor's first one."""
 
     input: int
     size: tuple[int, ...]
@@ -28,16 +28,16 @@ class FromInput:
 
 
 Output = torch.Tensor | FromInput | int
-"""A raw output as captured: the tensor itself, which keeps its storage for the graph; where it lies in an input; a number."""
+"""A raw output as captured: the tensor, which keeps its storage alive for the graph; its place in an input; or a number."""
 
 
 @dataclass(eq=False)
 class Recording:
-    """A capture on the device number `index`.
+    """A capture on device `index`.
 
-    `words`: per graph input the address or the number at capture; `buffers`: those of the copied inputs; `shapes`: what inputs have to
-    have, (size, stride), where numbers do not say it. `launch`: the executable graph for the driver, 0 where only `replay` may be used
-    (it draws random numbers). `clones`: its outputs are copied out, so that it is never in use. `stamp`: of prepared weights.
+    `words`: the address or number of each graph input at capture; `buffers`: of the copied inputs; `shapes`: the (size, stride) that inputs
+    must have, where symbolic integers do not determine it. `launch`: the executable graph for the driver, 0 where only `replay` may be used
+    (it draws random numbers). `clones`: its outputs are copied, so that it is never in use. `stamp`: the version of packed weights.
     """
 
     device: Any
@@ -60,24 +60,25 @@ class Recording:
         self.idle = self.holders()
 
     def holders(self) -> tuple[tuple[int, int, int], ...]:
-        """For each output storage: how many tensors and views hold it, and how many its storage object, ours among them; its address.
+        """For each output storage: the reference count of the storage, that of its Python storage object, and its address.
 
-        torch keeps one storage object for each storage, which counts as one holder, however many hold that object.
+        torch keeps one Python object per storage, which counts as one reference to the storage however many references it has itself. The
+        recording's own references are included.
         """
         return tuple((torch._C._storage_Use_Count(s._cdata), sys.getrefcount(s), s.data_ptr()) for s in self.storages)
 
     def reads(self, words: Sequence[int], stamp: Any) -> bool:
-        """Whether it reads its inputs and prepared weights where these are now, and was captured for these numbers."""
+        """Whether it was captured for these addresses and numbers, and for this version of packed weights."""
         return self.stamp == stamp and all(a == b or i in self.buffers for i, (a, b) in enumerate(zip(self.words, words, strict=True)))
 
     @property
     def in_use(self) -> bool:
-        """Whether the caller still has an output, or a view of one, of an earlier replay."""
+        """Whether the caller still holds an output of an earlier replay, or a view of one."""
         return not self.clones and self.holders() != self.idle
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory from the first element of `tensor` to its last one, gaps included, as one row."""
+    """A one-dimensional view of the memory from the first element of `tensor` to its last one, gaps included."""
     span = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
     return torch.as_strided(tensor, (span,), (1,), tensor.storage_offset())
 
@@ -93,7 +94,7 @@ def word_of(value: Any) -> int:
 
 
 def outputs_of(recording: Recording, values: Sequence[Any]) -> tuple[Any, ...]:
-    """New tensors on the recording's outputs, or, of one whose outputs are copied, with storages of their own."""
+    """New tensors on the storages of the recording's outputs; copies where `clones` is set."""
     return tuple(_fresh(output, recording.clones, values) for output in recording.outputs)
 
 
@@ -114,24 +115,24 @@ class Player(Protocol):
     """Keeps recordings and answers calls with them."""
 
     def add(self, recording: Recording) -> None:
-        """Keep it; it may answer the next call."""
+        """Keep a recording, which may serve the next call."""
 
     def drop(self, recording: Recording) -> None:
-        """Forget it; outputs that the caller has stay."""
+        """Drop a recording; outputs that the caller holds stay valid."""
 
     @property
     def plays(self) -> int:
-        """Replays so far."""
+        """The number of replays so far."""
 
     def play(self, values: Sequence[Any], stamp: Any) -> tuple[Any, ...] | None:
-        """Raw outputs by a recording that fits these graph inputs and is not in use; one whose outputs are copied comes last.
+        """Raw outputs, by replaying a recording that fits these graph inputs and is not in use; one that copies its outputs is tried last.
 
-        None: there is none.
+        None where no recording fits.
         """
 
 
 class PythonPlayer:
-    """The player where there is no native runtime: some tens of microseconds."""
+    """The player without the native runtime; a call takes some tens of microseconds of host time."""
 
     def __init__(self) -> None:
         self.plays = 0
@@ -165,7 +166,7 @@ class PythonPlayer:
 
 
 def fits(recording: Recording, words: Sequence[int], values: Sequence[Any], stamp: Any) -> bool:
-    """Whether replaying `recording` is what running the graph on these inputs would do."""
+    """Whether replaying `recording` computes the same as running the graph on these inputs."""
     first = next(value for value in values if isinstance(value, torch.Tensor))
     return (
         recording.reads(words, stamp)

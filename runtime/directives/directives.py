@@ -18,6 +18,7 @@ import torch
 from torch.compiler import is_compiling, is_exporting
 
 from precast.runtime.common.errors import DirectiveError
+from precast.runtime.common.eval_frame import eval_frame
 from precast.runtime.frames.compiled_module import mixed_class, share_state
 from precast.runtime.settings.stance import leaves_region
 
@@ -89,7 +90,7 @@ def _marked(wrapper: Any, fn: Any, recursive: bool, reason: str | None) -> Any:
 
 
 def _skipping(fn: Callable[..., Any]) -> Any:
-    set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
+    set_eval_frame = eval_frame.set_eval_frame
 
     @functools.wraps(fn)
     def disabled(*args: Any, **kwargs: Any) -> Any:
@@ -126,7 +127,7 @@ def cudagraph_mark_step_begin() -> None:
 
 def _leave_to_python(function: Any) -> None:
     """Tells torch's frame evaluation not to look at this code: it may be called inside a torch.compile region."""
-    native = torch._C._dynamo.eval_frame
+    native = eval_frame
     native.set_code_exec_strategy(function.__code__, native._FrameExecStrategy(native._FrameAction.SKIP, native._FrameAction.DEFAULT))
 
 

@@ -1,7 +1,7 @@
 """Marks of dynamic dimensions, with torch's meaning (`torch._dynamo.mark_dynamic` …) and without importing the tracer.
 
-A mark is an attribute of the tensor; the tracer reads it at the next compile. A compiled variant serves tensors that are marked as it was
-made for, or less, or not at all.
+A mark is an attribute of the tensor, which the tracer reads at the next compile. A variant serves tensors whose marks are a subset of those
+that it was compiled for.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Dims = int | Sequence[int]
 
 @dataclass(frozen=True)
 class _Range:
-    """What `_dynamo_dynamic_range` holds."""
+    """An item of a tensor's `_dynamo_dynamic_range`: the bounds of one dimension."""
 
     dim: int
     min: int | None
@@ -100,7 +100,7 @@ def _note(t: torch.Tensor) -> None:
 
 @contextlib.contextmanager
 def marked(local_values: Mapping[str, Any], args: Sequence[Any], dynamic_shapes: Any) -> Iterator[None]:
-    """The tensors of a call, marked as `dynamic_shapes` says while this lasts.
+    """A context in which the tensors of a call are marked as `dynamic_shapes` says.
 
     `dynamic_shapes` is torch.export's form: by argument name (dict) or position (tuple, list), nested as the arguments are; for a tensor
     a dict of dimension -> mark, a tuple of marks, or None. A mark is a name, a `torch.export.Dim`, `Dim.DYNAMIC`, or {"min": …, "max": …}

@@ -4,45 +4,19 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from precast.artifact_store import Guard, Store
-from precast.runtime.dispatch.callee_programs import Callees
-from precast.runtime.dispatch.dispatcher import make_dispatcher
-from precast.runtime.dispatch.resume_programs import Resumes
+from precast.runtime.dispatch.build_program import entry_program
 from precast.runtime.frames.compiled_module import has_hooks, is_forward, wrapper_guards
 from precast.runtime.frames.entry import Entry, called_entry, entry_of, has_own_namespace
+from precast.runtime.programs.identity import Settings
 from precast.runtime.programs.program import Program
 from precast.runtime.settings import stance
-from precast.runtime.settings.backends import Backend
-from precast.runtime.settings.options import without_generated_code
 
 _sites: weakref.WeakValueDictionary[int, Site] = weakref.WeakValueDictionary()
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What `compile` was asked for, validated."""
-
-    options: Mapping[str, Any]
-    store: Store
-    label: str | None = None
-    require_hit: bool = False
-    backend: Backend | None = None
-
-    def forcing(self, backend: Backend | None) -> Settings:
-        """These for a backend that the stance forces: the options of precast's generated code are left out."""
-        return replace(self, options={**self.options, **without_generated_code()}, backend=backend)
-
-    def program(self, entry: Entry, extra_guards: Sequence[Guard] = ()) -> Program:
-        program = Program(entry, self.options, self.store, self.label, self.require_hit, extra_guards, self.backend)
-        Resumes(program)
-        Callees(program)
-        return program
 
 
 class Site:
@@ -104,9 +78,11 @@ class Site:
         key = (entry.function, entry.function.__code__, len(entry.prefix), has_own_namespace(entry.function))
         route = self._routes.get(key)
         if route is None:
-            program = self.settings.program(entry, wrapper_guards(entry, self.module) if self.module is not None else ())
-            slow = self._slow(program, entry)
-            route = self._routes.setdefault(key, (program, make_dispatcher(program, entry, slow, functools.partial(self._upgrade, key))))
+            guards = wrapper_guards(entry, self.module) if self.module is not None else ()
+            made = entry_program(
+                entry, self.settings, guards, lambda program: self._slow(program, entry), functools.partial(self._upgrade, key)
+            )
+            route = self._routes.setdefault(key, made)
         return route
 
     def _upgrade(self, key: Any, dispatcher: Callable[..., Any]) -> None:

@@ -13,26 +13,22 @@ import os
 import sys
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from precast.artifact_store import Store
-from precast.artifact_store.format.records import FrameRecord
 from precast.runtime.common.locks import Lock
 from precast.runtime.common.log import logger
-from precast.runtime.dispatch.dispatcher import make_dispatcher
-from precast.runtime.dispatch.resume_programs import Resumes
-from precast.runtime.fingerprint.bytecode import digest
 from precast.runtime.frames import call_interception
 from precast.runtime.frames.entry import Entry
 from precast.runtime.frames.lambda_lift import Shell
-from precast.runtime.frames.rewritten_code import OWN_CODE, build
+from precast.runtime.frames.rewritten_code import OWN_CODE
 from precast.runtime.programs import skip_records
-from precast.runtime.programs.program import Program, program_key
+from precast.runtime.programs.identity import Identity, Settings, callee_identity
+from precast.runtime.programs.program import Program
 from precast.runtime.settings import stance
-from precast.runtime.settings.backends import Backend
 
 ATTENTIVE_CALLS = 3
 """Calls of a program, after something of it was loaded or compiled, during which unknown functions are looked at; each look takes 30 µs."""
@@ -48,8 +44,6 @@ traced.
 """
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 _PLAIN = call_interception.Answer()
-Settings = tuple[dict[str, Any], Store, bool, Backend | None]
-"""Options, store, whether a miss raises, backend."""
 _DISABLING = ("nonrecursive_disable_wrapper", "disabled_itself")
 """Wrappers, torch's and ours, of functions that are not compiled themselves, while what they call is."""
 
@@ -65,15 +59,15 @@ class _Known:
 
 
 class Callees:
-    """The region in which one root program's calls are looked at."""
+    """The region in which one root program's calls are looked at. Its methods are hooks of that program."""
 
-    def __init__(self, root: Program) -> None:
-        self.group = _group_of(root)
+    def __init__(self, group: Group) -> None:
+        self.group = group
         self._attention = ATTENTIVE_CALLS
-        root.around = self.around
-        root.parts.append(lambda: self.group.programs)
-        root.on_build.append(self.attend)
-        root.on_reset.append(self.reset)
+
+    def programs(self) -> list[Program]:
+        """Those of the functions that were met so far, by any program of these settings."""
+        return list(self.group.programs)
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function` as it runs inside the region."""
@@ -105,14 +99,46 @@ class Callees:
         self._attention = ATTENTIVE_CALLS
 
 
-class Group:
-    """The functions that programs with the same settings call between their graphs: one program each, whoever calls."""
+@dataclass(frozen=True)
+class Found:
+    """A function that was met between graphs, as a program is made of it. It runs a copy of the code: a plain run of the program is no
+    call of the function that the hook replaces.
+    """
 
-    def __init__(self, root: Program) -> None:
-        self.settings = (root.options, root.store, root.require_hit, root.backend)
-        self.programs: list[CalleeProgram] = []
+    settings: Settings
+    identity: Identity
+    entry: Entry
+    shell: Shell
+
+
+MakeCallee = Callable[[Found, Callable[[], None]], tuple[Program, Callable[..., Any]]]
+"""(what was met, whom to tell that code of it is loaded) -> the program, and what a trampoline calls."""
+
+
+class _Loaded:
+    """Tells the root programs that call a function between their graphs that code of it is loaded."""
+
+    def __init__(self) -> None:
+        self.told: list[Callable[[], None]] = []
+
+    def __call__(self) -> None:
+        for notice in self.told:
+            notice()
+
+
+class Group:
+    """The functions that programs with the same settings call between their graphs: one program each, whoever calls.
+
+    `make`: what builds such a program with its dispatcher.
+    """
+
+    def __init__(self, settings: Settings, make: MakeCallee) -> None:
+        self.settings = replace(settings, label=None)
+        self.programs: list[Program] = []
         self.asked: Any = self._ask  # one object: the hook tells its callers apart by it
+        self._make = make
         self._known: dict[int, _Known] = {}
+        self._loaded: list[_Loaded] = []  # of each program
         self._found: list[tuple[types.CodeType, types.CodeType, bool]] = []  # to be kept when a region ends
         self._lock = Lock()
 
@@ -124,9 +150,9 @@ class Group:
         """Keep what the region that ends has found; `attend` is told when code of it is loaded."""
         with self._lock:
             found, self._found = self._found, []
-            for program in self.programs:
-                if attend not in program.on_build:
-                    program.on_build.append(attend)
+            for loaded in self._loaded:
+                if attend not in loaded.told:
+                    loaded.told.append(attend)
         for code, replacement, alone in found:
             call_interception.keep(code, replacement, self, alone)
 
@@ -159,74 +185,49 @@ class Group:
         code, namespace = frame.f_code, frame.f_globals
         if not eligible(code, namespace):
             return _PLAIN
-        program = CalleeProgram(self.settings, code, namespace)
-        if not program.store.variants(program.key):
-            if skip_records.recall(program.store, program.key, compiles=not program.require_hit):
+        found = self._found_function(code, namespace)
+        store, key = self.settings.store, found.identity.key
+        if not store.variants(key):
+            if skip_records.recall(store, key, compiles=not self.settings.require_hit):
                 return _PLAIN
             if not (names_torch(code, namespace) or holds_tensor(tuple(frame.f_locals.values()))):
                 known.tries += 1
                 return _PLAIN if known.tries >= TRIES else None
+        loaded = _Loaded()
+        program, receiver = self._make(found, loaded)
         self._known[id(program.code)] = _Known(program.code, _PLAIN, settled=True)  # what it runs where it is not compiled
         self.programs.append(program)
+        self._loaded.append(loaded)
         logger("graph_breaks").info("%s, called between graphs, is a program of its own", program.name)
-        replacement, alone = call_interception.trampoline(code, program.receiver()), not call_interception.has_entries(code)
+        replacement, alone = call_interception.trampoline(code, receiver), not call_interception.has_entries(code)
         self._found.append((code, replacement, alone))
         return call_interception.Answer(replacement, self) if alone else _PLAIN
+
+    def _found_function(self, code: types.CodeType, namespace: dict[str, Any]) -> Found:
+        shell = Shell(code.replace(), namespace, code.co_name)
+        entry = Entry(shell.function(shell.code))
+        return Found(self.settings, callee_identity(entry, shell.code, self.settings), entry, shell)
 
 
 _groups: dict[Any, Group] = {}
 _groups_lock = Lock()
 
 
-def _group_of(root: Program) -> Group:
-    """The group of all programs with the settings of `root`."""
-    key = (id(root.store), repr(sorted(root.options.items(), key=repr)), root.require_hit, root.backend.identity if root.backend else "")
+def group_of(settings: Settings, make: MakeCallee) -> Group:
+    """The group of all programs with these settings, whatever their labels; made with `make` where there is none."""
+    key = (id(settings.store), repr(sorted(settings.options.items(), key=repr)), settings.require_hit, settings.backend_identity)
     with _groups_lock:
         if key not in _groups:
-            _groups[key] = Group(root)
+            _groups[key] = Group(settings, make)
         return _groups[key]
 
 
 def forget_store(store: Store) -> None:
     """Let go of what programs of this store call, and of the store."""
     with _groups_lock:
-        gone = [key for key, group in _groups.items() if group.settings[1] is store]
+        gone = [key for key, group in _groups.items() if group.settings.store is store]
         for key in gone:
             call_interception.forget(_groups.pop(key))
-
-
-class CalleeProgram(Program):
-    """A function met between graphs. It runs a copy of the code: a plain run of it is no call of the function that the hook replaces."""
-
-    def __init__(self, settings: Settings, code: types.CodeType, namespace: dict[str, Any]) -> None:
-        options, store, require_hit, backend = settings
-        self.shell = Shell(code.replace(), namespace, code.co_name)
-        super().__init__(Entry(self.shell.function(self.shell.code)), options, store, None, require_hit, (), backend)
-        self.code = self.shell.code
-        self.digest = digest(self.code)
-        identity = backend.identity if backend is not None else ""
-        self.key = program_key(f"{self.entry.name}()", self.digest, self.options, None, identity, self.locals_of.own_namespace)
-        Resumes(self)
-
-    def receiver(self) -> Callable[..., Any]:
-        """What a trampoline calls."""
-        return self.shell.receiver(make_dispatcher(self, self.entry, self.call))
-
-    def traced(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[types.FunctionType, tuple[Any, ...], Mapping[str, Any]]:
-        return self.shell.open(args)
-
-    @property
-    def free_as_locals(self) -> bool:
-        return True
-
-    @property
-    def is_part(self) -> bool:
-        return True
-
-    def build_frame(self, record: FrameRecord, graph: Callable[..., Any]) -> Callable[..., Any]:
-        self.built()
-        frame = build(record, self.shell.template(), graph, self.resume)
-        return self.shell.function(frame.__code__, frame)
 
 
 def eligible(code: types.CodeType, namespace: Mapping[str, Any]) -> bool:
@@ -283,4 +284,4 @@ def holds_tensor(values: Any) -> bool:
     return False
 
 
-__all__ = ["CalleeProgram", "Callees", "eligible", "forget_store", "holds_tensor", "names_torch"]
+__all__ = ["Callees", "Found", "Group", "MakeCallee", "eligible", "forget_store", "group_of", "holds_tensor", "names_torch"]

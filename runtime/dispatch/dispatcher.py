@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
+from precast.artifact_store import Store
+from precast.runtime.common.errors import strict
 from precast.runtime.common.locks import Lock
 from precast.runtime.common.log import logger, warn
-from precast.runtime.frames.entry import Entry, parameters
+from precast.runtime.frames.entry import Entry, LocalsOf, parameters
 from precast.runtime.native import loader
-from precast.runtime.programs.compile_hook import strict
-from precast.runtime.programs.program import Program
-from precast.runtime.programs.variant import Binding
+from precast.runtime.programs.variant import Binding, EagerVariant, Variant
 
 TABLES_LIMIT = 64
 """Guard tables that one dispatcher looks through."""
@@ -24,56 +24,121 @@ Slow = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
 Upgraded = Callable[[Callable[..., Any]], None]
 
 
-def make_dispatcher(program: Program, entry: Entry, slow: Slow, upgraded: Upgraded | None = None) -> Callable[..., Any]:
-    """A callable that takes the user's arguments (without the entry's prefix) and runs `program`; `slow` finds what no table knows.
+class Dispatched(Protocol):
+    """What a dispatcher needs of its program, beside the slow way of calling it."""
 
-    `upgraded`: told of the native one when it takes over from one in Python; who can may call that from then on.
+    @property
+    def name(self) -> str:
+        """For the logs."""
+
+    @property
+    def store(self) -> Store:
+        """Where the native runtime may be."""
+
+    @property
+    def locals_of(self) -> LocalsOf:
+        """From a call's arguments to the frame's locals."""
+
+    @property
+    def variants(self) -> Sequence[Variant | EagerVariant]:
+        """What this process has loaded or compiled."""
+
+
+class Dispatcher:
+    """Makes the callable that users end up with. Native where possible, else Python; what starts in Python is upgraded later.
+
+    A program and its dispatcher need each other: the dispatcher is made first, its methods are hooks of the program, and `start` then
+    gives it the program. Until then the hooks do nothing.
     """
-    tried = loader.find(program.store) is not None
-    fast = _native_dispatcher(program, entry, slow) if tried else None
-    if fast is not None:
-        return fast
-    return _python_dispatcher(program, entry, slow, tried, upgraded)
 
+    def __init__(self, entry: Entry) -> None:
+        self.tables: Tables | None = None
+        """Of the native dispatcher, once there is one."""
+        self._entry = entry
+        self._builder: Callable[[], Callable[[], None]] | None = None  # builds the native runtime beside a compile, while it is wanted
 
-def _python_dispatcher(program: Program, entry: Entry, slow: Slow, tried: bool, upgraded: Upgraded | None) -> Callable[..., Any]:
-    """`tried`: the native runtime is there, and has no dispatcher for this program."""
-    prefix, keywords = entry.prefix, dict(entry.keywords)
-    fast: Callable[..., Any] | None = None
-    lock = Lock()
+    def start(self, program: Dispatched, slow: Slow, upgraded: Upgraded | None = None) -> Callable[..., Any]:
+        """A callable that takes the user's arguments (without the entry's prefix) and runs `program`; `slow` finds what no table knows.
 
-    def dispatch(*args: Any, **kwargs: Any) -> Any:
-        if not tried and loader.loaded() is not None:
-            take_over()  # another program built or found it
-        if fast is not None:
-            return fast(*args, **kwargs)
-        return slow((*prefix, *args), {**keywords, **kwargs} if keywords else kwargs)
+        `upgraded`: told of the native one when it takes over from one in Python; who can may call that from then on.
+        """
+        tried = loader.find(program.store) is not None
+        fast = self._in_native(program, slow) if tried else None
+        return fast if fast is not None else self._in_python(program, slow, tried, upgraded)
 
-    def take_over() -> None:
-        nonlocal fast, tried
-        with lock:
-            program.on_compile = None
+    # -- the program's hooks
+
+    def remember(self, binding: Binding, local_values: Mapping[str, Any]) -> None:
+        """Record what the guards of `binding` read on this call, so that the next like it needs no Python."""
+        if self.tables is None or binding.variant.hits < 2 or not binding.variant.tabled:
+            return  # a table takes longer than the check: a first answer does not wait for it, and a second call is the first to gain
+        self.tables.remember(binding, local_values)
+
+    def begin(self) -> Callable[[], None] | None:
+        """A compile begins: the native runtime is built beside it where it is wanted. What to call when the compile ends."""
+        builder = self._builder  # which another thread may take away
+        return builder() if builder is not None else None
+
+    def forget(self) -> None:
+        """Drop all guard tables."""
+        if self.tables is not None:
+            self.tables.forget()
+
+    # -- the two kinds of callable
+
+    def _in_python(self, program: Dispatched, slow: Slow, tried: bool, upgraded: Upgraded | None) -> Callable[..., Any]:
+        """`tried`: the native runtime is there, and has no dispatcher for this program."""
+        prefix, keywords = self._entry.prefix, dict(self._entry.keywords)
+        fast: Callable[..., Any] | None = None
+        lock = Lock()
+
+        def dispatch(*args: Any, **kwargs: Any) -> Any:
             if not tried and loader.loaded() is not None:
-                tried = True
-                fast = _native_dispatcher(program, entry, slow)
-                if fast is not None and upgraded is not None:
-                    upgraded(fast)
+                take_over()  # another program built or found it
+            if fast is not None:
+                return fast(*args, **kwargs)
+            return slow((*prefix, *args), {**keywords, **kwargs} if keywords else kwargs)
 
-    def on_compile() -> Callable[[], None]:
-        """Build the native runtime beside the compile, as it is going to be wanted; the result joins and takes over."""
-        builder = threading.Thread(target=build, name="precast-native-build")
-        finish: Callable[[], None] = builder.join
+        def take_over() -> None:
+            nonlocal fast, tried
+            with lock:
+                self._builder = None
+                if not tried and loader.loaded() is not None:
+                    tried = True
+                    fast = self._in_native(program, slow)
+                    if fast is not None and upgraded is not None:
+                        upgraded(fast)
+
+        if loader.wanted():
+            self._builder = lambda: _build_beside(program, take_over)
+        return dispatch
+
+    def _in_native(self, program: Dispatched, slow: Slow) -> Callable[..., Any] | None:
+        module = loader.loaded()
+        if module is None or not loader.tables_work() or self._entry.keywords:
+            return None
         try:
-            builder.start()
-        except RuntimeError as error:
-            logger("runtime").warning("%s: the native runtime is built after the compile, not beside it: %s", program.name, error)
-            finish = build
+            tables = Tables(module, program, self._entry, slow)
+        except ValueError as error:
+            logger("runtime").info("%s: dispatched by Python: %s", program.name, error)
+            return None
+        except Exception as error:
+            if strict():
+                raise
+            logger("runtime").error("%s: making its native dispatcher failed", program.name, exc_info=error)
+            text = f"{type(error).__name__}: {error}"[:400]
+            warn(
+                f"precast: {program.name} is dispatched by Python, because making its native dispatcher failed, which is a bug of precast "
+                f"(PRECAST_STRICT=1 raises it): {text}"
+            )
+            return None
+        self.tables = tables
+        dispatcher: Callable[..., Any] = tables.dispatcher
+        return dispatcher
 
-        def done() -> None:
-            finish()
-            take_over()
 
-        return done
+def _build_beside(program: Dispatched, take_over: Callable[[], None]) -> Callable[[], None]:
+    """Build the native runtime in a thread, as it is going to be wanted. The result waits for it, and calls `take_over`."""
 
     def build() -> None:
         try:
@@ -81,38 +146,25 @@ def _python_dispatcher(program: Program, entry: Entry, slow: Slow, tried: bool, 
         except Exception:  # noqa: BLE001 - calls go on without it
             logger("runtime").error("building the native runtime failed", exc_info=True)
 
-    if loader.wanted():
-        program.on_compile = on_compile
-    return dispatch
-
-
-def _native_dispatcher(program: Program, entry: Entry, slow: Slow) -> Callable[..., Any] | None:
-    module = loader.loaded()
-    if module is None or not loader.tables_work() or entry.keywords:
-        return None
+    builder = threading.Thread(target=build, name="precast-native-build")
+    finish: Callable[[], None] = builder.join
     try:
-        tables = Tables(module, program, entry, slow)
-    except ValueError as error:
-        logger("runtime").info("%s: dispatched by Python: %s", program.name, error)
-        return None
-    except Exception as error:
-        if strict():
-            raise
-        logger("runtime").error("%s: making its native dispatcher failed", program.name, exc_info=error)
-        text = f"{type(error).__name__}: {error}"[:400]
-        warn(
-            f"precast: {program.name} is dispatched by Python, because making its native dispatcher failed, which is a bug of precast "
-            f"(PRECAST_STRICT=1 raises it): {text}"
-        )
-        return None
-    dispatcher: Callable[..., Any] = tables.dispatcher
-    return dispatcher
+        builder.start()
+    except RuntimeError as error:
+        logger("runtime").warning("%s: the native runtime is built after the compile, not beside it: %s", program.name, error)
+        finish = build
+
+    def done() -> None:
+        finish()
+        take_over()
+
+    return done
 
 
 class Tables:
     """Makes guard tables for a native dispatcher: one when a call found its variant the slow way."""
 
-    def __init__(self, module: Any, program: Program, entry: Entry, slow: Slow) -> None:
+    def __init__(self, module: Any, program: Dispatched, entry: Entry, slow: Slow) -> None:
         code = entry.function.__code__
         self.names = parameters(code)
         flags = (bool(code.co_flags & inspect.CO_VARARGS), bool(code.co_flags & inspect.CO_VARKEYWORDS))
@@ -124,14 +176,12 @@ class Tables:
         self._lock = Lock()
         self._unused = 0
         self._hits_then = 0
-        program.on_binding = self.remember
-        program.on_reset.append(self.forget)
 
     def remember(self, binding: Binding, local_values: Mapping[str, Any]) -> None:
-        """Record what the guards of `binding` read on this call, so that the next like it needs no Python."""
-        if binding.variant.hits < 2 or not binding.variant.tabled or not self._worth_it():
-            return  # a table takes longer than the check: a first answer does not wait for it, and a second call is the first to gain
-        from precast.runtime.guards.table.recorder import Unrecordable, record  # nor for the recorder's modules, which nothing else needs
+        """Make and add the guard table of this call, where that is worth the time."""
+        if not self._worth_it():
+            return
+        from precast.runtime.guards.table.recorder import Unrecordable, record
 
         plan = binding.variant.plan(self.names)
         cells = self._program.locals_of.cells
@@ -183,6 +233,7 @@ class Tables:
                 del self._made[frame]
 
     def forget(self) -> None:
+        """Drop all tables."""
         with self._lock:
             self._made.clear()
             self.dispatcher.clear()

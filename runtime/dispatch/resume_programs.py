@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from precast.artifact_store.format.records import FrameRecord, ResumeRecord
+from precast.artifact_store.format.records import ResumeRecord
 from precast.runtime.common.locks import Lock
-from precast.runtime.dispatch.dispatcher import make_dispatcher
-from precast.runtime.frames.entry import Entry
 from precast.runtime.frames.lambda_lift import Shell
-from precast.runtime.frames.rewritten_code import build
 from precast.runtime.programs.program import Program
 
 
 class Resumes:
     """The resume functions of one root program: one program each, whichever variant of whichever frame leads to it.
 
-    Called by `frame_code.build` for each name that a rewritten frame resumes by.
+    Called by `frame_code.build` for each name that a rewritten frame resumes by: it is the `resume` hook of the root and of every program
+    that it makes. `make`: what builds such a program, and its dispatcher, from the record, the code, and the code's function or shell.
     """
 
-    def __init__(self, root: Program) -> None:
-        self.root = root
-        root.resume = self
-        root.parts.append(lambda: self.programs)
-        root.on_reset.append(self.reset)
+    def __init__(self, make: MakeResumed) -> None:
+        self._make_program = make
         self._lock = Lock()
-        self._made: dict[tuple[str, str], tuple[ResumeProgram, Callable[..., Any]]] = {}
+        self._made: dict[tuple[str, str], tuple[Program, Callable[..., Any]]] = {}
 
-    @property
-    def programs(self) -> list[ResumeProgram]:
+    def programs(self) -> list[Program]:
         """Those that were reached so far, in the order in which they were."""
         return [program for program, _ in tuple(self._made.values())]  # a call in another thread may add one
 
@@ -41,52 +35,19 @@ class Resumes:
                 self._made[key] = self._make(record, code, namespace)
             return self._made[key][1]
 
-    def _make(self, record: ResumeRecord, code: types.CodeType, namespace: dict[str, Any]) -> tuple[ResumeProgram, Callable[..., Any]]:
+    def _make(self, record: ResumeRecord, code: types.CodeType, namespace: dict[str, Any]) -> tuple[Program, Callable[..., Any]]:
         shell = Shell(code, namespace, record.name) if code.co_freevars else None
         function = types.FunctionType(code, namespace, record.name) if shell is None else shell.function(code)
-        program = ResumeProgram(self.root, record, code, Entry(function), shell)
-        program.resume = self
-        program.on_build = self.root.on_build
-        dispatcher = make_dispatcher(program, program.entry, program.call)
+        program, dispatcher = self._make_program(self, record, code, function, shell)
         return program, dispatcher if shell is None else shell.factory(dispatcher)
 
     def reset(self) -> None:
-        for program in self.programs:
+        """Forget what the programs have loaded."""
+        for program in self.programs():
             program.reset()
 
 
-class ResumeProgram(Program):
-    """One resume function. Its key follows from the root's and from the code, so that every process and every path to it finds it."""
+MakeResumed = Callable[[Resumes, ResumeRecord, types.CodeType, types.FunctionType, Shell | None], tuple[Program, Callable[..., Any]]]
+"""(the resume hook, record, code, the code's function or its shell's, its shell) -> the program, and its dispatcher."""
 
-    def __init__(self, root: Program, record: ResumeRecord, code: types.CodeType, entry: Entry, shell: Shell | None) -> None:
-        super().__init__(entry, root.options, root.store, root.name, root.require_hit, backend=root.backend)
-        self.root = root
-        self.name = f"{root.name} (resumed at line {record.name.rpartition('_at_')[2]})"
-        self.code = code
-        self.digest = record.digest
-        module = f".{record.module}" if record.module else ""
-        self.key = f"{root.key}.{record.digest[:16]}{module}"[:128]
-        self.shell = shell
-
-    def traced(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[types.FunctionType, tuple[Any, ...], Mapping[str, Any]]:
-        if self.shell is None:
-            return super().traced(args, kwargs)
-        return self.shell.open(args)
-
-    @property
-    def is_part(self) -> bool:
-        return True
-
-    @property
-    def free_as_locals(self) -> bool:
-        return self.shell is not None
-
-    def build_frame(self, record: FrameRecord, graph: Callable[..., Any]) -> Callable[..., Any]:
-        if self.shell is None:
-            return super().build_frame(record, graph)
-        self.built()
-        frame = build(record, self.shell.template(), graph, self.resume)
-        return self.shell.function(frame.__code__, frame)
-
-
-__all__ = ["ResumeProgram", "Resumes"]
+__all__ = ["MakeResumed", "Resumes"]

@@ -1,4 +1,4 @@
-"""Where a variant's blobs come from: the store, or this process (for what could not be stored)."""
+"""Where what an artifact executes comes from: the store, or this process (for what could not be stored)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from precast.artifact_store import Manifest
 from precast.artifact_store.format.msgpack import digest
+from precast.artifact_store.trust.policy import LOCAL
+from precast.artifact_store.trust.trusted import Trusted, admit, admit_manifest
 
 
 class BlobSource(Protocol):
-    """Digest -> a file with exactly these bytes, checked; None where there is none."""
+    """Says which manifests may be executed, and has the blobs that they name."""
 
-    def blob_path(self, digest_: str, /) -> Path | None: ...
+    def trust(self, manifest: Manifest, /) -> Trusted[Manifest]:
+        """The manifest, whose bytecode and blobs may be executed. Raises Untrusted."""
+
+    def trusted_file(self, name: Trusted[str], /) -> Trusted[Path] | None:
+        """A file with exactly the bytes whose digest is given, checked; None where there is none."""
 
 
 class MemoryBlobs:
@@ -26,10 +33,16 @@ class MemoryBlobs:
         self._blobs = dict(blobs)
         self._folder: Path | None = None
 
-    def blob_path(self, digest_: str, /) -> Path | None:
-        data = self._blobs.get(digest_)
-        if data is None or digest(data) != digest_:
+    def trust(self, manifest: Manifest, /) -> Trusted[Manifest]:
+        return admit_manifest(manifest, LOCAL)
+
+    def trusted_file(self, name: Trusted[str], /) -> Trusted[Path] | None:
+        data = self._blobs.get(name.content)
+        if data is None or digest(data) != name.content:
             return None
+        return admit(self._file(name.content, data), name.content, name.origin, LOCAL, holds=True)
+
+    def _file(self, digest_: str, data: bytes) -> Path:
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="precast-"))
             weakref.finalize(self, _remove, self._folder, os.getpid())  # TemporaryDirectory would warn that nobody closed it

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from precast.artifact_store.format.records import TensorConstant
+from precast.target_registry import computes_on
 
 
 class Constants:
@@ -29,7 +30,7 @@ class Constants:
 
 def gpu_of(values: Iterable[Any]) -> torch.device | None:
     """The device of the first tensor on a GPU."""
-    return next((value.device for value in values if isinstance(value, torch.Tensor) and value.is_cuda), None)
+    return next((value.device for value in values if isinstance(value, torch.Tensor) and computes_on(value.device.type)), None)
 
 
 def _tensor(record: TensorConstant, device: torch.device) -> torch.Tensor:

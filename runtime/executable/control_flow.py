@@ -13,7 +13,7 @@ import torch
 
 from precast.artifact_store.format.records import GraphInput
 from precast.runtime.common.errors import LoadError
-from precast.runtime.executable.graph_call import GraphSpec, run_library
+from precast.runtime.executable.calling_convention import GraphSpec, run_library
 
 
 class Body:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import ctypes
 import json
 import struct
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._C import _aoti
 
 from precast.runtime.common.errors import LoadError
+from precast.runtime.executable.run_errors import leave_exception
 from precast.runtime.executable.triton_launch import LAUNCH, launcher
+from precast.runtime.native.tensor_handles import new_handle, take_handle
 
 _CALL = ctypes.CFUNCTYPE(
     ctypes.c_int32,
@@ -27,25 +27,9 @@ _CALL = ctypes.CFUNCTYPE(
     ctypes.c_void_p,
     ctypes.c_int64,
 )
-_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-_capsule_new = ctypes.pythonapi.PyCapsule_New
-_capsule_new.restype, _capsule_new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 Decode = Callable[[Sequence[torch.Tensor], Any], Any]
 Call = Callable[[Sequence[torch.Tensor], Any], Sequence[torch.Tensor | None]]
-
-
-def new_handle(tensor: torch.Tensor) -> int:
-    """A new AtenTensorHandle on `tensor`, owned by whoever takes it."""
-    pointer: int = _capsule_pointer(_aoti.unsafe_alloc_void_ptr_from_tensor(tensor), None)
-    return pointer
-
-
-def take_handle(handle: int) -> torch.Tensor:
-    """The tensor that `handle` owns; the handle is consumed (torch's function for a single tensor would leave it)."""
-    tensor: torch.Tensor = _aoti.alloc_tensors_by_stealing_from_void_ptrs([_capsule_new(handle, None, None)])[0]
-    return tensor
 
 
 class Externs:
@@ -81,32 +65,14 @@ class Externs:
                 outs[i] = None if result is None else new_handle(result)
             return 0
         except BaseException as problem:  # noqa: BLE001 - nothing may cross into C, not even Ctrl-C; the caller raises it
-            _leave_message(problem, error, capacity)
+            leave_exception(problem, error, capacity)
             return 1
-
-
-PENDING = "P:"
-"""Begins a message whose exception itself waits in this thread: C carries text only, the caller gets what the op raised."""
-_pending = threading.local()
-
-
-def take_exception() -> BaseException | None:
-    """What the last failed call of this thread raised; once."""
-    problem: BaseException | None = getattr(_pending, "problem", None)
-    _pending.problem = None
-    return problem
-
-
-def _leave_message(problem: BaseException, error: int, capacity: int) -> None:
-    _pending.problem = problem
-    data = f"{PENDING} {problem}".encode(errors="replace")[: capacity - 1] + b"\0"
-    ctypes.memmove(error, data, len(data))
 
 
 def _compile(record: dict[str, Any], parts: Mapping[str, Any]) -> Call:
     """A record -> a function of the run-time tensors and integers."""
     if record["op"].startswith("control::"):
-        from precast.runtime.executable.control_flow import control_flow  # it runs libraries itself
+        from precast.runtime.executable.control_flow import control_flow  # few graphs branch on data: spare the others its import
 
         op = control_flow(record["op"], parts)
     elif record["op"].startswith(LAUNCH):

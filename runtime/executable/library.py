@@ -9,25 +9,25 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from precast.artifact_store.format.records import GraphInput
+from precast.artifact_store.trust.trusted import Trusted, content_of
 from precast.runtime.common.errors import LoadError
 from precast.runtime.common.locks import Lock
 from precast.runtime.executable.blob_source import BlobSource
-from precast.runtime.executable.fallback_ops import PENDING, Externs, take_exception
-from precast.runtime.executable.ptx import loadable
-from precast.runtime.native.cuda_driver import driver_library, driver_problem, is_driver_symbol
-from precast.runtime.paths.paths import describe
+from precast.runtime.executable.fallback_ops import Externs
+from precast.runtime.executable.run_errors import ERROR_CAPACITY, raise_run_error
+from precast.runtime.native.torch_symbols import driver_of, resolve_symbol
+from precast.runtime.targets.rules import DeviceLoader
+from precast.target_registry import family_of, load
 
 ABI = 1
-ERROR_CAPACITY = 4096
 PART, IMAGE = "part", "image"
 """Roles of blobs in a graph's record: `part<n>` a library that the graph calls, `image<k>` and `part<n>.image<k>` kernels for a GPU."""
 CALL_PYTHON = "precast_call_python"
 """The one symbol that the runtime itself supplies. A name with a leading "?" may be missing: its slot is then NULL."""
-_TORCH_LIBRARIES = ("libtorch_cpu.so", "libtorch_cuda.so", "libtorch_python.so", "libtorch.so")
 _RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64)
 _PREPARE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64)
 _RELEASE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
@@ -35,33 +35,7 @@ _RELEASE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 _IMAGES = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
 
 _lock = Lock()
-_torch_handles: list[ctypes.CDLL] = []
 _loaded: dict[str, Library] = {}
-
-
-def torch_libraries() -> list[ctypes.CDLL]:
-    """torch's shared objects as this process has them open (never opened anew)."""
-    with _lock:
-        if not _torch_handles:
-            import torch
-
-            folder = os.path.join(os.path.dirname(torch.__file__), "lib")
-            for name in _TORCH_LIBRARIES:
-                try:
-                    _torch_handles.append(ctypes.CDLL(os.path.join(folder, name), mode=os.RTLD_NOLOAD | os.RTLD_LAZY))
-                except OSError:
-                    continue  # not part of this build of torch; a symbol that is then missing is reported by name
-        return _torch_handles
-
-
-def resolve_symbol(name: str) -> int | None:
-    """Address of a C symbol of torch, or of CUDA's driver (`cu…`), or None."""
-    for handle in (driver_library(),) if is_driver_symbol(name) else torch_libraries():
-        try:
-            return ctypes.cast(getattr(handle, name), ctypes.c_void_p).value
-        except AttributeError:
-            continue
-    return None
 
 
 class Library:
@@ -71,9 +45,10 @@ class Library:
     resolved symbol table. `lent`: outputs for which a caller may give a tensor to write into. `may_draw`: it may draw random numbers.
     """
 
-    def __init__(self, path: Path, parts: Mapping[str, Library] | None = None, images: Sequence[bytes] = ()) -> None:
+    def __init__(self, file: Trusted[Path], parts: Mapping[str, Library] | None = None, images: Sequence[Trusted[bytes]] = ()) -> None:
+        path = content_of(file)
         try:
-            self._handle = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+            self._handle = ctypes.CDLL(str(content_of(file)), mode=os.RTLD_LOCAL | os.RTLD_NOW)
         except OSError as error:
             raise LoadError(f"{path.name[:12]}… cannot be opened as a shared object: {error}") from error
         abi = self._variable("precast_abi")
@@ -89,8 +64,7 @@ class Library:
             raise LoadError(f"{path.name[:12]}… exports no precast_run")
         self.may_draw = self._variable("precast_draws") != 0
         self.lent = self._positions("precast_lent")
-        self._images = tuple(images)
-        self._hand_over_images()
+        self._hand_over_images(images)
         self.call_run = _RUN(self.run)
 
     def _variable(self, name: str) -> int | None:
@@ -131,17 +105,19 @@ class Library:
         known = {CALL_PYTHON: self.externs.address}
         addresses = [known.get(name) or resolve_symbol(name.removeprefix("?")) for name in names]
         missing = [name for name, address in zip(names, addresses, strict=True) if not address and not name.startswith("?")]
-        if any(is_driver_symbol(name) for name in missing):
-            raise LoadError(f"{path.name[:12]}… runs on an NVIDIA GPU: {driver_problem(missing)}")
+        loader = next((found for name in missing if (found := driver_of(name)) is not None), None)
+        if loader is not None:
+            raise LoadError(f"{path.name[:12]}… {loader.problem([name for name in missing if driver_of(name) is loader])}")
         if missing:
             import torch
 
             raise LoadError(f"{path.name[:12]}… needs {', '.join(missing)}, which torch {torch.__version__} does not have")
         return (ctypes.c_void_p * (len(names) + 1))(*addresses, None)
 
-    def _hand_over_images(self) -> None:
+    def _hand_over_images(self, images: Sequence[Trusted[bytes]]) -> None:
         """Tells the library where its kernels' images are; it keeps the addresses, and this object the bytes."""
         address = self._address("precast_images")
+        self._images = tuple(map(content_of, images))
         if not address:
             return
         count = len(self._images)
@@ -166,56 +142,41 @@ class Library:
             _RELEASE(self.release)(self.table, state)
 
 
-def graph_library(blobs: Mapping[str, str], source: BlobSource) -> Library:
-    """The library of a graph's record (role -> digest), with its kernels' images and the libraries that it may call. Raises LoadError."""
+Blobs = Trusted[Mapping[str, str]]
+"""Of a graph's record, role -> digest."""
+
+
+def graph_library(blobs: Blobs, source: BlobSource, target: str) -> Library:
+    """The library of a graph's record, compiled for `target`, with its kernels' images and the libraries that it may call.
+    Raises LoadError.
+    """
     parts: dict[str, Library] = {}
-    for role, digest in blobs.items():
+    for role, digest in content_of(blobs).items():
         if role.startswith(PART) and role.removeprefix(PART).isdecimal():
-            parts[digest] = _open(role, f"{role}.", blobs, source, parts)
-    return _open("library", "", blobs, source, parts)
+            parts[digest] = _open(role, f"{role}.", blobs, source, target, parts)
+    return _open("library", "", blobs, source, target, parts)
 
 
-def _open(role: str, prefix: str, blobs: Mapping[str, str], source: BlobSource, parts: Mapping[str, Library]) -> Library:
+def _open(role: str, prefix: str, blobs: Blobs, source: BlobSource, target: str, parts: Mapping[str, Library]) -> Library:
     """The library with this role, opened once per process; `parts`: what it may call, by digest."""
-    digest = blobs[role]
-    path = _found(digest, "library", source.blob_path)
+    digest = blobs.content[role]
+    file = _found(role, "library", blobs, source)
     with _lock:
         library = _loaded.get(digest)
     if library is not None:
         return library
-    count = itertools.takewhile(lambda number: f"{prefix}{IMAGE}{number}" in blobs, itertools.count())
-    images = [_found(blobs[f"{prefix}{IMAGE}{number}"], "kernel image", source.blob_path).read_bytes() for number in count]
-    images = loadable(images, source)
+    count = itertools.takewhile(lambda number: f"{prefix}{IMAGE}{number}" in blobs.content, itertools.count())
+    images = [_found(f"{prefix}{IMAGE}{number}", "kernel image", blobs, source).part(Path.read_bytes) for number in count]
+    if images and (door := family_of(target).loader):
+        loader: DeviceLoader = load(door)
+        images = loader.images(images, source)
     with _lock:  # one object: the shared object behind it keeps the addresses of one set of images
-        return _loaded.get(digest) or _loaded.setdefault(digest, Library(path, parts, images))
+        return _loaded.get(digest) or _loaded.setdefault(digest, Library(file, parts, images))
 
 
-def _found(digest: str, what: str, find: Callable[[str], Path | None]) -> Path:
-    path = find(digest)
-    if path is None:
-        raise LoadError(f"its {what} {digest[:12]}… is missing or damaged")
-    return path
-
-
-def raise_run_error(message: str, inputs: Sequence[GraphInput] = ()) -> None:
-    """Turn the text that `precast_run` or `precast_prepare` left into an exception; `inputs`: those of the graph.
-
-    "I:" marks an index error, "E:" the number of an input without memory, `externs.PENDING` what an op raised in Python; an allocator's
-    complaint becomes torch's own class.
-    """
-    if message.startswith(PENDING) and (problem := take_exception()) is not None:
-        raise problem
-    if message.startswith("I:"):
-        raise IndexError(message[2:].strip())
-    if message.startswith("E:"):
-        number = int(message[2:])
-        name = describe(inputs[number].path) if number < len(inputs) else f"input {number} of a compiled graph"
-        raise RuntimeError(
-            f"{name} has elements but no memory: its storage was resized to 0 bytes, as FSDP does with parameters between their uses; "
-            "give it its memory back before the call (with FSDP: unshard the module first)"
-        )
-    if "CUDA out of memory" in message:
-        import torch
-
-        raise torch.OutOfMemoryError(message)
-    raise RuntimeError(message or "the compiled graph failed without a message")
+def _found(role: str, what: str, blobs: Blobs, source: BlobSource) -> Trusted[Path]:
+    digest = blobs.part(lambda digests: digests[role])
+    file = source.trusted_file(digest)
+    if file is None:
+        raise LoadError(f"its {what} {digest.content[:12]}… is missing or damaged")
+    return file

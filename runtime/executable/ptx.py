@@ -9,7 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from precast.artifact_store import Store, StoreError
+from precast.artifact_store.format.errors import Untrusted
 from precast.artifact_store.format.msgpack import digest
+from precast.artifact_store.trust.trusted import Trusted, content_of, made_here
 from precast.runtime.common.errors import LoadError
 from precast.runtime.common.log import logger
 from precast.runtime.native.cuda_driver import driver_library
@@ -28,23 +30,23 @@ def is_ptx(image: bytes) -> bool:
     return not image.startswith(_ELF)
 
 
-def loadable(images: Sequence[bytes], source: Any) -> list[bytes]:
+def loadable(images: Sequence[Trusted[bytes]], source: Any) -> list[Trusted[bytes]]:
     """`images`, with PTX replaced by what the driver makes of it for this machine's GPUs; kept in `source` where that is a store.
 
     Text stays text where the GPUs are of several kinds: the driver compiles it for each when it loads it. Raises LoadError.
     """
     found = list(images)
-    wanted = [i for i, image in enumerate(found) if is_ptx(image)]
+    wanted = [i for i, image in enumerate(found) if is_ptx(image.content)]
     kinds = nvidia_devices.capabilities() if wanted else ()
     if len(kinds) != 1:
         return found
     store = source if isinstance(source, Store) else None
-    names = {i: record_name(found[i], kinds[0], nvidia_devices.machine().driver) for i in wanted}
+    names = {i: record_name(found[i].content, kinds[0], nvidia_devices.machine().driver) for i in wanted}
     for i in wanted:
         found[i] = _kept(store, names[i]) or found[i]
-    missing = [i for i in wanted if is_ptx(found[i])]
+    missing = [i for i in wanted if is_ptx(found[i].content)]
     for i, image in zip(missing, _compiled([found[i] for i in missing]), strict=True):
-        found[i] = image
+        found[i] = made_here(image, digest(image))
         _keep(store, names[i], image)
     return found
 
@@ -55,12 +57,16 @@ def record_name(image: bytes, capability: tuple[int, int], driver: nvidia_device
     return f"{digest(image)[:40]}-sm_{capability[0]}{capability[1]}-{version}"
 
 
-def _kept(store: Store | None, name: str) -> bytes | None:
-    record = store.record(KIND, name) if store is not None else None
-    if store is None or record is None or not isinstance(record.get("image"), str):
+def _kept(store: Store | None, name: str) -> Trusted[bytes] | None:
+    try:
+        record = store.trusted_record(KIND, name) if store is not None else None
+    except Untrusted as error:
+        logger("store").warning("an image that a driver compiled is not used: %s", error)
         return None
-    image = store.blob(str(record["image"]))
-    return None if image is None or is_ptx(image) else image
+    if store is None or record is None or not isinstance(record.content.get("image"), str):
+        return None
+    image = store.trusted_bytes(record.part(lambda record: str(record["image"])))
+    return None if image is None or is_ptx(image.content) else image
 
 
 def _keep(store: Store | None, name: str, image: bytes) -> None:
@@ -73,7 +79,7 @@ def _keep(store: Store | None, name: str, image: bytes) -> None:
         logger("store").info("an image that the driver compiled was not kept: %s", error)
 
 
-def _compiled(texts: Sequence[bytes]) -> list[bytes]:
+def _compiled(texts: Sequence[Trusted[bytes]]) -> list[bytes]:
     """What the driver makes of each text, some at a time. Raises LoadError."""
     if not texts:
         return []
@@ -93,8 +99,9 @@ def _context() -> ctypes.c_void_p:
     return context
 
 
-def link(text: bytes, context: ctypes.c_void_p) -> bytes:
-    """The image that the driver makes of `text` for the device of `context`. Raises LoadError with the driver's own words."""
+def link(trusted: Trusted[bytes], context: ctypes.c_void_p) -> bytes:
+    """The image that the driver makes of a text for the device of `context`. Raises LoadError with the driver's own words."""
+    text = content_of(trusted)
     _call("cuCtxSetCurrent", context)
     log = ctypes.create_string_buffer(_LOG_BYTES)
     options = (ctypes.c_int * 2)(_ERROR_LOG, _ERROR_LOG_BYTES)

@@ -1,4 +1,4 @@
-"""Tensor subclasses around a compiled graph, which knows plain tensors only: taken apart before the call, put together after it."""
+"""Tensor subclasses at the border of a compiled graph: instances are flattened to plain tensors before the call, and rebuilt after it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
+from precast.artifact_store.format.import_names import find_object
 from precast.artifact_store.format.records import GraphInput, Wrap
-from precast.artifact_store.format.tagged_constants import find_object, untag
+from precast.artifact_store.format.tagged_constants import untag
 from precast.runtime.common.errors import LoadError
-from precast.runtime.executable.graph_call import GraphSpec
+from precast.runtime.executable.calling_convention import GraphSpec
 from precast.runtime.frames.call_interception import paused
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum)
@@ -20,7 +21,7 @@ GraphCall = Callable[..., tuple[Any, ...]]
 
 
 def wrapped_call(made: Callable[[GraphSpec], GraphCall], spec: GraphSpec, wraps: Sequence[Wrap] | None) -> GraphCall:
-    """The callable that the bytecode calls, around the one that `made` makes of a graph's convention. Raises LoadError."""
+    """The callable that the bytecode calls: flattens, calls what `made` made for plain tensors, rebuilds. Raises LoadError."""
     if wraps is None and not any(item.part for item in spec.inputs):
         return made(spec)
     taken, inputs = _passed(spec.inputs)
@@ -36,7 +37,7 @@ def wrapped_call(made: Callable[[GraphSpec], GraphCall], spec: GraphSpec, wraps:
 
 
 def _passed(inputs: Sequence[GraphInput]) -> tuple[list[tuple[int, tuple[Any, ...]]], tuple[GraphInput, ...]]:
-    """What to pass: the position of an argument and the steps from it; and the inputs, with their positions among these."""
+    """The plain tensors to pass, each as (position of an argument, steps from it), and the inputs renumbered for them."""
     taken: list[tuple[int, tuple[Any, ...]]] = []
     renumbered = []
     for item in inputs:
@@ -48,14 +49,14 @@ def _passed(inputs: Sequence[GraphInput]) -> tuple[list[tuple[int, tuple[Any, ..
 
 
 def part_of(value: Any, steps: tuple[Any, ...]) -> Any:
-    """What `GraphInput.part` names of an object."""
+    """The inner value of an object to which the steps of `GraphInput.part` lead."""
     for step in steps:
         value = getattr(value, step) if isinstance(step, str) else getattr(value, step[0])(step[1])
     return value
 
 
 def _maker(wrap: Wrap) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
-    """(outputs of the graph, arguments of the call) -> what the bytecode gets."""
+    """A function of (outputs of the graph, arguments of the call) that makes the output which the bytecode gets."""
     if isinstance(wrap, int):
         return lambda found, args: found[wrap]
     if wrap[0] == "input":

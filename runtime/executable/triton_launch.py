@@ -7,18 +7,20 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from precast.artifact_store.format.tagged_constants import find_object, untag
+from precast.artifact_store.format.import_names import find_object
+from precast.artifact_store.format.tagged_constants import untag
 from precast.runtime.common.locks import Lock
 from precast.runtime.fingerprint.triton_kernels import find_kernel, layers
 
 LAUNCH = "triton-kernel::"
-"""Begins the operator name of a launch; the kernel's `module:qualname` follows. No operator of torch.library can be called so."""
+"""The prefix of a launch's operator name; the kernel's `module:qualname` follows. No operator of torch.library can have such a name."""
 
 
 class Launch:
     """One launch of a graph. `text`: what capture/graph/triton_launches.py wrote about it.
 
-    The kernel, and what it is given as constants, are those that stand under their names now (`is_current` says whether they still do).
+    The kernel and the objects among its constants are looked up by name when this is made (`is_current`: whether the names still lead to
+    them).
     """
 
     def __init__(self, name: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""What functions marked by `assume_constant_result` returned while tracing, compared once per process with what they return here."""
+"""Results of functions marked by `assume_constant_result`: what they returned while tracing is compared, once per process, with now."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from precast.artifact_store.format.tagged_constants import Untaggable, find_object, tag, untag
+from precast.artifact_store.format.import_names import Untaggable, find_object
+from precast.artifact_store.format.tagged_constants import tag, untag
 
 CONSTANT = "constant "
-"""Begins the module part of a digest's name where it belongs to such a call; the function's name and the tagged arguments follow."""
+"""The prefix, in the name of a manifest's digest, that says it is of such a call; the function's name and encoded arguments follow."""
 
 
 def call_name(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, str]:
@@ -25,12 +26,12 @@ def call_name(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 
 def result_digest(result: Any) -> str:
-    """Hex digest of a constant. Raises Untaggable for what is none."""
+    """Hex digest of a constant. Raises Untaggable where the value is no constant."""
     return hashlib.sha256(repr(tag(result)).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def changed_result(module: str, rest: str, wanted: str) -> str:
-    """Why the function does not return here what it returned then; empty where it does. Calls it, once per process."""
+    """Why the function's result is not the recorded one; "" where it is. Calls the function, once per process."""
     qualname, _, arguments = rest.partition(" ")
     found = _result(module, qualname, arguments)
     return (
@@ -40,7 +41,7 @@ def changed_result(module: str, rest: str, wanted: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _result(module: str, qualname: str, arguments: str) -> str:
-    """The digest of what the call returns, or why there is none."""
+    """The digest of the call's result, or the reason why there is none."""
     try:
         importlib.import_module(module)
         function = find_object(f"{module}:{qualname}")
@@ -53,7 +54,7 @@ def _result(module: str, qualname: str, arguments: str) -> str:
 
 
 def forget() -> None:
-    """Call them again when they are next needed."""
+    """Drops the results; the functions are called again when they are next needed."""
     _result.cache_clear()
 
 

@@ -1,4 +1,4 @@
-"""Position-free digests of Python code: equal exactly when the code does the same, wherever it stands and whatever its file is called."""
+"""Digests of Python code that do not depend on its position: file names and line numbers are left out."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def _constant(value: Any) -> str:
 
 
 def find_code(module: str, qualname: str) -> list[types.CodeType]:
-    """Every code object that `module` holds under `qualname`: straight by name, or below decorators, closures and enclosing functions.
+    """Every code object with this qualified name in `module`: found by name, or inside decorators, closures and enclosing functions.
 
-    Never imports; an unloaded module holds nothing.
+    Nothing is imported; a module that is not imported has none.
     """
     place = sys.modules.get(module)
     if place is None:
@@ -50,9 +50,8 @@ def find_code(module: str, qualname: str) -> list[types.CodeType]:
 
 
 def find_functions(module: str, qualname: str) -> list[types.FunctionType]:
-    """The functions of the code that `find_code` finds, where there are any: code nested in another function's has none at hand.
-
-    Code that needs nothing of a function around it gets one of its own.
+    """Functions with the code that `find_code` finds. Code nested in another function has no function object: where it has no free
+    variables one is made for it, otherwise it is left out.
     """
     place = sys.modules.get(module)
     if place is None:
@@ -67,8 +66,8 @@ def find_functions(module: str, qualname: str) -> list[types.FunctionType]:
 
 
 def filed_code(module: str, qualname: str) -> list[types.CodeType]:
-    """Every code object of this name that the file of `module` defines: of functions that no name leads to any more, such as one whose
-    name a decorator gave to the operator that it registered.
+    """Every code object of this name that the file of `module` defines, also of functions that cannot be reached by name any more, such as
+    one whose name a decorator has rebound to the operator that it registered.
     """
     return [code for code in codes_of_file(module) if code.co_qualname == qualname]
 
@@ -86,7 +85,7 @@ def codes_of_file(module: str) -> list[types.CodeType]:
 
 @functools.cache
 def file_digest(module: str) -> str:
-    """The digest of all code in the file of `module`: the defaults of a function are in the code around it. "" where there is no file."""
+    """The digest of all code in the file of `module`, which includes the defaults of its functions. "" where there is no file."""
     code = _code_of_file(module)
     return "" if code is None else digest(code)
 
@@ -103,17 +102,17 @@ def _code_of_file(module: str) -> types.CodeType | None:
 
 
 def filed_functions(module: str, qualname: str) -> list[types.FunctionType]:
-    """Functions of the code that `filed_code` finds, where it needs nothing of a function around it. They have no defaults."""
+    """Functions made of the code that `filed_code` finds, as far as it has no free variables. They have no defaults."""
     return [types.FunctionType(code, sys.modules[module].__dict__) for code in filed_code(module, qualname) if not code.co_freevars]
 
 
 def direct_code(module: types.ModuleType, qualname: str) -> list[types.CodeType]:
-    """The code of what is called `qualname` in `module`, and of the functions that it wraps."""
+    """The code of the object at `qualname` in `module`, and of the functions that it wraps."""
     return [f.__code__ for f in direct_functions(module, qualname)]
 
 
 def direct_functions(module: types.ModuleType, qualname: str) -> list[types.FunctionType]:
-    """What is called `qualname` in `module`, and the functions that it wraps."""
+    """The function at `qualname` in `module`, and the functions that it wraps."""
     found: Any = module
     for part in qualname.split("."):
         found = inspect.getattr_static(found, part, None)
@@ -123,7 +122,7 @@ def direct_functions(module: types.ModuleType, qualname: str) -> list[types.Func
 
 
 def functions_within(value: Any, seen: set[int] | None = None) -> Iterator[types.FunctionType]:
-    """The plain functions inside a function-like object: unwrapped, and those its closure holds. `seen`: ids of what is left out."""
+    """The plain functions inside a function-like object: those that it wraps and those in its closure. `seen`: ids of objects to skip."""
     stack = [value]
     seen = set() if seen is None else seen
     while stack:
@@ -132,7 +131,7 @@ def functions_within(value: Any, seen: set[int] | None = None) -> Iterator[types
             continue
         seen.add(id(item))
         if isinstance(item, types.FunctionType) and "_torchdynamo_disable" in item.__dict__:
-            continue  # since `disable`, what stands under this name is not traced into: code compiled before must not be found
+            continue  # marked by `disable`: it is not traced into, so an artifact that was compiled before the mark has to miss
         if isinstance(item, types.FunctionType):
             yield item
             stack += [c for cell in item.__closure__ or () if isinstance(c := _content(cell), _FUNCTION_LIKE)]
@@ -150,7 +149,7 @@ def functions_within(value: Any, seen: set[int] | None = None) -> Iterator[types
 
 
 def kernel_functions(layer: Any) -> list[Any]:
-    """What a Triton kernel, or a decorator of one, is made of: the function or kernel inside, and those that choose its configuration."""
+    """The functions of a Triton kernel or of a decorator of one: the function or kernel inside, and those that choose its configuration."""
     held = layer.__dict__
     values = held.get("values")
     return [held.get("fn"), held.get("perf_model"), held.get("early_config_prune"), *(values.values() if isinstance(values, dict) else ())]
@@ -175,7 +174,7 @@ _indexes: weakref.WeakKeyDictionary[types.ModuleType, tuple[int, dict[str, _Foun
 
 
 def _index(module: types.ModuleType) -> dict[str, _Found]:
-    """qualname -> code objects of everything that the module's namespace and its classes hold. Kept until the namespace grows."""
+    """qualname -> code objects of all functions in the module's namespace and in its classes. Cached until the namespace grows."""
     if not isinstance(module, types.ModuleType):  # what a module has put in its place
         return {}
     known = _indexes.get(module)
@@ -196,7 +195,7 @@ def _index(module: types.ModuleType) -> dict[str, _Found]:
 
 
 def forget_code() -> None:
-    """Drop what is remembered of modules."""
+    """Drops the caches of modules."""
     _indexes.clear()
     file_digest.cache_clear()
 

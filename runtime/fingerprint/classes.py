@@ -1,7 +1,7 @@
-"""How classes resolve attributes: which class of the MRO provides a name, and with what code.
+"""Fingerprints of how classes resolve attributes: which class of the MRO provides a name, and with what code.
 
-Traced code depends on what `type(obj)` says about every name that it looks up, and on what it does not say: an override added to a
-subclass, a property in place of a constant, a `__bool__` that was not there change its meaning and none of the functions that were traced.
+The meaning of traced code depends on how `type(obj)` resolves each name that it looks up, and on names that it lacks: an override added to
+a subclass, a property in place of a constant or a new `__bool__` change it without changing any function that was traced.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import is_, itemgetter
 from typing import Any
 
-from precast.artifact_store.format.tagged_constants import type_name
+from precast.artifact_store.format.import_names import type_name
 from precast.runtime.fingerprint.bytecode import digest, functions_within
 
 IMPLICIT = frozenset(
@@ -28,22 +28,22 @@ IMPLICIT = frozenset(
         "instancecheck subclasscheck torch_function torch_dispatch array array_wrap copy deepcopy"
     ).split()
 ).union(("forward", "_call_impl", "_wrapped_call_impl"))
-"""Names that syntax, built-in functions and calls of modules look up without the traced code writing them."""
+"""Names that are looked up without being written in the traced code: by syntax, built-in functions and calls of modules."""
 CONSTRUCTORS = frozenset(("__init__", "__new__", "__post_init__"))
-"""They matter where traced code may make instances, not where it was given one."""
+"""Names that matter only where traced code may make instances of the class."""
 VERSIONED = frozenset((*sys.stdlib_module_names, "torch"))
-"""Packages whose own attributes are as their version makes them; the versions are in every artifact's key."""
+"""Packages whose versions are part of every artifact's key, so that the attributes which they define themselves need no digest."""
 _IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 _PARTS = (property, staticmethod, classmethod, functools.cached_property, functools.partialmethod, types.MethodType)
 
 
 def can_change(cls: type) -> bool:
-    """Whether any class of the MRO may get other attributes at run time, or from another version of the user's source."""
+    """Whether attributes of a class of the MRO may change: at run time, or by an edit of the user's source."""
     return any(not base.__flags__ & _IMMUTABLE for base in cls.__mro__)
 
 
 def looked_up(names: Iterable[str]) -> frozenset[str]:
-    """All that may be looked up by code that writes `names`."""
+    """The names that may be looked up by code that writes `names`."""
     return IMPLICIT.union(names, CONSTRUCTORS)
 
 
@@ -51,9 +51,9 @@ Known = dict[tuple[type, bool], list[str]]
 
 
 def class_digest(cls: type, names: frozenset[str], constructs: bool, known: Known) -> str:
-    """A digest of how `cls` resolves `names` (`looked_up` made them). `constructs`: its constructors count too.
+    """A digest of how `cls` resolves `names` (which `looked_up` made). `constructs`: include its constructors.
 
-    `known`: what has been found of single classes for these names, to be shared by several calls in a row.
+    `known`: a cache of what single classes say of these names, for several calls in a row.
     """
     lines = [f"of {type_name(type(cls))}"] if can_change(type(cls)) else []
     for base in cls.__mro__:
@@ -73,7 +73,7 @@ def _resolutions(base: type, names: frozenset[str], constructs: bool) -> list[st
 
 
 def _entries(base: type, names: frozenset[str], constructs: bool) -> Iterator[tuple[str, Any]]:
-    """What `base` itself defines of `names`, without what its library's version says."""
+    """The entries of `base`'s own namespace among `names`, without those that its library's version determines."""
     library = is_versioned(base.__module__)
     for name in filter(names.__contains__, base.__dict__):
         value = base.__dict__[name]
@@ -82,7 +82,7 @@ def _entries(base: type, names: frozenset[str], constructs: bool) -> Iterator[tu
 
 
 def functions_described(constant: Mapping[str, Any], classes: Sequence[Any]) -> dict[types.FunctionType, None]:
-    """The functions whose code a CLASSES guard is about: another code in the same function changes no namespace and no class's version."""
+    """The functions whose code a CLASSES guard covers. Replacing a function's code changes no namespace and no class's version tag."""
     names = looked_up(constant["names"])
     found: dict[types.FunctionType, None] = {}
     for (_, constructs, _), cls in zip(constant["classes"], classes, strict=True):
@@ -99,14 +99,14 @@ def is_versioned(module: Any) -> bool:
 
 
 def _belongs(name: str, value: Any) -> bool:
-    """Whether a library's class has had this attribute from the start, as far as can be seen."""
+    """Whether a library's class probably defines this attribute itself: its value belongs to the library."""
     if isinstance(value, (types.MethodDescriptorType, types.WrapperDescriptorType, types.BuiltinFunctionType)):
         return value.__name__ == name
     return all(is_versioned(function.__globals__.get("__name__")) for function in functions_within(value))
 
 
 def _describe(value: Any) -> str:
-    """What a namespace entry is: its kind and code. Plain data is described by being there: guards hold the values that were read."""
+    """The kind and code of a namespace entry. Of plain data only the presence counts: guards hold the values that were read."""
     codes = ",".join(digest(function.__code__) for function in functions_within(value))
     if codes or isinstance(value, _PARTS):
         return f"{type(value).__qualname__}({codes})"
@@ -118,7 +118,7 @@ def _describe(value: Any) -> str:
 
 
 def failing_class(constant: Mapping[str, Any], classes: Sequence[Any]) -> int:
-    """Index of the first class that resolves its attributes otherwise than a CLASSES guard says, or -1."""
+    """Index of the first class whose digest is not the one in the CLASSES guard, or -1."""
     names = looked_up(constant["names"])
     known: Known = {}
     for i, ((_, constructs, wanted), cls) in enumerate(zip(constant["classes"], classes, strict=True)):
@@ -128,7 +128,7 @@ def failing_class(constant: Mapping[str, Any], classes: Sequence[Any]) -> int:
 
 
 class ClassCheck:
-    """A CLASSES guard that is checked often: while no namespace and no function's code has changed, what held holds."""
+    """A memoised CLASSES guard: its result is kept while no namespace and no function's code has changed."""
 
     def __init__(self, constant: Mapping[str, Any]) -> None:
         self._constant = constant

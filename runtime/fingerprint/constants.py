@@ -1,4 +1,4 @@
-"""The text of a constant: equal in two processes exactly when the value is. Values nest as deep as they like.
+"""Canonical text of a constant: equal in two processes exactly when the values are equal. Values may be nested to any depth.
 
 Numbers, strings, tuples, enum members, NumPy's scalars; types, functions and methods written in C by name.
 Inside of a tuple other objects count by their type.
@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from precast.artifact_store.format.tagged_constants import Untaggable, object_name, tag, type_name
+from precast.artifact_store.format.import_names import Untaggable, object_name, type_name
+from precast.artifact_store.format.tagged_constants import tag
 
 _BASES = (int, float, complex, str, bytes)
 _LEAVES = (type(None), bool, *_BASES, range, slice, type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -30,7 +31,7 @@ _END = object()
 
 
 def constant_text(value: Any) -> str | None:
-    """What is said of the value; None of an object that may change at any time."""
+    """The text of the value; None for an object that may change at any time."""
     if not _is_constant(value):
         return None
     known: dict[int, str] = {}  # of tuples that stand in several places
@@ -65,7 +66,7 @@ def _is_constant(value: Any) -> bool:
 
 
 def _is(value: Any, kinds: type | tuple[type, ...]) -> bool:
-    """`isinstance`, without asking the object, which may be a proxy that has nothing to stand for yet."""
+    """`isinstance` by the object's type alone: the `__class__` of a lazy proxy may raise."""
     return issubclass(type(value), kinds)
 
 
@@ -74,13 +75,13 @@ def _kind(value: Any) -> tuple[str, str]:
 
 
 def _is_numpy(value: Any) -> bool:
-    """A scalar or a dtype."""
+    """Whether the value is a scalar or a dtype of NumPy's."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and _is(value, (numpy.generic, numpy.dtype))
 
 
 def _parts(value: Any) -> tuple[str, Iterator[Any]] | None:
-    """What a container is and what it holds, itself not among it; None for what is none."""
+    """The kind of a container and its items, without itself; None where the value is no container."""
     if _is(value, enum.Enum):
         held: Iterable[Any] = (value.__dict__.get("_value_"),)
         return f"{type_name(type(value))}.{value._name_}", iter(held)
@@ -112,7 +113,7 @@ def _leaf(value: Any) -> str:
 
 
 def _as(base: type, value: Any) -> Any:
-    """The plain number or string in an instance of a class below it, without running code of that class."""
+    """An instance of a subclass of number or string as a plain one, without running code of the subclass."""
     if base is str:
         return str.__str__(value)
     if base is bytes:

@@ -1,7 +1,7 @@
-"""Operators registered through `torch.library`: which part of them a compiled graph depends on, as a digest.
+"""Fingerprints of operators registered through `torch.library`: the part of them that a compiled graph depends on.
 
-A compiled graph calls such an operator by name, so its body is not part of the graph and may change freely. What was read while the graph
-was made is: the schema, the tags, the fake implementation, and the body of an operator that is traced into (`torch.library.triton_op`).
+A compiled graph calls such an operator by name, so its body may change freely. The graph depends on what was used to trace it: the
+schema, the tags, the fake implementation, and the body of an operator that is traced into (`torch.library.triton_op`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from precast.runtime.fingerprint.functions import function_lines, reached
 from precast.runtime.fingerprint.module_scope import Modules
 
 OPERATOR = "operator "
-"""Begins the module part of a digest's name where it belongs to an operator; what follows is the module that registered it."""
+"""The prefix, in the name of a manifest's digest, that says it is of an operator; the module that registered it follows."""
 
 
 def find_operator(name: str) -> torch._ops.OpOverload | None:
@@ -38,7 +38,7 @@ def operator_name(op: torch._ops.OpOverload) -> str:
 
 
 def traced_functions(op: torch._ops.OpOverload) -> dict[str, Callable[..., Any]]:
-    """The Python functions that run while a graph with this operator is traced, by what they are for."""
+    """The Python functions that run while a graph with this operator is traced, by their purpose."""
     found: dict[str, Callable[..., Any]] = {}
     definition = custom_ops.OPDEFS.get(op._schema.name)
     entry = _registered(op)
@@ -65,7 +65,7 @@ def operator_home(op: torch._ops.OpOverload) -> str:
 
 
 def operator_account(name: str, modules: Modules | None = None) -> Account | None:
-    """What a graph that calls this operator depends on; None where the operator is not registered here."""
+    """The fingerprint of the operator; None where it is not registered in this process."""
     op = find_operator(name)
     if op is None:
         return None

@@ -1,4 +1,4 @@
-"""What was read of a piece of code, in a form that a later process can compare, and name the difference."""
+"""Fingerprints of code: what was read of a function, in a form that a later process can compare, naming the parts that differ."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _MOST = 200
-"""Items that are told one by one; of longer accounts only what is code is told from what is not."""
+"""How many parts a fingerprint lists one by one; a longer one only tells code from constants."""
 _CODE = "code of "
 
 
 @dataclass(frozen=True)
 class Line:
-    """One thing that is said: for people, and as it counts."""
+    """One part of a fingerprint: a label for people, and the text that is digested."""
 
     label: str
     text: str
 
 
 def code_line(function: str, digest: str) -> Line:
-    """That a function has this code."""
+    """The part that says which code a function has."""
     return Line(_CODE + function, digest)
 
 
 @dataclass(frozen=True)
 class Account:
-    """`digest` of all lines; `modules`: what has to be loaded and looked at to give the same account; `items`: label -> short digest."""
+    """A fingerprint. `digest`: of all parts; `modules`: those that must be imported to compute it again; `items`: label -> short digest."""
 
     digest: str
     modules: tuple[str, ...]
@@ -36,7 +36,7 @@ class Account:
 
     @classmethod
     def of(cls, lines: Iterable[Line], modules: Iterable[str]) -> Account:
-        """The account of these lines, the modules among which they were read beside it."""
+        """The fingerprint of these parts, with the modules from which they were read."""
         whole, code, rest = (hashlib.sha256() for _ in range(3))
         items: dict[str, str] = {}
         seen: Counter[str] = Counter()
@@ -53,7 +53,7 @@ class Account:
 
     @classmethod
     def read(cls, text: str) -> Account:
-        """The inverse of `text`. What is none is an account that nothing agrees with."""
+        """The inverse of `text`. Text of another form gives a fingerprint that equals none."""
         digest, _, rest = text.partition(" ")
         try:
             modules, items = json.loads(rest) if rest else ([], {})
@@ -62,15 +62,15 @@ class Account:
             return cls("", (), {})
 
     def text(self) -> str:
-        """As manifests hold it: the digest first."""
+        """The form that manifests hold: the digest first."""
         return f"{self.digest} {json.dumps([self.modules, self.items], separators=(',', ':'))}"
 
     def differing(self, other: Account) -> list[str]:
-        """The labels under which the two say different things."""
+        """The labels of the parts in which the two differ."""
         return sorted(label for label in self.items.keys() | other.items.keys() if self.items.get(label) != other.items.get(label))
 
     def differs_in_values(self, other: Account) -> list[str]:
-        """The labels of differing constants, where that is all in which the two differ."""
+        """The labels of the constants in which the two differ; empty where they differ in code as well."""
         found = self.differing(other)
         return [] if self.items.keys() != other.items.keys() or any(label.startswith(_CODE) for label in found) else found
 

@@ -1,6 +1,6 @@
-"""What code names outside of itself, read off its bytecode: globals, variables of its closure and its own imports, with dotted names.
+"""Free-variable analysis of bytecode: the globals, closure variables and imports that code reads or sets, as dotted names.
 
-Nothing is looked up here: `runtime/fingerprint/resolve_names.py` says which values stand under these names now; `runtime/fingerprint/stack_flow.py` follows one value.
+Names are not resolved here: `runtime/fingerprint/resolve_names.py` finds their values in this process, `runtime/fingerprint/stack_flow.py` follows one value on the stack.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Chain = tuple[str, ...]
 
 
 class Import(NamedTuple):
-    """An import inside of a function. `whole`: it gives that module; otherwise the first package of its name (`import a.b` gives `a`)."""
+    """An import statement in a function. `whole`: it binds that very module; otherwise its top package (`import a.b` binds `a`)."""
 
     level: int
     module: str
@@ -34,7 +34,7 @@ class Import(NamedTuple):
 
 
 class Name(NamedTuple):
-    """A dotted name. `root`: the import that it begins at, or "global" or "free" (of the closure), where its first part is a variable."""
+    """A dotted name. `root`: the import that it begins with; "global" or "free" (a closure variable) where it begins with a variable."""
 
     root: Import | str
     chain: Chain
@@ -42,9 +42,9 @@ class Name(NamedTuple):
 
 @dataclass(frozen=True)
 class Uses:
-    """Of code, nested code included: the names that it reads and those that it sets, and its imports.
+    """The names that code reads and sets, and its imports; nested code is included.
 
-    `set_on`: attributes that it sets on variables of its own, which only a call can tell: (variable, attribute, …).
+    `set_on`: attributes that it sets on objects in local variables, whose value is known at a call only: (variable, attribute, …).
     """
 
     read: frozenset[Name]
@@ -55,7 +55,7 @@ class Uses:
 
 @dataclass
 class _Reading:
-    """`bound`: the names that a variable may stand for. Variables of nested code are not told apart from those around it."""
+    """The state of one analysis. `bound`: the names that a variable may be an alias of; nested code shares the variables of its parent."""
 
     read: set[Name] = field(default_factory=set)
     written: set[Name] = field(default_factory=set)
@@ -66,7 +66,7 @@ class _Reading:
 
 @functools.lru_cache(maxsize=8192)
 def uses(code: types.CodeType) -> Uses:
-    """What the code names."""
+    """The analysis of `code`, repeated until no variable gets further aliases."""
     bodies: list[list[dis.Instruction]] = []
     codes = [code]
     while codes:
@@ -77,14 +77,14 @@ def uses(code: types.CodeType) -> Uses:
     for steps in bodies:
         _bind_imports(steps, found)
     known = -1
-    while known != (known := sum(map(len, found.bound.values()))):  # until no variable is found to stand for more
+    while known != (known := sum(map(len, found.bound.values()))):  # a fixed point: no variable gets a further alias
         for steps in bodies:
             _read(steps, found)
     return Uses(frozenset(found.read), frozenset(found.written), frozenset(found.imports), frozenset(found.set_on))
 
 
 def _bind_imports(steps: Sequence[dis.Instruction], found: _Reading) -> None:
-    """Notes which variables the imports set."""
+    """Records which variables the import statements set."""
     for at, step in enumerate(steps):
         if step.opname != "IMPORT_NAME":
             continue
@@ -108,7 +108,7 @@ def _bind_imports(steps: Sequence[dis.Instruction], found: _Reading) -> None:
 
 
 def _bind(step: dis.Instruction, name: Name, found: _Reading, place: int = 0) -> None:
-    """Notes that a name is stored in a variable; `place`: in which, where the instruction stores several."""
+    """Records a variable as an alias of a name. `place`: which variable, where the instruction stores several."""
     if step.opname.startswith("STORE_") and "ATTR" not in step.opname and len(name.chain) <= _LONGEST:
         variable = step.argval[place] if isinstance(step.argval, tuple) else step.argval
         found.bound.setdefault(str(variable), set()).add(name)
@@ -135,7 +135,7 @@ def _read(steps: Sequence[dis.Instruction], found: _Reading) -> None:
 
 
 def _follow(steps: Sequence[dis.Instruction], at: int, names: Sequence[Name], is_set: bool, found: _Reading) -> None:
-    """Notes the names of a value, and those that it leads to: attributes and variables, also behind a condition (`(A or B).c`)."""
+    """Records the uses of a value: attributes read or set and variables that hold it, across conditions (`(A or B).c`) too."""
     if is_set:
         found.written.update(names)
         return
@@ -152,7 +152,7 @@ def _follow(steps: Sequence[dis.Instruction], at: int, names: Sequence[Name], is
 
 
 def _origins(step: dis.Instruction, variable: str, found: _Reading) -> Iterator[Name]:
-    """What the variable that is loaded may stand for."""
+    """The names that the loaded variable may be an alias of."""
     yield from tuple(found.bound.get(variable, ()))
     if step.opname in _GLOBAL:
         yield Name("global", (variable,))
@@ -161,14 +161,14 @@ def _origins(step: dis.Instruction, variable: str, found: _Reading) -> Iterator[
 
 
 def _loaded(step: dis.Instruction) -> str:
-    """The variable that the instruction puts on top of the stack."""
+    """The variable that the instruction pushes, on top where it pushes two."""
     if step.opname not in (*_GLOBAL, *_FREE) and "LOAD_FAST" not in step.opname:
         return ""
     return str(step.argval[-1] if isinstance(step.argval, tuple) else step.argval)
 
 
 def _chain(steps: Sequence[dis.Instruction], at: int) -> tuple[Chain, bool, int]:
-    """The attributes that are read one after another, whether the last one is set (`a.b = …`, `a.b += …`), and where they end."""
+    """The chain of attribute accesses from an instruction on, whether the last one is a store (`a.b = …`, `a.b += …`), and its end."""
     chain: list[str] = []
     while at < len(steps) and steps[at].opname in _ATTRIBUTE:
         chain.append(steps[at].argval)
@@ -182,7 +182,7 @@ def _chain(steps: Sequence[dis.Instruction], at: int) -> tuple[Chain, bool, int]
 
 
 def _through_type(steps: Sequence[dis.Instruction], at: int) -> tuple[Chain, bool]:
-    """Of `type(variable).a…`: (variable, `__class__`, a, …), and whether the last one is set."""
+    """The chain of `type(variable).a…` as (variable, `__class__`, a, …), and whether its last attribute is stored to."""
     if at + 1 < len(steps) and (variable := _loaded(steps[at])) and steps[at + 1].opname.startswith("CALL"):
         chain, is_set, _ = _chain(steps, at + 2)
         return (variable, "__class__", *chain), is_set

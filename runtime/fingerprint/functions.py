@@ -1,6 +1,7 @@
-"""What is said of a function that no tracer reads: its code, that of the functions which it names, and their constants.
+"""The fingerprint of a function that is called without being traced: its code, the code of its reachable callees, and their constants.
 
-Two processes in which it is the same run the same. What it cannot tell (docs/custom-operators.md): lists, dicts, tensors and other objects.
+Where two processes have the same fingerprint the function does the same. The contents of lists, dicts, tensors and other objects are not
+part of it (docs/custom-operators.md).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from precast.artifact_store.format.tagged_constants import type_name
+from precast.artifact_store.format.import_names import type_name
 from precast.runtime.fingerprint.bytecode import digest
 from precast.runtime.fingerprint.constants import constant_text
 from precast.runtime.fingerprint.fingerprint import Account, Line, code_line
@@ -27,15 +28,15 @@ LIMIT = 250
 
 
 def function_account(function: Any, modules: Modules | None = None) -> Account:
-    """The account of the function; `modules`: those that count (those that are loaded here)."""
+    """The fingerprint of the function. `modules`: the modules whose values count, by default those that are imported here."""
     modules = modules or Modules()
     lines = [*function_lines(function, modules)]
     return Account.of(lines, modules.used)
 
 
 def function_lines(function: Any, modules: Modules) -> Iterator[Line]:
-    """The code of the function and of its helpers, each with the constants that it reads and that none of them sets; then what the
-    classes and partials that were met on the way hold."""
+    """The code of the function and of its reachable callees, each with the constants that it reads and that none of them sets; then the
+    contents of the classes and partials that they name."""
     reach = _Reach(function, modules)
     for helper, items in reach.found.items():
         where = _where(helper)
@@ -50,13 +51,12 @@ def function_lines(function: Any, modules: Modules) -> Iterator[Line]:
 
 
 def reached(function: Any) -> Iterable[types.FunctionType]:
-    """The function and the plain functions that it names, outside of packages that are not followed, the nearest first."""
+    """The function and its reachable callees in breadth-first order, without those of packages that are not followed."""
     return _Reach(function, Modules()).found
 
 
 def objects_named(function: Any) -> list[Any]:
-    """The objects which these functions, and the classes and partials met on the way, name and of which no text can be told: tables,
-    registries, settings."""
+    """The objects that these functions, classes and partials name and that have no stable text: tables, registries, settings."""
     reach = _Reach(function, Modules())
     named_here = [item.value for items in reach.found.values() for item in items]
     held = [value for met in reach.holders for _, value in _constants_in(met, set())]
@@ -65,22 +65,22 @@ def objects_named(function: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class _Met:
-    """Something that was met on the way from the function, by a name under which `reader` calls it."""
+    """A node of the call graph: a value, and the name by which the function `reader` refers to it."""
 
     reader: str
     name: str
     value: Any
 
     def part(self, suffix: str, value: Any) -> _Met:
-        """What it holds. A long name does not get longer: tuples nest as deep as they like."""
+        """A value that this one contains, under a longer name; names stop growing at `_LONG` characters, since tuples may nest deeply."""
         return _Met(self.reader, self.name + suffix if len(self.name) < _LONG else self.name, value)
 
 
 class _Reach:
-    """`found`: the functions, each with what it reads and none of them sets; `holders`: the classes and partials among what they read;
-    `changing`: the places that they set.
+    """The call graph from a function. `found`: the functions, each with the values that it reads and that none of them sets; `holders`: the
+    classes and partials among these values; `changing`: the variables and attributes that the functions set.
 
-    What such a place holds is not followed: it may be something else, or nothing, before the code has run.
+    The value of a variable that is set is not followed: before the code has run it may be another one, or missing.
     """
 
     def __init__(self, function: Any, modules: Modules) -> None:
@@ -96,9 +96,9 @@ class _Reach:
             self.changing |= set_here
 
     def _walk(self, function: Any) -> set[Place]:
-        """Fills `found` and `holders`; the places that the functions in it set."""
+        """Fills `found` and `holders`; returns the variables and attributes that the functions found set."""
         set_here: set[Place] = set()
-        seen: dict[int, Any] = {}  # with the objects: one that is gone would leave its identity to another
+        seen: dict[int, Any] = {}  # keeps the objects alive: the id of one that is freed could be another's
         queue = [_Met("", "", function)]
         at = 0
         while at < len(queue) and len(self.found) < LIMIT:
@@ -127,7 +127,7 @@ class _Reach:
 
 
 def _is_used(item: Named) -> bool:
-    """Whether what stands under this name may run: of an object of which nothing but data is read its class does not."""
+    """Whether code of the value may run. Where only data attributes of an object are read, its class's code does not."""
     return item.itself or isinstance(item.value, (type, tuple)) or not _class_of(item.value)
 
 
@@ -147,8 +147,8 @@ def _set_by_methods(cls: type) -> set[Place]:
 
 
 def _inside(value: Any) -> list[tuple[str, Any]]:
-    """What may run where this is used, by what follows its name: what it wraps; of a user's class its own methods and those of the
-    classes below it; of an object its class."""
+    """The callees that using a value may reach, each with the suffix to the value's name: the function that it wraps, the methods of a
+    user's class and of its bases, the class of an object, the items of a tuple or frozenset."""
     if isinstance(value, _PARTIALS):
         return [("", value.func), *_arguments(value)]
     if isinstance(value, types.MethodType):
@@ -172,7 +172,7 @@ def _inside(value: Any) -> list[tuple[str, Any]]:
 
 
 def _order(part: Any) -> str:
-    """Where it stands among what a frozenset holds, whose own order is another one in each process."""
+    """A sort key for the items of a frozenset, whose own order differs between processes."""
     if isinstance(part, _PARTIALS):
         return f"{_order(part.func)} {constant_text((part.args, *sorted(part.keywords.items())))}"
     if isinstance(part, types.FunctionType):
@@ -182,7 +182,7 @@ def _order(part: Any) -> str:
 
 
 def _class_of(value: Any) -> list[tuple[str, Any]]:
-    """The class of an object, where a user has written it."""
+    """The class of an object, unless it comes from a package whose version is part of the key."""
     return [] if is_versioned(type(value).__module__) else [("", type(value))]
 
 
@@ -195,7 +195,8 @@ def _own_classes(cls: type) -> list[type]:
 
 
 def _constants_in(met: _Met, changing: set[Place]) -> Iterator[tuple[str, Any]]:
-    """What a class or partial holds, by name. Not what methods of the class set on it, and not what is followed for itself."""
+    """The values that a class or partial contains, by name, without those that methods of the class set, and without classes and functions,
+    which are nodes of their own."""
     value = met.value
     if not isinstance(value, type):
         held = _arguments(value)

@@ -1,7 +1,7 @@
-"""Which modules count when it is read what code depends on, so that a process that loads gets the answer of the one that built.
+"""The scope of a fingerprint: the modules whose values count, so that a loading process computes what the building process computed.
 
-A function may import in a branch that is not taken, and of a package any module may be loaded by others. The code ran with modules
-that the building process had loaded; so these count, are written down, and a later process looks at the same ones and at no others.
+A function may contain imports that did not run, and which modules of a package are imported differs between processes. The modules that the
+building process had imported count; they are recorded, and a later process reads these and no others.
 """
 
 from __future__ import annotations
@@ -14,25 +14,27 @@ from collections.abc import Iterable
 from typing import Any
 
 VERSIONED = frozenset(sys.stdlib_module_names) | {"torch", "torchgen", "functorch", "precast", "triton", "numpy", "sympy", "mpmath"}
-"""Packages whose functions and constants are not followed: users do not edit them."""
+"""Packages whose functions and constants are not followed: their version is part of the key."""
 MISSING = object()
 
 
 def is_versioned(module: Any) -> bool:
-    """Whether a module of this name belongs to a package that is not followed."""
+    """Whether a module of this name belongs to one of these packages."""
     root = str(module or "").partition(".")[0]
     return root in VERSIONED and root != "__main__"
 
 
 def load(name: str) -> Any:
-    """The module of this name, imported here where that has not happened yet; MISSING where it cannot be. Runs a user's module."""
-    with contextlib.suppress(Exception, SystemExit):  # a user's module may do anything: with what it raises there is none
-        importlib.import_module(name)  # one that is there, too: another thread may be in the middle of importing it
+    """The module of this name, imported if it was not (which runs users' code); MISSING where that fails."""
+    with contextlib.suppress(Exception, SystemExit):  # a user's module may raise anything
+        importlib.import_module(name)  # also where it is in `sys.modules`: another thread may be in the middle of importing it
     return MISSING if (found := sys.modules.get(name)) is None else found
 
 
 class Modules:
-    """`only`: these and no others count, and are loaded; without it those count that are loaded here. `used`: those that were looked at."""
+    """`only`: the modules that count, which are imported on demand; None: those count that are imported here. `used`: those that were
+    read.
+    """
 
     def __init__(self, only: Iterable[str] | None = None) -> None:
         self.used: set[str] = set()
@@ -41,7 +43,7 @@ class Modules:
             load(name)
 
     def get(self, name: str) -> Any:
-        """The module (or what has put itself in its place), or MISSING where it does not count."""
+        """The module (or the object that replaced it in `sys.modules`), or MISSING where it does not count."""
         if self._only is not None and name not in self._only:
             return MISSING
         found = self._find(name)
@@ -50,7 +52,7 @@ class Modules:
         return found
 
     def part(self, module: types.ModuleType, name: str) -> Any:
-        """What a module holds under this name; of a package's modules only those that count."""
+        """The attribute of a module; a submodule of a package only where that counts."""
         whole = f"{module.__name__}.{name}"
         try:
             held = getattr(module, name, MISSING)
@@ -68,7 +70,7 @@ class Modules:
 
 
 class AllModules(Modules):
-    """All that are named count, and are loaded."""
+    """A scope in which every module that is named counts and is imported."""
 
     def _find(self, name: str) -> Any:
         return load(name)

@@ -1,6 +1,5 @@
-"""What a function names outside of itself: globals, what its closure holds, and dotted names through modules, classes and objects.
-
-With the values that stand there now. So it is found what code that no tracer reads depends on.
+"""Name resolution: the values in this process that a function reads by global names, its closure, and dotted names through modules,
+classes and objects. Fingerprints of code that is called without being traced are made of these values.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ Place = tuple[int, str]
 
 @dataclass(frozen=True)
 class Named:
-    """A value under the name that the function calls it by. `places`: where it and what leads to it stand.
+    """A value with the dotted name that the function reads it by. `places`: the variables and attributes on the way to it.
 
-    `itself`: it is used, or a method of it; otherwise other attributes are read of it, and that is all.
+    `itself`: the value, or a method of it, is used; False where only data attributes of it are read.
     """
 
     name: str
@@ -40,9 +39,9 @@ class Named:
 
 
 def named(function: types.FunctionType, modules: Modules | None = None) -> list[Named]:
-    """What the function reads, by plain and dotted names (`helper`, `constants.SCALE`), its defaults too, in the order of the names.
+    """The values that the function reads, by plain and dotted names (`helper`, `constants.SCALE`) and as defaults, in the order of names.
 
-    A user's module is not among it, but what is read of it is; classes and other objects are, beside what is read of them.
+    A user's module is not one of them, only what is read from it; a class or another object is, and so is what is read from it.
     """
     modules = modules or Modules()
     found: dict[tuple[str, str], Named] = {}
@@ -60,12 +59,12 @@ def named(function: types.FunctionType, modules: Modules | None = None) -> list[
 
 
 def imports(code: types.CodeType) -> bool:
-    """Whether the code imports some of what it reads."""
+    """Whether the code reads names that it imports itself."""
     return any(origin.level or not is_versioned(origin.module) for origin in uses(code).imports)
 
 
 def written(function: types.FunctionType, modules: Modules | None = None) -> set[Place]:
-    """The globals, variables of the closure, and attributes by dotted names, that the function sets."""
+    """The globals, closure variables and attributes (by dotted names) that the function sets."""
     modules = modules or Modules()
     found: set[Place] = set()
     for name in uses(function.__code__).written:
@@ -85,7 +84,7 @@ def written(function: types.FunctionType, modules: Modules | None = None) -> set
 
 
 def set_on_classes(function: types.FunctionType, first_is_class: bool) -> set[str]:
-    """What a method sets on the class it is called for: `cls.seen += 1`, `type(self).seen = …`. `first_is_class`: of a class method."""
+    """The class attributes that a method sets: `cls.seen += 1`, `type(self).seen = …`. `first_is_class`: it is a class method."""
     code = function.__code__
     if not first_is_class and not {"type", "__class__"}.intersection(code.co_names):
         return set()  # without looking at the bytecode: classes may have very many methods
@@ -96,7 +95,7 @@ def set_on_classes(function: types.FunctionType, first_is_class: bool) -> set[st
 
 
 def closure(function: types.FunctionType) -> dict[str, Any]:
-    """What the function's closure holds by now, by name."""
+    """The contents of the function's closure cells, by name; empty cells are left out."""
     found: dict[str, Any] = {}
     for name, cell in _cells(function).items():
         try:
@@ -117,7 +116,7 @@ def _defaults(function: types.FunctionType) -> dict[str, Any]:
 
 
 def _start(function: types.FunctionType, name: Name, modules: Modules, must_be: bool = True) -> tuple[Named, Sequence[str]] | None:
-    """What a dotted name begins with, and the attributes that follow; None where there is nothing, and it `must_be` there."""
+    """The value that a dotted name begins with, and the attributes that follow. None where there is none although it `must_be` there."""
     if isinstance(name.root, Import):
         return _start_of_import(function, name.root, name.chain, modules)
     first, *rest = name.chain
@@ -145,7 +144,7 @@ def _start_of_import(
 
 
 def _along(item: Named, rest: Sequence[str], modules: Modules) -> Iterator[Named]:
-    """Follows a dotted name from its first part as far as it leads to something that can be told."""
+    """Resolves a dotted name, attribute by attribute, as far as that runs no code of the user's."""
     for part in (*rest, None):
         is_module = isinstance(item.value, types.ModuleType)
         ends = is_versioned(item.value.__name__) if is_module else type(item.value) in _SIMPLE
@@ -158,7 +157,7 @@ def _along(item: Named, rest: Sequence[str], modules: Modules) -> Iterator[Named
 
 
 def _attribute(owner: Any, name: str, modules: Modules) -> Any:
-    """What a module, class or object holds under this name, without running code of its own (a module's `__getattr__` aside)."""
+    """The attribute of a module, class or object, without running code of its own (but a module's `__getattr__`)."""
     if owner is MISSING:
         return MISSING
     if isinstance(owner, types.ModuleType):

@@ -1,4 +1,4 @@
-"""What becomes of one value on the stack of Python's interpreter, as far as it is only moved: stored, copied, kept behind a condition."""
+"""Def-use analysis of one value on the interpreter's stack: copies, stores and jumps are followed, calls and operators end it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
 
 
 def uses_of_top(steps: Sequence[dis.Instruction], at: int) -> Iterator[tuple[int, int]]:
-    """Positions of the instructions that store the value which lies on top before `steps[at]`, or read or set an attribute of it.
+    """The uses of the value that is on top of the stack before `steps[at]`: positions of instructions that store it into a variable, or
+    read or set an attribute of it.
 
-    With each the number of the variable, where one instruction stores two. A value that a call or an operator takes is not followed.
+    Beside each position, which variable it is, where one instruction stores two. A value that a call or an operator consumes is not
+    followed.
     """
     open_ = [(at, frozenset((0,)))]
     seen = set(open_)
@@ -33,14 +35,14 @@ def uses_of_top(steps: Sequence[dis.Instruction], at: int) -> Iterator[tuple[int
 
 
 def _stored(step: dis.Instruction) -> int:
-    """How many values the instruction takes off the stack into variables."""
+    """How many values the instruction pops from the stack into variables."""
     if step.opname == "STORE_FAST_STORE_FAST":
         return 2
     return int(step.opname in (*_STORES, "STORE_FAST_LOAD_FAST"))
 
 
 def _after(steps: Sequence[dis.Instruction], at: int, depths: frozenset[int]) -> Iterator[tuple[int, frozenset[int]]]:
-    """Where it may go on from an instruction, and how deep the value and its copies lie then. Nowhere: it is not just moved."""
+    """The successors of an instruction, each with the stack depths of the value's copies there; none where the value is consumed."""
     step = steps[at]
     name = step.opname
     if name.startswith("POP_JUMP"):
@@ -67,10 +69,10 @@ def _after(steps: Sequence[dis.Instruction], at: int, depths: frozenset[int]) ->
 
 
 def _target(steps: Sequence[dis.Instruction], jump: dis.Instruction) -> int:
-    """The position where a jump ends; the instruction there may have been left out."""
+    """The position that a jump leads to. `steps` may lack the target instruction itself: then the next one after it."""
     return bisect_left(steps, jump.argval, key=lambda step: step.offset)
 
 
 def _less(depths: frozenset[int], count: int) -> frozenset[int]:
-    """The depths when so many values have been taken off."""
+    """The depths after `count` values were popped."""
     return frozenset(depth - count for depth in depths if depth >= count)

@@ -1,6 +1,6 @@
-"""The code behind a tensor subclass that wraps plain tensors: a graph was traced through its dispatch, and no tracer of Python read that.
+"""Fingerprints of the code behind a tensor subclass: graphs are traced through its `__torch_dispatch__`, whose Python code is not traced.
 
-Many classes dispatch to functions that decorators put into a table of the class, all of them called `_`: those have no name to be found by.
+Many classes dispatch to functions that decorators put into a table of the class and that are all called `_`, so names do not find them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from precast.artifact_store.format.guards import Guard, Predicate
-from precast.artifact_store.format.tagged_constants import Untaggable, find_object, hold, object_name, type_name
+from precast.artifact_store.format.import_names import Untaggable, find_object, hold, object_name, type_name
 from precast.runtime.fingerprint.bytecode import digest
 from precast.runtime.fingerprint.constants import constant_text
 from precast.runtime.fingerprint.fingerprint import Account, Line, names_of
@@ -20,13 +20,13 @@ from precast.runtime.fingerprint.functions import function_lines, reached
 from precast.runtime.fingerprint.module_scope import Modules, is_versioned, load
 
 SUBCLASS = "subclass "
-"""Begins the module part of a digest's name where it belongs to such a class."""
+"""The prefix, in the name of a manifest's digest, that says it is of such a class."""
 _DEPTH = 3
-"""Tables within tables that are looked into."""
+"""How deep nested tables are searched."""
 
 
 def subclass_account(cls: type, modules: Modules | None = None) -> Account:
-    """What the methods of the class and what its tables call are, with the helpers and the constants that they name."""
+    """The fingerprint of the class: its methods, the handlers in its tables, and the callees and constants of both."""
     modules = modules or Modules()
     table = list(_handlers(cls))
     lines = [Line(f"what {cls.__qualname__} dispatches to", f"{key}: {_said(handler)}") for key, handler in table]
@@ -39,12 +39,12 @@ def subclass_code(cls: type) -> Iterable[types.CodeType]:
 
 
 def dispatching(cls: type) -> tuple[Any, ...]:
-    """The class, and what its tables call."""
+    """The class and the handlers in its tables."""
     return _parts(cls, list(_handlers(cls)))
 
 
 def subclass_guards(digests: Iterable[str]) -> tuple[Guard, ...]:
-    """That the classes are those whose code was compared: a class that is defined again stands under the same name."""
+    """Guards that the classes are the very objects whose fingerprints were compared: a class may be defined again under the same name."""
     found = []
     for name in digests:
         kind, _, rest = name.partition("#")[0].partition(" ")
@@ -62,7 +62,7 @@ def subclass_guards(digests: Iterable[str]) -> tuple[Guard, ...]:
 
 
 def changed_subclass(module: str, qualname: str, wanted: str) -> str:
-    """Why the class is not what it was; empty where it is."""
+    """Why the class's fingerprint has changed; "" where it has not."""
     load(module)
     then = Account.read(wanted)
     try:
@@ -79,7 +79,7 @@ def _parts(cls: type, table: list[tuple[str, Any]]) -> tuple[Any, ...]:
 
 
 def _handlers(cls: type) -> Iterator[tuple[str, Any]]:
-    """What can be called in dicts, lists and tuples that the class and its bases hold, by where it stands, in an order of its own."""
+    """The callables in dicts, lists and tuples of the class and its bases, by their places, in an order that all processes have."""
     for base in cls.__mro__:
         if is_versioned(base.__module__):
             continue
@@ -101,7 +101,7 @@ def _within(value: Any, where: str, cls: type, depth: int) -> Iterator[tuple[str
 
 
 def _said(handler: Any) -> str:
-    """Which one stands there, as far as a name tells it."""
+    """The name of a handler, as far as it has one."""
     if isinstance(handler, types.FunctionType):
         return f"{handler.__module__}.{handler.__qualname__} {digest(handler.__code__)}"
     return constant_text(handler) or type_name(type(handler))

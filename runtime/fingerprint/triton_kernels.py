@@ -1,8 +1,8 @@
-"""Users' Triton kernels: finding them by name, and what a compiled graph that launches one depends on, as a digest.
+"""Fingerprints of users' Triton kernels, and finding a kernel by its name.
 
-A graph launches a kernel by name. What was read while the graph was made is which arguments the kernel writes, and, of its decorators, the
-configurations, for which grids were computed. All of it follows from the source of the kernel, of the functions that it names, and from
-the constants that they read. Triton is never imported here: it is there wherever a kernel is.
+A compiled graph launches a kernel by name. It depends on which arguments the kernel writes, and on the configurations in its decorators,
+for which grids were computed: all of that follows from the source of the kernel and of its callees, and from the constants that they
+read. Triton is never imported here: where there is a kernel it is imported already.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from precast.artifact_store.format.guards import Guard, Predicate
-from precast.artifact_store.format.tagged_constants import Untaggable, find_object, tag
+from precast.artifact_store.format.import_names import Untaggable, find_object
+from precast.artifact_store.format.tagged_constants import tag
 from precast.runtime.fingerprint.bytecode import digest
 from precast.runtime.fingerprint.functions import function_lines
 from precast.runtime.fingerprint.module_scope import AllModules, is_versioned, load
 from precast.runtime.fingerprint.resolve_names import named
 
 KERNEL = "kernel "
-"""Begins the module part of a digest's name where it belongs to a kernel; its module follows."""
+"""The prefix, in the name of a manifest's digest, that says it is of a kernel; the kernel's module follows."""
 
 
 def find_kernel(name: str) -> Any:
-    """What stands under `module:qualname`, if that is a Triton kernel or one with decorators of Triton's; None otherwise.
+    """The Triton kernel at `module:qualname`, with its decorators; None where there is none.
 
-    The traced code had imported the module, so it is imported here where that has not happened yet.
+    The module is imported if it was not, as the traced code had imported it.
     """
     module = name.partition(":")[0]
     load(module)
@@ -50,13 +51,13 @@ def layers(kernel: Any) -> list[Any]:
 
 
 _digests: dict[str, tuple[Any, tuple[Any, ...], str]] = {}
-"""The kernel last found under a name, its configurations, its digest: one that is defined anew under the same name is another."""
+"""Name -> (kernel, its configurations, its digest) as last found; a kernel that is defined again under the name gets a new digest."""
 
 
 def kernel_digest(name: str, again: bool = False) -> str:
-    """Hex digest of the kernel's source, decorators, helpers and constants; "" where it is not found by this name.
+    """Hex digest of the kernel's source, decorators, callees and constants; "" where there is no kernel of this name.
 
-    `again`: read them now. Otherwise they are read once for each kernel that comes to stand under the name.
+    It is cached for as long as the name leads to the same kernel object. `again`: compute it now.
     """
     found = find_kernel(name)
     if found is None:
@@ -70,17 +71,17 @@ def kernel_digest(name: str, again: bool = False) -> str:
 
 
 def configurations(kernel: Any) -> tuple[Any, ...]:
-    """The configurations that the kernel's autotuners choose from now; people replace them while a process runs."""
+    """The configurations that the kernel's autotuners choose from; users may replace them while a process runs."""
     return tuple(config for layer in layers(kernel) for config in getattr(layer, "configs", ()))
 
 
 def forget() -> None:
-    """Look at all kernels again (what they name may have changed)."""
+    """Drops the cached digests: what kernels name may have changed."""
     _digests.clear()
 
 
 def kernel_guards(digests: Mapping[str, str]) -> tuple[Guard, ...]:
-    """One guard for each kernel among an artifact's digests, asked at each call: a kernel may be defined anew while the process runs."""
+    """One guard for each kernel among an artifact's digests, checked at each call: a kernel may be defined again in a running process."""
     guards = []
     for key, wanted in digests.items():
         home, _, qualname = key.partition("#")[0].partition(":")
@@ -92,7 +93,7 @@ def kernel_guards(digests: Mapping[str, str]) -> tuple[Guard, ...]:
 
 
 def changed_kernel(home: str, qualname: str, wanted: str) -> str:
-    """Why the kernel is not the one that was compiled with; empty where it is."""
+    """Why the kernel is not the one that the artifact was compiled for; "" where it is. `home`: its module."""
     found = kernel_digest(f"{home}:{qualname}")
     if found == wanted:
         return ""
@@ -100,7 +101,7 @@ def changed_kernel(home: str, qualname: str, wanted: str) -> str:
 
 
 def _decorator(layer: Any) -> str:
-    """What an autotuner or heuristics say, in words that do not depend on the process."""
+    """A description of an autotuner or of heuristics that is the same in every process."""
     told = [f"{name}={getattr(layer, name, None)!r}" for name in ("keys", "reset_to_zero", "restore_value", "configs_top_k")]
     told += [str(config) for config in getattr(layer, "configs", ())]
     for name, function in _consulted(layer).items():
@@ -109,20 +110,20 @@ def _decorator(layer: Any) -> str:
 
 
 def _consulted(layer: Any) -> dict[str, Any]:
-    """What an autotuner or heuristics ask, by what it is for."""
+    """The functions that an autotuner or heuristics call, by their purpose."""
     found = {f"the heuristic {name}": f for name, f in getattr(layer, "values", {}).items()}
     found |= {name: getattr(layer, name, None) for name in ("perf_model", "early_config_prune")}
     return {name: f for name, f in found.items() if f is not None}
 
 
 def unreadable(kernel: Any) -> str:
-    """What of the kernel's decorators no digest can cover; empty where there is nothing: all that they ask are plain functions."""
+    """The part of the kernel's decorators that no digest can cover (a callable that is no plain function); "" without one."""
     found = (name for layer in layers(kernel)[:-1] for name, f in _consulted(layer).items() if not isinstance(f, types.FunctionType))
     return next((f"{name} is no plain function, so that an edit of it could not be noticed" for name in found), "")
 
 
 def _sources(kernel: Any) -> Iterator[str]:
-    """The kernel's syntax and that of the functions that it names, with the constants that they read, in order of discovery."""
+    """The syntax trees, as text, of the kernel and its callees, with the constants that they read, in order of discovery."""
     seen: set[types.FunctionType] = set()
     stack = [kernel]
     while stack:
@@ -155,12 +156,12 @@ def _syntax(item: Any, function: types.FunctionType) -> ast.FunctionDef | None:
 
 
 def _annotations(function: types.FunctionType) -> dict[str, Any]:
-    """What stands at the parameters (`tl.constexpr`), by name."""
+    """The annotations of the parameters (`tl.constexpr`), by name."""
     return {f"{name}:": value for name, value in function.__annotations__.items()}
 
 
 def _function(value: Any) -> Any:
-    """The user's function that this is, a kernel's helper or a plain one; None for all else and for functions of Triton's own."""
+    """The user's function in a kernel's helper, or the plain function itself; None for other values and for Triton's own functions."""
     kernels = layers(value)
     found = kernels[-1] if kernels else value if isinstance(value, types.FunctionType) else None
     if found is None:
@@ -169,7 +170,7 @@ def _function(value: Any) -> Any:
 
 
 def _described(value: Any) -> str:
-    """A constant by its value; other things by their names or types."""
+    """Text for a value: a constant's value, otherwise the name or type."""
     try:
         return repr(tag(value))
     except (Untaggable, RecursionError):

@@ -1,6 +1,7 @@
-"""Functions that ran while a graph was made without the tracer's reading them: what they name, as an account, compared once per process.
+"""Fingerprints of functions that ran during tracing without being traced (fake implementations, `allow_in_graph`), checked once per
+process.
 
-Their own code is among the digests of code; this is about their constants and helpers.
+The digest of their own code is stored apart; these fingerprints cover their constants and callees.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from precast.runtime.fingerprint.functions import function_account
 from precast.runtime.fingerprint.module_scope import Modules, load
 
 UNTRACED = "untraced "
-"""Begins the module part of a digest's name where it belongs to such a function."""
+"""The prefix, in the name of a manifest's digest, that says it is of such a function."""
 UNTRACED_FILED = "untraced-filed "
-"""The same where no name leads to the function, and it is what the module's file says."""
+"""The prefix for a function that no name leads to, and that is found in its module's file."""
 _known: dict[tuple[str, str, bool, tuple[str, ...]], list[Account]] = {}
 
 
 def untraced_accounts(module: str, qualname: str, code: types.CodeType, filed: bool = False) -> dict[str, str]:
-    """The accounts of the functions with this code that are found under this name, read now, by digest; none where it cannot be found.
+    """The current fingerprints, by digest, of the functions with this code that have this name; empty where none is found.
 
     `filed`: look in the file of the module.
     """
     wanted = digest(code)
-    for key in [key for key in tuple(_known) if key[:2] == (module, qualname)]:  # taken at once: other threads look at artifacts
+    for key in [key for key in tuple(_known) if key[:2] == (module, qualname)]:  # a copy: other threads may add to it
         _known.pop(key, None)
     found = [function_account(f) for f in _find(filed)(module, qualname) if digest(f.__code__) == wanted]
     return {account.digest: account.text() for account in sorted(found, key=lambda account: account.digest)}
@@ -37,7 +38,7 @@ def _find(filed: bool) -> Callable[[str, str], list[types.FunctionType]]:
 
 
 def changed_names(module: str, qualname: str, wanted: str, filed: bool = False) -> str:
-    """Why what the function names is not what it was; empty where it is. `filed`: it is looked for in the file of the module."""
+    """Why the function's fingerprint has changed; "" where it has not. `filed`: look for the function in the file of the module."""
     then = Account.read(wanted)
     key = (module, qualname, filed, then.modules)
     known = _known.get(key)
@@ -52,5 +53,5 @@ def changed_names(module: str, qualname: str, wanted: str, filed: bool = False) 
 
 
 def forget() -> None:
-    """Look at all of them again when they are next needed."""
+    """Drops the cached results."""
     _known.clear()

@@ -1,5 +1,6 @@
-"""Whether the functions that were traced into still have the code that was compiled. Looked at once per process and function; what stands
-under a function's own name is looked at again where that says no."""
+"""Validates fingerprints: whether the functions that were traced into still have the code that was compiled. Results are cached per
+process; where a cached result says no, the function is looked up by its name again.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +19,15 @@ from precast.runtime.fingerprint.triton_kernels import KERNEL, changed_kernel
 from precast.runtime.fingerprint.untraced_code import UNTRACED, UNTRACED_FILED, changed_names
 
 FILED = "filed "
-"""Begins the module part of a digest's name where no name leads to the code: the digest is that of all code in the module's file."""
+"""The prefix, in the name of a manifest's digest, that says it is of all code in the module's file, as no name leads to the function."""
 _LIBRARY = ("torch",)
 """Packages whose version is part of the artifact's key: their code is not read."""
 
 
 def changed_code(digests: Mapping[str, str], entry: types.CodeType) -> str:
-    """Which of `module:qualname#n -> digest` has other code now, as a sentence; empty when none has. ":qualname" is the entry's own.
+    """A sentence that names the first of `module:qualname#n -> digest` whose code has changed; "" when none has. ":qualname" is the entry.
 
-    What follows `#` only tells apart several functions of one name (lambdas, functions made by a decorator).
+    The part after `#` tells apart several functions of one name (lambdas, functions made by a decorator).
     """
     for name, wanted in digests.items():
         module, _, qualname = name.partition("#")[0].partition(":")
@@ -73,13 +74,13 @@ _CHECKS: dict[str, Callable[[str, str, str], str]] = {
     UNTRACED_FILED: functools.partial(changed_names, filed=True),
     FILED: _changed_file,
 }
-"""By what the module part of a digest's name begins with: why what it is about is another one now, of (module, rest, digest)."""
+"""Prefix of a digest's name -> a function of (module, rest, digest) that says what has changed, "" for nothing."""
 
 
 def _direct_digests_now(module: str, qualname: str) -> frozenset[str]:
-    """Digests of what stands in `module` under this name, below decorators too: the common case, without looking through the module.
+    """Digests of the function at this name in `module`, inside decorators too: the common case, without a search through the module.
 
-    The traced code had imported the module, so it is imported here where that has not happened yet; a function that is gone has no digest.
+    The module is imported if it was not, as the traced code had imported it. A function that is gone has no digest.
     """
     found = load(module)
     return frozenset() if found is MISSING else frozenset(map(digest, direct_code(found, qualname)))
@@ -90,12 +91,12 @@ _direct_digests = functools.lru_cache(maxsize=8192)(_direct_digests_now)
 
 @functools.lru_cache(maxsize=8192)
 def _digests_of(module: str, qualname: str) -> frozenset[str]:
-    """Digests of all code with this qualified name in `module`: nested functions and what decorators hide, too."""
+    """Digests of all code with this qualified name in `module`, nested functions and functions inside decorators included."""
     return frozenset(map(digest, find_code(module, qualname)))
 
 
 def forget() -> None:
-    """Look at all code again (it may have been reloaded)."""
+    """Drops the cached results: code may have been reloaded."""
     _direct_digests.cache_clear()
     _digests_of.cache_clear()
     assumed_constants.forget()

@@ -1,8 +1,8 @@
-"""The dynamic extent in which Python's calls are looked at: what a program calls between its graphs is compiled as programs of its own.
+"""Call interception by torch's frame evaluation hook: functions that a program calls between its graphs are compiled as programs of their
+own.
 
-torch's frame evaluation hook does the looking (`torch._C._dynamo.eval_frame`; it needs no tracer). It is on only while a program with
-graph breaks, or one that is not compiled itself, runs on this thread, and it keeps what it replaces on the code objects: nothing of a
-function's own is changed.
+The hook (`torch._C._dynamo.eval_frame`) needs no tracer. It is on only while a program with graph breaks, or one that is not compiled
+itself, runs on this thread: a *region* is that dynamic extent. Replacements are kept on code objects; functions are not changed.
 """
 
 from __future__ import annotations
@@ -15,18 +15,16 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from torch._C._dynamo import eval_frame
-from torch._C._dynamo.guards import RootGuardManager
-
+from precast.runtime.common.eval_frame import RootGuardManager, eval_frame
 from precast.runtime.frames.entry import parameters
 
 LOOK_UP: Any = False
-"""For `set_eval_frame`: run what is known of each code object, ask nobody about the others."""
+"""For `set_eval_frame`: run known replacements of code objects, without a callback for the others."""
 _DEFAULT, _SKIP = eval_frame._FrameAction.DEFAULT, eval_frame._FrameAction.SKIP
 
 
 class Answer:
-    """What the hook is told of a frame: run `replacement` in its place or, without one, the frame as it is. Asked again next time."""
+    """What the hook's callback returns for a frame: code to run in its place, or none to run it as it is. It is asked again next time."""
 
     def __init__(self, replacement: types.CodeType | None = None, owner: object = None) -> None:
         self.frame_exec_strategy = eval_frame._FrameExecStrategy(_SKIP if replacement is None else _DEFAULT, _DEFAULT)
@@ -36,7 +34,7 @@ class Answer:
 
 
 class _ForNow:
-    """Bytecode to run until the region ends; then `keep` puts it where users of the tracer do not meet it."""
+    """Bytecode to run until the region ends; then `keep` installs it so that `torch.compile` in the same process does not run it."""
 
     def __init__(self, code: types.CodeType, owner: object) -> None:
         self.code = code
@@ -46,7 +44,7 @@ class _ForNow:
 
 
 class _InRegion:
-    """A guard manager that holds in regions of `owner`. The program that the bytecode calls has its own guards."""
+    """A guard manager of torch's that holds in regions of `owner`. The program that the bytecode calls has its own guards."""
 
     def __init__(self, owner: object) -> None:
         self.root = RootGuardManager()
@@ -55,7 +53,7 @@ class _InRegion:
         self.id_matched_objs: dict[str, Any] = {}  # the tracer reads it of all entries
 
     def check_verbose(self, values: Any) -> Any:
-        """Which guard failed, for what torch says where its stance forbids a recompile."""
+        """Says which guard failed; torch asks for it where its stance forbids a recompile."""
         return self.root.check_verbose(values)
 
     def __str__(self) -> str:
@@ -63,7 +61,7 @@ class _InRegion:
 
 
 class _Here(threading.local):
-    """Whose region this thread is in."""
+    """The owner of the region that this thread is in, if any."""
 
     owner: object = None
 
@@ -72,7 +70,7 @@ _here = _Here()
 
 
 def has_entries(code: types.CodeType) -> bool:
-    """Whether somebody else (`torch.compile`) has compiled this code."""
+    """Whether the code has cache entries of `torch.compile`."""
     return bool(eval_frame._debug_get_cache_entry_list(code))
 
 
@@ -80,7 +78,7 @@ _kept: dict[int, tuple[types.CodeType, list[tuple[object, types.CodeType]]]] = {
 
 
 def keep(code: types.CodeType, replacement: types.CodeType, owner: object, alone: bool) -> None:
-    """Run `replacement` wherever `code` is called in a region of `owner`. `alone`: nobody else has compiled this code."""
+    """Run `replacement` wherever `code` is called in a region of `owner`. `alone`: the code has no cache entries of `torch.compile`."""
     others = _kept.setdefault(id(code), (code, []))[1]
     if alone:
         eval_frame.reset_code(code)  # drops what an Answer has left there
@@ -91,11 +89,11 @@ def keep(code: types.CodeType, replacement: types.CodeType, owner: object, alone
 
 
 def _load(code: types.CodeType, owner: object, replacement: types.CodeType) -> None:
-    eval_frame._load_precompile_entry(code, _InRegion(owner), replacement)  # type: ignore[arg-type]
+    eval_frame._load_precompile_entry(code, _InRegion(owner), replacement)
 
 
 def forget(owner: object) -> None:
-    """Take away what was kept for `owner`."""
+    """Remove the replacements that `keep` installed for `owner`."""
     for code, entries in tuple(_kept.values()):
         left = [entry for entry in entries if entry[0] is not owner]
         if len(left) < len(entries):
@@ -106,7 +104,7 @@ def forget(owner: object) -> None:
 
 
 def run(mode: Any, owner: object, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Call `function` in a region of `owner`. `mode`: the hook's callback, or LOOK_UP."""
+    """Call `function` in a region of `owner`. `mode`: the hook's callback, or LOOK_UP to run known replacements only."""
     before, _here.owner = _here.owner, owner
     callback = eval_frame.set_eval_frame(mode)
     try:
@@ -118,7 +116,7 @@ def run(mode: Any, owner: object, function: Callable[..., Any], args: tuple[Any,
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """No looking at calls inside, whatever goes on outside: precast at work, or the tracer."""
+    """Turns interception off inside: while precast itself or the tracer is at work."""
     before = eval_frame.set_eval_frame(None)
     try:
         yield

@@ -18,7 +18,8 @@ from precast.runtime.paths.paths import CLOSURE, NAMESPACE
 
 @dataclass(frozen=True)
 class Entry:
-    """`function(*prefix, *args, **{**keywords, **kwargs})` is what calling the original does (hooks of a module apart)."""
+    """The entry of a callable: `function(*prefix, *args, **{**keywords, **kwargs})` does what calling the original does, without the hooks
+    of a module."""
 
     function: types.FunctionType
     prefix: tuple[Any, ...] = ()
@@ -99,7 +100,9 @@ def _module_entry(module: torch.nn.Module) -> Entry:
 
 
 def called_entry(module: torch.nn.Module) -> Entry:
-    """The entry of what `nn.Module.__call__` calls: `forward`, or what looks for it."""
+    """The entry of the function that `nn.Module.__call__` calls: `forward`, or `_call_impl` where that is replaced on the instance or no
+    Python.
+    """
     if "forward" in module.__dict__:  # replaced on the instance: guards can say so where the frame has the module
         return Entry(torch.nn.Module._call_impl, (module,))  # type: ignore[arg-type]
     forward = inspect.getattr_static(type(module), "forward", None)

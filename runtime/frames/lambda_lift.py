@@ -1,4 +1,7 @@
-"""Functions whose free variables are other cells at each call, as functions of plain positional arguments."""
+"""Lambda lifting: a function with free variables as one that takes its closure's cells and their contents as positional arguments.
+
+Code after a graph break gets other cells at each call, so its program is compiled in this form.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ CLOSURE = "__precast_closure"
 
 
 class Shell:
-    """A function as a program sees it: parameters for the tuple of cells, for what they hold, and for each of the code's own parameters.
+    """The lifted form of a function: parameters for the tuple of cells, for the content of each cell, and for the code's own parameters.
 
-    Guards and inputs find the contents of the cells among the locals; the function that runs is made around the cells that came.
+    Guards and graph inputs find the contents of the cells among the locals; the function that runs is made with the cells of the call.
     `*args` and `**kwargs` of the code are ordinary parameters here, a tuple and a dict.
     """
 
@@ -29,7 +32,7 @@ class Shell:
         self.hidden = 1 + len(self.free)
 
     def function(self, code: types.CodeType, keep: Any = None) -> types.FunctionType:
-        """A function of (cells, contents…, arguments…) that runs `code` around the cells; it keeps `keep` alive."""
+        """A function of (cells, contents…, arguments…) that runs `code` with these cells as its closure; it keeps `keep` alive."""
         call = f"make(code, namespace, name, None, {CLOSURE})({passing(self.code)})"
         source = f"def shell({', '.join((CLOSURE, *self.free, *self.names))}):\n    return {call}\n"
         values: dict[str, Any] = {"make": types.FunctionType, "code": code, "namespace": self.namespace, "name": self.name, "keep": keep}
@@ -40,24 +43,24 @@ class Shell:
         return shell
 
     def open(self, args: tuple[Any, ...]) -> tuple[types.FunctionType, tuple[Any, ...], Mapping[str, Any]]:
-        """The original function around the cells of this call, and its arguments."""
+        """The original function with the cells of this call as its closure, and its arguments."""
         function = types.FunctionType(self.code, self.namespace, self.name, None, args[0])
         take = eval(f"lambda take, {', '.join(self.names)}: take({passing(self.code)})")  # identifiers of a code object
         arguments = take(lambda *args, **kwargs: (args, kwargs), *args[self.hidden :])
         return function, *arguments
 
     def template(self) -> types.FunctionType:
-        """The original function around empty cells: for what rebuilds its code."""
+        """The original function with empty cells as its closure, from which its code is rebuilt."""
         return types.FunctionType(self.code, self.namespace, self.name, None, tuple(types.CellType() for _ in self.free) or None)
 
     def receiver(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of (cells, arguments…) that calls `call` as the shell is called."""
+        """A function of (cells, arguments…) that reads the cells and calls `call` with (cells, contents…, arguments…)."""
         if not self.free:
             return call
         return lambda cells, *args: call(cells, *map(content, cells), *args)
 
     def factory(self, call: Callable[..., Any]) -> Callable[[tuple[types.CellType, ...]], Callable[..., Any]]:
-        """A function from the cells to what is called with the arguments."""
+        """A function that takes the cells and returns a function of the arguments: what the bytecode of a graph break calls."""
 
         def make(cells: tuple[types.CellType, ...]) -> Callable[..., Any]:
             def resumed(*args: Any) -> Any:
@@ -69,11 +72,11 @@ class Shell:
 
 
 class Unset:
-    """Stands for the content of a cell that is empty."""
+    """The content of an empty cell."""
 
 
 def content(cell: types.CellType) -> Any:
-    """What the cell holds; `Unset` where it is empty."""
+    """The cell's content; `Unset` where it is empty."""
     try:
         return cell.cell_contents
     except ValueError:

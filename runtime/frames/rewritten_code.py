@@ -1,4 +1,4 @@
-"""A FrameRecord -> the rewritten entry function, in any process and without the tracer."""
+"""Rebuilds the rewritten entry function from a FrameRecord, in any process and without the tracer."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from precast.artifact_store.format.import_names import find_object
 from precast.artifact_store.format.records import FrameRecord, ResumeRecord
-from precast.artifact_store.format.tagged_constants import find_object, untag
+from precast.artifact_store.format.tagged_constants import untag
+from precast.artifact_store.trust.trusted import Trusted, content_of
 from precast.runtime.frames.dynamo_shims import SHIMS
 from precast.runtime.frames.reconstruct import STEPS, step
 
@@ -25,14 +27,14 @@ class FrameCodeError(RuntimeError):
 
 _counter = itertools.count()
 OWN_CODE = "<precast> "
-"""How the qualified names of rewritten code objects begin: they are no functions of the user's."""
+"""The prefix of the qualified names of rewritten code objects, which are no functions of the user's."""
 Resume = Callable[[ResumeRecord, types.CodeType, dict[str, Any]], Callable[..., Any]]
 """(record, its code, the globals that it reads) -> what the rewritten bytecode calls: a function of the code's arguments or, where the code
 has free variables, a function from the tuple of their cells to that function."""
 
 
 def build(
-    record: FrameRecord, target: types.FunctionType, graph_callable: Callable[..., Any], resume: Resume | None = None
+    trusted: Trusted[FrameRecord], target: types.FunctionType, graph_callable: Callable[..., Any], resume: Resume | None = None
 ) -> types.FunctionType:
     """The rewritten function, to be called with the arguments of `target` (self first for a method).
 
@@ -40,6 +42,7 @@ def build(
     supplies what continues the frame after a graph break; without it the rest runs as plain Python. Names that the bytecode needs are put
     into `target`'s module globals under process-wide unique names and leave with the function. Raises FrameCodeError.
     """
+    record = content_of(trusted)
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     if record.python != here:
         raise FrameCodeError(f"the stored bytecode is for Python {record.python}, this is {here}; compile again with this Python")
@@ -47,11 +50,11 @@ def build(
     values = {}
     for name, supply in record.names:
         if supply[0] == "resume":
-            values[renamed[name]] = _resume(record.resumes[supply[1]], target, resume or plain_resume)
+            values[renamed[name]] = _resume(_part(trusted, supply[1]), target, resume or plain_resume)
         else:
             values[renamed[name]] = _supply(supply, graph_callable)
     side = {tuple(where): tagged for where, tagged in record.constants}
-    plain = marshal.loads(record.code)  # noqa: S302 - only from manifests of the local store whose digests held; signatures are not built yet
+    plain = _code_object(trusted.part(lambda record: record.code))
     code = _restore(plain, renamed, side, target.__globals__, target.__code__.co_filename, ())
     code = code.replace(co_qualname=f"{OWN_CODE}{code.co_qualname}")
     target.__globals__.update(values)
@@ -70,18 +73,29 @@ def _object(name: str) -> Any:
         raise FrameCodeError(f"the stored bytecode needs {name}, which is not here: {error}") from error
 
 
-def _resume(record: ResumeRecord, target: types.FunctionType, resume: Resume) -> Callable[..., Any]:
+def _part(trusted: Trusted[FrameRecord], index: int) -> Trusted[ResumeRecord]:
+    return trusted.part(lambda record: record.resumes[index])
+
+
+def _code_object(code: Trusted[bytes]) -> types.CodeType:
+    """What `marshal.dumps` made the bytes of."""
+    made: types.CodeType = marshal.loads(content_of(code))  # noqa: S302 - trusted bytes only
+    return made
+
+
+def _resume(trusted: Trusted[ResumeRecord], target: types.FunctionType, resume: Resume) -> Callable[..., Any]:
+    record = content_of(trusted)
     namespace, file = target.__globals__, target.__code__.co_filename
     if record.module:
         namespace = importlib.import_module(record.module).__dict__
         file = str(namespace.get("__file__") or f"<{record.module}>")
     side = {tuple(where): tagged for where, tagged in record.constants}
-    plain = marshal.loads(record.code)  # noqa: S302 - as for the frame's own code
+    plain = _code_object(trusted.part(lambda record: record.code))
     return resume(record, _restore(plain, {}, side, namespace, file, ()), namespace)
 
 
 def plain_resume(record: ResumeRecord, code: types.CodeType, namespace: dict[str, Any]) -> Callable[..., Any]:
-    """The rest of the frame as plain Python."""
+    """The resume function as plain Python."""
     if code.co_freevars:
         return lambda cells: types.FunctionType(code, namespace, record.name, None, cells)
     return types.FunctionType(code, namespace, record.name)
@@ -120,7 +134,7 @@ def _restore(
     file: str,
     where: tuple[int, ...],
 ) -> types.CodeType:
-    """The code as it runs here; `file` is where its source lies on this machine, for tracebacks."""
+    """The code object for this process; `file`: its source file on this machine, for tracebacks."""
     constants: list[Any] = []
     for i, constant in enumerate(code.co_consts):
         place = (*where, i)

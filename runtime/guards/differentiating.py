@@ -1,4 +1,6 @@
-"""The guards in which the variants of a program differ: all that `set_stance(skip_guard_eval_unsafe=True)` leaves to be checked."""
+"""The differentiating guards of a program's variants: the only ones, beside those on tensors, that are checked under
+`set_stance(skip_guard_eval_unsafe=True)`.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +10,19 @@ from typing import Any
 from precast.artifact_store.format.guards import Guard, Predicate
 from precast.artifact_store.format.manifest import guard_rows
 from precast.runtime.guards.interpreted import LazyChecker
+from precast.runtime.guards.predicates import KEEP_MEMORY_SAFE
 
-_OF_MEMORY = (Predicate.TENSOR, Predicate.SHAPE)
-"""What generated code relies on to read and write where it may: checked in any case."""
 Check = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
 
 
 class Differing:
-    """Checks of variants by what tells them apart, made anew when there are others."""
+    """Checks a variant by the guards that not all variants have; they are computed anew when the set of variants changes."""
 
     def __init__(self) -> None:
         self._made: tuple[tuple[Any, ...], dict[int, Check]] = ((), {})  # for which variants; replaced as a whole
 
     def check(self, variant: Any, variants: Sequence[Any], local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> bool:
-        """Whether the guards of `variant` hold that not all of `variants` have, and those on tensors."""
+        """Whether those guards of `variant` hold that not all of `variants` share, and its guards on tensors."""
         among = tuple(sorted(variants, key=id))
         made_for, checks = self._made
         if among != made_for:
@@ -33,7 +34,7 @@ class Differing:
 def _rows(variant: Any, variants: Sequence[Any]) -> Callable[[], Any]:
     def rows() -> Any:
         shared = set.intersection(*({_key(guard) for guard in other.guards} for other in variants))
-        return guard_rows(guard for guard in variant.guards if guard.predicate in _OF_MEMORY or _key(guard) not in shared)
+        return guard_rows(guard for guard in variant.guards if guard.predicate in KEEP_MEMORY_SAFE or _key(guard) not in shared)
 
     return rows
 

@@ -1,4 +1,4 @@
-"""Checking a guard set once or twice without compiling it: compiling a checker takes longer than a server's first call should."""
+"""Checking a guard set by interpretation: generating and compiling a function for it takes longer than the first few checks do."""
 
 from __future__ import annotations
 
@@ -8,18 +8,35 @@ from typing import Any
 from precast.artifact_store.format.guard_table import GuardRow
 from precast.artifact_store.format.guards import Guard, Path, Predicate
 from precast.runtime.guards.compiled import Checker, compile_checker
-from precast.runtime.guards.evaluate import evaluate
-from precast.runtime.guards.predicates import RULES, holder, tensor_fits
+from precast.runtime.guards.predicates import OF_CLASS, ORDER, RELATIONS, VALUE_RULES
+from precast.runtime.guards.rule import DIGESTS, Places, RelationRule, ValueRule
 from precast.runtime.paths.fake_tensors import class_of
-from precast.runtime.paths.paths import resolve_all, shared_steps, start, walk
-from precast.runtime.paths.torch_state import global_state
+from precast.runtime.paths.paths import shared_steps, start, walk
 
 INTERPRETED_CALLS = 3
 """How many checks are interpreted before the checker is compiled: a warm start with the native runtime needs two."""
-_PLAIN = {"int": int, "bool": bool, "str": str}
-_RELATIONS = ("same_as", "not_aliased", "same_device", "classes", "shape")
 _SHALLOW = 2
 Rows = Callable[[], Iterable[GuardRow]]
+Holds = Callable[[Any, Any], bool]
+"""(object, constant) -> whether a guard holds."""
+RelationHolds = Callable[[Path, Any, Places], bool]
+
+
+def _without_words(rule: ValueRule) -> Holds:
+    evaluate = rule.evaluate
+    return rule.quick or (lambda value, constant: evaluate(value, constant)[0])
+
+
+def _relation_without_words(rule: RelationRule) -> RelationHolds:
+    evaluate = rule.evaluate
+    return rule.quick or (lambda path, constant, places: evaluate(path, constant, places)[0])
+
+
+_HOLDS: dict[str, Holds] = {predicate.value: _without_words(rule) for predicate, rule in VALUE_RULES.items()}
+_RELATION_HOLDS: dict[str, RelationHolds] = {predicate.value: _relation_without_words(rule) for predicate, rule in RELATIONS.items()}
+_ONCE_PER_CLASS = frozenset(predicate.value for predicate in OF_CLASS if VALUE_RULES[predicate].quick is None)
+_DIGESTS = frozenset(predicate.value for predicate in VALUE_RULES if ORDER[predicate] >= DIGESTS)
+"""Checked last: a digest takes longer than hundreds of comparisons."""
 
 
 class LazyChecker:
@@ -42,16 +59,16 @@ class LazyChecker:
         shallow = self._shallow
         if shallow is None:
             shallow = self._arrange()
-        met: dict[int, Any] = {}  # id of a path among the rows -> where it led
+        walked: dict[int, Any] = {}
         try:
-            if not _interpret(shallow, local_values, cells, met):
+            if not _interpret(shallow, local_values, cells, walked):
                 return False
             if self._calls >= INTERPRETED_CALLS:
                 rows = (*shallow, *self._deep)
                 self._compiled = compile_checker([Guard(path, Predicate(name), constant) for path, name, constant in rows])
                 return self._compiled(local_values, cells)
             self._calls += 1
-            return _interpret(self._deep, local_values, cells, met)
+            return _interpret(self._deep, local_values, cells, walked)
         except Exception:  # noqa: BLE001 - a guard looks at the user's objects, whose methods may raise anything: then it does not hold
             return False
 
@@ -60,74 +77,52 @@ class LazyChecker:
         deep: list[GuardRow] = []
         late: list[GuardRow] = []
         for row in self._rows():
-            place = shallow if len(row[0]) <= _SHALLOW and row[1] != "code" else late if row[1] == "code" or row[1] in _RELATIONS else deep
-            place.append(row)
+            predicate = row[1]
+            if predicate in _DIGESTS:
+                late.append(row)
+            elif len(row[0]) <= _SHALLOW:
+                shallow.append(row)
+            else:
+                (late if predicate in _RELATION_HOLDS else deep).append(row)
         self._deep = (*deep, *late)
-        self._shallow = shallow = sorted(shallow, key=lambda row: len(row[0]))  # an object's type before its attributes, which may be code
+        self._shallow = shallow = sorted(
+            shallow, key=lambda row: len(row[0])
+        )  # an object's type before its attributes, which may run properties
         return shallow
 
 
-def _interpret(rows: Sequence[GuardRow], local_values: Mapping[str, Any], cells: Mapping[str, Any], met: dict[int, Any]) -> bool:
-    """Walk the paths in the order given; what a path has in common with the one before it is not walked again."""
+def _interpret(rows: Sequence[GuardRow], local_values: Mapping[str, Any], cells: Mapping[str, Any], walked: dict[int, Any]) -> bool:
+    """Walk the paths in the order given; what a path has in common with the one before it is not walked again. `walked`: the objects that
+    paths led to, by the id of the path, for relations: a path that a stored guard stands on is the same tuple in a relation's constant.
+    """
     before: Sequence[Any] = ()
-    places: list[Any] = []
-    stands: dict[tuple[int, str], type] = {}  # classes that were found under their names: most modules of a model are of a few
+    objects: list[Any] = []
+    places = Places(local_values, cells, walked)
+    known: dict[tuple[int, str], type] = {}  # classes for which a guard holds: most modules of a model are of a few
     for path, predicate, constant in rows:
-        if predicate == "global_state":
-            if global_state() != constant:
-                return False
-            continue
-        if predicate == "not_aliased" and not constant["mutated"]:
-            if not _are_distinct(constant["distinct"], met, local_values, cells):
-                return False
-            continue
-        if predicate in _RELATIONS:
-            if not evaluate(Guard(path, Predicate(predicate), constant), local_values, cells).holds:
+        relation = _RELATION_HOLDS.get(predicate)
+        if relation is not None:
+            if not relation(path, constant, places):
                 return False
             continue
         if path != before:
             common = len(path) - 1
             if path[:-1] != before[:common]:  # mostly a sibling or a child of the path before
                 common = shared_steps(path, before)
-            del places[common:]
-            place = places[-1] if places else None
+            del objects[common:]
+            found = objects[-1] if objects else None
             for step in path[common:]:
-                place = walk(place, step) if places else start(step, local_values, cells)
-                places.append(place)
+                found = walk(found, step) if objects else start(step, local_values, cells)
+                objects.append(found)
             before = path
-            met[id(path)] = places[-1]
-        place = places[-1]
-        if predicate == "type":
-            cls = class_of(place)
-            if (id(cls), constant) not in stands:
-                if not _holds(predicate, place, constant):
+            walked[id(path)] = objects[-1]
+        value = objects[-1]
+        if predicate in _ONCE_PER_CLASS:
+            cls = class_of(value)
+            if (id(cls), constant) not in known:
+                if not _HOLDS[predicate](value, constant):
                     return False
-                stands[id(cls), constant] = cls
-        elif not _holds(predicate, place, constant):
+                known[id(cls), constant] = cls
+        elif not _HOLDS[predicate](value, constant):
             return False
     return True
-
-
-def _are_distinct(paths: Sequence[Path], met: Mapping[int, Any], local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> bool:
-    """Whether they lead to different objects. A path that a stored guard stands on is the same tuple there, and was walked."""
-    objects = [met[id(path)] for path in paths if id(path) in met]
-    if len(objects) != len(paths):
-        objects = resolve_all(paths, local_values, cells)
-    return len(set(map(id, objects))) == len(paths)
-
-
-def _holds(predicate: str, value: Any, constant: Any) -> bool:
-    """The rules of `guard_rules` for the commonest guards, without the words."""
-    if predicate == "empty":
-        return len(value) == 0
-    if predicate == "lacks_own":
-        return holder(value, constant) is None
-    if predicate == "equals":
-        if constant[0] == "none":
-            return value is None
-        plain = _PLAIN.get(constant[0])
-        if plain is not None:
-            return type(value) is plain and bool(value == constant[1])
-    if predicate == "tensor":
-        return tensor_fits(value, constant)
-    return RULES[predicate](value, constant)[0]  # type: ignore[index]  # a Predicate is its string

@@ -16,6 +16,8 @@ from precast.runtime.targets.shared_object import is_whole
 SOURCES = Path(__file__).parent / "native"
 FLAGS = ("-O2", "-DNDEBUG", "-shared", "-fPIC", "-fvisibility=hidden", "-s", "-Wl,--build-id=none")
 """Without NDEBUG the inline functions of Python's headers assert the types of what they are given, in the checks of each call."""
+SANITIZE = "PRECAST_NATIVE_SANITIZE"
+"""Set to names of gcc's -fsanitize (`address,undefined`), the native runtime is built with these; `make asan` does."""
 TIMEOUT_SECONDS = 300
 
 
@@ -23,10 +25,23 @@ class NativeBuildError(RuntimeError):
     """The native runtime cannot be built here; Python does its work, slower. The message says why."""
 
 
-@functools.cache
+def _flags() -> tuple[str, ...]:
+    """What the compiler is given. An instrumented build keeps its symbols, for reports, and ends the process at the first one."""
+    sanitizers = os.environ.get(SANITIZE)
+    if not sanitizers:
+        return FLAGS
+    kept = (flag for flag in FLAGS if flag not in ("-O2", "-s"))
+    return (*kept, "-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all")
+
+
 def record_name() -> str:
-    """The name of the store record for this Python and these sources."""
-    state = hashlib.sha256("\0".join(FLAGS).encode())
+    """The name of the store record for this Python, these sources and these flags."""
+    return _record_name(_flags())
+
+
+@functools.cache
+def _record_name(flags: tuple[str, ...]) -> str:
+    state = hashlib.sha256("\0".join(flags).encode())
     for path in sorted(SOURCES.iterdir()):
         if path.suffix in (".c", ".h"):
             state.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -35,7 +50,7 @@ def record_name() -> str:
 
 
 def find_compiler() -> str | None:
-    """A C compiler: $CC, else gcc, cc, clang, g++; None where there is none."""
+    """A C compiler: $CC, else gcc, cc, clang; None where there is none."""
     for name in (os.environ.get("CC", ""), "gcc", "cc", "clang"):
         found = shutil.which(name.split()[0]) if name else None
         if found is not None:
@@ -54,7 +69,7 @@ def build() -> bytes:
     names = sorted(path.name for path in SOURCES.glob("*.c"))
     with tempfile.TemporaryDirectory(prefix="precast-native-") as folder:
         out = Path(folder, "native.so")
-        command = [compiler, *FLAGS, f"-I{include}", "-o", str(out), *names]
+        command = [compiler, *_flags(), f"-I{include}", "-o", str(out), *names]
         try:
             done = subprocess.run(command, cwd=SOURCES, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:

@@ -1,4 +1,4 @@
-"""CUDA's driver library, opened at run time: its functions are what libraries of GPU graphs launch their kernels with."""
+"""CUDA's driver library, opened at run time: compiled GPU graphs launch their kernels by its functions."""
 
 from __future__ import annotations
 
@@ -8,11 +8,6 @@ import os
 from collections.abc import Sequence
 
 _NAME = "libcuda.so.1"
-
-
-def is_driver_symbol(name: str) -> bool:
-    """Whether this name of a symbol table is the driver's: `cuLaunchKernel`, not `cublasCreate`."""
-    return name.startswith("cu") and name[2:3].isupper()
 
 
 @functools.cache
@@ -28,4 +23,4 @@ def driver_problem(missing: Sequence[str]) -> str:
     """Why these functions of the driver could not be found."""
     if driver_library() is None:
         return f"no NVIDIA driver ({_NAME}) is installed here"
-    return f"the NVIDIA driver of this machine is too old, it lacks {', '.join(n for n in missing if is_driver_symbol(n))}"
+    return f"the NVIDIA driver of this machine is too old, it lacks {', '.join(missing)}"

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from precast.artifact_store import Store, StoreError
+from precast.artifact_store.format.errors import Untrusted
 from precast.artifact_store.format.msgpack import digest
+from precast.artifact_store.trust.trusted import Trusted, content_of
+from precast.runtime.common import torch_support
 from precast.runtime.common.locks import Lock
 from precast.runtime.common.log import logger
-from precast.runtime.native import build
+from precast.runtime.native import build, kinds
 from precast.runtime.native.tensor_layout import LayoutUnknown, configure
 from precast.runtime.settings import stance
 
@@ -51,13 +54,24 @@ def tables_work() -> bool:
 def find(store: Store) -> Any:
     """The native module, loaded from `store` if it is there; None otherwise. Never builds."""
     with _lock:
-        if _state.module is not None or _state.failed or os.environ.get(ENVIRONMENT) == "0":
+        if _state.module is not None or _state.failed or os.environ.get(ENVIRONMENT) == "0" or torch_support.unsupported():
             return _state.module
-        record = store.record("native", build.record_name())
-        path = store.blob_path(record["library"]) if record is not None and isinstance(record.get("library"), str) else None
-        if path is not None:
-            _load(path)
+        file = _stored(store)
+        if file is not None:
+            _load(file)
         return _state.module
+
+
+def _stored(store: Store) -> Trusted[Path] | None:
+    """The native runtime that `store` has for this Python and torch."""
+    try:
+        record = store.trusted_record("native", build.record_name())
+    except Untrusted as error:
+        logger("runtime").warning("the native runtime is not loaded: %s", error)
+        return None
+    if record is None or not isinstance(record.content.get("library"), str):
+        return None
+    return store.trusted_file(record.part(lambda record: str(record["library"])))
 
 
 def ensure(store: Store) -> Any:
@@ -78,13 +92,14 @@ def ensure(store: Store) -> Any:
     return find(store)
 
 
-def _load(path: Path) -> None:
-    loader = importlib.machinery.ExtensionFileLoader("precast.runtime._native", str(path))
-    spec = importlib.util.spec_from_file_location("precast.runtime._native", path, loader=loader)
+def _load(file: Trusted[Path]) -> None:
+    loader = importlib.machinery.ExtensionFileLoader("precast.runtime._native", str(content_of(file)))
+    spec = importlib.util.spec_from_file_location("precast.runtime._native", content_of(file), loader=loader)
     assert spec is not None
     try:
         module = importlib.util.module_from_spec(spec)
         loader.exec_module(module)
+        kinds.verify(module)
         configure(module)
     except (ImportError, LayoutUnknown, AttributeError) as error:
         _fail(f"the native runtime cannot be used: {error}")

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from precast.runtime.executable.fallback_ops import new_handle, take_handle
-from precast.runtime.executable.library import resolve_symbol
+from precast.runtime.native.tensor_handles import new_handle, take_handle
+from precast.runtime.native.torch_symbols import resolve_symbol
 
 _WRAP = "_Z16THPVariable_WrapRKN2at10TensorBaseE"
 _LIKELY_POINTER = 1 << 20

@@ -1,6 +1,6 @@
-"""Stand-ins: fake tensors in the place of tensors on a device that this machine does not have (`capture/fake_device.py` makes them).
+"""Fake tensors that represent tensors on a device that this machine does not have (`capture/fake_device.py` makes them).
 
-Guards see through them: a stand-in is of the type of what it stands for, and lies in memory as that would.
+Guards treat a fake tensor as the tensor that it represents: of that tensor's class, and with an address in memory.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 STANDS_FOR = "_precast_stands_for"
-"""In a stand-in's `__dict__`: the class of what it stands for."""
+"""The key in a fake tensor's `__dict__` that holds the class of the tensor which it represents."""
 _ADDRESS_BITS = 48
 
 
 def class_of(value: Any) -> type:
-    """`type(value)`, and of a stand-in the class that it stands for."""
+    """`type(value)`; of a fake tensor the class of the tensor that it represents."""
     cls: type = value.__dict__.get(STANDS_FOR, type(value)) if isinstance(value, torch.Tensor) else type(value)
     return cls
 
@@ -25,7 +25,7 @@ def is_stand_in(value: Any) -> bool:
 
 
 def address(value: torch.Tensor) -> int:
-    """Where the tensor's first element lies; stand-ins of different storages lie far apart."""
+    """The address of the tensor's first element; fake tensors with different storages get addresses that are far apart."""
     if not is_stand_in(value):
         return value.data_ptr()
     start: int = value.untyped_storage()._cdata << _ADDRESS_BITS
@@ -33,3 +33,8 @@ def address(value: torch.Tensor) -> int:
 
 
 __all__ = ["STANDS_FOR", "address", "class_of", "is_stand_in"]
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """The same number for tensors that share a storage."""
+    return int(tensor.untyped_storage()._cdata)

@@ -1,4 +1,4 @@
-"""A module's hooks by their places: the keys under which torch keeps them count the hooks of the process."""
+"""A module's hooks by position, since the keys under which torch stores them count the hooks of the process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HOOKS_OF = {
 
 
 def flagged(module: Any, name: str) -> tuple[int, ...]:
-    """Places of the hooks that are in a table of flags."""
+    """Positions of the hooks that are in a table of flags."""
     tables = module.__dict__
     return tuple(place for place, key in enumerate(tables[HOOKS_OF[name]]) if key in tables[name])
 

@@ -1,6 +1,6 @@
-"""What changed between a call and the variants that are known: the sizes, strides and numbers that the next compile makes symbolic.
+"""Automatic dynamic shapes: the sizes, strides and numbers in which a call differs from the known variants become symbolic.
 
-The knowledge is in the variants' guards, hence in the store: a fresh process does not learn it again, and no program learns from another.
+They are read from the variants' guards, which are stored: a fresh process knows them at once, and no program learns from another.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ _NUMBERS = {"builtins:int": int, "builtins:float": float}
 
 
 def varied(variants: Iterable[Iterable[GuardRow]], local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> Varied:
-    """Path -> the ("size" | "stride", dim) of a tensor that differ from what some variant was made for, or are free in it; () for a number.
+    """Maps the path of a tensor to the ("size" | "stride", dim) that differ from some variant's guard or are symbolic there, and the path
+    of a number to ().
 
-    As in torch: where the number of dimensions differs all of them count, and strides only where all sizes are equal.
+    As in torch, all dimensions count where the rank differs, and strides count only where all sizes are equal.
     """
     found: dict[Path, dict[tuple[str, int], None]] = {}
     for rows in variants:
@@ -48,7 +49,7 @@ def varied(variants: Iterable[Iterable[GuardRow]], local_values: Mapping[str, An
 
 
 def example(local_values: Mapping[str, Any]) -> tuple[GuardRow, ...]:
-    """A call that was not compiled, as rows to compare the next one with: sizes of the tensors among its arguments, and numbers."""
+    """Guard rows of a call that was not compiled, to compare the next call with: the sizes of its tensor arguments, and its numbers."""
     rows: list[GuardRow] = []
     for name, value in local_values.items():
         if isinstance(value, torch.Tensor):

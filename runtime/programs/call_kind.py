@@ -1,4 +1,4 @@
-"""Which kind of call this is, as far as that can be told before the call is captured: calls of one kind are compiled one after another."""
+"""The kind of a call, known before it is captured; processes that miss calls of one kind compile one after another (`runtime/programs/single_flight.py`)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from precast.runtime.paths.torch_state import global_state
 
 _DEPTH = 4
 _ITEMS = 64
-"""How far into containers is looked, and at how many of their items."""
+"""How deep containers are searched, and how many of their items count."""
 _BY_VALUE = (bool, type(None), str, bytes, torch.dtype, torch.device, torch.layout)
 _NUMBERS = (int, float, complex)
 
 
 def call_kind(local_values: Mapping[str, Any], of: tuple[str, ...], exact: bool) -> str:
-    """A digest of what the arguments are and of the state that the call is made in; the same in every process.
+    """A digest of the arguments' types and of torch's state during the call; the same in every process.
 
-    `of`: what else tells calls apart. `exact`: sizes and numbers count, since what is compiled for some serves no others. Two calls of one
-    kind may need two artifacts, and calls of two kinds may share one: whoever asks loses time by that and nothing else.
+    `of`: further texts that tell calls apart. `exact`: sizes and numbers count, for programs without symbolic sizes. Two calls of one kind
+    may need two artifacts, and calls of two kinds may share one: that costs time and nothing else.
     """
     whole = (of, sorted(global_state().items()), _items(local_values, exact, _DEPTH))
     return hashlib.sha256(repr(whole).encode("utf-8", "surrogatepass")).hexdigest()[:16]

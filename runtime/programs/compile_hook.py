@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from precast.runtime.common.errors import Deferred, InProcess
+from precast.runtime.common import torch_support
+from precast.runtime.common.errors import CompilerBroken, Deferred, InProcess
 from precast.runtime.common.locks import Lock
-
-if TYPE_CHECKING:
-    from precast.runtime.programs.program import Program
+from precast.runtime.common.upward_imports import COMPILE_VARIANT, load
+from precast.runtime.programs.interfaces import Compilable
 
 Outcome = str | InProcess | Deferred
 """An artifact's id, what stays in this process, or what a background thread is to finish."""
-Compile = Callable[["Program", tuple[Any, ...], Mapping[str, Any]], Outcome]
-_compiler: str | Compile = "precast.compiling.driver:compile_variant"
+Compile = Callable[[Compilable, tuple[Any, ...], Mapping[str, Any]], Outcome]
+_compiler: str | Compile = COMPILE_VARIANT.name
 one_at_a_time = Lock()
 """The tracer is not thread-safe."""
 
@@ -32,10 +30,12 @@ def set_compiler(compiler: str | Compile) -> None:
 
 
 def compiler() -> Compile:
-    """What `set_compiler` registered."""
+    """What `set_compiler` registered. Raises CompilerBroken where it cannot be imported."""
     if isinstance(_compiler, str):
-        module, _, name = _compiler.partition(":")
-        found: Compile = getattr(importlib.import_module(module), name)
+        try:
+            found: Compile = load(_compiler)
+        except Exception as error:  # adapters name what is private to torch: another torch may lack some of it
+            raise CompilerBroken(torch_support.note_broken(error)) from error
         return found
     return _compiler
 
@@ -48,9 +48,4 @@ def is_free() -> bool:
     return free
 
 
-def strict() -> bool:
-    """Whether an unexpected error while compiling is raised (PRECAST_STRICT=1) instead of running eagerly with a warning."""
-    return os.environ.get("PRECAST_STRICT", "") not in ("", "0")
-
-
-__all__ = ["Compile", "Outcome", "compiler", "is_free", "one_at_a_time", "set_compiler", "strict"]
+__all__ = ["Compile", "Outcome", "compiler", "is_free", "one_at_a_time", "set_compiler"]

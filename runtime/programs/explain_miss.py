@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from precast.artifact_store import Manifest
-from precast.artifact_store.format.guards import Guard
+from precast.artifact_store.format.errors import Untrusted
 from precast.artifact_store.format.text import many
-from precast.artifact_store.maintenance.garbage import files
 from precast.runtime.common.notebook import Shown
+from precast.runtime.common.public import public
 from precast.runtime.guards.evaluate import failure
-from precast.runtime.programs.program import Program, program_key
+from precast.runtime.loading.compatibility import why_not
+from precast.runtime.programs.identity import program_key
+from precast.runtime.programs.interfaces import Explainable
 from precast.runtime.settings.options import OPTIONS, key_options
-from precast.runtime.targets.ladder import is_cuda, runs
+from precast.runtime.targets.ladder import rules_of, runs
 from precast.runtime.targets.shared_object import mounted_noexec
-from precast.runtime.targets.versions import why_not
+from precast.target_registry import family_of, find_family
 
 SHOWN = 8
 
 
-def first_failure(guards: Sequence[Guard], local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> str:
-    """The first guard that does not hold, as a sentence; empty when all hold. Objects come before what is read of them: it may be code."""
-    for guard in sorted(guards, key=lambda guard: len(guard.path)):
-        text = failure(guard, local_values, cells)
-        if text:
-            return text
-    return ""
-
-
+@public
 @dataclass(frozen=True)
 class VariantReport(Shown):
     """One variant against one call. `unusable`: why it cannot run on this machine; `failures`: the guards that do not hold, in words;
@@ -65,6 +57,7 @@ class VariantReport(Shown):
         return "\n".join([head + f"{len(self.failures)} of {many(self.guards, 'guard')} {verb} not hold", *lines])
 
 
+@public
 @dataclass(frozen=True)
 class Explanation(Shown):
     """Every stored variant of a program against one call, nearest first. `str()` for people, `to_dict()` for machines."""
@@ -109,7 +102,7 @@ class Explanation(Shown):
         }
 
 
-def explain(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], elsewhere: bool = False) -> Explanation:
+def explain(program: Explainable, args: tuple[Any, ...], kwargs: Mapping[str, Any], elsewhere: bool = False) -> Explanation:
     """Check every variant of `program`, stored or in this process, against a call. Runs and compiles nothing.
 
     `elsewhere`: it is asked for machines that the variants' targets mean, of the versions here.
@@ -122,8 +115,9 @@ def explain(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], 
     for manifest in program.store.variants(program.key):
         seen.add(manifest.artifact_id)
         guards = (*manifest.guards, *program.extra_guards)
-        failures = tuple(text for guard in guards if (text := failure(guard, local_values, cells)))
-        unusable = _why_unusable(manifest, program, elsewhere)
+        untrusted = _why_untrusted(manifest, program)
+        failures = () if untrusted else tuple(text for guard in guards if (text := failure(guard, local_values, cells)))
+        unusable = untrusted or _why_unusable(manifest, program, elsewhere)
         damaged = not failures and not unusable and not program.store.complete(manifest)
         reports.append(VariantReport(manifest.artifact_id, manifest.target, len(guards), failures, unusable, damaged))
     for variant in program.variants:
@@ -131,26 +125,35 @@ def explain(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], 
             failures = tuple(text for guard in variant.guards if (text := failure(guard, local_values, cells)))
             reports.append(VariantReport(variant.artifact_id, "this process only", len(variant.guards), failures))
     reports.sort(key=lambda report: (bool(report.unusable), len(report.failures)))
-    where = "a store that cannot be opened" if program.store.root == Path(os.devnull) else str(program.store.root)
-    return Explanation(program.name, program.key, where, tuple(reports), _note(program, bool(reports)))
+    return Explanation(program.name, program.key, program.store.place, tuple(reports), _note(program, bool(reports)))
 
 
-def _why_unusable(manifest: Manifest, program: Program, elsewhere: bool) -> str:
+def _why_untrusted(manifest: Manifest, program: Explainable) -> str:
+    """Why not even the guards of an artifact are evaluated here, which call methods of the call's objects."""
+    try:
+        program.store.trust(manifest)
+    except Untrusted as error:
+        return str(error)
+    return ""
+
+
+def _why_unusable(manifest: Manifest, program: Explainable, elsewhere: bool) -> str:
     if elsewhere and not runs(program.target, manifest.target):
         return f"it was compiled for {manifest.target}, {_why_not_run(manifest.target, program.target)}"
     try:
-        return why_not(manifest, program, elsewhere)
+        return why_not(manifest, program.code, elsewhere)
     except Exception as error:  # noqa: BLE001 - users' modules are imported to compare code
         return f"comparing it with the code here failed: {type(error).__name__}: {error}"
 
 
 def _why_not_run(found: str, machine: str) -> str:
-    if found.startswith("cpu:native-") and not is_cuda(machine):
-        return f"which serves only CPUs with exactly its flags, and what is asked for is {machine}"
+    family = find_family(found)
+    if family is not None and family == family_of(machine) and (only := rules_of(found).serves_only(found)):
+        return f"which serves only {only}, and what is asked for is {machine}"
     return f"which a machine for {machine} does not run"
 
 
-def _note(program: Program, found: bool) -> str:
+def _note(program: Explainable, found: bool) -> str:
     """What keeps the store from being read comes first: without it, all that is stored seems not to be."""
     unread = program.store.why_unread(program.key)
     if found:
@@ -163,7 +166,7 @@ def _note(program: Program, found: bool) -> str:
 _MAYBE_KEPT = "If that is not it, what was compiled could not be stored: PRECAST_LOGS=runtime says why, in the process that compiles."
 
 
-def _nothing_stored(program: Program) -> str:
+def _nothing_stored(program: Explainable) -> str:
     """Nothing under this key: say under which name or options the store holds this very code, or which programs look alike."""
     held = [found for key in program.store.programs() if (found := _held(program, key))]
     if held:
@@ -177,7 +180,7 @@ def _nothing_stored(program: Program) -> str:
     stem = program.key.rpartition("-")[0]
     alike = [key for key in program.store.programs() if key.rpartition("-")[0] == stem]
     if not alike:
-        absent = "" if program.store.root.is_dir() else f"There is no store at {program.store.root}. "
+        absent = "" if program.store.exists() else f"There is no store at {program.store.place}. "
         return (
             f"{absent}Nothing is stored for this program: run `precast build`, precast.precompile, or one call of what precast.compile "
             f"makes of it with this store first. {_quarantined(program)}{_MAYBE_KEPT}"
@@ -191,14 +194,14 @@ def _nothing_stored(program: Program) -> str:
     )
 
 
-def _quarantined(program: Program) -> str:
+def _quarantined(program: Explainable) -> str:
     """That damaged files were set aside: what is gone may be among them."""
-    count = len(files(program.store.root / "quarantine"))
+    count = program.store.quarantined()
     moved = many(count, "damaged file was", "damaged files were")
     return f"{moved} moved to its folder quarantine/: building again replaces what they held. " if count else ""
 
 
-def _held(program: Program, key: str) -> str:
+def _held(program: Explainable, key: str) -> str:
     """How the program stored under `key` was named and configured, if it is the code of `program`; otherwise empty."""
     manifest = next(iter(program.store.variants(key)), None)
     if manifest is None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from precast.runtime.common.log import logger, warn
 from precast.runtime.programs import skip_records
-
-if TYPE_CHECKING:
-    from precast.runtime.programs.program import Program
+from precast.runtime.programs.interfaces import Configured
 
 
 class Eagerly:
     """What keeps a program from compiling from now on. `skipped`: it stays plain Python itself, and what it calls is compiled."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Configured) -> None:
         self._program = program
         self.reason = ""
         self.skipped = False

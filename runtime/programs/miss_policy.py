@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from precast.artifact_store import Manifest
 from precast.artifact_store.format.guard_table import GuardRow
+from precast.runtime.common import torch_support
 from precast.runtime.common.errors import (
     BackendError,
+    CompilerBroken,
     Deferred,
     DirectiveError,
     GraphBreakError,
@@ -23,28 +25,31 @@ from precast.runtime.common.errors import (
     RegionError,
     failure_level,
     failure_text,
+    strict,
 )
 from precast.runtime.common.log import logger
 from precast.runtime.executable.blob_source import MemoryBlobs
+from precast.runtime.guards.evaluate import first_failure
+from precast.runtime.loading.open import trusted_document
 from precast.runtime.programs import single_flight
 from precast.runtime.programs.automatic_dynamic import example
-from precast.runtime.programs.compile_hook import Outcome, compiler, is_free, one_at_a_time, strict
+from precast.runtime.programs.compile_hook import Outcome, compiler, is_free, one_at_a_time
+from precast.runtime.programs.fallback import Eagerly
+from precast.runtime.programs.interfaces import Serving
 from precast.runtime.programs.recompile_limits import Compiles, Shared
-from precast.runtime.programs.variant import Binding, EagerVariant, Variant
+from precast.runtime.programs.variant import Artifact, Binding, EagerVariant, Variant
 from precast.runtime.programs.variant_cache import Shelf
 from precast.runtime.settings import stance
 from precast.runtime.targets.ladder import why_unfit
-
-if TYPE_CHECKING:
-    from precast.runtime.programs.program import Program
 
 
 class Misses:
     """The calls of one program that no variant fits."""
 
-    def __init__(self, program: Program, shelf: Shelf) -> None:
+    def __init__(self, program: Serving, shelf: Shelf, eagerly: Eagerly) -> None:
         self._program = program
         self._shelf = shelf
+        self._eagerly = eagerly
         self._compiles = Compiles()
         self._missed = False
         self._failures: Counter[str] = Counter()
@@ -53,7 +58,7 @@ class Misses:
 
     @property
     def _shared(self) -> Shared:
-        return str(self._program.store.root), self._program.key
+        return self._program.store.place, self._program.key
 
     def clear(self) -> None:
         """Forget counts, limits and the first call."""
@@ -66,7 +71,7 @@ class Misses:
     def serve(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], local_values: Mapping[str, Any]) -> Binding | None:
         """What is to run this call: compiled for it, or None where it runs eagerly. Raises GuardMiss and RecompileForbidden."""
         program = self._program
-        if program.eagerly.reason:
+        if self._eagerly.reason:
             return None  # `find` may just have learnt it from the store
         position = stance.current()
         if position == "eager_on_recompile" and not program.require_hit:
@@ -75,6 +80,9 @@ class Misses:
             if self._had_nothing_to_compile():
                 return None
             self._raise(args, kwargs)
+        if reason := torch_support.broken():
+            self._cannot_compile(reason)
+            return None
         if position in stance.FIRST_CALL_EAGER and self._is_first(local_values):
             return None
         if program.options["background_compile"] and not is_free():
@@ -86,7 +94,7 @@ class Misses:
             binding = program.find(local_values)  # another thread or process may have compiled it while this one waited
             if binding is not None:
                 return binding
-            if program.eagerly.reason or not self._may_compile(local_values):
+            if self._eagerly.reason or not self._may_compile(local_values):
                 return None
             return self._compile(args, kwargs, local_values, turn)
 
@@ -95,7 +103,7 @@ class Misses:
         program = self._program
 
         def served() -> bool:
-            return program.find(local_values, counts=False) is not None or bool(program.eagerly.reason)
+            return program.find(local_values, counts=False) is not None or bool(self._eagerly.reason)
 
         if not program.options["background_compile"]:
             turn = single_flight.begin(program, local_values)
@@ -110,7 +118,7 @@ class Misses:
 
     def _had_nothing_to_compile(self) -> bool:
         """Whether the store says that for some calls of the program, which has variants for others, there was nothing to compile."""
-        eagerly = self._program.eagerly
+        eagerly = self._eagerly
         eagerly.recall()
         if eagerly.reason and not self._program.is_part:
             eagerly.warn("unfit", f"runs eagerly where no stored artifact fits the call: it {eagerly.reason}")
@@ -154,7 +162,7 @@ class Misses:
             raise PrecastError(f"{program.name} {reached} fullgraph=True forbids running eagerly: raise the limit, or use dynamic=True")
         if not limit:
             reached = "compiles nothing (recompile_limit 0), and no stored artifact fits this call: precast.explain_miss says why."
-        program.eagerly.from_now_on(f"{reached} Further calls that fit no variant run eagerly")
+        self._eagerly.from_now_on(f"{reached} Further calls that fit no variant run eagerly")
         return False
 
     def _log_recompile(self, failing: Sequence[str]) -> None:
@@ -166,8 +174,6 @@ class Misses:
             log.info("%s:   %s", program.name, text)
 
     def _first_failures(self, local_values: Mapping[str, Any]) -> list[str]:
-        from precast.runtime.programs.explain_miss import first_failure
-
         cells = self._program.locals_of.cells()
         texts = [first_failure(variant.guards, local_values, cells) for variant in self._program.variants]
         return [text for text in texts if text]
@@ -186,8 +192,12 @@ class Misses:
         outcome: Outcome = ""
         in_vain = False
         try:
+            compile_variant = compiler()
             compiled = program.begin()
-            outcome = compiler()(program, args, kwargs)
+            outcome = compile_variant(program, args, kwargs)
+        except CompilerBroken as error:
+            self._cannot_compile(str(error))
+            return None
         except Refused as refusal:
             if refusal.raises and not refusal.forbidden and not program.options["fullgraph"]:
                 in_vain = not program.is_part  # a part may raise as a matter of course: that has to end
@@ -213,9 +223,15 @@ class Misses:
             self._unloadable(error)
             return None
 
+    def _cannot_compile(self, reason: str) -> None:
+        """This call runs eagerly, as nothing can be compiled in this process; what is stored is served all the same."""
+        if self._program.options["fullgraph"]:
+            raise CompilerBroken(f"{self._program.name} cannot be compiled, and fullgraph=True forbids running eagerly: {reason}")
+        torch_support.tell(reason)
+
     def _failed(self, error: Exception) -> None:
         logger("runtime").log(failure_level(error), "%s: compiling failed", self._program.name, exc_info=error)
-        self._program.eagerly.from_now_on(f"runs eagerly, because compiling it failed{failure_text(error)}"[:500])
+        self._eagerly.from_now_on(f"runs eagerly, because compiling it failed{failure_text(error)}"[:500])
 
     def _defer(self, deferred: Deferred, compiled: Callable[[], None] | None, turn: single_flight.Turn) -> EagerVariant:
         """What serves such calls until the background thread has finished."""
@@ -232,9 +248,9 @@ class Misses:
                     self._adopt(outcome)
                     logger("compile").info("%s: compiled in the background; in use from the next call on", program.name)
             except Refused as refusal:
-                program.eagerly.from_now_on(f"runs eagerly: {refusal}")
+                self._eagerly.from_now_on(f"runs eagerly: {refusal}")
             except LoadError as error:
-                program.eagerly.from_now_on(f"runs eagerly: what was compiled for it cannot be loaded: {error}")
+                self._eagerly.from_now_on(f"runs eagerly: what was compiled for it cannot be loaded: {error}")
             except Exception as error:  # noqa: BLE001 - reported, and nobody is there to catch it
                 self._failed(error)
             finally:
@@ -260,14 +276,15 @@ class Misses:
         if isinstance(outcome, InProcess):
             logger("runtime").info("%s: kept in this process only: %s", program.name, outcome.reason or "it cannot be stored")
             if program.is_part:
-                program.eagerly.remember(f"it cannot be stored: {outcome.reason}", graph=bool(outcome.manifest.graphs))
+                self._eagerly.remember(f"it cannot be stored: {outcome.reason}", graph=bool(outcome.manifest.graphs))
             _refuse_unfit(outcome.manifest)
-            return self._shelf.put(outcome.manifest, MemoryBlobs(outcome.blobs), stored=False, graph=outcome.graph)
+            source = MemoryBlobs(outcome.blobs)
+            return self._shelf.put(Artifact(trusted_document(outcome.manifest, source), source, stored=False, graph=outcome.graph))
         manifest = program.store.get(outcome, program.key)
         if manifest is None:
             raise LoadError(f"the artifact {outcome[:12]} cannot be read back from {program.store!r}")
         _refuse_unfit(manifest)
-        return self._shelf.put(manifest, program.store, stored=True)
+        return self._shelf.put(Artifact(trusted_document(manifest, program.store), program.store))
 
     def _bind_new(self, variant: Variant, local_values: Mapping[str, Any]) -> Binding | None:
         """The binding of a variant that was compiled for this very call. Raises LoadError."""
@@ -287,22 +304,19 @@ class Misses:
         """What was just compiled cannot be loaded: compiling it again would make the same, so it is not tried again in this process."""
         if self._program.options["fullgraph"]:
             raise PrecastError(f"{self._program.name} was compiled, and what was compiled cannot be loaded: {error}") from error
-        self._program.eagerly.from_now_on(f"runs eagerly: what was compiled for it cannot be loaded: {error}")
+        self._eagerly.from_now_on(f"runs eagerly: what was compiled for it cannot be loaded: {error}")
 
     def _unstable(self, variant: Variant, local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> None:
-        from precast.runtime.programs.explain_miss import first_failure
-
         failing = first_failure(variant.guards, local_values, cells)
         why = f"a guard does not hold right after compiling ({failing}): it changes by itself; this call runs eagerly"
-        self._program.eagerly.warn("unstable", why)
+        self._eagerly.warn("unstable", why)
 
     # -- what was refused
 
     def _try_it(self, refusal: Refused, local_values: Mapping[str, Any]) -> Binding:
         """Run this call eagerly. If it raises, the call was at fault; if not, the refusal stands."""
         program = self._program
-        around = program.around if refusal.skipped else None
-        function = program.function if around is None else around(program.function)  # what it calls is compiled, as in later calls
+        function = program.as_written(refusal.skipped)  # where it is skipped, what it calls is compiled, as in later calls
 
         def run(*args: Any, **kwargs: Any) -> Any:
             result = function(*args, **kwargs)
@@ -314,7 +328,7 @@ class Misses:
         return Binding(EagerVariant(program.entry, (), pending=True), run, None, (), program.entry.defaults)
 
     def _refused(self, refusal: Refused, local_values: Mapping[str, Any]) -> Binding | None:
-        program, eagerly = self._program, self._program.eagerly
+        program, eagerly = self._program, self._eagerly
         text = refusal.text
         if refusal.forbidden:
             raise GraphBreakError(f"{program.name} has a graph break, which error_on_graph_break forbids here: {text}") from refusal

@@ -2,46 +2,56 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from precast.artifact_store import Manifest, Store, StoreError
+from precast.artifact_store import Manifest, StoreError
 from precast.artifact_store.format.guard_table import GuardRow
 from precast.artifact_store.format.guards import Guard
 from precast.artifact_store.format.records import FrameRecord
-from precast.runtime.common.errors import Deferred, InProcess, Refused, StoreUnwritable, Taken
-from precast.runtime.fingerprint import bytecode
+from precast.artifact_store.trust.trusted import Trusted
+from precast.runtime.common import torch_support
+from precast.runtime.common.errors import CompilerBroken, Deferred, GuardMiss, InProcess, Refused, StoreUnwritable, Taken
 from precast.runtime.frames import call_interception
 from precast.runtime.frames.entry import Entry, LocalsOf
+from precast.runtime.frames.lambda_lift import Shell
 from precast.runtime.frames.rewritten_code import Resume, build
+from precast.runtime.guards.evaluate import first_failure
+from precast.runtime.loading.compatibility import why_not
 from precast.runtime.programs import single_flight, skip_records
 from precast.runtime.programs.compile_hook import compiler, one_at_a_time
 from precast.runtime.programs.fallback import Eagerly
+from precast.runtime.programs.identity import Identity, Settings
 from precast.runtime.programs.miss_policy import Misses
-from precast.runtime.programs.variant import Binding, EagerVariant, Variant, takes_numbers
+from precast.runtime.programs.variant import Artifact, Binding, EagerVariant, Variant, VariantSettings, takes_numbers
 from precast.runtime.programs.variant_cache import Shelf
 from precast.runtime.settings import stance
-from precast.runtime.settings.backends import Backend
-from precast.runtime.settings.options import CudaGraphOptions, key_options
+from precast.runtime.settings.options import CudaGraphOptions
 from precast.runtime.targets.ladder import ladder_of, rank, resolve, serves
-from precast.runtime.targets.versions import why_not
 
 
-def program_key(name: str, digest: str, options: Mapping[str, Any], label: str | None, backend: str = "", own: bool = False) -> str:
-    """The name of a program's folder in the store: readable, and different whenever what is compiled could differ.
+@dataclass(frozen=True)
+class ProgramHooks:
+    """What a program asks and tells the rest of the runtime: given when it is made (`build_program.py`), and the same for good.
 
-    `own`: the code's globals are no module's, so that the paths of its guards are others.
+    `resume`: makes what continues a frame after a graph break. `around`: a function as it runs where what it calls between graphs is
+    compiled, too. `parts`: each gives the programs of one kind that were reached from this one. `on_build`: told that code of the program
+    is about to run for the first time; `on_reset`: to forget, as the program does; `on_binding`: told of the binding that a call found the
+    slow way, and of the call's locals; `on_compile`: told that a compile begins, gives what to call when it ends.
     """
-    more = (*((backend,) if backend else ()), *(("own namespace",) if own else ()))
-    identity = repr((label or name, digest, sorted(key_options(options).items()), *more))
-    readable = re.sub(r"[^A-Za-z0-9_]+", ".", label or name.rpartition(":")[2]).strip(".")[:60]
-    return f"{readable or 'program'}-{hashlib.sha256(identity.encode()).hexdigest()[:24]}"
+
+    resume: Resume | None = None
+    around: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+    parts: tuple[Callable[[], Sequence[Program]], ...] = ()
+    on_build: tuple[Callable[[], None], ...] = ()
+    on_reset: tuple[Callable[[], None], ...] = ()
+    on_binding: Callable[[Binding, Mapping[str, Any]], None] | None = None
+    on_compile: Callable[[], Callable[[], None] | None] | None = None
 
 
 def _another_tracer() -> bool:
@@ -51,46 +61,41 @@ def _another_tracer() -> bool:
 
 
 class Program:
-    """One entry function with options. Called through a dispatcher; `call` is what a dispatcher does when its fast checks find nothing.
+    """One function with options. Called through a dispatcher; `call` is what a dispatcher does when its fast checks find nothing.
 
-    `args` always include the entry's prefix (`self`, a partial's arguments).
+    `args` always include the entry's prefix (`self`, a partial's arguments). `build_program.py` makes programs, and nothing else does.
     """
 
     def __init__(
         self,
         entry: Entry,
-        options: Mapping[str, Any],
-        store: Store,
-        label: str | None = None,
-        require_hit: bool = False,
+        identity: Identity,
+        settings: Settings,
+        hooks: ProgramHooks,
         extra_guards: Sequence[Guard] = (),
-        backend: Backend | None = None,
+        shell: Shell | None = None,
+        is_part: bool = False,
     ) -> None:
+        """`shell`: what makes the traced function's free variables parameters of the entry, where it has one. `is_part`: it is a part of
+        another program, so that it runs eagerly where it cannot be stored, and a warm process does not miss it.
+        """
         self.entry = entry
         self.function = entry.function
-        self.name = label or entry.name
-        self.options = dict(options)
-        self.target = resolve(options["target"])
-        self.store = store
-        self.require_hit = require_hit
-        self.backend = backend
-        self.code = self.function.__code__
-        self.digest = bytecode.digest(self.code)
-        self._cuda_graphs = CudaGraphOptions.of(options)
+        self.name, self.key, self.code, self.digest = identity.name, identity.key, identity.code, identity.digest
+        self.options = dict(settings.options)
+        self.target = resolve(self.options["target"])
+        self.store = settings.store
+        self.require_hit = settings.require_hit
+        self.backend = settings.backend
+        self.hooks = hooks
+        self.is_part = is_part
         self.locals_of = LocalsOf(self.function)
-        identity = backend.identity if backend is not None else ""
-        self.key = program_key(entry.name, self.digest, options, label, identity, self.locals_of.own_namespace)
         self.extra_guards = tuple(extra_guards)
-        self.on_binding: Callable[[Binding, Mapping[str, Any]], None] | None = None
-        self.on_compile: Callable[[], Callable[[], None]] | None = None
-        self.on_reset: list[Callable[[], None]] = []
-        self.parts: list[Callable[[], Sequence[Program]]] = []
-        self.on_build: list[Callable[[], None]] = []
-        self.around: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None  # makes what it calls between graphs programs, too
-        self.resume: Resume | None = None  # makes what continues a frame of this program after a graph break
-        self._shelf = Shelf(self)
-        self._misses = Misses(self, self._shelf)
+        self._shell = shell
+        self._cuda_graphs = CudaGraphOptions.of(self.options)
         self.eagerly = Eagerly(self)
+        self._shelf = Shelf(self)
+        self._misses = Misses(self, self._shelf, self.eagerly)
 
     @property
     def variants(self) -> Sequence[Variant | EagerVariant]:
@@ -107,40 +112,37 @@ class Program:
 
     def family(self) -> list[Program]:
         """This program, those that continue it, and those that it calls between graphs, as far as they were reached."""
-        return [self, *(member for part in self.parts for program in part() for member in program.family())]
+        return [self, *(member for part in self.hooks.parts for program in part() for member in program.family())]
 
     def traced(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[types.FunctionType, tuple[Any, ...], Mapping[str, Any]]:
         """The function to trace for this call, and its arguments."""
-        return self.function, args, kwargs
+        return (self.function, args, kwargs) if self._shell is None else self._shell.open(args)
 
     @property
     def free_as_locals(self) -> bool:
         """Whether the contents of the traced function's free variables are among the program's locals."""
-        return False
+        return self._shell is not None
 
-    @property
-    def is_part(self) -> bool:
-        """Whether it is a part of another program: it runs eagerly where it cannot be stored, and a warm process does not miss it."""
-        return False
-
-    def build_frame(self, record: FrameRecord, graph: Callable[..., Any]) -> Callable[..., Any]:
+    def build_frame(self, record: Trusted[FrameRecord], graph: Callable[..., Any]) -> Callable[..., Any]:
         """The rewritten frame, taking the program's arguments. Raises FrameCodeError."""
-        self.built()
-        frame = build(record, self.function, graph, self.resume)
-        return self.around(frame) if record.broken and self.around is not None else frame
-
-    def built(self) -> None:
-        """Tell who asked that code of this program is about to run for the first time."""
-        for notice in self.on_build:
+        for notice in self.hooks.on_build:
             notice()
+        if self._shell is not None:
+            frame = build(record, self._shell.template(), graph, self.hooks.resume)
+            return self._shell.function(frame.__code__, frame)
+        frame = build(record, self.function, graph, self.hooks.resume)
+        return self.hooks.around(frame) if record.content.broken and self.hooks.around is not None else frame
 
     # -- calling
 
     @stance.enters_region
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Find, load or compile the variant for this call, and run it; the original function where nothing fits."""
-        with call_interception.paused():
-            run = self._choose(args, kwargs)
+        if reason := torch_support.unsupported():
+            run = self._unsupported(reason)
+        else:
+            with call_interception.paused():
+                run = self._choose(args, kwargs)
         return run(*args, **kwargs)
 
     def _choose(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
@@ -150,7 +152,7 @@ class Program:
         if sys.is_finalizing() and not self.require_hit:
             return self.function  # called by a destructor while the interpreter ends: no file can be opened any more
         if self.eagerly.reason and not self.variants:
-            return self._plain()
+            return self.as_written(self.eagerly.skipped)
         try:
             local_values = self.locals_of(args, kwargs)
         except TypeError:
@@ -159,21 +161,36 @@ class Program:
         if binding is None:
             binding = self._misses.serve(args, kwargs, local_values)
         if binding is None:
-            return self._plain()
-        if self.on_binding is not None and not binding.variant.pending:
-            self.on_binding(binding, local_values)
+            return self.as_written(self.eagerly.skipped)
+        if self.hooks.on_binding is not None and not binding.variant.pending:
+            self.hooks.on_binding(binding, local_values)
         return binding.frame
 
-    def _plain(self) -> Callable[..., Any]:
-        """The original function; where it is not compiled itself, what it calls is."""
-        return self.around(self.function) if self.eagerly.skipped and self.around is not None else self.function
+    def as_written(self, calls_compiled: bool) -> Callable[..., Any]:
+        """The original function. `calls_compiled`: what it calls is compiled, as far as it can be."""
+        around = self.hooks.around if calls_compiled else None
+        return self.function if around is None else around(self.function)
+
+    def _unsupported(self, reason: str) -> Callable[..., Any]:
+        """The original function, where nothing works with this torch. Raises what was asked for in place of running eagerly."""
+        if stance.state.force_eager:
+            return self.function
+        if self.require_hit:
+            raise GuardMiss(f"{self.name} was loaded with require='hit', and {reason}")
+        if self.options["fullgraph"]:
+            raise CompilerBroken(f"{self.name} cannot be compiled, and fullgraph=True forbids running eagerly: {reason}")
+        torch_support.tell(reason)
+        return self.function
 
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], here: bool = True) -> tuple[str, str, str]:
         """Make sure that a stored artifact serves this call, without running it: (outcome, artifact id, reason), see SignatureReport.
 
         A target that this machine cannot run is compiled for all the same; such an artifact is only stored. `here`: the call's tensors are
-        on a device of this machine, and no stand-ins. Raises StoreUnwritable before it compiles what could not be kept.
+        on a device of this machine, and no stand-ins. Raises StoreUnwritable before it compiles what could not be kept, and CompilerBroken
+        where nothing can be compiled.
         """
+        if reason := torch_support.unsupported():
+            raise CompilerBroken(f"{self.name} cannot be compiled: {reason}")
         local_values = self.locals_of(args, kwargs)
         runs_here = here and rank(self.target) is not None
 
@@ -221,8 +238,7 @@ class Program:
 
     def begin(self) -> Callable[[], None] | None:
         """Tell who waits for it that a compile begins; what to call when it ends."""
-        notice = self.on_compile  # which another thread may take away
-        return notice() if notice is not None else None
+        return self.hooks.on_compile() if self.hooks.on_compile is not None else None
 
     def _known_here(self, local_values: Mapping[str, Any]) -> str:
         binding = self.find(local_values, counts=False)
@@ -234,13 +250,12 @@ class Program:
 
         `fits(target, found)`: whether an artifact for `found` counts.
         """
-        from precast.runtime.programs.explain_miss import first_failure
-
         cells = self.locals_of.cells()
         steps = {target: step for step, target in enumerate(ladder_of(self.target))}
-        best_first = sorted(self.store.variants(self.key), key=lambda m: (steps.get(m.target, len(steps)), takes_numbers(m)))
+        found = (document.content for document in self.store.trusted_variants(self.key))
+        best_first = sorted(found, key=lambda m: (steps.get(m.target, len(steps)), takes_numbers(m)))
         for manifest in best_first:
-            if not fits(self.target, manifest.target) or why_not(manifest, self, elsewhere=True):
+            if not fits(self.target, manifest.target) or why_not(manifest, self.code, elsewhere=True):
                 continue
             if not first_failure((*manifest.guards, *self.extra_guards), local_values, cells) and self.store.complete(manifest):
                 return manifest.artifact_id
@@ -253,13 +268,13 @@ class Program:
             self.eagerly.recall()
         return binding
 
-    def open_variant(self, manifest: Manifest, source: Any, stored: bool, graph: Callable[..., Any] | None) -> Variant:
-        """A variant of this program, from where its blobs are. Raises what it cannot be read with."""
-        return Variant(manifest, source, self.entry, self.extra_guards, stored, self.build_frame, graph, self._cuda_graphs)
+    def open_variant(self, artifact: Artifact) -> Variant:
+        """A variant of this program. Raises what the artifact cannot be read with."""
+        return Variant(artifact, VariantSettings(self.entry, self.build_frame, self.extra_guards, self._cuda_graphs))
 
     def useless(self, manifest: Manifest) -> str:
         """Why an artifact of the store cannot serve here; "" where it can."""
-        return why_not(manifest, self)
+        return why_not(manifest, self.code)
 
     # -- forgetting
 
@@ -268,5 +283,5 @@ class Program:
         self._shelf.clear()
         self._misses.clear()
         self.eagerly.clear()
-        for forget in self.on_reset:
+        for forget in self.hooks.on_reset:
             forget()

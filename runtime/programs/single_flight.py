@@ -1,15 +1,15 @@
-"""Turns: of the processes that share a store and miss calls of one kind, one compiles, and the others wait for what comes of it.
+"""Single flight: of the processes that share a store and miss calls of one kind, one compiles, and the others wait for its artifact.
 
-The turn is a lease (`artifact_store/local/leases.py`) that is taken before the call is captured, by the program's key and the kind of the call.
-Who waits looks into the store whenever something was put there for the program, and goes on
+A turn is a lease (`artifact_store/local/leases.py`), named by the program's key and the kind of the call, that is taken before the call is
+captured. A waiting process looks into the store whenever the program's folder changes, and stops waiting
 
-* with what it finds, once it fits its call: the call is neither captured nor compiled;
-* with the turn, where its holder died, or left something that does not fit;
-* by itself, beside the others, where the holder let go without having stored anything (a program that cannot be stored would make all
-  wait for one after another), after `OTHERS` holders whose results do not fit, and after `PATIENCE` seconds.
+* with an artifact that fits its call: the call is neither captured nor compiled;
+* with the turn, where its holder died, or stored something that does not fit;
+* without the turn, where the holder released it and stored nothing (otherwise all would wait, one after another, for a program that
+  cannot be stored), after `OTHERS` holders whose artifacts do not fit, and after `PATIENCE` seconds.
 
-A turn saves work and guards nothing. Deadlocks there are none: who waits for one holds neither a turn nor the lock of the tracer, and who
-comes to compile inside of a compile waits for nobody.
+A turn saves work; correctness does not depend on it. There are no deadlocks: a waiting thread holds neither a turn nor the tracer's lock,
+and a compile inside of another compile does not wait.
 """
 
 from __future__ import annotations
@@ -19,26 +19,24 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from precast.artifact_store.local.leases import Lease, Watch, pauses
 from precast.runtime.common.log import logger
 from precast.runtime.programs.call_kind import call_kind
-
-if TYPE_CHECKING:
-    from precast.runtime.programs.program import Program
+from precast.runtime.programs.interfaces import Configured
 
 PATIENCE = 600.0
-"""Seconds after which who waits compiles by itself."""
+"""Seconds after which a waiting process compiles without the turn."""
 OTHERS = 2
-"""Holders whose results did not fit, after which who waits compiles by itself: sizes that vary are symbolic from the second artifact on."""
+"""How many holders' artifacts may not fit before a waiting process compiles: sizes that vary are symbolic from the second artifact on."""
 
 _KEY_SHOWN = 100
-"""Characters of a program's key with which the name of its turns begins: file names end, and keys of parts of programs are long."""
+"""Characters of a program's key in the names of its turns, which are file names and so limited in length."""
 
 Served = Callable[[], bool]
 _held: set[str] = set()
-"""Paths of the leases that this process holds as turns: its own threads take turns by the lock of the tracer."""
+"""Paths of the leases that this process holds as turns; between its own threads the tracer's lock does the same."""
 
 
 class _Here(threading.local):
@@ -49,12 +47,12 @@ _here = _Here()
 
 
 class Turn:
-    """Where one call stands: it `waits` for another process, or may go on, holding the turn or not.
+    """The state of one call: it `waits` for another process, or may go on, with or without the turn.
 
-    `kept`: it outlives the call, and is released by who finishes the compile in the background.
+    `kept`: the turn outlives the call, and is released when a compile in the background ends.
     """
 
-    def __init__(self, program: Program, watch: Watch | None) -> None:
+    def __init__(self, program: Configured, watch: Watch | None) -> None:
         self.waits = watch is not None
         self.kept = False
         self._program = program
@@ -66,11 +64,11 @@ class Turn:
 
     @property
     def waited(self) -> float:
-        """Seconds since it began."""
+        """Seconds since the wait began."""
         return self._watch.waited if self._watch is not None else 0.0
 
     def look(self, served: Served) -> bool:
-        """Whether it still waits, by one look. `served`: whether what is stored, or known of the program, serves the call."""
+        """Polls once; whether the call still has to wait. `served`: says whether something stored or loaded by now serves the call."""
         watch = self._watch
         if not self.waits or watch is None:
             return False
@@ -95,7 +93,7 @@ class Turn:
         return self.waits
 
     def _why_go_on(self, watch: Watch, mine: bool, served: Served) -> str:
-        """Why the turn is not wanted any more, by what its holders did since the last look; empty where it is. `mine`: it has come."""
+        """Why to stop waiting, by what holders did since the last poll; "" to go on waiting. `mine`: this process has the turn."""
         stored = self._stored()
         news, let_go = bool(stored - self._known), watch.released > self._released
         self._known, self._released = stored, watch.released
@@ -125,31 +123,31 @@ class Turn:
         return frozenset(self._program.store.manifest_names(self._program.key)) if self.waits else frozenset()
 
     def release(self) -> None:
-        """Let another process have it."""
+        """Releases the lease."""
         lease, self._lease = self._lease, None
         if lease is not None:
             _held.discard(str(lease.path))
             lease.release()
 
 
-def begin(program: Program, local_values: Mapping[str, Any]) -> Turn:
-    """The turn to compile for this call, to be looked after until it does not wait any more."""
+def begin(program: Configured, local_values: Mapping[str, Any]) -> Turn:
+    """A turn for this call; `wait` for it, or poll it by `look`."""
     return Turn(program, program.store.watch(name_of(program, local_values)) if _is_wanted(program) else None)
 
 
-def _is_wanted(program: Program) -> bool:
-    """Whether anything will be stored, and this is no compile inside of another."""
+def _is_wanted(program: Configured) -> bool:
+    """Whether the compile will store something, and is not inside of another compile."""
     return program.backend is None and program.options["store_results"] and not program.store.readonly and _here.turn is None
 
 
-def name_of(program: Program, local_values: Mapping[str, Any]) -> str:
-    """Under which calls like this one take turns."""
+def name_of(program: Configured, local_values: Mapping[str, Any]) -> str:
+    """The name of the lease for calls of this kind."""
     kind = call_kind(local_values, (program.key, program.target), program.options["dynamic"] == "no")
     return f"{program.key[:_KEY_SHOWN]}-{kind}"
 
 
 def wait(turn: Turn, served: Served) -> None:
-    """Return when the turn has come, or is not wanted any more."""
+    """Blocks until the turn does not wait any more."""
     rests = pauses()
     while turn.look(served):
         time.sleep(next(rests))
@@ -157,7 +155,7 @@ def wait(turn: Turn, served: Served) -> None:
 
 @contextmanager
 def within(turn: Turn) -> Iterator[None]:
-    """What this thread compiles in here it compiles in this turn, which ends with it where it is not kept."""
+    """A context in which this thread compiles with the turn; the turn is released at its end unless it is kept."""
     outer, _here.turn = _here.turn, turn
     try:
         yield
@@ -168,13 +166,13 @@ def within(turn: Turn) -> Iterator[None]:
 
 
 def give_up() -> None:
-    """Nothing will be stored of what this thread compiles: nobody needs to wait for it."""
+    """Releases this thread's turn early, where its compile will store nothing."""
     if _here.turn is not None:
         _here.turn.release()
 
 
 def patience() -> float:
-    """Seconds that are left to this call for waiting."""
+    """Seconds for which this call may still wait."""
     return max(1.0, PATIENCE - (_here.turn.waited if _here.turn is not None else 0.0))
 
 

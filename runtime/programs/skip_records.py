@@ -1,5 +1,6 @@
-"""Frames that are not compiled themselves (a graph break in a loop, a `try` around one), and parts of programs that cannot be stored:
-remembered in the store, so that a warm process does not import the tracer to learn it again."""
+"""Skip records in the store: programs that run as plain Python (a graph break in a loop, a `try` around one), or that cannot be stored.
+
+With a record a warm process does not import the tracer to find that out again."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ def _name(key: str) -> str:
 
 
 def remember(store: Store, key: str, reason: str, graph: bool = False) -> None:
-    """Keep that the program of this key stays plain Python, and why. `graph`: it could be compiled, and what came of it not be stored."""
+    """Record that the program of this key runs as plain Python, and why. `graph`: it was compiled, but the result could not be stored."""
     if store.readonly:
         return
     try:
@@ -25,7 +26,7 @@ def remember(store: Store, key: str, reason: str, graph: bool = False) -> None:
 
 
 def recall(store: Store, key: str, compiles: bool) -> str:
-    """Why the program of this key stays plain Python; empty where nothing is known. `compiles`: this process may compile it for itself."""
+    """Why the program of this key runs as plain Python; "" without a record. `compiles`: this process may compile it for itself only."""
     record = store.record("skips", _name(key))
     if record is None or record.get("program") != key or (record.get("graph") and compiles):
         return ""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,31 +13,53 @@ import torch
 from precast.artifact_store import Manifest
 from precast.artifact_store.format.errors import RecordError
 from precast.artifact_store.format.guard_table import GuardRow
-from precast.artifact_store.format.guards import Guard, Path, Predicate, freeze
+from precast.artifact_store.format.guards import Guard, Path, Predicate
 from precast.artifact_store.format.manifest import guard_rows
-from precast.artifact_store.format.records import FrameRecord, GraphInput, GraphOutput, Wrap
+from precast.artifact_store.format.records import FrameRecord, GraphInput
+from precast.artifact_store.trust.trusted import Trusted, content_of
 from precast.runtime.common.errors import LoadError
 from precast.runtime.common.locks import Lock
-from precast.runtime.cuda_graphs.launcher import library_call
 from precast.runtime.executable.blob_source import BlobSource
-from precast.runtime.executable.constants import Constants, gpu_of
-from precast.runtime.executable.graph_call import Finish, GraphSpec, bound_call, is_plain, raw_kinds, with_draws_as_traced
-from precast.runtime.executable.library import Library, graph_library
-from precast.runtime.executable.outputs import graph_outputs
-from precast.runtime.executable.subclasses import wrapped_call
+from precast.runtime.executable.constants import gpu_of
+from precast.runtime.executable.graph_call import bound_call, with_draws_as_traced
 from precast.runtime.fingerprint.tensor_subclasses import subclass_guards
 from precast.runtime.fingerprint.triton_kernels import kernel_guards
 from precast.runtime.frames.entry import Entry
-from precast.runtime.frames.rewritten_code import FrameCodeError, build
+from precast.runtime.frames.rewritten_code import FrameCodeError
 from precast.runtime.guards.interpreted import LazyChecker
+from precast.runtime.loading.open import Executable, open_executable, reading
 from precast.runtime.paths.paths import resolve
 from precast.runtime.settings.options import CudaGraphOptions
-from precast.runtime.targets.ladder import is_cuda
-from precast.runtime.targets.nvidia_devices import capabilities
+from precast.runtime.targets.ladder import rules_of
+from precast.target_registry import family_of
 
 BINDINGS_LIMIT = 8
-BuildFrame = Callable[[FrameRecord, Callable[..., Any]], Callable[..., Any]]
+_RECORD = "frame record"
+BuildFrame = Callable[[Trusted[FrameRecord], Callable[..., Any]], Callable[..., Any]]
 """(record, graph callable) -> the rewritten function. Raises FrameCodeError."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """What a variant is opened from: a manifest that is trusted, and where its blobs are.
+
+    `stored`: in the store, and not in this process only. `graph`: the compiled graph where another backend made it.
+    """
+
+    document: Trusted[Manifest]
+    source: BlobSource
+    stored: bool = True
+    graph: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True)
+class VariantSettings:
+    """What the variants of one program have in common. `extra_guards` hold for each of them, beside those that are stored."""
+
+    entry: Entry
+    build_frame: BuildFrame
+    extra_guards: Sequence[Guard] = ()
+    cuda_graphs: CudaGraphOptions | None = None
 
 
 class Binding:
@@ -93,43 +116,39 @@ class _Planned:
 class Variant(_Planned):
     """Opened lazily: guards first; the library and the bytecode on the first call that passes them."""
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        source: BlobSource,
-        entry: Entry,
-        extra_guards: Sequence[Guard] = (),
-        stored: bool = True,
-        build_frame: BuildFrame | None = None,
-        graph: Callable[..., Any] | None = None,
-        cuda_graphs: CudaGraphOptions | None = None,
-    ) -> None:
-        self.stored = stored
-        self._graph = graph
-        self._cuda_graphs = cuda_graphs if manifest.target.startswith("cuda:") else None
+    def __init__(self, artifact: Artifact, settings: VariantSettings) -> None:
+        manifest = content_of(artifact.document)
+        self.stored = artifact.stored
+        self._document = artifact.document
+        self._graph = artifact.graph
+        self._family = family_of(manifest.target)
+        self._cuda_graphs = settings.cuda_graphs
         self.manifest = manifest
         self.artifact_id = manifest.artifact_id
         self.target = manifest.target
-        self.entry = entry
+        self.entry = settings.entry
         self.check = LazyChecker(self._rows)
-        self._extra_guards = (*extra_guards, *self._device_guards(), *kernel_guards(manifest.digests), *subclass_guards(manifest.digests))
-        self._source = source
-        self._build_frame: BuildFrame = build_frame or (lambda record, graph: build(record, entry.function, graph))
+        self._extra_guards = (
+            *settings.extra_guards,
+            *self._device_guards(),
+            *kernel_guards(manifest.digests),
+            *subclass_guards(manifest.digests),
+        )
+        self._source = artifact.source
+        self._build_frame = settings.build_frame
         self._lock = Lock()
-        self._spec: GraphSpec | None = None
-        self._library: Library | None = None
-        self._record: FrameRecord | None = None
-        self._wraps: tuple[Wrap, ...] | None = None
-        self._constants = Constants(())
+        self._executable: Executable | None = None
+        self._record: Trusted[FrameRecord] | None = None
         self._bindings: list[Binding] = []
         self.hits = 0
 
     def _device_guards(self) -> tuple[Guard, ...]:
         """That the device of the call's tensors runs the target, where this machine has GPUs of several kinds."""
-        if not is_cuda(self.target) or len(capabilities()) < 2:
+        device = self._family.device
+        if self._family.on_host or not rules_of(self.target).several_kinds():
             return ()
         rows = self.manifest.guard_rows
-        found = next((path for path, name, constant in rows if name == Predicate.TENSOR and constant["device"] == "cuda"), None)
+        found = next((path for path, name, constant in rows if name == Predicate.TENSOR and constant["device"] == device), None)
         return () if found is None else (Guard(found, Predicate.RUNS_ON, self.target),)
 
     @cached_property
@@ -155,19 +174,24 @@ class Variant(_Planned):
     @property
     def bound_paths(self) -> tuple[Path, ...]:
         """Where the graph's bound inputs are found."""
-        return tuple(item.path for item in self._spec.inputs if item.bound and item.kind != "constant") if self._spec is not None else ()
+        return tuple(item.path for item in self._inputs if item.bound and item.kind != "constant")
+
+    @property
+    def _inputs(self) -> tuple[GraphInput, ...]:
+        """The graph's inputs, once it is open."""
+        return self._executable.spec.inputs if self._executable is not None else ()
 
     def watched(self, bound: Sequence[Any]) -> tuple[Any, ...]:
         """Of a binding's tensors, those that stand at `bound_paths`."""
-        if self._spec is None:
+        if self._executable is None:
             return ()
-        kinds = [item.kind for item in self._spec.inputs if item.bound or item.kind == "constant"]
+        kinds = [item.kind for item in self._inputs if item.bound or item.kind == "constant"]
         return tuple(tensor for tensor, kind in zip(bound, kinds, strict=True) if kind != "constant")
 
     def load(self) -> None:
         """Open the library and read the frame record. Raises LoadError with a reason; done once."""
         with self._lock:
-            if self._spec is None:
+            if self._executable is None:
                 self._load()
 
     def _load(self) -> None:
@@ -175,31 +199,18 @@ class Variant(_Planned):
             raise LoadError(
                 f"artifact {self.artifact_id[:12]} has {len(self.manifest.frames)} frames, and this precast runs artifacts with one"
             )
-        frame = self.manifest.frames[0]
-        try:
-            self._record = FrameRecord.from_data(frame["code"])
-            self._constants = Constants(self._record.tensors)
-            inputs = tuple(GraphInput.from_data(item) for item in frame["inputs"])
-            outputs = tuple(GraphOutput.from_data(item) for item in frame["outputs"])
-            self._wraps = freeze(frame.get("wraps"))
-        except (KeyError, TypeError, ValueError) as error:
-            raise LoadError(f"artifact {self.artifact_id[:12]}: its frame record cannot be read ({error})") from error
-        graph = self.manifest.graphs.get("forward")
-        if graph is not None:
-            try:
-                self._library = graph_library(graph.blobs, self._source)
-            except LoadError as error:
-                raise LoadError(f"artifact {self.artifact_id[:12]}: {error}") from error
-        io = graph.io if graph is not None else {}
-        finish = None if is_plain(outputs) else _finisher(outputs)
-        self._spec = GraphSpec(inputs, raw_kinds(outputs, io), finish)
+        with reading(self.manifest, _RECORD):
+            self._record = self._document.part(lambda manifest: FrameRecord.from_data(manifest.frames[0]["code"]))
+        tensors = self._record.content.tensors
+        self._executable = open_executable(self._document, self._source, tensors, record=_RECORD, cuda_graphs=self._cuda_graphs)
 
     def bind(self, local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> Binding:
         """The binding for the objects of this call: an existing one where tensors and defaults are the same, else a new one."""
         self.load()
-        assert self._spec is not None and self._record is not None
-        constants = self._constants.on(self._device(local_values, cells) if self._constants.placed else None)
-        kept = [item for item in self._spec.inputs if item.bound or item.kind == "constant"]
+        assert self._executable is not None
+        placed = self._executable.constants.placed
+        constants = self._executable.constants.on(self._device(local_values, cells) if placed else None)
+        kept = [item for item in self._inputs if item.bound or item.kind == "constant"]
         bound = tuple(constants[i.path[0][1]] if i.kind == "constant" else resolve(i.path, local_values, cells) for i in kept)
         defaults = self.entry.defaults
         return self._bound_to(bound, defaults) or self._keep(self._new_binding(bound, defaults))
@@ -220,20 +231,18 @@ class Variant(_Planned):
 
     def _device(self, local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> torch.device | None:
         """The GPU that the graph's inputs are on."""
-        assert self._spec is not None
-        paths = (item.path for item in self._spec.inputs if item.kind == "tensor" and item.path[0][0] != "random")
+        paths = (item.path for item in self._inputs if item.kind == "tensor" and item.path[0][0] != "random")
         return gpu_of(resolve(path, local_values, cells) for path in paths)
 
     def _new_binding(self, bound: tuple[Any, ...], defaults: tuple[Any, Any]) -> Binding:
-        assert self._spec is not None and self._record is not None
+        assert self._executable is not None and self._record is not None
         graph: Callable[..., Any] = no_graph
         try:
-            if self._library is not None:
-                made = partial(library_call, self.manifest.program_name, self._library, bound=bound, cuda_graphs=self._cuda_graphs)
-                graph = wrapped_call(made, self._spec, self._wraps)
+            if self._executable.library is not None:
+                graph = self._executable.bound_to(bound)
             elif self._graph is not None:
-                graph = bound_call(self._graph, self._spec, bound)
-            frame = self._build_frame(self._record, with_draws_as_traced(graph, self._spec.inputs))
+                graph = bound_call(self._graph, self._executable.spec, bound)
+            frame = self._build_frame(self._record, with_draws_as_traced(graph, self._inputs))
         except (FrameCodeError, LoadError) as error:
             raise LoadError(f"artifact {self.artifact_id[:12]}: {error}") from error
         return Binding(self, frame, graph, bound, defaults)
@@ -269,10 +278,6 @@ class EagerVariant(_Planned):
     def bind(self, local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> Binding:
         """The original function, whatever the objects."""
         return self._binding
-
-
-def _finisher(outputs: tuple[GraphOutput, ...]) -> Finish:
-    return lambda raw, inputs: graph_outputs(outputs, raw, inputs)
 
 
 def no_graph(*args: Any) -> tuple[Any, ...]:

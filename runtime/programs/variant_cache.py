@@ -1,39 +1,47 @@
-"""The variants of a program in this process: in which order calls try them, and what the store has beside them."""
+"""The variant cache of a program in this process: the order in which calls try its variants, and loading further ones from the store."""
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from precast.artifact_store import Manifest, Store
+from precast.artifact_store.trust.trusted import Trusted
 from precast.runtime.common.errors import LoadError
 from precast.runtime.common.locks import Lock
 from precast.runtime.common.log import logger
 from precast.runtime.guards.differentiating import Differing
 from precast.runtime.paths.paths import PathError
-from precast.runtime.programs.variant import Binding, EagerVariant, Variant
+from precast.runtime.programs.variant import Artifact, Binding, EagerVariant, Variant
 from precast.runtime.settings import stance
-from precast.runtime.targets import nvidia_devices
-from precast.runtime.targets.ladder import is_cuda, rank
+from precast.runtime.targets.ladder import rank, rules_of
+from precast.target_registry import find_family
 
 PATIENCE_SECONDS = 1.0
-"""How long a thread waits for another that looks through the store: users' modules are imported there, which may wait for this thread."""
+"""How long a thread waits for another that is scanning the store: a scan imports users' modules, which may wait for this thread."""
 SETTLED_NS = 1_000_000_000
-"""Age from which on the time of a folder's last change is trusted: two changes at once may have been given the same time."""
+"""The age of a folder's last change from which on its time stamp is trusted: two changes in quick succession may have one time stamp."""
 
 
 class Owner(Protocol):
-    """The program whose variants these are. Parts of programs get their names and keys after they were made: both are asked for anew."""
+    """The program whose variants these are."""
 
-    name: str
-    key: str
-    store: Store
+    @property
+    def name(self) -> str:
+        """For the logs."""
 
-    def open_variant(self, manifest: Manifest, source: Any, stored: bool, graph: Callable[..., Any] | None) -> Variant:
-        """Of a manifest, where its blobs are, whether those are in the store, and a graph that is already there."""
+    @property
+    def key(self) -> str:
+        """Its folder in the store."""
+
+    @property
+    def store(self) -> Store:
+        """Where its artifacts are."""
+
+    def open_variant(self, artifact: Artifact) -> Variant:
+        """A variant of the program. Raises what the artifact cannot be read with."""
 
     def useless(self, manifest: Manifest) -> str:
         """Why an artifact of the store cannot serve here; "" where it can. Imports users' modules, which may do anything."""
@@ -41,7 +49,7 @@ class Owner(Protocol):
 
 @dataclass
 class _Seen:
-    """What looking through the store gave: variants, ids of artifacts of no use here, and whether nothing was left undecided."""
+    """The result of one scan: variants, ids of artifacts that cannot serve here, and whether a second scan would find the same."""
 
     usable: list[Variant] = field(default_factory=list)
     useless: set[str] = field(default_factory=set)
@@ -49,7 +57,7 @@ class _Seen:
 
 
 class Shelf:
-    """`variants` is replaced as a whole under a lock, and may be read at any time. No code of users runs under that lock."""
+    """The variant cache. `variants` is replaced as a whole under a lock, and may be read without it. No user code runs under that lock."""
 
     def __init__(self, owner: Owner) -> None:
         self.variants: Sequence[Variant | EagerVariant] = ()
@@ -65,7 +73,7 @@ class Shelf:
     # -- taking down
 
     def find(self, local_values: Mapping[str, Any], cells: Mapping[str, Any], look: bool, counts: bool = True) -> Binding | None:
-        """The binding of the first variant whose guards hold; with `look`, also of one that the store has and this process has not seen.
+        """The binding of the first variant whose guards hold; with `look`, artifacts that were not loaded yet are tried as well.
 
         `counts`: a call is about to use it.
         """
@@ -105,7 +113,7 @@ class Shelf:
         return None
 
     def count_hit(self, variant: Variant | EagerVariant) -> None:
-        """A call uses it: the next one tries it first."""
+        """Counts a call that uses the variant, and puts it in front, where the next call tries it first."""
         first_hit = not variant.hits
         variant.hits += 1
         if first_hit and variant.stored:
@@ -116,7 +124,7 @@ class Shelf:
                     self._put_first(variant)
 
     def _put_first(self, variant: Variant | EagerVariant) -> None:
-        """Try it before the others; a symbolic one behind those made for one size, which are faster where they fit."""
+        """Puts the variant in front; one with symbolic sizes behind the static ones, which are faster where they fit."""
         others = [other for other in self.variants if other is not variant]
         position = sum(not other.symbolic for other in others) if variant.symbolic else 0
         self.variants = (*others[:position], variant, *others[position:])
@@ -124,11 +132,11 @@ class Shelf:
     # -- filling
 
     def _scan(self) -> Sequence[Variant | EagerVariant]:
-        """All variants, with those that the store holds and this process had not seen."""
+        """All variants, after loading those that the store has and this process has not loaded yet."""
         my_turn = self._turn.try_enter(PATIENCE_SECONDS)
         try:
             while True:
-                stamp = self._folder_stamp()
+                stamp = self._owner.store.changed(self._owner.key)
                 with self._lock:
                     if stamp != self._scanned:
                         self._useless = frozenset()
@@ -149,21 +157,22 @@ class Shelf:
 
     def _look_through(self, known: Set[str]) -> _Seen:
         seen = _Seen()
-        for manifest in self._owner.store.variants(self._owner.key):
-            if manifest.artifact_id not in known:
-                self._judge(manifest, seen)
+        for document in self._owner.store.trusted_variants(self._owner.key):
+            if document.content.artifact_id not in known:
+                self._judge(document, seen)
         seen.usable.sort(key=lambda variant: (rank(variant.target) or 0, variant.symbolic))  # best target first
         return seen
 
-    def _judge(self, manifest: Manifest, seen: _Seen) -> None:
+    def _judge(self, document: Trusted[Manifest], seen: _Seen) -> None:
+        manifest = document.content
         name, short = self._owner.name, manifest.artifact_id[:12]
         try:
             reason = self._owner.useless(manifest)
             if not reason:
-                seen.usable.append(self._open(manifest, self._owner.store, stored=True))
+                seen.usable.append(self._open(Artifact(document, self._owner.store)))
                 return
             logger("runtime").info("%s: %s is of no use here: %s", name, short, reason)
-            undecided = is_cuda(manifest.target) and nvidia_devices.unknown()  # asked again once CUDA has been started
+            undecided = find_family(manifest.target) is not None and rules_of(manifest.target).undecided()  # then it is asked again
         except LoadError as error:
             logger("runtime").warning("miss: %s: artifact %s cannot be used: %s", name, short, error)
             undecided = False
@@ -175,47 +184,40 @@ class Shelf:
         else:
             seen.useless.add(manifest.artifact_id)
 
-    def _folder_stamp(self) -> int | None:
-        """When an artifact was last added to or removed from this program's folder; 0 where there is none, None when it cannot be said."""
-        try:
-            return os.stat(self._owner.store.root / "programs" / self._owner.key).st_mtime_ns
-        except FileNotFoundError:
-            return 0
-        except OSError:
-            return None
-
     def _add(self, found: Sequence[Variant]) -> None:
         known = {variant.artifact_id for variant in self.variants}  # another thread may have been faster
         self.variants = (*self.variants, *(variant for variant in found if variant.artifact_id not in known))
 
-    def _open(self, manifest: Manifest, source: Any, stored: bool, graph: Callable[..., Any] | None = None) -> Variant:
+    def _open(self, artifact: Artifact) -> Variant:
         try:
-            return self._owner.open_variant(manifest, source, stored, graph)
+            return self._owner.open_variant(artifact)
         except (ValueError, TypeError, KeyError) as error:
             raise LoadError(str(error)) from error
 
-    def put(self, manifest: Manifest, source: Any, stored: bool, graph: Callable[..., Any] | None = None) -> Variant:
-        """What was just compiled, opened as a warm start would open it, in front. Raises LoadError."""
-        variant = self._open(manifest, source, stored, graph)
+    def put(self, artifact: Artifact) -> Variant:
+        """Opens what was just compiled as a warm start would, and puts it in front. Raises LoadError."""
+        variant = self._open(artifact)
         with self._lock:
             self.variants = tuple(other for other in self.variants if other.artifact_id != variant.artifact_id)
             self._put_first(variant)
             return variant
 
     def put_eager(self, variant: EagerVariant) -> None:
-        """In front of all others."""
+        """Puts a variant that runs eagerly in front of all others."""
         with self._lock:
             self.variants = (variant, *self.variants)
 
     # -- clearing
 
     def remove(self, variant: EagerVariant) -> None:
-        """Not there any more, whether or not it was."""
+        """Removes the variant, if it is there."""
         with self._lock:
             self.variants = tuple(other for other in self.variants if other is not variant)
 
     def drop(self, variant: Variant | EagerVariant, reason: str) -> None:
-        """It turned out to be of no use: not tried again before the program's folder in the store changes."""
+        """Removes a variant that cannot serve, with the reason; its artifact is tried again when the program's folder in the store
+        changes.
+        """
         logger("runtime").warning("miss: %s: %s", self._owner.name, reason)
         with self._lock:
             if variant in self.variants:  # else it was forgotten
@@ -223,7 +225,7 @@ class Shelf:
                 self.variants = tuple(other for other in self.variants if other is not variant)
 
     def clear(self) -> None:
-        """Forget what was loaded; the store keeps what it has."""
+        """Drops all loaded variants; the store is not changed."""
         with self._lock:
             self.variants = ()
             self._useless = frozenset()

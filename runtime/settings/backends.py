@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import functools
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from precast.runtime.common import torch_support
 from precast.runtime.common.errors import OptionError
+from precast.runtime.common.upward_imports import BACKENDS
 from precast.runtime.settings.options import OPTIONS
 
 CompilerFunction = Callable[..., Callable[..., Any]]
@@ -56,7 +57,8 @@ def list_backends(exclude_tags: Sequence[str] | None = ("debug", "experimental")
     """Names that `precast.compile(backend=...)` takes: its own, registered ones, and all that torch knows. Imports torch's registry."""
     excluded = frozenset(exclude_tags or ())
     own = {name for name, (_, tags) in _registered.items() if not tags & excluded}
-    return sorted({OWN, *own, *_torch().names(tuple(excluded))})
+    known = None if torch_support.unsupported() else _torch()
+    return sorted({OWN, *own, *(known.names(tuple(excluded)) if known is not None else ())})
 
 
 _GUARDS = ("guard_filter_fn",)
@@ -80,10 +82,12 @@ def make_backend(
         name: value for name, value in (options or {}).items() if name in OPTIONS and (name in _GUARDS or not OPTIONS[name].changes_key)
     }
     theirs = {name: value for name, value in (options or {}).items() if name not in ours}
-    found = _registered[backend][0] if isinstance(backend, str) and backend in _registered else backend
     name = backend if isinstance(backend, str) else getattr(backend, "__name__", type(backend).__name__)
+    if torch_support.unsupported() or (known := _torch()) is None:
+        return Backend(name, _never_called, mode, theirs), ours
+    found = _registered[backend][0] if isinstance(backend, str) and backend in _registered else backend
     try:
-        function = _torch().callable_backend(found, mode, theirs or None, dynamic)
+        function = known.callable_backend(found, mode, theirs or None, dynamic)
     except LookupError as error:
         raise OptionError(f"unknown backend {name!r}{_closest(name)}") from error
     except ValueError as error:
@@ -99,8 +103,19 @@ def _closest(name: str) -> str:
 
 
 def _torch() -> Any:
-    """torch's registry is the tracer's, and so reached when a backend other than precast's is asked for, and not before."""
-    return importlib.import_module("precast.capture.backends")
+    """torch's registry is the tracer's, and so reached when a backend other than precast's is asked for, and not before. None, and the
+    reason noted, where it cannot be imported.
+    """
+    try:
+        return BACKENDS.load()
+    except Exception as error:  # noqa: BLE001 - adapters name what is private to torch: another torch may lack some of it
+        torch_support.note_broken(error)
+        return None
+
+
+def _never_called(*given: Any) -> Any:
+    """The backend where nothing can be compiled."""
+    raise AssertionError("no backend is called where precast compiles nothing")
 
 
 __all__ = ["Backend", "CompilerFunction", "list_backends", "make_backend", "register_backend"]

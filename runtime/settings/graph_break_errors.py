@@ -12,7 +12,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _State:
-    """`raises`: None where nothing but the program's own option says it."""
+    """`raises`: whether graph breaks raise; None where only the program's own option decides."""
 
     raises: bool | None = None
 
@@ -21,7 +21,7 @@ state = _State()
 
 
 class ErrorOnGraphBreak:
-    """A context manager and decorator. What it says holds for what is compiled inside of it, until another one says otherwise."""
+    """A context manager and decorator. It holds for compiles inside of it; the innermost one counts."""
 
     def __init__(self, raises: bool) -> None:
         self.raises = raises

@@ -16,7 +16,8 @@ from torch.compiler import (
     skip_guard_on_inbuilt_nn_modules_unsafe,
 )
 
-from precast.artifact_store.format.tagged_constants import Untaggable, tag
+from precast.artifact_store.format.import_names import Untaggable
+from precast.artifact_store.format.tagged_constants import tag
 from precast.runtime.common.errors import OptionError
 from precast.runtime.fingerprint.bytecode import digest
 

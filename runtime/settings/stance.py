@@ -1,4 +1,4 @@
-"""The stance: what a compiled program does when called. Like `torch.compiler.set_stance`, for precast."""
+"""The stance: whether compiled programs compile, run eagerly or raise on a miss. `torch.compiler.set_stance` for precast's programs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import torch
 from torch.utils._contextlib import _DecoratorContextManager
 
 from precast.runtime.common.errors import OptionError, RegionError
+from precast.runtime.common.eval_frame import eval_frame
+from precast.runtime.common.public import public
 from precast.runtime.settings.backends import Backend, CompilerFunction, make_backend
 
 STANCES = ("default", "force_eager", "eager_on_recompile", "fail_on_recompile", "eager_then_compile", "aot_eager_then_compile")
@@ -23,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, eq=False)
 class Forced:
-    """A backend that a stance forces, as it was given; `backend` is None for precast's own."""
+    """The `force_backend` of a stance: as it was given, and resolved; `backend` is None for precast's own."""
 
     given: str | CompilerFunction
     backend: Backend | None
@@ -31,7 +32,7 @@ class Forced:
 
 @dataclass(frozen=True)
 class Stance:
-    """`skip_guards`: look only at the guards in which the loaded variants differ. `forced`: what compiles, whatever programs say."""
+    """`skip_guards`: check only differentiating guards and those on tensors. `forced`: the backend for all programs, if one is forced."""
 
     name: str = "default"
     skip_guards: bool = False
@@ -39,7 +40,7 @@ class Stance:
 
 
 class _State:
-    """`detour` is what fast paths look at: True where a call has to go through Python, whatever its guards say."""
+    """The process's stance. `detour`: read by the native dispatcher; True where each call has to go through Python."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -75,7 +76,7 @@ _forced: dict[object, Forced] = {}
 
 
 def _forcing(backend: str | CompilerFunction) -> Forced:
-    """The same for the same backend: what it compiled is found again when the stance returns. Raises OptionError for an unknown one."""
+    """One object per backend, so that its variants are found again under a later stance. Raises OptionError for an unknown backend."""
     key = backend if isinstance(backend, str) else id(backend)
     if key not in _forced:
         _forced[key] = Forced(backend, make_backend(backend, None, None, None)[0])
@@ -88,19 +89,19 @@ _PRIVATE = "__precast_"
 
 
 def leaves_region(function: Callable[..., Any]) -> None:
-    """What is called below `function` (a wrapper of `precast.disable`) is in no compiled region."""
+    """Marks `function` (a wrapper of `precast.disable`): calls below it are in no compiled region."""
     _outside.add(id(function.__code__))
 
 
 def enters_region(function: F) -> F:
-    """`function` runs a program's original code in place of its compiled form: what it calls is in a compiled region all the same."""
+    """Marks `function`, which may run a program's original code: calls below it are in a compiled region."""
     _inside.add(id(function.__code__))
     return function
 
 
 def in_region() -> bool:
-    """Whether a compiled program called what calls this. Looked up in the stack, so that calling a program costs nothing for it."""
-    callback = torch._C._dynamo.eval_frame.get_eval_frame_callback()
+    """Whether the caller runs inside a compiled program. It is looked up on the stack, so that calls of programs pay nothing for it."""
+    callback = eval_frame.get_eval_frame_callback()
     ours = str(getattr(callback, "__module__", "")).startswith("precast.")  # it looks at what a program of precast calls
     if callback not in (None, False) and not ours:
         return True  # in a torch.compile region
@@ -116,6 +117,7 @@ def in_region() -> bool:
     return False
 
 
+@public
 class set_stance(_DecoratorContextManager):
     """Set the stance: as a plain call until further notice, as a context manager for a block, as a decorator for a function.
 

@@ -11,8 +11,7 @@ from click.testing import CliRunner
 
 import precast
 from precast.artifact_store import Store, StoreError
-from precast.artifact_store.place import folder_of, what_is_at
-from precast.artifact_store.store import default_root
+from precast.artifact_store.place import default_root, folder_of, what_is_at
 from precast.building.build_file import BuildFileError, parse
 from precast.cli.main import main
 from tests.artifact_store.sample import fill

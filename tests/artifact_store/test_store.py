@@ -16,7 +16,7 @@ import pytest
 from precast.artifact_store import Manifest, Store, StoreError
 from precast.artifact_store.format import layout
 from precast.artifact_store.format.msgpack import digest, pack, unpack
-from precast.artifact_store.store import default_root
+from precast.artifact_store.place import default_root
 from tests.artifact_store.sample import complete, fill, make, snapshot
 
 KEY = "model-0123abcd"

@@ -275,7 +275,12 @@ def test_an_index_of_before_keeps_its_counts(tmp_path: Path) -> None:
 
 
 def _belongs_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (ownership, index_file, sys.modules["precast.artifact_store.store"], sys.modules["precast.cli.store_commands"]):
+    for module in (
+        ownership,
+        index_file,
+        sys.modules["precast.artifact_store.tiers.disk_errors"],
+        sys.modules["precast.cli.store_commands"],
+    ):
         monkeypatch.setattr(module, "owner", lambda root: OTHER)
 
 

@@ -71,6 +71,7 @@ def run(path: str, name: str) -> None:
 
     from precast.artifact_store.format.guards import Guard
     from precast.artifact_store.format.records import FrameRecord, GraphInput, GraphOutput
+    from precast.artifact_store.trust.trusted import made_here
     from precast.runtime.executable.constants import Constants
     from precast.runtime.executable.outputs import graph_outputs
     from precast.runtime.fingerprint.validate import changed_code
@@ -104,7 +105,7 @@ def run(path: str, name: str) -> None:
         failures = [text for guard in guards if (text := failure(guard, values, cells))]
         assert not failures, failures
         assert compile_checker(guards)(values, cells)
-        got = build(record, entry.function, graph)(*entry.prefix, *args, **{**entry.keywords, **kwargs})
+        got = build(made_here(record), entry.function, graph)(*entry.prefix, *args, **{**entry.keywords, **kwargs})
     first = list(got.values())[0] if isinstance(got, dict) else got
     wanted = list(expected.values())[0] if isinstance(expected, dict) else expected
     assert type(got) is type(expected)

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from precast.artifact_store.format.records import TensorConstant
+from precast.artifact_store.trust.trusted import made_here
 from precast.capture import CapturedFrame
 from precast.capture.capture import called
-from precast.runtime.executable.graph_call import graph_inputs
+from precast.runtime.executable.calling_convention import graph_inputs
 from precast.runtime.executable.outputs import graph_outputs
 from precast.runtime.frames.entry import LocalsOf, entry_of
 from precast.runtime.frames.rewritten_code import build
@@ -39,7 +40,7 @@ def rebuilt(frame: CapturedFrame, fn: Any, values: dict[str, Any], graph: Callab
         return graph_outputs(frame.outputs, run(*inputs), inputs)
 
     entry = entry_of(called(fn))
-    function = build(frame.code, entry.function, graph_callable)
+    function = build(made_here(frame.code), entry.function, graph_callable)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(*entry.prefix, *args, **{**entry.keywords, **kwargs})

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import sympy
 
 from precast.codegen import compile_program
+from precast.codegen.common.options import CodegenOptions
 from precast.lowering.ir.nodes import Alu, Axis, Buffer, Kernel, Load, Output, Program, Store, Value, View, axis_symbol
 from precast.lowering.ir.scalars import DType, Op
 from tests.codegen.loader import Loaded
@@ -65,7 +66,7 @@ def program(
 def build(
     inputs: Sequence[Buffer], outputs: Sequence[Buffer], steps: Sequence[object], target: str = "cpu:native", **more: object
 ) -> Loaded:
-    return Loaded(compile_program(program(inputs, outputs, steps, **more), target, {"measure": False}).library, len(outputs))
+    return Loaded(compile_program(program(inputs, outputs, steps, **more), target, CodegenOptions(measure=False)).library, len(outputs))
 
 
 def map_kernel(name: str, out: Buffer, axes: Sequence[Axis], value: Value) -> Kernel:

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 import sympy
 
-from precast.codegen.cpp.index_printer import INDEX_HELPERS, IndexPrinter, interval
+from precast.codegen.cpp.index_printer import INDEX_HELPERS, IndexPrinter
 from precast.codegen.cpp.types import literal
 from precast.codegen.triton.render.index_printer import write_index
 from precast.codegen.triton.render.lanes import Lanes
 from precast.codegen.triton.render.ops import HELPERS
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Axis, axis_symbol
+from precast.lowering.ir.ranges import interval
 from precast.lowering.ir.scalars import DType
 
 A, B = axis_symbol("i1"), axis_symbol("i0")

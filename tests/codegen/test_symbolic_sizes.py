@@ -12,8 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from precast.codegen import compile_program
+from precast.codegen.common.options import CodegenOptions, CompileContext
 from precast.codegen.cpp.index_printer import IndexPrinter
 from precast.lowering.lower import lower
+from precast.lowering.options import LoweringOptions
 from precast.lowering.pipeline import schedule
 from tests.codegen.loader import Loaded
 from tests.ops.symbolic import Dims, agree, runs, trace_symbolic
@@ -99,10 +101,10 @@ def test_one_library_for_many_sizes(name: str) -> None:
 def test_prepared_weights_serve_every_number_of_rows() -> None:
     """`freeze` packs weights whose products have a symbolic number of rows."""
     inputs = [r(6, 64), r(128, 64), r(128), r(32, 128), r(32)]
-    options = {"freeze": True, "bound": ("in1", "in2", "in3", "in4")}
+    bound = ("in1", "in2", "in3", "in4")
     graph = trace_symbolic(perceptron, inputs, [[0], [], [], [], []])
-    program = schedule(lower(graph, "frozen"), "cpu:native", options, check=True)
-    library = compile_program(program, "cpu:native", {**options, "measure": False})
+    program = schedule(lower(graph, "frozen"), "cpu:native", LoweringOptions(freeze=True), bound, check=True)
+    library = compile_program(program, "cpu:native", CodegenOptions(freeze=True, measure=False), CompileContext(bound=bound))
     assert b"precast_prepare" in library.library
     loaded = Loaded(library.library, 1)
     for n in (6, 50, 300):

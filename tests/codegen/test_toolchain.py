@@ -15,6 +15,7 @@ import torch
 
 from precast.codegen import compile_program
 from precast.codegen.common import toolchain
+from precast.codegen.common.options import CodegenOptions, CompileContext
 from precast.codegen.cpp.kernel import render_kernel
 from precast.lowering.ir.nodes import Axis, Buffer, Const, Gemm, Kernel, Program, Reduce, Store, Value
 from precast.lowering.ir.scalars import DType, Op, ReduceOp
@@ -95,7 +96,7 @@ def test_loops_are_vectorised(target: str, register: str, tmp_path: Path) -> Non
     for name, (inputs, outputs, kernel) in kernels().items():
         if name not in PACKED:
             continue
-        text = disassemble(compile_program(program(inputs, outputs, [kernel]), target, {"measure": False}).library, tmp_path)
+        text = disassemble(compile_program(program(inputs, outputs, [kernel]), target, CodegenOptions(measure=False)).library, tmp_path)
         packed = [line for line in text.splitlines() if f"%{register}" in line]
         if not packed or not re.search(PACKED[name], text):
             missing.append(name)
@@ -106,7 +107,7 @@ def test_loops_are_vectorised(target: str, register: str, tmp_path: Path) -> Non
 def test_attention_uses_fused_multiply_add(tmp_path: Path) -> None:
     buffers, _, step, out, _ = attention_case(1, 2, 2, 64, 64, 64, False, "", F32, False)
     for target, register in (("cpu:x86-64-v3", "ymm"), ("cpu:x86-64-v4", "zmm")):
-        text = disassemble(compile_program(program(buffers, [out], [step]), target, {"measure": False}).library, tmp_path)
+        text = disassemble(compile_program(program(buffers, [out], [step]), target, CodegenOptions(measure=False)).library, tmp_path)
         assert len([line for line in text.splitlines() if "vfmadd" in line and register in line]) >= 12
 
 
@@ -125,7 +126,7 @@ ALLOWED = {"libgomp.so.1", "libm.so.6", "libmvec.so.1", "libc.so.6", "libgcc_s.s
 
 def test_a_library_needs_only_what_every_machine_has(tmp_path: Path) -> None:
     path = tmp_path / "graph.so"
-    path.write_bytes(compile_program(everything(), "cpu:x86-64-v3", {"measure": False}).library)
+    path.write_bytes(compile_program(everything(), "cpu:x86-64-v3", CodegenOptions(measure=False)).library)
     shown = subprocess.run(["readelf", "-dW", str(path)], capture_output=True, text=True, check=True, env={**os.environ, "LC_ALL": "C"})
     needed = set(re.findall(r"\(NEEDED\).*\[(.+)\]", shown.stdout))
     assert "libgomp.so.1" in needed and needed <= ALLOWED
@@ -158,7 +159,7 @@ def test_one_openmp_runtime_is_mapped(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["cpu:x86-64-v2", "cpu:x86-64-v3", "cpu:x86-64-v4", "cpu:native"])
 def test_every_target_compiles(target: str) -> None:
-    compiled = compile_program(everything(), target, {"measure": False})
+    compiled = compile_program(everything(), target, CodegenOptions(measure=False))
     level = toolchain.native_level()
     assert compiled.evidence["target_level"] == (level if target == "cpu:native" else target.removeprefix("cpu:"))
     if target.removeprefix("cpu:") <= level or target == "cpu:native":
@@ -172,12 +173,13 @@ def test_every_target_compiles(target: str) -> None:
 
 def test_same_program_same_bytes(tmp_path: Path) -> None:
     """Within a process, across processes, hash seeds and working folders."""
-    first = compile_program(everything(), "cpu:x86-64-v3", {"measure": False}).library
-    assert first == compile_program(everything(), "cpu:x86-64-v3", {"measure": False}).library
+    first = compile_program(everything(), "cpu:x86-64-v3", CodegenOptions(measure=False)).library
+    assert first == compile_program(everything(), "cpu:x86-64-v3", CodegenOptions(measure=False)).library
     script = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
         "import hashlib\nfrom tests.codegen.test_toolchain import everything\nfrom precast.codegen import compile_program\n"
-        "print(hashlib.sha256(compile_program(everything(), 'cpu:x86-64-v3', {'measure': False}).library).hexdigest())\n"
+        "from precast.codegen.common.options import CodegenOptions\n"
+        "print(hashlib.sha256(compile_program(everything(), 'cpu:x86-64-v3', CodegenOptions(measure=False)).library).hexdigest())\n"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "77", "HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
@@ -188,7 +190,7 @@ def test_same_program_same_bytes(tmp_path: Path) -> None:
 
 def test_library_needs_nothing_of_torch(tmp_path: Path) -> None:
     path = tmp_path / "graph.so"
-    path.write_bytes(compile_program(everything(), "cpu:x86-64-v3", {"measure": False}).library)
+    path.write_bytes(compile_program(everything(), "cpu:x86-64-v3", CodegenOptions(measure=False)).library)
     text = subprocess.run(["readelf", "-d", str(path)], capture_output=True, text=True, check=True).stdout
     needed = re.findall(r"NEEDED.*\[(.*)\]", text)
     assert needed and not [n for n in needed if "torch" in n or "c10" in n]
@@ -197,7 +199,7 @@ def test_library_needs_nothing_of_torch(tmp_path: Path) -> None:
 def test_no_flush_of_denormals() -> None:
     i = axis("i", 40)
     x, o = buffer("x", (40,)), buffer("o", (40,))
-    compiled = compile_program(program([x], [o], [map_kernel("k", o, (i,), alu(Op.MUL, load(x, (i,)), Const(1.0, F32)))]), "cpu:native", {})
+    compiled = compile_program(program([x], [o], [map_kernel("k", o, (i,), alu(Op.MUL, load(x, (i,)), Const(1.0, F32)))]), "cpu:native")
     data = torch.full((40,), 1e-40)
     assert torch.equal(Loaded(compiled.library)(data)[0], data)
     assert (data * 1.0)[0] != 0
@@ -222,11 +224,11 @@ def test_wrong_source_and_wrong_target_say_so() -> None:
 def test_evidence_holds_the_measured_choice() -> None:
     a, b, c = buffer("a", (64, 256)), buffer("b", (256, 96)), buffer("c", (64, 96))
     p = program([a, b], [c], [Gemm(view(a), view(b), None, "c")])
-    first = compile_program(p, "cpu:native", {})
+    first = compile_program(p, "cpu:native")
     ((key, record),) = first.evidence["choices"].items()
     assert "64x256x96" in key and record["winner"] in record["us"] and len(record["us"]) >= 2
     loser = next(n for n in record["us"] if n != record["winner"])
-    again = compile_program(p, "cpu:native", {"tuning": {key: {**record, "winner": loser}}})
+    again = compile_program(p, "cpu:native", context=CompileContext(tuning={key: {**record, "winner": loser}}))
     assert again.evidence["choices"][key]["winner"] == loser
     assert again.library != first.library
 

@@ -19,9 +19,9 @@ import precast
 from precast.artifact_store import Store
 from precast.runtime.common import background
 from precast.runtime.common.errors import PrecastError
-from precast.runtime.cuda_graphs import launcher
 from precast.runtime.executable import graph_call
 from precast.runtime.executable.library import Library
+from precast.runtime.loading import launcher
 
 Program = Callable[..., Any]
 

@@ -15,6 +15,7 @@ import precast
 from precast.artifact_store import Store
 from precast.lowering.ir.nodes import Extern, Kernel, Program
 from precast.lowering.lower import lower
+from precast.lowering.options import LoweringOptions
 from precast.lowering.pipeline import schedule
 from precast.lowering.verify.philox import philox
 from tests.ops.trace import trace
@@ -131,7 +132,7 @@ def test_sizes_of_the_run_time(store: Store) -> None:
 
 def program_for(target: str) -> Program:
     graph, _ = trace(several, (torch.zeros(64, 64),))
-    return schedule(lower(graph, "row", OWN), target)
+    return schedule(lower(graph, "row", LoweringOptions(fallback_random=False)), target)
 
 
 @pytest.mark.parametrize("target", ["cpu:x86-64-v3", "cuda:sm_90"])

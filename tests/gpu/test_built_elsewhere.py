@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from precast.runtime.targets.ladder import native_cuda
+from precast.runtime.targets.cuda import native_cuda
 from tests.gpu.device import DEVICE
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DEVICE == "cpu", reason="tests/models/test_store_relocation.py is the CPU's")]

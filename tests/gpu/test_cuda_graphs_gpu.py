@@ -15,8 +15,8 @@ from torch.nn import functional as F
 import precast
 from precast.artifact_store.format.records import GraphInput
 from precast.runtime.cuda_graphs.device import device_of
-from precast.runtime.cuda_graphs.graphs import RING, WARM_UPS, CudaGraphs
-from precast.runtime.executable.graph_call import GraphSpec
+from precast.runtime.cuda_graphs.graphs import RING, WARM_UPS, Capturable, CudaGraphs
+from precast.runtime.executable.calling_convention import GraphSpec
 from precast.runtime.settings.options import CudaGraphOptions
 from tests.gpu.device import DEVICE
 from tests.support.processes import child
@@ -318,7 +318,7 @@ def test_a_capture_that_fails_leaves_the_device_as_it_was(compiled: Callable[...
     """A graph that waits for the device is given up; random numbers and other captures go on."""
     made = Made()
     spec = GraphSpec((GraphInput((("local", "x"),), False, 0),), "t", None)
-    waiting = CudaGraphs("waiting", lambda x: (x * x.sum().item(),), spec, (), CudaGraphOptions(), device_of)
+    waiting = CudaGraphs(Capturable("waiting", lambda x: (x * x.sum().item(),), spec, ()), CudaGraphOptions(), device_of)
     x = torch.randn(64, device=DEVICE)
     for _ in range(6):
         close(waiting(x)[0], x * x.sum())

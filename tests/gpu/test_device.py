@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from precast.runtime.targets.ladder import native_cuda, rank
+from precast.runtime.targets.cuda import native_cuda
+from precast.runtime.targets.ladder import rank
 from tests.gpu.device import DEVICE, MISSING
 
 

@@ -13,14 +13,14 @@ import precast
 from precast.artifact_store import Store
 from precast.building.build_file import Loaded, ProgramSpec
 from precast.building.tune import tune
-from precast.codegen.cpu.tuning import Record
+from precast.codegen.common.measure import Record
 from precast.codegen.cuda.benchmarking import Lab, lab_for
 from precast.codegen.cuda.pipeline import choose_all
 from precast.codegen.cuda.tuning import LIBRARY, CudaChooser, Problem, tiling_of
 from precast.compiling.build_graph import known_choices
 from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
-from precast.runtime.targets.ladder import native_cuda
+from precast.runtime.targets.cuda import native_cuda
 from tests.codegen.cuda.test_fusion_choice import CALLS, asked_by, library_wins
 from tests.codegen.triton.skinny_matmuls import Fn, halved
 from tests.gpu.device import DEVICE
@@ -41,7 +41,7 @@ def problems() -> list[Problem]:
 
     graph, _ = trace(program, (torch.randn(512, 1024),))
     found: list[Problem] = []
-    choose_all(schedule(lower(graph, "row"), "cuda:sm_90", {}), {"chooser": CudaChooser(measure=found.append)})
+    choose_all(schedule(lower(graph, "row"), "cuda:sm_90"), CudaChooser(measure=found.append))
     return found
 
 

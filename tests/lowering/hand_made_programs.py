@@ -30,7 +30,8 @@ from precast.lowering.ir.nodes import (
 )
 from precast.lowering.ir.scalars import DType, Op, ReduceOp
 from precast.lowering.ir.torch_dtypes import TORCH_DTYPES
-from precast.lowering.pipeline import schedule
+from precast.lowering.options import DEFAULTS, LoweringOptions
+from precast.lowering.pipeline import planned, schedule
 from precast.lowering.verify.evaluate import int_of
 from precast.lowering.verify.interpret import run
 from precast.lowering.verify.verify import verify
@@ -145,7 +146,7 @@ def random_inputs(program: Program, seed: int = 0, **sizes: int) -> list[Any]:
     return found
 
 
-def checked_schedule(program: Program, options: dict[str, Any] | None = None, tolerance: float = 1e-4, **sizes: int) -> Program:
+def checked_schedule(program: Program, options: LoweringOptions = DEFAULTS, tolerance: float = 1e-4, **sizes: int) -> Program:
     """The scheduled program, after every pass was verified and shown to compute the same as the unscheduled one."""
     inputs = random_inputs(program, **sizes)
     wanted = run(verify(program), [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs], double=True)
@@ -158,7 +159,9 @@ def checked_schedule(program: Program, options: dict[str, Any] | None = None, to
             else:
                 assert want == got
 
-    return schedule(program, "cpu:native", options, check=True, trace=same)
+    found = verify(planned(schedule(program, "cpu:native", options, check=True, trace=same), "cpu:native"), "plan memory")
+    same("plan memory", found)
+    return found
 
 
 def kernels(program: Program) -> list[str]:

@@ -78,17 +78,14 @@ def _breaks(backend: str) -> Iterator[list[str]]:
         yield found
         found += torch._dynamo.utils.counters["graph_break"].elements()
         return
-    from precast.compiling import driver
+    from precast.compiling.observers import captures
 
     def look(_: Any, outcome: Any) -> None:
         if (broke := getattr(outcome, "broke", None)) is not None:
             found.append(broke.reason)
 
-    driver.observers.append(look)
-    try:
+    with captures.watch(look):
         yield found
-    finally:
-        driver.observers.remove(look)
 
 
 def _precast(model: torch.nn.Module, folder: Path) -> Any:

@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from precast.codegen.common.options import CodegenOptions
+
 ROOT = Path(__file__).resolve().parents[2]
 NOTICED = "heap-buffer-overflow"
 BATCH = 12
@@ -53,7 +55,7 @@ def read_past_the_end() -> None:
     from tests.ops.runners import program_of
 
     program, _ = program_of(lambda x: x * 2 + 1, (torch.ones(64),), schedule=True)
-    compiled = compile_program(program, "cpu:x86-64-v3", {"sanitize": "address", "measure": False})
+    compiled = compile_program(program, "cpu:x86-64-v3", CodegenOptions(sanitize="address", measure=False))
     inside = Loaded(compiled.library)(torch.ones(64))[0]
     assert torch.equal(inside, torch.full((64,), 3.0))
     print("inside", flush=True)

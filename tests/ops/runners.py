@@ -40,10 +40,11 @@ def program_of(
     schedule: bool,
     target: str = "cpu:x86-64-v3",
     symbolic: bool = False,
-    options: Mapping[str, Any] | None = None,
+    instead: Mapping[str, Any] | None = None,
 ) -> tuple[Any, Callable[[list[Any]], Any]]:
     """The lowered (and, where asked, scheduled) program, verified; and what rebuilds fn's result from the program's outputs."""
     from precast.lowering.lower import lower
+    from precast.lowering.pipeline import planned
     from precast.lowering.pipeline import schedule as run_schedule
     from precast.lowering.verify.verify import verify
 
@@ -51,7 +52,7 @@ def program_of(
     program = lower(graph, "row")
     verify(program)
     if schedule:
-        program = run_schedule(program, target, options)
+        program = planned(run_schedule(program, target, instead=instead or {}), target)
         verify(program)
     return program, rebuild
 

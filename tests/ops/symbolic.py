@@ -14,6 +14,8 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
+from precast.codegen.common.options import CodegenOptions
+
 Dims = Sequence[int] | None
 """Which dimensions of a tensor are symbolic; None: all of them (0 and 1 are never)."""
 
@@ -56,7 +58,7 @@ def runs(fn: Callable[..., Any], inputs: Sequence[torch.Tensor], dynamic: Sequen
     from tests.codegen.loader import Loaded
 
     lowered, scheduled = (program_of(fn, inputs, dynamic, schedule=s) for s in (False, True))
-    library = compile_program(scheduled, "cpu:native", {"measure": False})
+    library = compile_program(scheduled, "cpu:native", CodegenOptions(measure=False))
     loaded = Loaded(library.library, len(scheduled.outputs))
     return {"lowered": lambda *a: run(lowered, a), "scheduled": lambda *a: run(scheduled, a), "compiled": loaded}
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import precast
-from precast.lowering.passes.memory.memory_plan import DEVICE_ALIGNMENT
+from precast.lowering.analysis.buffer_bytes import DEVICE_ALIGNMENT
 from precast.lowering.passes.memory.workspace_segments import in_parts
 from tests.ops.runners import program_of
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from precast.codegen.common.options import CodegenOptions
 from tests.ops.check import copied
 from tests.ops.optable import ROWS
 from tests.ops.resize import other_values, resized, shape_env_of
@@ -65,7 +66,7 @@ def run_row(row: Row, *, compiled: bool) -> str:
     sets = [tensors] + ([resized(graph, tensors, others, torch.Generator().manual_seed(SEED))] if others is not None else [])
     program = schedule(lower(graph, "row"), "cpu:x86-64-v3", check=True)
     if compiled:
-        found: Any = Loaded(compile_program(program, "cpu:native", {"measure": False}).library, len(program.outputs))
+        found: Any = Loaded(compile_program(program, "cpu:native", CodegenOptions(measure=False)).library, len(program.outputs))
     else:
 
         def found(*given: torch.Tensor) -> Any:

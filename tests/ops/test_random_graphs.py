@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from precast.codegen import compile_program
+from precast.codegen.common.options import CodegenOptions
 from tests.codegen.loader import Loaded
 from tests.ops.check import poison_allocations
 from tests.ops.compiled import compiled
@@ -72,7 +73,7 @@ def test_scheduled(graph: Graph, shapes: int, seed: int) -> None:
 
 def through_code(graph: Graph, inputs: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
     program, rebuild = program_of(graph, inputs, schedule=True)
-    library = compile_program(program, "cpu:native", {"measure": False}).library
+    library = compile_program(program, "cpu:native", CodegenOptions(measure=False)).library
     return tuple(rebuild(Loaded(library, len(program.outputs))(*tensors_of(inputs))))
 
 

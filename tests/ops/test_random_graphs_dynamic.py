@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from precast.codegen import compile_program
+from precast.codegen.common.options import CodegenOptions
 from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
 from precast.lowering.verify.interpret import run
@@ -31,7 +32,9 @@ def compared(graph: Graph, shapes: int, seed: int, *, compiled: bool) -> None:
         generator = torch.Generator().manual_seed(seed)
         sets.append(tuple(resized(traced, inputs, others, generator)))  # type: ignore[arg-type]
     program = schedule(lower(traced, "random"), "cpu:x86-64-v3", check=True)
-    library = Loaded(compile_program(program, "cpu:native", {"measure": False}).library, len(program.outputs)) if compiled else None
+    library = (
+        Loaded(compile_program(program, "cpu:native", CodegenOptions(measure=False)).library, len(program.outputs)) if compiled else None
+    )
 
     def found(_: Graph, given: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
         return tuple(run(program, given) if library is None else library(*given))

@@ -19,7 +19,7 @@ import torch
 from precast import torch_backend
 from precast.artifact_store import Store
 from precast.artifact_store.maintenance.index import open_index
-from precast.compiling import compile_graph
+from precast.compiling import compile_graph, torch_graphs
 
 CHILD = Path(__file__).with_name("torch_backend_child.py")
 
@@ -223,7 +223,7 @@ def test_options_that_do_not_exist_here_are_named(given: dict[str, Any], message
 
 
 def test_gradients_run_as_traced_with_one_warning(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_backend, "_warned", set())
+    monkeypatch.setattr(torch_graphs, "_warned", set())
     model, twin = Net(), Net()
     twin.load_state_dict(model.state_dict())
     compiled = torch.compile(model, backend=through(store), dynamic=False)

@@ -21,9 +21,9 @@ import torch
 
 import precast
 from precast.artifact_store import Manifest, Store
-from precast.codegen import pipeline
 from precast.codegen.common import toolchain
-from precast.codegen.cuda import pipeline as cuda_pipeline
+from precast.codegen.cpu import compile as cpu_pipeline
+from precast.codegen.cuda import pipeline
 from precast.codegen.triton.build.images import Cubin
 from precast.codegen.triton.render.render import TritonKernel
 from precast.runtime.targets.versions import LOWERING_VERSION, python_minor, torch_minor
@@ -122,9 +122,9 @@ def _compilers(run: bool) -> Iterator[list[str]]:
         return [Cubin(kernel.name, arch, kernel.source.encode(), {**METADATA, "entry": kernel.name}) for kernel in kernels]
 
     with (
-        mock.patch.object(pipeline, "compile_shared", compile_shared),
-        mock.patch.object(cuda_pipeline, "compiling", compiling),
-        mock.patch.object(cuda_pipeline, "compile_images", compile_images),
+        mock.patch.object(cpu_pipeline, "compile_shared", compile_shared),
+        mock.patch.object(pipeline, "compiling", compiling),
+        mock.patch.object(pipeline, "compile_images", compile_images),
     ):
         yield units
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from precast.codegen import pipeline
+from precast.codegen.cpu import compile as cpu_pipeline
 from precast.runtime.targets.versions import LOWERING_VERSION
 from tests.replay.digest import RECORD, digest
 from tests.replay.programs import ROWS
@@ -56,7 +56,7 @@ def test_nothing_changed_without_a_new_version(row: Any, recorded: dict[str, Any
 
 
 def test_a_change_of_generated_code_is_seen(monkeypatch: pytest.MonkeyPatch, recorded: dict[str, Any]) -> None:
-    monkeypatch.setattr(pipeline, "FAULT", pipeline.FAULT + "\n")
+    monkeypatch.setattr(cpu_pipeline, "FAULT", cpu_pipeline.FAULT + "\n")
     row = ROWS[0]
     target = f"{row.targets[0]} units"
     assert digest(row)[target] != recorded["rows"][row.name][target]

@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,47 @@ def test_import_linter() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 broken" in done.stdout
+
+
+def _modules() -> dict[str, Path]:
+    """Every module of the package by its name."""
+    found = {}
+    for path in _sources(*FOLDERS):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(parts if parts[0] == "precast" else ("precast", *parts))
+        found[name.removesuffix(".__init__")] = path
+    return found
+
+
+def _arrows(modules: dict[str, Path]) -> dict[str, set[str]]:
+    """What each module imports of the package: at its top, inside functions, and for type checkers only."""
+    arrows = {}
+    for module, path in modules.items():
+        named: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Import):
+                named.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                named.update(full if (full := f"{node.module}.{alias.name}") in modules else node.module for alias in node.names)
+        arrows[module] = {name for name in named if name in modules and name != module}
+    return arrows
+
+
+def test_no_circle_of_imports() -> None:
+    """Not even one that imports inside functions, or under TYPE_CHECKING, would hide."""
+    TopologicalSorter(_arrows(_modules())).prepare()  # a CycleError names the circle
+
+
+def test_programs_are_built_in_one_file() -> None:
+    """Whoever wants to know what a program consists of finds all of it in `build_program.py`."""
+    made = {"Program", "ProgramHooks", "Resumes", "Callees", "Dispatcher"}
+    where = {
+        (path.name, node.func.id)
+        for path in _sources("runtime")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in made
+    }
+    assert where == {("build_program.py", name) for name in made}
 
 
 @pytest.mark.parametrize("folder", ["runtime", "artifact_store"])

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 
 from precast.artifact_store.format.records import GraphInput
-from precast.runtime.cuda_graphs.graphs import CaptureFailed, CudaGraphs, Draws, Taken
+from precast.runtime.cuda_graphs.graphs import Capturable, CaptureFailed, CudaGraphs, Draws, Taken
 from precast.runtime.cuda_graphs.native_replay import FUNCTIONS, NativePlayer
-from precast.runtime.executable.fallback_ops import new_handle, take_handle
-from precast.runtime.executable.graph_call import Finish, GraphSpec, graph_call
-from precast.runtime.executable.library import resolve_symbol
+from precast.runtime.executable.calling_convention import Finish, GraphSpec
+from precast.runtime.executable.graph_call import graph_call
+from precast.runtime.native.tensor_handles import new_handle, take_handle
+from precast.runtime.native.torch_symbols import resolve_symbol
 from precast.runtime.settings.options import CudaGraphOptions
 
 _POINTER = ctypes.c_void_p
@@ -202,7 +203,8 @@ def graphs(
     spec = GraphSpec(tuple(inputs), kinds, finish)
     if device.native is not None:
         run = native_run(run, GraphSpec(tuple(inputs), kinds, None), weights)
-    policy = CudaGraphs("net", run, spec, weights, CudaGraphOptions(skip_dynamic), more.pop("device_of", device.of), **more)
+    device_of = more.pop("device_of", device.of)
+    policy = CudaGraphs(Capturable("net", run, spec, weights, **more), CudaGraphOptions(skip_dynamic), device_of)
     if device.native is None:
         return Graphs(policy, policy)
     policy.player = player = NativePlayer(device.native, run, finish, policy, "stamp" in more)

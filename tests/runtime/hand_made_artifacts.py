@@ -13,6 +13,7 @@ from typing import Any
 
 from precast.artifact_store import BlobSet, GraphRecord, Guard, Manifest, Versions
 from precast.artifact_store.format.records import FrameRecord, GraphInput, GraphOutput
+from precast.artifact_store.trust.trusted import Trusted, made_here
 from precast.runtime.common.errors import InProcess
 from precast.runtime.programs.program import Program
 from precast.runtime.settings.options import key_options
@@ -66,6 +67,12 @@ def library(add: float = 0.0, abi: int = 1, extra: str = "", body: str = "", mor
         source.write_text(SOURCE % {"add": f"{add}f", "abi": abi, "extra": extra, "body": body, "more": more, "lent": lent})
         subprocess.run(["g++", "-O1", "-shared", "-fPIC", "-w", "-o", str(out), str(source)], check=True)
         return out.read_bytes()
+
+
+def trusted_library(path: Path, data: bytes) -> Trusted[Path]:
+    """A shared object that the test has made, in a file."""
+    path.write_bytes(data)
+    return made_here(path)
 
 
 def frame_code(function: FunctionType, call: str) -> FrameRecord:

@@ -1,4 +1,4 @@
-"""What a cubin says of its kernel."""
+"""Reads facts about a kernel from its cubin (an ELF file)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 _CODE = ".text."
 _SIZED, _REGISTERS = 4, 0x2F
-"""Of the records in `.nv.info`: those that name their size, and the one that holds (symbol, number of registers)."""
+"""Codes of records in `.nv.info`: of those that have an explicit size, and of the one with (symbol, number of registers)."""
 
 
 def registers(image: bytes) -> int | None:

@@ -53,7 +53,9 @@ def compile_images(kernels: Sequence[TritonKernel], arch: str, workers: int = 1,
 
 
 def candidate_images(kernels: Sequence[TritonKernel], arch: str, workers: int = 1) -> list[Cubin | Exception]:
-    """As `compile_images`, of kernels that need not all be good: in the place of an image, what Triton or its assembler has to say."""
+    """As `compile_images`, for kernels that may fail to compile: such a kernel has Triton's or its assembler's error in place of an
+    image.
+    """
 
     def compile_or_tell(kernel: TritonKernel, arch: str) -> Cubin | Exception:
         try:
@@ -93,15 +95,15 @@ def _images(
 
 @contextmanager
 def _folder() -> Iterator[str]:
-    """A folder for the compilations of the body, to which Triton's settings point."""
+    """A temporary folder for compilations inside the context, set as Triton's cache."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, clean_settings(folder):
         yield folder
 
 
 @cache
 def warm_up() -> threading.Thread:
-    """Begins what the first compilation of a process needs and what can be done beside Python code: Triton reads all of itself, half a
-    second's hashing, for the keys of its cache. Once for the process; raises ImportError where there is no Triton.
+    """Starts a thread that does what the first compilation of a process needs: Triton hashes all of its own files, for half a second, for
+    the keys of its cache. Once per process; raises ImportError where there is no Triton.
     """
     import triton.runtime.cache  # before the thread, which imports nothing: a fork in its midst leaves no module half imported
 
@@ -115,7 +117,7 @@ def warm_up() -> threading.Thread:
 
 
 def _renew() -> None:
-    """A forked child finds the locks open: a thread of the parent may have held them, and it does not exist in the child."""
+    """Renews the locks in a forked child: a thread of the parent may have held them, and it does not exist in the child."""
     global _LOCK, _PARSING
     _LOCK, _PARSING = threading.Lock(), threading.Lock()
 
@@ -125,7 +127,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def image_numbers(kernels: Sequence[TritonKernel]) -> list[int]:
-    """The number of each kernel's image, from 0 in the order of their first use: what `compile_images` gives one object has one number."""
+    """The number of each kernel's image, from 0 in the order of first use; kernels that share an image have one number."""
     numbers: dict[tuple[object, ...], int] = {}
     return [numbers.setdefault(_identity(kernel), len(numbers)) for kernel in kernels]
 
@@ -152,7 +154,7 @@ def _compiled(kernel: TritonKernel, arch: str) -> Cubin:
 
 
 def _task(kernel: TritonKernel, arch: str) -> dict[str, Any]:
-    """What `image_of` has to know of a kernel beside its source."""
+    """The parameters of `image_of` for a kernel, without its source."""
     return {
         "arguments": [(a.name, a.type, a.aligned) for a in kernel.arguments],
         "num_warps": kernel.tiling.num_warps,

@@ -1,4 +1,4 @@
-"""Deals the compilation of kernels to threads, of which some have a process each that does it for them."""
+"""Schedules compilations of kernels over threads, some of which have a worker process each."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 LOOK_SECONDS = 0.05
-"""How often a thread whose process is not ready yet looks whether there is something left to do …"""
+"""Seconds between the checks, by a thread whose worker is not ready, whether any items are left …"""
 GRACE_SECONDS = 1.0
-"""… and how long, before it works by itself."""
+"""… and seconds after which it compiles in this process."""
 
 
 def shared(
@@ -26,10 +26,10 @@ def shared(
     threads: int,
     workers: Sequence[Worker] = (),
 ) -> list[Result]:
-    """What `here` gives for each item, in order, by so many threads; each of the first has one of `workers` and asks `there` first.
-    At most half of the threads wait for a process that is not ready yet.
+    """The results of `here` for all items, in order, by a number of threads; the first threads have one of `workers` each, and ask `there`
+    first. At most half of the threads wait for a worker that is not ready.
 
-    None from `there`, or a process that is lost, leaves the item to `here`, whose first error is raised.
+    Where `there` returns None, or the worker is lost, `here` does the item; its first error is raised.
     """
     waiting = deque(range(len(items)))
     results: dict[int, Result] = {}
@@ -75,7 +75,7 @@ def shared(
 
 
 def _ready(worker: Worker, seconds: float) -> bool:
-    """Whether the thread may take an item: its process is ready, or lost, so that the thread works by itself."""
+    """Whether the thread may take an item: its worker is ready, or lost, so that it compiles in this process."""
     try:
         return worker.lost or worker.ready(seconds)
     except WorkerLost as lost:

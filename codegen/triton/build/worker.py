@@ -1,7 +1,7 @@
-"""One kernel's source to its image; and, run as a script, a process that does nothing else.
+"""Compiles one kernel's source to its image. Run as a script, it is a worker process that does this repeatedly.
 
-The process is started by `worker_pool.py` and imports this file alone, never its package: Triton without torch is there in a third of a
-second. So nothing of precast is imported here. Messages are msgpack behind four bytes of length, a kernel in, an answer out.
+`worker_pool.py` starts the process, which imports this file only and not its package: Triton without torch is imported in a third of a
+second. So nothing of precast may be imported here. Messages are msgpack behind four bytes of length: a kernel in, an answer out.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from queue import SimpleQueue
 from typing import Any
 
 PTX_VERSION = 80
-"""What drivers from 12.0 on can read; Triton's own assembler would stamp a newer one."""
+"""The version of PTX that drivers from CUDA 12.0 on can read; Triton's assembler would write a newer one."""
 
 PTX = "ptx_80"
 """The fall-back architecture: PTX text for sm_80, which the driver of any later device compiles when it loads it."""
 
 LENGTH = struct.Struct(">I")
 IDLE_SECONDS = 120.0
-"""After so long without a message the process ends, should its parent have forgotten it: the parent ends it sooner."""
+"""Seconds without a message after which the worker ends by itself; normally its parent ends it sooner."""
 
 
 def image_of(function: Any, task: Mapping[str, Any], source_class: Callable[..., Any]) -> tuple[bytes, dict[str, Any]]:
@@ -86,7 +86,7 @@ def clean_settings(folder: str) -> Iterator[None]:
 
 
 def identity() -> list[Any]:
-    """Which Python and Triton this process compiles with."""
+    """The versions of Python and Triton in this process."""
     import triton
 
     return [sys.version, triton.__version__, os.path.realpath(str(triton.__file__))]
@@ -111,7 +111,7 @@ def _metadata(metadata: Any) -> dict[str, Any]:
 
 
 def _serve() -> None:
-    """Answers messages until the other side is gone. Triton's own words go nowhere; nor do its tools get the pipes."""
+    """Answers messages until the parent is gone. Triton's output is discarded, and its tools do not inherit the pipes."""
     import msgpack
 
     source, sink = os.dup(0), os.dup(1)  # which programs that are started here do not inherit
@@ -135,8 +135,8 @@ def _answer(task: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _make_ready() -> None:
-    """All that the first kernel would wait for. The key of Triton's cache, half a second's reading of Triton itself, distinguishes
-    nothing in a cache that is thrown away.
+    """Does ahead what the first kernel would wait for. Triton's cache key, for which it hashes its own files for half a second, is replaced
+    by a constant: the cache is temporary.
     """
     import triton.compiler.code_generator
     import triton.runtime.cache

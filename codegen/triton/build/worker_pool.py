@@ -1,8 +1,8 @@
-"""Processes that compile Triton's kernels beside this one, where there are cores for them.
+"""A pool of worker processes that compile Triton kernels, on machines with enough cores.
 
-A fifth of a kernel's compilation is Python code, which threads do one at a time. The processes are begun before a program is captured,
-which takes seconds, so that Triton is imported in them by the time that kernels are there. They are a help and nothing else: whatever
-is wrong with one, its kernel is compiled in this process, as all are where there are no such processes.
+A fifth of a kernel's compilation is Python code, which threads cannot run in parallel. The workers are started before a program is
+captured, which takes seconds, so that they have imported Triton when kernels arrive. They are optional: where a worker fails, or there
+are none, kernels are compiled in this process.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ MOST_WORKERS = 8
 FEW_KERNELS = 6
 """With fewer kernels threads are as fast."""
 IDLE_SECONDS = 20.0
-"""How long the processes stay after their last use."""
+"""Seconds for which the processes stay after their last use."""
 PATIENCE = 60.0
-"""Seconds for one kernel, after which a process counts as stuck. They take one, a few of them ten."""
+"""Seconds after which a worker that compiles one kernel counts as stuck. Most take one second, a few of them ten."""
 
 _START = (
     "import json, runpy, sys; start = json.loads(sys.argv[1]); sys.path[:] = start['path']; "
@@ -51,11 +51,11 @@ _PLACES = ("TRITON_HOME", "TRITON_CACHE_DIR", "TRITON_DUMP_DIR", "TRITON_OVERRID
 
 
 class WorkerLost(Exception):
-    """A process that did not answer as it should; the message says how."""
+    """A worker died, or answered wrongly; the message says how."""
 
 
 class Worker:
-    """One process and its two pipes, used by one thread at a time. It is of use once `ready` says so."""
+    """One worker process and its two pipes, used by one thread at a time. It takes kernels once `ready` is true."""
 
     def __init__(self, command: list[str]) -> None:
         """Starts it; OSError where that cannot be done."""
@@ -72,7 +72,7 @@ class Worker:
         self.lost = False
 
     def ready(self, seconds: float) -> bool:
-        """Whether it can take kernels, waiting at most so long. Raises `WorkerLost`, also where it has another Triton."""
+        """Whether it can take kernels, after waiting at most `seconds`. Raises `WorkerLost`, also where its Triton is another version."""
         if self._said_hello:
             return True
         if not _wait(self._from, select.POLLIN, time.monotonic() + seconds):
@@ -107,19 +107,19 @@ class Worker:
             self.process.wait(5)
 
     def give_up(self, why: object) -> None:
-        """Ends it, and says so in the log."""
+        """Ends the process, and logs why."""
         self.end()
         log.info("process %d, which was to compile kernels, is not used any more: %s; threads of this process do its work", self.pid, why)
 
     def kill(self) -> None:
-        """For another thread than the one that uses it, which will find it lost."""
+        """Ends the process from another thread than the one that uses it, which then gets `WorkerLost`."""
         with suppress(OSError):
             self.process.kill()
 
     def forget(self) -> None:
-        """In a forked child: it is the parent's, which alone keeps its pipes."""
+        """Called in a forked child: closes the pipes, which belong to the parent."""
         self.lost = True
-        self.process.returncode = 0  # nobody here waits for it
+        self.process.returncode = 0  # no wait for it in this process
         for pipe in self._pipes:
             with suppress(OSError):
                 pipe.close()
@@ -156,7 +156,7 @@ class Worker:
 
 
 class Pool:
-    """Processes that were started together, and what they were started with."""
+    """Workers that were started together, and the settings that they were started with."""
 
     def __init__(self, count: int, command: list[str] | None = None, lock: int = -1) -> None:
         """Starts `count` processes, or as many as can be started. `lock` is a descriptor that is held as long as they live."""
@@ -170,7 +170,7 @@ class Pool:
             log.info("kernels are compiled in threads: a process for them could not be started: %s", error)
 
     def alive(self) -> list[Worker]:
-        """Those that may be asked."""
+        """The workers that have not failed."""
         for worker in self.workers:
             if not worker.lost and worker.process.poll() is not None:
                 worker.give_up("it has ended")
@@ -195,7 +195,7 @@ class Pool:
 
 
 class Keeper:
-    """The one pool of this process, which goes a while after its last use."""
+    """Owns the one pool of this process, and ends it some time after its last use."""
 
     def __init__(self) -> None:
         self.guard = threading.Lock()
@@ -204,7 +204,7 @@ class Keeper:
         self.users = 0
 
     def begin(self, count: int | None = None) -> None:
-        """Starts what is not there: `count` processes, or as many as this machine is good for."""
+        """Starts missing workers: up to `count`, or as many as suit this machine."""
         with self.guard:
             if self.pool is not None and self.users == 0 and not (self.pool.settings == settings() and self.pool.alive()):
                 self._end()
@@ -214,7 +214,7 @@ class Keeper:
             self._again()
 
     def take(self) -> list[Worker]:
-        """The processes, if they compile as this one would. `give_back` follows in any case."""
+        """The workers, if they would compile as this process does. The caller calls `give_back` in any case."""
         with self.guard:
             pool = self.pool
             self.users += 1
@@ -222,7 +222,7 @@ class Keeper:
             return pool.alive() if pool is not None and usable else []
 
     def give_back(self) -> None:
-        """After the compilation."""
+        """Ends a use of the workers: called after a compilation."""
         with self.guard:
             self.users -= 1
             self._again()
@@ -258,8 +258,8 @@ _keeper = Keeper()
 
 
 def begin() -> threading.Thread | None:
-    """Starts the processes, where this machine has cores for them, in a thread: eight take a tenth of a second. None where there can be
-    no thread. Nothing is raised for a machine that has no room for them.
+    """Starts the workers in a thread (eight take a tenth of a second), where this machine has cores for them. None where no thread can be
+    started. A machine without room for them raises nothing.
     """
 
     def start() -> None:
@@ -276,7 +276,7 @@ def begin() -> threading.Thread | None:
 
 @contextmanager
 def taken(kernels: int) -> Iterator[list[Worker]]:
-    """The processes for a compilation of so many kernels, ready or not, which stay for the body."""
+    """A context with the workers for a compilation of `kernels` kernels, ready or not; they are not ended inside it."""
     keeper = _keeper
     workers = keeper.take()
     try:
@@ -286,7 +286,7 @@ def taken(kernels: int) -> Iterator[list[Worker]]:
 
 
 def worker_count() -> int:
-    """How many processes this one may start: half its cores, and none where there are few, or where it is not a plain Python."""
+    """How many workers this process may start: half its cores; none where there are few cores, or no plain Python to start."""
     cores = usable_cores()
     python = sys.executable and _PYTHON.fullmatch(Path(sys.executable).name) and not getattr(sys, "frozen", False)
     if cores < FEW_CORES or not python or not os.path.isfile(triton_worker.__file__) or not plain_settings():
@@ -295,7 +295,7 @@ def worker_count() -> int:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on, and that its control group pays for."""
+    """Cores that this process may use, limited by its control group."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -304,7 +304,7 @@ def usable_cores() -> int:
 
 
 def start_command() -> list[str]:
-    """The command of a process: this Python without a look at its environment, and with this process's `sys.path`, as it is now."""
+    """The command of a worker: this Python, isolated from the environment, with this process's present `sys.path`."""
     import triton
 
     homes = [str(Path(str(module.__file__)).parents[1]) for module in (triton, msgpack)]
@@ -315,12 +315,12 @@ def start_command() -> list[str]:
 
 
 def settings() -> dict[str, str]:
-    """What the environment tells Triton about the making of images."""
+    """The environment variables that influence how Triton compiles."""
     return {name: value for name, value in os.environ.items() if _SETTINGS.match(name) and name not in _PLACES}
 
 
 def plain_settings() -> bool:
-    """Whether nothing was set in this process, or is to be printed or dumped by it, that other processes would not know or not show."""
+    """Whether Triton's settings in this process are those of a fresh process, and nothing is to be printed or dumped."""
     from triton import knobs
 
     groups = (knobs.build, knobs.cache, knobs.compilation, knobs.runtime, knobs.language, knobs.nvidia)
@@ -329,7 +329,7 @@ def plain_settings() -> bool:
 
 
 def _only_one() -> int | None:
-    """A descriptor that only one process of this user holds at a time: many that compile at once have work for all cores as it is."""
+    """A lock that one process of this user holds at a time, so that only one has a pool: many that compile at once use all cores anyway."""
     try:
         import fcntl
     except ImportError:
@@ -359,7 +359,7 @@ def _unpacked(data: bytes) -> Any:
 
 
 def _forked() -> None:
-    """A child has none of the threads, and leaves the processes to its parent."""
+    """Called in a forked child, which has no threads: drops the parent's workers."""
     global _keeper
     pool, _keeper = _keeper.pool, Keeper()
     if pool is not None:

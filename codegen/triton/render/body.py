@@ -12,11 +12,11 @@ from typing import Any
 
 import sympy
 
-from precast.codegen.common.value_facts import store_roots
 from precast.codegen.triton.render.lanes import Lanes
 from precast.codegen.triton.render.ops import Unsupported
 from precast.codegen.triton.render.reductions import Reductions
 from precast.codegen.triton.render.tiling import loaded
+from precast.lowering.analysis.effects import store_roots
 from precast.lowering.ir.index import FloorDiv, plain
 from precast.lowering.ir.nodes import Reduce, Scan, Size, Store, Value, walk
 

@@ -12,15 +12,16 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from precast.codegen.common.value_facts import static_product, store_roots
+from precast.codegen.common.value_facts import static_product
 from precast.codegen.triton.render.matmul import product_in
 from precast.codegen.triton.render.tiling import Part, Tiling, loaded, power_of_two
+from precast.lowering.analysis.effects import store_roots
 from precast.lowering.analysis.matmul_patterns import MANY, Product
+from precast.lowering.analysis.traits import Traits
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Axis, Buffer, Load, Reduce, Scan, Size, Value, walk
 from precast.lowering.ir.sizes import hint
 
-PROCESSORS = 132
 ELEMENTS = 256
 """Elements of a row for each warp."""
 LINE = 16
@@ -30,8 +31,8 @@ MOST_TOGETHER = 64
 PERSISTENT = 16384
 """Lanes of the longest row that stays in registers."""
 
-IN_FLIGHT, HALF = 96 << 10, 2
-"""Bytes that the blocks of a product in flight may take: the smallest architectures have 99 KiB. And bytes of an element there."""
+HALF = 2
+"""Bytes of an element of a product's blocks."""
 
 PRODUCTS = (
     (16, (16, 32, 256, 3), (16, 32, 128, 3)),
@@ -114,12 +115,12 @@ def two_dimensional(part: Part, known: Mapping[str, Buffer]) -> Part:
     return replace(part, x=(*rest, line), grid=True)
 
 
-def choose(part: Part, known: Mapping[str, Buffer]) -> Tiling:
+def choose(part: Part, known: Mapping[str, Buffer], traits: Traits) -> Tiling:
     """The tiling of a part, without having measured."""
     rows = _count(part.x)
     product = product_in(part)
     if product is not None:
-        return _product(product)
+        return _product(product, traits)
     if part.grid:
         return _square(part)
     inner = [_count(v.axes) for v in _values(part) if isinstance(v, Reduce)]
@@ -128,10 +129,10 @@ def choose(part: Part, known: Mapping[str, Buffer]) -> Tiling:
     widest = max(inner, default=1)
     if widest == 1:
         full = [a for a in accesses(part, known) if a.points == rows]
-        return _flat(rows, 512 if len(full) <= 2 else 256)
+        return _flat(rows, traits, 512 if len(full) <= 2 else 256)
     if any(isinstance(v, Reduce | Scan) for v in _values(part)) and _across(part, known):
-        return _columns(rows, widest, part, known)
-    return _rows(rows, widest, all(static_product((a.extent,)) is not None for a in _axes(part) if a not in part.x))
+        return _columns(rows, widest, part, known, traits)
+    return _rows(rows, widest, all(static_product((a.extent,)) is not None for a in _axes(part) if a not in part.x), traits)
 
 
 def together(parts: Sequence[Part]) -> bool:
@@ -158,10 +159,10 @@ def portions(parts: Sequence[Part]) -> list[list[Part]]:
     return dealt
 
 
-def choose_together(parts: Sequence[Part], flat: Tiling | None = None) -> list[Tiling]:
+def choose_together(parts: Sequence[Part], traits: Traits, flat: Tiling | None = None) -> list[Tiling]:
     """Tilings for parts of one launch, which share its number of warps; `flat` is given for those of one dimension."""
     if flat is None:
-        flat = _flat(sum(_count((*part.x, *(a for a in part.stores[0].axes or () if a not in part.x))) for part in parts))
+        flat = _flat(sum(_count((*part.x, *(a for a in part.stores[0].axes or () if a not in part.x))) for part in parts), traits)
     side = min(flat.xblock, 64 if flat.num_warps >= 4 else 32)
     return [replace(flat, xblock=side, rblock=side) if part.grid else flat for part in parts]
 
@@ -173,10 +174,10 @@ def _count(axes: tuple[Axis, ...]) -> int:
     return total
 
 
-def _flat(points: int, elements: int = 256) -> Tiling:
+def _flat(points: int, traits: Traits, elements: int = 256) -> Tiling:
     """Pointwise: `elements` for each warp; smaller blocks where there would be too few to go round."""
     xblock = 4 * elements
-    while xblock > 128 and points < 2 * PROCESSORS * xblock:
+    while xblock > 128 and points < 2 * traits.processors * xblock:
         xblock //= 2
     xblock = min(xblock, power_of_two(points))
     return Tiling(xblock, num_warps=max(1, xblock // elements))
@@ -190,43 +191,43 @@ def _square(part: Part) -> Tiling:
     return Tiling(other, rblock=side, num_warps=max(1, min(8, other * side // 512)))
 
 
-def _rows(rows: int, width: int, known: bool) -> Tiling:
+def _rows(rows: int, width: int, known: bool, traits: Traits) -> Tiling:
     """Rows that lie along memory: in registers where they fit; in a loop, too, where their width is `known` at run time only."""
     lanes = power_of_two(width)
     if lanes > PERSISTENT or not known:
         rblock = min(4096, max(256, lanes))
         return Tiling(1, persistent=PERSISTENT, rblock=rblock, num_warps=rblock // 256)
     xblock = max(1, min(power_of_two(rows), 1024 // lanes))
-    while xblock > 1 and rows < PROCESSORS * xblock:
+    while xblock > 1 and rows < traits.processors * xblock:
         xblock //= 2
-    most = 8 if rows >= 8 * PROCESSORS else 32 if lanes > 8192 else 16
+    most = 8 if rows >= 8 * traits.processors else 32 if lanes > 8192 else 16
     warps = 1 << max(0, round(math.log2(max(width * xblock / ELEMENTS, 1))))
     return Tiling(xblock, persistent=PERSISTENT, rblock=4096, num_warps=max(min(warps, most), lanes * xblock // 4096))
 
 
-def _product(product: Product) -> Tiling:
+def _product(product: Product, traits: Traits) -> Tiling:
     """Narrow blocks, so that every processor reads a part of the columns' side; long steps where the processors are hardly filled."""
     rows, columns, depth = product.size
     if rows >= MANY:
-        return _many_rows(product)
+        return _many_rows(product, traits)
     few, many = next(blocks for most, *blocks in PRODUCTS if rows <= most)
-    xblock, rblock, step, stages = many if columns >= PROCESSORS * 32 else few
-    if xblock > 16 and columns < PROCESSORS * 16:
+    xblock, rblock, step, stages = many if columns >= traits.processors * 32 else few
+    if xblock > 16 and columns < traits.processors * 16:
         xblock, rblock, step, stages = 32, 16, 256, 3
     return Tiling(xblock, rblock=rblock, depth=min(step, power_of_two(depth)), num_warps=4, num_stages=stages)
 
 
-def _many_rows(product: Product) -> Tiling:
+def _many_rows(product: Product, traits: Traits) -> Tiling:
     """As many columns as a block holds, so that the rows, which cost memory, are read seldom; smaller blocks where those would be few, and
     fewer steps in flight where several sums would fill the shared memory.
     """
     rows, columns, depth = product.size
     rblock = min(128, power_of_two(columns))
-    few = (rows // 64) * -(-columns // rblock) < 2 * PROCESSORS
+    few = (rows // 64) * -(-columns // rblock) < 2 * traits.processors
     rblock = min(rblock, 64) if few else rblock
     step = 32 if depth <= 64 else 64
     lines = 64 * len({s.left for s in product.sums}) + rblock * len({s.right for s in product.sums})
-    stages = min(4 if few else 3, max(1, IN_FLIGHT // (lines * step * HALF)))
+    stages = min(4 if few else 3, max(1, traits.blocks_in_flight // (lines * step * HALF)))
     return Tiling(64, rblock=rblock, depth=step, num_warps=4, num_stages=stages)
 
 
@@ -242,11 +243,11 @@ def _across(part: Part, known: Mapping[str, Buffer]) -> bool:
     return across > along
 
 
-def _columns(rows: int, width: int, part: Part, known: Mapping[str, Buffer]) -> Tiling:
+def _columns(rows: int, width: int, part: Part, known: Mapping[str, Buffer], traits: Traits) -> Tiling:
     """Columns: 64 bytes of neighbours, fewer where programs would be few, and many rows of them at a time."""
     itemsize = min((known[b].dtype.itemsize for b, _ in _indices(part)), default=4)
     xblock = max(1, min(64 // itemsize, power_of_two(rows)))
-    while xblock * itemsize > 32 and rows < PROCESSORS * xblock // 2:
+    while xblock * itemsize > 32 and rows < traits.processors * xblock // 2:
         xblock //= 2
     lanes = power_of_two(width)
     rblock = max(1, min(lanes, 4096 // xblock))

@@ -1,4 +1,6 @@
-"""The dimensions of a Triton block: which points their lanes stand for, and index expressions over them with as few divisions as can be."""
+"""The dimensions of a Triton block: the points that their lanes compute, and index expressions over them with as few divisions as
+possible.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ Mode = Literal["grid", "whole", "loop"]
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring axes `first` to `last` (positions) that an index treats as one."""
+    """Adjacent axes, at positions `first` to `last`, that an index treats as one."""
 
     first: int
     last: int
@@ -43,13 +45,13 @@ class Lanes:
         return self.mode == "loop"
 
     def symbol(self, run: Run) -> sympy.Symbol:
-        """The position along a run of axes; its definition is written from now on."""
+        """The symbol of the position along a run of axes, whose definition `define` will write."""
         symbol = self.axes[run.first].symbol if run.first == run.last else axis_symbol(f"{self.name}_{run.first}_{run.last}")
         self.used[symbol] = run
         return symbol
 
     def joined(self, expr: Any) -> Any:
-        """`expr` over runs of axes in place of single ones, where it is linear in them and their strides fit together."""
+        """`expr` over runs of axes in place of single ones, where it is linear in them and their strides flatten to those of one axis."""
         mine = [a.symbol in expr.free_symbols for a in self.axes]
         if sum(mine) < 2:
             return expr

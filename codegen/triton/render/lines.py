@@ -1,4 +1,4 @@
-"""Values as lines of a Triton function: one name for each distinct value, written inside a loop only where it varies with it."""
+"""Emits values as lines of a Triton function: each distinct value is one variable, defined inside a loop only where it varies with it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ NARROW = (DType.I16, DType.I8, DType.U8)
 
 
 class Lines:
-    """The lines of one part; `buffers`, `sizes`, `checks` and `functions` (names, by text behind the name) are
-    what they turned out to need."""
+    """The lines of one part. `buffers`, `sizes`, `checks` and `functions` (name by the text after the name) collect what the lines use."""
 
     def __init__(self, part: Part, known: dict[str, Buffer], tiling: Tiling, index_type: str) -> None:
         self.known, self.tiling, self.index_type = known, tiling, index_type
@@ -58,7 +57,7 @@ class Lines:
         return f"tl.arange(0, {lanes.block}){shape}{wide}"
 
     def lanes_of(self, *parts: Value | sympy.Expr) -> list[Lanes]:
-        """The dimensions along which these vary."""
+        """The dimensions of the block along which these values vary."""
         symbols: set[sympy.Symbol] = set()
         for part in parts:
             symbols |= part.free_symbols if isinstance(part, sympy.Basic) else self.facts.deps(part)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Matrix products as Triton functions of our own: sums of products whose two sides vary along different outer axes, on tensor cores.
+"""Matrix products as generated Triton functions: sums of products whose two sides vary along different outer axes, on tensor cores.
 
 Each side is a device function that gives one block of it, so that what is computed from memory (a cast of int8 weights, say) is computed as
 it is read; what follows the sums is written as for any other part, over a block of rows and columns.
@@ -11,12 +11,13 @@ from dataclasses import replace
 
 import sympy
 
-from precast.codegen.common.value_facts import rebuild, rebuild_store, store_roots
+from precast.codegen.common.value_facts import rebuild, rebuild_store
 from precast.codegen.triton.render.body import Body
 from precast.codegen.triton.render.memory import Memory
 from precast.codegen.triton.render.ops import TYPES
 from precast.codegen.triton.render.tiling import Part, Tiling
 from precast.codegen.triton.render.value_rewrites import kind
+from precast.lowering.analysis.effects import store_roots
 from precast.lowering.analysis.matmul_patterns import Product, product_of
 from precast.lowering.ir.nodes import Axis, Buffer, Load, Reduce, Store, Value, walk
 from precast.lowering.ir.scalars import DType

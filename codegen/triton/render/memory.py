@@ -20,11 +20,11 @@ NATIVE = {
     "min": (DType.F64, DType.F32, DType.I64, DType.I32),
     "max": (DType.F64, DType.F32, DType.I64, DType.I32),
 }
-"""What Triton updates by one instruction on every architecture; the rest goes by compare and swap."""
+"""Atomic updates that are one instruction on every architecture; the others are loops of compare-and-swap."""
 
 
 class Memory(Lines):
-    """What reads and writes buffers."""
+    """Emits reads and writes of buffers."""
 
     def pointer(self, buffer: str) -> str:
         if self.known[buffer].dtype not in TYPES:
@@ -79,7 +79,7 @@ class Memory(Lines):
         return f"tl.load({pointer} + {place}{arguments}{self._hint(want)}).to({TYPES[kind(node)]})"
 
     def _hint(self, lanes: list[Lanes]) -> str:
-        """What every program reads again is kept in the cache."""
+        """The cache hint of a load: data that every program reads again is kept in the cache."""
         shared = self.x.axes and self.x not in lanes and any(t.mode != "grid" for t in lanes)
         return ', eviction_policy="evict_last"' if shared and self.tiling.hints else ""
 

@@ -57,7 +57,7 @@ def _function(name: str, parameters: Iterable[str], lines: Iterable[str]) -> str
 
 
 def _branches(bodies: Sequence[Body], names: Sequence[str], pointers: Mapping[str, int], sizes: Mapping[sympy.Symbol, int]) -> list[str]:
-    """Programs are dealt to the bodies in order; each finds its own by halves."""
+    """The branches from a program's number to its body, by binary search: programs are assigned to the bodies in order."""
     starts: list[str] = []
     before: sympy.Expr = sympy.S.Zero
     for body in bodies:

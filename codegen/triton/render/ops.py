@@ -50,7 +50,7 @@ class Row:
     integer: str | None = None
     boolean: str | None = None
     rough: str | None = None
-    """On f32, where the result ends in a half type: about 1e-6 off, a third of the instructions."""
+    """The form on f32 where the result is rounded to a half type: an error of about 1e-6, for a third of the instructions."""
     beside: str | None = None
     """The same where the result is added to a number near 1, so that its error counts beside that; of a quotient, where the divisor is
     such a sum of a number and an exponential."""

@@ -1,4 +1,4 @@
-"""Reductions and scans of a Triton function: over lanes that are all alive, or block by block in a loop."""
+"""Reductions and scans of a Triton function: over a whole tile at once, or block by block in a loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOWHERE = 1 << 62
 
 
 class Reductions(Memory):
-    """What combines the lanes of a tile."""
+    """Emits the combination of the lanes of a tile."""
 
     def reduce(self, reductions: list[Reduce], tile: Lanes) -> None:
         """The reductions of one level over one tile: at once, or together in one loop."""
@@ -59,7 +59,7 @@ class Reductions(Memory):
             self._result(r, name, f"{name}_at")
 
     def close(self) -> None:
-        """Puts the loop that was being written behind what stands outside."""
+        """Appends the loop that was being written to the lines outside of it."""
         tile = self.loop
         assert tile is not None
         inside = [f"{tile.name} = {tile.name}_start + {self.lane(tile)}", *tile.define(self.size), *self.inner_lines]

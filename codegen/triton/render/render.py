@@ -22,13 +22,14 @@ from precast.codegen.triton.render.module import module
 from precast.codegen.triton.render.ops import POINTERS
 from precast.codegen.triton.render.tiling import Part, Tiling, split
 from precast.codegen.triton.render.value_rewrites import unroll
+from precast.lowering.analysis.traits import SM_90, Traits
 from precast.lowering.build.float_values import is_real
 from precast.lowering.ir.index import plain
 from precast.lowering.ir.nodes import Buffer, Kernel, Program, Size
 
 INT32_REACH = 1 << 31
 ENTRY = "ENTRY"
-"""Stands for the kernel's name until its digest is known."""
+"""A placeholder for the kernel's name until its digest is known."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,11 @@ class TritonKernel:
     wide: TritonKernel | None = None
 
 
-def render(kernel: Kernel, buffers: Iterable[Buffer], tiling: Tiling | Sequence[Tiling | None] | None = None) -> tuple[TritonKernel, ...]:
-    """The launches that compute `kernel`, in order. `tiling`: of all launches, or one for each; where it is None one is chosen.
+def render(
+    kernel: Kernel, buffers: Iterable[Buffer], tiling: Tiling | Sequence[Tiling | None] | None = None, traits: Traits = SM_90
+) -> tuple[TritonKernel, ...]:
+    """The launches that compute `kernel`, in order. `tiling`: of all launches, or one for each; where it is None one is chosen for
+    GPUs of these `traits`.
 
     Raises `Unsupported` with the reason where the kernel has no Triton form.
     """
@@ -82,7 +86,7 @@ def render(kernel: Kernel, buffers: Iterable[Buffer], tiling: Tiling | Sequence[
     names = [kernel.name] if len(dealt) == 1 else [f"{kernel.name}_{n}" for n in range(len(dealt))]
 
     def launch(name: str, some: Sequence[Part], own: Tiling | None) -> TritonKernel:
-        return _render(name, some, known, choose_together(some, own) if len(some) > 1 else [own or choose(some[0], known)])
+        return _render(name, some, known, choose_together(some, traits, own) if len(some) > 1 else [own or choose(some[0], known, traits)])
 
     return tuple(launch(name, some, own) for name, some, own in zip(names, dealt, wanted, strict=True))
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from precast.codegen.common.value_facts import Facts, store_roots
+from precast.codegen.common.value_facts import Facts
 from precast.codegen.triton.render.ops import Unsupported
+from precast.lowering.analysis.effects import store_roots
 from precast.lowering.ir.nodes import Axis, Kernel, Load, Reduce, Scan, Size, Store, walk
 
 Extents = tuple[Size, ...]

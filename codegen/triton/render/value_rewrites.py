@@ -10,8 +10,9 @@ from typing import Any
 
 import sympy
 
-from precast.codegen.common.value_facts import Facts, rebuild, rebuild_store, store_roots, substitute
+from precast.codegen.common.value_facts import Facts, rebuild, rebuild_store, substitute
 from precast.codegen.triton.render.ops import Unsupported
+from precast.lowering.analysis.effects import store_roots
 from precast.lowering.ir.nodes import (
     Alu,
     Axis,
@@ -40,7 +41,7 @@ FOLD: dict[ReduceOp, Op] = {
 }
 
 STEPPING = COMPARISONS | {Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.MOD, Op.REM, Op.FLOORDIV, Op.TRUNCDIV}
-"""Ops whose result jumps: a small error of an operand may be a large one of theirs."""
+"""Discontinuous operations: a small error of an operand may become a large one of the result."""
 
 
 def unroll(kernel: Kernel, limit: int, facts: Facts) -> Kernel:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import sympy
 
+from precast.lowering.analysis.buffers import without_unused_buffers
 from precast.lowering.analysis.dependencies import dependencies
-from precast.lowering.analysis.effects import reads, writes
 from precast.lowering.analysis.kernel_facts import KernelFacts
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Axis, Kernel, Program, Step, Store
@@ -95,7 +95,7 @@ def fused_kernel(program: Program, facts: KernelFacts, group: Group, again: bool
 
 
 def _is_final(program: Program, facts: KernelFacts, group: Group, again: bool) -> bool:
-    """Whether the kernel came out of an earlier fusion and is as that left it: canonical names, no store that nobody needs."""
+    """Whether the kernel came out of an earlier fusion and is as that left it: canonical names, no dead store."""
     (member,) = group.members
     kernel = program.steps[member]
     assert isinstance(kernel, Kernel)
@@ -113,13 +113,3 @@ def _placed_store(
     used = frozenset().union(*(e.free_symbols for s, e in mapping if s in wanted)) if wanted else frozenset()
     over = tuple(a for a in axes if a.symbol in used)
     return rewriter.store(store, rewriter.env(mapping), None if len(over) == len(axes) else over)
-
-
-def without_unused_buffers(program: Program) -> Program:
-    """Drops buffers that no step and no output mentions any more (inputs stay)."""
-    used = {i for i in program.inputs if isinstance(i, str)} | set(program.persistent)
-    used |= {o.view.buffer for o in program.outputs if o.view is not None}
-    for step in (*program.steps, *program.prepare):
-        used.update(reads(step))
-        used.update(writes(step))
-    return replace(program, buffers=tuple(b for b in program.buffers if b.name in used))

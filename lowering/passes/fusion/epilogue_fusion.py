@@ -1,7 +1,7 @@
-"""Pointwise kernels that a matrix product or convolution can apply to its result: bias, activation, residual.
+"""Epilogue fusion: the bias, activation or residual that follows a matrix product or convolution becomes part of the library call.
 
-Taken only where the library computes exactly the same function. A product may carry a bias and an activation, or a bias and a
-residual; a convolution also a residual followed by relu: those are the combinations that the libraries have.
+Only where the library computes exactly the same function. A product may have a bias and an activation, or a bias and a residual; a
+convolution also a residual followed by relu: those are the combinations that the libraries have.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from precast.lowering.analysis.buffers import without_unused_buffers
 from precast.lowering.analysis.effects import reads, store_roots, writes
 from precast.lowering.analysis.rewrite_values import map_kernel
 from precast.lowering.ir import index as ix
@@ -33,7 +34,6 @@ from precast.lowering.ir.scalars import Op
 from precast.lowering.ir.substitution import coordinates, shared_axis
 from precast.lowering.ir.sympy_calls import same
 from precast.lowering.passes.fusion.activations import match_activation, relu
-from precast.lowering.passes.fusion.emit import without_unused_buffers
 
 Library = Gemm | Conv
 
@@ -199,7 +199,7 @@ def cpu_supported(step: Library, found: Epilogue) -> bool:
 
 
 class _Parser:
-    """Takes the kernel's value apart from the outside: activation, then residual and bias, down to the bare result."""
+    """Matches the kernel's value from the outside in: activation, then residual and bias, down to the result of the library call."""
 
     def __init__(self, step: Library, kernel: Kernel, load: Load, result: Buffer, by_name: dict[str, Buffer]) -> None:
         self.step, self.load, self.result, self.by_name = step, load, result, by_name

@@ -1,4 +1,4 @@
-"""A group of kernels that become one: its axes, where each member stands in them, and how two groups merge."""
+"""Fusion groups: kernels that become one, the group's axes, each member's place in the loop nest, and how two groups merge."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from precast.lowering.ir.substitution import Mapping_, coordinates, shared_axis,
 from precast.lowering.ir.sympy_calls import renamed, symbols_of
 
 MIN_ROWS = 8
-"""Independent rows that a reduction must leave to the threads when it is computed inside a larger loop."""
+"""Independent rows that must remain, for threads to share, when a reduction is computed inside a larger loop."""
 SMALL = 1 << 14
 """Points below which lost parallelism costs nothing: such a loop takes a few microseconds."""
 

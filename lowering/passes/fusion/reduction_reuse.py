@@ -1,7 +1,7 @@
-"""Where a producer's reductions would run in its consumer: a reduction that reads a matrix must not be computed twice.
+"""The recomputation check of producer-consumer fusion: a reduction that reads a matrix must not be computed more than once.
 
-A buffer that only follows a reduction (its bias, its activation) brings the reduction along when it is computed inside a consumer, so
-the question is asked of everything in the producer that a load rests on.
+Inlining a buffer that is computed from a reduction (by a bias or an activation) inlines the reduction, too, so all reductions in the
+producer that a load depends on are checked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NESTED = 1 << 12
 
 
 def reductions_stay_single(facts: KernelFacts, a: Group, b: Group, sites: list[Site]) -> str | None:
-    """None, or the sentence that says which reduction of `a` would run too often inside `b`."""
+    """None, or a sentence that names a reduction of `a` which would be computed too often inside `b`."""
     if not a.reducing:
         return None
     runs: dict[tuple[int, tuple[sympy.Symbol, ...]], dict[tuple[sympy.Expr, ...], int]] = {}
@@ -49,7 +49,7 @@ def reductions_stay_single(facts: KernelFacts, a: Group, b: Group, sites: list[S
 
 
 def _levels(facts: KernelFacts, a: Group, buffer: str) -> Iterator[tuple[int, tuple[sympy.Symbol, ...]]]:
-    """The reductions on which the buffer rests: the member of `a`, and the axes of that kernel on which the reduction depends."""
+    """The reductions that the buffer depends on: the member of `a`, and the axes of that kernel that the reduction depends on."""
     pending, seen = [facts.writer[buffer]], set[int]()
     while pending:
         member = pending.pop()

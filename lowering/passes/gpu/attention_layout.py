@@ -1,6 +1,6 @@
-"""Queries and keys that a kernel makes for attention lie with all heads of a row side by side, as the projections that they come from.
+"""Layout of attention operands: queries and keys that a kernel computes are stored as [B, S, H, D], as the projections are.
 
-Attention's kernels give their result the layout of the queries, and the projection that follows reads rows.
+Attention kernels give their result the layout of the queries, and in this one the projection that follows reads contiguous rows.
 """
 
 from __future__ import annotations

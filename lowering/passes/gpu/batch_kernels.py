@@ -1,7 +1,7 @@
-"""Pointwise kernels that do not need one another become one: a launch costs a GPU more than a small kernel's work.
+"""Horizontal fusion: small independent pointwise kernels become one, since on a GPU a launch costs more than such a kernel's work.
 
-The norms that are folded into a network's weights, at each call, are a hundred such kernels. Members keep axes of their own; the renderer
-gives each some of the launch's programs. What `small_kernels_first` put off stays where it is.
+A network whose norms are folded into its weights at each call has a hundred such kernels. The members keep axes of their own; the renderer
+gives each of them some of the launch's programs. Kernels that `small_kernels_first` has delayed stay where they are.
 """
 
 from __future__ import annotations
@@ -12,21 +12,17 @@ from math import prod
 
 from precast.lowering.analysis.dependencies import dependencies, nbytes_hint
 from precast.lowering.analysis.effects import reads, store_roots, writes
+from precast.lowering.analysis.traits import Traits
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Kernel, Program, Reduce, Scan, Step, Store, walk
 from precast.lowering.ir.sizes import hint
 from precast.lowering.ir.substitution import Rewriter, shared_axis
-from precast.lowering.passes.gpu.prologue_kernels_first import LARGE, MOST_POINTS
 
 MAX_MEMBERS = 48
 MAX_BUFFERS = 200
 """Parameters of a kernel have 4 KiB."""
-MAX_POINTS = 1 << 24
-"""Larger kernels fill the device by themselves."""
-MAX_BYTES = 64 << 20
-"""What a batch may write before it is needed."""
 NEAR = 8
-"""Steps by which a kernel that waits for others may come earlier: its result stays in memory meanwhile."""
+"""How many steps earlier a kernel may run that depends on other kernels: its result occupies memory meanwhile."""
 
 
 @dataclass
@@ -37,8 +33,8 @@ class _Batch:
     nbytes: int = 0
 
 
-def gpu_batches(program: Program) -> Program:
-    """The program, its steps being in order, with such kernels put together where the first of them stands."""
+def gpu_batches(program: Program, traits: Traits) -> Program:
+    """The program with such kernels merged at the position of the first of them. Its steps must be in order."""
     before = dependencies(program)
     place = list(range(len(program.steps)))
     size = {b.name: nbytes_hint(b) for b in program.buffers}
@@ -48,13 +44,13 @@ def gpu_batches(program: Program) -> Program:
     for position, step in enumerate(program.steps):
         prepares.append(isinstance(step, Kernel) and all(prepares[p] for p in before[position]))
         since = since if prepares[-1] else position + 1
-        if not isinstance(step, Kernel) or not _suits(step):
+        if not isinstance(step, Kernel) or not _suits(step, traits):
             continue
         needed = max((place[p] for p in before[position]), default=-1)
-        earliest = since if prepares[-1] and _put_off(step, size) else 0
-        batch = next(
-            (b for b in reversed(batches) if max(needed + 1, earliest) <= b.position and _fits(b, step, position, needed, size)), None
-        )
+        earliest = since if prepares[-1] and _put_off(step, size, traits) else 0
+        least = max(needed + 1, earliest)
+        fitting = (b for b in reversed(batches) if least <= b.position and _fits(b, step, position, needed, size, traits))
+        batch = next(fitting, None)
         if batch is None:
             batch = _Batch(position)
             batches.append(batch)
@@ -67,23 +63,24 @@ def gpu_batches(program: Program) -> Program:
     return replace(program, steps=tuple(merged.get(n, step) for n, step in enumerate(program.steps) if n not in gone))
 
 
-def _put_off(kernel: Kernel, size: Mapping[str, int]) -> bool:
-    """Whether `small_kernels_first` chose when the kernel runs because of what its result takes."""
-    return prod(hint(a.extent) for a in kernel.axes) <= MOST_POINTS and sum(size[n] for n in writes(kernel)) >= LARGE
+def _put_off(kernel: Kernel, size: Mapping[str, int], traits: Traits) -> bool:
+    """Whether `small_kernels_first` delayed the kernel because its result is large."""
+    small = prod(hint(a.extent) for a in kernel.axes) <= traits.small_points
+    return small and sum(size[n] for n in writes(kernel)) >= traits.large_bytes
 
 
-def _suits(kernel: Kernel) -> bool:
+def _suits(kernel: Kernel, traits: Traits) -> bool:
     values = walk(*(r for s in kernel.stores for r in store_roots(s)))
-    small = prod(hint(a.extent) for a in kernel.axes) <= MAX_POINTS
+    small = prod(hint(a.extent) for a in kernel.axes) <= traits.batch_points
     return small and all(s.mode == "set" for s in kernel.stores) and not any(isinstance(v, Reduce | Scan) for v in values)
 
 
-def _fits(batch: _Batch, kernel: Kernel, position: int, needed: int, size: dict[str, int]) -> bool:
+def _fits(batch: _Batch, kernel: Kernel, position: int, needed: int, size: dict[str, int], traits: Traits) -> bool:
     if len(batch.members) >= MAX_MEMBERS or (needed >= 0 and position - batch.position > NEAR):
         return False
     if len(batch.buffers | {*reads(kernel), *writes(kernel)}) > MAX_BUFFERS:
         return False
-    return batch.nbytes + sum(size[b] for b in writes(kernel)) <= MAX_BYTES
+    return batch.nbytes + sum(size[b] for b in writes(kernel)) <= traits.batch_bytes
 
 
 def _merged(members: Sequence[Step]) -> Kernel:

@@ -1,7 +1,8 @@
-"""Concatenated images that grow layer by layer (DenseNet) share one buffer: each is the front of the longest; each part is written once.
+"""In-place concatenation: where concatenated images grow layer by layer (DenseNet), each is the front of one buffer, and each part is
+written once.
 
-Runs on channels-last images, where the front of a join is its first channels. A part that a kernel makes is made in its place; one that a
-library makes is copied there by the first kernel that reads it, or by a kernel of its own.
+It applies to channels-last images, where the front of a concatenation is its first channels. A part that a kernel computes is computed
+into its place; one that a library computes is copied there by the first kernel that reads it, or by a copy kernel.
 """
 
 from __future__ import annotations
@@ -10,20 +11,20 @@ from dataclasses import dataclass, replace
 
 import sympy
 
+from precast.lowering.analysis.buffers import without_unused_buffers
 from precast.lowering.analysis.effects import reads, store_roots, writes
 from precast.lowering.analysis.rewrite_values import replace_values
 from precast.lowering.build import scalar_exprs as v
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Alu, Buffer, Index, Kernel, Load, Program, Reduce, Scan, Size, Step, Store, Value, walk
 from precast.lowering.ir.scalars import Op
-from precast.lowering.passes.fusion.emit import without_unused_buffers
 from precast.lowering.passes.layout.channels_last import dimensions, extents_in
 from precast.lowering.passes.layout.relayout import Move, moved
 
 
 @dataclass(frozen=True)
 class Part:
-    """Channels `start` to `start + channels` of a join are those of `buffer`; `kernel` copies them."""
+    """Channels `start` to `start + channels` of a concatenation are those of `buffer`; `kernel` copies them."""
 
     start: int
     channels: int
@@ -32,7 +33,7 @@ class Part:
 
 
 def share_joins(program: Program) -> Program:
-    """The program with joins that begin alike in one buffer."""
+    """The program with concatenations that begin with the same parts in one buffer."""
     joins = _joins(program)
     done: set[str] = set()
     for name in sorted(joins, key=lambda n: -len(joins[n])):
@@ -44,7 +45,7 @@ def share_joins(program: Program) -> Program:
 
 
 def _joins(program: Program) -> dict[str, list[Part]]:
-    """Buffers that are written by copies of whole images alone, with their parts in order."""
+    """The concatenations: buffers written only by copies of whole images, each with its parts in order."""
     makers: dict[str, list[Step]] = {}
     for step in program.steps:
         for name in writes(step):
@@ -76,7 +77,7 @@ def _stride(size: tuple[Size, ...], pitch: Size) -> tuple[Size, ...]:
 
 
 def _part(step: Step, join: Buffer, buffers: dict[str, Buffer]) -> Part | None:
-    """The part that the step copies into the join."""
+    """The part that the step copies into the concatenation."""
     if not isinstance(step, Kernel) or len(step.stores) != 1:
         return None
     (store,) = step.stores
@@ -107,7 +108,7 @@ def _front(short: list[Part], long: list[Part]) -> bool:
 
 
 def _shared(program: Program, name: str, fronts: list[str], joins: dict[str, list[Part]]) -> Program:
-    """The program with the joins `fronts` in the front of join `name`, each part copied once, as early as any of them had it."""
+    """The program with the concatenations `fronts` placed in the front of `name`, each part copied once, as early as any of them had it."""
     join = program.buffer(name)
     position = {id(s): n for n, s in enumerate(program.steps)}
     first: dict[int, int] = {}
@@ -132,7 +133,7 @@ def _move(source: Buffer, target: Buffer, start: int) -> Move:
 
 
 def _made_in_place(program: Program, part: Part, join: Buffer) -> Program:
-    """The program whose kernel makes the part where the join holds it; or whose first reader of the part copies it there."""
+    """The program whose kernel computes the part into its place; or else whose first reader of the part copies it there."""
     makers = [s for s in program.steps if part.buffer in writes(s)]
     at = next(n for n, s in enumerate(program.steps) if isinstance(s, Kernel) and _copies(s, part, join))
     if all(isinstance(s, Kernel) for s in makers):
@@ -148,19 +149,21 @@ def _copies(kernel: Kernel, part: Part, join: Buffer) -> bool:
 
 
 def _copied_by_reader(program: Program, part: Part, join: Buffer, at: int) -> Program:
-    """The program without the copy at position `at`: the next reader of the join takes the part from where it was made, and stores it."""
+    """The program without the copy at position `at`: the next reader of the concatenation reads the part from its source, and stores it."""
     following = next((n for n in range(at + 1, len(program.steps)) if join.name in reads(program.steps[n])), None)
     reader = None if following is None else program.steps[following]
     new = _with_copy(reader, part, program.buffer(part.buffer), join) if isinstance(reader, Kernel) else None
     if new is None or following is None:
         return program
     if not any(join.name in reads(s) for s in program.steps[following + 1 :]):
-        new = replace(new, stores=new.stores[:-1])  # nobody will read the part there
+        new = replace(new, stores=new.stores[:-1])  # the part is not read there any more
     return replace(program, steps=tuple(new if n == following else s for n, s in enumerate(program.steps) if n != at))
 
 
 def _with_copy(kernel: Kernel, part: Part, source: Buffer, join: Buffer) -> Kernel | None:
-    """The pointwise kernel, which reads the join up to the end of the part, with the part read from `source` and stored into the join."""
+    """The pointwise kernel, which reads the concatenation up to the end of the part, with the part read from `source` and stored in
+    place.
+    """
     values = list(walk(*(r for s in kernel.stores for r in store_roots(s))))
     own = [x for x in values if isinstance(x, Load) and x.buffer == join.name]
     whole = all(s.axes is None and s.mode == "set" for s in kernel.stores) and not any(isinstance(x, Reduce | Scan) for x in values)

@@ -1,7 +1,8 @@
-"""Convolutions as cuDNN wants them: a bias only beside a relu, and weights in channels-last.
+"""Convolutions in the form that cuDNN computes in one kernel: a bias only together with a relu, and weights in channels-last.
 
-A convolution with a bias alone is two kernels to cuDNN's caller, the second a pass over the whole result. So the bias of a shortcut goes
-into the bias of the convolution that adds it, and any other becomes a pointwise kernel, which later passes fuse with what follows.
+For a convolution with only a bias torch launches two kernels, the second of which passes over the whole result. So the bias of a shortcut
+convolution is added to that of the convolution which adds its result, and any other bias becomes a pointwise kernel, for later passes to
+fuse.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
+from precast.lowering.analysis.buffers import add_buffer
 from precast.lowering.analysis.effects import lasting_inputs, reads
 from precast.lowering.ir import index as ix
-from precast.lowering.ir.nodes import Alu, Buffer, Conv, Kernel, Load, Program, Size, Step, Store, View
-from precast.lowering.ir.scalars import DType, Op
+from precast.lowering.ir.nodes import Alu, Buffer, Conv, Kernel, Load, Program, Step, Store, View
+from precast.lowering.ir.scalars import Op
 from precast.lowering.ir.substitution import shared_axis
 from precast.lowering.passes.gpu.patch_conv_as_matmul import is_patch
 
@@ -40,7 +42,7 @@ class _Biases:
         self.moved = self._shortcuts()
 
     def _shortcuts(self) -> dict[str, Conv]:
-        """Convolutions whose result is only ever added by one other convolution with a bias, by the name of the result."""
+        """Convolutions whose result is used only as the residual of another convolution with a bias, by the name of the result."""
         bare = {s.out: s for s in self.program.steps if isinstance(s, Conv) and _bare(s)}
         found: dict[str, Conv] = {}
         for step in self.program.steps:
@@ -71,15 +73,15 @@ class _Biases:
         dtype, channels = self.buffers[step.out].dtype, step.bias.size[0]
         (c,) = ix.symbols(1)
         parts = [Load(b.buffer, ix.affine(b.offset, ((b.stride[0], c),)), dtype) for b in (step.bias, shortcut.bias)]
-        target = self._fresh(f"{step.out}_biases", (channels,), (1,), dtype)
+        target = add_buffer(self.buffers, f"{step.out}_biases", (channels,), (1,), dtype)
         kernel = Kernel(f"add_{target}", (shared_axis(c, channels),), (Store(target, c, Alu(Op.ADD, tuple(parts), dtype.compute)),))
         return [kernel, replace(step, bias=View(target, (channels,), (1,)))]
 
     def _split(self, step: Conv) -> list[Step]:
-        """The convolution into a buffer of its own, and the bias added by a kernel."""
+        """The convolution without its bias, and a kernel that adds the bias."""
         result, bias = self.buffers[step.out], step.bias
         assert bias is not None
-        plain = self._fresh(f"{step.out}_plain", result.size, result.stride, result.dtype)
+        plain = add_buffer(self.buffers, f"{step.out}_plain", result.size, result.stride, result.dtype)
         symbols = ix.symbols(len(result.size))
         index = ix.affine(0, tuple(zip(result.stride, symbols, strict=True)))
         addend = Load(bias.buffer, ix.affine(bias.offset, ((bias.stride[0], symbols[1]),)), result.dtype)
@@ -87,15 +89,10 @@ class _Biases:
         axes = tuple(shared_axis(s, n) for s, n in zip(symbols, result.size, strict=True))
         return [replace(step, out=plain, bias=None), Kernel(f"bias_{step.out}", axes, (Store(step.out, index, value),), step.origins)]
 
-    def _fresh(self, name: str, size: tuple[Size, ...], stride: tuple[Size, ...], dtype: DType) -> str:
-        assert name not in self.buffers
-        self.buffers[name] = Buffer(name, dtype, size, stride)
-        return name
-
 
 def weights_channels_last(freeze: bool, bound: Collection[str] | None = None) -> Callable[[Program], Program]:
-    """The pass that copies each convolution's contiguous weight into channels-last: cuDNN's caller would do so at each call, one kernel
-    each. With `freeze` once per binding of the weights that `bound` names (None: every input).
+    """The pass that copies each convolution's contiguous weight into channels-last, which torch would otherwise do at each call, by a
+    kernel for each weight. With `freeze` the copies are made once per binding of the weights that `bound` names (None: every input).
     """
 
     def change(program: Program) -> Program:
@@ -121,7 +118,7 @@ def weights_channels_last(freeze: bool, bound: Collection[str] | None = None) ->
 
 
 def _misplaced(conv: Conv) -> bool:
-    """Whether the weight's channels are not innermost, and another place for them is another order in memory."""
+    """Whether the weight's channels are not innermost in memory, and moving them there would change the order of elements."""
     weight = conv.weight
     plain = len(weight.size) == 4 and not conv.transposed and weight.stride == ix.contiguous_strides(weight.size) and weight.offset == 0
     return plain and weight.size[1] != 1 and any(n != 1 for n in weight.size[2:])

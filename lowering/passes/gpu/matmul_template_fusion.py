@@ -1,26 +1,26 @@
-"""Products inside of the kernels that read them: kernels of ours, with what stands before and behind, in the place of a library's call.
+"""Matrix-product template fusion: a generated kernel for a product, with its prologue and epilogue, in place of a library call.
 
 A library writes the product, and a kernel reads it again for the norm, the activation, the residual that follow: more bytes, at times, than
 the product itself moves. Here a 1x1 convolution or a linear layer goes into the pointwise kernel that alone reads it; and where columns are
 few, what makes its rows (the norm and the relu of the convolution before) is computed as they are read. Which products that pays for is
-for others to say: a rule (`skinny_matmul_rule.py`), or a measurement (`codegen/cuda/fusion_choice.py`).
+another pass's to say: by a rule (`skinny_matmul_rule.py`), or by a measurement (`codegen/cuda/fusion_choice.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
+from precast.lowering.analysis.buffers import without_unused_buffers
 from precast.lowering.analysis.effects import reads, store_roots, writes
 from precast.lowering.analysis.kernel_facts import points
 from precast.lowering.analysis.matmul_patterns import Product, product_of
+from precast.lowering.analysis.traits import Traits
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Buffer, Cast, Conv, Gemm, Kernel, Program, Reduce, Scan, Step, View, walk
 from precast.lowering.ir.scalars import HALVES
 from precast.lowering.ir.sizes import hint
 from precast.lowering.ir.substitution import Definition, Rewriter, Uninvertible
-from precast.lowering.passes.fusion.emit import without_unused_buffers
 from precast.lowering.passes.fusion.library_loops import gemm_kernel, pointwise_kernel
 from precast.lowering.passes.gpu.split_reductions import gpu_reductions
 from precast.lowering.passes.simplify.collapse_axes import collapse_axes
@@ -28,14 +28,12 @@ from precast.lowering.passes.simplify.collapse_axes import collapse_axes
 VECTOR = 8
 """Elements of a half type that one access reads: rows of other lengths are slow to read."""
 MAX_SUMS = 2
-"""Products in one kernel: blocks of more fill the registers and the shared memory."""
-MAX_COLUMNS_BEFORE = 512
-"""Columns up to which rows are computed as they are read: once for each block of columns."""
+"""Products in one kernel: the blocks of more do not fit into registers and shared memory."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a product: rows as a hint, columns and depth."""
+    """The sizes of a product: rows (a hint where they are symbolic), columns and depth."""
 
     rows: int
     columns: int
@@ -44,13 +42,14 @@ class Sizes:
 
 @dataclass(frozen=True, eq=False)
 class Alternative:
-    """Two ways to the same results: `steps`, or `kernel`, whose own product is `product`.
+    """Two ways to compute the same results: `steps`, or one `kernel`, in which the product is `product`.
 
-    The steps are a library's product of these `sizes` and the kernels around it. Where the kernel takes in what makes the rows as well, it
-    comes after `inner`, which takes in the product alone, and which is among the steps if it was decided for.
+    The steps are a library's product of these `sizes` and the kernels around it. Where the kernel has a prologue fused as well, `inner`
+    is the alternative without it, which was decided before, and whose kernel is among the steps if it was taken.
     """
 
     program: Program
+    traits: Traits
     sizes: Sizes
     steps: tuple[Step, ...]
     kernel: Kernel
@@ -58,30 +57,27 @@ class Alternative:
     inner: Kernel | None = None
 
     def finished(self, *steps: Step) -> Program:
-        """The steps as the passes that follow leave them, over the program's buffers."""
-        return collapse_axes(gpu_reductions(replace(self.program, steps=steps)))
+        """A program of these steps over the same buffers, after the passes that follow this one."""
+        return collapse_axes(gpu_reductions(replace(self.program, steps=steps), self.traits))
 
 
-class Decides(Protocol):
-    """Says which products go into the kernels that read them."""
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A product that may go into the kernel that reads it; `position`: of its step."""
 
-    def considers(self, sizes: Sizes) -> bool:
-        """Whether products of such sizes may, so that the kernel is made at all."""
-        ...
-
-    def takes(self, alternative: Alternative) -> bool:
-        """Whether this one does."""
-        ...
+    position: int
+    step: Gemm | Conv
+    sizes: Sizes
 
 
-def products_in_kernels(program: Program, decides: Decides) -> Program:
-    """The program with each product that it `decides` for, and what makes its rows, inside of the kernel that follows it."""
-    return _Products(program, decides).run()
+class ProductFusion:
+    """A program on its way to having some of its products inside of kernels. A pass goes through the candidates, through the alternatives
+    of those whose sizes it likes, and takes the kernels that it prefers; which these are, it knows by a rule or by a measurement.
+    """
 
-
-class _Products:
-    def __init__(self, program: Program, decides: Decides) -> None:
-        self.program, self.decides = program, decides
+    def __init__(self, program: Program, traits: Traits) -> None:
+        self.program, self.traits = program, traits
+        self._taken: set[Kernel] = set()
         self.buffers = {b.name: b for b in program.buffers}
         self.steps: list[Step | None] = list(program.steps)
         self.fixed = {i for i in program.inputs if isinstance(i, str)} | set(program.persistent)
@@ -97,18 +93,29 @@ class _Products:
         for name in writes(step):
             self.writers.setdefault(name, []).append(position)
 
-    def run(self) -> Program:
+    def candidates(self) -> Iterator[Candidate]:
+        """The products that read whole vectors, in order."""
         for position, step in enumerate(self.program.steps):
             if isinstance(step, Gemm | Conv) and self.buffers[step.out].dtype in HALVES:
                 sizes = _sizes(step)
-                if sizes is not None and self.decides.considers(sizes):
-                    self._fuse(position, step, sizes)
+                if sizes is not None:
+                    yield Candidate(position, step, sizes)
+
+    def take(self, alternative: Alternative) -> None:
+        """The kernel of the alternative that was just asked about is to take the place of its steps."""
+        self._taken.add(alternative.kernel)
+
+    def program_now(self) -> Program:
+        """The program with the kernels that were taken."""
         if None not in self.steps:
             return self.program
         return without_unused_buffers(replace(self.program, steps=tuple(s for s in self.steps if s is not None)))
 
-    def _fuse(self, position: int, step: Gemm | Conv, sizes: Sizes) -> None:
-        """Puts the product into its reader, with what makes its rows if that is possible, or leaves all as it is."""
+    def alternatives(self, candidate: Candidate) -> Iterator[Alternative]:
+        """The product inside of its reader, then with what makes its rows as well, as far as either is possible. What was taken by the
+        time that the last one is passed is put into the program.
+        """
+        position, step, sizes = candidate.position, candidate.step, candidate.sizes
         at = self._sole_reader(step.out)
         user = None if at is None else self.steps[at]
         if at is None or not isinstance(user, Kernel) or not _is_plain(user):
@@ -125,36 +132,34 @@ class _Products:
                 return None
             return kernel, product
 
-        def takes(found: tuple[Kernel, Product] | None, steps: tuple[Step, ...], inner: Kernel | None = None) -> Kernel | None:
-            if found is None or not self.decides.takes(Alternative(self.program, sizes, steps, *found, inner)):
-                return None
-            return found[0]
-
         first = inside([position], made)
-        alone = takes(first, (step, user))
+        if first is not None:
+            yield Alternative(self.program, self.traits, sizes, (step, user), *first)
+        alone = first[0] if first is not None and first[0] in self._taken else None
         maker = self._maker(position, step)
-        if maker is not None:
+        both = None if maker is None else inside([maker[0], position], made, maker[1])
+        if maker is not None and both is not None:
             before = self.steps[maker[0]]
             assert before is not None
             rest = (step, user) if alone is None else (alone,)
-            both = takes(inside([maker[0], position], made, maker[1]), (before, *rest), None if first is None else first[0])
-            if both is not None:
-                self._replace([maker[0], position], at, both)
+            yield Alternative(self.program, self.traits, sizes, (before, *rest), *both, None if first is None else first[0])
+            if both[0] in self._taken:
+                self._replace([maker[0], position], at, both[0])
                 return
         if alone is not None:
             self._replace([position], at, alone)
 
     def _sole_reader(self, name: str) -> int | None:
-        """The one later step that reads a temporary which one step writes."""
+        """The position of the only reader of a temporary that one step writes; None where there are several."""
         readers, writers = self.readers.get(name, set()), self.writers[name]
         only = next(iter(readers)) if len(readers) == 1 and len(writers) == 1 and name not in self.fixed else None
         return only if only is not None and only > writers[0] else None
 
     def _maker(self, position: int, step: Gemm | Conv) -> tuple[int, Definition] | None:
-        """How the rows of the product are computed, and where, if for it alone and of as few columns as `MAX_COLUMNS_BEFORE`."""
+        """How the rows of the product are computed, and where, if for it alone and of as few columns as `Traits.fused_columns`."""
         name = (step.a if isinstance(step, Gemm) else step.x).buffer
         columns = hint(self.buffers[step.out].size[1])
-        if columns > MAX_COLUMNS_BEFORE or name not in self.writers or self._sole_reader(name) != position:
+        if columns > self.traits.fused_columns or name not in self.writers or self._sole_reader(name) != position:
             return None
         at = self.writers[name][0]
         maker = self.steps[at]
@@ -166,7 +171,7 @@ class _Products:
         return at, Definition(name, maker.axes, store.index, Cast(store.value, self.buffers[name].dtype))
 
     def _unchanged(self, taken: Sequence[int], at: int) -> bool:
-        """Whether what the steps `taken` read is the same when step `at` runs."""
+        """Whether the operands of the steps `taken` are still unchanged when step `at` runs."""
         gone = set(taken)
         for position in taken:
             step = self.steps[position]
@@ -205,7 +210,7 @@ def _sizes(step: Gemm | Conv) -> Sizes | None:
 
 
 def _in_vectors(view: View) -> bool:
-    """Whether each line of the operand begins where a vector may."""
+    """Whether each row of the operand is aligned for vector accesses."""
     apart = (s for s, n in zip(view.stride, view.size, strict=True) if n != 1 and s != 1)
     return all(isinstance(s, int) and s % VECTOR == 0 for s in (view.offset, *apart))
 

@@ -1,8 +1,8 @@
-"""Patch convolutions (kernel equals stride, nothing padded) as products: one kernel gathers each patch into a row.
+"""Patch convolutions (kernel equals stride, no padding) as matrix products: one kernel gathers each patch into a row.
 
-cuDNN takes ten times as long for the first layer of a vision transformer. The product's rows are the result with its channels innermost,
-so that is how the result lies afterwards: the layout pass does it where images follow, this one where the places of the image become a
-sequence, which that pass cannot trace to rows and columns.
+cuDNN takes ten times as long for the first layer of a vision transformer. The rows of the product are the result with channels innermost,
+so its buffer gets that layout: by the layout pass where images follow, by this one where the pixels become a sequence, an index
+expression that the layout pass cannot trace to rows and columns.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def patches_as_products(program: Program) -> Program:
 
 
 def is_patch(conv: Conv) -> bool:
-    """Whether no two places of the result read the same element, and the weight lies as a product reads it."""
+    """Whether patches do not overlap, and the weight is contiguous as a matrix product reads it."""
     kernel = conv.weight.size[2:]
     plain = not conv.transposed and conv.groups == 1 and conv.activation in ("none", *GEMM_ACTIVATIONS) and conv.residual is None
     whole = conv.weight.stride == ix.contiguous_strides(conv.weight.size)
@@ -50,7 +50,7 @@ def _rows_of(result: Buffer) -> bool:
 
 
 def _restrided(program: Program, name: str) -> Program:
-    """The program with the channels of buffer `name` innermost; the very program where an access to it stands against that."""
+    """The program with the channels of buffer `name` innermost; unchanged where an access to the buffer does not allow it."""
     buffer = program.buffer(name)
     if buffer.stride != ix.contiguous_strides(buffer.size):
         return program

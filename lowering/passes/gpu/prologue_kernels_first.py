@@ -1,8 +1,9 @@
-"""Small kernels that need the program's inputs only run first, side by side: code generation makes one launch of such neighbours.
+"""Prologue kernels first: small kernels that depend on the program's inputs only are moved to its front, where code generation makes one
+launch of neighbours.
 
-They fold norms into weights and lay weights out for a library, a hundred of them in an image network; each alone costs a launch.
-Of large results only those that are needed soonest are made first: the others wait, in groups of a launch each, until one of a group is
-needed. They would lie in memory while the largest activations of an image network do, which are its first ones.
+They fold norms into weights and change layouts of weights, a hundred of them in an image network; each alone would cost a launch. Of
+those with large results only the ones that are needed soonest run first; the others are delayed, in groups of one launch each, until the
+first of a group is needed, since an image network's largest activations, its first ones, would otherwise be in memory at the same time.
 """
 
 from __future__ import annotations
@@ -11,21 +12,13 @@ from dataclasses import replace
 
 from precast.lowering.analysis.dependencies import nbytes_hint
 from precast.lowering.analysis.effects import reads, step_symbols, writes
+from precast.lowering.analysis.traits import Traits
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Kernel, Program, Step
 from precast.lowering.ir.sizes import hint, is_unbacked
 
-MOST_POINTS = 1 << 22
-"""Points of a kernel from which its launch no longer counts, and its result is better made when it is needed."""
-LARGE = 64 << 10
-"""Bytes of a result from which it matters when it is made."""
-FIRST_BYTES = 2 << 20
-"""What large results that are made at the beginning may take."""
-GROUP_BYTES = 32 << 20
-"""What those of each later group may take."""
 
-
-def small_kernels_first(program: Program) -> Program:
+def small_kernels_first(program: Program, traits: Traits) -> Program:
     """The program with such kernels in front: first those that depend on inputs alone, then those that depend on them, and so on."""
     written = {w for s in program.steps for w in writes(s)}
     count: dict[str, int] = {}
@@ -37,21 +30,22 @@ def small_kernels_first(program: Program) -> Program:
     first: dict[int, list[Step]] = {}
     rest: list[Step] = []
     for step in program.steps:
-        if _early(step) and all(n in level for n in reads(step)) and all(count[n] == 1 and n not in program.inputs for n in writes(step)):
+        ready = _early(step, traits) and all(n in level for n in reads(step))
+        if ready and all(count[n] == 1 and n not in program.inputs for n in writes(step)):
             depth = 1 + max((level[n] for n in reads(step)), default=0)
             level |= {n: depth for n in writes(step)}
             first.setdefault(depth, []).append(step)
         else:
             rest.append(step)
     early = [s for depth in sorted(first) for s in first[depth]]
-    later = _made_later(program, early, rest)
+    later = _made_later(program, early, rest, traits)
     moved = {id(s) for group in later.values() for s in group}
     kept = [s for s in early if id(s) not in moved]
     return replace(program, steps=(*kept, *(s for n, step in enumerate(rest) for s in (*later.get(n, ()), step))))
 
 
-def _made_later(program: Program, early: list[Step], rest: list[Step]) -> dict[int, list[Step]]:
-    """Groups of early steps whose large results are not needed at once, by the position in `rest` before which each group is made."""
+def _made_later(program: Program, early: list[Step], rest: list[Step], traits: Traits) -> dict[int, list[Step]]:
+    """Groups of early steps whose large results are needed later, by the position in `rest` before which each group runs."""
     size = {b.name: nbytes_hint(b) for b in program.buffers}
     outputs = {o.view.buffer for o in program.outputs if o.view is not None}
     needed = {n for s in early for n in reads(s)} | outputs | set(program.persistent)
@@ -63,22 +57,22 @@ def _made_later(program: Program, early: list[Step], rest: list[Step]) -> dict[i
     def nbytes(step: Step) -> int:
         return sum(size[n] for n in writes(step))
 
-    large = [s for s in early if nbytes(s) >= LARGE and all(n not in needed and first_use.get(n, 0) for n in writes(s))]
+    large = [s for s in early if nbytes(s) >= traits.large_bytes and all(n not in needed and first_use.get(n, 0) for n in writes(s))]
     large.sort(key=lambda s: min(first_use[n] for n in writes(s)))
     groups: list[list[Step]] = [[]]
-    room = FIRST_BYTES
+    room = traits.first_bytes
     for step in large:
         if nbytes(step) > room and (groups[-1] or len(groups) == 1):
             groups.append([])
-            room = GROUP_BYTES
+            room = traits.group_bytes
         groups[-1].append(step)
         room -= nbytes(step)
     return {min(first_use[n] for n in writes(group[0])): group for group in groups[1:] if group}
 
 
-def _early(step: Step) -> bool:
+def _early(step: Step, traits: Traits) -> bool:
     if not isinstance(step, Kernel) or not all(isinstance(a.extent, int) for a in step.axes):
         return False
     if any(is_unbacked(s) for s in step_symbols(step)):
         return False  # a number that an earlier step reads
-    return hint(ix.numel(a.extent for a in step.axes)) <= MOST_POINTS
+    return hint(ix.numel(a.extent for a in step.axes)) <= traits.small_points

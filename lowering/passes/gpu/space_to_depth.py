@@ -1,4 +1,4 @@
-"""The first convolution of an image network: three channels and a stride, which no tensor core takes well.
+"""Space-to-depth for the first convolution of an image network, whose three channels and stride of two suit no tensor core.
 
 Blocks of `stride x stride` pixels become channels (space to depth), each pixel padded to `CHANNELS`: a 7x7 convolution of stride 2 over 3
 channels is then exactly a 4x4 convolution of stride 1 over 16, without padding. Image and weight are rearranged by one kernel each.

@@ -1,8 +1,8 @@
-"""Reductions for a machine of many processors: long ones of few rows are made in two steps, and none stands inside another one.
+"""Split reductions for GPUs: long reductions over few rows run in two steps, and nested reductions become kernels of their own.
 
-A program of a kernel computes whole rows. Where there are fewer rows than processors, each row is cut into chunks: one kernel combines
-each chunk, the kernel itself then combines the chunks' results. A reduction (or scan) whose points each need a long reduction of their own
-gets the inner one from a kernel before it.
+A program of a kernel computes whole rows. Where there are fewer rows than processors each row is split into chunks: one kernel reduces each
+chunk, and the kernel itself then reduces the chunks' results. Where each point of a reduction (or scan) needs a long reduction of its own,
+a kernel before it computes the inner one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sympy
 
 from precast.lowering.analysis.effects import index_expr, store_roots
 from precast.lowering.analysis.rewrite_values import replace_values
+from precast.lowering.analysis.traits import Traits
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.index import FloorDiv
 from precast.lowering.ir.nodes import (
@@ -41,28 +42,19 @@ from precast.lowering.ir.scalars import DType, Op, ReduceOp
 from precast.lowering.ir.sizes import hint
 from precast.lowering.ir.substitution import Mapping_, Rewriter, shared_axis
 
-PROCESSORS = 100
-"""With fewer programs than this a device stands partly idle."""
-PROGRAMS = 1024
-"""How many there are to be after cutting."""
-MIN_WORK = 1 << 15
-"""Points of one program below which a second kernel costs more than it gains."""
-MIN_CHUNK = 2048
-SECTOR = 32
-"""Bytes that memory hands out at once: rows that lie side by side are read together."""
 WRITTEN_OUT = 16
 """Reductions of so few points are written out by the renderer and may stand anywhere."""
 
 Symbols = frozenset[sympy.Symbol]
 
 
-def gpu_reductions(program: Program) -> Program:
-    """The program with every kernel's reductions nested in nothing and long enough for their rows only."""
+def gpu_reductions(program: Program, traits: Traits) -> Program:
+    """The program in which no kernel's reduction is nested, and none is longer than its number of rows allows."""
     steps: list[Step] = []
     buffers = list(program.buffers)
     for step in program.steps:
         if isinstance(step, Kernel) and any(isinstance(v, Reduce) for v in _values(step)):
-            split = _Splitter(step)
+            split = _Splitter(step, traits)
             step = split.run()
             steps.extend(split.before)
             buffers.extend(split.fresh)
@@ -82,10 +74,10 @@ class _Cut:
 
 
 class _Splitter:
-    """One kernel: `before` and `fresh` are the kernels and buffers that it comes to need."""
+    """The state for one kernel. `before`, `fresh`: the kernels and buffers that splitting it adds."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
+    def __init__(self, kernel: Kernel, traits: Traits) -> None:
+        self.kernel, self.traits = kernel, traits
         self.before: list[Kernel] = []
         self.fresh: list[Buffer] = []
 
@@ -170,9 +162,10 @@ class _Splitter:
         points = prod(hint(a.extent) for a in value.axes)
         together = min(rows, self._neighbours(value))
         programs = rows // together
-        if programs >= PROCESSORS or points * together < MIN_WORK:
+        traits = self.traits
+        if programs >= traits.idle_programs or points * together < traits.cut_work:
             return None
-        wanted = min(PROGRAMS // programs, points * together // MIN_CHUNK)
+        wanted = min(traits.cut_programs // programs, points * together // traits.cut_chunk)
         return _cut_axes(value.axes, wanted)
 
     def _neighbours(self, value: Reduce) -> int:
@@ -185,7 +178,7 @@ class _Splitter:
                 if found is None or 1 in found[1]:
                     return 1
                 sizes.append(load.dtype.itemsize)
-        return SECTOR // min(sizes)
+        return self.traits.sector // min(sizes)
 
 
 def _cut_axes(axes: tuple[Axis, ...], wanted: int) -> _Cut | None:

@@ -1,7 +1,7 @@
-"""Products with few rows whose weights lie in memory in a narrower type (int8, say): kernels that read the weights as they are.
+"""Weight-only quantised matrix products with few rows: kernels that read weights in a narrower type (int8, say) and cast them in registers.
 
-A library wants the whole matrix in the type that it multiplies: a kernel casts it, and the library reads it again, which is five times the
-bytes. With few rows reading the weights is all that costs, so the product is a kernel of ours that casts what it reads.
+A library multiplies a matrix in its own type: a kernel would cast all weights first, and the library would read the result, five times the
+bytes. With few rows the time is that of reading the weights, so a generated kernel that casts as it reads replaces both.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from precast.lowering.analysis.effects import writes
+from precast.lowering.analysis.traits import Traits
 from precast.lowering.build.builder import Cost
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Buffer, Gemm, Kernel, Load, Program, Step, walk
@@ -17,22 +18,17 @@ from precast.lowering.ir.substitution import Definition, Rewriter, Uninvertible
 from precast.lowering.passes.fusion.library_loops import gemm_kernel
 from precast.lowering.passes.simplify.constant_fold import without_dead_steps
 
-MAX_ROWS = 128
-"""Measured on an H200 with int8 weights: 2.6 to 3.9 times as fast as a cast and cuBLAS with 16 rows, 1.3 times with 128."""
-MANY_ROWS, MANY_COLUMNS = 64, 2048
-"""With more rows than the first, a product of fewer columns than the second is the library's: there are too few blocks to go round."""
-MIN_COLUMNS, MIN_DEPTH = 16, 256
 MAX_NODES = 6
 """Operations for each weight, which are done once for each block of rows."""
 
 
-def narrow_products(program: Program) -> Program:
+def narrow_products(program: Program, traits: Traits) -> Program:
     """The program with each such product as a reduction kernel that computes its weights."""
     buffers = {b.name: b for b in program.buffers}
     makers: dict[str, _Maker] = {}
     steps: list[Step] = []
     for number, step in enumerate(program.steps):
-        kernel = _narrow(f"narrow{number}", step, buffers, makers.get(step.b.buffer)) if isinstance(step, Gemm) else None
+        kernel = _narrow(f"narrow{number}", step, buffers, makers.get(step.b.buffer), traits) if isinstance(step, Gemm) else None
         steps.append(step if kernel is None else kernel)
         written = set(writes(step))
         makers = {name: maker for name, maker in makers.items() if not written & {name, *maker.loads}}
@@ -51,7 +47,7 @@ class _Maker:
 
 
 def _makers(kernel: Kernel) -> list[_Maker]:
-    """The stores of a kernel that compute something cheap of what lies under the same index."""
+    """The stores of a kernel that compute something cheap from elements at the same index."""
     return [m for m in (_maker(kernel, number) for number in range(len(kernel.stores))) if m is not None]
 
 
@@ -71,8 +67,10 @@ def _maker(kernel: Kernel, number: int) -> _Maker | None:
     return _Maker(Definition(store.buffer, kernel.axes, store.index, store.value), loads)
 
 
-def _narrow(name: str, step: Gemm, buffers: dict[str, Buffer], maker: _Maker | None) -> Kernel | None:
-    """The product with its right side computed; None unless rows are few, and weights of half of that side's bytes lie along the depth."""
+def _narrow(name: str, step: Gemm, buffers: dict[str, Buffer], maker: _Maker | None, traits: Traits) -> Kernel | None:
+    """The product with its right side computed as it is read; None unless it has few rows, and weights contiguous along the depth that
+    take at most half of that side's bytes.
+    """
     out = buffers[step.out]
     if maker is None or len(step.a.size) != 2 or out.dtype not in HALVES or 2 * sum(maker.loads.values()) > out.dtype.itemsize:
         return None
@@ -81,9 +79,9 @@ def _narrow(name: str, step: Gemm, buffers: dict[str, Buffer], maker: _Maker | N
         return None  # spread: the sides do not vary as a product's do
     if stride != 1 or not (isinstance(rows, int) and isinstance(depth, int) and isinstance(columns, int)):
         return None
-    if rows > MANY_ROWS and columns < MANY_COLUMNS:
+    if rows > traits.narrow_many_rows and columns < traits.narrow_many_columns:
         return None
-    if not 1 < rows <= MAX_ROWS or columns < MIN_COLUMNS or depth < MIN_DEPTH:
+    if not 1 < rows <= traits.narrow_rows or columns < traits.narrow_columns or depth < traits.narrow_depth:
         return None
     kernel = gemm_kernel(name, step, buffers, rounded=True)
     (store,) = kernel.stores

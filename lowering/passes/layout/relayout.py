@@ -1,4 +1,4 @@
-"""Moves a buffer: other strides, or a place inside another buffer. Every access to it is rewritten, or nothing is."""
+"""Relayout of one buffer: other strides, or a place inside another buffer. All accesses to it are rewritten, or none."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Move:
     offset: Size = 0
 
     def place(self, index: sympy.Expr, mask: Value | None, extents: ix.Extents) -> sympy.Expr | None:
-        """Where the element of a flat index goes; None where the index cannot be traced to the dimensions."""
+        """The new index of the element at a flat index; None where the index cannot be traced to the dimensions."""
         plain = Buffer(self.name, DType.F32, self.size, ix.contiguous_strides(self.size))
         where = dimensions(plain, index, mask, extents)
         if where is None:
@@ -34,7 +34,7 @@ class Move:
         return found
 
     def view(self, view: View) -> View | None:
-        """The same elements where they are then; None where they form no strided window any more."""
+        """The view of the same elements after the move; None where they form no strided view any more."""
         if view.buffer != self.name:
             return view
         dims = ix.symbols(len(view.size))
@@ -52,9 +52,9 @@ class Move:
 
 
 def moved(program: Program, move: Move, *, outputs: bool = False) -> Program | None:
-    """The program after the move; None where an access stands against it. `outputs`: results may be moved too.
+    """The program after the move; None where an access does not allow it. `outputs`: results may be moved, too.
 
-    Declarations of buffers are the caller's.
+    The caller changes the declarations of buffers.
     """
     fixed = {i for i in program.inputs if isinstance(i, str)} | {c.buffer for c in program.constants} | set(program.persistent)
     results = {o.view.buffer for o in program.outputs if o.view is not None}

@@ -11,22 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 import sympy
 
+from precast.lowering.analysis.buffer_bytes import ALIGNMENT, nbytes_of, unit_of
 from precast.lowering.analysis.effects import custom_operands, reads, writes
 from precast.lowering.analysis.liveness import lifetimes
 from precast.lowering.analysis.may_alias import may_reuse
-from precast.lowering.ir.index import FloorDiv
-from precast.lowering.ir.nodes import Buffer, Kernel, Program, Size, Slot
+from precast.lowering.ir.nodes import Kernel, Program, Size, Slot
 from precast.lowering.ir.sizes import is_unbacked
 from precast.lowering.ir.sympy_calls import expand
-
-ALIGNMENT = 64
-"""Bytes: one cache line, and the widest vector register."""
-DEVICE_ALIGNMENT = 512
-"""Bytes on a GPU: what torch's allocator gives, and what its libraries' fastest kernels ask for."""
 
 
 @dataclass
@@ -37,29 +32,6 @@ class Block:
     nbytes: Size
     first: int
     last: int
-
-
-def nbytes_of(buffer: Buffer, alignment: int = ALIGNMENT) -> Size:
-    """Bytes from the buffer's first to its last element, rounded up to the alignment."""
-    if any(s == 0 for s in buffer.size):
-        return 0
-    span: Size = 1
-    for n, s in zip(buffer.size, buffer.stride, strict=True):
-        span = span + (n - 1) * s
-    nbytes = span * buffer.dtype.itemsize
-    if isinstance(nbytes, int):
-        return -(-nbytes // alignment) * alignment
-    nbytes = expand(nbytes)
-    if nbytes.is_Integer:
-        return -(-int(cast(Any, nbytes)) // alignment) * alignment
-    factor, _ = _unit(nbytes)
-    return nbytes if factor % alignment == 0 else expand(alignment * FloorDiv(nbytes + alignment - 1, sympy.Integer(alignment)))
-
-
-def _unit(nbytes: sympy.Expr) -> tuple[int, sympy.Expr]:
-    """`(factor, unit)`: the greatest number that divides every coefficient of the byte count, and the rest."""
-    factor, unit = cast(Any, nbytes).primitive()
-    return int(factor), unit
 
 
 def plan_memory(program: Program, *, reuse: bool = True, elsewhere: Collection[str] = (), alignment: int = ALIGNMENT) -> Program:
@@ -73,9 +45,9 @@ def plan_memory(program: Program, *, reuse: bool = True, elsewhere: Collection[s
     groups: dict[sympy.Expr, list[Block]] = {}
     for block in distinct:
         if not isinstance(block.nbytes, int):
-            groups.setdefault(_unit(block.nbytes)[1], []).append(block)
+            groups.setdefault(unit_of(block.nbytes)[1], []).append(block)
     for unit, group in groups.items():
-        scaled = {id(b): replace(b, nbytes=_unit(cast(sympy.Expr, b.nbytes))[0]) for b in group}
+        scaled = {id(b): replace(b, nbytes=unit_of(cast(sympy.Expr, b.nbytes))[0]) for b in group}
         places, top = place(list(scaled.values()))
         for block in group:
             offsets[id(block)] = expand(total + places[id(scaled[id(block)])] * unit)

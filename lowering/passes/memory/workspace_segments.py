@@ -1,9 +1,11 @@
-"""A workspace in parts, where libraries bring memory of their own: what ends early is given back before what begins late is taken.
+"""Workspace segments, for programs in which libraries allocate memory themselves: early segments are freed before late ones are
+allocated.
 
-One workspace is there for the whole call, as large as the call's busiest step needs it; a convolution's result that its library allocates
-comes on top, though most of the workspace is idle then. Cut at one step, there are three parts: what is alive across the cut, what dies
-before it and what begins after it; the last two are never there together. Where that is not enough, large blocks are parts of their own.
-An allocation costs a call about half a microsecond, so that each way has to save something over the one before.
+A single workspace exists for the whole call, with the size of the busiest step; a convolution's result that its library allocates comes
+on top, though most of the workspace is idle at that time. Cut at one step, the workspace has three segments: buffers alive across the
+cut, those that die before it, and those that begin after it; the last two never exist at the same time. Where that is not enough, large
+blocks become segments of their own. An allocation costs about half a microsecond of a call, so each variant has to save something over
+the one before.
 """
 
 from __future__ import annotations
@@ -12,10 +14,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+from precast.lowering.analysis.buffer_bytes import DEVICE_ALIGNMENT, nbytes_of
 from precast.lowering.analysis.effects import reads, writes
 from precast.lowering.analysis.liveness import lifetimes
 from precast.lowering.ir.nodes import Part, Program, Size, Slot
-from precast.lowering.passes.memory.memory_plan import DEVICE_ALIGNMENT, Block, blocks_of, distinct_blocks, nbytes_of, place
+from precast.lowering.passes.memory.memory_plan import Block, blocks_of, distinct_blocks, place
 
 LEAST_BYTES = 1 << 20
 LEAST_SHARE = 1 / 25
@@ -113,12 +116,12 @@ def planned_peak(program: Program, alignment: int = DEVICE_ALIGNMENT) -> int:
 
 
 def most_held(program: Program) -> Size:
-    """The most bytes of the workspace that are there at one time."""
+    """The most bytes of the workspace that are allocated at one time."""
     return max(_held(program)) if program.parts else program.workspace_bytes
 
 
 def _held(program: Program) -> list[int]:
-    """Bytes of the workspace that are there at each step."""
+    """Bytes of the workspace that are allocated at each step."""
     count = range(len(program.steps))
     if not program.parts:
         return [int(program.workspace_bytes)] * len(count)

@@ -13,6 +13,7 @@ from math import prod
 import sympy
 import torch
 
+from precast.lowering.analysis.buffers import without_unused_buffers
 from precast.lowering.analysis.effects import may_draw, reads, step_symbols, writes
 from precast.lowering.analysis.rewrite_values import map_kernel, rename_buffers
 from precast.lowering.ir.nodes import (
@@ -30,7 +31,6 @@ from precast.lowering.ir.nodes import (
     View,
 )
 from precast.lowering.ir.scalars import DType
-from precast.lowering.passes.fusion.emit import without_unused_buffers
 from precast.lowering.passes.simplify.cse_kernels import duplicates
 from precast.lowering.verify.interpret import run
 

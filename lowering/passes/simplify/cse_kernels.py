@@ -1,4 +1,4 @@
-"""Equal kernels compute their result once."""
+"""Common-subexpression elimination of kernels: of equal kernels one is kept."""
 
 from __future__ import annotations
 

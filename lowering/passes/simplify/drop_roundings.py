@@ -1,6 +1,7 @@
-"""Roundings to half types that memory does anyway: behind a load of that type, and before a store.
+"""Removes redundant roundings to half types: after a load of that type, and before a store of it.
 
-Until kernels are fused they are kept: a value that is not written to memory is rounded where the graph, or a step that jumps, says so.
+Roundings are kept until kernels are fused: a value that is not written to memory any more is rounded where the graph converts it, or
+where a discontinuous operation (a comparison, a conversion to integers) reads it.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import sympy
 
+from precast.lowering.analysis.buffers import add_buffer, without_unused_buffers
 from precast.lowering.analysis.effects import index_expr, lasting_inputs, reads, writes
 from precast.lowering.analysis.rewrite_values import map_kernel
 from precast.lowering.ir import index as ix
@@ -20,7 +21,6 @@ from precast.lowering.ir.nodes import Alu, Buffer, Conv, Kernel, Load, Program, 
 from precast.lowering.ir.scalars import HALVES, DType, Op
 from precast.lowering.ir.sizes import hint
 from precast.lowering.ir.substitution import Definition, Rewriter, Uninvertible, coordinates, shared_axis
-from precast.lowering.passes.fusion.emit import without_unused_buffers
 from precast.lowering.passes.simplify.constant_fold import without_dead_steps
 
 Affine = tuple[Value | None, Value | None]
@@ -166,7 +166,7 @@ class _Folder:
             place = {dim: s for dim, s in zip(order, symbols, strict=True)}
             source = ix.affine(weight.offset, tuple((weight.stride[d], place[d]) for d in order))
             value = Alu(Op.MUL, (Load(weight.buffer, source, dtype), _moved(scale, channel, place[0], weight.size[0])), compute)
-            target = self._fresh(f"{conv.out}_weight", weight.size, tuple(stride), dtype)
+            target = add_buffer(self.buffers, f"{conv.out}_weight", weight.size, tuple(stride), dtype)
             index = ix.affine(0, tuple((stride[d], place[d]) for d in order))
             axes = tuple(shared_axis(place[d], weight.size[d]) for d in order)
             steps.append(Kernel(f"fold_{conv.out}_weight", axes, (Store(target, index, value),), conv.origins))
@@ -178,15 +178,10 @@ class _Folder:
             old = old if scale is None else Alu(Op.MUL, (old, _moved(scale, channel, one, weight.size[0])), compute)
             parts = old if parts is None else Alu(Op.ADD, (old, parts), compute)
         if parts is not None and (shift is not None or scale is not None):
-            target = self._fresh(f"{conv.out}_bias", (weight.size[0],), (1,), dtype)
+            target = add_buffer(self.buffers, f"{conv.out}_bias", (weight.size[0],), (1,), dtype)
             steps.append(Kernel(f"fold_{conv.out}_bias", (shared_axis(one, weight.size[0]),), (Store(target, one, parts),), conv.origins))
             bias = View(target, (weight.size[0],), (1,))
         return steps, weight, bias
-
-    def _fresh(self, name: str, size: tuple[Size, ...], stride: tuple[Size, ...], dtype: DType) -> str:
-        assert name not in self.buffers
-        self.buffers[name] = Buffer(name, dtype, size, stride)
-        return name
 
 
 def _moved(value: Value, channel: sympy.Symbol, to: sympy.Symbol, extent: Size) -> Value:

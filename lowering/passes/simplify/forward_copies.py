@@ -1,4 +1,4 @@
-"""Copies that nobody needs: a kernel that only moves elements is skipped by readers that can read the source where it lies.
+"""Copy forwarding: readers of a copy read its source instead, where they can, so that the copy is dead.
 
 An identity copy disappears. A copy with strides (a transpose before a matrix product) disappears where its reader is a library
 step that takes strided windows.
@@ -75,7 +75,7 @@ def copies_of(program: Program) -> dict[str, Copy]:
 
 
 def _same_room(a: Buffer, b: Buffer) -> bool:
-    """Whether both buffers span the same elements, so that an equal index means the same place."""
+    """Whether both buffers have the same span of elements, so that equal indices mean the same positions."""
     return a.dtype is b.dtype and expand(ix.numel(a.size) - ix.numel(b.size)) == 0
 
 
@@ -86,7 +86,7 @@ def _direct(step: Step, copies: dict[str, Copy]) -> Step:
 
 
 def through(view: View, copy: Copy) -> View:
-    """The same elements as a window into the copy's source; the very view when they do not form one."""
+    """The same elements as a view of the copy's source; unchanged where they form no strided view of it."""
     if view.dtype is not None:
         return view
     dims = ix.symbols(len(view.size))

@@ -1,8 +1,7 @@
-"""Per-channel arithmetic leaves the loop over all elements: roots and quotients that do not vary with the outer axes get a kernel of
-their own.
+"""Loop-invariant code motion: costly values (roots, quotients) that do not vary with the outer axes are computed by a kernel of their own.
 
-Where the axes that such a value varies with come outermost, the loop nest computes it rarely by itself. In a channels-last image they come
-innermost, and it would be computed again for every pixel.
+Where the axes that such a value varies with are outermost, the loop nest computes it once per outer point anyway. In a channels-last image
+they are innermost, and it would be computed again for every pixel.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ MIN_REPEATS = 8
 
 
 def hoist_invariants(program: Program) -> Program:
-    """Splits such values out of each kernel, once per distinct value of the program."""
+    """The program with such values moved out of each kernel; equal values share one kernel."""
     steps: list[Step] = []
     buffers = list(program.buffers)
     names = {b.name for b in buffers}

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from precast.lowering.analysis.buffers import without_unused_buffers
 from precast.lowering.analysis.effects import map_views, reads, writes
 from precast.lowering.analysis.rewrite_values import map_kernel
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Kernel, Load, Program, Step, Store, Value, View
 from precast.lowering.ir.sympy_calls import same
-from precast.lowering.passes.fusion.emit import without_unused_buffers
 
 
 def write_in_place(program: Program) -> Program:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import sympy
 import torch
 
+from precast.lowering.analysis.buffers import without_unused_buffers
 from precast.lowering.analysis.effects import reads, writes
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import (
@@ -36,7 +37,6 @@ from precast.lowering.ir.nodes import (
 )
 from precast.lowering.ir.scalars import DType, Op, ReduceOp
 from precast.lowering.ir.substitution import Rewriter, coordinates, shared_axis
-from precast.lowering.passes.fusion.emit import without_unused_buffers
 from precast.lowering.passes.simplify.forward_copies import copies_of, through
 from precast.lowering.verify.interpret import run
 
@@ -51,7 +51,7 @@ class Scores:
 
 
 def recognise_attention(program: Program) -> Program:
-    """Each decomposed attention as one step, its operands read where they lie."""
+    """The program with each decomposed attention as one step that reads its operands in place."""
     if sum(isinstance(s, Gemm) and len(s.a.size) == 3 for s in program.steps) < 2:
         return program
     return _Recogniser(program).run()

@@ -1,14 +1,16 @@
-"""What an attribute read depends on: the object's class and its `__dict__`; Opaque where it is anything else."""
+"""Attribute lookup for guard tables: what the read of an attribute depends on, if that is the object's class and `__dict__` only."""
 
 from __future__ import annotations
 
 import functools
 import types
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from precast.runtime.guards.table.known_getattribute import known_kind
+from precast.runtime.guards.table_protocols import Opaque, Reads
+from precast.runtime.native.kinds import Slot
 
 ABSENT: Any = object()
 """The attribute does not exist, and this is known for certain."""
@@ -21,21 +23,7 @@ _SIMPLE_DESCRIPTORS = (
     types.WrapperDescriptorType,
     types.ClassMethodDescriptorType,
 )
-_FUNCTION_SLOTS = {"__code__": "code", "__defaults__": "defaults", "__kwdefaults__": "kwdefaults"}
-
-
-class Opaque(Exception):
-    """The read depends on something that cannot be watched (a property, `__getattr__`, a C getter): Python evaluates it at each call."""
-
-
-class Reads(Protocol):
-    """Collects what was read."""
-
-    def slot(self, owner: Any, kind: str) -> None: ...
-
-    def key(self, namespace: dict[Any, Any], name: Any) -> None: ...
-
-    def cls(self, cls: type) -> None: ...
+_FUNCTION_SLOTS = {"__code__": Slot.CODE, "__defaults__": Slot.DEFAULTS, "__kwdefaults__": Slot.KWDEFAULTS}
 
 
 def find_on_class(cls: type, name: str) -> Any:
@@ -57,7 +45,7 @@ def instance_dict(value: Any, reads: Reads) -> dict[str, Any] | None:
     if type(value).__dictoffset__ == 0:
         return None
     namespace = object.__getattribute__(value, "__dict__")
-    reads.slot(value, "dict")
+    reads.slot(value, Slot.DICT)
     if not isinstance(namespace, dict):
         raise Opaque
     return namespace
@@ -74,7 +62,7 @@ def read_attribute(value: Any, name: str, reads: Reads, hooks: bool = True) -> A
         raise Opaque  # what torch's getters say is no attribute of an object of Python; what a subclass holds in its `__dict__` is
     if cls is property and name in ("fget", "fset", "fdel"):
         return getattr(value, name)  # a property's parts never change
-    reads.slot(value, "type")
+    reads.slot(value, Slot.TYPE)
     reads.cls(cls)
     if hooks and not plain_lookup(cls):
         name = _through_getters(value, name, reads)
@@ -104,7 +92,7 @@ def _through_getters(value: Any, name: str, reads: Reads) -> str:
         kind = known_kind(getter)
         if kind is None:
             raise Opaque
-        reads.slot(getter, "code")
+        reads.slot(getter, Slot.CODE)
         if kind == "aliasing":
             name = _alias(value, name, reads)
         else:
@@ -143,7 +131,7 @@ def _of_property(value: Any, found: property, reads: Reads) -> Any:
     getter = found.fget
     if not isinstance(getter, types.FunctionType) or len(getter.__code__.co_names) != 1:
         raise Opaque
-    reads.slot(getter, "code")
+    reads.slot(getter, Slot.CODE)
     target = getter.__code__.co_names[0]
     if getter.__code__.co_code != _forwarding_code(target) or getter.__code__.co_argcount != 1:
         raise Opaque
@@ -193,7 +181,7 @@ def _of_class(cls: type, name: str, reads: Reads) -> Any:
     meta = type(cls)
     if meta.__getattribute__ is not type.__getattribute__ or find_on_class(meta, "__getattr__") is not ABSENT:
         raise Opaque
-    reads.slot(cls, "type")
+    reads.slot(cls, Slot.TYPE)
     reads.cls(meta)
     reads.cls(cls)
     if name == "__mro__":
@@ -223,7 +211,7 @@ def _of_module(module: types.ModuleType, name: str, reads: Reads) -> Any:
     own = module.__dict__
     if type(module).__getattribute__ is not types.ModuleType.__getattribute__ or (name not in own and "__getattr__" in own):
         raise Opaque  # a lazy module computes what it does not have yet
-    reads.slot(module, "type")
+    reads.slot(module, Slot.TYPE)
     reads.cls(type(module))
     on_class = find_on_class(type(module), name)
     if on_class is not ABSENT and hasattr(type(on_class), "__set__"):

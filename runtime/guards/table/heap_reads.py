@@ -1,38 +1,26 @@
-"""What guards read of objects that live on, each thing once, as entries of a native guard table."""
+"""Reads that guards make of long-lived objects, as entries of a native guard table; each read is recorded once."""
 
 from __future__ import annotations
 
 import types
 from typing import Any
 
-from precast.runtime.guards.table.attribute_lookup import Opaque
-
-
-class Live:
-    """A place that gets a fresh object with each call: checked by value. `number`: its value in the table; of a dict that of the first
-    of its values, and `whole` that of the dict.
-    """
-
-    __slots__ = ("number", "value", "whole")
-
-    def __init__(self, number: int, value: Any, whole: int | None = None) -> None:
-        self.number = number
-        self.value = value
-        self.whole = number if whole is None else whole
+from precast.runtime.guards.table_protocols import Opaque
+from precast.runtime.native.kinds import Slot
 
 
 class TableReads:
-    """Notes reads (`objects.Reads`) in `table`. Raises Opaque for what the table has no entry for, however often it is read."""
+    """Records reads (`Reads`) in `table`. Raises Opaque, each time, for a read that the table has no entry for."""
 
     def __init__(self, table: Any) -> None:
         self.table = table
-        self._slots: set[tuple[int, str]] = set()
+        self._slots: set[tuple[int, Slot]] = set()
         self._classes: set[type] = set()
         self._dicts: dict[int, tuple[dict[Any, Any], dict[Any, None], bool]] = {}
         self._seen: set[tuple[str, int]] = set()
 
-    def slot(self, owner: Any, kind: str) -> None:
-        if kind == "type" and _has_its_type_for_good(owner):
+    def slot(self, owner: Any, kind: Slot) -> None:
+        if kind is Slot.TYPE and _has_its_type_for_good(owner):
             return
         if (id(owner), kind) not in self._slots:
             if not self.table.slot(owner, kind):

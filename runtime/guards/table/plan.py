@@ -1,4 +1,4 @@
-"""A guard set arranged for recording guard tables (runtime/guards/table/recorder.py): its paths as a tree, and which guards stand where."""
+"""The plan for recording guard tables of one guard set (runtime/guards/table/recorder.py): its paths as a tree, with the guards at each node."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from precast.artifact_store.format.guards import Guard, Path, Predicate
-from precast.runtime.guards.evaluate import compile_checker
+from precast.runtime.guards.compiled import compile_checker
+from precast.runtime.guards.predicates import OF_CLASS, ORDER
 
 Cells = Callable[[], Mapping[str, Any]]
 
@@ -15,7 +16,7 @@ Cells = Callable[[], Mapping[str, Any]]
 class Plan:
     """Made once per variant, used for each table.
 
-    `bound`: paths of the graph's bound inputs; a table also notices when another object stands there.
+    `bound`: paths of the graph's bound inputs; a table fails, too, when one of these leads to another object.
     """
 
     def __init__(self, guards: Sequence[Guard], names: Sequence[str], function: types.FunctionType, bound: Sequence[Path] = ()) -> None:
@@ -29,6 +30,9 @@ class Plan:
         for index, guard in enumerate(self.guards):
             self.at.setdefault(guard.path, []).append(index)
             self._add(guard.path)
+        for indices in self.at.values():
+            if len(indices) > 1:  # what the entry for a TENSOR guard compares covers others at its path: it is recorded before them
+                indices.sort(key=lambda index: ORDER[self.guards[index].predicate])
         for path in self.bound:
             self._add(path)
         self._checkers: dict[tuple[int, ...], Callable[[Mapping[str, Any], Mapping[str, Any]], bool]] = {}
@@ -56,4 +60,4 @@ def _free_numbers(guards: Sequence[Guard]) -> frozenset[Path]:
     kinds: dict[Path, set[Predicate]] = {}
     for guard in guards:
         kinds.setdefault(guard.path, set()).add(guard.predicate)
-    return frozenset(path for path, found in kinds.items() if Predicate.TYPE in found and found <= {Predicate.TYPE, Predicate.NOT_NONE})
+    return frozenset(path for path, found in kinds.items() if Predicate.TYPE in found and found <= OF_CLASS)

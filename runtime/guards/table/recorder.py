@@ -1,36 +1,36 @@
 """Recording a guard table: every read that a guard set makes on a call's objects, as flat entries that the native runtime compares.
 
-A guard that holds keeps holding while nothing that it read has changed. Objects that live on (modules, configs, functions) are
-recorded by identity and by what was read of them; what comes fresh with each call (tensors, numbers, strings, tuples, lists and dicts of
-them) by value. What cannot be expressed is left to the generated Python checker, for just those guards, at every call.
+A guard that holds keeps holding while nothing that it read has changed. Objects that outlive a call (modules, configs, functions) are
+recorded by identity and by what was read of them; a call's own values (tensors, numbers, strings, tuples, lists and dicts of them) are
+compared by value. Guards that no entry can say are left to generated Python, which checks just those at every call. What a guard reads
+is the `record` field of its predicate's row (`predicates.py`); here is the walk along the paths.
 """
 
 from __future__ import annotations
 
 import builtins
 import contextlib
-import enum
 import sys
 import types
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.utils._device
 
 from precast.artifact_store.format.guards import Guard, Path, Predicate
 from precast.artifact_store.format.tagged_constants import untag
-from precast.runtime.fingerprint.triton_kernels import layers
-from precast.runtime.guards.table.arguments import live_guard, live_step, live_value
-from precast.runtime.guards.table.attribute_lookup import ABSENT, Opaque, instance_dict, read_attribute
-from precast.runtime.guards.table.heap_reads import Live, TableReads
+from precast.runtime.guards.predicates import RELATIONS, VALUE_RULES
+from precast.runtime.guards.rule import Covered
+from precast.runtime.guards.table.arguments import live_guard, live_step, live_value, own_attributes
+from precast.runtime.guards.table.attribute_lookup import ABSENT, instance_dict, lacks_on_class, read_attribute
+from precast.runtime.guards.table.heap_reads import TableReads
 from precast.runtime.guards.table.plan import Cells, Plan
-from precast.runtime.guards.table.relations import RELATIONS, relation
+from precast.runtime.guards.table_protocols import Live, Opaque
+from precast.runtime.guards.value_predicates import IMMUTABLE
+from precast.runtime.native.kinds import Slot
 from precast.runtime.paths.module_hooks import HOOKS_OF, flagged
 from precast.runtime.paths.paths import describe, item
 
-_IMMUTABLE = (int, float, complex, str, bytes, bool, type(None), range, torch.dtype, torch.device, torch.layout, torch.memory_format)
 _LASTING = (type, types.ModuleType)
 _NOT_LENT = (Live, *_LASTING)
 
@@ -80,21 +80,23 @@ class Recording(TableReads):
         self.places: dict[Path, Any] = {}
         self.opaque: set[int] = set()
         self._keep: list[Any] = []
-        self.own_fields: dict[int, int] = {}  # number of a tensor of the call -> of the first of its attributes
+        self._compared: set[Path] = set()  # paths of the call's tensors whose metadata an entry compares
+        self._own_attributes: dict[int, int] = {}  # number of a tensor of the call -> of the first of its attributes
 
     # -- the walk
 
     def run(self) -> set[int]:
         """Fill the table; the indices of the guards that Python has to check at each call."""
-        for part in ("code", "defaults", "kwdefaults"):  # a function may be given others
+        for part in (Slot.CODE, Slot.DEFAULTS, Slot.KWDEFAULTS):  # a function may be given others
             self.slot(self.plan.function, part)
         roots = dict.fromkeys(path[:1] for path in (*self.plan.at, *self.plan.under))
         self._lend_given([(root, self.local_values[root[0][1]]) for root in roots if root[0][0] == "local"])
         for root in sorted(roots, key=lambda path: path[0][0] != "local"):
             self._enter(root, lambda root=root: self._root(root))  # type: ignore[misc]
         for index, guard in enumerate(self.plan.guards):
-            if guard.predicate in RELATIONS:
-                self._attempt(index, lambda guard=guard: relation(self, guard))  # type: ignore[misc]
+            relation = RELATIONS.get(guard.predicate)
+            if relation is not None:
+                self._attempt(index, lambda rule=relation, guard=guard: rule.record(self, guard.path, guard.constant))  # type: ignore[misc]
         for path in self.plan.bound:
             if self.places.get(path, Opaque) is Opaque or isinstance(self.places[path], Live):
                 raise Unrecordable(f"the bound input at {describe(path)} cannot be watched")
@@ -113,7 +115,7 @@ class Recording(TableReads):
                 continue
             self.places[path] = place
             if path[0][0] == "local" and not isinstance(place, _NOT_LENT) and not isinstance(self._owner(path), torch.nn.Module):
-                self.table.lend(place)  # the caller's: a request's cache of keys and values, say, is not kept beyond the request
+                self.table.lend(place)  # a weak reference: a table must not keep, say, a request's key-value cache alive after the request
             for index in self.plan.at.get(path, ()):
                 if self.plan.guards[index].predicate not in RELATIONS:
                     self._attempt(index, lambda index=index: self._guard(self.plan.guards[index], path, place))  # type: ignore[misc]  # noqa: B023
@@ -121,22 +123,23 @@ class Recording(TableReads):
                 stack.append((child, lambda child=child, place=place: self._step(place, child)))  # type: ignore[misc]
 
     def _lend_given(self, waiting: list[tuple[Path, Any]]) -> None:
-        """What the call was given, before anything is noted: so that what leads from one argument to another does not keep that one.
-
-        Only what guards read: that something else goes, of a call's own containers too, is nothing to the table.
+        """Have the table refer weakly to the call's arguments. This precedes all entries, since one argument may lead to another, and an
+        entry would keep that alive. Only objects that guards read: the table names no others.
         """
         while waiting:
             path, value = waiting.pop()
             if type(value) in (tuple, list, dict):
                 for child in self.plan.under.get(path, ()):
                     if child[-1][0] == "item":
-                        with contextlib.suppress(KeyError, IndexError, TypeError):  # the walk meets it, too, and leaves it to Python
+                        with contextlib.suppress(
+                            KeyError, IndexError, TypeError
+                        ):  # the walk fails there as well, and leaves the guard to Python
                             waiting.append((child, value[untag(child[-1][1])]))
-            elif not isinstance(value, (torch.Tensor, *_IMMUTABLE, *_LASTING)):
+            elif not isinstance(value, (torch.Tensor, *IMMUTABLE, *_LASTING)):
                 self.table.lend(value)
 
     def _owner(self, path: Path) -> Any:
-        """The first object on the way of a path: what it leads through before are the call's own containers."""
+        """The first object on the way of a path that is none of the call's own containers; None where all of them are."""
         for end in range(1, len(path)):
             if not isinstance(place := self.places.get(path[:end]), Live):
                 return place
@@ -164,7 +167,7 @@ class Recording(TableReads):
             case ("cell", name):
                 closure = self.plan.function.__closure__ or ()
                 cell = closure[self.plan.function.__code__.co_freevars.index(name)]
-                self.slot(cell, "cell")
+                self.slot(cell, Slot.CELL)
                 return cell.cell_contents
             case ("namespace",):
                 return self.plan.function.__globals__
@@ -198,39 +201,39 @@ class Recording(TableReads):
                 self.cls(place)
                 return _ClassDict(place)
             case ("dict",):
-                return self._present(self._own(place))
+                return self._present(self.own(place))
             case ("param" | "buffer" | "submodule", name):
                 stores = {"param": "_parameters", "buffer": "_buffers", "submodule": "_modules"}
-                namespace = self._own(place)
+                namespace = self.own(place)
                 self.key(namespace, stores[step[0]])
                 members = namespace[stores[step[0]]]
                 self.key(members, name)
                 return dict.__getitem__(members, name)
             case ("type",):
-                self.slot(place, "type")
+                self.slot(place, Slot.TYPE)
                 return type(place)
             case ("item", tagged):
                 return self._item(place, untag(tagged))
             case ("key", position):
-                self.whole(self._a_dict(place))
+                self.whole(self.a_dict(place))
                 return list(dict.keys(place))[position]
             case ("hook", position):
-                self.whole(self._a_dict(place))
+                self.whole(self.a_dict(place))
                 return list(place.values())[position]
             case ("flagged", name):
                 for table in (name, HOOKS_OF[name]):
-                    self.key(self._own(place), table)
+                    self.key(self.own(place), table)
                     self.whole(place.__dict__[table])
                 return flagged(place, name)
             case ("closure", position):
                 cell = place.__closure__[position]
-                self.slot(cell, "cell")
+                self.slot(cell, Slot.CELL)
                 return cell.cell_contents
             case ("default", position):
-                self.slot(place, "defaults")
+                self.slot(place, Slot.DEFAULTS)
                 return place.__defaults__[position]
             case ("kwdefault", name):
-                self.slot(place, "kwdefaults")
+                self.slot(place, Slot.KWDEFAULTS)
                 self.key(place.__kwdefaults__, name)
                 return place.__kwdefaults__[name]
         raise Opaque
@@ -240,17 +243,6 @@ class Recording(TableReads):
             raise Opaque
         self._keep.append(value)  # a bound method made here has to keep its identity while this walk goes on
         return value
-
-    def _own(self, place: Any) -> dict[str, Any]:
-        namespace = instance_dict(place, self)
-        if namespace is None:
-            raise Opaque
-        return namespace
-
-    def _a_dict(self, place: Any) -> dict[Any, Any]:
-        if not isinstance(place, dict):
-            raise Opaque
-        return place
 
     def _item(self, place: Any, key: Any) -> Any:
         if isinstance(place, _ClassDict):
@@ -268,95 +260,56 @@ class Recording(TableReads):
     # -- guards
 
     def _guard(self, guard: Guard, path: Path, place: Any) -> None:
+        rule = VALUE_RULES[guard.predicate]
         if isinstance(place, Live):
             live_guard(self, guard, path, place)
-            return
-        if isinstance(place, _ClassDict):
-            if guard.predicate not in (Predicate.HAS_KEY, Predicate.LACKS_KEY, Predicate.NOT_NONE, Predicate.TYPE):
+            if guard.predicate is Predicate.TENSOR:
+                self._compared.add(path)
+        elif isinstance(place, _ClassDict):
+            if Covered.CLASS_DICT not in rule.covered:
                 raise Opaque
-            return
-        match guard.predicate:
-            case Predicate.TYPE:
-                self.slot(place, "type")
-            case Predicate.IS | Predicate.NOT_NONE:
-                return  # its identity is recorded
-            case Predicate.KERNEL:
-                self._configurations(place)
-            case Predicate.EQUALS | Predicate.BASE_EQUALS:
-                self._constant(place, guard.predicate)
-            case Predicate.TENSOR | Predicate.RUNS_ON:
-                self.tensor(place)
-            case Predicate.UNMARKED | Predicate.MARKS:
-                self.slot(place, "dict")
-                if place.__dict__:
-                    self.whole(place.__dict__)
-            case Predicate.LENGTH | Predicate.EMPTY:
-                self._length(place)
-            case Predicate.KEYS:
-                if isinstance(place, OrderedDict) and guard.constant["ordered"]:
-                    raise Opaque  # its own order changes without a change of the dict beneath
-                self.whole(self._a_dict(place))
-            case Predicate.HAS_KEY | Predicate.LACKS_KEY:
-                self.key(self._a_dict(place), untag(guard.constant))
-            case Predicate.LACKS_OWN:
-                self._lacks_own(self._own(place), guard.constant)
-            case Predicate.HAS_ATTR | Predicate.LACKS_ATTR:
-                self._keep.append(read_attribute(place, guard.constant, self))
-            case Predicate.CODE:
-                self._code(place)
-            case _:
-                raise Opaque
+        elif rule.record is None:
+            raise Opaque
+        else:
+            rule.record(self, place, guard.constant)
 
-    def _lacks_own(self, own: dict[str, Any], tables: Mapping[str, Sequence[str]]) -> None:
-        for table, names in tables.items():
-            if table != "__dict__":
-                self.key(own, table)
-            held = own if table == "__dict__" else self._a_dict(own[table])
-            for name in names:
-                self.key(held, name)
-
-    def _configurations(self, kernel: Any) -> None:
-        """What the digest of a kernel reads that may be replaced in place: the lists of its autotuners."""
-        for layer in layers(kernel):
-            if "configs" in layer.__dict__:
-                self.key(self._own(layer), "configs")
-                if type(layer.configs) is not list:
-                    raise Opaque
-                self.once("items", layer.configs)
-
-    def _constant(self, value: Any, predicate: Predicate) -> None:
-        """What an equality guard read of an object that stays the same object: nothing more if it is immutable."""
-        if predicate is Predicate.BASE_EQUALS and isinstance(value, (int, float, complex, str, bytes)):
-            return
-        if not _immutable(value):
-            if type(value) is list and all(map(_immutable, value)):
-                self.once("items", value)
-            elif type(value) is dict and all(map(_immutable, value.values())):
-                self.whole(value)
-            else:
-                raise Opaque
+    # -- what rows ask for (`table_interfaces.Recorder`)
 
     def tensor(self, value: Any) -> None:
         if not isinstance(value, torch.Tensor) or value.dim() > 5 or value.layout is not torch.strided:
             raise Opaque  # more dimensions are kept outside the TensorImpl
-        self.slot(value, "type")
+        self.slot(value, Slot.TYPE)
         self.once("tensor", value)
 
-    def _length(self, value: Any) -> None:
-        if isinstance(value, dict):
-            self.once("used", value)
-        elif isinstance(value, list):
-            self.once("items", value)
-        elif not isinstance(value, (tuple, str, bytes, range)):
+    def own(self, value: Any) -> dict[str, Any]:
+        namespace = instance_dict(value, self)
+        if namespace is None:
             raise Opaque
+        return namespace
 
-    def _code(self, value: Any) -> None:
-        if isinstance(value, types.MethodType):
-            value = value.__func__
-        if isinstance(value, types.FunctionType):
-            self.slot(value, "code")
-        elif not isinstance(value, types.CodeType):
+    def a_dict(self, value: Any) -> dict[Any, Any]:
+        if not isinstance(value, dict):
             raise Opaque
+        return value
+
+    def attribute(self, value: Any, name: str) -> Any:
+        found = read_attribute(value, name, self)
+        self._keep.append(found)
+        return found
+
+    def lacks_on_class(self, cls: type, name: str) -> bool:
+        return lacks_on_class(cls, name, self)
+
+    def compares_value_only_by_type(self, path: Path) -> bool:
+        return path in self.plan.free
+
+    def compares_tensor(self, path: Path) -> bool:
+        return path in self._compared
+
+    def own_attributes(self, place: Live) -> int:
+        if place.number not in self._own_attributes:
+            self._own_attributes[place.number] = own_attributes(self, place)
+        return self._own_attributes[place.number]
 
     def place(self, path: Path) -> Any:
         """What `path` led to; walked now where no guard is on it."""
@@ -367,14 +320,3 @@ class Recording(TableReads):
         if place is Opaque:
             raise Opaque
         return place
-
-
-def _immutable(value: Any) -> bool:
-    kind = type(value)
-    if kind in _IMMUTABLE or isinstance(value, (enum.Enum, type)):
-        return True
-    if kind is tuple or kind is frozenset or kind is torch.Size:
-        return all(map(_immutable, value))
-    if kind is slice:
-        return all(map(_immutable, (value.start, value.stop, value.step)))
-    return False

@@ -5,8 +5,6 @@
 #define STACK_WORDS 1024
 #define MOST_DIMS 64
 
-uint32_t storage_holders(void *storage) { return *(volatile uint32_t *)((char *)storage + layout.refcount); }
-
 static int in_use(Capture *capture) {
     for (Py_ssize_t i = 0; i < capture->held_count; i++) {
         Held *h = &capture->held[i];

@@ -126,10 +126,17 @@ typedef struct {
     unsigned long long plays;
 } Replays;
 
+/* ---- cuda_replay_capture.c */
+
 /* How many hold a storage. */
 uint32_t storage_holders(void *storage);
+/* A capture with one user, of the arguments of `Replays.add`. NULL with an exception set. */
+Capture *capture_make(GraphCall *graph, PyObject *arguments);
 /* One user less. */
 void capture_free(Capture *capture);
+
+/* ---- cuda_replay.c, above it */
+
 PyObject *replays_call(PyObject *object, PyObject *const *args, size_t flags, PyObject *names);
 PyObject *replays_play(PyObject *object, PyObject *arguments);
 

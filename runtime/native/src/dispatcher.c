@@ -2,8 +2,7 @@
  * Everything unusual (wrong arguments, a stance, no table that holds) goes to `slow(args, kwargs)`, which is Python. */
 #include "native.h"
 
-#define MAX_LOCALS 64
-#define MAX_ARGS 64
+#define STACK_WORDS 130 /* arguments and locals of one call that need no memory from the heap */
 
 static int force_eager; /* the stance: non-zero sends every call to the slow path */
 
@@ -64,7 +63,8 @@ static int fill_defaults(Dispatcher *self, PyObject **locals) {
     return 1;
 }
 
-/* Fill `locals` as the interpreter would. 1: done; 0: leave it to the slow path; -1: error. New objects go to `made`. */
+/* Fill `locals`, which has room for two more than the named parameters, as the interpreter would. 1: done; 0: leave it to the slow path;
+ * -1: error. New objects go to `made`. */
 static int bind_locals(Dispatcher *self, PyObject *const *args, Py_ssize_t count, PyObject *keywords, PyObject **locals, PyObject **made) {
     Py_ssize_t named = self->positional + self->keyword_only, taken = count < self->positional ? count : self->positional;
     if (count > self->positional && !self->has_varargs) return 0;
@@ -125,10 +125,11 @@ static PyObject *dispatch(PyObject *object, PyObject *const *given, size_t flags
     Dispatcher *self = (Dispatcher *)object;
     Py_ssize_t prefix = PyTuple_GET_SIZE(self->prefix), count = PyVectorcall_NARGS(flags) + prefix;
     Py_ssize_t total = count + (keywords ? PyTuple_GET_SIZE(keywords) : 0);
-    PyObject *stack[MAX_ARGS + 1], *locals[MAX_LOCALS + 2], *made[2] = {NULL, NULL}, *frame = NULL, *result = NULL;
-    PyObject **room = total <= MAX_ARGS ? stack : PyMem_Malloc((total + 1) * sizeof(PyObject *));
+    Py_ssize_t words = 1 + total + self->positional + self->keyword_only + 2;
+    PyObject *stack[STACK_WORDS], *made[2] = {NULL, NULL}, *frame = NULL, *result = NULL;
+    PyObject **room = words <= STACK_WORDS ? stack : PyMem_Malloc(words * sizeof(PyObject *));
     if (!room) return PyErr_NoMemory();
-    PyObject **args = room + 1; /* one free slot before the arguments, for PY_VECTORCALL_ARGUMENTS_OFFSET */
+    PyObject **args = room + 1, **locals = args + total; /* one free slot before the arguments, for PY_VECTORCALL_ARGUMENTS_OFFSET */
     for (Py_ssize_t i = 0; i < prefix; i++) args[i] = PyTuple_GET_ITEM(self->prefix, i);
     memcpy(args + prefix, given, (total - prefix) * sizeof(PyObject *));
     Py_INCREF(object);
@@ -158,8 +159,8 @@ static PyObject *dispatcher_new(PyTypeObject *type, PyObject *arguments, PyObjec
     if (!PyArg_ParseTuple(arguments, "O!O!O!(nnnpp)On", &PyFunction_Type, &function, &PyTuple_Type, &prefix, &PyTuple_Type, &names, &positional,
                           &positional_only, &keyword_only, &has_varargs, &has_varkw, &slow, &limit))
         return NULL;
-    if (PyTuple_GET_SIZE(names) > MAX_LOCALS || PyTuple_GET_SIZE(names) != positional + keyword_only + has_varargs + has_varkw || limit < 1)
-        return PyErr_Format(PyExc_ValueError, "too many parameters, or counts that do not match");
+    if (positional < 0 || keyword_only < 0 || PyTuple_GET_SIZE(names) != positional + keyword_only + has_varargs + has_varkw || limit < 1)
+        return PyErr_Format(PyExc_ValueError, "counts of parameters that do not match their names");
     Dispatcher *self = (Dispatcher *)type->tp_alloc(type, 0);
     if (!self) return NULL;
     self->vectorcall = dispatch;

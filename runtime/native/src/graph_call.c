@@ -22,9 +22,9 @@ static void state_drop(GraphCall *self, State *state) {
     }
 }
 
-/* Sets the exception that the text stands for: one place knows how (runtime/executable/library.py). */
+/* Sets the exception that the text stands for: one place knows how (runtime/executable/run_errors.py). */
 static void raise_run_error(GraphCall *self, const char *error) {
-    PyObject *module = PyImport_ImportModule("precast.runtime.executable.library");
+    PyObject *module = PyImport_ImportModule("precast.runtime.executable.run_errors");
     PyObject *text = module ? PyUnicode_DecodeUTF8(error, (Py_ssize_t)strlen(error), "replace") : NULL;
     PyObject *result = text ? PyObject_CallMethod(module, "raise_run_error", "OO", text, self->described) : NULL;
     if (result) PyErr_SetString(PyExc_SystemError, "raise_run_error returned");

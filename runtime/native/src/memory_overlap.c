@@ -28,9 +28,34 @@ int apart_from_ranges(PyObject *tensor, const int64_t *numbers, Py_ssize_t count
     return start == end || low == count || (uint64_t)numbers[1 + 2 * low] >= end;
 }
 
-int apart_from_other(PyObject *tensor, PyObject *other, const int64_t *numbers) {
-    uint64_t start, end, other_start, other_end;
-    if (!is_tensor(tensor) || !is_tensor(other)) return 0;
-    if (!span(tensor, numbers[0], &start, &end) || !span(other, numbers[1], &other_start, &other_end)) return 0;
-    return start == end || other_start == other_end || end <= other_start || other_end <= start;
+typedef struct {
+    uint64_t start, end;
+    int64_t written;
+} Span;
+
+_Static_assert(sizeof(Span) == DISJOINT_ROOM * sizeof(int64_t), "the room of a tensor holds its span");
+
+static int by_start(const void *a, const void *b) {
+    uint64_t first = ((const Span *)a)->start, second = ((const Span *)b)->start;
+    return first < second ? -1 : first > second;
+}
+
+int tensors_disjoint(int64_t *numbers, Py_ssize_t count, int written, PyObject *const *values) {
+    Span *spans = (Span *)(numbers + 2 * count);
+    size_t used = 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *tensor = values[numbers[i]];
+        Span *at = &spans[used];
+        if (!is_tensor(tensor) || !span(tensor, numbers[count + i], &at->start, &at->end)) return 0;
+        at->written = i < written;
+        used += at->start != at->end;
+    }
+    qsort(spans, used, sizeof(*spans), by_start);
+    uint64_t any_end = 0, written_end = 0; /* the furthest ends so far */
+    for (size_t i = 0; i < used; i++) {
+        if (spans[i].start < (spans[i].written ? any_end : written_end)) return 0;
+        if (spans[i].end > any_end) any_end = spans[i].end;
+        if (spans[i].written && spans[i].end > written_end) written_end = spans[i].end;
+    }
+    return 1;
 }

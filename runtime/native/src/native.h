@@ -45,7 +45,13 @@ typedef struct {
     shim_pointer data;
 } Layout;
 
+/* The layout (tensor_layout.c) and how Python fills it in. */
 extern Layout layout;
+PyObject *layout_read_bytes(PyObject *module, PyObject *arguments);
+PyObject *layout_allocation_size(PyObject *module, PyObject *argument);
+PyObject *layout_configure(PyObject *module, PyObject *arguments);
+/* Bytes usable at a heap address; 0 where the C library cannot tell. */
+size_t heap_block_size(void *address);
 
 extern PyTypeObject GraphCall_Type;
 extern PyTypeObject Table_Type;
@@ -77,9 +83,11 @@ int dict_watches_may_be_lost(void);
 int dict_watch_holds(Watched *entry);
 
 /* Memory (memory_overlap.c): whether a tensor, whose elements have `numbers[0]` bytes, reaches into none of `count` sorted disjoint ranges that
- * follow; whether two tensors, of elements of numbers[0] and numbers[1] bytes, share no memory. */
+ * follow. Whether the first `written` of `count` tensors share no memory with any other of them: `numbers` holds the tensors' positions in
+ * `values`, the sizes of their elements, and DISJOINT_ROOM words of room for each. */
+#define DISJOINT_ROOM 3
 int apart_from_ranges(PyObject *tensor, const int64_t *numbers, Py_ssize_t count);
-int apart_from_other(PyObject *tensor, PyObject *other, const int64_t *numbers);
+int tensors_disjoint(int64_t *numbers, Py_ssize_t count, int written, PyObject *const *values);
 
 /* Shape relations (shape_expression.c). 1: the program's value is not zero; 0: it is, or it overflows, divides by zero or reads what is not there. */
 int shape_holds(const int64_t *program, Py_ssize_t count, PyObject *const *values);
@@ -92,7 +100,8 @@ PyObject *rebuild_set_attributes(PyObject *module, PyObject *const *args, Py_ssi
 PyObject *rebuild_set_own(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *rebuild_refill(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
-/* 1: what the table recorded is unchanged, so its guards hold; 0: something changed; -1: an exception is set. `locals` may hold NULLs. */
+/* Guard tables (guard_table_check.c). 1: what the table recorded is unchanged, so its guards hold; 0: something changed; -1: an exception is
+ * set. `locals` may hold NULLs. */
 int table_check(PyObject *table, PyObject *const *locals, Py_ssize_t count);
 
 #endif

@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from precast.capture.graph.window_overlap import apart, same_window, storage_of
+from precast.capture.graph.window_overlap import apart, same_window, strided_storage
 
 
 def elements(tensor: torch.Tensor) -> set[int]:
@@ -23,7 +23,7 @@ def test_rows_columns_and_pieces() -> None:
     assert apart(x[0], x[1]) and apart(x[:, :3], x[:, 3:]) and apart(x[::2], x[1::2]) and apart(x[:, ::2], x[:, 1::2])
     assert not apart(x[:, :4], x[:, 3:]) and not apart(x, x.view(-1)) and not apart(x[1:], x[:-1])
     assert same_window(x.view(-1), x.reshape(24)) and not same_window(x, x.view(-1)) and not same_window(x[0], x[1])
-    assert storage_of(x[1:]) == storage_of(x) != storage_of(x.clone()) and storage_of(3) is None
+    assert strided_storage(x[1:]) == strided_storage(x) != strided_storage(x.clone()) and strided_storage(3) is None
 
 
 def test_apart_is_never_said_of_what_overlaps() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import precast
-from precast.artifact_store.format.tagged_constants import Untaggable, find_object, object_name, same_object
+from precast.artifact_store.format.import_names import Untaggable, find_object, object_name, same_object
 
 PATTERN = re.compile(r"a(\d)")
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from precast.codegen import compile_program
+from precast.codegen.common.options import CodegenOptions
 from tests.codegen.loader import Loaded
 from tests.ops.runners import program_of
 
@@ -31,7 +32,7 @@ PADDED: dict[str, Callable[[Tensor], Tensor]] = {
 def test_nothing_is_read_outside(name: str, symbolic: bool) -> None:
     fn, x = PADDED[name], torch.randn(5, 7)
     program, _ = program_of(fn, (x,), schedule=True, symbolic=symbolic)
-    compiled = compile_program(program, "cpu:x86-64-v3", {"measure": False})
+    compiled = compile_program(program, "cpu:x86-64-v3", CodegenOptions(measure=False))
     assert not EAGER_ARGUMENT.search(compiled.kernel_source), compiled.kernel_source
     if not symbolic:
         torch.testing.assert_close(Loaded(compiled.library)(x)[0].reshape(fn(x).shape), fn(x))

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from precast.codegen import compile_program
+from precast.codegen.common.library_steps import LibraryCall
+from precast.codegen.common.options import CodegenOptions
 from precast.codegen.cpu.reuse_residuals import write_over_residuals
-from precast.codegen.cpu.select_library import LibraryCall
 from precast.lowering.ir.nodes import Buffer, Conv, Extern, Program
 from tests.codegen.loader import Loaded
 from tests.codegen.programs import F32, buffer, program, view
@@ -60,7 +61,7 @@ def test_any_other_residual_stays(why: str) -> None:
 @pytest.mark.parametrize("freeze", [False, True])
 def test_results(why: str | None, freeze: bool) -> None:
     p = CHAIN if why is None else KEPT[why]
-    compiled = compile_program(p, "cpu:native", {"measure": False, "freeze": freeze})
+    compiled = compile_program(p, "cpu:native", CodegenOptions(measure=False, freeze=freeze))
     assert (b"convolution_pointwise_binary_\0" in compiled.library) == (why is None)
     x, w = torch.randn(SHAPE).to(memory_format=torch.channels_last), torch.randn(16, 16, 1, 1)
     loaded = Loaded(compiled.library, len(p.outputs))

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from precast.codegen import compile_program
+from precast.codegen.common.options import CodegenOptions
 from precast.codegen.cpu import tuning
 from precast.codegen.cpu.select_library import product_library
 from precast.codegen.cpu.small_m_gemm import few_rows
@@ -41,7 +42,7 @@ def product(m: int, k: int, n: int, **more: Any) -> tuple[Gemm, dict[str, Buffer
 
 def build(step: Gemm, buffers: dict[str, Buffer], target: str = "cpu:native") -> Loaded:
     *inputs, out = buffers.values()
-    compiled = compile_program(schedule(program(inputs, [out], [step]), target), target, {"measure": False})
+    compiled = compile_program(schedule(program(inputs, [out], [step]), target), target, CodegenOptions(measure=False))
     assert "namespace few" in compiled.kernel_source
     return Loaded(compiled.library)
 
@@ -81,7 +82,7 @@ def test_what_follows_joins_the_kernel_behind_it(ours: None) -> None:
     m, k, n = 24, 96, 48
     x, w, bias, t, o = (buffer(name, s) for name, s in (("x", (m, k)), ("w", (n, k)), ("b", (n,)), ("t", (m, n)), ("o", (m, n))))
     step = Gemm(view(x), View("w", (k, n), (1, k)), view(bias), "t", "relu")
-    compiled = compile_program(program([x, w, bias], [o], [step, _twice("t", "o")], temps=[t]), "cpu:native", {"measure": False})
+    compiled = compile_program(program([x, w, bias], [o], [step, _twice("t", "o")], temps=[t]), "cpu:native", CodegenOptions(measure=False))
     assert len(compiled.evidence["kernel_serial_ns"]) == 1, compiled.kernel_source
     a, weight, c = torch.randn(m, k), torch.randn(n, k), torch.randn(n)
     torch.testing.assert_close(Loaded(compiled.library)(a, weight, c)[0], 2 * (a @ weight.t() + c).relu())
@@ -135,7 +136,7 @@ def test_any_number_of_rows_where_that_is_symbolic(ours: None) -> None:
 
     w, b = torch.randn(37, 150), torch.randn(37)
     graph = trace_symbolic(fn, [torch.randn(6, 150), w, b], [[0], [], []])
-    compiled = compile_program(schedule(lower(graph, "test"), "cpu:native"), "cpu:native", {"measure": False})
+    compiled = compile_program(schedule(lower(graph, "test"), "cpu:native"), "cpu:native", CodegenOptions(measure=False))
     assert "namespace few" in compiled.kernel_source
     loaded = Loaded(compiled.library)
     for m in (6, 0, 1, 5, 67, 200):
@@ -186,5 +187,5 @@ def test_unmeasured_it_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "_memory", memory := {})
     assert product_library(step, buffers, Chooser(), False) == "own" and memory
     *inputs, out = buffers.values()
-    compiled = compile_program(program(inputs, [out], [step]), "cpu:native", {"measure": False})
+    compiled = compile_program(program(inputs, [out], [step]), "cpu:native", CodegenOptions(measure=False))
     assert "namespace few" not in compiled.kernel_source

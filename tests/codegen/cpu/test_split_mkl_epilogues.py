@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from precast.codegen import compile_program
+from precast.codegen.common.measure import POST_OPS
+from precast.codegen.common.options import CodegenOptions
 from precast.codegen.cpu import tuning
-from precast.codegen.cpu.tuning import POST_OPS, Chooser
+from precast.codegen.cpu.tuning import Chooser
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Alu, Axis, Gemm, Kernel, Load, Store, View
 from precast.lowering.ir.scalars import Op
@@ -42,7 +44,7 @@ def test_the_epilogue_joins_the_kernel_that_follows(by_mkl: None, activation: st
     rest = None if residual is None else view(r)
     product = Gemm(view(x), View("w", (K, N), (1, K)), view(bias), "t", activation, (), rest, residual or "before")
     p = program([x, w, bias, r], [o], [product, _twice("t", "o")], temps=[t])
-    compiled = compile_program(p, "cpu:native", {"measure": False})
+    compiled = compile_program(p, "cpu:native", CodegenOptions(measure=False))
     assert "mm(x" in compiled.host_source and compiled.host_source.count("(o, ") == 1 and "+ b" not in compiled.host_source
     assert compiled.kernel_source.count("static void") == 1, compiled.kernel_source
     a, weight, c, d = torch.randn(M, K), torch.randn(N, K), torch.randn(N), torch.randn(M, N)
@@ -55,7 +57,7 @@ def test_a_product_that_is_a_result_and_has_two_users(by_mkl: None) -> None:
     x, w, bias, t, o = (buffer(n, s) for n, s in (("x", (M, K)), ("w", (K, N)), ("b", (N,)), ("t", (M, N)), ("o", (M, N))))
     p = program([x, w, bias], [t, o], [Gemm(view(x), view(w), view(bias), "t"), _twice("t", "o")])
     planned = schedule(p, "cpu:native")
-    loaded = Loaded(compile_program(planned, "cpu:native", {"measure": False}).library, 2)
+    loaded = Loaded(compile_program(planned, "cpu:native", CodegenOptions(measure=False)).library, 2)
     a, weight, c = torch.randn(M, K), torch.randn(K, N), torch.randn(N)
     first, second = loaded(a, weight, c)
     torch.testing.assert_close(first, a @ weight + c)
@@ -66,7 +68,7 @@ def test_a_lone_product_has_its_place_in_the_workspace(by_mkl: None) -> None:
     """Its bare result is no fresh allocation at each call."""
     x, w, bias, o = buffer("x", (M, K)), buffer("w", (K, N)), buffer("b", (N,)), buffer("o", (M, N))
     p = schedule(program([x, w, bias], [o], [Gemm(view(x), view(w), view(bias), "o")]), "cpu:native")
-    compiled = compile_program(p, "cpu:native", {"measure": False})
+    compiled = compile_program(p, "cpu:native", CodegenOptions(measure=False))
     assert compiled.workspace_bytes == 4 * M * N
     a, weight, c = torch.randn(M, K), torch.randn(K, N), torch.randn(N)
     torch.testing.assert_close(Loaded(compiled.library)(a, weight, c)[0], a @ weight + c)

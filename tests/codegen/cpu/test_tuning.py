@@ -8,12 +8,15 @@ import pytest
 import torch
 
 from precast.codegen import compile_program
+from precast.codegen.common.measure import decide
+from precast.codegen.common.options import CodegenOptions, CompileContext
 from precast.codegen.cpu import select_library
-from precast.codegen.cpu.tuning import Chooser, decide, gemm_candidates, takes_bfloat16, tuning_name
+from precast.codegen.cpu.tuning import Chooser, gemm_candidates, takes_bfloat16, tuning_name
 from precast.codegen.cpu.winograd import winograd_candidates, winograd_shape
 from precast.lowering.analysis.effects import lasting_inputs
 from precast.lowering.ir.nodes import Gemm, View
 from precast.lowering.lower import lower
+from precast.lowering.options import LoweringOptions
 from precast.lowering.pipeline import schedule
 from tests.codegen.cpu.test_small_m_gemm import product as few_rows_product
 from tests.codegen.cpu.test_winograd import conv
@@ -64,7 +67,7 @@ def test_bfloat16_is_onednn_s_where_the_processor_has_it() -> None:
     for fn, inputs in ((linear, (x, w)), (convolution, (image, kernel))):
         graph, _ = trace(fn, inputs)
         for target, has in (("cpu:x86-64-v3", False), ("cpu:x86-64-v4", True), ("cpu:native", native)):
-            compiled = compile_program(schedule(lower(graph, "p"), target, {}), target, {"measure": False})
+            compiled = compile_program(schedule(lower(graph, "p"), target), target, CodegenOptions(measure=False))
             assert ("= sigmoid(" in compiled.host_source) == has, f"{target}: whether the library's call has the activation"
 
 
@@ -98,7 +101,7 @@ def test_under_freeze_only_bound_inputs_are_weights() -> None:
     steps = [Gemm(view(x), view(w), None, "t"), Gemm(view(t), view(u), None, "o")]
     p = program([x, w, u], [o], steps, temps=[t])
     assert lasting_inputs(p, ["w"]) == {"w"} and lasting_inputs(p, None) == {"x", "w", "u"}
-    loaded = Loaded(compile_program(p, "cpu:native", {"measure": False, "freeze": True, "bound": ["w"]}).library)
+    loaded = Loaded(compile_program(p, "cpu:native", CodegenOptions(measure=False, freeze=True), CompileContext(bound=["w"])).library)
     a, b = torch.randn(n, n), torch.randn(n, n)
     for _ in range(2):
         c = torch.randn(n, n)
@@ -110,7 +113,7 @@ def test_products_of_per_call_matrices_are_not_merged() -> None:
     x, w, u, o, q = (buffer(name, (n, n)) for name in "xwuoq")
     p = program([x, w, u], [o, q], [Gemm(view(x), view(w), None, "o"), Gemm(view(x), view(u), None, "q")])
     for bound, steps in (([], 2), (["w"], 2), (["w", "u"], 1)):
-        found = schedule(p, "cpu:native", {"freeze": True, "bound": bound})
+        found = schedule(p, "cpu:native", LoweringOptions(freeze=True), bound=bound)
         assert sum(isinstance(s, Gemm) for s in found.steps) == steps, bound
 
 
@@ -123,7 +126,7 @@ def test_large_products_in_parts(freeze: bool, transposed: bool, monkeypatch: py
     x, w, bias, o = buffer("x", (m, k)), buffer("w", (n, k) if transposed else (k, n)), buffer("b", (n,)), buffer("o", (m, n))
     b = View("w", (k, n), (1, k) if transposed else (n, 1))
     p = program([x, w, bias], [o], [Gemm(view(x), b, view(bias), "o", "relu")])
-    compiled = compile_program(p, "cpu:native", {"measure": False, "freeze": freeze, "bound": ["w"]})
+    compiled = compile_program(p, "cpu:native", CodegenOptions(measure=False, freeze=freeze), CompileContext(bound=["w"]))
     loaded = Loaded(compiled.library)
     a, weight, c = torch.randn(m, k), torch.randn(w.size), torch.randn(n)
     want = (a @ (weight.t() if transposed else weight) + c).relu()

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from precast.codegen import compile_program
-from precast.codegen.cpu.select_library import LibraryCall, expand
+from precast.codegen.common.library_steps import LibraryCall
+from precast.codegen.common.options import CodegenOptions, CompileContext
+from precast.codegen.cpu.select_library import expand
 from precast.codegen.cpu.tuning import Chooser
 from precast.codegen.cpu.winograd import winograd_shape
 from precast.lowering.ir.nodes import Buffer, Conv, View
@@ -55,7 +57,7 @@ def test_against_float64(name: str, target: str, freeze: bool, last_weight: bool
     size, filters, padding, relu, bias, residual = CASES[name]
     step, inputs, out = conv(*CASES[name], last_weight)
     monkeypatch.setattr(Chooser, "pick", lambda self, key, candidates, default: "winograd")
-    compiled = compile_program(program(inputs, [out], [step]), target, {"measure": False, "freeze": freeze})
+    compiled = compile_program(program(inputs, [out], [step]), target, CodegenOptions(measure=False, freeze=freeze))
     assert "winograd(" in compiled.host_source
     data = [torch.empty_strided(b.size, b.stride).copy_(torch.randn(b.size)) for b in inputs]
     data[1] /= (9 * size[1]) ** 0.5
@@ -71,7 +73,7 @@ def test_against_float64(name: str, target: str, freeze: bool, last_weight: bool
 
 def test_not_a_number_spreads_no_further_than_its_tiles_and_is_kept_by_relu() -> None:
     step, inputs, out = conv((1, 64, 24, 24), 64, (1, 1), True, True, False)
-    loaded = Loaded(compile_program(program(inputs, [out], [step]), "cpu:native", {"measure": False, "freeze": True}).library)
+    loaded = Loaded(compile_program(program(inputs, [out], [step]), "cpu:native", CodegenOptions(measure=False, freeze=True)).library)
     data = [torch.empty_strided(b.size, b.stride).copy_(torch.randn(b.size)) for b in inputs]
     data[0][0, 5, 10, 10] = float("nan")
     (got,) = loaded(*data)
@@ -82,7 +84,7 @@ def test_not_a_number_spreads_no_further_than_its_tiles_and_is_kept_by_relu() ->
 
 def test_a_changed_weight_is_transformed_again() -> None:
     step, inputs, out = conv((1, 64, 8, 8), 64, (1, 1), False, False, False)
-    loaded = Loaded(compile_program(program(inputs, [out], [step]), "cpu:native", {"measure": False, "freeze": True}).library)
+    loaded = Loaded(compile_program(program(inputs, [out], [step]), "cpu:native", CodegenOptions(measure=False, freeze=True)).library)
     data = [torch.empty_strided(b.size, b.stride).copy_(torch.randn(b.size)) for b in inputs]
     (first,) = loaded(*data)
     data[1] *= 2
@@ -109,8 +111,9 @@ def test_other_convolutions_are_left_to_the_library(change: dict[str, object]) -
 def test_unmeasured_with_prepared_weights_only() -> None:
     """Unmeasured, the library's convolution stays without `freeze`, and for a weight that is not bound."""
     step, inputs, out = conv((1, 64, 8, 8), 64, (1, 1), True, True, False)
-    for options in ({}, {"freeze": True, "bound": ("b",)}):
-        compiled = compile_program(program(inputs, [out], [step]), "cpu:native", {"measure": False, **options})
+    for freeze, bound in ((False, None), (True, ("b",))):
+        options = CodegenOptions(measure=False, freeze=freeze)
+        compiled = compile_program(program(inputs, [out], [step]), "cpu:native", options, CompileContext(bound=bound))
         assert "winograd" not in compiled.host_source
 
 
@@ -127,6 +130,7 @@ def test_the_choice_is_measured_and_recorded() -> None:
 def test_the_same_bytes_each_time() -> None:
     step, inputs, out = conv((1, 64, 8, 8), 64, (1, 1), True, True, True)
     first, second = (
-        compile_program(program(inputs, [out], [step]), "cpu:x86-64-v3", {"measure": False, "freeze": True}).library for _ in range(2)
+        compile_program(program(inputs, [out], [step]), "cpu:x86-64-v3", CodegenOptions(measure=False, freeze=True)).library
+        for _ in range(2)
     )
     assert first == second

@@ -7,7 +7,7 @@ passed. What the host program asked of the driver is recorded.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -15,6 +15,8 @@ from unittest.mock import patch
 import torch
 
 from precast.codegen import CompiledGraph, compile_program
+from precast.codegen.common.measure import Record
+from precast.codegen.common.options import CodegenOptions, CompileContext
 from precast.codegen.cuda import pipeline
 from precast.codegen.cuda.host import CudaHostWriter, Launch
 from precast.lowering.ir.nodes import Kernel, Program
@@ -58,7 +60,9 @@ class Launched:
     hidden: list[int]
 
 
-def compile_cuda(program: Program, options: dict[str, Any] | None = None) -> tuple[CompiledGraph, CudaHostWriter]:
+def compile_cuda(
+    program: Program, freeze: Sequence[str] = (), tuning: Mapping[str, Record] | None = None
+) -> tuple[CompiledGraph, CudaHostWriter]:
     """The program compiled for cuda:sm_90, and the writer of its host program."""
     seen: list[CudaHostWriter] = []
 
@@ -68,7 +72,9 @@ def compile_cuda(program: Program, options: dict[str, Any] | None = None) -> tup
             seen.append(self)
 
     with patch.object(pipeline, "CudaHostWriter", Seen):
-        graph = compile_program(program, "cuda:sm_90", options or {})
+        graph = compile_program(
+            program, "cuda:sm_90", CodegenOptions(freeze=bool(freeze)), CompileContext(bound=freeze, tuning=tuning or {})
+        )
     return graph, seen[0]
 
 

@@ -16,9 +16,9 @@ from precast.artifact_store import Store
 from precast.building.build_file import Loaded, ProgramSpec
 from precast.building.build_job import Job
 from precast.building.tune import outdated, tune
-from precast.codegen import with_choices
-from precast.codegen.cpu.select_library import LibraryCall
-from precast.codegen.cpu.tuning import Record
+from precast.codegen.common.library_steps import LibraryCall
+from precast.codegen.common.measure import Record
+from precast.codegen.cuda.pipeline import passes_by
 from precast.codegen.cuda.torch_calls import library_call
 from precast.codegen.cuda.tuning import (
     CANONICAL,
@@ -35,6 +35,7 @@ from precast.codegen.triton.render.render import TritonKernel, render
 from precast.codegen.triton.render.tiling import Tiling
 from precast.compiling import build_graph
 from precast.compiling.build_graph import keep_choices, known_choices
+from precast.lowering.analysis.traits import SM_90
 from precast.lowering.ir.nodes import Conv, Gemm, Kernel, Program
 from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
@@ -64,7 +65,7 @@ def library_wins(problem: Problem) -> Record:
 
 def scheduled(fn: Fn, inputs: tuple[Tensor, ...], chooser: CudaChooser) -> Program:
     graph, _ = trace(fn, inputs)
-    return schedule(lower(graph, "case"), TARGET, with_choices(TARGET, {"chooser": chooser}), check=True)
+    return schedule(lower(graph, "case"), TARGET, instead=passes_by(chooser), check=True)
 
 
 def library_steps(program: Program) -> int:
@@ -172,7 +173,7 @@ def test_a_kernels_own_record_counts_where_no_library_was_beside_it() -> None:
     (kernel,) = (step for step in program.steps if isinstance(step, Kernel))
     (plain,) = render(kernel, program.buffers, CANONICAL)
     (default,) = render(kernel, program.buffers)
-    own = tiling_name(candidates(default.tiling)[0])
+    own = tiling_name(candidates(default.tiling, SM_90)[0])
     chooser = CudaChooser({kernel_key(plain): {"winner": own, "us": {}}, WITH_LIBRARY + "another": {"winner": LIBRARY, "us": {}}})
     same = scheduled(feed_forward, inputs, chooser)
     (tiling,) = chooser.tilings(next(s for s in same.steps if isinstance(s, Kernel)), same.buffers)
@@ -390,16 +391,16 @@ def test_builds_without_records_ask_nothing(tmp_path: Path, monkeypatch: pytest.
     """Programs are made into kernels twice only where an answer may come of it."""
     seen: list[Any] = []
 
-    def watched(program: Program, target: str, options: Any) -> Program:
-        seen.append(options["products"])
-        return schedule(program, target, options)
+    def watched(program: Program, *given: Any, instead: Any) -> Program:
+        seen.append(instead)
+        return schedule(program, *given, instead=instead)
 
     monkeypatch.setattr(build_graph, "schedule", watched)
     keep_choices(Store.open(tmp_path), TARGET, {"gemm of another program": {"winner": "aten", "us": {}}})
     with torch.no_grad():
         report = precast.precompile(Net().eval().bfloat16(), [((torch.randn(128, 640).bfloat16(),), {})], targets=[TARGET], store=tmp_path)
     assert report.ok, report
-    assert [type(decides).__name__ for decides in seen] == ["Shallow"]
+    assert seen == [{}], "the rule of the scheduler decides"
 
 
 def test_keys_are_those_of_the_kernel() -> None:

@@ -6,7 +6,7 @@ import ctypes
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,13 @@ import torch.nn.functional as F
 from sympy.core.cache import clear_cache
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from precast.codegen.common.measure import Record
 from precast.codegen.triton.build.images import architecture
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Extern, axis_symbol
 from precast.lowering.ir.scalars import Op
 from precast.lowering.lower import lower
+from precast.lowering.options import LoweringOptions
 from precast.lowering.pipeline import schedule
 from tests.codegen.cuda.cuda_stub import STREAM, CudaStub, compile_cuda
 from tests.codegen.programs import alu, axis, buffer, load, map_kernel, program, view
@@ -32,11 +34,13 @@ from tests.ops.trace import trace
 ARCH = "sm_90"
 
 
-def on_stub(fn: Callable[..., Any], *inputs: Any, dynamic: bool = False, options: dict[str, Any] | None = None) -> CudaStub:
-    """`fn` of CPU tensors, compiled as if they were on a GPU."""
+def on_stub(
+    fn: Callable[..., Any], *inputs: Any, dynamic: bool = False, freeze: Sequence[str] = (), tuning: Mapping[str, Record] | None = None
+) -> CudaStub:
+    """`fn` of CPU tensors, compiled as if they were on a GPU; `freeze` names weights that last."""
     graph = trace_symbolic(fn, inputs) if dynamic else trace(fn, inputs)[0]
-    scheduled = schedule(lower(graph, "test"), f"cuda:{ARCH}", options or {}, check=True)
-    compiled, writer = compile_cuda(scheduled, options)
+    scheduled = schedule(lower(graph, "test"), f"cuda:{ARCH}", LoweringOptions(freeze=bool(freeze)), freeze, check=True)
+    compiled, writer = compile_cuda(scheduled, freeze, tuning)
     return CudaStub(compiled, writer, len(scheduled.outputs))
 
 
@@ -303,7 +307,7 @@ def test_prepared_weights_are_computed_once() -> None:
         return F.relu(F.batch_norm(F.conv2d(x, w), mean, variance, gamma, beta))
 
     inputs = [r(2, 3, 6, 6), r(4, 3, 3, 3), r(4), r(4), r(4), r(4).abs() + 1]
-    stub = on_stub(fn, *inputs, options={"freeze": True, "bound": [f"in{n}" for n in range(1, 6)]})
+    stub = on_stub(fn, *inputs, freeze=[f"in{n}" for n in range(1, 6)])
     assert stub.writer.second is not None and stub.writer.second.steps
     for _ in range(3):
         agree(stub(*inputs), fn(*inputs))

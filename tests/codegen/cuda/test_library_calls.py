@@ -9,12 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from precast.codegen.cpu.select_library import LibraryCall
+from precast.codegen.common.library_steps import LibraryCall
+from precast.codegen.common.measure import Record
 from precast.codegen.cuda import candidates
 from precast.codegen.cuda.benchmarking import Lab
 from precast.codegen.cuda.candidates import Choice, attention_choice, conv_choice, gemm_choice, heads_once
 from precast.codegen.cuda.select_library import expand
-from precast.codegen.cuda.tuning import Problem
+from precast.codegen.cuda.tuning import CudaChooser, Problem
+from precast.lowering.analysis.traits import SM_90
 from precast.lowering.ir.nodes import Attention, Conv, Extern, Gemm, Kernel, Program
 from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
@@ -25,14 +27,14 @@ r = torch.randn
 
 
 def scheduled(fn: Callable[..., Any], *inputs: torch.Tensor) -> Program:
-    return schedule(lower(trace(fn, inputs)[0], "test"), "cuda:sm_90", {}, check=True)
+    return schedule(lower(trace(fn, inputs)[0], "test"), "cuda:sm_90", check=True)
 
 
-def calls(program: Program, **options: Any) -> list[str]:
+def calls(program: Program, chooser: CudaChooser | None = None) -> list[str]:
     """What runs, in order: "how gemm", an extern's name, "kernel"."""
     return [
         "kernel" if isinstance(s, Kernel) else s.op if isinstance(s, Extern) else f"{s.how} {type(s.step).__name__.lower()}"
-        for s in expand(program, program.steps, options)
+        for s in expand(program, program.steps, chooser or CudaChooser())
     ]
 
 
@@ -102,10 +104,10 @@ def test_each_form_of_a_convolution(how: str) -> None:
     buffers = {b.name: b for b in program.buffers}
     choices = [conv_choice(s, buffers) for s in program.steps if isinstance(s, Conv)]
     assert [c.names for c in choices] == [("product", "cudnn", "aten"), ("cudnn", "aten")]
-    options = {"tuning": {c.key: {"winner": how, "us": {}} for c in choices}}
+    tuning: dict[str, Record] = {c.key: {"winner": how, "us": {}} for c in choices}
     first = {"product": "product conv", "cudnn": "aten::cudnn_convolution_relu", "aten": "aten conv"}[how]
-    assert first in calls(program, **options)
-    agree(on_stub(block, *inputs, options=options)(*inputs), block(*inputs))
+    assert first in calls(program, CudaChooser(tuning))
+    agree(on_stub(block, *inputs, tuning=tuning)(*inputs), block(*inputs))
 
 
 @pytest.fixture
@@ -175,11 +177,11 @@ def test_each_attention_kernel(how: str, rows: int) -> None:
     inputs = [heads(1, 2, rows, 16).bfloat16() for _ in range(3)]
     program = scheduled(attend, *inputs)
     (step,) = (s for s in program.steps if isinstance(s, Attention))
-    choice = attention_choice(step, {b.name: b for b in program.buffers})
+    choice = attention_choice(step, {b.name: b for b in program.buffers}, SM_90)
     assert choice.names == ("cudnn", "flash", "efficient", "aten") and choice.default == ("flash" if rows <= 128 else "cudnn")
-    options = {"tuning": {choice.key: {"winner": how, "us": {}}}}
-    assert calls(program, **options) == ["aten::scaled_dot_product_attention" if how == "aten" else f"{how} attention"]
-    (found,) = on_stub(attend, *inputs, options=options)(*inputs)
+    tuning: dict[str, Record] = {choice.key: {"winner": how, "us": {}}}
+    assert calls(program, CudaChooser(tuning)) == ["aten::scaled_dot_product_attention" if how == "aten" else f"{how} attention"]
+    (found,) = on_stub(attend, *inputs, tuning=tuning)(*inputs)
     torch.testing.assert_close(found, attend(*inputs), atol=2e-2, rtol=2e-2)
 
 
@@ -200,7 +202,7 @@ def test_each_attention_kernel(how: str, rows: int) -> None:
 def test_what_attention_may_run_on(inputs: list[torch.Tensor], kwargs: dict[str, Any], names: tuple[str, ...]) -> None:
     program = scheduled(lambda *x: attend(*x, **kwargs), *inputs)
     (step,) = (s for s in program.steps if isinstance(s, Attention))
-    assert attention_choice(step, {b.name: b for b in program.buffers}).names == names
+    assert attention_choice(step, {b.name: b for b in program.buffers}, SM_90).names == names
 
 
 def test_float32_pixels_stay_with_cudnn_whose_tf32_is_on_by_default() -> None:
@@ -213,8 +215,8 @@ def test_float32_pixels_stay_with_cudnn_whose_tf32_is_on_by_default() -> None:
 def test_a_record_that_names_no_way_is_ignored() -> None:
     program = scheduled(attend, *(heads(2, 4, 12, 8) for _ in range(3)))
     (step,) = (s for s in program.steps if isinstance(s, Attention))
-    key = attention_choice(step, {b.name: b for b in program.buffers}).key
-    assert calls(program, tuning={key: {"winner": "cudnn", "us": {}}}) == ["efficient attention"]
+    key = attention_choice(step, {b.name: b for b in program.buffers}, SM_90).key
+    assert calls(program, CudaChooser({key: {"winner": "cudnn", "us": {}}})) == ["efficient attention"]
 
 
 def test_gelu_in_float32_is_a_kernel_of_its_own() -> None:
@@ -225,7 +227,7 @@ def test_gelu_in_float32_is_a_kernel_of_its_own() -> None:
 
 
 def test_an_unknown_activation_is_a_kernel_of_its_own() -> None:
-    (call, rest) = (s for s in expand(*_silu(), {}) if not isinstance(s, Extern))
+    (call, rest) = (s for s in expand(*_silu(), CudaChooser()) if not isinstance(s, Extern))
     assert isinstance(call, LibraryCall) and isinstance(call.step, Gemm) and call.step.activation == "none" and isinstance(rest, Kernel)
 
 

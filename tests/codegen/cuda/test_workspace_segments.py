@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from precast.lowering.analysis.traits import ARCHITECTURES, SM_90
 from precast.lowering.lower import lower
-from precast.lowering.passes.gpu import batch_kernels, prologue_kernels_first
 from precast.lowering.passes.memory import workspace_segments
 from precast.lowering.pipeline import schedule
 from tests.codegen.cuda.cuda_stub import CudaStub, compile_cuda
@@ -16,17 +18,12 @@ from tests.ops.trace import trace
 
 def test_parts_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """Results as ever, twice; each part is given back once, after its last step and before the call ends; a failure gives back the rest."""
-    for module, name, value in (
-        (prologue_kernels_first, "LARGE", 1 << 10),
-        (batch_kernels, "LARGE", 1 << 10),
-        (prologue_kernels_first, "FIRST_BYTES", 64 << 10),
-    ):
-        monkeypatch.setattr(module, name, value)
+    monkeypatch.setitem(ARCHITECTURES, "sm_90", replace(SM_90, large_bytes=1 << 10, first_bytes=64 << 10))
     monkeypatch.setattr(workspace_segments, "LEAST_BYTES", 1)
     monkeypatch.setattr(workspace_segments, "LEAST_SHARE", 0)
     monkeypatch.setattr(workspace_segments, "APART", (32 << 10, 4 << 10))
     given = inputs()
-    scheduled = schedule(lower(trace(network, tuple(given))[0], "test"), "cuda:sm_90", {}, check=True)
+    scheduled = schedule(lower(trace(network, tuple(given))[0], "test"), "cuda:sm_90", check=True)
     compiled, writer = compile_cuda(scheduled)
     assert len(writer.parts) > 1
     assert isinstance(compiled.workspace_bytes, int) and compiled.workspace_bytes < sum(part.nbytes for part, _ in writer.parts)

@@ -12,6 +12,7 @@ CHILD = """
 import resource, sys
 import torch
 from precast.codegen import compile_program
+from precast.codegen.common.options import CodegenOptions
 from precast.lowering.ir.nodes import Gemm, Reduce
 from precast.lowering.ir.scalars import Op, ReduceOp
 from tests.codegen.loader import Loaded
@@ -26,7 +27,7 @@ values = [load(o, [i, j]) for o in products]
 total = Reduce(ReduceOp.SUM, alu(Op.ADD, alu(Op.ADD, values[0], values[1]), values[2]), (j,), r.dtype)
 steps = [*(Gemm(view(a), view(b), None, o.name) for b, o in zip(weights, products)), map_kernel("total", r, [i], total)]
 p = program([a, *weights], [r], steps, temps=products)
-loaded = Loaded(compile_program(p, "cpu:native", {"measure": False}).library)
+loaded = Loaded(compile_program(p, "cpu:native", CodegenOptions(measure=False)).library)
 x, ws = torch.randn(rows, 64), [torch.randn(64, 1024) for _ in range(3)]
 want = x.double() @ sum(w.double().sum(1) for w in ws)
 def resident():

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from precast.codegen import compile_program
+from precast.codegen.common.options import CodegenOptions, CompileContext
 from precast.lowering.ir.nodes import Attention, Buffer, Const, Conv, Extern, Gemm, Kernel, Load, Slot, Store, View
 from precast.lowering.ir.scalars import DType, Op
 from precast.lowering.ir.torch_dtypes import TORCH_DTYPES
@@ -66,7 +67,9 @@ def test_gemm_with_every_epilogue(freeze: bool) -> None:
     cases = gemm_cases()
     inputs = [b for _, ins, _, _ in cases for b in ins]
     outputs = [out for _, _, out, _ in cases]
-    compiled = compile_program(program(inputs, outputs, [s for s, _, _, _ in cases]), "cpu:native", {"measure": False, "freeze": freeze})
+    compiled = compile_program(
+        program(inputs, outputs, [s for s, _, _, _ in cases]), "cpu:native", CodegenOptions(measure=False, freeze=freeze)
+    )
     data = [torch.randn(b.size) for b in inputs]
     results = Loaded(compiled.library, len(outputs))(*data)
     for number, (step, _, _, want) in enumerate(cases):
@@ -154,7 +157,7 @@ def test_convolutions(freeze: bool) -> None:
         cases.append((step, [bx, bw, bb, br], [torch_x, torch_w, bias, r], out, want))
     inputs = [b for c in cases for b in c[1]]
     compiled = compile_program(
-        program(inputs, [c[3] for c in cases], [c[0] for c in cases]), "cpu:native", {"measure": False, "freeze": freeze}
+        program(inputs, [c[3] for c in cases], [c[0] for c in cases]), "cpu:native", CodegenOptions(measure=False, freeze=freeze)
     )
     results = Loaded(compiled.library, len(cases))(*[t for c in cases for t in c[2]])
     for got, case in zip(results, cases, strict=True):
@@ -175,11 +178,12 @@ def test_pointwise_convolution_as_a_product() -> None:
         )
         step = Conv(view(bx), view(bw), view(bb), "o", (1, 1), (0, 0), (1, 1), False, (0, 0), 1, kind, (), view(br) if residual else None)
         p = program([bx, bw, bb, br], [out], [step])
-        ((key, record),) = compile_program(p, "cpu:native", {}).evidence["choices"].items()
+        ((key, record),) = compile_program(p, "cpu:native").evidence["choices"].items()
         r = torch.randn(out.size).to(memory_format=torch.channels_last)
         want = ACTIVATIONS[kind](torch.nn.functional.conv2d(x, w, bias) + (r if residual else 0))
         for winner in ("onednn", "linear"):
-            (got,) = Loaded(compile_program(p, "cpu:native", {"tuning": {key: {**record, "winner": winner}}}).library)(x, w, bias, r)
+            known = CompileContext(tuning={key: {**record, "winner": winner}})
+            (got,) = Loaded(compile_program(p, "cpu:native", context=known).library)(x, w, bias, r)
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
             assert got.stride() == tuple(out.stride)
 
@@ -190,10 +194,10 @@ def test_contiguous_pointwise_convolution_as_torch_runs_it() -> None:
     bx, bw, bb, out = buffer("x", x.shape), buffer("w", w.shape), buffer("b", (48,)), buffer("o", (2, 48, 7, 7))
     step = Conv(view(bx), view(bw), view(bb), "o", (1, 1), (0, 0), (1, 1), False, (0, 0), 1)
     p = program([bx, bw, bb], [out], [step])
-    ((key, record),) = compile_program(p, "cpu:native", {}).evidence["choices"].items()
+    ((key, record),) = compile_program(p, "cpu:native").evidence["choices"].items()
     assert set(record["us"]) == {"onednn", "aten"}
     for winner in ("onednn", "aten"):
-        compiled = compile_program(p, "cpu:native", {"tuning": {key: {**record, "winner": winner}}})
+        compiled = compile_program(p, "cpu:native", context=CompileContext(tuning={key: {**record, "winner": winner}}))
         (got,) = Loaded(compiled.library)(x, w, bias)
         torch.testing.assert_close(got, torch.nn.functional.conv2d(x, w, bias), rtol=1e-4, atol=1e-4)
         assert got.stride() == tuple(out.stride)
@@ -279,7 +283,7 @@ def test_externs_through_dispatcher_and_python() -> None:
         extern("aten::_to_copy", view(x), outs=("z",), dtype=("dtype", "float64")),
     ]
     data = torch.randn(6, 9)
-    compiled = compile_program(program([x], [s, i, c, r, z], steps), "cpu:native", {"measure": False})
+    compiled = compile_program(program([x], [s, i, c, r, z], steps), "cpu:native", CodegenOptions(measure=False))
     run = Loaded(compiled.library, 5)
     assert [e["op"] for e in run.externs] == ["aten::renorm"]
     got = run(data)
@@ -320,7 +324,7 @@ def test_freeze_prepares_once_and_from_the_bound_weights() -> None:
     prepare = (map_kernel("twice", double, (i,), alu(Op.MUL, load(w, (i,)), Const(2.0, F32))),)
     run = map_kernel("add", o, (i,), alu(Op.ADD, load(x, (i,)), load(double, (i,))))
     p = program([x, w], [o], [run], temps=[double], prepare=prepare, persistent=("d",))
-    loaded = Loaded(compile_program(p, "cpu:native", {"measure": False, "freeze": True}).library)
+    loaded = Loaded(compile_program(p, "cpu:native", CodegenOptions(measure=False, freeze=True)).library)
     a, b = torch.randn(n), torch.randn(n)
     torch.testing.assert_close(loaded(a, b)[0], a + 2 * b)
     torch.testing.assert_close(loaded(a, b * 5)[0], a + 2 * b)
@@ -340,7 +344,7 @@ def test_prepare_steps_and_the_run_read_one_literal() -> None:
     constants = (Constant("c", literal.numpy().tobytes()),)
     p = program([x, w], [o], [run], temps=[c, double], prepare=prepare, persistent=("d",), constants=constants)
     a, b = torch.randn(n), torch.randn(n)
-    (got,) = Loaded(compile_program(p, "cpu:native", {"measure": False, "freeze": True}).library)(a, b)
+    (got,) = Loaded(compile_program(p, "cpu:native", CodegenOptions(measure=False, freeze=True)).library)(a, b)
     torch.testing.assert_close(got, a + b * literal * literal)
 
 
@@ -379,7 +383,7 @@ def test_outputs_that_are_views_or_inputs() -> None:
     p = replace(
         p, outputs=(Output(view(o)), Output(View("o", (6, 3), (1, 6), 6)), Output(View("x", (3,), (2,), 7)), Output(None), Output(None, 17))
     )
-    loaded = Loaded(compile_program(p, "cpu:native", {"measure": False}).library, 3)
+    loaded = Loaded(compile_program(p, "cpu:native", CodegenOptions(measure=False)).library, 3)
     data = torch.randn(4, 6)
     a, b, c = loaded(data, extra=2)
     torch.testing.assert_close(a, -data)
@@ -398,7 +402,7 @@ def test_constants_lie_in_the_library() -> None:
     p = program(
         [], [o], [map_kernel("k", o, (i,), Load("c", i.symbol, DType.I64))], temps=[c], constants=(Constant("c", values.numpy().tobytes()),)
     )
-    (got,) = Loaded(compile_program(p, "cpu:native", {}).library)()
+    (got,) = Loaded(compile_program(p, "cpu:native").library)()
     assert torch.equal(got, values)
 
 
@@ -406,7 +410,7 @@ def test_nothing_leaks() -> None:
     """Outputs, temporaries, extern arguments and packed weights are given back."""
     x, w, s, o = buffer("x", (300, 400)), buffer("w", (400, 500)), buffer("s", (300, 400)), buffer("o", (300, 500))
     steps = [extern("aten::renorm", view(x), 2.0, 0, 1.5, outs=("s",)), Gemm(view(s), view(w), None, "o", "relu")]
-    compiled = compile_program(program([x, w], [o], steps, temps=[s]), "cpu:native", {"measure": False, "freeze": True})
+    compiled = compile_program(program([x, w], [o], steps, temps=[s]), "cpu:native", CodegenOptions(measure=False, freeze=True))
     run = Loaded(compiled.library)
     a, b = torch.randn(300, 400), torch.randn(400, 500)
     result = run(a, b)[0]

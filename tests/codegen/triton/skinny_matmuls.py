@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from precast.lowering.ir.nodes import Conv, Gemm
-from precast.lowering.passes.gpu.matmul_template_fusion import Alternative, Sizes
+from precast.lowering.analysis.traits import SM_90
+from precast.lowering.ir.nodes import Conv, Gemm, Program
+from precast.lowering.passes.gpu.matmul_template_fusion import ProductFusion
+from precast.lowering.targets.scheduling import Pass
 
 Fn = Callable[..., Tensor]
 LAST = torch.channels_last
@@ -80,14 +82,13 @@ DEEP: dict[Fn, Callable[[], tuple[Tensor, ...]]] = {
 """Products that are a library's by the rule, and may be kernels where a device measured so."""
 
 
-class Always:
-    """Takes every product."""
-
-    def considers(self, sizes: Sizes) -> bool:
-        return True
-
-    def takes(self, alternative: Alternative) -> bool:
-        return True
+def every_product(program: Program) -> Program:
+    """The pass that takes every product into a kernel."""
+    fusion = ProductFusion(program, SM_90)
+    for candidate in fusion.candidates():
+        for alternative in fusion.alternatives(candidate):
+            fusion.take(alternative)
+    return fusion.program_now()
 
 
 LARGEST = {torch.bfloat16: 2**-7, torch.float16: 2**-10}
@@ -108,11 +109,13 @@ def main() -> None:
 
     failures: dict[str, str] = {}
     torch.manual_seed(7)
-    every = [(fn, made, {}) for fn, made in CASES.items()] + [(fn, made, {"products": Always()}) for fn, made in DEEP.items()]
-    for number, (fn, made, options) in enumerate(every):
+    plain: dict[str, Pass] = {}
+    every = [(fn, made, plain) for fn, made in CASES.items()]
+    every += [(fn, made, {"products in kernels": every_product}) for fn, made in DEEP.items()]
+    for number, (fn, made, instead) in enumerate(every):
         half = (torch.bfloat16, torch.float16)[number % 2]
         inputs = halved(made(), half)
-        program, rebuild = program_of(fn, inputs, schedule=True, target="cuda:sm_90", options=options)
+        program, rebuild = program_of(fn, inputs, schedule=True, target="cuda:sm_90", instead=instead)
         want, eager = fn(*(t.double() for t in inputs)), fn(*inputs)
         got = rebuild(run(program, list(inputs), None))
         ours, theirs = error(got, want), error(eager, want)

@@ -16,7 +16,7 @@ import torch
 import precast
 from precast.codegen import CompiledGraph, compile_program
 from precast.codegen.common import toolchain
-from precast.codegen.cuda import pipeline
+from precast.codegen.cuda import backend, pipeline
 from precast.codegen.triton.build import images as triton_compile
 from precast.compiling import driver
 from precast.lowering.lower import lower
@@ -29,7 +29,7 @@ Images = Callable[..., Any]
 
 def compiled() -> CompiledGraph:
     graph = trace(lambda x: (x.exp(), x.softmax(0)), (torch.randn(6, 4),))[0]
-    return compile_program(schedule(lower(graph, "test"), TARGET, {}), TARGET, {})
+    return compile_program(schedule(lower(graph, "test"), TARGET), TARGET)
 
 
 def use_compiler(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
@@ -38,8 +38,7 @@ def use_compiler(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> 
     path = folder / "c++"
     path.write_text(f"#!/bin/sh\nCXX={real.path}\n{script}\n")
     path.chmod(0o755)
-    for module in (toolchain, pipeline):
-        monkeypatch.setattr(module, "find_compiler", lambda: toolchain.Compiler(str(path), real.version))
+    monkeypatch.setattr(toolchain, "find_compiler", lambda: toolchain.Compiler(str(path), real.version))
     temporary = folder / "tmp"
     temporary.mkdir()
     monkeypatch.setattr(toolchain.tempfile, "tempdir", str(temporary))
@@ -182,7 +181,7 @@ def test_triton_begins_before_the_tracer(target: str, begins: list[str], monkeyp
         calls.append("triton")
         raise RuntimeError("can't start new thread")  # which is no reason to stop here
 
-    monkeypatch.setattr(driver, "warm_up", begin)
+    monkeypatch.setattr(backend, "warm_up", begin)
     monkeypatch.setattr(driver, "capture", traced)
     with torch.no_grad():
         precast.precompile(torch.sin, [((torch.randn(4),), {})], targets=[target], store=tmp_path / "store")

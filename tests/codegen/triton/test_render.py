@@ -18,6 +18,7 @@ from precast.codegen.triton.render.heuristics import MOST_TOGETHER, choose
 from precast.codegen.triton.render.ops import HELPERS, ROWS, Unsupported, needed_helpers
 from precast.codegen.triton.render.render import TritonKernel, render, render_program
 from precast.codegen.triton.render.tiling import Part, Tiling
+from precast.lowering.analysis.traits import SM_90
 from precast.lowering.ir.nodes import Axis, Buffer, Const, Kernel, Load, Reduce, Store, axis_symbol
 from precast.lowering.ir.scalars import DType, Op, ReduceOp
 from tests.ops.optable import BY_ID
@@ -198,12 +199,14 @@ def test_tiling_of_rows(rows: int, width: int, tiling: tuple[int, int]) -> None:
     x, r = Axis(axis_symbol("i0"), rows), Axis(axis_symbol("r0"), width)
     total = Reduce(ReduceOp.SUM, Load("a", x.symbol * width + r.symbol, DType.F32), (r,), DType.F32)
     known = {"a": Buffer("a", DType.F32, (rows, width), (width, 1)), "b": Buffer("b", DType.F32, (rows,), (1,))}
-    found = choose(Part((x,), (Store("b", x.symbol, total, axes=(x,)),)), known)
+    found = choose(Part((x,), (Store("b", x.symbol, total, axes=(x,)),)), known, SM_90)
     assert (found.xblock, found.num_warps) == tiling
 
 
 @pytest.mark.parametrize("points, tiling", [(1 << 24, (2048, 4)), (100_000, (256, 1)), (5, (8, 1))])
 def test_tiling_of_points(points: int, tiling: tuple[int, int]) -> None:
     x = Axis(axis_symbol("i0"), points)
-    found = choose(Part((x,), (Store("b", x.symbol, Const(1.0, DType.F32), axes=(x,)),)), {"b": Buffer("b", DType.F32, (points,), (1,))})
+    found = choose(
+        Part((x,), (Store("b", x.symbol, Const(1.0, DType.F32), axes=(x,)),)), {"b": Buffer("b", DType.F32, (points,), (1,))}, SM_90
+    )
     assert (found.xblock, found.num_warps) == tiling

@@ -105,8 +105,8 @@ def test_they_compile_for_each_architecture(arch: str) -> None:
 def test_rows_of_the_run_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Program] = []
 
-    def watched(program: Program, target: str, options: Any) -> Program:
-        seen.append(schedule(program, target, options))
+    def watched(program: Program, *given: Any, **more: Any) -> Program:
+        seen.append(schedule(program, *given, **more))
         return seen[-1]
 
     monkeypatch.setattr(build_graph, "schedule", watched)

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import precast
+from precast.codegen.cuda import backend
 from precast.codegen.cuda.benchmarking import said
 from precast.codegen.triton.build import images, schedule_compiles, worker_pool
 from precast.codegen.triton.build import worker as triton_worker
@@ -407,7 +408,7 @@ def test_they_begin_before_the_tracer(target: str, begins: list[str], monkeypatc
         calls.append("capture")
         return capture(*args, **kwargs)
 
-    monkeypatch.setattr(driver, "begin_processes", lambda: calls.append("processes"))
+    monkeypatch.setattr(backend, "begin_processes", lambda: calls.append("processes"))
     monkeypatch.setattr(driver, "capture", traced)
     with torch.no_grad():
         precast.precompile(torch.sin, [((torch.randn(4),), {})], targets=[target], store=tmp_path / "store")

@@ -18,6 +18,7 @@ import torch
 import precast
 from precast import torch_backend
 from precast.artifact_store import Store
+from precast.compiling import torch_graphs
 from precast.runtime.common.errors import PrecastError
 from tests.end_to_end.soundness.metadata_programs import CASES
 
@@ -152,7 +153,7 @@ def test_what_surrounds_an_assignment_is_compiled(store: Store) -> None:
 
 def test_a_backend_around_precasts_runs_such_frames_as_written(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
     """torch traces for that backend as it does for all others, with the shapes from before."""
-    monkeypatch.setattr(torch_backend, "_warned", set())
+    monkeypatch.setattr(torch_graphs, "_warned", set())
 
     def around(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
         return torch_backend.precast(gm, example_inputs, store=store)

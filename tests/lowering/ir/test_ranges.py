@@ -65,6 +65,18 @@ def test_what_is_known_of_axes() -> None:
     assert interval(A + B, {A: (0, 4)}) is None and interval(7, {}) == (7, 7)
 
 
+def test_a_remainder_is_bounded_whatever_is_divided() -> None:
+    size = sympy.Symbol("s0", integer=True, positive=True)
+    assert interval(ix.Modulo(size, sympy.Integer(4)), {}) == (0, 3)
+    assert interval(ix.Modulo(A + size, B + 2), {B: (0, 3)}) == (0, 4)
+    assert interval(ix.FloorDiv(size, sympy.Integer(4)), {}) is None
+
+
+def test_a_divisor_may_vary() -> None:
+    assert interval(ix.FloorDiv(A, B + 1), {A: (-6, 5), B: (0, 3)}) == (-6, 5)
+    assert interval(ix.FloorDiv(A, B), {A: (-6, 5), B: (0, 3)}) is None, "it may be zero"
+
+
 @st.composite
 def expressions(draw: Any, depth: int = 0) -> Any:
     if depth == 3 or draw(st.booleans()):

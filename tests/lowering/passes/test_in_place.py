@@ -64,7 +64,7 @@ def copies(program: Program) -> int:
     ("fn", "most"), [(append, 0), (old_contents, 2), (old_contents_later, 3), (twice, 3), (from_itself, 2), (returned, 2)]
 )
 def test_writes(fn: Callable[..., Any], most: int, target: str) -> None:
-    program = schedule(lower(trace(fn, [CACHE.clone(), ROW, PLACE])[0], "test"), target, {}, check=True)
+    program = schedule(lower(trace(fn, [CACHE.clone(), ROW, PLACE])[0], "test"), target, check=True)
     mine, theirs = CACHE.clone(), CACHE.clone()
     found = run(program, [mine, ROW, PLACE])
     want = fn(theirs, ROW, PLACE)

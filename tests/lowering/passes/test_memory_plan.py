@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import sympy
 
+from precast.lowering.analysis.buffer_bytes import ALIGNMENT, nbytes_of
 from precast.lowering.analysis.dependencies import order_steps
 from precast.lowering.analysis.liveness import lifetimes
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Program
 from precast.lowering.ir.scalars import Op
-from precast.lowering.passes.memory.memory_plan import ALIGNMENT, nbytes_of, plan_memory
+from precast.lowering.passes.memory.memory_plan import plan_memory
 from precast.lowering.verify.evaluate import int_of
 from precast.lowering.verify.verify import verify
 from tests.lowering.hand_made_programs import Build, alu, checked_schedule, random_inputs

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import sympy
 
+from precast.lowering.analysis.buffer_bytes import ALIGNMENT, nbytes_of
 from precast.lowering.analysis.liveness import lifetimes
 from precast.lowering.analysis.may_alias import may_reuse
 from precast.lowering.ir.nodes import Buffer, Index, Load, Store, Value
 from precast.lowering.ir.scalars import DType, Op, ReduceOp
-from precast.lowering.passes.memory.memory_plan import ALIGNMENT, Block, nbytes_of, place, plan_memory
+from precast.lowering.passes.memory.memory_plan import Block, place, plan_memory
 from precast.lowering.passes.memory.workspace_segments import _cut, _live
 from tests.lowering.hand_made_programs import Build, alu, const, reduce
 

@@ -20,18 +20,20 @@ from precast.lowering.decompositions import DECOMPOSITIONS
 from precast.lowering.ir.nodes import Attention, Conv, Gemm, Kernel, Program
 from precast.lowering.ir.text import program_text, step_text
 from precast.lowering.lower import lower
+from precast.lowering.options import DEFAULTS, LoweringOptions
 from precast.lowering.passes.simplify import constant_fold
-from precast.lowering.pipeline import schedule
+from precast.lowering.pipeline import planned, schedule
 from precast.lowering.verify.interpret import run
 from precast.lowering.verify.verify import verify
 
+FROZEN = LoweringOptions(freeze=True)
 GOLDEN = Path(__file__).parent / "golden"
 
 
 def scheduled(
     module: nn.Module,
     *inputs: torch.Tensor,
-    options: dict[str, Any] | None = None,
+    options: LoweringOptions = DEFAULTS,
     tolerance: float = 2e-4,
     target: str = "cpu:native",
 ) -> Program:
@@ -53,7 +55,9 @@ def scheduled(
         (found,) = run(after, arguments)
         torch.testing.assert_close(found, wanted, atol=tolerance, rtol=tolerance, msg=lambda m: f"after {name}: {m}")
 
-    return schedule(program, target, options, check=True, trace=same)
+    found = verify(planned(schedule(program, target, options, check=True, trace=same), target), "plan memory")
+    same("plan memory", found)
+    return found
 
 
 def count(program: Program) -> dict[str, int]:
@@ -170,17 +174,17 @@ IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 @pytest.mark.parametrize(
     ("make", "x", "options", "wanted"),
     [
-        (lambda: Bare(lambda x: F.layer_norm(x + 1.0, (32,))), ROWS, {}, {"kernel": 1}),
-        (lambda: Bare(lambda x: F.gelu(F.layer_norm(x, (32,)))), ROWS, {}, {"kernel": 1}),
-        (lambda: Bare(lambda x: (x * 0.5).softmax(-1)), ROWS, {}, {"kernel": 1}),
-        (lambda: Bare(lambda x: x.softmax(-1).log().sum(-1)), ROWS, {}, {"kernel": 1}),
-        (Block, ROWS, {}, {"kernel": 2, "gemm": 4, "attention": 1}),
-        (lambda: Block(causal=False), ROWS, {}, {"kernel": 2, "gemm": 4, "attention": 1}),
-        (PostNorm, ROWS, {}, {"kernel": 2, "gemm": 6, "attention": 1}),
-        (PostNorm, ROWS, {"freeze": True}, {"kernel": 2, "gemm": 4, "attention": 1}),
-        (SwiGLU, ROWS, {}, {"kernel": 2, "gemm": 3}),
-        (SwiGLU, ROWS, {"freeze": True}, {"kernel": 2, "gemm": 2}),
-        (Bottleneck, IMAGES, {"freeze": True}, {"kernel": 3, "conv": 4, "gemm": 1}),
+        (lambda: Bare(lambda x: F.layer_norm(x + 1.0, (32,))), ROWS, DEFAULTS, {"kernel": 1}),
+        (lambda: Bare(lambda x: F.gelu(F.layer_norm(x, (32,)))), ROWS, DEFAULTS, {"kernel": 1}),
+        (lambda: Bare(lambda x: (x * 0.5).softmax(-1)), ROWS, DEFAULTS, {"kernel": 1}),
+        (lambda: Bare(lambda x: x.softmax(-1).log().sum(-1)), ROWS, DEFAULTS, {"kernel": 1}),
+        (Block, ROWS, DEFAULTS, {"kernel": 2, "gemm": 4, "attention": 1}),
+        (lambda: Block(causal=False), ROWS, DEFAULTS, {"kernel": 2, "gemm": 4, "attention": 1}),
+        (PostNorm, ROWS, DEFAULTS, {"kernel": 2, "gemm": 6, "attention": 1}),
+        (PostNorm, ROWS, FROZEN, {"kernel": 2, "gemm": 4, "attention": 1}),
+        (SwiGLU, ROWS, DEFAULTS, {"kernel": 2, "gemm": 3}),
+        (SwiGLU, ROWS, FROZEN, {"kernel": 2, "gemm": 2}),
+        (Bottleneck, IMAGES, FROZEN, {"kernel": 3, "conv": 4, "gemm": 1}),
     ],
     ids=[
         "norm",
@@ -196,7 +200,7 @@ IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
         "resnet frozen",
     ],
 )
-def test_step_counts(make: Callable[[], nn.Module], x: torch.Tensor, options: dict[str, Any], wanted: dict[str, int]) -> None:
+def test_step_counts(make: Callable[[], nn.Module], x: torch.Tensor, options: LoweringOptions, wanted: dict[str, int]) -> None:
     torch.manual_seed(0)
     assert count(scheduled(make(), x, options=options)) == wanted
 
@@ -254,7 +258,7 @@ def test_concatenated_images_stay_channels_last() -> None:
 @pytest.mark.parametrize("freeze", [False, True])
 def test_convolutions_are_channels_last_with_folded_norms(freeze: bool) -> None:
     torch.manual_seed(0)
-    program = scheduled(Bottleneck(), IMAGES, options={"freeze": freeze})
+    program = scheduled(Bottleneck(), IMAGES, options=LoweringOptions(freeze=freeze))
     convs = [s for s in program.steps if isinstance(s, Conv)]
     assert all(c.x.stride[1] == 1 for c in convs) and all(program.buffer(c.out).stride[1] == 1 for c in convs)
     assert all(c.bias is not None for c in convs)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from precast.lowering.analysis.buffer_bytes import DEVICE_ALIGNMENT
 from precast.lowering.analysis.effects import writes
+from precast.lowering.analysis.traits import ARCHITECTURES, SM_90
 from precast.lowering.ir.nodes import Conv, Kernel, Program
 from precast.lowering.lower import lower
-from precast.lowering.passes.gpu import batch_kernels, prologue_kernels_first
 from precast.lowering.passes.memory import workspace_segments
-from precast.lowering.passes.memory.memory_plan import DEVICE_ALIGNMENT, plan_memory
+from precast.lowering.passes.memory.memory_plan import plan_memory
 from precast.lowering.passes.memory.workspace_segments import in_parts, most_held, planned_peak
 from precast.lowering.pipeline import schedule
 from precast.lowering.verify.interpret import run
@@ -43,10 +45,8 @@ def inputs() -> list[torch.Tensor]:
 @pytest.fixture(autouse=True)
 def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same decisions as for a network a hundred times as large."""
+    monkeypatch.setitem(ARCHITECTURES, "sm_90", replace(SM_90, large_bytes=1 << 10, first_bytes=64 << 10))
     for module, name, value in (
-        (prologue_kernels_first, "LARGE", 1 << 10),
-        (batch_kernels, "LARGE", 1 << 10),
-        (prologue_kernels_first, "FIRST_BYTES", 64 << 10),
         (workspace_segments, "LEAST_BYTES", 1 << 10),
         (workspace_segments, "APART", (128 << 10, 64 << 10)),
     ):
@@ -76,7 +76,7 @@ def test_large_weights_are_copied_late(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
     owned = {s.out for s in program.steps if isinstance(s, Conv)}
     planned = plan_memory(program, elsewhere=owned, alignment=DEVICE_ALIGNMENT)
-    monkeypatch.setattr(prologue_kernels_first, "FIRST_BYTES", 1 << 30)
+    monkeypatch.setitem(ARCHITECTURES, "sm_90", replace(ARCHITECTURES["sm_90"], first_bytes=1 << 30))
     before = plan_memory(scheduled(), elsewhere=owned, alignment=DEVICE_ALIGNMENT)
     assert int(planned.workspace_bytes) < 0.8 * int(before.workspace_bytes)
 
@@ -93,5 +93,5 @@ def test_the_peak_beside_what_libraries_allocate(monkeypatch: pytest.MonkeyPatch
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
     monkeypatch.setattr(workspace_segments, "LEAST_BYTES", 1 << 30)
     assert in_parts(program, owned) is program
-    monkeypatch.setattr(prologue_kernels_first, "FIRST_BYTES", 1 << 30)
+    monkeypatch.setitem(ARCHITECTURES, "sm_90", replace(ARCHITECTURES["sm_90"], first_bytes=1 << 30))
     assert planned_peak(divided) < 0.7 * planned_peak(plan_memory(scheduled(), elsewhere=owned, alignment=DEVICE_ALIGNMENT))

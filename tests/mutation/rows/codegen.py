@@ -235,27 +235,6 @@ ROWS = (
         TEXT,
     ),
     Mutant(
-        "C++: an interval of a product is its ends'",
-        "codegen/cpp/index_printer.py",
-        "low, high = min(corners), max(corners)",
-        "low, high = corners[0], corners[-1]",
-        TEXT,
-    ),
-    Mutant(
-        "C++: an interval of a remainder keeps too much",
-        "codegen/cpp/index_printer.py",
-        "if known[0][0] >= 0 and known[0][1] < known[1][0]:",
-        "if known[0][0] >= 0 and known[0][1] <= known[1][0]:",
-        TEXT,
-    ),
-    Mutant(
-        "C++: an interval of a remainder may be negative",
-        "codegen/cpp/index_printer.py",
-        "if known[0][0] >= 0 and known[0][1] < known[1][0]:",
-        "if known[0][1] < known[1][0]:",
-        TEXT,
-    ),
-    Mutant(
         "C++: a gather at the size",
         "codegen/cpp/body.py",
         'outside = f"({wide} < 0 || {wide} >= {size})"',

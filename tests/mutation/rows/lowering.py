@@ -11,6 +11,7 @@ FUSION = "tests/lowering/passes/test_schedule_fusion.py"
 RANDOM = "tests/lowering/passes/test_schedule_random.py"
 IN_PLACE = "tests/lowering/passes/test_in_place_cases.py"
 EDGES = "tests/lowering/ir/test_ranges.py"
+TEXT = "tests/codegen/test_index_text.py"
 
 ROWS = (
     # simplify
@@ -192,15 +193,35 @@ ROWS = (
         "low, high = corners[0], corners[3]",
         f"{EDGES} {SIMPLIFY}",
     ),
-    Mutant("a remainder reaches its divisor", "lowering/ir/ranges.py", "else (0, size - 1)", "else (0, size - 2)", EDGES),
+    Mutant("a remainder reaches its divisor", "lowering/ir/ranges.py", "else (0, most - 1)", "else (0, most - 2)", EDGES),
     Mutant(
         "a remainder keeps what is as large as it",
         "lowering/ir/ranges.py",
-        "if 0 <= low and high < size else",
-        "if 0 <= low and high <= size else",
+        "if 0 <= low and high < least else",
+        "if 0 <= low and high <= least else",
+        f"{EDGES} {TEXT}",
+    ),
+    Mutant(
+        "a remainder of what may be negative is kept",
+        "lowering/ir/ranges.py",
+        "if 0 <= low and high < least else",
+        "if high < least else",
+        f"{EDGES} {TEXT}",
+    ),
+    Mutant(
+        "a remainder of what is not known reaches its divisor",
+        "lowering/ir/ranges.py",
+        "return (0, args[1][1] - 1) if",
+        "return (0, args[1][1] - 2) if",
         EDGES,
     ),
-    Mutant("a quotient's highest value", "lowering/ir/ranges.py", "known[0][1] // known[1][0])", "known[0][0] // known[1][0])", EDGES),
+    Mutant(
+        "a quotient's highest value",
+        "lowering/ir/ranges.py",
+        "return (min(quotients), max(quotients))",
+        "return (min(quotients), quotients[0])",
+        EDGES,
+    ),
     Mutant(
         "the greater of two bounds",
         "lowering/ir/ranges.py",
@@ -466,21 +487,21 @@ ROWS = (
     ),
     Mutant(
         "sizes are not rounded up",
-        "lowering/passes/memory/memory_plan.py",
+        "lowering/analysis/buffer_bytes.py",
         "return -(-nbytes // alignment) * alignment\n    nbytes = expand",
         "return nbytes // alignment * alignment\n    nbytes = expand",
         PLACE,
     ),
     Mutant(
         "the last element has no bytes",
-        "lowering/passes/memory/memory_plan.py",
+        "lowering/analysis/buffer_bytes.py",
         "nbytes = span * buffer.dtype.itemsize",
         "nbytes = (span - 1) * buffer.dtype.itemsize",
         PLACE,
     ),
     Mutant(
         "cuda: a workspace is aligned as on the CPU",
-        "lowering/passes/memory/memory_plan.py",
+        "lowering/analysis/buffer_bytes.py",
         "DEVICE_ALIGNMENT = 512",
         "DEVICE_ALIGNMENT = 64",
         f"{PLAN} tests/lowering/passes/test_workspace_segments.py tests/ops/test_numbers.py::test_device_memory_is_aligned_for_every_buffer",

@@ -9,25 +9,26 @@ PRUNE = "tests/artifact_store/test_prune.py"
 MANIFEST = "tests/artifact_store/test_manifest.py"
 VERIFY = "tests/artifact_store/test_verify.py"
 INDEX = "tests/artifact_store/test_index.py"
+TRUST = "tests/artifact_store/test_trust.py"
 
 ROWS = (
     Mutant(
         "the manifest is written before the blobs",
         "artifact_store/store.py",
         """            for name in manifest.blobs:
-                self._folder.put_new(layout.blob_name(name), blobs[name])
-            self._folder.put(layout.manifest_name(manifest.program_key, manifest.artifact_id), manifest.to_bytes())
+                tier.put_new(layout.blob_name(name), blobs[name])
+            tier.put(layout.manifest_name(manifest.program_key, manifest.artifact_id), manifest.to_bytes())
 """,
-        """            self._folder.put(layout.manifest_name(manifest.program_key, manifest.artifact_id), manifest.to_bytes())
+        """            tier.put(layout.manifest_name(manifest.program_key, manifest.artifact_id), manifest.to_bytes())
             for name in manifest.blobs:
-                self._folder.put_new(layout.blob_name(name), blobs[name])
+                tier.put_new(layout.blob_name(name), blobs[name])
 """,
         WRITES,
     ),
     Mutant(
         "blobs that a prune took are not put again",
         "artifact_store/store.py",
-        "if not self._folder.path(layout.blob_name(name)).exists():",
+        "if tier.stamp(layout.blob_name(name)) is None:",
         "if False:",
         PRUNE,
     ),
@@ -44,8 +45,8 @@ ROWS = (
     Mutant(
         "a blob that changed is not checked again",
         "artifact_store/store.py",
-        "stamp = (seen.st_ino, seen.st_size, seen.st_mtime_ns) if seen is not None else None",
-        "stamp = (0, 0, 0) if seen is not None else None",
+        "if stamp is None or self._verified.get(digest_) != stamp:",
+        "if stamp is None or digest_ not in self._verified:",
         STORE,
     ),
     Mutant(
@@ -65,48 +66,48 @@ ROWS = (
     Mutant(
         "a manifest of another name is read",
         "artifact_store/store.py",
-        "expect_id=file.removesuffix(layout.MANIFEST_SUFFIX))\n            if manifest.program_key",
-        "expect_id=None)\n            if manifest.program_key",
+        "expect_id=expected, origin",
+        "expect_id=None, origin",
         STORE,
     ),
     Mutant(
         "what is damaged stays where it is",
-        "artifact_store/store.py",
-        "            os.replace(self._folder.path(name), place)\n",
+        "artifact_store/tiers/folder.py",
+        "        os.replace(self.path(name), place)\n",
         "",
         STORE,
     ),
     Mutant(
         "a newer format is set aside",
         "artifact_store/store.py",
-        "        except FutureFormat as error:\n            self._miss(name, str(error))\n            return None\n",
-        "        except FutureFormat as error:\n            self._quarantine(name, str(error))\n            return None\n",
+        "            self._entries.miss(name, str(error))\n            return None\n        except (Damaged",
+        "            self._entries.quarantine(name, str(error))\n            return None\n        except (Damaged",
         STORE,
     ),
     Mutant(
         "a record's checksum is not compared",
-        "artifact_store/store.py",
+        "artifact_store/named_records.py",
         "if digest(outer[2]) != outer[1]:",
         "if not outer[1]:",
         f"{STORE} {WRITES}",
     ),
     Mutant(
         "a store opened read-only is written",
-        "artifact_store/store.py",
+        "artifact_store/entries.py",
         '        if self.readonly:\n            raise StoreError(f"the store at',
         '        if self.readonly and self.problem:\n            raise StoreError(f"the store at',
         STORE,
     ),
     Mutant(
         "a store of another layout is used",
-        "artifact_store/store.py",
+        "artifact_store/tiers/folder.py",
         "    if text.isdigit():\n",
         "    if text.isdigit() and int(text) > 10**6:\n",
         f"{STORE} {WRITES}",
     ),
     Mutant(
         "the environment is before the argument",
-        "artifact_store/store.py",
+        "artifact_store/place.py",
         "    if isinstance(path, str):\n        return folder_of(path)\n",
         "    if isinstance(path, str):\n        return folder_of(os.environ.get(ENVIRONMENT) or path)\n",
         STORE,
@@ -168,6 +169,39 @@ ROWS = (
         "if not file.startswith(TEMPORARY_PREFIX)]",
         "if file]",
         f"{STORE} {WRITES}",
+    ),
+    # what may become code
+    Mutant(
+        "what the policy refuses is admitted",
+        "artifact_store/trust/trusted.py",
+        "        raise Untrusted(refusal)",
+        "        pass",
+        f"{TRUST} tests/artifact_store/test_tiers.py",
+    ),
+    Mutant(
+        "content with another digest is admitted", "artifact_store/trust/trusted.py", "    if not holds:\n", "    if not digest:\n", TRUST
+    ),
+    Mutant("anybody makes a Trusted", "artifact_store/trust/trusted.py", "if seal is not _SEAL:", "if seal is None:", TRUST),
+    Mutant(
+        "anything with a content is Trusted",
+        "artifact_store/trust/trusted.py",
+        "if type(trusted) is not Trusted:",
+        "if trusted is None:",
+        TRUST,
+    ),
+    Mutant(
+        "bytes of unknown origin are this process's",
+        "artifact_store/format/manifest.py",
+        'origin=origin or Origin(UNKNOWN, "", where)',
+        "origin=origin or MADE_HERE",
+        TRUST,
+    ),
+    Mutant(
+        "guards of what is not trusted are evaluated",
+        "artifact_store/store.py",
+        "                found.append(self.trust(manifest))\n",
+        "                found.append(admit_manifest(manifest, Policy(frozenset({manifest.origin.kind}))))\n",
+        "tests/runtime/executable/test_trusted_only.py",
     ),
     # leases
     Mutant(

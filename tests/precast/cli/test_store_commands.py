@@ -165,7 +165,7 @@ def test_a_full_disk_is_a_problem(store: Store, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(os, "fsync", full)
     said = run("doctor", code=1).output
     assert "cannot be written (No space left on device)" in said and "precast prune" in said
-    monkeypatch.setattr(Folder, "probe", lambda *_: full(0))
+    monkeypatch.setattr(Folder, "check_writable", lambda *_: full(0))
     with pytest.raises(StoreError, match="No space left on device; make room"):
         store.check_writable()
 

@@ -16,12 +16,13 @@ from precast.artifact_store import Store
 from precast.building.build_file import Loaded, ProgramSpec
 from precast.building.build_job import Job
 from precast.building.tune import Captured, Tuned, capture, outdated, rebuild, tune
-from precast.codegen.cpu.tuning import Record
+from precast.codegen.common.measure import Record
 from precast.codegen.cuda.benchmarking import decide
 from precast.codegen.cuda.tuning import CudaChooser, Problem, candidates, kernel_key, tiling_name, tiling_of
 from precast.codegen.triton.render.render import render
 from precast.codegen.triton.render.tiling import Tiling
 from precast.compiling.build_graph import keep_choices, known_choices
+from precast.lowering.analysis.traits import SM_90
 from precast.lowering.ir.nodes import Kernel
 from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
@@ -150,7 +151,7 @@ def test_builds_use_the_records_and_say_so(store: Store) -> None:
 
 def _kernels(rows: int, dtype: torch.dtype) -> list[tuple[Kernel, Any]]:
     graph, _ = trace(lambda x: x.exp().sum(-1) * 2, (torch.randn(rows, 64).to(dtype),))
-    program = schedule(lower(graph, "row"), TARGET, {})
+    program = schedule(lower(graph, "row"), TARGET)
     return [(s, program.buffers) for s in program.steps if isinstance(s, Kernel)]
 
 
@@ -170,7 +171,7 @@ def test_a_record_of_another_version_is_of_no_use() -> None:
         asked.append(problem)
 
     CudaChooser(measure=note).tilings(kernel, buffers)
-    good = tiling_name(candidates(Tiling(4))[0])
+    good = tiling_name(candidates(Tiling(4), SM_90)[0])
     for winner, usable in ((good, True), ("xblock=4", False), (good + " more=1", False), (good.replace("=", "=x", 1), False)):
         chooser = CudaChooser({asked[0].key: {"winner": winner, "us": {}}})
         assert (chooser.tilings(kernel, buffers)[0] is not None) == usable == bool(chooser.used)
@@ -196,14 +197,14 @@ def test_picking_a_library_call() -> None:
 
 
 def test_tilings_have_names() -> None:
-    for tiling in (Tiling(4), *candidates(Tiling(8, num_warps=2))):
+    for tiling in (Tiling(4), *candidates(Tiling(8, num_warps=2), SM_90)):
         assert tiling_of(tiling_name(tiling)) == tiling
 
 
 def _variants(fn: Callable[[torch.Tensor], torch.Tensor], width: int) -> dict[str, str]:
     """The sources of all candidates, by name."""
     graph, _ = trace(fn, (torch.randn(64, width),))
-    program = schedule(lower(graph, "row"), TARGET, {})
+    program = schedule(lower(graph, "row"), TARGET)
     asked: list[Problem] = []
     for step in program.steps:
         if isinstance(step, Kernel):
@@ -231,7 +232,7 @@ def test_what_has_no_loop_has_no_stages() -> None:
 
 
 def test_candidates_are_possible_and_different() -> None:
-    found = candidates(Tiling(1024, num_warps=4))
+    found = candidates(Tiling(1024, num_warps=4), SM_90)
     assert len(found) == len(set(found)) and Tiling(1024, num_warps=4) not in found
     assert all(t.xblock & (t.xblock - 1) == 0 and t.xblock > 0 and 1 <= t.num_warps <= 16 for t in found)
 

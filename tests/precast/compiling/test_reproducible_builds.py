@@ -8,13 +8,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import precast
 from precast.artifact_store import Manifest
+from precast.codegen.common.options import CodegenOptions
 from precast.compiling import build_graph
+from precast.lowering.options import LoweringOptions
 from tests.support.needs import has
 
 ROOT = Path(__file__).parents[3]
@@ -34,8 +39,13 @@ class Block(torch.nn.Module):
 
 def build(folder: str) -> None:
     """Puts the program's artifacts into a store. CPU products are not timed here: which library is faster may differ from run to run."""
-    compile_program = build_graph.compile_program
-    build_graph.compile_program = lambda program, target, options: compile_program(program, target, {**options, "measure": False})
+    options_of = build_graph.options_of
+
+    def unmeasured(options: Mapping[str, Any]) -> tuple[LoweringOptions, CodegenOptions]:
+        lowering, codegen = options_of(options)
+        return lowering, replace(codegen, measure=False)
+
+    build_graph.options_of = unmeasured
     with torch.no_grad():
         report = precast.precompile(Block().eval(), [((torch.randn(2, 8, 32),), {})], targets=TARGETS, store=folder)
     assert report.ok and [item.outcome for item in report.signatures] == ["compiled"] * len(TARGETS), report

@@ -7,6 +7,7 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from precast import torch_backend
 from precast.artifact_store import Store
 from precast.compiling import build_graph
 from precast.lowering.ir.nodes import Program
+from precast.lowering.options import LoweringOptions
+from precast.lowering.pipeline import planned
 from precast.report.diagram import diagram
 from precast.report.graph_layout import Box, Edge, layout
 
@@ -119,9 +122,9 @@ def scheduled(model: torch.nn.Module, store: Store, *inputs: torch.Tensor) -> tu
     found = []
     real = build_graph.schedule
 
-    def kept(lowered: Program, target: str, options: dict[str, object]) -> Program:
-        program = real(lowered, target, options)
-        found.append((program, options["bound"]))
+    def kept(lowered: Program, target: str, options: LoweringOptions, weights: tuple[str, ...], **more: Any) -> Program:
+        program = real(lowered, target, options, weights, **more)
+        found.append((planned(program, target), [*weights]))
         return program
 
     with pytest.MonkeyPatch.context() as patch:

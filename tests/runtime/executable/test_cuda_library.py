@@ -11,14 +11,17 @@ import torch
 
 from precast.artifact_store.format.msgpack import digest
 from precast.artifact_store.format.records import GraphInput
+from precast.artifact_store.trust.trusted import Trusted, made_here
 from precast.codegen import CompiledGraph
 from precast.compiling.subgraphs import build_parts
 from precast.runtime.common.errors import LoadError
 from precast.runtime.executable import library as libraries
 from precast.runtime.executable.blob_source import MemoryBlobs
-from precast.runtime.executable.graph_call import GraphSpec, PythonGraphCall, graph_call
-from precast.runtime.executable.library import graph_library, raise_run_error
-from precast.runtime.native.cuda_driver import is_driver_symbol
+from precast.runtime.executable.calling_convention import GraphSpec
+from precast.runtime.executable.graph_call import PythonGraphCall, graph_call
+from precast.runtime.executable.library import graph_library
+from precast.runtime.executable.run_errors import raise_run_error
+from precast.target_registry import CUDA, family_of_symbol
 from tests.codegen.cuda.cuda_stub import CudaStub
 from tests.codegen.cuda.test_host import on_stub
 
@@ -27,6 +30,7 @@ def work(x: Any, w: Any) -> Any:
     return torch.softmax(x @ w, -1) * 2
 
 
+TARGET = "cuda:sm_90"
 INPUTS = [torch.randn(3, 4), torch.randn(4, 4)]
 
 
@@ -58,8 +62,8 @@ def test_a_stored_graph_runs(stub: CudaStub, call: Any, monkeypatch: pytest.Monk
     monkeypatch.setattr(libraries, "resolve_symbol", lambda name: stub._resolve(name))
     roles, blobs = blobs_of(stub.graph)
     source = MemoryBlobs(blobs)
-    library = graph_library(roles, source)
-    assert graph_library(roles, source) is library
+    library = graph_library(made_here(roles), source, TARGET)
+    assert graph_library(made_here(roles), source, TARGET) is library
     run = call(library, SPEC, ())
     stub.expect(*INPUTS)
     (found,) = run(*INPUTS)
@@ -71,11 +75,11 @@ def test_a_stored_graph_runs(stub: CudaStub, call: Any, monkeypatch: pytest.Monk
 
 
 def test_a_machine_without_a_driver_says_so(stub: CudaStub, monkeypatch: pytest.MonkeyPatch, no_libraries: None) -> None:
-    monkeypatch.setattr(libraries, "driver_library", lambda: None)
-    monkeypatch.setattr("precast.runtime.native.cuda_driver.driver_library", lambda: None)
+    for module in ("cuda_driver", "cuda_loader"):
+        monkeypatch.setattr(f"precast.runtime.{module}.driver_library", lambda: None)
     roles, blobs = blobs_of(stub.graph)
     with pytest.raises(LoadError, match=r"runs on an NVIDIA GPU: no NVIDIA driver \(libcuda.so.1\) is installed here"):
-        graph_library(roles, MemoryBlobs(blobs))
+        graph_library(made_here(roles), MemoryBlobs(blobs), TARGET)
 
 
 def test_a_missing_image_is_a_miss(stub: CudaStub, monkeypatch: pytest.MonkeyPatch, no_libraries: None) -> None:
@@ -83,7 +87,7 @@ def test_a_missing_image_is_a_miss(stub: CudaStub, monkeypatch: pytest.MonkeyPat
     roles, blobs = blobs_of(stub.graph)
     del blobs[roles["image0"]]
     with pytest.raises(LoadError, match=r"its kernel image [0-9a-f]+… is missing or damaged"):
-        graph_library(roles, MemoryBlobs(blobs))
+        graph_library(made_here(roles), MemoryBlobs(blobs), TARGET)
 
 
 def test_bodies_of_branches_bring_their_images(stub: CudaStub, monkeypatch: pytest.MonkeyPatch, no_libraries: None, tmp_path: Path) -> None:
@@ -96,11 +100,11 @@ def test_bodies_of_branches_bring_their_images(stub: CudaStub, monkeypatch: pyte
     opened: list[tuple[str, tuple[bytes, ...]]] = []
 
     class Opened:
-        def __init__(self, path: Path, parts: Any, images: Any) -> None:
-            opened.append((path.name, tuple(images)))
+        def __init__(self, file: Trusted[Path], parts: Any, images: Any) -> None:
+            opened.append((file.content.name, tuple(image.content for image in images)))
 
     monkeypatch.setattr(libraries, "Library", Opened)
-    graph_library(roles | found, MemoryBlobs(blobs | more))
+    graph_library(made_here(roles | found), MemoryBlobs(blobs | more), TARGET)
     assert opened == [
         (mine["library"], tuple(i.data for i in stub.graph.images)),
         (roles["library"], tuple(i.data for i in other.graph.images)),
@@ -126,7 +130,7 @@ class Record:
 
 
 def test_which_symbols_are_the_drivers() -> None:
-    assert is_driver_symbol("cuLaunchKernel") and not is_driver_symbol("cublasCreate") and not is_driver_symbol("aoti_torch_clone")
+    assert [family_of_symbol(name) for name in ("cuLaunchKernel", "cublasCreate", "aoti_torch_clone", "")] == [CUDA, None, None, None]
 
 
 def test_memory_errors_keep_their_class() -> None:

@@ -18,6 +18,7 @@ from precast.artifact_store import Store
 from precast.runtime.api.compile import site_of
 from precast.runtime.guards.table.recorder import Recording
 from precast.runtime.native import loader
+from precast.runtime.native.kinds import Kind, Slot
 
 X = torch.ones(4)
 
@@ -115,8 +116,8 @@ def table(native_store: Store) -> Any:
 def _lent(table: Any, thing: Any) -> Any:
     assert table.lend(thing)
     number = table.local(0)
-    table.live(number, "pointer", thing)
-    assert table.slot(thing, "type") and table.slot(thing, "dict")
+    table.live(number, Kind.POINTER, thing)
+    assert table.slot(thing, Slot.TYPE) and table.slot(thing, Slot.DICT)
     table.dict(thing.__dict__, ("rows", "scale"), False)
     table.tensor(thing.rows)
     table.watch()
@@ -159,7 +160,7 @@ def test_a_weak_reference_that_outlives_the_table(native_store: Store) -> None:
 def test_what_knows_no_weak_references_is_kept(table: Any, thing: Any) -> None:
     kept = table.lend(thing)
     assert kept is (thing is len)
-    table.live(table.local(0), "pointer", thing)
+    table.live(table.local(0), Kind.POINTER, thing)
     assert table.check((thing,))
 
 
@@ -169,8 +170,8 @@ def test_what_goes_while_a_checker_runs(table: Any) -> None:
     table.lend(other[0])
     table.lend(given)
     number = table.local(0)
-    table.live(number, "pointer", given)
-    table.live(number, "other", other[0])
+    table.live(number, Kind.POINTER, given)
+    table.distinct((number,), (other[0],))
 
     def checker(values: Any) -> bool:
         other.clear()
@@ -275,17 +276,17 @@ def test_what_no_guard_reads_may_come_and_go(function: Callable[..., Any], store
                 got = compiled({"read": read, "request": Cache()} if function is of_dict else [read, Cache()], X)
             torch.testing.assert_close(got, X * 3)
     (program,) = site_of(compiled).programs
-    assert program.on_binding.__self__.dispatcher.hits >= 8  # type: ignore[union-attr]
+    assert program.hooks.on_binding.__self__.tables.dispatcher.hits >= 8  # type: ignore[union-attr]
 
 
 def test_lending_many_objects_takes_time_by_their_number(table: Any) -> None:
     things = [Cache() for _ in range(16000)]
     start = time.perf_counter()
     for thing in things[:2000]:
-        assert table.lend(thing) and table.slot(thing, "type")
+        assert table.lend(thing) and table.slot(thing, Slot.TYPE)
     few = time.perf_counter() - start
     for thing in things:
-        assert table.lend(thing) and table.slot(thing, "type")
+        assert table.lend(thing) and table.slot(thing, Slot.TYPE)
     assert time.perf_counter() - start < 40 * few, "eight times as many; by looking at each it were sixty-four"
 
 
@@ -294,9 +295,9 @@ def test_nothing_is_noted_for_what_is_gone(table: Any) -> None:
     del gone
     assert table.forgotten
     for note in (
-        lambda: table.slot(Cache(), "type"),
+        lambda: table.slot(Cache(), Slot.TYPE),
         lambda: table.dict({}, ("k",), False),
-        lambda: table.live(table.local(0), "pointer", X),
+        lambda: table.live(table.local(0), Kind.POINTER, X),
     ):
         with pytest.raises(ValueError, match="gone"):
             note()
@@ -340,9 +341,9 @@ def _with_one_lent(table: Any) -> list[Any]:
     given = [Cache()]
     table.lend(given[0])
     number = table.local(0)
-    table.live(number, "list", 1)
-    table.live(table.item(number, 0), "pointer", given[0])
-    table.slot(given[0], "dict")
+    table.live(number, Kind.LIST, 1)
+    table.live(table.item(number, 0), Kind.POINTER, given[0])
+    table.slot(given[0], Slot.DICT)
     return given
 
 

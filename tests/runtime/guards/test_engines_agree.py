@@ -7,7 +7,7 @@ the same of each: a judge that overlooks one thing serves an artifact that was m
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -16,33 +16,33 @@ import pytest
 import torch
 
 from precast.artifact_store import Guard, Predicate, Store
-from precast.artifact_store.format.manifest import guard_rows
 from precast.artifact_store.format.tagged_constants import tag
 from precast.runtime.fingerprint.bytecode import digest
-from precast.runtime.guards.evaluate import compile_checker, failure
-from precast.runtime.guards.interpreted import INTERPRETED_CALLS, LazyChecker
-from precast.runtime.guards.predicates import _spec_of, joined, strays
-from precast.runtime.guards.table.plan import Plan
-from precast.runtime.guards.table.recorder import record
-from precast.runtime.native import loader as native
+from precast.runtime.guards.aliasing_predicates import joined
+from precast.runtime.guards.relation_predicates import strays
+from precast.runtime.guards.tensor_spec import spec_of
 from precast.runtime.paths.torch_state import global_state
-
-Values = dict[str, Any]
-A, B, C = ((("local", name),) for name in "abc")
-STATE = (("state",),)
-
-
-def frame(a: Any, b: Any = None, c: Any = None) -> None:
-    """Whose locals the guards are about."""
-
-
-def other_code(a: Any, b: Any = None, c: Any = None) -> None:
-    """Of the same signature."""
-    a()
-
-
-def view(offset: int = 3, size: Sequence[int] = (3, 2), stride: Sequence[int] = (2, 1), dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.arange(40).to(dtype).as_strided(size, stride, offset)
+from tests.runtime.guards.guard_examples import (
+    BASE,
+    JUDGES,
+    LOOSE,
+    SPEC,
+    STATE,
+    A,
+    B,
+    C,
+    Holder,
+    Values,
+    apart,
+    frame,
+    free,
+    loose,
+    marked,
+    other_code,
+    recorded,
+    shape,
+    view,
+)
 
 
 def complex_view(conj: bool = False) -> torch.Tensor:
@@ -50,13 +50,13 @@ def complex_view(conj: bool = False) -> torch.Tensor:
     return x.conj() if conj else x
 
 
+def sparse() -> torch.Tensor:
+    return torch.eye(2).to_sparse()
+
+
 def of_a_graph() -> torch.Tensor:
     with torch.enable_grad():
         return view().requires_grad_() * 1
-
-
-def free(spec: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
-    return {**spec, **changes}
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,6 @@ def several(*rows: Callable[[], tuple[Any, ...]]) -> list[Callable[[], Values]]:
     return [lambda make=make: dict(zip("abc", (*make(), None, None), strict=False)) for make in rows]  # type: ignore[misc]
 
 
-SPEC = free(_spec_of(view()), offset=3)
-LOOSE = free(_spec_of(view()), offset=None)
 OTHERS = one(
     lambda: view(size=(4, 2)),
     lambda: view(size=(3, 3)),
@@ -111,30 +109,6 @@ def numbers(value: Any, *bad: Any, native: bool = True) -> Row:
     return Row(guards, one(lambda: value)[0], one(*(lambda wrong=wrong: wrong for wrong in bad)), native=native)  # type: ignore[misc]
 
 
-def shape(expression: Any, *paths: Any) -> Guard:
-    return Guard(STATE, Predicate.SHAPE, {"expr": expression, "paths": paths})
-
-
-def apart(distinct: Sequence[Any], mutated: Sequence[Any] = (), others: Sequence[Any] = ()) -> Guard:
-    return Guard(STATE, Predicate.NOT_ALIASED, {"distinct": tuple(distinct), "mutated": tuple(mutated), "others": tuple(others)})
-
-
-def loose(path: Any, size: tuple[int | None, ...], stride: tuple[int | None, ...]) -> Guard:
-    return Guard(path, Predicate.TENSOR, free(LOOSE, size=size, stride=stride))
-
-
-class Holder:
-    """An object that lives on."""
-
-    def __init__(self) -> None:
-        self.own = BASE[:4]
-        self.items = [1, 2]
-        self.table = {"x": 1, "y": 2}
-        self.hooks: dict[str, int] = {}
-        self.mode = "fast"
-
-
-BASE = torch.zeros(64)
 BYTES = torch.zeros(64, dtype=torch.uint8)
 HOLDER = Holder()
 FLAT = [loose(path, (4,), (1,)) for path in (A, B, C)]
@@ -153,12 +127,12 @@ TABLE: dict[str, Row] = {
         one(lambda: view(size=(5, 2))),
     ),
     "complex tensor": Row(
-        [Guard(A, Predicate.TENSOR, free(_spec_of(complex_view()), offset=None))],
+        [Guard(A, Predicate.TENSOR, free(spec_of(complex_view()), offset=None))],
         one(complex_view)[0],
         one(lambda: complex_view(True), view),
     ),
     "conjugate tensor": Row(
-        [Guard(A, Predicate.TENSOR, free(_spec_of(complex_view(True)), offset=None))], one(lambda: complex_view(True))[0], one(complex_view)
+        [Guard(A, Predicate.TENSOR, free(spec_of(complex_view(True)), offset=None))], one(lambda: complex_view(True))[0], one(complex_view)
     ),
     "requires grad": Row(
         [Guard(A, Predicate.TENSOR, free(LOOSE, requires_grad=True))],
@@ -170,6 +144,27 @@ TABLE: dict[str, Row] = {
         [Guard(A, Predicate.TENSOR, LOOSE), Guard(A, Predicate.MARKS, {"_dynamo_dynamic_indices": (0,)})],
         one(lambda: marked(0))[0],
         one(lambda: marked(1), lambda: marked(0, "_dynamo_static_indices")),
+        native=False,
+    ),
+    "marks that no entry compares": Row(
+        [Guard(A, Predicate.TENSOR, spec_of(sparse())), Guard(A, Predicate.UNMARKED)],
+        one(sparse)[0],
+        one(lambda: marked(0, tensor=sparse())),
+        native=False,
+    ),
+    "own attributes of a tensor": Row(
+        [Guard(A, Predicate.LACKS_OWN, {"__dict__": ("there",)}), Guard(A, Predicate.TENSOR, LOOSE)],
+        one(view)[0],
+        one(lambda: marked(0, "there")),
+    ),
+    "an own attribute in the place of a mark": Row(
+        [
+            Guard(A, Predicate.LACKS_OWN, {"__dict__": ("there",)}),
+            Guard(A, Predicate.TENSOR, LOOSE),
+            Guard(A, Predicate.MARKS, {"_dynamo_dynamic_indices": (0,)}),
+        ],
+        one(lambda: marked(0))[0],
+        one(lambda: marked(0, "there")),
         native=False,
     ),
     "number": numbers(1, True, 1.0, 2, None, "1"),
@@ -265,7 +260,7 @@ TABLE: dict[str, Row] = {
         several(lambda: (BASE[:16], BASE[2:6], BASE[10:14]), lambda: (BASE[:16], BASE[20:24], BASE[12:16])),
     ),
     "one byte is shared": Row(
-        [Guard(path, Predicate.TENSOR, free(_spec_of(BYTES[:4]), offset=None)) for path in (A, B)] + [apart((A, B), (A,), (B,))],
+        [Guard(path, Predicate.TENSOR, free(spec_of(BYTES[:4]), offset=None)) for path in (A, B)] + [apart((A, B), (A,), (B,))],
         several(lambda: (BYTES[:4], BYTES[8:12]))[0],
         several(lambda: (BYTES[:4], BYTES[3:7]), lambda: (BYTES[3:7], BYTES[:4])),
         several(lambda: (BYTES[:4], BYTES[4:8]), lambda: (BYTES[4:8], BYTES[:4])),
@@ -316,43 +311,10 @@ TABLE: dict[str, Row] = {
 }
 
 
-def marked(dim: int, name: str = "_dynamo_dynamic_indices") -> torch.Tensor:
-    tensor = view()
-    setattr(tensor, name, {dim})
-    return tensor
-
-
 def begun(items: Any) -> Any:
     iterator = iter(items)
     next(iterator)
     return iterator
-
-
-def evaluated(guards: Sequence[Guard]) -> Callable[[Values], bool]:
-    return lambda values: not any(failure(guard, values, {}) for guard in guards)
-
-
-def first_checked(guards: Sequence[Guard]) -> Callable[[Values], bool]:
-    return lambda values: LazyChecker(lambda: guard_rows(guards))(values, {})
-
-
-def checked_often(guards: Sequence[Guard]) -> Callable[[Values], bool]:
-    """The lazy checker after the calls that it interprets."""
-
-    def check(values: Values) -> bool:
-        lazy = LazyChecker(lambda: guard_rows(guards))
-        lazy._calls = INTERPRETED_CALLS
-        return lazy(values, {})
-
-    return check
-
-
-def compiled(guards: Sequence[Guard]) -> Callable[[Values], bool]:
-    check = compile_checker(guards)
-    return lambda values: check(values, {})
-
-
-JUDGES = {judge.__name__: judge for judge in (evaluated, first_checked, checked_often, compiled)}
 
 
 @pytest.mark.parametrize("judge", JUDGES)
@@ -371,49 +333,13 @@ def test_guards_hold_for_their_values_and_no_others(name: str, judge: str) -> No
 def test_the_native_table_says_the_same(native_store: Store, name: str) -> None:
     row = TABLE[name]
     values = row.good()
-    table = record(native.loaded(), Plan(row.guards, ("a", "b", "c"), frame), values, dict)
+    table = recorded(row.guards, values)
     assert bool(table.sizes()["python"]) is not row.native
     assert table.check(tuple(values.values()))
     for make in (row.good, *row.also_good) if row.fresh else ():
         assert table.check(tuple(make().values())), "equal values made anew"
     for number, make in enumerate(row.bad):
         assert not table.check(tuple(make().values())), f"bad values {number} pass"
-
-
-def at(*names: str) -> Any:
-    return (*A, *(("attr", name) for name in names))
-
-
-ITEMS, ENTRIES = {"keys": (("str", "x"), ("str", "y")), "ordered": True}, {"keys": (("str", "x"), ("str", "y")), "ordered": False}
-LASTING: dict[str, tuple[Guard, Callable[[Any], Any]]] = {
-    "own attribute": (Guard(A, Predicate.LACKS_OWN, {"__dict__": ("there",)}), lambda h: setattr(h, "there", 1)),
-    "attribute gone": (Guard(A, Predicate.HAS_ATTR, "mode"), lambda h: delattr(h, "mode")),
-    "attribute new": (Guard(A, Predicate.LACKS_ATTR, "there"), lambda h: setattr(h, "there", 1)),
-    "key gone": (Guard(at("table"), Predicate.HAS_KEY, ("str", "x")), lambda h: h.table.pop("x")),
-    "key new": (Guard(at("table"), Predicate.LACKS_KEY, ("str", "z")), lambda h: h.table.update(z=3)),
-    "order of keys": (Guard(at("table"), Predicate.KEYS, ITEMS), lambda h: h.table.update(x=h.table.pop("x"))),
-    "keys": (Guard(at("table"), Predicate.KEYS, ENTRIES), lambda h: h.table.update(z=h.table.pop("x"))),
-    "length of a list": (Guard(at("items"), Predicate.LENGTH, 2), lambda h: h.items.append(3)),
-    "length of a dict": (Guard(at("table"), Predicate.LENGTH, 2), lambda h: h.table.update(z=3)),
-    "hooks": (Guard(at("hooks"), Predicate.EMPTY), lambda h: h.hooks.update(z=3)),
-    "list as a constant": (Guard(at("items"), Predicate.EQUALS, tag([1, 2])), lambda h: h.items.reverse()),
-    "dict as a constant": (Guard(at("table"), Predicate.EQUALS, tag({"x": 1, "y": 2})), lambda h: h.table.update(x=2)),
-    "value": (Guard(at("mode"), Predicate.EQUALS, ("str", "fast")), lambda h: setattr(h, "mode", "slow")),
-    "not none": (Guard(at("mode"), Predicate.NOT_NONE), lambda h: setattr(h, "mode", None)),
-    "type": (Guard(A, Predicate.TYPE, f"{__name__}:Holder"), lambda h: setattr(h, "__class__", type("Other", (Holder,), {}))),
-}
-
-
-@pytest.mark.parametrize("name", LASTING)
-def test_a_change_of_an_object_that_lives_on(native_store: Store, name: str) -> None:
-    """The guard alone: what another guard reads of the same object does not help."""
-    guard, change = LASTING[name]
-    values = {"a": Holder(), "b": None, "c": None}
-    checks = [judge([guard]) for judge in JUDGES.values()]
-    table = record(native.loaded(), Plan([guard], ("a", "b", "c"), frame), values, dict)
-    assert table.check(tuple(values.values())) and all(check(values) for check in checks)
-    change(values["a"])
-    assert [check(values) for check in checks] == [False] * len(JUDGES) and not table.check(tuple(values.values()))
 
 
 def _precision(name: str) -> Callable[[], None]:
@@ -483,7 +409,7 @@ def test_torchs_state(native_store: Store, _state_is_put_back: None, name: str) 
     guard = Guard(STATE, Predicate.GLOBAL_STATE, global_state())
     values: Values = {"a": None, "b": None, "c": None}
     checks = [judge([guard]) for judge in JUDGES.values()]
-    table = record(native.loaded(), Plan([guard], ("a", "b", "c"), frame), values, dict)
+    table = recorded([guard], values)
     assert not table.sizes()["python"]
     assert table.check(tuple(values.values())) and all(check(values) for check in checks)
     kept = change()

@@ -10,10 +10,11 @@ import torch
 
 from precast.artifact_store.format.guards import Guard, Predicate, canonical_order
 from precast.artifact_store.format.manifest import guard_rows
-from precast.runtime.guards import predicates
+from precast.runtime.guards import tensor_predicates, value_predicates
 from precast.runtime.guards.compiled import compile_checker
 from precast.runtime.guards.evaluate import failure
 from precast.runtime.guards.interpreted import INTERPRETED_CALLS, LazyChecker
+from precast.runtime.guards.tensor_spec import spec_of
 
 
 class Node:
@@ -107,11 +108,12 @@ def test_guards_are_decoded_once_and_only_when_checked() -> None:
 def test_a_check_that_holds_describes_no_tensor_and_finds_each_class_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of guards stand between a server's start and its first answer."""
     found: list[str] = []
-    find = predicates.find_object
-    monkeypatch.setattr(predicates, "find_object", lambda name: found.append(name) or find(name))
-    monkeypatch.setattr(predicates, "describe_tensor", lambda *_: pytest.fail("a tensor was described"))
+    find = value_predicates.find_object
+    monkeypatch.setattr(value_predicates, "find_object", lambda name: found.append(name) or find(name))
+    for module in (tensor_predicates, value_predicates):
+        monkeypatch.setattr(module, "describe_tensor", lambda *_: pytest.fail("a tensor was described"))
     weights = [torch.nn.Parameter(torch.randn(2, 3)) for _ in range(4)]
-    spec = predicates._spec_of(weights[0])
+    spec = spec_of(weights[0])
     guards = [
         guard
         for i in range(4)

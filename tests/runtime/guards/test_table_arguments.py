@@ -12,12 +12,13 @@ import torch
 import precast
 from precast.artifact_store import Guard, Predicate, Store
 from precast.artifact_store.format.guards import Path
-from precast.artifact_store.format.tagged_constants import type_name
+from precast.artifact_store.format.import_names import type_name
 from precast.runtime.api.compile import site_of
 from precast.runtime.frames.entry import LocalsOf, parameters
 from precast.runtime.guards.table.plan import Plan
 from precast.runtime.guards.table.recorder import record
 from precast.runtime.native import loader
+from precast.runtime.native.kinds import Kind
 from tests.runtime.guards.test_guard_tables import spec
 
 X, Y = torch.zeros(2, 3), torch.zeros(4)
@@ -185,7 +186,7 @@ def test_a_table_takes_the_numbers_of_its_values_only(native_store: Store, argum
     with pytest.raises((ValueError, TypeError)):
         table.distinct(*arguments)
     with pytest.raises((ValueError, TypeError)):
-        table.live(0, "same", 99)
+        table.live(0, Kind.SAME, 99)
 
 
 class Caches(torch.nn.Module):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import graphlib
+import subprocess
 import sys
+import sysconfig
 import types
 import weakref
 from collections.abc import Iterator
@@ -15,7 +18,8 @@ import torch
 
 from precast.artifact_store import Store
 from precast.artifact_store.format.records import GraphInput
-from precast.runtime.executable.graph_call import GraphSpec, graph_call
+from precast.runtime.executable.calling_convention import GraphSpec
+from precast.runtime.executable.graph_call import graph_call
 from precast.runtime.executable.library import Library
 from precast.runtime.native import build, loader, tensor_layout
 from tests.runtime import hand_made_artifacts as standin
@@ -26,9 +30,8 @@ SPEC = GraphSpec((GraphInput((("local", "x"),), False, 0), GraphInput((("local",
 
 @pytest.fixture
 def call(native_store: Store, tmp_path: Path) -> Any:
-    path = tmp_path / "library"
-    path.write_bytes(standin.library())
-    return graph_call(Library(path), SPEC, (torch.nn.Parameter(torch.tensor([2.0])),))
+    library = standin.trusted_library(tmp_path / "library", standin.library())
+    return graph_call(Library(library), SPEC, (torch.nn.Parameter(torch.tensor([2.0])),))
 
 
 @pytest.fixture(params=["THPVariable_Wrap", "stealing"])
@@ -60,9 +63,7 @@ def test_pythons_headers_assert_nothing() -> None:
 
 def test_outputs_in_memory_of_the_callers(native_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("native", "python"):
-        path = tmp_path / kind
-        path.write_bytes(standin.library(1.0, lent=True))
-        library = Library(path)
+        library = Library(standin.trusted_library(tmp_path / kind, standin.library(1.0, lent=True)))
         assert library.lent == (0,)
         with monkeypatch.context() as patch:
             if kind == "python":
@@ -146,6 +147,31 @@ def test_the_build_is_deterministic() -> None:
     assert build.build() == build.build()
 
 
+def test_the_c_files_form_no_circle(tmp_path: Path) -> None:
+    """By the symbols that each file's object defines and needs: a file is compiled against those below it only."""
+    sources = sorted(build.SOURCES.glob("*.c"))
+    compiler = build.find_compiler()
+    assert compiler is not None
+    subprocess.run([compiler, "-c", "-O0", f"-I{sysconfig.get_path('include')}", *map(str, sources)], cwd=tmp_path, check=True)
+    defined: dict[str, str] = {}
+    needed: dict[str, set[str]] = {}
+    for source in sources:
+        listed = subprocess.run(["nm", f"{source.stem}.o"], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+        for line in listed.splitlines():
+            kind, name = line.split()[-2:]
+            if kind == "U":
+                needed.setdefault(name, set()).add(source.name)
+            elif kind.isupper():
+                defined[name] = source.name
+    below: dict[str, set[str]] = {source.name: set() for source in sources}
+    for name, files in needed.items():
+        for file in files:
+            if name in defined:
+                below[file].add(defined[name])
+    order = tuple(graphlib.TopologicalSorter(below).static_order())  # raises CycleError
+    assert order[-1] == "module.c" and below["module.c"]
+
+
 def test_a_compiler_that_leaves_no_library_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for does in ("exit 0", 'while [ "$1" != -o ]; do shift; done; echo half > "$2"'):
         (tmp_path / "cc").write_text(f"#!/bin/sh\n{does}\n")
@@ -168,9 +194,10 @@ def test_a_dispatcher_made_before_the_native_runtime_takes_it_up(tmp_path: Path)
             x = torch.ones(3)
             first, second = (precast.compile(two.double, store="store") for _ in range(2))
             parts = [site_of(call).program_for_call()[0] for call in (first, second)]  # both have their dispatchers now
-            assert native.loaded() is None and all(part.on_binding is None for part in parts)
+            dispatchers = [part.hooks.on_binding.__self__ for part in parts]
+            assert native.loaded() is None and all(dispatcher.tables is None for dispatcher in dispatchers)
             first(x)
-            assert native.loaded() is not None and parts[0].on_binding is not None
+            assert native.loaded() is not None and dispatchers[0].tables is not None
             threads = [threading.Thread(target=torch.no_grad()(lambda: second(x))) for _ in range(8)]
             for thread in threads:
                 thread.start()
@@ -178,7 +205,7 @@ def test_a_dispatcher_made_before_the_native_runtime_takes_it_up(tmp_path: Path)
                 thread.join()
             for _ in range(4):
                 assert torch.equal(second(x), x * 2)
-            tables = parts[1].on_binding.__self__
+            tables = dispatchers[1].tables
             before = tables.dispatcher.hits
             second(x)
             print(tables.dispatcher.hits - before)

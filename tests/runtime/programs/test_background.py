@@ -8,6 +8,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,7 @@ def test_calls_are_eager_no_longer_than_it_compiles_whatever_follows(store: Stor
     function, runs = eager_calls()
     compiled = precast.compile(function, options=OPTIONS, store=store)
     (program,) = site_of(compiled).programs
-    program.on_compile = lambda: lambda: 1 // 0  # type: ignore[assignment, return-value]
+    program.hooks = replace(program.hooks, on_compile=lambda: lambda: 1 // 0)  # type: ignore[arg-type, return-value]
     x = torch.randn(4)
     compiled(x)
     assert background.wait(60)

@@ -11,10 +11,10 @@ import torch
 
 from precast.runtime.common.errors import OptionError
 from precast.runtime.fingerprint.bytecode import digest
-from precast.runtime.programs.program import program_key
+from precast.runtime.programs.identity import program_key
 from precast.runtime.programs.recompile_limits import Compiles
 from precast.runtime.settings.options import MODES, OPTIONS, CudaGraphOptions, merge_options
-from precast.runtime.targets import ladder, versions
+from precast.runtime.targets import cpu, ladder, nvidia_devices, versions
 
 DEFAULTS = merge_options()
 
@@ -222,21 +222,21 @@ def test_pythons_minor_version() -> None:
 @pytest.mark.parametrize(
     ("flags", "steps"),
     [
-        (ladder._V4, ["cpu:x86-64-v4", "cpu:x86-64-v3", "cpu:x86-64-v2", "cpu:x86-64"]),
-        (ladder._V4 - {"avx512bw"}, ["cpu:x86-64-v3", "cpu:x86-64-v2", "cpu:x86-64"]),
-        (ladder._V3 - {"fma"}, ["cpu:x86-64-v2", "cpu:x86-64"]),
+        (cpu._V4, ["cpu:x86-64-v4", "cpu:x86-64-v3", "cpu:x86-64-v2", "cpu:x86-64"]),
+        (cpu._V4 - {"avx512bw"}, ["cpu:x86-64-v3", "cpu:x86-64-v2", "cpu:x86-64"]),
+        (cpu._V3 - {"fma"}, ["cpu:x86-64-v2", "cpu:x86-64"]),
         (frozenset({"sse2"}), ["cpu:x86-64"]),
     ],
     ids=["v4", "v3", "v2", "baseline"],
 )
 def test_a_level_needs_all_its_instructions(flags: frozenset[str], steps: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ladder, "cpu_flags", lambda: flags)
-    monkeypatch.setattr(ladder, "native_target", lambda: "cpu:native-0")
-    monkeypatch.setattr(ladder.platform, "machine", lambda: "x86_64")
-    assert list(ladder.ladder.__wrapped__()) == ["cpu:native-0", *steps]
+    monkeypatch.setattr(cpu, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(cpu, "native_target", lambda: "cpu:native-0")
+    monkeypatch.setattr(cpu.platform, "machine", lambda: "x86_64")
+    assert list(cpu.ladder.__wrapped__()) == ["cpu:native-0", *steps]
 
 
 @pytest.mark.parametrize("capabilities", [((8, 6), (8, 0)), ((8, 0), (8, 6))])
 def test_of_several_gpus_the_best_counts(capabilities: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ladder.devices, "capabilities", lambda: capabilities)
+    monkeypatch.setattr(nvidia_devices, "capabilities", lambda: capabilities)
     assert ladder.rank("cuda:sm_80") == 0 and ladder.rank("cuda:sm_86") == 0 and ladder.rank("cuda:sm_90") is None

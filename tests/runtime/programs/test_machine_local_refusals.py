@@ -11,7 +11,7 @@ import torch
 import precast
 from precast.artifact_store import Store
 from precast.codegen.common.toolchain import CompilerMissing
-from precast.compiling import build_graph
+from precast.codegen.cpu import backend
 
 
 def part(x: torch.Tensor) -> torch.Tensor:
@@ -46,6 +46,6 @@ def test_a_part_that_met_no_compiler_compiles_elsewhere(tmp_path: Path, monkeypa
         for artifact in folder.iterdir():
             artifact.unlink()
     with monkeypatch.context() as without:
-        without.setattr(build_graph, "find_compiler", no_compiler)
+        without.setattr(backend, "find_compiler", no_compiler)
         assert not call(4)
     assert call(4)

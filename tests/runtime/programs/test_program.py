@@ -27,9 +27,9 @@ from precast.runtime.api.compile import site_of
 from precast.runtime.common.errors import LoadError, Refused
 from precast.runtime.executable.library import Library
 from precast.runtime.fingerprint.bytecode import digest
+from precast.runtime.loading import compatibility
 from precast.runtime.native import loader
 from precast.runtime.programs.program import Program
-from precast.runtime.targets import versions
 from tests.runtime import hand_made_artifacts as standin
 from tests.runtime.hand_made_artifacts import Counting
 from tests.support.processes import child
@@ -362,7 +362,7 @@ def test_a_miss_says_that_code_could_not_be_compared(store: Store, compiler: Cou
     precast.compile(product, store=store)(X, X)
     served = precast.load(product, store=store)
     with monkeypatch.context() as patch:
-        patch.setattr(versions, "changed_code", lambda *args: 1 // 0)  # as a user's module may raise when it is imported
+        patch.setattr(compatibility, "changed_code", lambda *args: 1 // 0)  # as a user's module may raise when it is imported
         with pytest.raises(precast.GuardMiss, match="comparing it with the code here failed: ZeroDivisionError"):
             served(X, X)
     torch.testing.assert_close(served(X, X), X * X)
@@ -481,16 +481,14 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize("name, how, message", BROKEN, ids=[row[0] for row in BROKEN])
 def test_a_library_that_does_not_fit_is_a_load_error(tmp_path: Path, name: str, how: dict[str, Any], message: str) -> None:
-    path = tmp_path / "library"
-    path.write_bytes(standin.library(**how))
+    library = standin.trusted_library(tmp_path / "library", standin.library(**how))
     with pytest.raises(LoadError, match=message):
-        Library(path)
+        Library(library)
 
 
 def test_an_optional_symbol_may_be_missing(tmp_path: Path) -> None:
-    path = tmp_path / "library"
-    path.write_bytes(standin.library(extra='"?aoti_torch_no_such_shim",'))
-    assert Library(path).run
+    library = standin.trusted_library(tmp_path / "library", standin.library(extra='"?aoti_torch_no_such_shim",'))
+    assert Library(library).run
 
 
 def test_a_damaged_library_is_a_miss_and_is_compiled_again(store: Store, compiler: Counting) -> None:
@@ -539,7 +537,7 @@ def test_one_other_version_is_a_miss(
     compiled = precast.compile(product, store=store)
     compiled(X, X)
     torch.testing.assert_close(precast.load(product, store=store)(X, X), X * X)
-    monkeypatch.setattr(versions, name, value)
+    monkeypatch.setattr(compatibility, name, value)
     with pytest.raises(precast.GuardMiss, match=reason):
         precast.load(product, store=store)(X, X)
     assert compiler.frame_count == 1

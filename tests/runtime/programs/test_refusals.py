@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import precast
-from precast import torch_backend
 from precast.artifact_store import Store
+from precast.compiling import torch_graphs
 from precast.runtime.api.compile import site_of
 from precast.runtime.common.errors import Refused
 from precast.runtime.programs.compile_hook import compiler as compile_callable
@@ -291,7 +291,7 @@ def makes_meta(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 
 @pytest.mark.parametrize("door", [False, True])
 def test_what_is_made_on_the_meta_device_stays_there(door: bool, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_backend, "_warned", set())
+    monkeypatch.setattr(torch_graphs, "_warned", set())
     compiled = torch.compile(makes_meta, backend="precast") if door else precast.compile(makes_meta, store=store)
     with pytest.warns(UserWarning, match="its tensors are on meta") as caught:
         results = compiled(torch.ones(3))
@@ -301,7 +301,7 @@ def test_what_is_made_on_the_meta_device_stays_there(door: bool, store: Store, m
 
 
 def test_a_module_on_the_meta_device_by_torchs_door(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_backend, "_warned", set())
+    monkeypatch.setattr(torch_graphs, "_warned", set())
     with torch.no_grad(), pytest.warns(UserWarning, match="its tensors are on meta"):
         assert torch.compile(torch.nn.Linear(2, 2, device="meta"), backend="precast")(torch.ones(1, 2, device="meta")).is_meta
 

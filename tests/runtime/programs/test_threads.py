@@ -8,6 +8,7 @@ import types
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def test_what_is_told_of_a_compile_raises(store: Store, monkeypatch: pytest.Monk
     monkeypatch.delenv("PRECAST_STRICT", raising=False)
     f = precast.compile(product, store=store)
     (program,) = site_of(f).programs
-    program.on_compile = lambda: 1 // 0  # type: ignore[assignment, return-value]
+    program.hooks = replace(program.hooks, on_compile=lambda: 1 // 0)  # type: ignore[arg-type, return-value]
     with pytest.warns(UserWarning, match="a bug of precast .* ZeroDivisionError"):
         torch.testing.assert_close(f(X, X), X * X)
 
@@ -205,16 +206,17 @@ def test_a_reset_before_the_table_of_a_call_is_made(store: Store, native_store: 
     f = precast.compile(product, store=store)
     (program,) = site_of(f).programs
     f(X, X)
-    remember = program.on_binding
+    hooks = program.hooks
+    remember = hooks.on_binding
     assert remember is not None
 
     def reset_first(*call: Any) -> None:
         program.reset()  # as another thread may
         remember(*call)
 
-    program.on_binding = reset_first
+    program.hooks = replace(hooks, on_binding=reset_first)
     compiled(f(X, X))
-    program.on_binding = remember
+    program.hooks = hooks
     assert not program.variants
     compiled(f(X, X))
     assert program.variants, "what was forgotten does not go on serving"
@@ -256,7 +258,7 @@ def test_a_reset_while_other_threads_compile_and_call(store: Store) -> None:
     f = precast.compile(product, store=store)
     site = site_of(f)
     (route,) = site._routes.values()
-    made, kept = route[0].resume._made, [f]  # type: ignore[union-attr]
+    made, kept = route[0].hooks.resume._made, [f]  # type: ignore[union-attr]
     made.update({("resumed", str(number)): (site_of(precast.compile(product, store=store)).programs[0], None) for number in range(3)})  # type: ignore[misc]
 
     def trace(frame: Any, event: str, arg: Any) -> Any:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from precast.artifact_store import Store
+from precast.artifact_store.trust.trusted import made_here
 from precast.runtime.common.errors import LoadError
 from precast.runtime.guards.differentiating import Differing
 from precast.runtime.programs import variant_cache as shelves
@@ -54,18 +56,18 @@ class Owner:
         self.folder.mkdir(parents=True)
         self.change(1)
         self.store: Any = SimpleNamespace(
-            root=root, used=self.used.append, variants=lambda key: [self.manifest(held) for held in self.held]
+            changed=Store(root).changed, used=self.used.append, trusted_variants=lambda key: [self.document(held) for held in self.held]
         )
 
     @staticmethod
-    def manifest(artifact_id: str) -> Any:
-        return SimpleNamespace(artifact_id=artifact_id, target="cpu:x86-64-v3")
+    def document(artifact_id: str) -> Any:
+        return made_here(SimpleNamespace(artifact_id=artifact_id, target="cpu:x86-64-v3"))
 
     def change(self, nanoseconds: int) -> None:
         os.utime(self.folder, ns=(nanoseconds, nanoseconds))
 
-    def open_variant(self, manifest: Any, source: Any, stored: bool, graph: Any) -> Any:
-        self.opened.append(OneVariant(manifest.artifact_id))
+    def open_variant(self, artifact: Any) -> Any:
+        self.opened.append(OneVariant(artifact.document.content.artifact_id))
         return self.opened[-1]
 
     def useless(self, manifest: Any) -> str:

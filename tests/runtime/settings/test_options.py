@@ -30,7 +30,7 @@ from precast.runtime.settings.options import (
     key_options,
     merge_options,
 )
-from precast.runtime.targets import ladder
+from precast.runtime.targets import cpu
 
 ROOT = Path(__file__).parents[3]
 
@@ -85,7 +85,7 @@ def test_freeze_copies_weights_and_redoes_it_when_they_change(store: Store) -> N
     for freeze in (False, True):
         compiled = precast.compile(model, options={"freeze": freeze}, store=store, dynamic=False)
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
-        libraries.append(site_of(compiled).programs[0].variants[0]._library)
+        libraries.append(site_of(compiled).programs[0].variants[0]._executable.library)
     assert [bool(library.prepare) for library in libraries] == [False, True]
     for _ in range(3):
         with torch.no_grad():
@@ -147,8 +147,8 @@ def test_code_for_another_cpu_is_refused(store: Store, monkeypatch: pytest.Monke
 
     x = torch.randn(64)
     precast.precompile(function, [((x,), {})], targets=["cpu:x86-64-v4"], store=store)
-    monkeypatch.setattr(ladder, "ladder", lambda: ("cpu:x86-64-v3", "cpu:x86-64-v2"))
-    monkeypatch.setattr(ladder, "native_target", lambda: "cpu:x86-64-v3")
+    monkeypatch.setattr(cpu, "ladder", lambda: ("cpu:x86-64-v3", "cpu:x86-64-v2"))
+    monkeypatch.setattr(cpu, "native_target", lambda: "cpu:x86-64-v3")
     why = "compiled for cpu:x86-64-v4, and this machine's CPU runs cpu:x86-64-v3, cpu:x86-64-v2"
     with pytest.raises(precast.GuardMiss, match=why):
         precast.load(function, store=store)(x)
@@ -276,11 +276,11 @@ def test_every_public_name_has_a_row_in_the_docs_that_names_a_test() -> None:
     told = {name for row in rows for name in re.findall(r"`([A-Za-z_]+)", row[0])}
     assert set(precast.__all__) - {"__version__"} <= told
     for first, *_, last in rows:
-        tests = re.findall(r"`(?:(test_\w+\.py)::)?(…?\w+)(?:\[[^]`]*\])?`", last)
+        tests = re.findall(r"`(?:(tests/[\w/]+\.py)::)?(…?\w+)(?:\[[^]`]*\])?`", last)
         assert tests and tests[0][0], f"{first}: names no test"
         text = ""
         for file, test in tests:
-            text = (ROOT / "tests" / "runtime" / file).read_text("utf-8") if file else text
+            text = (ROOT / file).read_text("utf-8") if file else text
             assert f"{test.removeprefix('…')}(" in text, f"{first}: {test} does not exist"
 
 

@@ -17,8 +17,8 @@ from precast.compiling.target_choice import target_of
 from precast.runtime.common.errors import OptionError, Refused
 from precast.runtime.executable.constants import Constants, gpu_of
 from precast.runtime.guards.evaluate import compile_checker, evaluate
+from precast.runtime.targets import cpu, cuda, nvidia_devices
 from precast.runtime.targets import ladder as targets
-from precast.runtime.targets import nvidia_devices
 
 A100, ADA, H200, B200, NEWER = (8, 0), (8, 9), (9, 0), (10, 0), (13, 0)
 LIKE = [nvidia_devices.Device("GPU", f"GPU-{n}", H200) for n in range(3)]
@@ -47,19 +47,19 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
     ],
 )
 def test_gpu_ladder(capability: tuple[int, int], ladder: list[str]) -> None:
-    assert list(targets.cuda_ladder(capability)) == ladder
+    assert list(cuda.cuda_ladder(capability)) == ladder
 
 
 @pytest.mark.parametrize(
     ("capability", "target"), [(H200, "cuda:sm_90"), (ADA, "cuda:sm_89"), (NEWER, "cuda:ptx_80"), ((8, 8), "cuda:ptx_80"), ((7, 5), "")]
 )
 def test_what_is_compiled_for_the_device_at_hand(capability: tuple[int, int], target: str) -> None:
-    assert targets.native_cuda(capability) == target
+    assert cuda.native_cuda(capability) == target
 
 
 def test_names() -> None:
-    assert targets.resolve("native") == targets.resolve("cpu:native") == targets.native_target()
-    for name in ("cpu:x86-64-v3", "cuda:sm_80", "cuda:sm_120", "cuda:ptx_80", targets.native_target()):
+    assert targets.resolve("native") == targets.resolve("cpu:native") == cpu.native_target()
+    for name in ("cpu:x86-64-v3", "cuda:sm_80", "cuda:sm_120", "cuda:ptx_80", cpu.native_target()):
         assert targets.resolve(name) == name
     for wrong in ("cuda:sm_55", "cuda:ptx_90", "cuda", "cuda:0", "sm_90", "gpu:sm_90", "cpu:foo", "cpu:x86-64-v9"):
         with pytest.raises(OptionError, match="unknown target"):
@@ -78,8 +78,8 @@ def test_rank_and_why_not(gpus: Any) -> None:
 
 
 def test_what_serves_a_request(gpus: Any) -> None:
-    native = targets.native_target()
-    assert targets.serves("cuda:sm_90", "cuda:sm_90") and targets.serves("cuda:sm_90", targets.PORTABLE_CPU)
+    native = cpu.native_target()
+    assert targets.serves("cuda:sm_90", "cuda:sm_90") and targets.serves("cuda:sm_90", cpu.PORTABLE)
     assert not targets.serves("cuda:sm_90", native) and not targets.serves("cuda:sm_90", "cuda:ptx_80")
     assert not targets.serves(native, "cuda:sm_90")
     gpus(H200)
@@ -110,19 +110,19 @@ LEVELS = ("cpu:x86-64-v4", "cpu:x86-64-v3", "cpu:x86-64-v2", "cpu:x86-64")
 @pytest.mark.parametrize("machine", LEVELS)
 def test_a_level_runs_what_lies_below_it_whatever_this_machine_is(here: str, machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `ladder` says it of this machine: `check --target` answers for machines as their loader would."""
-    flags = {"v4": targets._V4, "v3": targets._V3, "v2": targets._V2}[here]
-    for function in (targets.ladder, targets.native_target):
+    flags = {"v4": cpu._V4, "v3": cpu._V3, "v2": cpu._V2}[here]
+    for function in (cpu.ladder, cpu.native_target):
         function.cache_clear()
-    monkeypatch.setattr(targets, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(cpu, "cpu_flags", lambda: flags)
     try:
         assert [found for found in LEVELS if targets.runs(machine, found)] == list(LEVELS[LEVELS.index(machine) :])
-        native = targets.native_target()
+        native = cpu.native_target()
         assert not targets.runs(machine, native) and not targets.runs(machine, "cpu:native-0123abcd")
-        assert [found for found in (native, *LEVELS) if targets.runs(native, found)] == list(targets.ladder())
+        assert [found for found in (native, *LEVELS) if targets.runs(native, found)] == list(cpu.ladder())
         assert not any(targets.runs("cpu:native-0123abcd", found) for found in (native, *LEVELS))
     finally:
         monkeypatch.undo()
-        for function in (targets.ladder, targets.native_target):
+        for function in (cpu.ladder, cpu.native_target):
             function.cache_clear()
 
 
@@ -171,7 +171,7 @@ def graph(*wanted: str) -> torch.fx.GraphModule:
 
 
 def test_a_graph_goes_where_its_tensors_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    native = targets.native_target()
+    native = cpu.native_target()
     assert target_of(graph("cpu"), native) == native and target_of(None, native) == native
     assert target_of(graph("cpu"), "cuda:sm_90") == target_of(None, "cuda:sm_90") == "cpu:x86-64-v3"
     assert target_of(graph("cuda:0"), "cuda:sm_80") == target_of(graph("cuda:5"), "cuda:sm_80") == "cuda:sm_80"

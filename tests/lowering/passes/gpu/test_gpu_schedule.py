@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
@@ -16,13 +15,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from precast.lowering.ir.nodes import Attention, Conv, Extern, Gemm, Kernel, Load, Program, walk
 from precast.lowering.ir.text import step_text
 from precast.lowering.lower import lower
+from precast.lowering.options import LoweringOptions
 from tests.lowering.passes.test_schedule_models import IMAGES, ROWS, Bare, Block, Bottleneck, PostNorm, SwiGLU, count
 from tests.lowering.passes.test_schedule_models import scheduled as scheduled_for
 
 
-def scheduled(module: nn.Module, *inputs: torch.Tensor, **options: Any) -> Program:
+def scheduled(module: nn.Module, *inputs: torch.Tensor, freeze: bool = False) -> Program:
     torch.manual_seed(0)
-    return scheduled_for(module, *inputs, options=options, target="cuda:sm_90")
+    return scheduled_for(module, *inputs, options=LoweringOptions(freeze=freeze), target="cuda:sm_90")
 
 
 @cache
@@ -212,7 +212,7 @@ def test_writes_that_may_collide_stay_torchs_own_where_asked_for() -> None:
     with FakeTensorMode():
         inputs = [torch.empty(8, 4, device="cuda"), torch.empty(5, dtype=torch.int64, device="cuda"), torch.empty(5, 4, device="cuda")]
         graph = make_fx(fn)(*inputs)
-    plain, strict = (lower(graph, "test", {"deterministic": d}) for d in (False, True))
+    plain, strict = (lower(graph, "test", LoweringOptions(deterministic=d)) for d in (False, True))
     assert not any(isinstance(s, Extern) for s in plain.steps)
     assert [s.op for s in strict.steps if isinstance(s, Extern)] == ["aten::index_add"]
 

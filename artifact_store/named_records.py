@@ -1,0 +1,86 @@
+"""Small named records beside the artifacts: measured choices, the native runtime, refusals, images that a driver made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from precast.artifact_store.entries import Entries
+from precast.artifact_store.format import layout
+from precast.artifact_store.format.errors import DamagedRecord, RecordError
+from precast.artifact_store.format.msgpack import Data, digest, pack, unpack
+from precast.artifact_store.tiers.tier import Tier
+from precast.artifact_store.trust.policy import Policy
+from precast.artifact_store.trust.trusted import Trusted, admit
+
+Record = dict[str, Data]
+_MAGIC = "precast-record-1"
+
+
+class NamedRecords:
+    """The records of one store, by kind and name (`layout.RECORD_KINDS`)."""
+
+    def __init__(self, entries: Entries, policy: Policy) -> None:
+        self._entries = entries
+        self._policy = policy
+
+    def get(self, kind: str, name: str) -> Record | None:
+        """The record; None where there is none, or a damaged one (logged, and quarantined)."""
+        found = self._read(layout.record_name(kind, name))
+        return found[0] if found is not None else None
+
+    def trusted(self, kind: str, name: str) -> Trusted[Record] | None:
+        """The same, for whoever executes blobs that the record names. Raises Untrusted."""
+        file = layout.record_name(kind, name)
+        found = self._read(file)
+        return admit(*found, self._entries.origin(file), self._policy, holds=True) if found is not None else None
+
+    def names(self, kind: str) -> list[str]:
+        """Names of the records of one kind."""
+        files = (name.rpartition("/")[2] for name in self._entries.names(kind) if name.endswith(layout.MANIFEST_SUFFIX))
+        names = (file.removesuffix(layout.MANIFEST_SUFFIX) for file in files)
+        return [name for name in names if layout.is_label(name)]
+
+    def put(self, kind: str, name: str, record: Mapping[str, Data], blobs: Mapping[str, bytes]) -> None:
+        """Keep a record with its blobs, which its field "blobs" has to name. Raises StoreError and ValueError."""
+        content = pack(dict(record), f"{kind}/{name}")
+        named = set(record.get("blobs", ()))
+        if not all(layout.is_digest(blob) for blob in named):
+            raise ValueError(f"{kind}/{name}: 'blobs' must be a list of digests")
+        for blob_digest, data in blobs.items():
+            if blob_digest not in named or digest(data) != blob_digest:
+                raise ValueError(f"{kind}/{name}: blob {blob_digest[:12]}… is not named in the record's 'blobs', or does not match")
+
+        def put(tier: Tier) -> None:
+            for blob_digest, data in blobs.items():
+                tier.put_new(layout.blob_name(blob_digest), data)
+            tier.put(layout.record_name(kind, name), pack([_MAGIC, digest(content), content]))
+
+        self._entries.write(put, f"{kind}/{name}")
+
+    def _read(self, file: str) -> tuple[Record, str] | None:
+        """A record and its checksum."""
+        data = self._entries.read(file)
+        if data is None:
+            return None
+        try:
+            return _parse(data, file)
+        except RecordError as error:
+            self._entries.quarantine(file, str(error))
+            return None
+
+
+def parse_record(data: bytes, where: str) -> Record:
+    """The map in a named record's file; raises DamagedRecord."""
+    return _parse(data, where)[0]
+
+
+def _parse(data: bytes, where: str) -> tuple[Record, str]:
+    outer = unpack(data, where)
+    if type(outer) is not tuple or [type(part) for part in outer] != [str, str, bytes] or outer[0] != _MAGIC:
+        raise DamagedRecord(f"{where}: not a precast record")
+    if digest(outer[2]) != outer[1]:
+        raise DamagedRecord(f"{where}: checksum mismatch")
+    record = unpack(outer[2], where)
+    if type(record) is not dict or not all(layout.is_digest(blob) for blob in record.get("blobs", ())):
+        raise DamagedRecord(f"{where}: expected a map whose 'blobs' are digests")
+    return record, outer[1]

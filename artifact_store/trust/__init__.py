@@ -1,0 +1,1 @@
+"""Trust: what has to hold before stored bytes may become code."""

@@ -1,0 +1,70 @@
+"""The one door at which stored bytes become code.
+
+What can execute (bytecode, shared objects, kernels' images) is handed on as `Trusted` and as nothing else: whoever turns it into code
+takes no other type. Trust starts at a document, a manifest or a named record, whose checksum held and whose origin the policy accepts
+(`admit`). What stands in it is trusted on its authority (`Trusted.part`): the bytecode of its frames, and the digests of its blobs; and
+so is a blob whose content has such a digest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import InitVar, dataclass
+from typing import Generic, TypeVar, final
+
+from precast.artifact_store.format.errors import Untrusted
+from precast.artifact_store.format.manifest import Manifest
+from precast.artifact_store.format.origin import MADE_HERE, Origin
+from precast.artifact_store.trust.policy import LOCAL, Policy
+
+Content = TypeVar("Content")
+Part = TypeVar("Part")
+_SEAL = object()
+
+
+@final
+@dataclass(frozen=True)
+class Trusted(Generic[Content]):
+    """Content that may become code: bytes, a file's path, or a document. `digest`: of the content, or of the document that it stands in.
+
+    Only this module makes one.
+    """
+
+    content: Content
+    digest: str
+    origin: Origin
+    seal: InitVar[object]
+
+    def __post_init__(self, seal: object) -> None:
+        if seal is not _SEAL:
+            raise TypeError("a Trusted comes from precast.artifact_store.trust.trusted.admit and from nowhere else")
+
+    def part(self, read: Callable[[Content], Part]) -> Trusted[Part]:
+        """What `read` takes out of the content: trusted as it is. Raises what `read` raises."""
+        return Trusted(read(self.content), self.digest, self.origin, _SEAL)
+
+
+def admit(content: Content, digest: str, origin: Origin, policy: Policy, *, holds: bool) -> Trusted[Content]:
+    """The content as Trusted. `holds`: what the comparison of the content with `digest` gave. Raises Untrusted."""
+    if not holds:
+        raise Untrusted(f"{origin}: the content does not match its digest {digest[:12]}…")
+    if refusal := policy.refusal(origin):
+        raise Untrusted(refusal)
+    return Trusted(content, digest, origin, _SEAL)
+
+
+def admit_manifest(manifest: Manifest, policy: Policy) -> Trusted[Manifest]:
+    """A manifest, whose checksum was compared when it was read. Raises Untrusted."""
+    return admit(manifest, manifest.checksum, manifest.origin, policy, holds=True)
+
+
+def made_here(content: Content, digest: str = "") -> Trusted[Content]:
+    """What this process made itself a moment ago, and did not read from anywhere."""
+    return admit(content, digest, MADE_HERE, LOCAL, holds=True)
+
+
+def content_of(trusted: Trusted[Content]) -> Content:
+    """The content, for whoever turns it into code. Raises TypeError for anything that is not Trusted."""
+    if type(trusted) is not Trusted:
+        raise TypeError(f"{type(trusted).__name__} is not Trusted: only what passed the store's trust check becomes code")
+    return trusted.content

@@ -1,0 +1,37 @@
+"""AOTAutograd: a graph of Dynamo's -> a graph of ATen operators. Private to torch: imported here only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx
+from torch._functorch._aot_autograd.graph_compile import aot_stage1_graph_capture
+from torch._functorch._aot_autograd.schemas import MutationType, OutputType, PlainTensorMeta, SubclassCreationMeta
+from torch._functorch.aot_autograd import create_aot_state, prepare_aot_module_simplified
+
+
+def prepare(gm: torch.fx.GraphModule, inputs: list[Any], decompositions: dict[Any, Callable[..., Any]]) -> tuple[Any, ...]:
+    """What AOTAutograd makes of Dynamo's graph before it traces: (callable, tensors of the graph's own, fake arguments, their descriptions,
+    settings, fake mode, shape environment, indices of activations; None before torch 2.12).
+    """
+    made_by: Any = prepare_aot_module_simplified
+    if torch.__version__ < "2.12":  # 2.11: one more positional argument (boxed_forward_device_index), one result fewer
+        made = made_by(gm, inputs, None, decompositions, True, None, False, False, force_non_lazy_backward_lowering=True)
+        call, tensors, _, _, fake_args, descriptions, config, fake_mode, shape_env, _, _ = made
+        return call, tensors, fake_args, descriptions, config, fake_mode, shape_env, None
+    made = made_by(gm, inputs, None, decompositions, True, False, False, force_non_lazy_backward_lowering=True)
+    call, tensors, _, _, fake_args, descriptions, config, fake_mode, shape_env, _, _, activations = made
+    return call, tensors, fake_args, descriptions, config, fake_mode, shape_env, activations
+
+
+__all__ = [
+    "MutationType",
+    "OutputType",
+    "PlainTensorMeta",
+    "SubclassCreationMeta",
+    "aot_stage1_graph_capture",
+    "create_aot_state",
+    "prepare",
+]

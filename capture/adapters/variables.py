@@ -1,0 +1,61 @@
+"""Dynamo's variables, what it knows of values while it traces, and its side effects. Private to torch: imported here only."""
+
+from __future__ import annotations
+
+from torch._dynamo import variables
+from torch._dynamo.side_effects import SideEffects
+from torch._dynamo.variables import PolyfilledFunctionVariable, builder, builtin, dicts, functions, lists, nn_module, user_defined
+from torch._dynamo.variables.base import AsPythonConstantNotImplementedError, AttributeMutationExisting, ValueMutationNew, VariableTracker
+from torch._dynamo.variables.builder import VariableBuilder
+from torch._dynamo.variables.builtin import BuiltinVariable
+from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.dicts import ConstDictVariable
+from torch._dynamo.variables.functions import UserFunctionVariable
+from torch._dynamo.variables.higher_order_ops import LocalMapWrappedHigherOrderVariable
+from torch._dynamo.variables.lists import CommonListMethodsVariable, DequeVariable, ListIteratorVariable, TupleVariable
+from torch._dynamo.variables.misc import PythonModuleVariable
+from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
+from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable, UntypedStorageVariable
+from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+from torch._dynamo.variables.user_defined import UserDefinedClassVariable, UserDefinedObjectVariable
+
+try:
+    from torch._dynamo.variables import object_protocol
+except ImportError:  # before torch 2.12
+    object_protocol = None  # type: ignore[assignment]
+
+__all__ = [
+    "object_protocol",
+    "AsPythonConstantNotImplementedError",
+    "AttributeMutationExisting",
+    "BuiltinVariable",
+    "CommonListMethodsVariable",
+    "ConstDictVariable",
+    "ConstantVariable",
+    "DequeVariable",
+    "ListIteratorVariable",
+    "LocalMapWrappedHigherOrderVariable",
+    "PolyfilledFunctionVariable",
+    "PythonModuleVariable",
+    "SideEffects",
+    "SymNodeVariable",
+    "TensorVariable",
+    "TorchInGraphFunctionVariable",
+    "TupleVariable",
+    "UnspecializedNNModuleVariable",
+    "UntypedStorageVariable",
+    "UserDefinedClassVariable",
+    "UserDefinedObjectVariable",
+    "UserFunctionVariable",
+    "ValueMutationNew",
+    "VariableBuilder",
+    "VariableTracker",
+    "builder",
+    "builtin",
+    "dicts",
+    "functions",
+    "lists",
+    "nn_module",
+    "user_defined",
+    "variables",
+]

@@ -1,0 +1,93 @@
+"""What is taken for granted of a GPU's architecture: how much it does at once, and from which sizes on which way pays.
+
+A threshold is a measurement on one chip. Those of sm_90 (H100 and H200, 132 multiprocessors) were found with this project's benchmarks
+(docs/benchmarks-gpu.md, docs/tuning.md). No other architecture was measured: `ASSUMED` says what that means.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Traits:
+    """Sizes are in elements where no unit is told."""
+
+    processors: int = 132
+    """Multiprocessors to be kept busy: tilings are chosen so that there are about as many programs. The H100's and H200's number."""
+    blocks_in_flight: int = 96 << 10
+    """Bytes that the blocks of a product in flight may take without a measurement: the smallest architectures have 99 KiB a block."""
+    tuned_in_flight: int = 160 << 10
+    """The same for candidates that a tuner tries; an H100 has 227 KiB a block."""
+    flash_rows: int = 128
+    """Rows of queries up to which flash attention beat cuDNN's on an H200; cuDNN's is faster from 197 rows on."""
+
+    # reductions that are cut in two (split_reductions.py)
+    idle_programs: int = 100
+    """With fewer programs than this the device stands partly idle: somewhat less than the multiprocessors of an H100 or an A100 (108)."""
+    cut_programs: int = 1024
+    """How many programs there are to be after cutting: some eight for each multiprocessor."""
+    cut_work: int = 1 << 15
+    """Points of one program below which a second kernel (a launch, 2 to 4 us) costs more than it gains."""
+    cut_chunk: int = 2048
+    """Points of a chunk at least."""
+    sector: int = 32
+    """Bytes that memory hands out at once: rows that lie side by side are read together. The same on every architecture since Pascal."""
+    library_scan: int = 8192
+    """Elements from which the scan of a single row is the library's. In a kernel of ours a row is one block's work, from its first element
+    to its last; the library's sums and products over one row (CUB's) run on all multiprocessors, for one more launch. Of two rows and
+    more, and of running extremes, the library makes a block's work, too: those stay ours."""
+
+    # kernels that run early, or together (prologue_kernels_first.py, batch_kernels.py)
+    small_points: int = 1 << 22
+    """Points of a kernel up to which its launch counts; the result of a larger one is better made when it is needed."""
+    large_bytes: int = 64 << 10
+    """Bytes of a result from which it matters when it is made."""
+    first_bytes: int = 2 << 20
+    """What large results that are made at the beginning may take."""
+    group_bytes: int = 32 << 20
+    """What those of each later group may take."""
+    batch_points: int = 1 << 24
+    """Points of a kernel up to which it shares a launch: larger ones fill the device by themselves."""
+    batch_bytes: int = 64 << 20
+    """What a batch may write before it is needed."""
+
+    # products that are kernels of ours (gemv_as_reduction.py, weight_only_quant_matmul.py, matmul_template_fusion.py, skinny_matmul_rule.py)
+    vector_depth: int = 256
+    """Elements of a matrix's row from which reading them is what a product with a vector costs."""
+    narrow_rows: int = 128
+    """Rows up to which a product reads narrow weights (int8) itself. On an H200: 2.6 to 3.9 times as fast as a cast and cuBLAS with 16
+    rows, 1.3 times with 128."""
+    narrow_many_rows: int = 64
+    narrow_many_columns: int = 2048
+    """With more rows than the first, a product of fewer columns than the second is the library's: there are too few blocks to go round."""
+    narrow_columns: int = 16
+    narrow_depth: int = 256
+    """Columns and depth from which narrow weights are worth it."""
+    fused_columns: int = 512
+    """Columns of a product up to which its rows are computed as they are read: once for each block of columns."""
+    shallow_rows: int = 4096
+    shallow_columns: int = 64
+    shallow_depth: int = 512
+    shallow_columns_beyond: int = 256
+    """Products of at least so many rows and columns and at most that depth go into the kernels that read them; twice the depth is still
+    worth it for as few columns as the last. Measured on an H100 (docs/tuning.md)."""
+
+    # products with columns that are no multiple of a vector (pad_matmul_rows.py)
+    odd_rows: int = 128
+    odd_work: int = 1 << 28
+    """Rows, and multiplications in all, from which the slow product costs more than a second call."""
+
+
+SM_90 = Traits()
+"""Hopper: measured."""
+ASSUMED = replace(SM_90)
+"""Every other architecture: Hopper's figures, none of them measured there. An A100 (sm_80) has 108 multiprocessors and 163 KiB of shared
+memory a block, so `processors` is too high there by a fifth; GPUs with 99 KiB (sm_86, sm_89, sm_120) fit `blocks_in_flight`, but not
+`tuned_in_flight`: a tuner drops candidates that do not launch."""
+ARCHITECTURES = {"sm_90": SM_90}
+
+
+def traits_of(target: str) -> Traits:
+    """The traits of a target ("cuda:sm_90")."""
+    return ARCHITECTURES.get(target.partition(":")[2], ASSUMED)

@@ -1,0 +1,1 @@
+"""The passes of each family of targets, in order: one flat list a family."""

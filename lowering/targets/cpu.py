@@ -1,0 +1,54 @@
+"""The passes of a program for a CPU, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from precast.lowering.analysis.dependencies import order_steps
+from precast.lowering.options import LoweringOptions
+from precast.lowering.passes.fusion.epilogue_fusion import attach_epilogues
+from precast.lowering.passes.fusion.fusion import fuse, fuse_pointwise, fuse_siblings
+from precast.lowering.passes.layout.layout_assignment import channels_last_where_it_pays
+from precast.lowering.passes.simplify.algebra import simplify
+from precast.lowering.passes.simplify.collapse_axes import collapse_axes
+from precast.lowering.passes.simplify.constant_fold import fold_constants
+from precast.lowering.passes.simplify.cse_kernels import dedupe
+from precast.lowering.passes.simplify.drop_roundings import drop_roundings
+from precast.lowering.passes.simplify.fold_batch_norm import fold_batch_norm
+from precast.lowering.passes.simplify.forward_copies import forward_copies
+from precast.lowering.passes.simplify.hoist_invariants import hoist_invariants
+from precast.lowering.passes.simplify.in_place import write_in_place
+from precast.lowering.passes.simplify.merge_matmuls import merge_gemms
+from precast.lowering.passes.simplify.name_kernels import name_kernels
+from precast.lowering.passes.simplify.recognise_attention import recognise_attention
+from precast.lowering.passes.simplify.split_axes import split_axes
+from precast.lowering.targets.scheduling import Pass, Scheduling
+
+
+def passes(target: str, options: LoweringOptions, bound: Collection[str] | None = None) -> list[tuple[str, Pass]]:
+    """The passes for a CPU; `bound` names the inputs that are weights (None: every input)."""
+    epilogues: list[tuple[str, Pass]] = [("epilogues", attach_epilogues)] if options.epilogue_fusion else []
+    return [
+        ("simplify", simplify),
+        ("write in place", write_in_place),
+        ("fold constants", fold_constants),
+        ("fuse pointwise", fuse_pointwise),
+        ("dedupe", dedupe),
+        ("fold batch norm", fold_batch_norm(options.freeze, bound)),
+        ("merge products", merge_gemms(options.freeze, bound)),
+        ("forward copies", forward_copies),
+        *epilogues,
+        ("channels last", channels_last_where_it_pays),
+        ("fuse", fuse),
+        ("drop roundings", drop_roundings),
+        ("split axes", split_axes),
+        ("recognise attention", recognise_attention),
+        ("fuse siblings", fuse_siblings),
+        ("hoist invariants", hoist_invariants),
+        ("collapse axes", collapse_axes),
+        ("order", order_steps),
+        ("name kernels", name_kernels),
+    ]
+
+
+CPU = Scheduling(passes)

@@ -1,0 +1,38 @@
+"""What the runtime reaches above itself, by name: imports point the other way, and most processes never need any of this.
+
+Each row is imported when what its `when` says happens, and not before: a warm process imports none.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class UpwardImport:
+    """`name`: "module" or "module:attribute"; `when`: what happens when it is imported."""
+
+    name: str
+    when: str
+
+    def load(self) -> Any:
+        """The module, or what the module holds under the attribute."""
+        return load(self.name)
+
+
+def load(name: str) -> Any:
+    """What "module" or "module:attribute" names."""
+    module, _, attribute = name.partition(":")
+    found = importlib.import_module(module)
+    return getattr(found, attribute) if attribute else found
+
+
+COMPILE_VARIANT = UpwardImport("precast.compiling.driver:compile_variant", "a call misses and is compiled, or a worker that builds starts")
+COMPILE_GRAPH = UpwardImport("precast.compiling.compile_graph:compile_graph", 'torch.compile(backend="precast") misses')
+EXPLAIN_CALL = UpwardImport("precast.compiling.explain_graphs:explain_call", "what precast.explain returned is called")
+STAND_INS = UpwardImport("precast.fake_device_hook:stand_ins", "precompile is asked for a GPU target")
+BACKENDS = UpwardImport("precast.capture.backends", "a backend other than precast's is asked for, or backends are listed")
+
+__all__ = ["BACKENDS", "COMPILE_GRAPH", "COMPILE_VARIANT", "EXPLAIN_CALL", "STAND_INS", "UpwardImport", "load"]

@@ -1,0 +1,1 @@
+"""From stored graphs to calls: opening what an artifact holds, and launching it, by CUDA graph where that is wanted."""
