@@ -1,7 +1,8 @@
 """Users' Triton kernels that traced code launches: calls by name, with all that is not a tensor or a size as data.
 
 torch keeps kernels and constants in a table of the process, and makes of each launch a function that returns what the kernel wrote. Here
-the launch writes its arguments again, copied first only where the old value is still read (as capture/graph/reinplace.py does for operators).
+the launch writes its arguments again, copied first only where the old value is still read (as capture/graph/reinplace.py does for
+operators).
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ How = Literal[
 ]  # fmt: skip
 """`linear`: a 1x1 convolution over channels-last data as one oneDNN product, which reads the ordinary weight without reordering it.
 `parts`: a product with a very large result, column block by column block into memory of ours (see `PART`).
-`winograd`: a 3x3 convolution by our own code (`codegen/cpu/winograd.py`). `own`: a product of few rows by our own code (`codegen/cpu/small_m_gemm.py`).
+`winograd`: a 3x3 convolution by our own code (`codegen/cpu/winograd.py`). `own`: a product of few rows by our own code
+(`codegen/cpu/small_m_gemm.py`).
 On CUDA (`codegen/cuda/candidates.py`) `activation`: a product with cuBLASLt's epilogue; `product`: a 1x1 convolution as a product;
 `split`: a product in two calls; `flash`, `cudnn`, `efficient`: torch's attention kernels."""
 

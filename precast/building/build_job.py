@@ -28,7 +28,7 @@ from precast.runtime.settings.options import merge_options
 from precast.runtime.targets.ladder import is_cuda, native_target, resolve, runs, serves
 from precast.runtime.targets.shared_object import mounted_noexec
 
-log = logging.getLogger("precast.compiling.driver")
+log = logging.getLogger("precast.driver")
 _RAISED = "Observed exception"
 """How the tracer begins to tell of an exception that the traced code raises."""
 

@@ -1,6 +1,7 @@
 """In which order several workers build: as free as it can be while each program ends up with the artifacts that one worker would make.
 
-A compile learns from the artifacts of its program which sizes vary (`runtime/programs/automatic_dynamic.py`), so that the signatures of a program are built one
+A compile learns from the artifacts of its program which sizes vary (`runtime/programs/automatic_dynamic.py`), so that the signatures of a
+program are built one
 after another, and so are programs that have one key (two factories that return the same function), for all targets that learn from one
 another. With `dynamic = "no"` nothing is learnt, and signatures may be built at once.
 """

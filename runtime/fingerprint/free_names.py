@@ -1,6 +1,7 @@
 """What code names outside of itself, read off its bytecode: globals, variables of its closure and its own imports, with dotted names.
 
-Nothing is looked up here: `runtime/fingerprint/resolve_names.py` says which values stand under these names now; `runtime/fingerprint/stack_flow.py` follows one value.
+Nothing is looked up here: `runtime/fingerprint/resolve_names.py` says which values stand under these names now;
+`runtime/fingerprint/stack_flow.py` follows one value.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Turns: of the processes that share a store and miss calls of one kind, one compiles, and the others wait for what comes of it.
 
-The turn is a lease (`artifact_store/local/leases.py`) that is taken before the call is captured, by the program's key and the kind of the call.
-Who waits looks into the store whenever something was put there for the program, and goes on
+The turn is a lease (`artifact_store/local/leases.py`) that is taken before the call is captured, by the program's key and the kind of the
+call. Who waits looks into the store whenever something was put there for the program, and goes on
 
 * with what it finds, once it fits its call: the call is neither captured nor compiled;
 * with the turn, where its holder died, or left something that does not fit;

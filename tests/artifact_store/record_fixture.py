@@ -1,4 +1,5 @@
-"""The program of the real artifacts among the fixtures. `python -m tests.artifact_store.record_fixture` adds one, made by the versions of now and here.
+"""The program of the real artifacts among the fixtures. `python -m tests.artifact_store.record_fixture` adds one, made by the versions of
+now and here.
 
 They stay for ever: today's code reads every one of them, and runs those of its own versions. Add one when a format changes.
 """

@@ -1,4 +1,6 @@
-"""Real artifacts of released versions (tests/artifact_store/record_fixture.py makes them): today's code reads each, and runs those of its own versions."""
+"""Real artifacts of released versions (tests/artifact_store/record_fixture.py makes them): today's code reads each, and runs those of
+its own versions.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-../../precast/__init__.py

@@ -1,1 +1,0 @@
-../../precast/alone.py

@@ -1,1 +1,0 @@
-../../precast/backend_variant.py

@@ -1,1 +1,0 @@
-../../precast/build_file.py

@@ -1,1 +1,0 @@
-../../precast/compile_log.py

@@ -1,1 +1,0 @@
-../../precast/device_free.py

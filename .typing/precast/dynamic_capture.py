@@ -1,1 +1,0 @@
-../../precast/dynamic_capture.py

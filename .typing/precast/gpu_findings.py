@@ -1,1 +1,0 @@
-../../precast/gpu_findings.py

@@ -1,1 +1,0 @@
-../../precast/graph_report.py

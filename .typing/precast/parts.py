@@ -1,1 +1,0 @@
-../../precast/parts.py

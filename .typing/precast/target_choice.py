@@ -1,1 +1,0 @@
-../../precast/target_choice.py

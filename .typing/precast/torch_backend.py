@@ -1,1 +1,0 @@
-../../precast/torch_backend.py

@@ -1,1 +1,0 @@
-../../precast/trace.py

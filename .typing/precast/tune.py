@@ -1,1 +1,0 @@
-../../precast/tune.py

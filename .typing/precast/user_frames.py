@@ -1,1 +1,0 @@
-../../precast/user_frames.py
