@@ -1,4 +1,4 @@
-"""Real artifacts of released versions (tests/artifact_store/record_fixture.py makes them): today's code reads each, and runs those of
+"""Real artifacts of released versions (tests/store/real.py makes them): today's code reads each, and runs those of
 its own versions.
 """
 
@@ -21,9 +21,9 @@ from precast.runtime.programs import compile_hook as runtime_compiler
 from precast.runtime.targets import versions as compatibility
 from precast.runtime.targets.shared_object import is_whole
 from precast.runtime.targets.versions import LOWERING_VERSION, python_minor, torch_minor, why_unfit
-from tests.artifact_store import record_fixture
+from tests.store import real
 
-STORES = sorted(path for path in record_fixture.FIXTURES.iterdir() if path.is_dir())
+STORES = sorted(path for path in real.FIXTURES.iterdir() if path.is_dir())
 SIZE = 100_000
 
 
@@ -70,7 +70,7 @@ def test_records_guards_and_blobs_are_read(store: Store) -> None:
     assert [GraphInput.from_data(item).position for item in frame["inputs"]] == [0]
     assert [(output.kind, output.index) for output in map(GraphOutput.from_data, frame["outputs"])] == [("raw", 0)]
     assert any("shifted" in name for name in manifest.digests)
-    (x,) = record_fixture.call()
+    (x,) = real.call()
     values: dict[str, Any] = {"x": x, "scale": 2.0}
     with torch.no_grad():
         assert first_failing(manifest.guards, values) == -1
@@ -80,13 +80,13 @@ def test_records_guards_and_blobs_are_read(store: Store) -> None:
 
 def test_the_frame_is_rebuilt(store: Store) -> None:
     record = FrameRecord.from_data(dict(only(store).frames[0]["code"]))
-    (x,) = record_fixture.call()
+    (x,) = real.call()
     if record.python != python_minor():
         with pytest.raises(FrameCodeError, match=f"for Python {record.python}"):
-            build(record, record_fixture.program, lambda *inputs: inputs)
+            build(record, real.program, lambda *inputs: inputs)
         return
     seen: list[torch.Tensor] = []
-    function = build(record, record_fixture.program, lambda y: (seen.append(y), (y + 1,))[1])  # stands in for the graph
+    function = build(record, real.program, lambda y: (seen.append(y), (y + 1,))[1])  # stands in for the graph
     torch.testing.assert_close(function(x), x + 1)
     assert len(seen) == 1 and seen[0] is x
 
@@ -96,15 +96,15 @@ def test_it_runs_or_is_a_miss_that_says_why(store: Store, monkeypatch: pytest.Mo
     monkeypatch.setattr(runtime_compiler, "_compiler", lambda *_: pytest.fail("it compiles"))
     manifest, reason = only(store), expected_reason(only(store))
     assert why_unfit(manifest).startswith(reason) and bool(why_unfit(manifest)) == bool(reason)
-    served = precast.load(record_fixture.program, store=store, require="hit")
+    served = precast.load(real.program, store=store, require="hit")
     if reason:
         with pytest.raises(GuardMiss):
-            served(*record_fixture.call())
+            served(*real.call())
         return
     for _ in range(4):
-        torch.testing.assert_close(served(*record_fixture.call()), record_fixture.program(*record_fixture.call()))
+        torch.testing.assert_close(served(*real.call()), real.program(*real.call()))
     with pytest.raises(GuardMiss):
-        served(record_fixture.call()[0][:2])
+        served(real.call()[0][:2])
 
 
 @pytest.mark.parametrize(

@@ -240,7 +240,7 @@ ROWS = (
     Mutant(
         "targets: any GPU's artifact serves",
         "runtime/targets/ladder.py",
-        "return is_cuda(found) and found in map(native_cuda, devices.capabilities())",
+        "return is_cuda(found) and found in map(native_cuda, nvidia_devices.capabilities())",
         "return is_cuda(found)",
         TARGETS,
     ),

@@ -14,7 +14,7 @@ from precast.runtime.fingerprint.bytecode import digest
 from precast.runtime.programs.program import program_key
 from precast.runtime.programs.recompile_limits import Compiles
 from precast.runtime.settings.options import MODES, OPTIONS, CudaGraphOptions, merge_options
-from precast.runtime.targets import ladder, versions
+from precast.runtime.targets import ladder, nvidia_devices, versions
 
 DEFAULTS = merge_options()
 
@@ -238,5 +238,5 @@ def test_a_level_needs_all_its_instructions(flags: frozenset[str], steps: list[s
 
 @pytest.mark.parametrize("capabilities", [((8, 6), (8, 0)), ((8, 0), (8, 6))])
 def test_of_several_gpus_the_best_counts(capabilities: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ladder.devices, "capabilities", lambda: capabilities)
+    monkeypatch.setattr(nvidia_devices, "capabilities", lambda: capabilities)
     assert ladder.rank("cuda:sm_80") == 0 and ladder.rank("cuda:sm_86") == 0 and ladder.rank("cuda:sm_90") is None

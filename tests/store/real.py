@@ -1,7 +1,7 @@
-"""The program of the real artifacts among the fixtures. `python -m tests.artifact_store.record_fixture` adds one, made by the versions of
-now and here.
+"""The program of the recorded artifacts among the fixtures. `python -m tests.store.real` adds one, made by the versions of now and here.
 
-They stay for ever: today's code reads every one of them, and runs those of its own versions. Add one when a format changes.
+They stay for ever: today's code reads every one of them, and runs those of its own versions. Add one when a format changes. The guards of
+recorded artifacts name this module, so it does not move.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-FIXTURES = Path(__file__).parent / "fixtures" / "real"
+FIXTURES = Path(__file__).parents[1] / "artifact_store" / "fixtures" / "real"
 
 
 def program(x: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
@@ -33,13 +33,13 @@ def main() -> None:
     import precast
     from precast.artifact_store import Manifest
     from precast.runtime.targets.versions import LOWERING_VERSION, python_minor, torch_minor
-    from tests.artifact_store import record_fixture  # not `__main__`: the program's name is part of its key
+    from tests.store import real  # not `__main__`: the program's name is part of its key
 
     place = FIXTURES / f"lowering{LOWERING_VERSION}-torch{torch_minor()}-python{python_minor()}"
-    for function in (record_fixture.program, record_fixture.shifted):  # bytecode names its file, and this folder is nobody's business
-        function.__code__ = function.__code__.replace(co_filename="tests/artifact_store/record_fixture.py")
+    for function in (real.program, real.shifted):  # bytecode names its file, and this folder is nobody's business
+        function.__code__ = function.__code__.replace(co_filename="tests/store/real.py")
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        report = precast.precompile(record_fixture.program, [(record_fixture.call(), {})], targets=["cpu:x86-64-v2"], store=folder)
+        report = precast.precompile(real.program, [(real.call(), {})], targets=["cpu:x86-64-v2"], store=folder)
         assert report.ok, report
         made = next((Path(folder) / "programs").rglob("*.msgpack"))
         blobs = Manifest.from_bytes(made.read_bytes()).blobs  # the native runtime, which the store holds too, stays out
