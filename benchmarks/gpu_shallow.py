@@ -1,7 +1,8 @@
 """Products of many rows and little depth on a GPU, on the shapes of a ResNet-50's 1x1 convolutions: cuBLAS and elementwise kernels for what
 stands around it, against one Triton kernel that does all of it.
 
-The kernels are written by hand and their blocks swept: this is what the bounds of lowering/passes/gpu/skinny_matmul_rule.py and its default tiling rest on,
+The kernels are written by hand and their blocks swept: this is what the bounds of lowering/passes/gpu/skinny_matmul_rule.py and its
+default tiling rest on,
 not what precast generates (`gpu.py --rows resnet50` measures that). Each is captured in a CUDA graph of 20 calls. For each shape:
 microseconds of a call with cuBLAS (and of cuBLAS alone), the fastest blocks (rows, columns, depth, warps, stages) with theirs, and the
 relative distance of the two results, in bfloat16.

@@ -44,45 +44,45 @@ if TYPE_CHECKING:
     from precast.runtime.settings.stance import set_stance
 
 __version__ = "0.1.0"
-_HOMES = {
-    "allow_in_graph": "directives",
-    "assume_constant_result": "directives",
-    "compile": "api",
-    "compile_module": "api",
-    "compile_repeated_blocks": "regional",
-    "cudagraph_mark_step_begin": "directives",
-    "disable": "directives",
-    "is_compiling": "directives",
-    "is_exporting": "directives",
-    "substitute_in_graph": "directives",
-    "keep_tensor_guards_unsafe": "guard_filters",
-    "skip_guard_on_all_nn_modules_unsafe": "guard_filters",
-    "skip_guard_on_globals_unsafe": "guard_filters",
-    "skip_guard_on_inbuilt_nn_modules_unsafe": "guard_filters",
-    "DirectiveError": "errors",
-    "GraphBreakError": "errors",
-    "RegionError": "errors",
-    "error_on_graph_break": "break_errors",
-    "explain": "api",
-    "explain_miss": "api",
-    "load": "api",
-    "reset": "api",
-    "GuardMiss": "errors",
-    "MarkError": "errors",
-    "mark_dynamic": "marks",
-    "mark_static": "marks",
-    "mark_unbacked": "marks",
-    "maybe_mark_dynamic": "marks",
-    "OptionError": "errors",
-    "PrecastError": "errors",
-    "RecompileForbidden": "errors",
-    "describe_options": "options",
-    "list_backends": "backends",
-    "list_mode_options": "options",
-    "list_options": "options",
-    "precompile": "precompile",
-    "register_backend": "backends",
-    "set_stance": "stance",
+_MODULES = {
+    "allow_in_graph": "directives.directives",
+    "assume_constant_result": "directives.directives",
+    "compile": "api.compile",
+    "compile_module": "api.compile",
+    "compile_repeated_blocks": "api.repeated_blocks",
+    "cudagraph_mark_step_begin": "directives.directives",
+    "disable": "directives.directives",
+    "is_compiling": "directives.directives",
+    "is_exporting": "directives.directives",
+    "substitute_in_graph": "directives.directives",
+    "keep_tensor_guards_unsafe": "settings.guard_filters",
+    "skip_guard_on_all_nn_modules_unsafe": "settings.guard_filters",
+    "skip_guard_on_globals_unsafe": "settings.guard_filters",
+    "skip_guard_on_inbuilt_nn_modules_unsafe": "settings.guard_filters",
+    "DirectiveError": "common.errors",
+    "GraphBreakError": "common.errors",
+    "RegionError": "common.errors",
+    "error_on_graph_break": "settings.graph_break_errors",
+    "explain": "api.compile",
+    "explain_miss": "api.compile",
+    "load": "api.compile",
+    "reset": "api.compile",
+    "GuardMiss": "common.errors",
+    "MarkError": "common.errors",
+    "mark_dynamic": "directives.dynamic_marks",
+    "mark_static": "directives.dynamic_marks",
+    "mark_unbacked": "directives.dynamic_marks",
+    "maybe_mark_dynamic": "directives.dynamic_marks",
+    "OptionError": "common.errors",
+    "PrecastError": "common.errors",
+    "RecompileForbidden": "common.errors",
+    "describe_options": "settings.options",
+    "list_backends": "settings.backends",
+    "list_mode_options": "settings.options",
+    "list_options": "settings.options",
+    "precompile": "api.precompile",
+    "register_backend": "settings.backends",
+    "set_stance": "settings.stance",
 }
 _RESULTS = {
     "BackendError": "precast.runtime.common.errors",
@@ -144,10 +144,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _RESULTS:
         return getattr(importlib.import_module(_RESULTS[name]), name)
-    home = _HOMES.get(name)
-    if home is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module 'precast' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"precast.runtime.{home}"), name)
+    value = getattr(importlib.import_module(f"precast.runtime.{module}"), name)
     globals()[name] = value
     return value
 

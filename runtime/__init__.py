@@ -1,1 +1,3 @@
-"""The runtime: finds, checks, loads and runs stored artifacts. Imports neither the tracer nor the compiler; see `precast.runtime.api.compile`."""
+"""The runtime: finds, checks, loads and runs stored artifacts. Imports neither the tracer nor the compiler; see
+`precast.runtime.api.compile`.
+"""

@@ -15,6 +15,9 @@ import pytest
 import torch
 
 from tests.known_faults import mark
+from tests.support.fixtures import counter, fresh_tracer, native_store, set_compiler, store
+
+__all__ = ["counter", "fresh_tracer", "native_store", "set_compiler", "store"]
 
 os.environ.setdefault("PRECAST_STRICT", "1")
 

@@ -17,7 +17,9 @@ Expression = int | float | tuple[Any, ...]
 
 LEAVES = ("size", "stride", "offset", "int", "raw")
 OPERATORS = ("+", "*", "-", "//", "%", "min", "max", "**", "neg", "==", "!=", "<", "<=", ">", ">=", "and", "or", "not", "if", "abs")
-"""Operators that the native runtime evaluates too, by their position here (`runtime/native/src/shape_expression.c`). "and" and "or" see all operands."""
+"""Operators that the native runtime evaluates too, by their position here (`runtime/native/src/shape_expression.c`). "and" and "or" see
+all operands.
+"""
 _NATIVE_LEAVES = ("const", "int", "size", "stride", "offset")
 
 

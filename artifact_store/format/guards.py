@@ -1,7 +1,8 @@
 """The guard vocabulary: what capture writes, the store keeps and the runtime checks. Data only.
 
 A guard is `(path, predicate, constant)`. A path starts at a root and walks steps; both are tuples of strings and ints, so that a
-guard set is msgpack as it stands. Constants are *tagged* (`artifact_store/format/tagged_constants.py`): `("int", 3)`, `("float", "0x1.8p+0")`,
+guard set is msgpack as it stands. Constants are *tagged* (`artifact_store/format/tagged_constants.py`): `("int", 3)`, `("float",
+"0x1.8p+0")`,
 `("dtype", "float32")` …; plain Python values would lose the difference between `1`, `True` and `1.0`.
 """
 
@@ -64,7 +65,8 @@ class Predicate(StrEnum):
     EMPTY = "empty"  # a hook dict with no entry
     ITERATOR = "iterator"  # ["range", start, stop, step] | ["tuple", remaining] | ["count", tagged start, tagged step]
     GLOBAL_STATE = "global_state"  # {"grad": bool, "autocast": …, …}: `runtime/paths/torch_state.py` makes it
-    SHAPE = "shape"  # {"expr": expression (artifact_store/format/expressions.py), "paths": the objects that its leaves number}; stands at ("state",)
+    # {"expr": expression (artifact_store/format/expressions.py), "paths": the objects that its leaves number}; stands at ("state",)
+    SHAPE = "shape"
     # a tensor without torch._dynamo marks but these: {"_dynamo_dynamic_indices": dims, …}; a marked tensor's dims are among them
     MARKS = "marks"
 

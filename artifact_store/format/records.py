@@ -94,8 +94,8 @@ class CodeDigest(_Record):
 class ResumeRecord(_Record):
     """What continues a frame after a graph break: the rest of the original function, as code of its own that is not rewritten.
 
-    `module`: whose globals it reads, "" for the frame's own. `digest`: position-free (`runtime/fingerprint/bytecode.py`); it names the program
-    that is compiled from this code. `constants`: as in FrameRecord.
+    `module`: whose globals it reads, "" for the frame's own. `digest`: position-free (`runtime/fingerprint/bytecode.py`); it names the
+    program that is compiled from this code. `constants`: as in FrameRecord.
     """
 
     name: str
@@ -110,7 +110,8 @@ class FrameRecord(_Record):
     """How to rebuild the rewritten entry function (`runtime/frames/rewritten_code.py`) without the tracer.
 
     `names` maps each private global name of the bytecode to what supplies it: ("graph",), ("module", name), ("builtins",),
-    ("shims", module of torch._dynamo), ("step", function in runtime/frames/reconstruct.py), ("random", calls), ("resume", index into `resumes`).
+    ("shims", module of torch._dynamo), ("step", function in runtime/frames/reconstruct.py), ("random", calls), ("resume", index into
+    `resumes`).
     `constants` lists what marshal refuses: (indices from the outer code object through nested ones to the constant, tagged value).
     """
 

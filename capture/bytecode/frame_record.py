@@ -67,7 +67,9 @@ def frame_record(
 
 
 def _check_shims(code: types.CodeType, supplies: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raises NotPortable where the bytecode takes something from the tracer's modules that `runtime/frames/dynamo_shims.py` has no version of."""
+    """Raises NotPortable where the bytecode takes something from the tracer's modules that `runtime/frames/dynamo_shims.py` has no
+    version of.
+    """
     held: dict[str, str] = {}
     for one, *after in itertools.zip_longest(*(itertools.islice(dis.get_instructions(code), i, None) for i in range(4))):
         if one.opname in _GLOBAL_OPS and supplies.get(one.argval, ("",))[0] == "shims":

@@ -1,7 +1,8 @@
 """Which sizes and numbers of a capture are symbolic: torch's rules, with precast's own knowledge in place of torch's process-wide one.
 
 torch remembers per code object how sizes changed (`torch._dynamo.pgo`), for the whole process. That memory is neither read nor written
-here: what is known comes in as an argument, the paths whose sizes or numbers differed between calls (`runtime/programs/automatic_dynamic.py`).
+here: what is known comes in as an argument, the paths whose sizes or numbers differed between calls
+(`runtime/programs/automatic_dynamic.py`).
 """
 
 from __future__ import annotations

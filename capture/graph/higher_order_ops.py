@@ -1,7 +1,8 @@
 """Higher-order operators in an ATen graph: which are expanded into plain ops, and how.
 
 What stays are loops and branches that depend on data (`KEPT`): their bodies are compiled as graphs of their own, which the runtime calls
-(precast/compiling/subgraphs.py, runtime/executable/control_flow.py); and launches of users' Triton kernels (capture/graph/triton_launches.py).
+(precast/compiling/subgraphs.py, runtime/executable/control_flow.py); and launches of users' Triton kernels
+(capture/graph/triton_launches.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """torch.compile's own door: guards on what Python asks before a module's registers, added to torch's own while it waits for the backend.
 
-As capture/guards/attribute_tables.py, with Dynamo's sources in the place of paths. torch has no guard that says how a class resolves names, so the classes
-of the module are held to lack each name.
+As capture/guards/attribute_tables.py, with Dynamo's sources in the place of paths. torch has no guard that says how a class resolves
+names, so the classes of the module are held to lack each name.
 """
 
 from __future__ import annotations

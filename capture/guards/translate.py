@@ -6,7 +6,8 @@ Rules for what is left out, all stated here:
   FUNCTORCH_STACK_MATCH (a call under a functorch transform is refused): one
   GLOBAL_STATE guard of our own says more (`runtime/paths/torch_state.py`);
 * AUTOGRAD_SAVED_TENSORS_HOOKS: such hooks act on backward graphs only, and a frame that would record one is not compiled;
-* SHAPE_ENV: its parts become SHAPE guards of their own (`capture/common/symbolic_shapes.py`); sizes that are not symbolic are in the TENSOR guards;
+* SHAPE_ENV: its parts become SHAPE guards of their own (`capture/common/symbolic_shapes.py`); sizes that are not symbolic are in the
+TENSOR guards;
 * the length of a dict in a module's namespace whose keys are looked up one by one, and which key stands at which position of it:
   Dynamo adds a keys guard itself where the traced code counts or iterates them, and registries grow as a process lives;
 * the device of the innermost `torch.device` context, which is in the global state.

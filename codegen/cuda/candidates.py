@@ -76,8 +76,8 @@ def gemm_choice(step: Gemm, buffers: Buffers) -> Choice:
 
 
 def is_split(step: Gemm, buffers: Buffers) -> bool:
-    """Whether lowering gave the result's rows room for whole vectors (`lowering/passes/gpu/pad_matmul_rows.py`): all columns but the last few are then
-    multiplied at full speed, and those by a second call.
+    """Whether lowering gave the result's rows room for whole vectors (`lowering/passes/gpu/pad_matmul_rows.py`): all columns but the last
+    few are then multiplied at full speed, and those by a second call.
     """
     out = buffers[step.out]
     columns = out.size[-1]

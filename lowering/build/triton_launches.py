@@ -1,4 +1,6 @@
-"""Launches of users' Triton kernels, as extern calls that write their arguments (capture/graph/triton_launches.py says what such a node holds)."""
+"""Launches of users' Triton kernels, as extern calls that write their arguments (capture/graph/triton_launches.py says what such a node
+holds).
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from precast.runtime.targets.ladder import NATIVE, resolve, runs, serves
 from precast.runtime.targets.shared_object import mounted_noexec
 from precast.target_registry import family_of
 
-log = logging.getLogger("precast.compiling.driver")
+log = logging.getLogger("precast.driver")
 _RAISED = "Observed exception"
 """The beginning of the tracer's message for an exception that the traced code raises."""
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from precast.building.build_file import Loaded
     from precast.building.build_job import Job, Outcome
 
-log = logging.getLogger("precast.compiling.driver")
+log = logging.getLogger("precast.driver")
 
 Step = Callable[["Job", int, str], "Outcome"]
 

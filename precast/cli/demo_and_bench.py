@@ -50,7 +50,7 @@ def bench(figures: str | None, arguments: tuple[str, ...]) -> None:
     as_json = figures == "-"
     if figures is not None and not as_json:
         arguments = ("--json", figures, *arguments)
-    script = Path(precast.__file__).resolve().parent.parent / "benchmarks" / "run.py"
+    script = Path(precast.__file__).resolve().parents[1] / "benchmarks" / "run.py"
     if not script.is_file():
         raise Failure("the benchmarks are not part of the installed package: clone the source repository and run `make bench` there")
     command = [sys.executable, str(script), *arguments]

@@ -1,4 +1,4 @@
-"""The `precast` command. Commands live in the `cli_*` modules and are loaded when called, so that `precast ls` imports no torch."""
+"""The `precast` command. Commands live in the modules beside this one and are loaded when called, so that `precast ls` imports no torch."""
 
 from __future__ import annotations
 
@@ -136,7 +136,3 @@ class Patient:
 def _forget(stream: TextIO) -> None:
     """Discards the rest of the buffer of a stream whose reader is gone, so that it does not fail again when the interpreter ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-if __name__ == "__main__":
-    run()

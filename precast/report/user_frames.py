@@ -9,8 +9,7 @@ from pathlib import Path
 
 _PATHS = sysconfig.get_paths()
 _LIBRARIES = tuple(str(Path(_PATHS[name]).resolve()) + "/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_OWN = str(Path(__file__).resolve().parent.parent)
-_OWN_FOLDERS = tuple(f"{_OWN}/{folder}/" for folder in ("precast", "capture", "lowering", "codegen", "artifact_store", "runtime"))
+_OWN_FOLDER = str(Path(__file__).parents[1]) + "/"
 _DEEPEST = 12
 
 
@@ -55,7 +54,7 @@ def _lines(error: BaseException, libraries: bool) -> Iterator[str]:
 
 
 def _is_precasts(file: str) -> bool:
-    return file.startswith(("<frozen ", *_OWN_FOLDERS)) or "/importlib/" in file
+    return file.startswith(("<frozen ", _OWN_FOLDER)) or "/importlib/" in file
 
 
 __all__ = ["frames_of"]

@@ -92,7 +92,8 @@ def precompile(
     one, which brings its own for those that are not given. `targets`: the compiled program's own, else cpu:native.
     A program with graph breaks is run once per signature, on copies, where this machine can: what comes after a break depends on values.
     Grad mode and the other global state are those at the call: wrap it in `torch.no_grad()` to prepare inference. `dynamic_shapes`: which
-    dimensions are symbolic, for every signature, in torch.export's form (`runtime/directives/dynamic_marks.py`). Raises OptionError for bad options and
+    dimensions are symbolic, for every signature, in torch.export's form (`runtime/directives/dynamic_marks.py`). Raises OptionError for
+    bad options and
     shapes, PrecastError where a signature is not `(args, kwargs)`, MarkError where a dimension that was marked as dynamic allows one size
     only, StoreUnwritable where something is to be compiled and the store cannot be written. What cannot be compiled is in the report, not
     raised.

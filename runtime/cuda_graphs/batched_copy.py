@@ -69,7 +69,8 @@ DONE:
 """
 """Block (x, y) copies a part of row y: 16 bytes a thread and step where both ends allow it, then what is left byte by byte.
 
-The table has room for 32 rows (runtime/native/src/cuda_replay_order.c). PTX 8.0 for sm_80: every driver and GPU that precast supports takes it.
+The table has room for 32 rows (runtime/native/src/cuda_replay_order.c). PTX 8.0 for sm_80: every driver and GPU that precast supports
+takes it.
 """
 
 

@@ -1,4 +1,5 @@
-"""What rewritten bytecode calls to rebuild objects (capture/bytecode/reconstruct_peephole.py): many steps of the tracer's in one, native where that is there.
+"""What rewritten bytecode calls to rebuild objects (capture/bytecode/reconstruct_peephole.py): many steps of the tracer's in one, native
+where that is there.
 
 Arguments in triples are done from the last to the first: the tracer puts them all on the stack, and the last one is called first.
 """

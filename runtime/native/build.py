@@ -13,7 +13,7 @@ from pathlib import Path
 
 from precast.runtime.targets.shared_object import is_whole
 
-SOURCES = Path(__file__).parent / "native"
+SOURCES = Path(__file__).parent / "src"
 FLAGS = ("-O2", "-DNDEBUG", "-shared", "-fPIC", "-fvisibility=hidden", "-s", "-Wl,--build-id=none")
 """Without NDEBUG the inline functions of Python's headers assert the types of what they are given, in the checks of each call."""
 SANITIZE = "PRECAST_NATIVE_SANITIZE"

@@ -1,4 +1,6 @@
-"""Small artifacts for the store's tests, of plain data. `python -m tests.artifact_store.sample DIR` writes the fixture of the present format."""
+"""Small artifacts for the store's tests, of plain data. `python -m tests.artifact_store.sample DIR` writes the fixture of the present
+format.
+"""
 
 from __future__ import annotations
 

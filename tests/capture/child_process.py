@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 REFUSED = ("torch._dynamo", "torch._inductor", "torch._functorch.aot_autograd", "sympy", "triton")
 
 

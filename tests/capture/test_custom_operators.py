@@ -12,7 +12,7 @@ from precast.runtime.api.compile import site_of
 from tests.capture import custom_operators
 from tests.support.processes import REFUSE, child
 
-FOLDER = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +32,11 @@ def test_eager_agrees_and_it_is_stored(name: str, store: Path) -> None:
 
 def test_warm_without_the_tracer(store: Path) -> None:
     child(
-        FOLDER,
+        ROOT,
         REFUSE
         + f"""
-import custom_operators, precast, torch
+import precast, torch
+from tests.capture import custom_operators
 refuse_tracer()
 with torch.no_grad():
     for name, program in custom_operators.PROGRAMS.items():

@@ -11,7 +11,7 @@ from typing import Any
 import msgpack
 import pytest
 
-CHILD = Path(__file__).parent / "child.py"
+CHILD = Path(__file__).parent / "child_process.py"
 
 
 def child(*arguments: str, seed: str = "0", cwd: Path | None = None) -> str:

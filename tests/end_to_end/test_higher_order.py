@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from pathlib import Path
 
@@ -14,8 +13,7 @@ from precast.runtime.api.compile import site_of
 from precast.torch_backend import precast as torch_backend
 from tests.support.processes import REFUSE, child
 
-FOLDER = Path(__file__).parent
-sys.path.insert(0, str(FOLDER))
+ROOT = Path(__file__).parents[2]
 from tests.end_to_end import higher_order_programs as programs  # noqa: E402
 
 
@@ -39,13 +37,13 @@ def test_warm_without_the_tracer(store: Path) -> None:
             programs.check(name, precast.compile(program, store=store, fullgraph=True))
     code = f"""
     import torch, precast
-    import higher_order_programs as programs
+    from tests.end_to_end import higher_order_programs as programs
     refuse_tracer()
     with torch.no_grad():
         for name, program in programs.PROGRAMS.items():
             programs.check(name, precast.compile(program, store={str(store)!r}, fullgraph=True))
     """
-    child(FOLDER, REFUSE + textwrap.dedent(code))
+    child(ROOT, REFUSE + textwrap.dedent(code))
 
 
 @torch.no_grad()

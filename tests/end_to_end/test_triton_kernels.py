@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import importlib.util
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -31,8 +30,7 @@ from tests.support.processes import REFUSE, child
 
 triton = needs("triton")
 tl = needs("triton.language")
-FOLDER = Path(__file__).parent
-sys.path.insert(0, str(FOLDER))
+ROOT = Path(__file__).parents[2]
 from tests.end_to_end import kernel_programs as programs  # noqa: E402
 
 
@@ -80,7 +78,7 @@ def test_one_graph_equal_to_eager_and_stored(name: str, shared: Path) -> None:
         result = programs.check(name, compiled)
     (variant,) = site_of(compiled).programs[0].variants
     assert variant.stored and len(variant.manifest.graphs) == 1
-    assert any(key.startswith("kernel kernel_programs:") for key in variant.manifest.digests)
+    assert any(key.startswith("kernel tests.end_to_end.kernel_programs:") for key in variant.manifest.digests)
     if name == "aliased":
         assert result[0].data_ptr() == result[1].data_ptr()
 
@@ -90,14 +88,14 @@ def test_warm_without_the_tracer(shared: Path, monkeypatch: pytest.MonkeyPatch) 
         programs.check(name, precast.compile(program, store=shared, fullgraph=True))
     code = f"""
     import torch, precast
-    import kernel_programs as programs
+    from tests.end_to_end import kernel_programs as programs
     refuse_tracer()
     with torch.no_grad():
         for name, (program, _, _) in programs.PROGRAMS.items():
             programs.check(name, precast.compile(program, store={str(shared)!r}, fullgraph=True))
     """
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    child(FOLDER, REFUSE + "import sys\n" + textwrap.dedent(code))
+    child(ROOT, REFUSE + "import sys\n" + textwrap.dedent(code))
 
 
 @pytest.mark.parametrize("name", [n for n in programs.PROGRAMS if n != "guided"])  # torch wants constants of its heuristics
@@ -399,11 +397,11 @@ def test_a_module_that_fails_on_import_holds_no_kernel(tmp_path: Path, monkeypat
 def test_a_tuner_for_one_launch_measures_as_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = (({"num_warps": 8, "BLOCK": 64},), (("n",), (), ()))
     tagged = (tuple(tag(config) for config in layer[0]), layer[1])
-    made = triton_launch.chosen("kernel_programs:tuned_kernel", tagged)
+    made = triton_launch.chosen("tests.end_to_end.kernel_programs:tuned_kernel", tagged)
     assert made is not programs.tuned_kernel and made._do_bench is programs.first_time
-    assert made is triton_launch.chosen("kernel_programs:tuned_kernel", tagged)
+    assert made is triton_launch.chosen("tests.end_to_end.kernel_programs:tuned_kernel", tagged)
     monkeypatch.setattr(triton_launch, "_TUNERS_LIMIT", 1)
-    triton_launch.chosen("kernel_programs:add_kernel", tagged)
+    triton_launch.chosen("tests.end_to_end.kernel_programs:add_kernel", tagged)
     assert len(triton_launch._tuners) == 1
 
 

@@ -2,7 +2,8 @@
 
     worker.py STORE cold|warm NAME...
 
-cold: `precast.compile`. warm: `precast.load(require="hit")`, after which no frame of precast may import the tracer (tests/support/refuse_tracer.py).
+cold: `precast.compile`. warm: `precast.load(require="hit")`, after which no frame of precast may import the tracer
+(tests/support/refuse_tracer.py).
 """
 
 from __future__ import annotations

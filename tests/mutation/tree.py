@@ -1,7 +1,7 @@
 """A copy of the checkout that imports its own sources, whatever is installed: what a mutant is put into.
 
-An editable install maps `precast` to the checkout. In the copy the folders of the package can be seen below `precast`, as in a wheel, the
-copy comes first on PYTHONPATH, and its `sitecustomize` takes the editable finder away in every process that tests start.
+An editable install maps `precast` to the checkout. The copy comes first on PYTHONPATH, and its `sitecustomize` takes the editable finder
+away in every process that tests start.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from pathlib import Path
 
 from tests.mutation.table import ROOT, Mutant, mutated
 
-SOURCES = ("precast", "capture", "lowering", "codegen", "artifact_store", "runtime", "tests", "examples", "benchmarks", "docs", ".typing")
-PARTS = ("capture", "lowering", "codegen", "artifact_store", "runtime")
+SOURCES = ("precast", "capture", "lowering", "codegen", "artifact_store", "runtime", "tests", "examples", "benchmarks", "docs")
 EDITABLE = "__editable___precast"
 SITE = f"""import sys
 
@@ -39,8 +38,6 @@ class Tree:
         for path in ROOT.iterdir():
             if path.is_file():
                 shutil.copy2(path, folder / path.name)
-        for part in PARTS:
-            (folder / "precast" / part).symlink_to(Path("..", part))
         (folder / "sitecustomize.py").write_text(SITE)
         self._describe()
 

@@ -1,0 +1,1 @@
+"""Programs whose recorded artifacts name their module: what lies here keeps its place."""

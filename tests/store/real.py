@@ -1,6 +1,7 @@
-"""The program of the real artifacts among the fixtures. `python -m tests.store.real` adds one, made by the versions of now and here.
+"""The program of the recorded artifacts among the fixtures. `python -m tests.store.real` adds one, made by the versions of now and here.
 
-They stay for ever: today's code reads every one of them, and runs those of its own versions. Add one when a format changes.
+They stay for ever: today's code reads every one of them, and runs those of its own versions. Add one when a format changes. The guards of
+recorded artifacts name this module, so it does not move.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-FIXTURES = Path(__file__).parent / "fixtures" / "real"
+FIXTURES = Path(__file__).parents[1] / "artifact_store" / "fixtures" / "real"
 
 
 def program(x: torch.Tensor, scale: float = 2.0) -> torch.Tensor:

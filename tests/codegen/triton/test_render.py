@@ -61,7 +61,8 @@ def test_golden(name: str) -> None:
 
 def test_source_does_not_depend_on_hashing() -> None:
     """Two processes with other hash seeds give the same text."""
-    script = f"import json; from tests.codegen.triton.test_render import text_of; print(json.dumps([text_of(r) for r in {list(GOLDEN.values())!r}]))"
+    texts_of_all = f"[text_of(r) for r in {list(GOLDEN.values())!r}]"
+    script = f"import json; from tests.codegen.triton.test_render import text_of; print(json.dumps({texts_of_all}))"
     texts = []
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
@@ -95,7 +96,8 @@ def test_equal_sources_give_equal_bytes() -> None:
     """Also in another process: nothing of the machine, the folder or the clock is in a cubin."""
     (kernel,) = kernels_of("softmax/-1-f32")
     script = (
-        "import hashlib; from precast.codegen.triton.build.images import compile_cubin; from tests.codegen.triton.test_render import kernels_of; "
+        "import hashlib; from precast.codegen.triton.build.images import compile_cubin; "
+        "from tests.codegen.triton.test_render import kernels_of; "
         "print(hashlib.sha256(compile_cubin(kernels_of('softmax/-1-f32')[0], 'sm_90').image).hexdigest())"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=HERE.parents[1], capture_output=True, text=True, timeout=300)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[3])]
-from tests.end_to_end.dynamic.dynamic_programs import SEQUENCES  # noqa: E402
-from tests.support.refuse_tracer import refuse_tracer  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parents[3]))
+from tests.end_to_end.dynamic.dynamic_programs import SEQUENCES
+from tests.support.refuse_tracer import refuse_tracer
 
 OPTIONS = {"None": {}, "True": {"dynamic": "yes"}, "False": {"dynamic": "no"}}
 

@@ -198,7 +198,8 @@ with torch.no_grad():
             got, want = compiled(x, n), step(x, n)
             assert torch.allclose(got[0], want[0], rtol=1e-4, atol=1e-5) and got[1] == want[1]
 program = precast.runtime.api.compile.site_of(compiled).programs[0]
-print(sum(precast.runtime.programs.recompile_limits._all.values()), len(program.variants), any(m.startswith(("torch._dynamo", "sympy")) for m in sys.modules))
+print(sum(precast.runtime.programs.recompile_limits._all.values()), len(program.variants), any(m.startswith(("torch._dynamo", "sympy")) for
+m in sys.modules))
 """
 
 

@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[3])]
-from tests.end_to_end.graph_breaks.break_programs import CASES, Case  # noqa: E402
-from tests.support.refuse_tracer import refuse_tracer  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parents[3]))
+from tests.end_to_end.graph_breaks.break_programs import CASES, Case
+from tests.support.refuse_tracer import refuse_tracer
 
 
 def outcome(function: Callable[..., Any], state: Callable[[], Any], calls: Any) -> tuple[list[Any], Any, str]:

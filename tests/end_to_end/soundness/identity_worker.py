@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[3])]
-from tests.end_to_end.soundness.identity_programs import CASES, Call  # noqa: E402
-from tests.support.refuse_tracer import refuse_tracer  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parents[3]))
+from tests.end_to_end.soundness.identity_programs import CASES, Call
+from tests.support.refuse_tracer import refuse_tracer
 
 ROUNDS = 3
 """The third time an order is gone through, native tables answer."""

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[3])]
-from tests.end_to_end.soundness.lookup_programs import CASES, Case, inputs  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parents[3]))
+from tests.end_to_end.soundness.lookup_programs import CASES, Case, inputs
 
 COMPILED: list[str] = []
 

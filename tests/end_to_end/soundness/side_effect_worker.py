@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[3])]
-from tests.end_to_end.soundness.side_effect_programs import CASES, outcome  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parents[3]))
+from tests.end_to_end.soundness.side_effect_programs import CASES, outcome
 
 PARTS = ("results", "arguments", "closure", "attributes", "state", "random numbers", "printed", "warned")
 

@@ -504,7 +504,8 @@ ROWS = (
         "lowering/analysis/buffer_bytes.py",
         "DEVICE_ALIGNMENT = 512",
         "DEVICE_ALIGNMENT = 64",
-        f"{PLAN} tests/lowering/passes/test_workspace_segments.py tests/ops/test_numbers.py::test_device_memory_is_aligned_for_every_buffer",
+        f"{PLAN} tests/lowering/passes/test_workspace_segments.py "
+        "tests/ops/test_numbers.py::test_device_memory_is_aligned_for_every_buffer",
     ),
     Mutant(
         "an operand that is used later is overwritten",
