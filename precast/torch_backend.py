@@ -1,7 +1,7 @@
 """torch.compile's own door, found by name through the entry point `torch_dynamo_backends`: `torch.compile(model, backend="precast")`.
 
-What it does stands in precast/compiling/torch_graphs.py. Where precast does not work with this torch, graphs run as torch traced them, and one
-warning says why.
+What it does stands in precast/compiling/torch_graphs.py. Where precast does not work with this torch, graphs run as torch traced them, and
+one warning says why.
 """
 
 from __future__ import annotations

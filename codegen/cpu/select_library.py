@@ -24,7 +24,8 @@ How = Literal["onednn", "aten", "flash", "generated", "linear", "parts", "winogr
 """Who computes a library step on a CPU. `aten`: torch's operator, which is MKL for a product. `flash`: torch's attention kernel.
 `generated`: a loop, or attention, in C++ of ours. `linear`: a 1x1 convolution over channels-last data as one oneDNN product, which reads
 the ordinary weight without reordering it. `parts`: a product with a very large result, column block by column block into memory of ours
-(`PART`). `winograd`: a 3x3 convolution by our own code (`winograd.py`). `own`: a product of few rows by our own code (`small_m_gemm.py`)."""
+(`PART`). `winograd`: a 3x3 convolution by our own code (`winograd.py`). `own`: a product of few rows by our own code
+(`small_m_gemm.py`)."""
 
 TINY = 8_192
 """Multiplications up to which a generated loop beats any library call (a call costs about 1.5 us)."""

@@ -52,7 +52,8 @@ class Traits:
     batch_bytes: int = 64 << 20
     """What a batch may write before it is needed."""
 
-    # products that are kernels of ours (gemv_as_reduction.py, weight_only_quant_matmul.py, matmul_template_fusion.py, skinny_matmul_rule.py)
+    # products that are kernels of ours (gemv_as_reduction.py, weight_only_quant_matmul.py, matmul_template_fusion.py,
+    # skinny_matmul_rule.py)
     vector_depth: int = 256
     """Elements of a matrix's row from which reading them is what a product with a vector costs."""
     narrow_rows: int = 128

@@ -1,6 +1,7 @@
 """The order in which several workers build: as parallel as possible, such that the artifacts are those that one worker would make.
 
-A compile reads from the artifacts of its program which sizes vary (`runtime/programs/automatic_dynamic.py`). So the signatures of a program are built one
+A compile reads from the artifacts of its program which sizes vary (`runtime/programs/automatic_dynamic.py`). So the signatures of a
+program are built one
 after another, and so are programs with one key (two factories that return the same function), for all targets whose artifacts one machine
 may run. With `dynamic = "no"` nothing depends on other artifacts, and signatures may be built in parallel.
 """

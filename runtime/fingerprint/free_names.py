@@ -1,6 +1,7 @@
 """Free-variable analysis of bytecode: the globals, closure variables and imports that code reads or sets, as dotted names.
 
-Names are not resolved here: `runtime/fingerprint/resolve_names.py` finds their values in this process, `runtime/fingerprint/stack_flow.py` follows one value on the stack.
+Names are not resolved here: `runtime/fingerprint/resolve_names.py` finds their values in this process, `runtime/fingerprint/stack_flow.py`
+follows one value on the stack.
 """
 
 from __future__ import annotations

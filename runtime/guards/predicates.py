@@ -1,8 +1,8 @@
 """The table of guard predicates: one row for each, by which every engine that checks guards knows it.
 
 A new predicate is a member of `Predicate` (`artifact_store/format/guards.py`), a row in one of the families that are put together here, and
-values that hold and that fail in `tests/runtime/guards/guard_examples.py`; its constant may be plain data of any form, but lists of paths are
-stored compactly only where `artifact_store/format/guard_table.py` knows them. `rule.py` describes the fields of a row.
+values that hold and that fail in `tests/runtime/guards/guard_examples.py`; its constant may be plain data of any form, but lists of paths
+are stored compactly only where `artifact_store/format/guard_table.py` knows them. `rule.py` describes the fields of a row.
 
 The engines, in the order in which a program meets them:
 
@@ -16,8 +16,8 @@ The engines, in the order in which a program meets them:
   when a variant is hit for the second time, and from then on the first check of each call. It compares memory with what the guards read
   when they last held, and never evaluates a predicate again.
 
-`differentiating.py` gives the interpreted and the generated engine fewer guards, where a stance asks for that; `keeps_memory_safe` guards are
-always among them.
+`differentiating.py` gives the interpreted and the generated engine fewer guards, where a stance asks for that; `keeps_memory_safe` guards
+are always among them.
 """
 
 from __future__ import annotations

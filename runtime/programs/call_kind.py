@@ -1,4 +1,6 @@
-"""The kind of a call, known before it is captured; processes that miss calls of one kind compile one after another (`runtime/programs/single_flight.py`)."""
+"""The kind of a call, known before it is captured; processes that miss calls of one kind compile one after another
+(`runtime/programs/single_flight.py`).
+"""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ First errors that are planted in a copy of its C sources, each of which has to b
 call graphs and replay captures, with the native runtime built with both sanitizers: they have to pass and to leave no report. Python's own
 allocator is off, so that each object and each array is a block of its own. Exit code 1 where either fails.
 
-Leaks are not looked for here: what Python and torch keep until the process ends hides ours. `tests/runtime/native/test_native_memory.py` counts
-blocks instead.
+Leaks are not looked for here: what Python and torch keep until the process ends hides ours. `tests/runtime/native/test_native_memory.py`
+counts blocks instead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The plan for recording guard tables of one guard set (runtime/guards/table/recorder.py): its paths as a tree, with the guards at each node."""
+"""The plan for recording guard tables of one guard set (runtime/guards/table/recorder.py): its paths as a tree, with the guards at each
+node.
+"""
 
 from __future__ import annotations
 
