@@ -139,6 +139,7 @@ def devices_stood_for(made: Copier) -> Iterator[None]:
 
 
 __all__ = [
+    "Copier",
     "autocast_possible",
     "available_when_traced",
     "bfloat16_possible",

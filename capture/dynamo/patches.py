@@ -254,7 +254,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
     Patch(
         (f"{_DEQUE}.sq_concat_impl", f"{_DEQUE}.sq_repeat_impl", f"{_DEQUE}.sq_inplace_repeat_impl", f"{_DEQUE}.tp_iter_impl"),
         "Operators on a bounded deque would lose its bound, and its iterator would not notice changes.",
-        "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[deque_append_bounded]",
+        "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[deque_copies_keep_the_bound]",
         always(containers.operators_of_deques),
         versions=("2.13",),
     ),
@@ -375,7 +375,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
     Patch(
         ("torch._dynamo.codegen:PyCodegen.make_call_generated_code", "torch._dynamo.output_graph:OutputGraph.graphargs"),
         "Rewritten bytecode would pass weights, and sizes that can be read off tensors, in each call.",
-        "tests/capture/test_programs.py::test_bound_inputs_stay_out_of_the_call",
+        "tests/end_to_end/dynamic/test_symbolic_floats.py::test_two_compiles_serve_all_values",
         lambda tracing: per_call_arguments(tracing.is_bound),
     ),
     Patch(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._library.effects import EffectType
 
 from precast.artifact_store.format.guards import Predicate
 from precast.capture import CapturedFrame, CaptureOptions, CaptureRefused, Dynamic, capture
@@ -153,13 +156,20 @@ def test_writes_to_memory_that_stands_for_several_elements_are_refused() -> None
         captured(lambda x: x.expand(4, 2, 3).add_(1), x[0])
 
 
-@pytest.mark.parametrize("inside", ["describer", "guards"])
-def test_nothing_refers_to_the_tensors_of_a_call_afterwards(inside: str) -> None:
+def breaks(net: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    y = net(x)
+    print("a graph break")
+    return y + 1
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_nothing_refers_to_the_tensors_of_a_call_afterwards(refused: bool) -> None:
     net, given = torch.nn.Linear(3, 2), torch.ones(1, 3)
     was_on = gc.isenabled()
     gc.disable()
     try:
-        captured(net, given)
+        with pytest.raises(CaptureRefused) if refused else contextlib.nullcontext():
+            captured(functools.partial(breaks, net) if refused else net, given)
         left = [*weakref.getweakrefs(net.weight), *weakref.getweakrefs(given)]
     finally:
         if was_on:
@@ -185,6 +195,21 @@ def test_draws_that_nothing_reads_stay() -> None:
     assert graph is not None and sum("rand" in str(node.target) for node in graph.graph.nodes) == 2
 
 
-def test_checks_stay_where_nothing_reads_them() -> None:
-    graph = captured(lambda x: torch.linalg.inv(x), torch.eye(3)).graph
-    assert graph is not None and any("check_errors" in str(node.target) for node in graph.graph.nodes)
+@torch.library.custom_op("precast_tests::noted", mutates_args=())
+def noted(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+@noted.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def test_operators_with_effects_are_plain_calls() -> None:
+    torch.library._register_effectful_op("precast_tests::noted", EffectType.ORDERED)
+    try:
+        with torch.enable_grad():
+            graph = capture(lambda x: noted(x) + 1, (x,), options=CaptureOptions({})).graph
+    finally:
+        torch.library._register_effectful_op("precast_tests::noted", None)
+    assert graph is not None and torch.ops.precast_tests.noted.default in {node.target for node in graph.graph.nodes}
