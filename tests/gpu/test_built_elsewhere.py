@@ -37,7 +37,7 @@ if kind == "serve":
             return getattr(self.finder, name)
     sys.meta_path[:] = [Hides(finder) for finder in sys.meta_path]
 import torch, precast
-from precast.runtime import ptx
+from precast.runtime.executable import ptx
 texts, compiled = [], ptx._compiled
 def counting(given):
     texts.extend(given)

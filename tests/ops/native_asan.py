@@ -61,7 +61,7 @@ PLANTED = {
         "use-after-poison",
     ),
     "overflow": Planted(
-        "shape.c", "return !__builtin_add_overflow(a, b, result);", "*result = a + b; return 1;", "signed integer overflow"
+        "shape_expression.c", "return !__builtin_add_overflow(a, b, result);", "*result = a + b; return 1;", "signed integer overflow"
     ),
 }
 

@@ -330,7 +330,7 @@ def test_below_disable_it_is_allowed(store: Store) -> None:
 
 CHILD = """
 import sys, torch, precast
-from precast.runtime import stance
+from precast.runtime.settings import stance
 def f(x): return x.sin() + 1
 x = torch.randn(3)
 with torch.no_grad():

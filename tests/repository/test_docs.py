@@ -82,6 +82,8 @@ def test_every_room_is_on_the_architecture_page() -> None:
     rooms = {}
     for folder in ("precast", "capture", "lowering", "codegen", "artifact_store", "runtime"):
         for init in (ROOT / folder).rglob("*/__init__.py"):
+            if init.parent.is_symlink():
+                continue
             rooms[str(init.parent.relative_to(ROOT))] = (ast.get_docstring(ast.parse(init.read_text("utf-8"))) or "").partition("\n")[0]
     text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     assert dict(re.findall(r"^\| `([a-z_/]+)` \| (.+) \|$", text, re.M)) == rooms

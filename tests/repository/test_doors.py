@@ -99,8 +99,8 @@ def test_manifests_are_made_where_artifacts_are_published() -> None:
     assert made == {"publish.py"}
 
 
-LAYOUT = ("artifact_store.layout", "artifact_store.format.names")
-TIERS = ("artifact_store.tier", "artifact_store.tiers", "artifact_store.entries", "artifact_store.named_records")
+LAYOUT = ("artifact_store.format.layout",)
+TIERS = ("artifact_store.tiers.folder", "artifact_store.tiers.tier", "artifact_store.entries", "artifact_store.named_records")
 PLACES = ("objects", "programs", "index", "leases", "quarantine")
 
 

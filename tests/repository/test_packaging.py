@@ -16,33 +16,31 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-FOLDERS = {"precast": "precast", **{f"precast.{name}": name for name in ("capture", "lowering", "codegen", "artifact_store", "runtime")}}
+PARTS = ("capture", "lowering", "codegen", "artifact_store", "runtime")
+FOLDERS = {"precast": "precast", **{f"precast.{name}": name for name in PARTS}}
 
 
-def _packages_on_disk() -> dict[str, str]:
-    """Import name -> folder, of every folder that holds Python files."""
-    found: dict[str, str] = {}
-    for package, folder in FOLDERS.items():
-        for path in (ROOT / folder).rglob("*.py"):
-            relative = path.parent.relative_to(ROOT / folder)
-            found[".".join((package, *relative.parts))] = path.parent.relative_to(ROOT).as_posix()
-    return found
+def test_precast_is_the_whole_package() -> None:
+    """precast/ holds the facade and a link to each folder beside it, so that installers, editors and type checkers see one package."""
+    links = {path.name: os.readlink(path) for path in (ROOT / "precast").iterdir() if path.is_symlink()}
+    assert links == {name: f"../{name}" for name in PARTS}
 
 
-def test_the_list_of_packages_is_what_is_on_disk() -> None:
-    """`packages` is a list: a package that it lacks works from a checkout and is missing from the wheel."""
-    on_disk = _packages_on_disk()
-    assert sorted(PROJECT["tool"]["setuptools"]["packages"]) == sorted(on_disk)
-    assert PROJECT["tool"]["setuptools"]["package-dir"] == on_disk
-    assert [folder for folder in on_disk.values() if not (ROOT / folder / "__init__.py").exists()] == []
+def test_every_folder_of_sources_is_a_package_with_a_sentence() -> None:
+    """What has no `__init__.py` works from a checkout and is missing from the wheel."""
+    folders = {path.parent for folder in FOLDERS.values() for path in (ROOT / folder).rglob("*.py")}
+    assert [folder for folder in sorted(folders) if not ast.get_docstring(ast.parse((folder / "__init__.py").read_text("utf-8")))] == []
 
 
-def test_the_type_checker_sees_every_file() -> None:
-    """.typing/precast is the package as static tools can follow it: links to every folder and to every file of the facade."""
-    typing = ROOT / ".typing" / "precast"
-    wanted = {path.name for path in (ROOT / "precast").glob("*.py")} | set(FOLDERS.values()) - {"precast"} | {"py.typed"}
-    assert {path.name for path in typing.iterdir() if path.name != "__pycache__"} == wanted
-    assert [path.name for path in typing.iterdir() if path.is_symlink() and not path.exists()] == []
+def test_no_room_is_crowded() -> None:
+    """At most 15 files beside the `__init__`: a folder that grows beyond that is two."""
+    counts: dict[str, int] = {}
+    for folder in FOLDERS.values():
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in (".py", ".c") and path.name not in ("__init__.py", "__main__.py"):
+                name = path.parent.relative_to(ROOT).as_posix()
+                counts[name] = counts.get(name, 0) + 1
+    assert {name: count for name, count in counts.items() if count > 15 and name != "runtime/native/src"} == {}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +50,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False).stdout.decode().split("\0")
     names = [name for name in listed if name] or [path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*") if path.is_file()]
     for name in names:  # a copy, so that building leaves nothing in the checkout
-        if (ROOT / name).is_file():
+        if (ROOT / name).is_symlink():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            (copy / name).symlink_to(os.readlink(ROOT / name))
+        elif (ROOT / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             (copy / name).write_bytes((ROOT / name).read_bytes())
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q", "-w", str(folder), str(copy)]
@@ -71,7 +72,7 @@ def test_the_wheel_holds_every_file(wheel: zipfile.ZipFile) -> None:
     wanted = set()
     for package, folder in FOLDERS.items():
         for name in tracked:
-            if name.startswith(f"{folder}/") and not name.endswith(".md"):
+            if name.startswith(f"{folder}/") and not name.endswith(".md") and not (ROOT / name).is_symlink():
                 wanted.add(f"{package.replace('.', '/')}/{name.removeprefix(folder + '/')}")
     assert wanted and wanted - set(wheel.namelist()) == set()
     assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())

@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 ROOT = next(path for path in HERE.parents if (path / "pyproject.toml").is_file())
 UNREGISTERED = """
 import precast
-from precast.runtime import targets
+from precast.runtime.targets import ladder as targets
 print(targets.why_unfit("toy:interpreter"))
 try:
     targets.resolve("toy:interpreter")

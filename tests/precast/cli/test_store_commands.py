@@ -400,8 +400,8 @@ def test_who_stops_reading_does_not_make_a_failure(store: Store) -> None:
 import sys, subprocess
 import os
 import rich.console, rich.table  # once, for all the processes below
-from precast import cli, cli_build, cli_doctor, cli_options, cli_run, cli_show, cli_store, cli_tune
-from precast.artifact_store import index, prune, stats, verify
+from precast.cli import build_commands, demo_and_bench, doctor, main as cli, options, show, store_commands, tune
+from precast.artifact_store.maintenance import index, prune, stats, verify
 for words, wanted in (
     (["show", {artifact!r}, "--json"], 0), (["show", {artifact!r}], 0), (["show", {artifact!r}, "--source"], 0), (["ls"], 0),
     (["ls", "-H"], 0), (["stats", "--json"], 0), (["verify"], 1), (["--help"], 0), (["prune", "--dry-run"], 0),

@@ -138,8 +138,8 @@ def test_the_native_runtime_of_an_untrusted_tier_is_not_loaded(
 
 
 def test_an_image_of_an_untrusted_tier_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ptx.devices, "capabilities", lambda: ((9, 0),))
-    monkeypatch.setattr(ptx.devices, "machine", lambda: ptx.devices.Machine(ptx.devices.Driver("580.1", (13, 0)), ()))
+    monkeypatch.setattr(ptx.nvidia_devices, "capabilities", lambda: ((9, 0),))
+    monkeypatch.setattr(ptx.nvidia_devices, "machine", lambda: ptx.nvidia_devices.Machine(ptx.nvidia_devices.Driver("580.1", (13, 0)), ()))
     asked: list[bytes] = []
 
     def compiled(texts: list[Any]) -> list[bytes]:

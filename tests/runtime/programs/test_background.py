@@ -188,7 +188,7 @@ def test_precompile_waits(store: Store) -> None:
 IMPORTS = """
 import sys, threading
 import torch, precast
-from precast.runtime import background
+from precast.runtime.common import background
 
 class Watch:
     def find_spec(self, name, path=None, target=None):

@@ -137,7 +137,7 @@ def test_a_build_that_fails_shows_where(
     result = CliRunner().invoke(main, ["build", str(tmp_path / "build.toml"), "--store", str(tmp_path / "store")])
     assert result.exit_code == 1, result.output
     found = lines()
-    assert has(found, "precast.compiling.driver: make") and has(found, "Traceback") and has(found, "OSError: the disk is on fire")
+    assert has(found, "precast.driver: make") and has(found, "Traceback") and has(found, "OSError: the disk is on fire")
 
 
 def test_unknown_topics_and_levels_are_named_and_help_lists_all(logs: Callable[[str], Callable[[], list[str]]]) -> None:

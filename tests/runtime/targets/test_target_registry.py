@@ -102,8 +102,10 @@ def test_an_artifact_of_a_family_that_is_not_registered_here_is_a_miss_with_a_re
     assert ladder.why_unfit("nosuch:1") == "this process has no target family of that name; it has cpu, cuda"
 
 
-GPU_MODULE = r"(^|[._])(cuda|gpu|triton(?!_launches|_kernels)|cubin|ptx|nvidia)([._]|$)"
-"""What looks for launches of users' own Triton kernels (`triton_launches`, `triton_kernels`) does so in every graph, for any target."""
+GPU_MODULE = r"(^|[._])(cuda|gpu|triton(?!_launches|_kernels|_launch)|cubin|ptx|nvidia)([._]|$)"
+"""What looks for launches of users' own Triton kernels (`triton_launches`, `triton_kernels`, `triton_launch`) does so in every graph, for any
+target.
+"""
 COLD = f"""
 import re, sys
 
