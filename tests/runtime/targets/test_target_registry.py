@@ -103,8 +103,8 @@ def test_an_artifact_of_a_family_that_is_not_registered_here_is_a_miss_with_a_re
 
 
 GPU_MODULE = r"(^|[._])(cuda|gpu|triton(?!_launches|_kernels|_launch)|cubin|ptx|nvidia)([._]|$)"
-"""What looks for launches of users' own Triton kernels (`triton_launches`, `triton_kernels`, `triton_launch`) does so in every graph, for any
-target.
+"""What looks for launches of users' own Triton kernels (`triton_launches`, `triton_kernels`, `triton_launch`) does so in every graph, for
+any target.
 """
 COLD = f"""
 import re, sys
