@@ -34,11 +34,11 @@ from precast.capture.gc_pause import seldom_collected
 from precast.capture.graph.lift_constants import lift_constants
 from precast.capture.graph.subclass_flatten import attribute_set, flat_inputs, positioned
 from precast.capture.graph.symbolic_floats import finite, is_float
-from precast.capture.guards.attribute_resolution import resolution_guards
-from precast.capture.guards.attribute_tables import with_lookups
+from precast.capture.guards.class_attributes import resolution_guards
 from precast.capture.guards.filters import GuardFilter, describe_waived, of_memory, waived_guards
 from precast.capture.guards.identity import identity_guards
 from precast.capture.guards.implicit_guards import aliasing_guards, apart, device_guards, state_guard, whole_tensors
+from precast.capture.guards.lookup_guards import with_lookups
 from precast.capture.guards.met_objects import attribute_paths, cell_paths, met_paths, refusal_of_shared_attributes
 from precast.capture.guards.missing_guards import unguarded
 from precast.capture.guards.torch_versions import newest_forms

@@ -21,10 +21,10 @@ from typing import Any
 
 from precast.artifact_store.format import layout
 from precast.artifact_store.format.errors import DamagedRecord, ForeignRecord, FutureFormat
-from precast.artifact_store.format.guard_table import GuardRow, pack_guards, unpack_guards
 from precast.artifact_store.format.guards import Guard, Predicate, canonical_order, guard_hash
 from precast.artifact_store.format.msgpack import Data, digest, pack, unpack
 from precast.artifact_store.format.origin import MADE_HERE, UNKNOWN, Origin
+from precast.artifact_store.format.packed_guards import GuardRow, pack_guards, unpack_guards
 
 FORMAT = 1
 MAGIC = "precast-manifest"

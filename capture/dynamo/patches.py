@@ -29,7 +29,7 @@ from precast.capture.graph.triton_launches import kernels_known
 from precast.capture.soundness import attribute_lookup as lookups
 from precast.capture.soundness import class_effects as classes
 from precast.capture.soundness import container_effects as containers
-from precast.capture.soundness import patches as gaps
+from precast.capture.soundness import dynamo_faults as gaps
 from precast.capture.soundness import tensor_metadata
 from precast.capture.soundness.exec_namespaces import looked_up_where_they_are
 from precast.capture.soundness.memory_overlap import overlaps_refused

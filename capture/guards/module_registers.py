@@ -1,6 +1,6 @@
 """torch.compile's own door: guards on what Python asks before a module's registers, added to torch's own while it waits for the backend.
 
-As capture/guards/attribute_tables.py, with Dynamo's sources in the place of paths. torch has no guard that says how a class resolves
+As capture/guards/lookup_guards.py, with Dynamo's sources in the place of paths. torch has no guard that says how a class resolves
 names, so the classes of the module are held to lack each name.
 """
 
@@ -25,7 +25,7 @@ from precast.capture.adapters.guards import (
     install_guard,
 )
 from precast.capture.common.captured_frame import CaptureRefused
-from precast.capture.guards.attribute_tables import REGISTERS
+from precast.capture.guards.lookup_guards import REGISTERS
 from precast.runtime.paths.paths import PathError
 
 _ORDER = tuple(REGISTERS.values())

@@ -83,7 +83,7 @@ def _absent_from_instance(self: UserDefinedObjectVariable, tx: Any, name: str) -
 
 def _asks_instance_first(value: Any, name: str) -> bool:
     """Whether what answers is asked after the instance's `__dict__`; registers of modules are another matter
-    (capture/guards/attribute_tables.py).
+    (capture/guards/lookup_guards.py).
     """
     found = find_on_class(type(value), name)
     if found is not ABSENT:

@@ -7,7 +7,7 @@ import importlib.metadata
 from precast.codegen.common.backend import Backend
 from precast.codegen.common.toolchain import CompilerMissing, find_compiler
 from precast.codegen.cuda.pipeline import compilation
-from precast.codegen.cuda.tuner import CudaTuner
+from precast.codegen.cuda.tune_command import CudaTuner
 from precast.codegen.cuda.warm_up import start_libraries
 from precast.codegen.triton.build.images import warm_up
 from precast.codegen.triton.build.worker_pool import begin as begin_processes

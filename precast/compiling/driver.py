@@ -16,10 +16,10 @@ from precast.capture import CapturedFrame, CaptureOptions, CaptureRefused, Dynam
 from precast.capture.gc_pause import seldom_collected
 from precast.codegen import backend_of
 from precast.compiling.build_graph import GraphRequest, Stopwatch, build_graph, compiler_version
+from precast.compiling.dynamic_sizes import SymbolsRefused, due_to_symbols, dynamic_of, symbolic_build, with_symbols_or_without
 from precast.compiling.foreign_backend import backend_variant
 from precast.compiling.observers import captures
 from precast.compiling.publish import Built, compile_planned, identity_of_frame, publish
-from precast.compiling.retry_static import SymbolsRefused, due_to_symbols, dynamic_of, symbolic_build, with_symbols_or_without
 from precast.compiling.target_choice import likely_family, target_of
 from precast.compiling.unstable_constants import why_unsteady
 from precast.lowering.decompositions import DECOMPOSITIONS

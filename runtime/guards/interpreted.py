@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from precast.artifact_store.format.guard_table import GuardRow
 from precast.artifact_store.format.guards import Guard, Path, Predicate
+from precast.artifact_store.format.packed_guards import GuardRow
 from precast.runtime.guards.compiled import Checker, compile_checker
 from precast.runtime.guards.predicates import OF_CLASS, ORDER, RELATIONS, VALUE_RULES
 from precast.runtime.guards.rule import DIGESTS, Places, RelationRule, ValueRule

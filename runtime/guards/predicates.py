@@ -2,7 +2,7 @@
 
 A new predicate is a member of `Predicate` (`artifact_store/format/guards.py`), a row in one of the families that are put together here, and
 values that hold and that fail in `tests/runtime/guards/guard_examples.py`; its constant may be plain data of any form, but lists of paths
-are stored compactly only where `artifact_store/format/guard_table.py` knows them. `rule.py` describes the fields of a row.
+are stored compactly only where `artifact_store/format/packed_guards.py` knows them. `rule.py` describes the fields of a row.
 
 The engines, in the order in which a program meets them:
 

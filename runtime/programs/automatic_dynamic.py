@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from precast.artifact_store.format.guard_table import GuardRow
 from precast.artifact_store.format.guards import Path, Predicate
+from precast.artifact_store.format.packed_guards import GuardRow
 from precast.artifact_store.format.tagged_constants import tag, untag
 from precast.runtime.paths.paths import PathError, resolve
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from precast.artifact_store import Manifest
-from precast.artifact_store.format.guard_table import GuardRow
+from precast.artifact_store.format.packed_guards import GuardRow
 from precast.runtime.common import torch_support
 from precast.runtime.common.errors import (
     BackendError,

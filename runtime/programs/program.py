@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from precast.artifact_store import Manifest, StoreError
-from precast.artifact_store.format.guard_table import GuardRow
 from precast.artifact_store.format.guards import Guard
+from precast.artifact_store.format.packed_guards import GuardRow
 from precast.artifact_store.format.records import FrameRecord
 from precast.artifact_store.trust.trusted import Trusted
 from precast.runtime.common import torch_support

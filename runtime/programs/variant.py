@@ -12,9 +12,9 @@ import torch
 
 from precast.artifact_store import Manifest
 from precast.artifact_store.format.errors import RecordError
-from precast.artifact_store.format.guard_table import GuardRow
 from precast.artifact_store.format.guards import Guard, Path, Predicate
 from precast.artifact_store.format.manifest import guard_rows
+from precast.artifact_store.format.packed_guards import GuardRow
 from precast.artifact_store.format.records import FrameRecord, GraphInput
 from precast.artifact_store.trust.trusted import Trusted, content_of
 from precast.runtime.common.errors import LoadError

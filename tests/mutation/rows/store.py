@@ -418,7 +418,7 @@ ROWS = (
         "artifact_store/format/guards.py",
         'digest.update("\\x1f".join(guard.sort_key()).encode())',
         'digest.update("\\x1f".join(guard.sort_key()[:2]).encode())',
-        f"{MANIFEST} tests/artifact_store/test_guard_table.py",
+        f"{MANIFEST} tests/artifact_store/test_packed_guards.py",
     ),
     Mutant(
         "the guard hash knows the order given",
@@ -432,7 +432,7 @@ ROWS = (
         "artifact_store/format/guards.py",
         'return f"{type(value).__name__}={value!r}"',
         "return str(value) if value is not True else '1'",
-        f"{MANIFEST} tests/artifact_store/test_guard_table.py {WRITES}",
+        f"{MANIFEST} tests/artifact_store/test_packed_guards.py {WRITES}",
     ),
     Mutant(
         "keys of a packed map are in the order given",

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from precast.artifact_store import Predicate, Store
-from precast.artifact_store.format.guard_table import pack_guards, unpack_guards
 from precast.artifact_store.format.manifest import guard_rows
+from precast.artifact_store.format.packed_guards import pack_guards, unpack_guards
 from precast.runtime.guards import rule as guard_rule
 from precast.runtime.guards import table_protocols
 from precast.runtime.guards.evaluate import evaluate, failure

@@ -16,7 +16,7 @@ from precast.artifact_store.format.guards import Guard, Path, Predicate
 from precast.artifact_store.format.import_names import Untaggable, object_name
 from precast.artifact_store.format.tagged_constants import tag
 from precast.capture.common.source_paths import NotPortable, SourceContext
-from precast.capture.guards.attribute_tables import REGISTERS
+from precast.capture.guards.lookup_guards import REGISTERS
 from precast.runtime.fingerprint.classes import Known, can_change, class_digest, is_versioned, looked_up
 from precast.runtime.paths.fake_tensors import class_of
 from precast.runtime.paths.paths import PathError

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from precast.artifact_store.format.errors import DamagedRecord
-from precast.artifact_store.format.guard_table import pack_guards, unpack_guards
 from precast.artifact_store.format.msgpack import pack, unpack
+from precast.artifact_store.format.packed_guards import pack_guards, unpack_guards
 
 LAYER = (("local", "self"), ("submodule", "layers"), ("submodule", "0"))
 ROWS = (
