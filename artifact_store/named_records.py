@@ -9,8 +9,7 @@ from precast.artifact_store.format import layout
 from precast.artifact_store.format.errors import DamagedRecord, RecordError
 from precast.artifact_store.format.msgpack import Data, digest, pack, unpack
 from precast.artifact_store.tiers.tier import Tier
-from precast.artifact_store.trust.policy import Policy
-from precast.artifact_store.trust.trusted import Trusted, admit
+from precast.artifact_store.trust.trusted import Policy, Trusted, admit
 
 Record = dict[str, Data]
 _MAGIC = "precast-record-1"

@@ -25,8 +25,7 @@ from precast.artifact_store.place import default_root
 from precast.artifact_store.tiers.disk_errors import advice, cure
 from precast.artifact_store.tiers.folder import Folder
 from precast.artifact_store.tiers.tier import Stamp, Tier
-from precast.artifact_store.trust.policy import LOCAL, Policy
-from precast.artifact_store.trust.trusted import Trusted, admit, admit_manifest
+from precast.artifact_store.trust.trusted import LOCAL, Policy, Trusted, admit, admit_manifest
 
 log = logging.getLogger("precast.store")
 NOWHERE = Path(os.devnull)

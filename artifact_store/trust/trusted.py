@@ -14,8 +14,25 @@ from typing import Generic, TypeVar, final
 
 from precast.artifact_store.format.errors import Untrusted
 from precast.artifact_store.format.manifest import Manifest
-from precast.artifact_store.format.origin import MADE_HERE, Origin
-from precast.artifact_store.trust.policy import LOCAL, Policy
+from precast.artifact_store.format.origin import FOLDER, MADE_HERE, PROCESS, Origin
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Accepts what comes from tiers of these kinds. Digests are compared whatever the policy says."""
+
+    kinds: frozenset[str]
+
+    def refusal(self, origin: Origin) -> str:
+        """Why content from there may not execute, as a sentence; empty where it may."""
+        if origin.kind in self.kinds:
+            return ""
+        return f"{origin} may not become code here: its origin is of kind {origin.kind!r}, and trusted are {', '.join(sorted(self.kinds))}"
+
+
+LOCAL = Policy(frozenset({FOLDER, PROCESS}))
+"""A folder of this machine, which its user alone can write (mode 0700), and what this process made itself."""
+
 
 Content = TypeVar("Content")
 Part = TypeVar("Part")

@@ -11,7 +11,7 @@ import torch
 
 from precast.artifact_store.format.guards import Guard, Path, Predicate, Step
 from precast.artifact_store.format.tagged_constants import tag
-from precast.runtime.paths.module_hooks import HOOKS_OF, flagged
+from precast.runtime.paths.paths import HOOKS_OF, flagged
 
 ValueOf = Callable[[Path], Any]
 _GLOBAL = tuple(("global", torch.nn.modules.module.__name__, f"_global{name}") for name in HOOKS_OF)

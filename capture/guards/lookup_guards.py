@@ -2,7 +2,7 @@
 
 A module's parameters, buffers and submodules are found only where its own `__dict__`, its class and the earlier registers lack the name; an
 entry added there later hides what was found. The same holds for what an object gets from its class: for most of that the tracer guards the
-object's `__dict__` itself, name by name (`capture/soundness/dynamo_faults.py` does for the rest).
+object's `__dict__` itself, name by name (`capture/soundness/attribute_lookup.py` does for the rest).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What host programs for CUDA call beside `host_shims.SHIMS`: torch's shims of libtorch_cuda and the driver's own functions.
+"""What host programs for CUDA call beside `codegen/host/shims.py`: torch's shims of libtorch_cuda and the driver's own functions.
 
 The driver's prototypes follow its documentation, handles as pointers: no CUDA header is needed, and build machines have none.
 """

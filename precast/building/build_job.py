@@ -22,9 +22,9 @@ from precast.runtime.common.errors import CompilerBroken, OptionError, StoreUnwr
 from precast.runtime.directives.dynamic_marks import marked
 from precast.runtime.dispatch.call_site import Site
 from precast.runtime.frames.entry import Entry
+from precast.runtime.programs.fallback import recall
 from precast.runtime.programs.identity import Settings
 from precast.runtime.programs.program import Program
-from precast.runtime.programs.skip_records import recall
 from precast.runtime.settings.options import merge_options
 from precast.runtime.targets.ladder import NATIVE, resolve, runs, serves
 from precast.runtime.targets.shared_object import mounted_noexec

@@ -13,8 +13,8 @@ from precast.artifact_store import Store
 from precast.capture import CapturedFrame, CaptureRefused, GraphBreak
 from precast.compiling.observers import captures
 from precast.runtime.api.compile import compile_with
+from precast.runtime.common.errors import public
 from precast.runtime.common.notebook import Shown
-from precast.runtime.common.public import public
 from precast.runtime.dispatch.callee_programs import forget_store
 from precast.runtime.paths.paths import describe
 from precast.runtime.programs.identity import Settings

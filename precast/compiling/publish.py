@@ -15,7 +15,7 @@ from precast.runtime.common.log import logger
 from precast.runtime.programs.program import Program
 from precast.runtime.targets.versions import LOWERING_VERSION, python_minor, torch_minor
 
-LEASE_SECONDS = 600.0
+PATIENCE_SECONDS = 600.0
 """How long another process is waited for that compiles the same artifact."""
 
 
@@ -113,7 +113,7 @@ def publish(
     store: Store,
     watch: Stopwatch,
     *,
-    patience: float = LEASE_SECONDS,
+    patience: float = PATIENCE_SECONDS,
     keep_here: Callable[[], str] = lambda: "",
 ) -> Published:
     """Compile the artifact and put it into `store`, unless another process did so while the lease was waited for.

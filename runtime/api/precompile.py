@@ -12,9 +12,8 @@ from typing import Any
 
 from precast.artifact_store import Manifest
 from precast.runtime.api.compile import StoreLike, open_store, site_of
-from precast.runtime.common.errors import OptionError, PrecastError
+from precast.runtime.common.errors import OptionError, PrecastError, public
 from precast.runtime.common.notebook import Shown
-from precast.runtime.common.public import public
 from precast.runtime.common.upward_imports import STAND_INS
 from precast.runtime.directives.dynamic_marks import marked
 from precast.runtime.dispatch.call_site import Site

@@ -12,11 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from precast.runtime.common.public import public
-
 if TYPE_CHECKING:
     from precast.artifact_store import Manifest
     from precast.artifact_store.format.guards import Guard
+from typing import TypeVar
+
+C = TypeVar("C", bound=type)
+
+
+def public(cls: C) -> C:
+    """A decorator of classes that users meet: tracebacks, pickles and messages name them as `precast.X`, which `precast` resolves."""
+    cls.__module__ = "precast"
+    return cls
 
 
 @public

@@ -25,7 +25,7 @@ from precast.runtime.frames import call_interception
 from precast.runtime.frames.entry import Entry
 from precast.runtime.frames.lambda_lift import Shell
 from precast.runtime.frames.rewritten_code import OWN_CODE
-from precast.runtime.programs import skip_records
+from precast.runtime.programs import fallback
 from precast.runtime.programs.identity import Identity, Settings, callee_identity
 from precast.runtime.programs.program import Program
 from precast.runtime.settings import stance
@@ -188,7 +188,7 @@ class Group:
         found = self._found_function(code, namespace)
         store, key = self.settings.store, found.identity.key
         if not store.variants(key):
-            if skip_records.recall(store, key, compiles=not self.settings.require_hit):
+            if fallback.recall(store, key, compiles=not self.settings.require_hit):
                 return _PLAIN
             if not (names_torch(code, namespace) or holds_tensor(tuple(frame.f_locals.values()))):
                 known.tries += 1

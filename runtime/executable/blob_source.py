@@ -12,8 +12,7 @@ from typing import Protocol
 
 from precast.artifact_store import Manifest
 from precast.artifact_store.format.msgpack import digest
-from precast.artifact_store.trust.policy import LOCAL
-from precast.artifact_store.trust.trusted import Trusted, admit, admit_manifest
+from precast.artifact_store.trust.trusted import LOCAL, Trusted, admit, admit_manifest
 
 
 class BlobSource(Protocol):

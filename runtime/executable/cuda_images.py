@@ -1,4 +1,7 @@
-"""How libraries for CUDA targets are loaded: functions of the driver by name, and kernels' images as the driver takes them."""
+"""What a library for a CUDA target needs before it is loaded: functions of the driver by name, and images as the driver takes them.
+
+The library loads the images itself (`load_kernel` in `codegen/cuda/templates.py`).
+"""
 
 from __future__ import annotations
 

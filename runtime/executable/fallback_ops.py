@@ -13,7 +13,7 @@ import torch
 from precast.runtime.common.errors import LoadError
 from precast.runtime.executable.run_errors import leave_exception
 from precast.runtime.executable.triton_launch import LAUNCH, launcher
-from precast.runtime.native.tensor_handles import new_handle, take_handle
+from precast.runtime.native.torch_symbols import new_handle, take_handle
 
 _CALL = ctypes.CFUNCTYPE(
     ctypes.c_int32,

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from precast.artifact_store.format.guards import Path, Predicate
-from precast.runtime.guards.rule import SEVERAL_OBJECTS, Finding, Places, RelationRule, Writer
-from precast.runtime.guards.table_protocols import Live, Opaque, Recorder
+from precast.runtime.guards.rule import SEVERAL_OBJECTS, Finding, Live, Opaque, Places, Recorder, RelationRule, Writer
 from precast.runtime.native.kinds import Kind
 from precast.runtime.paths.fake_tensors import address
 from precast.runtime.paths.paths import describe

@@ -16,13 +16,15 @@ from precast.runtime.guards.rule import (
     Constant,
     Covered,
     Finding,
+    Live,
+    Opaque,
     Places,
+    Recorder,
     RelationRule,
     Rule,
     ValueRule,
     Writer,
 )
-from precast.runtime.guards.table_protocols import Live, Opaque, Recorder
 from precast.runtime.guards.value_predicates import shown
 from precast.runtime.native.kinds import Slot
 from precast.runtime.paths.paths import describe

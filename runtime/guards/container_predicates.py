@@ -11,8 +11,7 @@ from typing import Any
 from precast.artifact_store.format.guards import Path, Predicate
 from precast.artifact_store.format.import_names import type_name
 from precast.artifact_store.format.tagged_constants import tag, untag
-from precast.runtime.guards.rule import Constant, Covered, Finding, ValueRule, Writer
-from precast.runtime.guards.table_protocols import Opaque, Recorder
+from precast.runtime.guards.rule import Constant, Covered, Finding, Opaque, Recorder, ValueRule, Writer
 from precast.runtime.paths.paths import describe_constant
 
 # -- LENGTH, EMPTY

@@ -12,7 +12,8 @@ The engines, in the order in which a program meets them:
   takes longer than these checks do, and a server's first answer waits for it.
 * **Generated Python** (`compiled.py`, field `emit`): all later checks where there is no native runtime, and where the native table has
   no hit; and at each call those guards that a native table cannot say.
-* **Native table** (`recorder.py` and its neighbours, `native/table.c`; fields `record`, `record_tensor`, `covered`): recorded
+* **Native table** (`recorder.py` and its neighbours, `runtime/native/src/guard_table_check.c`; fields `record`, `record_tensor`,
+`covered`): recorded
   when a variant is hit for the second time, and from then on the first check of each call. It compares memory with what the guards read
   when they last held, and never evaluates a predicate again.
 

@@ -12,8 +12,7 @@ from precast.artifact_store.format.expressions import evaluate as evaluate_expre
 from precast.artifact_store.format.expressions import function_of, leaves, postfix, show_leaf, source, text
 from precast.artifact_store.format.guards import Path, Predicate
 from precast.runtime.common.eval_frame import GlobalStateGuard
-from precast.runtime.guards.rule import SEVERAL_OBJECTS, Constant, Finding, Places, RelationRule, Writer
-from precast.runtime.guards.table_protocols import Live, Opaque, Recorder
+from precast.runtime.guards.rule import SEVERAL_OBJECTS, Constant, Finding, Live, Opaque, Places, Recorder, RelationRule, Writer
 from precast.runtime.paths.paths import describe
 from precast.runtime.paths.torch_state import global_state
 

@@ -1,5 +1,6 @@
-"""The form of a predicate's row: one field for each engine that checks guards. `predicates.py` holds the table and says which engine runs
-when.
+"""The form of a predicate's row, one field for each engine that checks guards, and what the rows see of the native table.
+
+`predicates.py` holds the table of rows and says which engine runs when.
 """
 
 from __future__ import annotations
@@ -10,8 +11,79 @@ from enum import Flag, auto
 from typing import Any, Protocol
 
 from precast.artifact_store.format.guards import Path, Predicate
-from precast.runtime.guards.table_protocols import Recorder
+from precast.runtime.native.kinds import Slot
 from precast.runtime.paths.paths import resolve, resolve_all
+
+
+class Opaque(Exception):
+    """The read depends on something that cannot be watched (a property, `__getattr__`, a C getter): Python evaluates it at each call."""
+
+
+class Live:
+    """A place that has another object at each call, and is checked by value. `number`: the index of its value in the table, for a dict that
+    of its first value; `whole`: that of the dict itself.
+    """
+
+    __slots__ = ("number", "value", "whole")
+
+    def __init__(self, number: int, value: Any, whole: int | None = None) -> None:
+        self.number = number
+        self.value = value
+        self.whole = number if whole is None else whole
+
+
+class Reads(Protocol):
+    """Collects what an attribute look-up has read."""
+
+    def slot(self, owner: Any, kind: Slot) -> None:
+        """This pointer of an object stays what it is."""
+
+    def key(self, namespace: dict[Any, Any], name: Any) -> None:
+        """The dict keeps this value under the key, or keeps lacking the key."""
+
+    def cls(self, cls: type) -> None:
+        """The class and its bases keep their attributes: CPython's version tag of the class stays what it is."""
+
+
+class Recorder(Reads, Protocol):
+    """A guard table being recorded. Every method raises Opaque for what the table has no entry for."""
+
+    table: Any
+    """The native table; its methods append entries."""
+
+    def whole(self, namespace: dict[Any, Any]) -> None:
+        """The dict keeps its keys and values."""
+
+    def once(self, kind: str, value: Any) -> None:
+        """An entry made by the native table's method of this name, once for each object."""
+
+    def tensor(self, value: Any) -> None:
+        """A tensor that lives on keeps its class and metadata."""
+
+    def own(self, value: Any) -> dict[str, Any]:
+        """The object's own `__dict__`, which stays this dict."""
+
+    def a_dict(self, value: Any) -> dict[Any, Any]:
+        """The value itself, where it is a dict."""
+
+    def attribute(self, value: Any, name: str) -> Any:
+        """`getattr(value, name)`, or `attribute_lookup.ABSENT`; what the look-up depends on is recorded."""
+
+    def lacks_on_class(self, cls: type, name: str) -> bool:
+        """Whether no instance of `cls` without attributes of its own has an attribute `name`; what that depends on is recorded."""
+
+    def place(self, path: Path) -> Any:
+        """What the path leads to: a Live, or an object that lives on."""
+
+    def compares_value_only_by_type(self, path: Path) -> bool:
+        """Whether the guards on the number or string at `path` ask for its class alone."""
+
+    def compares_tensor(self, path: Path) -> bool:
+        """Whether entries compare the metadata and the own attributes of the call's tensor at `path`, as its TENSOR guard asks."""
+
+    def own_attributes(self, place: Live) -> int:
+        """Index of the first of the attributes that a tensor of the call has of its own: their names and order are recorded."""
+
 
 Constant = Any
 """What a guard compares with: plain data, `artifact_store/format/guards.py` says for each predicate which."""
@@ -115,18 +187,23 @@ class RelationRule:
 
 Rule = ValueRule | RelationRule
 
+
 __all__ = [
     "BEFORE_OTHERS",
-    "DIGESTS",
-    "SEVERAL_OBJECTS",
-    "USUAL",
     "Constant",
     "Covered",
+    "DIGESTS",
     "Emit",
     "Finding",
+    "Live",
+    "Opaque",
     "Places",
+    "Reads",
+    "Recorder",
     "RelationRule",
     "Rule",
+    "SEVERAL_OBJECTS",
+    "USUAL",
     "ValueRule",
     "Writer",
 ]

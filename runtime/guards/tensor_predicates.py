@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from precast.artifact_store.format.guards import Path, Predicate
-from precast.runtime.guards.rule import BEFORE_OTHERS, Constant, Covered, Finding, ValueRule, Writer
-from precast.runtime.guards.table_protocols import Live, Opaque, Recorder
+from precast.runtime.guards.rule import BEFORE_OTHERS, Constant, Covered, Finding, Live, Opaque, Recorder, ValueRule, Writer
 from precast.runtime.guards.tensor_spec import MARKS, describe_tensor, spec_fits, spec_of
 from precast.runtime.guards.value_predicates import shown, type_condition
 from precast.runtime.native.kinds import Slot

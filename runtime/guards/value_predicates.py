@@ -12,8 +12,7 @@ import torch
 from precast.artifact_store.format.guards import Path, Predicate
 from precast.artifact_store.format.import_names import Untaggable, find_object, is_method_of_object, named, same_object, type_name
 from precast.artifact_store.format.tagged_constants import equals, tag
-from precast.runtime.guards.rule import Constant, Covered, Finding, ValueRule, Writer
-from precast.runtime.guards.table_protocols import Opaque, Recorder
+from precast.runtime.guards.rule import Constant, Covered, Finding, Opaque, Recorder, ValueRule, Writer
 from precast.runtime.guards.tensor_spec import describe_tensor, spec_of
 from precast.runtime.native.kinds import Slot
 from precast.runtime.paths.fake_tensors import class_of

@@ -15,10 +15,9 @@ from precast.artifact_store.format.records import GraphInput, GraphOutput, Tenso
 from precast.artifact_store.trust.trusted import Trusted
 from precast.runtime.common.errors import LoadError
 from precast.runtime.executable.blob_source import BlobSource
-from precast.runtime.executable.calling_convention import Finish, GraphSpec, is_plain, raw_kinds
+from precast.runtime.executable.calling_convention import Finish, GraphSpec, graph_outputs, is_plain, raw_kinds
 from precast.runtime.executable.constants import Constants
 from precast.runtime.executable.library import Library, graph_library
-from precast.runtime.executable.outputs import graph_outputs
 from precast.runtime.executable.subclasses import wrapped_call
 from precast.runtime.loading.launcher import library_call
 from precast.runtime.settings.options import CudaGraphOptions

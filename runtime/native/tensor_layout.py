@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from precast.runtime.native.tensor_handles import new_handle, take_handle
-from precast.runtime.native.torch_symbols import resolve_symbol
+from precast.runtime.native.torch_symbols import new_handle, resolve_symbol, take_handle
 
 _WRAP = "_Z16THPVariable_WrapRKN2at10TensorBaseE"
 _LIKELY_POINTER = 1 << 20

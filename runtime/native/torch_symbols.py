@@ -1,4 +1,4 @@
-"""Addresses of C symbols of torch and of a device's driver, as this process has them loaded."""
+"""Torch from C: addresses of its symbols and of a device's driver, as this process has them loaded, and tensors as handles of its C ABI."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import os
 
 import torch
+from torch._C import _aoti
 
 from precast.runtime.common.locks import Lock
 from precast.runtime.targets.rules import DeviceLoader
@@ -47,3 +48,21 @@ def driver_of(name: str) -> DeviceLoader | None:
     family = family_of_symbol(name)
     loader: DeviceLoader | None = None if family is None else load(family.loader)
     return loader
+
+
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+_capsule_new = ctypes.pythonapi.PyCapsule_New
+_capsule_new.restype, _capsule_new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+
+
+def new_handle(tensor: torch.Tensor) -> int:
+    """A new AtenTensorHandle on `tensor`, owned by whoever takes it."""
+    pointer: int = _capsule_pointer(_aoti.unsafe_alloc_void_ptr_from_tensor(tensor), None)
+    return pointer
+
+
+def take_handle(handle: int) -> torch.Tensor:
+    """The tensor that `handle` owns; the handle is consumed (torch's function for a single tensor would leave it)."""
+    tensor: torch.Tensor = _aoti.alloc_tensors_by_stealing_from_void_ptrs([_capsule_new(handle, None, None)])[0]
+    return tensor

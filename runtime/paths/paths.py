@@ -15,7 +15,20 @@ import torch
 from precast.artifact_store.format.guards import Path, Step
 from precast.artifact_store.format.tagged_constants import tag, untag
 from precast.runtime.paths.fake_tensors import class_of
-from precast.runtime.paths.module_hooks import flagged
+
+HOOKS_OF = {
+    "_forward_hooks_with_kwargs": "_forward_hooks",
+    "_forward_hooks_always_called": "_forward_hooks",
+    "_forward_pre_hooks_with_kwargs": "_forward_pre_hooks",
+}
+"""By the name of a table of flags, that of the hooks which have them or not."""
+
+
+def flagged(module: Any, name: str) -> tuple[int, ...]:
+    """Positions of the hooks that are in a table of flags."""
+    tables = module.__dict__
+    return tuple(place for place, key in enumerate(tables[HOOKS_OF[name]]) if key in tables[name])
+
 
 NAMESPACE = "<globals>"
 """Beside the contents of closure cells, which are named by identifiers: where the globals are no module's, their dict."""
@@ -251,4 +264,16 @@ def describe_constant(tagged: Any) -> str:
             return " ".join(map(str, tagged))
 
 
-__all__ = ["PathError", "describe", "describe_constant", "resolve", "resolve_all", "shared_steps", "start", "tag", "walk"]
+__all__ = [
+    "HOOKS_OF",
+    "PathError",
+    "describe",
+    "describe_constant",
+    "flagged",
+    "resolve",
+    "resolve_all",
+    "shared_steps",
+    "start",
+    "tag",
+    "walk",
+]

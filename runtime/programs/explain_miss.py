@@ -9,8 +9,8 @@ from typing import Any
 from precast.artifact_store import Manifest
 from precast.artifact_store.format.errors import Untrusted
 from precast.artifact_store.format.text import many
+from precast.runtime.common.errors import public
 from precast.runtime.common.notebook import Shown
-from precast.runtime.common.public import public
 from precast.runtime.guards.evaluate import failure
 from precast.runtime.loading.compatibility import why_not
 from precast.runtime.programs.identity import program_key

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+
+from precast.artifact_store import Store, StoreError
 from precast.runtime.common.log import logger, warn
-from precast.runtime.programs import skip_records
+from precast.runtime.programs import fallback
 from precast.runtime.programs.interfaces import Configured
+from precast.runtime.targets.versions import LOWERING_VERSION, python_minor, torch_minor
 
 
 class Eagerly:
@@ -31,11 +35,11 @@ class Eagerly:
         """Spare other processes the attempt. `graph`: it could be compiled, and what came of it not be stored."""
         program = self._program
         if program.backend is None and program.options["store_results"]:
-            skip_records.remember(program.store, program.key, reason, graph)
+            fallback.remember(program.store, program.key, reason, graph)
 
     def recall(self) -> None:
         """Skip what an earlier process found out to be no use."""
-        reason = skip_records.recall(self._program.store, self._program.key, compiles=not self._program.require_hit)
+        reason = fallback.recall(self._program.store, self._program.key, compiles=not self._program.require_hit)
         if reason:
             self.skip(reason)
 
@@ -52,4 +56,27 @@ class Eagerly:
         self.skipped = False
 
 
-__all__ = ["Eagerly"]
+def _name(key: str) -> str:
+    return hashlib.sha256(repr((key, LOWERING_VERSION, torch_minor(), python_minor())).encode()).hexdigest()[:40]
+
+
+def remember(store: Store, key: str, reason: str, graph: bool = False) -> None:
+    """Record that the program of this key runs as plain Python, and why. `graph`: it was compiled, but the result could not be stored."""
+    if store.readonly:
+        return
+    try:
+        store.put_record("skips", _name(key), {"program": key, "reason": reason, "graph": graph})
+    except StoreError as error:
+        logger("runtime").info("%s: that it is not compiled itself was not stored: %s", key, error)
+
+
+def recall(store: Store, key: str, compiles: bool) -> str:
+    """Why the program of this key runs as plain Python; "" without a record. `compiles`: this process may compile it for itself only."""
+    record = store.record("skips", _name(key))
+    if record is None or record.get("program") != key or (record.get("graph") and compiles):
+        return ""
+    reason = record.get("reason")
+    return reason if isinstance(reason, str) else ""
+
+
+__all__ = ["Eagerly", "recall", "remember"]

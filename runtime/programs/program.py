@@ -23,7 +23,7 @@ from precast.runtime.frames.lambda_lift import Shell
 from precast.runtime.frames.rewritten_code import Resume, build
 from precast.runtime.guards.evaluate import first_failure
 from precast.runtime.loading.compatibility import why_not
-from precast.runtime.programs import single_flight, skip_records
+from precast.runtime.programs import fallback, single_flight
 from precast.runtime.programs.compile_hook import compiler, one_at_a_time
 from precast.runtime.programs.fallback import Eagerly
 from precast.runtime.programs.identity import Identity, Settings
@@ -201,7 +201,7 @@ class Program:
             return "hit", found, ""
         if self.eagerly.skipped:
             return "skipped", "", self.eagerly.reason
-        if self.options["store_results"] and not skip_records.recall(self.store, self.key, compiles=False):
+        if self.options["store_results"] and not fallback.recall(self.store, self.key, compiles=False):
             self._check_store()
         turn = single_flight.begin(self, local_values)
         single_flight.wait(turn, lambda: bool(known()) or self.eagerly.skipped)

@@ -14,6 +14,7 @@ and a compile inside of another compile does not wait.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 import time
@@ -21,19 +22,60 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from precast.artifact_store.local.leases import Lease, Watch, pauses
 from precast.runtime.common.log import logger
-from precast.runtime.programs.call_kind import call_kind
+from precast.runtime.paths.torch_state import global_state
 from precast.runtime.programs.interfaces import Configured
+
+_DEPTH = 4
+_ITEMS = 64
+"""How deep containers are searched, and how many of their items count."""
+_BY_VALUE = (bool, type(None), str, bytes, torch.dtype, torch.device, torch.layout)
+_NUMBERS = (int, float, complex)
+
+
+def call_kind(local_values: Mapping[str, Any], of: tuple[str, ...], exact: bool) -> str:
+    """A digest of the arguments' types and of torch's state during the call; the same in every process.
+
+    `of`: further texts that tell calls apart. `exact`: sizes and numbers count, for programs without symbolic sizes. Two calls of one kind
+    may need two artifacts, and calls of two kinds may share one: that costs time and nothing else.
+    """
+    whole = (of, sorted(global_state().items()), _items(local_values, exact, _DEPTH))
+    return hashlib.sha256(repr(whole).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _items(values: Mapping[Any, Any], exact: bool, depth: int) -> list[Any]:
+    first = list(values.items())[:_ITEMS]
+    return [(key if type(key) in (str, int) else type(key).__qualname__, _kind(value, exact, depth - 1)) for key, value in first]
+
+
+def _kind(value: Any, exact: bool, depth: int) -> Any:
+    kind = type(value)
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    if kind in _NUMBERS:
+        return value if exact else name
+    if kind in _BY_VALUE:
+        return value
+    if isinstance(value, torch.Tensor):
+        size = tuple(value.shape) if exact and not value.is_nested else value.dim()
+        return name, str(value.dtype), value.device.type, str(value.layout), value.requires_grad, size
+    if isinstance(value, torch.nn.Module):
+        return name, value.training
+    if kind in (tuple, list) and depth:
+        return name, len(value), [_kind(item, exact, depth - 1) for item in value[:_ITEMS]]
+    if kind is dict and depth:
+        return name, len(value), _items(value, exact, depth)
+    return name
+
 
 PATIENCE = 600.0
 """Seconds after which a waiting process compiles without the turn."""
 OTHERS = 2
 """How many holders' artifacts may not fit before a waiting process compiles: sizes that vary are symbolic from the second artifact on."""
-
 _KEY_SHOWN = 100
 """Characters of a program's key in the names of its turns, which are file names and so limited in length."""
-
 Served = Callable[[], bool]
 _held: set[str] = set()
 """Paths of the leases that this process holds as turns; between its own threads the tracer's lock does the same."""
@@ -179,4 +221,5 @@ def patience() -> float:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_held.clear)
 
-__all__ = ["OTHERS", "PATIENCE", "Turn", "begin", "give_up", "name_of", "patience", "wait", "within"]
+
+__all__ = ["OTHERS", "PATIENCE", "Turn", "begin", "call_kind", "give_up", "name_of", "patience", "wait", "within"]

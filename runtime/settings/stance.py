@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 
 from torch.utils._contextlib import _DecoratorContextManager
 
-from precast.runtime.common.errors import OptionError, RegionError
+from precast.runtime.common.errors import OptionError, RegionError, public
 from precast.runtime.common.eval_frame import eval_frame
-from precast.runtime.common.public import public
 from precast.runtime.settings.backends import Backend, CompilerFunction, make_backend
 
 STANCES = ("default", "force_eager", "eager_on_recompile", "fail_on_recompile", "eager_then_compile", "aot_eager_then_compile")

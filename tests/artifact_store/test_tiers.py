@@ -15,7 +15,7 @@ from precast.artifact_store.format.msgpack import digest, pack, unpack
 from precast.artifact_store.format.origin import FOLDER, PROCESS
 from precast.artifact_store.tiers.folder import Folder
 from precast.artifact_store.tiers.tier import Tier
-from precast.artifact_store.trust.policy import LOCAL, Policy
+from precast.artifact_store.trust.trusted import LOCAL, Policy
 from tests.artifact_store.memory_tier import KIND, Memory
 from tests.artifact_store.sample import complete, make
 

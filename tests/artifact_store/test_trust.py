@@ -10,8 +10,7 @@ import pytest
 from precast.artifact_store import Manifest
 from precast.artifact_store.format.errors import Untrusted
 from precast.artifact_store.format.origin import FOLDER, MADE_HERE, Origin
-from precast.artifact_store.trust.policy import LOCAL
-from precast.artifact_store.trust.trusted import Trusted, admit, content_of, made_here
+from precast.artifact_store.trust.trusted import LOCAL, Trusted, admit, content_of, made_here
 from tests.artifact_store.sample import fill, make
 
 STORED = Origin(FOLDER, "/srv/store", "programs/a/b.msgpack")

@@ -72,8 +72,8 @@ def run(path: str, name: str) -> None:
     from precast.artifact_store.format.guards import Guard
     from precast.artifact_store.format.records import FrameRecord, GraphInput, GraphOutput
     from precast.artifact_store.trust.trusted import made_here
+    from precast.runtime.executable.calling_convention import graph_outputs
     from precast.runtime.executable.constants import Constants
-    from precast.runtime.executable.outputs import graph_outputs
     from precast.runtime.fingerprint.validate import changed_code
     from precast.runtime.frames.entry import LocalsOf, entry_of
     from precast.runtime.frames.rewritten_code import build

@@ -11,8 +11,7 @@ from precast.artifact_store.format.records import TensorConstant
 from precast.artifact_store.trust.trusted import made_here
 from precast.capture import CapturedFrame
 from precast.capture.capture import called
-from precast.runtime.executable.calling_convention import graph_inputs
-from precast.runtime.executable.outputs import graph_outputs
+from precast.runtime.executable.calling_convention import graph_inputs, graph_outputs
 from precast.runtime.frames.entry import LocalsOf, entry_of
 from precast.runtime.frames.rewritten_code import build
 from precast.runtime.paths.paths import resolve

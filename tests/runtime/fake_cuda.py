@@ -19,8 +19,7 @@ from precast.runtime.cuda_graphs.graphs import Capturable, CaptureFailed, CudaGr
 from precast.runtime.cuda_graphs.native_replay import FUNCTIONS, NativePlayer
 from precast.runtime.executable.calling_convention import Finish, GraphSpec
 from precast.runtime.executable.graph_call import graph_call
-from precast.runtime.native.tensor_handles import new_handle, take_handle
-from precast.runtime.native.torch_symbols import resolve_symbol
+from precast.runtime.native.torch_symbols import new_handle, resolve_symbol, take_handle
 from precast.runtime.settings.options import CudaGraphOptions
 
 _POINTER = ctypes.c_void_p

@@ -33,7 +33,7 @@ MAX_MEMBERS = 128
 MAX_SMALL = 1 << 22
 """Points of a kernel on a GPU up to which its launch counts."""
 MAX_REPEATS = 16
-"""The same for values that several passes over one row need (a row is not kept between passes): one exponential more, but not two."""
+"""As MAX_RECOMPUTE, for values that several passes over one row need (a row is not kept between passes): one exponential more, not two."""
 
 
 @dataclass
@@ -115,7 +115,7 @@ def _try(state: Fusion, facts: KernelFacts, producer: int, consumer: int, sole: 
         return False
     if pointwise_only and (a.reducing or b.reducing):
         return False
-    reason = _why_not(state, facts, a, b, survivors)
+    reason = _merged_or_reason(state, facts, a, b, survivors)
     if isinstance(reason, str):
         state.refused.add(key)
         if not sole or not survivors:
@@ -134,7 +134,7 @@ def _union(state: Fusion, producer: int, consumer: int, merged: Group) -> None:
         table[consumer] = {state.owner[g] for g in table[consumer] | table.pop(producer)} - {consumer}
 
 
-def _why_not(state: Fusion, facts: KernelFacts, a: Group, b: Group, survivors: list[str]) -> Group | str:
+def _merged_or_reason(state: Fusion, facts: KernelFacts, a: Group, b: Group, survivors: list[str]) -> Group | str:
     """The merged group, or the sentence that says why there is none."""
     if len(a.members) + len(b.members) > MAX_MEMBERS or len(a.loads | b.loads) + len(a.stores | b.stores) > MAX_BUFFERS:
         return "the kernel would use too many buffers at once"

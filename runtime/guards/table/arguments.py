@@ -9,9 +9,8 @@ import torch
 from precast.artifact_store.format.guards import Guard, Path
 from precast.artifact_store.format.tagged_constants import untag
 from precast.runtime.guards.predicates import VALUE_RULES
-from precast.runtime.guards.rule import Covered
+from precast.runtime.guards.rule import Covered, Live, Opaque, Recorder
 from precast.runtime.guards.table.attribute_lookup import ABSENT, find_on_class, plain_lookup
-from precast.runtime.guards.table_protocols import Live, Opaque, Recorder
 from precast.runtime.guards.tensor_spec import MARKS
 from precast.runtime.native.kinds import Kind
 

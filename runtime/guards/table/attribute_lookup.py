@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from precast.runtime.guards.rule import Opaque, Reads
 from precast.runtime.guards.table.known_getattribute import known_kind
-from precast.runtime.guards.table_protocols import Opaque, Reads
 from precast.runtime.native.kinds import Slot
 
 ABSENT: Any = object()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from typing import Any
 
-from precast.runtime.guards.table_protocols import Opaque
+from precast.runtime.guards.rule import Opaque
 from precast.runtime.native.kinds import Slot
 
 

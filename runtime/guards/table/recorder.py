@@ -20,16 +20,14 @@ import torch
 from precast.artifact_store.format.guards import Guard, Path, Predicate
 from precast.artifact_store.format.tagged_constants import untag
 from precast.runtime.guards.predicates import RELATIONS, VALUE_RULES
-from precast.runtime.guards.rule import Covered
+from precast.runtime.guards.rule import Covered, Live, Opaque
 from precast.runtime.guards.table.arguments import live_guard, live_step, live_value, own_attributes
 from precast.runtime.guards.table.attribute_lookup import ABSENT, instance_dict, lacks_on_class, read_attribute
 from precast.runtime.guards.table.heap_reads import TableReads
 from precast.runtime.guards.table.plan import Cells, Plan
-from precast.runtime.guards.table_protocols import Live, Opaque
 from precast.runtime.guards.value_predicates import IMMUTABLE
 from precast.runtime.native.kinds import Slot
-from precast.runtime.paths.module_hooks import HOOKS_OF, flagged
-from precast.runtime.paths.paths import describe, item
+from precast.runtime.paths.paths import HOOKS_OF, describe, flagged, item
 
 _LASTING = (type, types.ModuleType)
 _NOT_LENT = (Live, *_LASTING)

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from precast.artifact_store.format.records import GraphInput, GraphOutput
-from precast.runtime.executable.calling_convention import GraphSpec, graph_inputs, is_plain, raw_kinds, scalar_word
+from precast.runtime.executable.calling_convention import GraphSpec, graph_inputs, graph_outputs, is_plain, raw_kinds, scalar_word
 from precast.runtime.executable.graph_call import weights_stamp
-from precast.runtime.executable.outputs import graph_outputs
 
 WHOLE = torch.arange(24.0)
 

@@ -16,8 +16,7 @@ from precast.artifact_store import Guard, Predicate, Store
 from precast.artifact_store.format.msgpack import digest
 from precast.artifact_store.format.origin import FOLDER, PROCESS
 from precast.artifact_store.format.records import GraphInput
-from precast.artifact_store.trust.policy import Policy
-from precast.artifact_store.trust.trusted import made_here
+from precast.artifact_store.trust.trusted import Policy, made_here
 from precast.runtime.executable import ptx
 from precast.runtime.executable.blob_source import MemoryBlobs
 from precast.runtime.executable.library import Library, graph_library

@@ -13,7 +13,7 @@ from precast.artifact_store import Predicate, Store
 from precast.artifact_store.format.manifest import guard_rows
 from precast.artifact_store.format.packed_guards import pack_guards, unpack_guards
 from precast.runtime.guards import rule as guard_rule
-from precast.runtime.guards import table_protocols
+from precast.runtime.guards import rule as table_protocols
 from precast.runtime.guards.evaluate import evaluate, failure
 from precast.runtime.guards.predicates import FAMILIES, KEEP_MEMORY_SAFE, ORDER, RELATIONS, RULES, VALUE_RULES
 from precast.runtime.guards.rule import Places, RelationRule

@@ -29,8 +29,8 @@ from precast.runtime.common import background
 from precast.runtime.common.errors import Refused
 from precast.runtime.common.log import logger
 from precast.runtime.programs import single_flight
-from precast.runtime.programs.call_kind import call_kind
 from precast.runtime.programs.program import Program
+from precast.runtime.programs.single_flight import call_kind
 from tests.runtime import hand_made_artifacts as standin
 from tests.runtime.hand_made_artifacts import Counting
 
