@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from precast.runtime.common.locks import Lock
-from precast.runtime.common.torch_support import SUPPORTED_TORCH
+from precast.runtime.common.supported_torch import SUPPORTED_TORCH
 from precast.runtime.targets.versions import torch_minor
 
 Given = TypeVar("Given")

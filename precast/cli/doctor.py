@@ -35,7 +35,7 @@ from precast.cli.output import (
     style,
 )
 from precast.report.units import human_size
-from precast.runtime.common.torch_support import RANGE, why_unsupported
+from precast.runtime.common.supported_torch import RANGE, why_unsupported
 from precast.runtime.targets.shared_object import mounted_noexec
 from precast.target_registry import families, load
 

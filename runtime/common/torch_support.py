@@ -9,18 +9,7 @@ import torch
 from precast.runtime.common.eval_frame import MISSING
 from precast.runtime.common.locks import Lock
 from precast.runtime.common.log import logger, warn
-
-SUPPORTED_TORCH = ("2.11", "2.12", "2.13")
-"""Major and minor versions, oldest first."""
-RANGE = f"{SUPPORTED_TORCH[0]} to {SUPPORTED_TORCH[-1]}"
-
-
-def why_unsupported(version: str) -> str:
-    """Why precast does nothing with the torch of this version ("2.13.0+cpu"), as a sentence; empty where it works."""
-    if ".".join(version.split("+")[0].split(".")[:2]) in SUPPORTED_TORCH:
-        return ""
-    return f"this is torch {version}, and precast supports torch {RANGE}: nothing is compiled or loaded"
-
+from precast.runtime.common.supported_torch import why_unsupported
 
 EAGERLY = "programs run as they are written (eagerly)"
 
@@ -64,4 +53,4 @@ def tell(reason: str) -> None:
     logger("runtime").info("%s; %s", reason, EAGERLY)
 
 
-__all__ = ["EAGERLY", "RANGE", "SUPPORTED_TORCH", "broken", "note_broken", "tell", "unsupported", "why_unsupported"]
+__all__ = ["EAGERLY", "broken", "note_broken", "tell", "unsupported"]

@@ -21,7 +21,7 @@ from precast.capture.common import patching
 from precast.capture.common.patching import Patch, named, patched, replaced
 from precast.capture.dynamo import patches as dynamo_patches
 from precast.capture.soundness.tensor_metadata import NOTED
-from precast.runtime.common.torch_support import SUPPORTED_TORCH
+from precast.runtime.common.supported_torch import SUPPORTED_TORCH
 
 ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
 TABLES: dict[str, tuple[Patch[Any], ...]] = {

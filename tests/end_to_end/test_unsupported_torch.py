@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from precast.runtime.common.torch_support import RANGE
+from precast.runtime.common.supported_torch import RANGE
 
 PROGRAM = """
 import sys, warnings, torch

@@ -13,7 +13,7 @@ TORCH = ".".join(importlib.metadata.version("torch").split(".")[:2])
 
 
 def _rows() -> Iterator[Mutant]:
-    for path in sorted((ROOT / "capture").rglob("*dynamo_faults.py")):
+    for path in sorted((ROOT / "capture").rglob("patches.py")):
         text = path.read_text("utf-8")
         tables = [node for node in ast.parse(text).body if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Tuple)]
         for row in (row for table in tables for row in table.value.elts if isinstance(row, ast.Call)):  # type: ignore[attr-defined]

@@ -75,7 +75,7 @@ def test_a_stored_graph_runs(stub: CudaStub, call: Any, monkeypatch: pytest.Monk
 
 
 def test_a_machine_without_a_driver_says_so(stub: CudaStub, monkeypatch: pytest.MonkeyPatch, no_libraries: None) -> None:
-    for module in ("native.cuda_driver", "executable.cuda_loader"):
+    for module in ("native.cuda_driver", "executable.cuda_images"):
         monkeypatch.setattr(f"precast.runtime.{module}.driver_library", lambda: None)
     roles, blobs = blobs_of(stub.graph)
     with pytest.raises(LoadError, match=r"runs on an NVIDIA GPU: no NVIDIA driver \(libcuda.so.1\) is installed here"):

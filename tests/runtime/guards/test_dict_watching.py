@@ -250,7 +250,7 @@ def test_a_key_that_cannot_be_compared(module: Any) -> None:
 TAKEN = """
 import ctypes, sys
 from precast.artifact_store import Store
-from precast.runtime import native
+from precast.runtime.native import loader as native
 
 watch = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: 0)
 while True:

@@ -188,7 +188,7 @@ def test_a_dispatcher_made_before_the_native_runtime_takes_it_up(tmp_path: Path)
         tmp_path,
         """
         import threading, torch, precast, two
-        from precast.runtime import native
+        from precast.runtime.native import loader as native
         from precast.runtime.api.compile import site_of
         with torch.no_grad():
             x = torch.ones(3)
