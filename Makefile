@@ -1,6 +1,7 @@
 # Each target does its own set-up: on a bare machine `make demo` or `make test` is all that is needed.
 #   make demo        a real model: eager, cold, warm in a fresh process
 #   make test        the tests that CI runs            make test-full   also the slow ones (minutes to hours)
+#   make test-quick  a minute of them: stored artifacts, generated code by digest, the predicates of guards, the arrows
 #   make test-gpu    the tests that need a CUDA device, all of torch's op_db on it, and compute-sanitizer over a sample: 10 minutes
 #   make test-fresh  random tests with fresh inputs and more programs: for a nightly run (a failure prints the seed that repeats it)
 #   make mutate      wrong edits of the sources, each with the tests that must notice: 12 of them, others each time; ARGS=--all (tests/mutation)
@@ -13,11 +14,11 @@ SHELL := /bin/bash
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: help demo test test-full test-fresh test-oldest test-gpu mutate asan check format bench setup setup-dev clean
+.PHONY: help demo test test-quick test-full test-fresh test-oldest test-gpu mutate asan check format bench setup setup-dev clean
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '2,10s/^# *//p' Makefile
+	@sed -n '2,11s/^# *//p' Makefile
 
 setup:
 	@.ci/setup test
@@ -29,6 +30,11 @@ demo: setup
 
 test: setup
 	@$(RUN) -m pytest -m "not slow" $(ARGS)
+
+QUICK := tests/replay tests/artifact_store tests/lowering/ir tests/runtime/guards/test_predicates.py tests/codegen/test_stages.py \
+  tests/mutation/test_table.py tests/repository/test_layering.py tests/repository/test_docs.py
+test-quick: setup
+	@$(RUN) -m pytest -q -n 2 -m "not slow" $(QUICK) $(ARGS)
 
 test-fresh: setup
 	@unset PRECAST_TEST_SEED; export PRECAST_RANDOM_PROGRAMS=$${PRECAST_RANDOM_PROGRAMS:-60} PRECAST_RANDOM_GRAPHS=$${PRECAST_RANDOM_GRAPHS:-400}; \
