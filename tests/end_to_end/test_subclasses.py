@@ -295,7 +295,7 @@ WARM = f"""
 refuse_tracer()
 import sys, torch, precast
 from precast.artifact_store import Store
-import subclass_programs as programs
+from tests.end_to_end import subclass_programs as programs
 store, WHOLE = Store.open(sys.argv[1]), {{"fullgraph": True}}
 with torch.no_grad():
     torch.manual_seed(0)
@@ -316,7 +316,9 @@ def test_in_a_fresh_process_without_the_tracer_and_not_after_an_edit(store: Stor
     precast.compile(net, store=store, fullgraph=True)(torch.randn(3, 8))
     precast.compile(programs.pointwise, store=store, fullgraph=True)(pair(4, 6))
     source = Path(programs.__file__).read_text()
-    module = tmp_path / "subclass_programs.py"
+    module = tmp_path / "tests" / "end_to_end" / "subclass_programs.py"
+    module.parent.mkdir(parents=True)
+    (tmp_path / "tests" / "__init__.py").touch()
     module.write_text(f"# stands elsewhere\n\n{source}")
     assert child(tmp_path, WARM, str(store.root)).split() == ["Pair", "m"]
     for old, new in {

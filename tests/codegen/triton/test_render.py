@@ -67,7 +67,7 @@ def test_source_does_not_depend_on_hashing() -> None:
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         done = subprocess.run(
-            [sys.executable, "-c", script], cwd=HERE.parents[1], env=environment, capture_output=True, text=True, timeout=300
+            [sys.executable, "-c", script], cwd=HERE.parents[2], env=environment, capture_output=True, text=True, timeout=300
         )
         assert done.returncode == 0, done.stderr[-3000:]
         texts.append(json.loads(done.stdout.splitlines()[-1]))
@@ -100,7 +100,7 @@ def test_equal_sources_give_equal_bytes() -> None:
         "from tests.codegen.triton.test_render import kernels_of; "
         "print(hashlib.sha256(compile_cubin(kernels_of('softmax/-1-f32')[0], 'sm_90').image).hexdigest())"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=HERE.parents[1], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", script], cwd=HERE.parents[2], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     first, second = compile_cubin(kernel, "sm_90"), compile_cubin(kernel, "sm_90")
     assert first.image == second.image
