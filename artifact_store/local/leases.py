@@ -33,7 +33,9 @@ EXPIRY = 20.0
 
 
 class Lease:
-    """What `acquire` gives: `held` is False where it went on without (see the module's text); `waited` is in seconds."""
+    """A lease that `acquire` or `Watch.look` took. `held` is False where the caller goes on without one (the module's text says when);
+    `waited` is in seconds.
+    """
 
     def __init__(self, path: Path, held: bool, waited: float, token: str = "") -> None:
         self.path = path

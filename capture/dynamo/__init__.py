@@ -1,1 +1,1 @@
-"""The adapters of torch._dynamo: tracing one frame, what it reports, and its settings while it runs."""
+"""Tracing one frame with torch._dynamo: the call, the patches that it needs, what it reports, its settings while it runs."""

@@ -1,1 +1,3 @@
-"""What the code generators of all targets share."""
+"""What the backends of all targets share: their protocol and options, the C++ toolchain, timing of candidates, facts about indices and
+values.
+"""

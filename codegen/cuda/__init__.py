@@ -1,1 +1,1 @@
-"""The CUDA backend: library selection, tuning, its host program."""
+"""The CUDA backend: library selection, tuning, and the host program, which loads and launches the kernels' images."""

@@ -22,7 +22,9 @@ from precast.lowering.ops.creation import empty_sizes
 
 @dataclass(frozen=True)
 class Window:
-    """One spatial dimension: the axis over the window, the position it reads, and where that position counts."""
+    """One spatial dimension of a pooling window: the axis that runs over it, the input position that a step of the axis reads, and the
+    mask of steps that lie inside of the input (padding does not count).
+    """
 
     axis: Axis
     place: sympy.Expr

@@ -1,1 +1,1 @@
-"""The functions that the facade exports."""
+"""`compile`, `load`, `explain` and `precompile` as the facade exports them."""

@@ -1,1 +1,1 @@
-"""Loaded graphs: from stored records to something that can be called."""
+"""One shared object: opening it, its calling convention, its kernels' images, and calling it."""

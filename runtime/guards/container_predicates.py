@@ -39,8 +39,8 @@ def _length_record(recorder: Recorder, value: Any, _: Constant) -> None:
 
 
 def keys_of(value: Any) -> dict[str, Any]:
-    """The keys in their order. An OrderedDict keeps an order of its own; that of the dict beneath is added where it is another one, as
-    rewritten bytecode counts keys by it.
+    """The keys in their order. An OrderedDict keeps an order of its own beside that of the dict which it is; where the two differ both are
+    part of the result, since Dynamo's bytecode indexes keys in the dict's order.
     """
     beneath = tuple(tag(k) for k in (dict.keys(value) if isinstance(value, dict) else value.keys()))
     keys = tuple(tag(k) for k in OrderedDict.keys(value)) if isinstance(value, OrderedDict) else beneath

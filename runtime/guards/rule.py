@@ -20,8 +20,8 @@ class Opaque(Exception):
 
 
 class Live:
-    """A place that has another object at each call, and is checked by value. `number`: the index of its value in the table, for a dict that
-    of its first value; `whole`: that of the dict itself.
+    """A place that holds another object at each call, such as an argument, and is checked by value. The native table numbers the values of
+    a call; `number` is this one's, or for a dict that of the first value in it; `whole` is the number of the dict itself.
     """
 
     __slots__ = ("number", "value", "whole")
@@ -55,7 +55,7 @@ class Recorder(Reads, Protocol):
         """The dict keeps its keys and values."""
 
     def once(self, kind: str, value: Any) -> None:
-        """An entry made by the native table's method of this name, once for each object."""
+        """Calls the native table's method named `kind` with the object, unless that was done for it before."""
 
     def tensor(self, value: Any) -> None:
         """A tensor that lives on keeps its class and metadata."""
@@ -94,7 +94,9 @@ BEFORE_OTHERS, USUAL, DIGESTS, SEVERAL_OBJECTS = 2, 5, 8, 9
 
 
 class Covered(Flag):
-    """Kinds of places for which the table entry of the place itself says whether a guard holds: the guard needs no entry of its own."""
+    """Kinds of places (a scalar, a tensor, a container) whose own entry in the native table already decides a guard, so that the guard
+    adds none.
+    """
 
     NOTHING = 0
     SCALAR = auto()
@@ -162,7 +164,7 @@ class ValueRule:
     """Append what was read of an object that lives on to a native table. None: no entry can say it, and Python checks at each call."""
     covered: Covered = Covered.SCALAR
     record_tensor: Callable[[Recorder, Any, Path, Constant], None] | None = None
-    """The same for a tensor that comes with the call (a Live), where `covered` does not say enough."""
+    """As `record`, for a tensor that is an argument of the call (`Live`), where `covered` does not decide."""
     of_class: bool = False
     """Whether the object's class decides."""
     order: int = USUAL

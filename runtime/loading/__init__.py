@@ -1,1 +1,1 @@
-"""From stored graphs to calls: opening what an artifact holds, and launching it, by CUDA graph where that is wanted."""
+"""One stored artifact: whether it fits this machine, opening its graphs, and launching them, by CUDA graph where that is wanted."""

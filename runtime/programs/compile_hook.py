@@ -1,4 +1,4 @@
-"""The compiler behind the runtime: who is asked on a miss, imported on the first one only, and one compile at a time."""
+"""The callable that compiles on a miss: registered by name, imported at the first miss only, and run by one thread at a time."""
 
 from __future__ import annotations
 

@@ -20,7 +20,9 @@ from precast.lowering.passes.fusion.fusion_groups import Group, Placed
 def emit(
     program: Program, facts: KernelFacts, groups: dict[int, Group], owner: list[int], notes: tuple[str, ...], *, again: bool
 ) -> Program:
-    """The program with one kernel per group, in an order that keeps all dependencies. `again`: its kernels were emitted before."""
+    """The program with one kernel per group, in an order that keeps all dependencies. `again`: its kernels came from this
+    function before, so that a group of one kernel is left as it is.
+    """
     remarks = dict.fromkeys((*program.notes, *notes))
     steps: list[Step] = []
     for number in _group_order(program, owner):

@@ -1,5 +1,5 @@
-"""Vertical fusion: which kernels become one. Decisions only; `fusion_groups.py` holds what is known of a group, `emit.py` writes the fused
-kernels.
+"""Fusion: which kernels become one, producers with consumers and siblings with each other. Decisions only; `fusion_groups.py` holds what is
+known of a group, and its thresholds such as `MIN_ROWS`; `emit.py` builds the fused kernels.
 
 The cost model counts bytes. Fusing a producer into its consumer saves writing and re-reading the buffer between them; it may cost
 recomputation, parallelism or vector access. So a producer is fused unless

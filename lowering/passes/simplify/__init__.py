@@ -1,1 +1,1 @@
-"""Passes that simplify: algebra, constants, copies, common subexpressions, patterns of several operators."""
+"""Passes that simplify: algebra, constants, copies, common subexpressions, attention and other patterns of several operators."""
