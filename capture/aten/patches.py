@@ -69,7 +69,7 @@ ABSENT_DEVICE: tuple[Patch[None], ...] = (
     Patch(
         ("torch._C:_ensureCUDADeviceGuardSet",),
         "Autograd asks the device's guard for a stream, and ends the process where there is none.",
-        "tests/capture/test_fake_device.py::test_code_that_asks_for_a_gpu_hears_yes",
+        "tests/capture/test_fake_device.py::test_guards_are_those_of_real_tensors",
         always(absent.no_op_guards),
         others="c10's table of device guards has an entry for CUDA, where no CUDA device is",
     ),
