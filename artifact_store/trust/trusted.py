@@ -17,7 +17,7 @@ from precast.artifact_store.format.manifest import Manifest
 from precast.artifact_store.format.origin import FOLDER, MADE_HERE, PROCESS, Origin
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Policy:
     """Accepts what comes from tiers of these kinds. Digests are compared whatever the policy says."""
 

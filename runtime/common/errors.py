@@ -137,7 +137,7 @@ class Refused(Exception):
         return f"{self.reason} ({self.hint})" if self.hint else self.reason
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class InProcess:
     """What the compile callable returns for a variant that could not be put into the store: it lives in this process only.
 
@@ -156,7 +156,7 @@ class Taken(str):
     __slots__ = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Deferred:
     """What the compile callable returns when the rest may be done later: the captured frame's guards, and the rest, which may raise."""
 

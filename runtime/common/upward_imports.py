@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class UpwardImport:
     """`name`: "module" or "module:attribute"; `when`: what happens when it is imported."""
 

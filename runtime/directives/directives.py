@@ -25,7 +25,7 @@ from precast.runtime.settings.stance import leaves_region
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Notes:
     """What the tracer has to be told before it traces. `substituted`: (stand-in that users call, original, handler, constant folding)."""
 

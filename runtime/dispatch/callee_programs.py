@@ -48,7 +48,7 @@ _DISABLING = ("nonrecursive_disable_wrapper", "disabled_itself")
 """Wrappers, torch's and ours, of functions that are not compiled themselves, while what they call is."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class _Known:
     """What was decided of a code object, which is kept so that its id stays its own. `answer`: None while that is open."""
 
@@ -99,7 +99,7 @@ class Callees:
         self._attention = ATTENTIVE_CALLS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Found:
     """A function that was met between graphs, as a program is made of it. It runs a copy of the code: a plain run of the program is no
     call of the function that the hook replaces.

@@ -54,7 +54,7 @@ class Uses:
     set_on: frozenset[Chain]
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class _Reading:
     """The state of one analysis. `bound`: the names that a variable may be an alias of; nested code shares the variables of its parent."""
 

@@ -63,7 +63,7 @@ def objects_named(function: Any) -> list[Any]:
     return [value for value in (*named_here, *held) if constant_text(value) is None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class _Met:
     """A node of the call graph: a value, and the name by which the function `reader` refers to it."""
 

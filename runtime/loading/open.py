@@ -27,7 +27,7 @@ FORWARD = "forward"
 """The role of the graph that computes a call's outputs."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Executable:
     """A graph that can be bound. `library`: None where the artifact has no graph of the role: its frame computes no tensor.
 

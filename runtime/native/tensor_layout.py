@@ -23,7 +23,7 @@ class LayoutUnknown(RuntimeError):
     """This torch keeps its tensors in a way that the probes do not understand."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class _Probe:
     """Raw reads of the native module, in words."""
 

@@ -35,7 +35,7 @@ from precast.runtime.settings.options import CudaGraphOptions
 from precast.runtime.targets.ladder import ladder_of, rank, resolve, serves
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ProgramHooks:
     """What a program asks and tells the rest of the runtime: given when it is made (`build_program.py`), and the same for good.
 

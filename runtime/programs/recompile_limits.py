@@ -15,7 +15,7 @@ _stored: Counter[Shared] = Counter()
 _all: Counter[Shared] = Counter()
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Compiles:
     """Of one program. `own`: compiles that no other program profits from."""
 

@@ -39,7 +39,7 @@ BuildFrame = Callable[[Trusted[FrameRecord], Callable[..., Any]], Callable[..., 
 """(record, graph callable) -> the rewritten function. Raises FrameCodeError."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Artifact:
     """What a variant is opened from: a manifest that is trusted, and where its blobs are.
 
@@ -52,7 +52,7 @@ class Artifact:
     graph: Callable[..., Any] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class VariantSettings:
     """What the variants of one program have in common. `extra_guards` hold for each of them, beside those that are stored."""
 

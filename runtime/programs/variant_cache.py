@@ -47,7 +47,7 @@ class Owner(Protocol):
         """Why an artifact of the store cannot serve here; "" where it can. Imports users' modules, which may do anything."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class _Seen:
     """The result of one scan: variants, ids of artifacts that cannot serve here, and whether a second scan would find the same."""
 
