@@ -26,17 +26,17 @@ class Family:
 
     name: str
     runtime: str
-    """Names a `runtime.target_rules.TargetRules`: which targets of the family there are, and which this machine runs."""
+    """Names a `runtime.targets.rules.TargetRules`: which targets of the family there are, and which this machine runs."""
     lowering: str
-    """Names a `lowering.scheduling.Scheduling`: the passes that a program for it goes through."""
+    """Names a `lowering.targets.scheduling.Scheduling`: the passes that a program for it goes through."""
     codegen: str
-    """Names a `codegen.backend.Backend`: how scheduled programs become machine code."""
+    """Names a `codegen.common.backend.Backend`: how scheduled programs become machine code."""
     device: str = HOST_DEVICE
     devices: str = "CPUs"
     driver_symbols: str = ""
     """A pattern of the names that libraries for it take from the device's driver, and not from torch."""
     loader: str = ""
-    """Names a `runtime.target_rules.DeviceLoader` where there are such names, or images of kernels."""
+    """Names a `runtime.targets.rules.DeviceLoader` where there are such names, or images of kernels."""
     cuda_graphs: bool = False
     """Whether its libraries enqueue work that can be captured as a CUDA graph and replayed."""
     images: bool = False

@@ -34,7 +34,7 @@ from precast.capture.common.hook_steps import hook_guards
 from precast.capture.common.source_paths import FLATTENED, NotPortable, SourceContext
 from precast.runtime.fingerprint.bytecode import digest
 from precast.runtime.guards.container_predicates import keys_of
-from precast.runtime.guards.tensor_spec import MARKS
+from precast.runtime.guards.tensor_spec import MARKS, metadata
 from precast.runtime.paths.fake_tensors import class_of
 from precast.runtime.paths.paths import PathError
 
@@ -315,7 +315,7 @@ def _tensor(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
         if known is None and value.layout is torch.strided
         else tuple(_concrete(s) for s in (known or {}).get("stride") or ())
     )
-    return [Guard(path, Predicate.TENSOR, tensor_spec(value, size, stride)), _marks(path, value)]
+    return [Guard(path, Predicate.TENSOR, {**metadata(value, size, stride), "offset": None}), _marks(path, value)]
 
 
 def _metadata(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
@@ -336,22 +336,6 @@ def _concrete(size: Any) -> int | None:
         found: int | None = size.node.maybe_as_int()
         return found
     return None if size is None else int(size)
-
-
-def tensor_spec(value: torch.Tensor, size: tuple[int | None, ...], stride: tuple[int | None, ...]) -> dict[str, Any]:
-    """What a TENSOR guard compares. The device's index is left out: `cuda:0` and `cuda:5` share an artifact."""
-    return {
-        "type": type_name(class_of(value)),
-        "dtype": str(value.dtype).removeprefix("torch."),
-        "device": value.device.type,
-        "layout": str(value.layout).removeprefix("torch."),
-        "requires_grad": value.requires_grad,
-        "size": size,
-        "stride": stride,
-        "conj": value.is_conj(),
-        "neg": value.is_neg(),
-        "offset": None,
-    }
 
 
 def _tuple_iterator(value: Any) -> tuple[Predicate, Any]:
@@ -400,4 +384,4 @@ _RULES: dict[str, Callable[[Path, Any, GuardContext], list[Guard]]] = {
     "WEAKREF_ALIVE": _weak,
 }
 
-__all__ = ["DROPPED", "GuardContext", "Translation", "from_dynamo", "identity", "same_object_guards", "tensor_spec", "translate"]
+__all__ = ["DROPPED", "GuardContext", "Translation", "from_dynamo", "identity", "same_object_guards", "translate"]

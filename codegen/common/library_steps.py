@@ -13,7 +13,7 @@ class LibraryCall:
 
     step: Gemm | Conv | Attention
     how: str
-    """Each target has its own closed set of names: `expand.How` on a CPU, `cuda_expand.How` on CUDA."""
+    """Each target has its own closed set of names: `cpu.select_library.How`, `cuda.select_library.How`."""
     packed: int | None = None
     """Number of the (first) prepared weight in the library's own layout that takes the place of the ordinary one (under `freeze`)."""
     over: bool = False

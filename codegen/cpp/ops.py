@@ -94,7 +94,7 @@ ROWS: dict[Op, Row] = {
 }
 
 WRITTEN_OUT = {Op.EXP: "exp_f32", Op.ERF: "erf_f32"}
-"""f32 forms that are inlined (`cpp_math`) instead of called."""
+"""f32 forms that are inlined (`math_prelude`) instead of called."""
 
 VECTOR_UNARY = "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc".split()
 VECTOR_BINARY = "pow atan2 hypot".split()

@@ -52,7 +52,7 @@ class CudaCompilation:
         return passes_by(self.chooser)
 
     def compile(self, scheduled: Program) -> CompiledGraph:
-        """Raises `triton_ops.Unsupported` for a kernel without a Triton form, `CompilerMissing` and `CompileFailed` from the C++
+        """Raises `render.ops.Unsupported` for a kernel without a Triton form, `CompilerMissing` and `CompileFailed` from the C++
         toolchain, and Triton's own errors.
         """
         began = time.perf_counter()

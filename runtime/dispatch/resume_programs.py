@@ -15,7 +15,8 @@ from precast.runtime.programs.program import Program
 class Resumes:
     """The resume functions of one root program: one program each, whichever variant of whichever frame leads to it.
 
-    Called by `frame_code.build` for each name that a rewritten frame resumes by: it is the `resume` hook of the root and of every program
+    Called by `rewritten_code.build` for each name that a rewritten frame resumes by: it is the `resume` hook of the root and of every
+    program
     that it makes. `make`: what builds such a program, and its dispatcher, from the record, the code, and the code's function or shell.
     """
 

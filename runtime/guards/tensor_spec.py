@@ -22,19 +22,26 @@ MARKS = frozenset(
 
 
 def spec_of(value: torch.Tensor) -> dict[str, Any]:
-    """The metadata of a tensor; sizes, strides and offset count elements."""
-    strided = value.layout is torch.strided
+    """The metadata of a tensor as it is; sizes, strides and offset count elements."""
+    if value.layout is torch.strided:
+        return {**metadata(value, tuple(value.shape), value.stride()), "offset": value.storage_offset()}
+    return {**metadata(value, tuple(value.shape), ()), "offset": None}
+
+
+def metadata(value: torch.Tensor, size: tuple[int | None, ...], stride: tuple[int | None, ...]) -> dict[str, Any]:
+    """What a TENSOR guard compares but for the offset; None where a size or stride varies. The device's index is left out: `cuda:0` and
+    `cuda:5` share an artifact.
+    """
     return {
         "type": type_name(class_of(value)),
         "dtype": str(value.dtype).removeprefix("torch."),
         "device": value.device.type,
         "layout": str(value.layout).removeprefix("torch."),
         "requires_grad": value.requires_grad,
-        "size": tuple(value.shape),
-        "stride": value.stride() if strided else (),
+        "size": size,
+        "stride": stride,
         "conj": value.is_conj(),
         "neg": value.is_neg(),
-        "offset": value.storage_offset() if strided else None,
     }
 
 

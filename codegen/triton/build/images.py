@@ -47,7 +47,7 @@ def compile_images(kernels: Sequence[TritonKernel], arch: str, workers: int = 1,
 
     `arch` is "sm_80", "sm_90", "sm_100" … or "ptx_80"; another form raises `ValueError`. `workers` threads compile: Triton's passes and
     its assembler, four fifths of the time, run without the interpreter's lock. Some of them have a process do it: one of `pool`, or of
-    those that `triton_pool` has begun. Raises Triton's own error for a source that it refuses.
+    those that `worker_pool` has begun. Raises Triton's own error for a source that it refuses.
     """
     return _images(kernels, arch, workers, pool, _compile)
 
