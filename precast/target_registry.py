@@ -78,9 +78,41 @@ class UnknownFamily(ValueError):
 
 
 def register_target(family: Family) -> None:
-    """Adds a row. Raises ValueError where the name is taken by another row."""
+    """Adds a row. Raises ValueError where the name is taken by another row, or where the row cannot be right; its doors are not
+    imported.
+    """
+    _check(family)
     if _families.setdefault(family.name, family) != family:
         raise ValueError(f"there is a target family {family.name!r} already, and it is another one")
+
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_DOOR = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def _check(family: Family) -> None:
+    if not isinstance(family, Family):
+        raise ValueError(f"a target family is described by a Family, and not by {family!r}")
+    where = f"target family {family.name!r}"
+    if not _NAME.fullmatch(family.name):
+        raise ValueError(f"{where}: its name is lower-case letters, digits and underscores, since targets are called 'name:…'")
+    doors = {"runtime": family.runtime, "lowering": family.lowering, "codegen": family.codegen}
+    doors |= {field: door for field in ("loader", "findings") if (door := getattr(family, field))}
+    for field, door in doors.items():
+        if not _DOOR.fullmatch(door):
+            raise ValueError(f"{where}: {field}={door!r} does not say 'module:attribute'")
+    try:
+        pattern = re.compile(family.driver_symbols)
+    except re.error as error:
+        raise ValueError(f"{where}: driver_symbols={family.driver_symbols!r} is no pattern ({error})") from error
+    if family.driver_symbols and not family.loader:
+        raise ValueError(f"{where}: its libraries take functions from a driver (driver_symbols), so it needs a loader")
+    if family.driver_symbols and pattern.fullmatch(_OF_TORCH):
+        raise ValueError(f"{where}: driver_symbols={family.driver_symbols!r} takes functions of torch's, such as {_OF_TORCH}")
+
+
+_OF_TORCH = "aoti_torch_new_tensor_handle"
+"""Stands for the functions that every library takes from torch."""
 
 
 def unregister_target(name: str) -> None:
@@ -129,9 +161,12 @@ def family_of_symbol(name: str) -> Family | None:
 
 @functools.cache
 def load(door: str) -> Any:
-    """What "module:attribute" names; the module is imported on first use."""
+    """What "module:attribute" names; the module is imported on first use. Raises ImportError with the door in the message."""
     module, _, attribute = door.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ImportError(f"a target family names {door!r}, which cannot be imported ({error})") from error
 
 
 def load_every_part(target: str) -> None:

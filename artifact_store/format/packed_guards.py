@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from precast.artifact_store.format.errors import DamagedRecord
-from precast.artifact_store.format.guards import Path
+from precast.artifact_store.format.guards import Path, Predicate
 from precast.artifact_store.format.msgpack import Data, pack, unpack
 
 GuardRow = tuple[Path, str, Data]
@@ -79,6 +79,8 @@ def unpack_guards(data: bytes) -> tuple[GuardRow, ...]:
     if type(found) is tuple:
         if any(type(row) is not tuple or len(row) != 3 for row in found):
             raise DamagedRecord("guards: expected a list of (path, predicate, constant)")
+        if unknown := {str(row[1]) for row in found} - _PREDICATES:
+            raise DamagedRecord(f"guards: unknown predicate {', '.join(map(repr, sorted(unknown)))}")
         return found
     try:
         return _rows(found)
@@ -88,6 +90,8 @@ def unpack_guards(data: bytes) -> tuple[GuardRow, ...]:
 
 def _rows(table: dict[str, Any]) -> tuple[GuardRow, ...]:
     steps, predicates, constants = table["steps"], table["predicates"], table["constants"]
+    if unknown := {str(name) for name in predicates} - _PREDICATES:
+        raise ValueError(f"unknown predicate {', '.join(map(repr, sorted(unknown)))}")
     befores, lasts = _numbers(table["paths"][::2], -1), _numbers(table["paths"][1::2], 0)
     paths: list[Path] = []
     for before, last in zip(befores, lasts, strict=True):
@@ -98,6 +102,7 @@ def _rows(table: dict[str, Any]) -> tuple[GuardRow, ...]:
     return tuple([row if row[1] not in _OVER_PATHS else _with_paths(row, paths) for row in rows])
 
 
+_PREDICATES = frozenset(map(str, Predicate))
 _OVER_PATHS = ("same_as", "not_aliased")
 
 

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from precast.artifact_store.format.errors import DamagedRecord
 from precast.artifact_store.format.manifest import guard_rows
+from precast.artifact_store.format.packed_guards import GuardRow
 from precast.capture import CaptureRefused, Dynamic
 from precast.runtime.common.errors import Refused, strict
 from precast.runtime.common.log import logger
@@ -30,8 +32,7 @@ def dynamic_of(program: Program, local_values: Mapping[str, Any]) -> Dynamic:
     changed: Varied = {}
     floats = False
     if mode != "no":
-        trusted = [document.content for document in program.store.trusted_variants(program.key)]
-        stored = [m.guard_rows for m in trusted if concerns(program.target, m.target)]
+        stored = _stored_guards(program)
         here = [guard_rows(variant.all_guards()) for variant in program.variants if not variant.stored]
         cells = program.locals_of.cells()
         changed = varied([*stored, *here, program.first_call], local_values, cells)
@@ -41,6 +42,19 @@ def dynamic_of(program: Program, local_values: Mapping[str, Any]) -> Dynamic:
         changed = {}
     scalars, shapes = program.options["capture_scalar_outputs"], program.options["capture_dynamic_output_shape_ops"]
     return Dynamic(mode, changed, floats, scalars, shapes)
+
+
+def _stored_guards(program: Program) -> list[tuple[GuardRow, ...]]:
+    """The guards of the program's stored artifacts for its target; an artifact whose guards cannot be read is logged and left out."""
+    found = []
+    for document in program.store.trusted_variants(program.key):
+        manifest = document.content
+        try:
+            if concerns(program.target, manifest.target):
+                found.append(manifest.guard_rows)
+        except DamagedRecord as error:
+            logger("dynamic").info("%s: artifact %s says nothing of sizes: %s", program.name, manifest.artifact_id[:12], error)
+    return found
 
 
 def with_symbols_or_without(name: str, dynamic: Dynamic, compile_with: Callable[[Dynamic], T]) -> T:

@@ -61,7 +61,7 @@ def reading(manifest: Manifest, record: str) -> Iterator[None]:
     """Within, whatever is wrong with the manifest's `record` becomes a LoadError."""
     try:
         yield
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise LoadError(f"artifact {manifest.artifact_id[:12]}: its {record} cannot be read ({error})") from error
 
 
@@ -86,15 +86,19 @@ def open_executable(
         outputs = tuple(GraphOutput.from_data(item) for item in frame["outputs"])
         wraps = freeze(frame.get("wraps"))
         made = Constants(constants)
-    graph = manifest.graphs.get(role)
+        graph = manifest.graphs.get(role)
+        io = dict(graph.io) if graph is not None else {}
+        kinds = raw_kinds(outputs, io)
+        taken = len(io.get("inputs", inputs))
+        if taken != len(inputs):  # the library reads as many as it was made for
+            raise ValueError(f"it gives {len(inputs)} inputs to a graph that takes {taken}")
     library = None
     if graph is not None:
         try:
             library = graph_library(document.part(lambda manifest: _blobs(manifest, role)), source, manifest.target)
         except LoadError as error:
             raise LoadError(f"artifact {manifest.artifact_id[:12]}: {error}") from error
-    io = dict(graph.io) if graph is not None else {}
-    spec = GraphSpec(inputs, raw_kinds(outputs, io), None if is_plain(outputs) else _finisher(outputs))
+    spec = GraphSpec(inputs, kinds, None if is_plain(outputs) else _finisher(outputs))
     wanted = cuda_graphs if family_of(manifest.target).cuda_graphs else None
     return Executable(manifest.program_name, spec, made, wraps, library, wanted)
 

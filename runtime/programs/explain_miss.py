@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from precast.artifact_store import Manifest
-from precast.artifact_store.format.errors import Untrusted
+from precast.artifact_store.format.errors import DamagedRecord, Untrusted
 from precast.artifact_store.format.text import many
 from precast.runtime.common.errors import public
 from precast.runtime.common.notebook import Shown
@@ -114,10 +114,13 @@ def explain(program: Explainable, args: tuple[Any, ...], kwargs: Mapping[str, An
     seen = set()
     for manifest in program.store.variants(program.key):
         seen.add(manifest.artifact_id)
-        guards = (*manifest.guards, *program.extra_guards)
-        untrusted = _why_untrusted(manifest, program)
+        untrusted, guards = _why_untrusted(manifest, program), program.extra_guards
+        try:
+            guards = (*manifest.guards, *guards)
+        except DamagedRecord as error:
+            untrusted = untrusted or str(error)
         failures = () if untrusted else tuple(text for guard in guards if (text := failure(guard, local_values, cells)))
-        unusable = untrusted or _why_unusable(manifest, program, elsewhere)
+        unusable = untrusted or program.unloadable.get(manifest.artifact_id) or _why_unusable(manifest, program, elsewhere)
         damaged = not failures and not unusable and not program.store.complete(manifest)
         reports.append(VariantReport(manifest.artifact_id, manifest.target, len(guards), failures, unusable, damaged))
     for variant in program.variants:

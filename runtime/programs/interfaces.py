@@ -73,6 +73,10 @@ class Explainable(Configured, Protocol):
         """What this process has loaded or compiled, in the order in which calls try it."""
 
     @property
+    def unloadable(self) -> Mapping[str, str]:
+        """Ids of the artifacts that this process tried to load and could not, with the reasons."""
+
+    @property
     def is_part(self) -> bool:
         """Whether it is a part of another program: what follows a graph break, or is called between graphs."""
 

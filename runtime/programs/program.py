@@ -103,6 +103,11 @@ class Program:
         return self._shelf.variants
 
     @property
+    def unloadable(self) -> Mapping[str, str]:
+        """Ids of the artifacts that this process tried to load and could not, with the reasons."""
+        return self._shelf.unloadable
+
+    @property
     def first_call(self) -> tuple[GuardRow, ...]:
         """What is known of the call that a stance left uncompiled, to learn from it what varies; empty where there was none."""
         return self._misses.first_call

@@ -67,6 +67,7 @@ class Shelf:
         self._scanned: int | None = None  # when the program's folder in the store had last changed when it was looked through
         self._final = False  # whether looking at it again would find the same
         self._useless: frozenset[str] = frozenset()  # ids of artifacts in it that are of no use here
+        self.unloadable: dict[str, str] = {}  # id of an artifact -> why it could not be loaded
         self._resets = 0
         self._differing = Differing()
 
@@ -175,6 +176,7 @@ class Shelf:
             undecided = find_family(manifest.target) is not None and rules_of(manifest.target).undecided()  # then it is asked again
         except LoadError as error:
             logger("runtime").warning("miss: %s: artifact %s cannot be used: %s", name, short, error)
+            self.unloadable[manifest.artifact_id] = str(error)
             undecided = False
         except Exception as error:  # noqa: BLE001 - of a user's module, say, which another call may find in another state
             logger("runtime").warning("miss: %s: artifact %s cannot be judged: %s: %s", name, short, type(error).__name__, error)
@@ -190,9 +192,11 @@ class Shelf:
 
     def _open(self, artifact: Artifact) -> Variant:
         try:
-            return self._owner.open_variant(artifact)
+            variant = self._owner.open_variant(artifact)
         except (ValueError, TypeError, KeyError) as error:
             raise LoadError(str(error)) from error
+        self.unloadable.pop(variant.artifact_id, None)
+        return variant
 
     def put(self, artifact: Artifact) -> Variant:
         """Opens what was just compiled as a warm start would, and puts it in front. Raises LoadError."""
@@ -219,6 +223,7 @@ class Shelf:
         changes.
         """
         logger("runtime").warning("miss: %s: %s", self._owner.name, reason)
+        self.unloadable[variant.artifact_id] = reason
         with self._lock:
             if variant in self.variants:  # else it was forgotten
                 self._useless |= {variant.artifact_id}
@@ -229,6 +234,7 @@ class Shelf:
         with self._lock:
             self.variants = ()
             self._useless = frozenset()
+            self.unloadable = {}
             self._final = False
             self._resets += 1
 

@@ -24,6 +24,8 @@ def rules_of(target: str) -> TargetRules:
 
 def resolve(target: str) -> str:
     """The name that manifests hold: `native` and `cpu:native` become this machine's own CPU; others stay. Raises OptionError."""
+    if not isinstance(target, str):
+        raise OptionError(f"a target is a name such as 'cpu:native', and not {target!r}")
     asked = f"{CPU.name}:{NATIVE}" if target == NATIVE else target
     found = rules_of(asked).resolve(asked) if find_family(asked) is not None else None
     if found is None:

@@ -105,3 +105,9 @@ def test_a_table_that_does_not_hold_together_is_damaged(change: dict[str, Any]) 
 def test_anything_else_is_damaged(data: bytes) -> None:
     with pytest.raises(DamagedRecord, match="guards"):
         unpack_guards(data)
+
+
+@pytest.mark.parametrize("written", [pack_guards, pack])
+def test_a_predicate_that_nobody_knows_is_a_damaged_record(written: Any) -> None:
+    with pytest.raises(DamagedRecord, match="unknown predicate 'sessalc'"):
+        unpack_guards(written(((LAYER, "sessalc", None),)))

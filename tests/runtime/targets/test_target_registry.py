@@ -7,16 +7,19 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from precast.codegen import Backend, backend_of
 from precast.lowering.targets.scheduling import Scheduling
+from precast.runtime.common.errors import OptionError
 from precast.runtime.targets import ladder
 from precast.runtime.targets.rules import DeviceLoader, TargetRules
 from precast.target_registry import (
     CPU,
     CUDA,
+    Family,
     UnknownFamily,
     computes_on,
     families,
@@ -178,3 +181,42 @@ def test_a_cold_call_on_the_cpu_imports_no_module_of_the_gpu(tmp_path: Path) -> 
     ours, triton, compiled = done.stdout.splitlines()
     assert compiled == "True", "nothing was compiled"
     assert ours == "[]" and triton == "[]"
+
+
+GOOD = {"name": "toy", "runtime": "toy.rules:RULES", "lowering": "toy.passes:PASSES", "codegen": "toy.backend:BACKEND"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"name": ""}, "its name"),
+        ({"name": "a:b"}, "its name"),
+        ({"runtime": ""}, "runtime=''"),
+        ({"codegen": "os.path"}, "codegen='os.path'"),
+        ({"loader": "nothing"}, "loader='nothing'"),
+        ({"driver_symbols": "(", "loader": "toy.loader:LOADER"}, "is no pattern"),
+        ({"driver_symbols": "toy[A-Z].*"}, "needs a loader"),
+        ({"driver_symbols": ".*", "loader": "toy.loader:LOADER"}, "functions of torch's"),
+    ],
+)
+def test_a_row_that_cannot_be_right_is_refused(wrong: dict[str, str], said: str) -> None:
+    before = families()
+    with pytest.raises(ValueError, match=said):
+        register_target(Family(**{**GOOD, **wrong}))
+    assert families() == before
+
+
+@pytest.mark.parametrize("row", ["cpu", None])
+def test_what_is_no_row_is_refused(row: Any) -> None:
+    with pytest.raises(ValueError, match="described by a Family"):
+        register_target(row)
+
+
+def test_a_door_that_leads_nowhere_is_named() -> None:
+    with pytest.raises(ImportError, match="'no.such.module:RULES'"):
+        load("no.such.module:RULES")
+
+
+def test_a_target_is_a_name() -> None:
+    with pytest.raises(OptionError, match="not 7"):
+        ladder.resolve(7)  # type: ignore[arg-type]
