@@ -66,7 +66,7 @@ CUDA = Family(
     devices="NVIDIA GPUs",
     driver_symbols=r"cu[A-Z]\w*",
     loader="precast.runtime.executable.cuda_images:LOADER",
-    findings="precast.cli.doctor_gpu:findings",
+    findings="precast.cli.health.doctor_gpu:findings",
     cuda_graphs=True,
     images=True,
 )

@@ -17,21 +17,21 @@ from precast.cli.output import ANSWERED
 
 # command -> (module, attribute); the order is that of `precast --help`
 COMMANDS = {
-    "build": ("precast.cli.build_commands", "build"),
-    "check": ("precast.cli.build_commands", "check"),
-    "explain": ("precast.cli.build_commands", "explain"),
-    "ls": ("precast.cli.store_commands", "ls"),
-    "show": ("precast.cli.show", "show"),
-    "prune": ("precast.cli.store_commands", "prune"),
-    "verify": ("precast.cli.store_commands", "verify"),
-    "stats": ("precast.cli.store_commands", "stats"),
-    "doctor": ("precast.cli.doctor", "doctor"),
-    "dir": ("precast.cli.store_commands", "dir_"),
-    "clean": ("precast.cli.store_commands", "clean"),
-    "options": ("precast.cli.options", "options"),
-    "tune": ("precast.cli.tune", "tune"),
-    "demo": ("precast.cli.demo_and_bench", "demo"),
-    "bench": ("precast.cli.demo_and_bench", "bench"),
+    "build": ("precast.cli.programs.build_commands", "build"),
+    "check": ("precast.cli.programs.build_commands", "check"),
+    "explain": ("precast.cli.programs.build_commands", "explain"),
+    "ls": ("precast.cli.store.store_commands", "ls"),
+    "show": ("precast.cli.store.show", "show"),
+    "prune": ("precast.cli.store.store_commands", "prune"),
+    "verify": ("precast.cli.store.store_commands", "verify"),
+    "stats": ("precast.cli.store.store_commands", "stats"),
+    "doctor": ("precast.cli.health.doctor", "doctor"),
+    "dir": ("precast.cli.store.store_commands", "dir_"),
+    "clean": ("precast.cli.store.store_commands", "clean"),
+    "options": ("precast.cli.programs.options", "options"),
+    "tune": ("precast.cli.programs.tune", "tune"),
+    "demo": ("precast.cli.programs.demo_and_bench", "demo"),
+    "bench": ("precast.cli.programs.demo_and_bench", "bench"),
 }
 
 

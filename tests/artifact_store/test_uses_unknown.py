@@ -279,7 +279,7 @@ def _belongs_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
         ownership,
         index_file,
         sys.modules["precast.artifact_store.tiers.disk_errors"],
-        sys.modules["precast.cli.store_commands"],
+        sys.modules["precast.cli.store.store_commands"],
     ):
         monkeypatch.setattr(module, "owner", lambda root: OTHER)
 

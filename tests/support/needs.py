@@ -1,10 +1,11 @@
-"""Packages that a test needs: where one is absent the test is skipped, and fails in continuous integration, which pins all of them."""
+"""Packages and programs that a test needs: where one is absent the test is skipped, and fails in continuous integration, which has all."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import os
+import shutil
 from typing import Any
 
 import pytest
@@ -25,6 +26,16 @@ def needs(name: str) -> Any:
     if on_ci():
         pytest.fail(f"{reason}, and constraints.txt pins it: was .ci/setup run?", pytrace=False)
     pytest.skip(reason, allow_module_level=True)
+
+
+def needs_program(name: str) -> str:
+    """The path of the program `name`, looked for in the sbin folders, too. As `needs`: absent, the test is skipped; on CI it fails."""
+    found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin:/sbin")
+    if found is not None:
+        return found
+    if on_ci():
+        pytest.fail(f"{name} is not installed: was .ci/services run?", pytrace=False)
+    pytest.skip(f"{name} is not installed", allow_module_level=True)
 
 
 def has(name: str) -> bool:

@@ -311,7 +311,7 @@ def test_whose_lines_raised_is_told(
     for name, text in BROKEN.items():
         (tmp_path / f"broken_{name}.py").write_text(text)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("precast.cli.tune.device_lab", lambda: ("cuda:sm_90", None))
+    monkeypatch.setattr("precast.cli.programs.tune.device_lab", lambda: ("cuda:sm_90", None))
     for words in ([], ["--json"]):
         done = CliRunner().invoke(main, [command, factory, "--store", str(tmp_path / "s"), *words])
         told = json.loads(done.stdout)["error"] if words else done.stderr

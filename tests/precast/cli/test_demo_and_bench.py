@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import precast
-import precast.cli.demo
+import precast.cli.programs.demo
 from precast.cli.main import main
 
 FAKE = """
@@ -66,16 +66,16 @@ def test_demo_gives_its_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         seen.append((store, as_json))
         return code
 
-    monkeypatch.setattr(precast.cli.demo, "run", fake)
+    monkeypatch.setattr(precast.cli.programs.demo, "run", fake)
     assert CliRunner().invoke(main, ["demo", "--store", str(tmp_path), "--json"]).exit_code == code
     assert seen == [(tmp_path, True)]
 
 
 def test_demo_that_cannot_run_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def fake(store: Path | None, as_json: bool) -> int:
-        raise precast.cli.demo.DemoError("the demo's model is not installed: pip install it")
+        raise precast.cli.programs.demo.DemoError("the demo's model is not installed: pip install it")
 
-    monkeypatch.setattr(precast.cli.demo, "run", fake)
+    monkeypatch.setattr(precast.cli.programs.demo, "run", fake)
     result = CliRunner().invoke(main, ["demo"])
     assert result.exit_code == 1 and "pip install" in result.stderr
 
@@ -83,12 +83,14 @@ def test_demo_that_cannot_run_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.slow  # two fresh processes, of which one compiles a real model
 def test_the_demo(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     store = tmp_path / "store"
-    assert precast.cli.demo.run(store, as_json=True) == 0
+    assert precast.cli.programs.demo.run(store, as_json=True) == 0
     report = json.loads(capfd.readouterr().out)
     assert report["warm"]["first"] < report["cold"]["first"]
     assert max(report[kind]["error"] for kind in ("cold", "warm")) < 1e-4
     assert dict(pair[:2] for pair in report["warm"]["nearest"])["reset my password"].startswith("I forgot my login")
     assert any("SentenceEncoder" in line for line in report["store"])
     cold, warm = ({**report[kind], "nearest": [tuple(item) for item in report[kind]["nearest"]]} for kind in ("cold", "warm"))
-    screen = precast.cli.demo._screen(precast.cli.demo.ChildReport(**cold), precast.cli.demo.ChildReport(**warm), store, kept=True)
+    screen = precast.cli.programs.demo._screen(
+        precast.cli.programs.demo.ChildReport(**cold), precast.cli.programs.demo.ChildReport(**warm), store, kept=True
+    )
     assert len(screen.splitlines()) <= 24 and "speed-up over eager" in screen and f"precast ls --store {store}" in screen

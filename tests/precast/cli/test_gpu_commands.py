@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from precast.artifact_store import Store
-from precast.cli.doctor_gpu import findings
+from precast.cli.health.doctor_gpu import findings
 from precast.cli.main import main
 from precast.runtime.targets import nvidia_devices
 from tests.support.needs import needs

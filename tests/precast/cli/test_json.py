@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 import precast
-import precast.cli.demo
+import precast.cli.programs.demo
 from precast.artifact_store import Store
-from precast.cli.demo import ChildReport
 from precast.cli.main import COMMANDS, main
+from precast.cli.programs.demo import ChildReport
 from tests.artifact_store.sample import fill
 
 BUILD = "tests.precast.cli.app:sine"
@@ -55,7 +55,7 @@ def test_every_command_prints_json(
     assert command is not None and any("--json" in option.opts for option in command.params)
     if name == "demo":  # two processes with a real model: test_the_demo runs them
         report = ChildReport(1.0, 1.0, 1.0, 1.0, 1, 0.0, 0.0, [("a", "b", 1.0)])
-        monkeypatch.setattr(precast.cli.demo, "_run_child", lambda kind, folder: report)
+        monkeypatch.setattr(precast.cli.programs.demo, "_run_child", lambda kind, folder: report)
     if name == "bench":  # of an hour: tests/benchmarks has its parts
         monkeypatch.setattr(precast, "__file__", str(tmp_path / "precast" / "__init__.py"))
         (tmp_path / "benchmarks").mkdir()
@@ -111,6 +111,8 @@ def test_every_other_failure_is_json_too(store: Store, monkeypatch: pytest.Monke
 
 
 def test_an_answer_is_not_followed_by_an_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("precast.cli.store_commands._tell_unreadable", lambda *_: (_ for _ in ()).throw(RuntimeError("after the answer")))
+    monkeypatch.setattr(
+        "precast.cli.store.store_commands._tell_unreadable", lambda *_: (_ for _ in ()).throw(RuntimeError("after the answer"))
+    )
     result = CliRunner().invoke(main, ["ls", "--json"])
     assert result.exit_code == 1 and len(json.loads(result.stdout)) == 2

@@ -400,7 +400,10 @@ def test_who_stops_reading_does_not_make_a_failure(store: Store) -> None:
 import sys, subprocess
 import os
 import rich.console, rich.table  # once, for all the processes below
-from precast.cli import build_commands, demo_and_bench, doctor, main as cli, options, show, store_commands, tune
+from precast.cli import main as cli
+from precast.cli.health import doctor
+from precast.cli.programs import build_commands, demo_and_bench, options, tune
+from precast.cli.store import show, store_commands
 from precast.artifact_store.maintenance import index, prune, stats, verify
 for words, wanted in (
     (["show", {artifact!r}, "--json"], 0), (["show", {artifact!r}], 0), (["show", {artifact!r}, "--source"], 0), (["ls"], 0),

@@ -23,7 +23,7 @@ def demo(store_path: str | None, as_json: bool) -> None:
     """A real model with its real weights: eager, cold, warm in a fresh process, and what is in the store."""
     if importlib.util.find_spec("torch") is None:
         raise Failure("torch is not installed: pip install torch")
-    from precast.cli.demo import DemoError, run
+    from precast.cli.programs.demo import DemoError, run
 
     try:
         code = run(default_root(store_path) if store_path else None, as_json)

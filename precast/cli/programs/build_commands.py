@@ -114,7 +114,7 @@ def explain(source: str, targets: tuple[str, ...], mode: str | None, only: tuple
     With an artifact's ID instead of a file: what a call must look like to hit it.
     """
     if not source.endswith(".toml") and ":" not in source:
-        from precast.cli.show import explain_artifact
+        from precast.cli.store.show import explain_artifact
 
         explain_artifact(source, store_path, as_json)
         return

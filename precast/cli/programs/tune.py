@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from precast.artifact_store.format.text import many
-from precast.cli.build_commands import load_program, plan_of, store_of
 from precast.cli.output import (
     ANSWER_NO,
     Failure,
@@ -20,6 +19,7 @@ from precast.cli.output import (
     open_store,
     verbose_option,
 )
+from precast.cli.programs.build_commands import load_program, plan_of, store_of
 
 if TYPE_CHECKING:
     from precast.building.build_file import BuildFile, Loaded

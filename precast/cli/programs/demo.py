@@ -135,11 +135,11 @@ def child(kind: str, store: str) -> None:
 def _run_child(kind: str, store: Path) -> ChildReport:
     """Start a fresh interpreter for `child`, offline."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
-    command = [sys.executable, "-c", "import sys; from precast.cli.demo import child; child(*sys.argv[1:])", kind, str(store)]
+    command = [sys.executable, "-c", "import sys; from precast.cli.programs.demo import child; child(*sys.argv[1:])", kind, str(store)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         tail = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        again = f'{sys.executable} -c \'from precast.cli.demo import child; child("{kind}", "{store}")\''
+        again = f'{sys.executable} -c \'from precast.cli.programs.demo import child; child("{kind}", "{store}")\''
         raise DemoError(f"the {kind} process failed: {tail[0]}\nto see all of it run: {again}")
     report = json.loads(done.stdout.strip().splitlines()[-1])
     report["nearest"] = [tuple(item) for item in report["nearest"]]

@@ -1,0 +1,1 @@
+"""Commands about stores beyond this machine: remotes, bundles, keys and trust."""

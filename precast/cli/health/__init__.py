@@ -1,0 +1,1 @@
+"""`precast doctor`: what this machine has and lacks."""

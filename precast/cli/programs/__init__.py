@@ -1,0 +1,1 @@
+"""Commands about programs: build, check, explain, tune, options, demo and bench."""
