@@ -250,6 +250,26 @@ class Store:
         log.info("put: %s: artifact %s for %s", manifest.program_name, manifest.artifact_id[:12], manifest.target)
         return manifest.artifact_id
 
+    def put_blob(self, digest_: str, data: bytes) -> None:
+        """Keep one blob before the artifact that names it (`put_manifest`): what a transfer that was killed leaves is found by the next one,
+        or pruned. Raises StoreError, and ValueError for content that does not match.
+        """
+        if digest(data) != digest_:
+            raise ValueError(f"blob {digest_[:12]}…: the content of {len(data)} bytes does not match")
+        self._entries.write(lambda tier: tier.put_new(layout.blob_name(digest_), data), f"blob {digest_[:12]}…")
+
+    def put_manifest(self, manifest: Manifest) -> str:
+        """Make an artifact visible whose blobs were put one by one. Returns its id; raises StoreError, too where a blob is missing."""
+        if missing := [blob for blob in manifest.blobs if self.blob_path(blob) is None]:
+            raise StoreError(f"artifact {manifest.artifact_id[:12]}: blob {missing[0][:12]}… is not in the store at {self.place}; move it again")
+
+        def put(tier: Tier) -> None:
+            tier.put(layout.manifest_name(manifest.program_key, manifest.artifact_id), manifest.to_bytes())
+
+        self._entries.write(put, f"artifact {manifest.artifact_id[:12]}")
+        log.info("moved here: %s: artifact %s for %s", manifest.program_name, manifest.artifact_id[:12], manifest.target)
+        return manifest.artifact_id
+
     def check_writable(self) -> None:
         """Raises StoreError where an artifact could not be put now; for whoever is about to work long for one."""
         self._entries.check_allowed()
