@@ -40,7 +40,7 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 @dataclass(frozen=True)
 class Server:
-    """A server that runs. `url` is what a person would write; `folder` where it keeps its content (none for S3 and redis); `pid` its process."""
+    """A server that runs. `url` is what a person would write; `folder` where it keeps its content (S3 and redis: nothing)."""
 
     url: str
     port: int
@@ -71,7 +71,7 @@ def answers(port: int, path: str = "/") -> bool:
 def running(
     command: Callable[[int], list[str]], folder: Path, ready: Callable[[int], bool], environment: dict[str, str] | None = None
 ) -> Iterator[tuple[int, int]]:
-    """The port and the process of a server that is started by `command(port)` in `folder`, once `ready(port)`; its output is in `folder/log`.
+    """Port and process of a server that `command(port)` starts in `folder`, once `ready(port)`; its output goes to `folder/log`.
 
     A port that somebody else took between the choice and the start costs another try.
     """
@@ -193,7 +193,7 @@ NGINX_USER = "builder:wall-5"
 def nginx_server(
     folder: Path | None = None, *, listing: bool = False, password: bool = False, access_log: bool = False
 ) -> Iterator[Server]:
-    """nginx with WebDAV's PUT, DELETE and MKCOL below `folder/www`; `listing`: PROPFIND, too; `password`: only for NGINX_USER."""
+    """nginx with WebDAV's PUT, DELETE and MKCOL below `folder/www`; `listing`: and PROPFIND; `password`: for NGINX_USER only."""
     program = needs_program("nginx")
     if listing and not NGINX_MODULE.exists():
         needs_program(f"{NGINX_MODULE} (libnginx-mod-http-dav-ext)")
