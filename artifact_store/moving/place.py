@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from precast.artifact_store.format.errors import StoreError
 from precast.artifact_store.format.manifest import Manifest
 from precast.artifact_store.trust.signatures import Signature
 
@@ -14,7 +15,8 @@ from precast.artifact_store.trust.signatures import Signature
 class Holding:
     """One artifact as a place lists it. `made`: when it was put there, in seconds since 1970 by that place's clock, 0 where it does not say.
 
-    `blobs`: digest -> size; `size`: bytes of the manifest and of all blobs; `checksum`: the manifest's.
+    `blobs`: digest -> size; `size`: bytes of the manifest and of all blobs; `checksum`: the manifest's; `signers`: ids of the keys that signed
+    it; `parts`: keys of programs that this one runs in between, as far as the place knows.
     """
 
     program_key: str
@@ -26,6 +28,7 @@ class Holding:
     checksum: str
     blobs: Mapping[str, int]
     signers: frozenset[str] = frozenset()
+    parts: tuple[str, ...] = ()
 
     @property
     def name(self) -> tuple[str, str]:
@@ -42,13 +45,16 @@ class RecordName(NamedTuple):
 
 @dataclass(frozen=True)
 class Parcel:
-    """A document on its way: its bytes, whose checksum held and whose signatures the source's policy accepted, and the blobs it names."""
+    """An artifact or a named record on its way: its checksum held, and the source's policy accepted its signatures.
 
-    content: bytes
+    `document`: the manifest, or a record's file as a store keeps it; `blobs`: digest -> size of those that it names; `read(digest)`: the
+    content of one of them, compared with it. That raises StoreError.
+    """
+
+    document: Manifest | bytes
     signatures: tuple[Signature, ...]
     blobs: Mapping[str, int]
-    manifest: Manifest | None = None
-    record: RecordName | None = None
+    read: Callable[[str], bytes]
 
 
 class Moved(NamedTuple):
@@ -61,8 +67,8 @@ class Moved(NamedTuple):
         return Moved(self.sent + other.sent, self.spared + other.spared)
 
 
-ReadBlob = Callable[[str], bytes]
-"""Digest -> the bytes, compared with it. Raises StoreError."""
+class Unlistable(StoreError):
+    """The place answers questions about a program, and lists none."""
 
 
 class Refused(Exception):
@@ -76,28 +82,25 @@ class Place(Protocol):
     def where(self) -> str:
         """The place as people know it, without credentials."""
 
-    def holdings(self, keys: Collection[str] | None = None) -> Iterable[Holding]:
-        """What is there; given program keys, of these alone, which needs no listing of everything."""
+    def holdings(self) -> Iterable[Holding]:
+        """All that is there. Raises Unlistable where the place lists nothing."""
+
+    def holdings_of(self, keys: Collection[str]) -> Iterable[Holding]:
+        """What is there of these programs, and of their parts as far as the place knows them."""
 
     def records(self) -> Iterable[RecordName]:
         """The named records that are there; none where the place cannot list them."""
 
-    def parcel(self, holding: Holding) -> Parcel:
-        """The manifest of an artifact, with its signatures."""
+    def parcel(self, name: Holding | RecordName) -> Parcel | None:
+        """An artifact or a record, without its blobs; None where a record is not there any more."""
 
-    def record(self, name: RecordName) -> Parcel | None:
-        """A named record; None where it is not there any more."""
-
-    def blob(self, digest: str, size: int) -> bytes:
-        """The content of a blob of what the place holds, compared with its digest."""
-
-    def deliver(self, parcel: Parcel, read: ReadBlob, told: Callable[[int], None]) -> Moved:
-        """Take a document in: blobs that are not there first, the document last, so that nobody sees half of it. `told(bytes)`: so many
-        bytes of its blobs are there now, sent or found there.
+    def deliver(self, name: Holding | RecordName, parcel: Parcel, told: Callable[[int], None]) -> Moved:
+        """Take it in: blobs that are not there first, the document last, so that nobody sees half of it. `told(bytes)`: so many bytes of
+        its blobs are there now, sent or found there.
         """
 
-    def sign(self, holding: Holding, signatures: tuple[Signature, ...]) -> None:
-        """Add signatures to an artifact that is there."""
+    def sign(self, parcel: Parcel) -> None:
+        """Add its signatures to an artifact that is there."""
 
     def finish(self) -> Moved:
         """What remains to be done once everything was delivered (an image gets its tag)."""

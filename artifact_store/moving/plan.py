@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from precast.artifact_store.moving.place import Holding, Place, RecordName
+from precast.artifact_store.moving.place import Holding, Place, RecordName, Unlistable
 from precast.artifact_store.moving.selection import Selection
 
 
@@ -34,20 +34,37 @@ class Plan:
 
 def plan(source: Place, destination: Place, selection: Selection) -> Plan:
     """Compare the two places. What the destination has under the same id stays as it is: both serve the same calls. Raises StoreError."""
-    wanted, unsigned, there, others = [], [], [], 0
-    have = {holding.name: holding for holding in destination.holdings(selection.keys())}
-    for holding in source.holdings(selection.keys()):
-        if not selection.accepts(holding):
-            others += 1
-        elif (known := have.get(holding.name)) is None:
+    wanted, unsigned, there = [], [], []
+    chosen, others = _chosen(source, selection)
+    have = {holding.name: holding for holding in destination.holdings_of({holding.program_key for holding in chosen})}
+    for holding in chosen:
+        if (known := have.get(holding.name)) is None:
             wanted.append(holding)
         elif known.checksum == holding.checksum and not holding.signers <= known.signers:
             unsigned.append(holding)
         else:
             there.append(holding)
-    wanted.sort(key=lambda holding: holding.name)
-    records = set(source.records()) - set(destination.records()) if wanted or there or unsigned else set()
+    records = set(source.records()) - set(destination.records()) if chosen else set()
     return Plan(tuple(wanted), tuple(unsigned), tuple(there), tuple(sorted(records)), others)
+
+
+def _chosen(place: Place, selection: Selection) -> tuple[list[Holding], int]:
+    """What a place has of the selection, in order, and how many others."""
+    try:
+        every = list(place.holdings())
+    except Unlistable:
+        if not selection.keys():
+            raise
+        every = list(place.holdings_of(selection.keys()))
+    chosen = [holding for holding in every if selection.accepts(holding)]
+    parts = {part for holding in chosen for part in holding.parts}
+    while selection.build is not None:  # what a chosen program runs in between is chosen, too
+        more = [holding for holding in every if holding not in chosen and holding.program_key in parts and selection.accepts_part(holding)]
+        if not more:
+            break
+        chosen += more
+        parts = {part for holding in more for part in holding.parts}
+    return sorted(chosen, key=lambda holding: holding.name), len(every) - len(chosen)
 
 
 def by_program(holdings: Iterable[Holding]) -> dict[str, list[Holding]]:
@@ -89,8 +106,8 @@ class Difference:
 
 def difference(first: Place, second: Place, selection: Selection) -> Difference:
     """How two places differ in what was chosen. Raises StoreError."""
-    one = {holding.name: holding for holding in first.holdings(selection.keys()) if selection.accepts(holding)}
-    two = {holding.name: holding for holding in second.holdings(selection.keys()) if selection.accepts(holding)}
+    one = {holding.name: holding for holding in _chosen(first, selection)[0]}
+    two = {holding.name: holding for holding in _chosen(second, selection)[0]}
     both = sorted(one.keys() & two.keys())
     changed = [Change(one[name], two[name]) for name in both if one[name].checksum != two[name].checksum]
     records_one, records_two = set(first.records()), set(second.records())

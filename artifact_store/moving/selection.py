@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from precast.artifact_store.moving.place import Holding
@@ -36,11 +36,9 @@ class Selection:
         """Whether nothing is left out."""
         return self == Selection()
 
-    def keys(self) -> Collection[str] | None:
-        """The program keys that alone can match, where they are known: then a place that cannot list everything can be asked. A resumed
-        program's key is not known, so that this is for such places only.
-        """
-        return None if self.build is None else [key for key, _ in self.build.programs]
+    def keys(self) -> Collection[str]:
+        """Program keys that can be asked for where a place lists nothing; none where none are known."""
+        return self.programs if self.build is None else [key for key, _ in self.build.programs]
 
     def accepts(self, holding: Holding, now: float | None = None) -> bool:
         """Whether an artifact is to be moved. One whose place does not say when it was made is no older and no newer than anything."""
@@ -53,6 +51,11 @@ class Selection:
             and (self.older_than is None or (dated and age >= self.older_than))
             and (self.build is None or self.build.accepts(holding.program_key, holding.target))
         )
+
+    def accepts_part(self, holding: Holding) -> bool:
+        """Whether an artifact of a program that a chosen one runs in between goes with it: by its target."""
+        whole = replace(self, programs=(), build=None)
+        return whole.accepts(holding) and (self.build is None or any(serves(holding.target) for _, serves in self.build.programs))
 
 
 def _belongs(program_key: str, root: str) -> bool:

@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 from precast.artifact_store.format.errors import StoreError
-from precast.artifact_store.moving.place import Holding, Moved, Parcel, Place, RecordName, Refused
+from precast.artifact_store.moving.place import Holding, Moved, Place, RecordName, Refused
 from precast.artifact_store.moving.plan import Plan
 
 log = logging.getLogger("precast.store")
@@ -95,7 +95,9 @@ class _Transfer:
             self._told(size)
 
         try:
-            self.count(self._deliver(self._source.parcel(holding), told))
+            parcel = self._source.parcel(holding)
+            assert parcel is not None, "of a record alone that may be"
+            self.count(self._destination.deliver(holding, parcel, told))
         except (StoreError, Refused) as error:
             self._failed(holding.artifact_id, holding.program_name, error)
         else:
@@ -105,10 +107,10 @@ class _Transfer:
 
     def record(self, name: RecordName) -> None:
         try:
-            parcel = self._source.record(name)
+            parcel = self._source.parcel(name)
             if parcel is None:
                 return
-            self.count(self._deliver(parcel, lambda _: None))
+            self.count(self._destination.deliver(name, parcel, lambda _: None))
         except (StoreError, Refused) as error:
             self._failed("/".join(name), "", error)
         else:
@@ -117,15 +119,14 @@ class _Transfer:
 
     def signatures(self, holding: Holding) -> None:
         try:
-            self._destination.sign(holding, self._source.parcel(holding).signatures)
+            parcel = self._source.parcel(holding)
+            assert parcel is not None, "of a record alone that may be"
+            self._destination.sign(parcel)
         except (StoreError, Refused) as error:
             self._failed(holding.artifact_id, holding.program_name, error)
         else:
             with self._lock:
                 self.report.signed.append(holding)
-
-    def _deliver(self, parcel: Parcel, told: Callable[[int], None]) -> Moved:
-        return self._destination.deliver(parcel, lambda digest: self._source.blob(digest, parcel.blobs[digest]), told)
 
     def _failed(self, what: str, program: str, error: Exception) -> None:
         log.warning("%s: not moved: %s", what[:40], error)

@@ -1,7 +1,7 @@
 """An image in a registry as an endpoint: the names of a remote's layout are its layers.
 
-Reading is of the image as it was when it was opened. What is put is sent at once, as content that no tag names; `finish` sends a manifest
-and gives it the tag, so that others see all of it from then on, and a kill before leaves the tag as it was.
+Reading is of the image as it was when it was opened. An object that is put is sent at once, as content that no tag names; `finish` sends what
+names it and gives that the tag, so that others see all of it from then on, and a kill before leaves the tag as it was.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class ImageEndpoint:
 
     def put(self, name: str, data: bytes) -> None:
         layer = Layer(digest(data), len(data))
-        if not self._registry.has_blob(layer.digest):
+        if name.startswith(layout.OBJECTS):
             self._registry.put_blob(layer.digest, data)
-        with self._lock:
-            if name.startswith(layout.OBJECTS):
+            with self._lock:
                 self._objects[layer.digest] = layer
-            else:
-                self._layers()[name] = layer
-                self._put[name] = data
+            return
+        with self._lock:
+            self._layers()[name] = layer
+            self._put[name] = bytes(data)
 
     def put_new(self, name: str, data: bytes) -> bool:
         with self._lock:
@@ -131,11 +131,14 @@ class ImageEndpoint:
             manifest = image_manifest(named, objects.values(), notes)
             if manifest == self._was:
                 return 0
-            if not self._registry.has_blob(digest(EMPTY)):
-                self._registry.put_blob(digest(EMPTY), EMPTY)
+            sent = len(manifest)
+            for data in (EMPTY, *(data for name, data in sorted(self._put.items()) if name in named)):
+                if not self._registry.has_blob(digest(data)):
+                    self._registry.put_blob(digest(data), data)
+                    sent += len(data)
             self._registry.put_manifest(manifest)
             self._was = manifest
-            return len(manifest)
+            return sent
 
     def _inside(self, name: str, data: bytes) -> tuple[list[StoredObject], ProgramIndex | None]:
         """The objects that an index object or a record needs."""
