@@ -52,7 +52,7 @@ class NamedRecords:
         def put(tier: Tier) -> None:
             for blob_digest, data in blobs.items():
                 tier.put_new(layout.blob_name(blob_digest), data)
-            tier.put(layout.record_name(kind, name), pack([_MAGIC, digest(content), content]))
+            tier.put(layout.record_name(kind, name), _file(content))
 
         self._entries.write(put, f"{kind}/{name}")
 
@@ -66,6 +66,15 @@ class NamedRecords:
         except RecordError as error:
             self._entries.quarantine(file, str(error))
             return None
+
+
+def pack_record(record: Mapping[str, Data], where: str) -> bytes:
+    """The file of a record."""
+    return _file(pack(dict(record), where))
+
+
+def _file(content: bytes) -> bytes:
+    return pack([_MAGIC, digest(content), content])
 
 
 def parse_record(data: bytes, where: str) -> Record:

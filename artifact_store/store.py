@@ -25,6 +25,7 @@ from precast.artifact_store.place import default_root
 from precast.artifact_store.tiers.disk_errors import advice, cure
 from precast.artifact_store.tiers.folder import Folder
 from precast.artifact_store.tiers.tier import Stamp, Tier
+from precast.artifact_store.trust.signatures import Signature
 from precast.artifact_store.trust.trusted import LOCAL, Policy, Trusted, admit, admit_manifest
 
 log = logging.getLogger("precast.store")
@@ -198,6 +199,12 @@ class Store:
         data = self.blob(name.content)
         return admit(data, name.content, name.origin, self._policy, holds=True) if data is not None else None
 
+    def signatures(self, manifest: Manifest) -> tuple[Signature, ...]:
+        return ()
+
+    def record_signatures(self, kind: str, name: str) -> tuple[Signature, ...]:
+        return ()
+
     # -- what is in the way
 
     def why_absent(self, blob: str) -> str:
@@ -251,17 +258,19 @@ class Store:
         return manifest.artifact_id
 
     def put_blob(self, digest_: str, data: bytes) -> None:
-        """Keep one blob before the artifact that names it (`put_manifest`): what a transfer that was killed leaves is found by the next one,
-        or pruned. Raises StoreError, and ValueError for content that does not match.
+        """Keep one blob before the artifact that names it (`put_manifest`): what a transfer that was killed leaves is found by the next
+        one, or pruned. Raises StoreError, and ValueError for content that does not match.
         """
         if digest(data) != digest_:
             raise ValueError(f"blob {digest_[:12]}…: the content of {len(data)} bytes does not match")
         self._entries.write(lambda tier: tier.put_new(layout.blob_name(digest_), data), f"blob {digest_[:12]}…")
 
     def put_manifest(self, manifest: Manifest) -> str:
-        """Make an artifact visible whose blobs were put one by one. Returns its id; raises StoreError, too where a blob is missing."""
+        """Make an artifact visible whose blobs were put one by one. Returns its id; raises StoreError, also where a blob is missing."""
         if missing := [blob for blob in manifest.blobs if self.blob_path(blob) is None]:
-            raise StoreError(f"artifact {manifest.artifact_id[:12]}: blob {missing[0][:12]}… is not in the store at {self.place}; move it again")
+            raise StoreError(
+                f"artifact {manifest.artifact_id[:12]}: blob {missing[0][:12]}… is not in the store at {self.place}; move it again"
+            )
 
         def put(tier: Tier) -> None:
             tier.put(layout.manifest_name(manifest.program_key, manifest.artifact_id), manifest.to_bytes())

@@ -13,10 +13,11 @@ from precast.artifact_store.trust.signatures import Signature
 
 @dataclass(frozen=True)
 class Holding:
-    """One artifact as a place lists it. `made`: when it was put there, in seconds since 1970 by that place's clock, 0 where it does not say.
+    """One artifact as a place lists it. `made`: when it was put there, in seconds since 1970 by that place's clock, 0 where it does not
+    say.
 
-    `blobs`: digest -> size; `size`: bytes of the manifest and of all blobs; `checksum`: the manifest's; `signers`: ids of the keys that signed
-    it; `parts`: keys of programs that this one runs in between, as far as the place knows.
+    `blobs`: digest -> size; `size`: bytes of the manifest and of all blobs; `checksum`: the manifest's; `signers`: ids of the keys that
+    signed it; `parts`: keys of programs that this one runs in between, as far as the place knows.
     """
 
     program_key: str

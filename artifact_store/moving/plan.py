@@ -77,7 +77,9 @@ def by_program(holdings: Iterable[Holding]) -> dict[str, list[Holding]]:
 
 @dataclass(frozen=True)
 class Change:
-    """An artifact that both places have, with different content. `code`: whether what executes differs, or what is noted about the build."""
+    """An artifact that both places have, with different content. `code`: whether what executes differs, or what is noted about the
+    build.
+    """
 
     here: Holding
     there: Holding

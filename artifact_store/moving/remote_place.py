@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -39,7 +40,8 @@ class RemotePlace:
                 keys = sorted(self.remote.program_keys())
             except Unsupported as error:
                 raise Unlistable(
-                    f"{self.where} lists nothing: name the programs, by --build FILE or by --program with the whole key that `precast ls` shows"
+                    f"{self.where} lists nothing: name the programs, by --build FILE or by --program with the whole key that `precast "
+                    "ls` shows"
                 ) from error
             return self._of(keys)
 
@@ -96,6 +98,8 @@ class RemotePlace:
                 sizes = {blob: len(data) for blob, data in record.blobs.items()}
                 return Parcel(record.file, record.signatures, sizes, record.blobs.__getitem__)
             entry = self._entries[name.name]
+            if refusal := self.remote.refusal(name.program_key, entry):
+                raise Refused(f"{self.where}: {refusal}")  # in the same words for all artifacts that are refused for the same reason
             found = self.remote.fetch(name.program_key, entry, has=lambda blob: True)
         items = {blob.raw: blob for blob in entry.blobs}
 
@@ -108,25 +112,21 @@ class RemotePlace:
     # -- to there
 
     def deliver(self, name: Holding | RecordName, parcel: Parcel, told: Callable[[int], None]) -> Moved:
+        read = _Telling(parcel, told)
         with self._said():
             if isinstance(parcel.document, Manifest):
                 with self._locks(parcel.document.program_key):  # its index object is written once for each artifact
-                    receipt = self.remote.publish(parcel.document, self._telling(parcel, told), parcel.signatures)
+                    receipt = self.remote.publish(parcel.document, read, parcel.signatures)
             else:
                 assert isinstance(name, RecordName)
-                receipt = self.remote.put_record(*name, parcel.document, parcel.read, parcel.signatures)
+                receipt = self.remote.put_record(*name, parcel.document, read, parcel.signatures)
+        read.rest()
         return Moved(receipt.sent, receipt.spared)
 
-    def _telling(self, parcel: Parcel, told: Callable[[int], None]) -> Callable[[str], bytes]:
-        def read(digest: str) -> bytes:
-            data = parcel.read(digest)
-            told(len(data))
-            return data
-
-        return read
-
     def sign(self, parcel: Parcel) -> None:
-        self.deliver(_NOBODY, parcel, lambda _: None)
+        assert isinstance(parcel.document, Manifest)
+        with self._said():
+            self.remote.publish(parcel.document, parcel.read, parcel.signatures)
 
     def finish(self) -> Moved:
         if not isinstance(self.remote.endpoint, ImageEndpoint):
@@ -149,4 +149,21 @@ class RemotePlace:
             raise StoreError(f"{error}{again}") from error
 
 
-_NOBODY = RecordName("", "")
+class _Telling:
+    """Reads a parcel's blobs, and tells of each once."""
+
+    def __init__(self, parcel: Parcel, told: Callable[[int], None]) -> None:
+        self._parcel, self._told = parcel, told
+        self._left = dict(parcel.blobs)
+        self._lock = threading.Lock()
+
+    def __call__(self, digest: str) -> bytes:
+        data = self._parcel.read(digest)
+        with self._lock:
+            size = self._left.pop(digest, 0)
+        self._told(size)
+        return data
+
+    def rest(self) -> None:
+        """Of those that nobody read, since they were there."""
+        self._told(sum(self._left.values()))

@@ -1,5 +1,5 @@
-"""The transfer: several programs at a time, each artifact's blobs before its manifest, so that a kill at any moment leaves whole artifacts and
-blobs that the next transfer finds.
+"""The transfer: several programs at a time, each artifact's blobs before its manifest, so that a kill at any moment leaves whole artifacts
+and blobs that the next transfer finds.
 """
 
 from __future__ import annotations
@@ -45,9 +45,7 @@ class Report:
         return not self.troubles
 
 
-def transfer(
-    source: Place, destination: Place, plan: Plan, *, jobs: int = JOBS, told: Callable[[int], None] = lambda _: None
-) -> Report:
+def transfer(source: Place, destination: Place, plan: Plan, *, jobs: int = JOBS, told: Callable[[int], None] = lambda _: None) -> Report:
     """Carry out a plan. `told(bytes)`: called from several threads whenever so many bytes more are at the destination.
 
     What fails of one artifact is in the report, and the others go on. Raises StoreError where the destination cannot be finished.
@@ -129,6 +127,6 @@ class _Transfer:
                 self.report.signed.append(holding)
 
     def _failed(self, what: str, program: str, error: Exception) -> None:
-        log.warning("%s: not moved: %s", what[:40], error)
+        log.info("%s: not moved: %s", what[:40], error)
         with self._lock:
             self.report.troubles.append(Trouble(what, program, str(error), isinstance(error, Refused)))

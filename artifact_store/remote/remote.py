@@ -60,11 +60,14 @@ class FetchedRecord:
 
 @dataclass
 class Receipt:
-    """What was sent: bytes, and objects; `present`: objects that were there already; `known`: the remote had all of it."""
+    """What was sent: bytes, and objects; `present`: objects that were there already, and `spared` their bytes; `known`: the remote had all
+    of it.
+    """
 
     sent: int = 0
     objects: int = 0
     present: int = 0
+    spared: int = 0
     known: bool = False
 
 
@@ -133,6 +136,10 @@ class Remote:
         packed = self.workers.run([partial(self._packed, item) for item in wanted])
         blobs = {item.raw: self._content(item, data) for item, data in zip(wanted, packed, strict=True)}
         return FetchedRecord(record.file, blobs, record.signatures, len(found) + sum(map(len, packed)))
+
+    def content(self, item: StoredObject) -> bytes:
+        """One object that an index names; for whoever has fetched the manifest, and takes the blobs one by one."""
+        return self._content(item, self._packed(item))
 
     # -- putting
 
@@ -264,6 +271,7 @@ class Remote:
         receipt.sent += sum(size for _, size in sent)
         receipt.objects += sum(size > 0 for _, size in sent)
         receipt.present += sum(size == 0 for _, size in sent)
+        receipt.spared += sum(item.packed for item, size in sent if size == 0)
         return dict(zip(contents, (item for item, _ in sent), strict=True))
 
     def _packed(self, item: StoredObject) -> bytes:

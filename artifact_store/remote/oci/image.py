@@ -43,8 +43,8 @@ class Layer:
 
 
 def image_manifest(named: Mapping[str, Layer], objects: Iterable[Layer], notes: Mapping[str, str]) -> bytes:
-    """The manifest of an image with these layers. `named`: by names of `layout.py`; `notes`: for people. Raises StoreError where it would be
-    longer than registries take.
+    """The manifest of an image with these layers. `named`: by names of `layout.py`; `notes`: for people. Raises StoreError where it would
+    be longer than registries take.
     """
     layers = [_named(name, layer) for name, layer in sorted(named.items())]
     layers += [_descriptor(OBJECT_TYPE, layer) for layer in sorted(set(objects), key=lambda layer: layer.digest)]
@@ -59,8 +59,8 @@ def image_manifest(named: Mapping[str, Layer], objects: Iterable[Layer], notes: 
     data = json.dumps(made, sort_keys=True, separators=(",", ":")).encode()
     if len(data) > MANIFEST_LIMIT:
         raise StoreError(
-            f"an image of {len(layers)} layers has a manifest of {len(data)} bytes, and registries take {MANIFEST_LIMIT}: push fewer artifacts to "
-            "one tag (--program, --target, --build)"
+            f"an image of {len(layers)} layers has a manifest of {len(data)} bytes, and registries take {MANIFEST_LIMIT}: push "
+            "fewer artifacts to one tag (--program, --target, --build)"
         )
     return data
 

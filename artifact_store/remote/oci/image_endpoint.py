@@ -1,7 +1,7 @@
 """An image in a registry as an endpoint: the names of a remote's layout are its layers.
 
-Reading is of the image as it was when it was opened. An object that is put is sent at once, as content that no tag names; `finish` sends what
-names it and gives that the tag, so that others see all of it from then on, and a kill before leaves the tag as it was.
+Reading is of the image as it was when it was opened. An object that is put is sent at once, as content that no tag names; `finish` sends
+what names it and gives that the tag, so that others see all of it from then on, and a kill before leaves the tag as it was.
 """
 
 from __future__ import annotations

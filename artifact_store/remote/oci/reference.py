@@ -1,4 +1,6 @@
-"""References to images: `oci://registry/name:tag` or `oci://registry/name@sha256:…`, by the grammar of the OCI distribution specification."""
+"""References to images: `oci://registry/name:tag` or `oci://registry/name@sha256:…`, by the grammar of the OCI distribution
+specification.
+"""
 
 from __future__ import annotations
 

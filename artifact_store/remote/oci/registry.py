@@ -103,7 +103,9 @@ class Registry:
                 time.sleep(pause)
         raise AssertionError("the last try returns or raises")
 
-    def _once(self, verb: str, path: str, limit: int, missing: bool, data: bytes | None = None, headers: dict[str, str] | None = None) -> Any:
+    def _once(
+        self, verb: str, path: str, limit: int, missing: bool, data: bytes | None = None, headers: dict[str, str] | None = None
+    ) -> Any:
         import requests
 
         base = f"{'http' if self.plain_http else 'https'}://{self.reference.host}/v2/"
@@ -142,7 +144,9 @@ class Registry:
         except ImportError as error:
             raise Denied("registries need the package oras: pip install 'precast[oci]'") from error
         oras.logger.setup_logger(quiet=True)  # what it says goes into our own messages
-        client = oras.provider.Registry(self.reference.host, insecure=self.plain_http, auth_backend="basic" if self._wants_basic() else "token")
+        client = oras.provider.Registry(
+            self.reference.host, insecure=self.plain_http, auth_backend="basic" if self._wants_basic() else "token"
+        )
         client.bounds = _guarded(client.session, self.plain_http, self._times)
         folder = os.environ.get("DOCKER_CONFIG")
         configs = [os.path.join(folder, "config.json")] if folder else None
@@ -216,7 +220,9 @@ class _Bounded:
 
 
 def _guarded(session: Any, plain_http: bool, times: TimeOuts) -> _Bounds:
-    """Bind a session to limits and time-outs, and to hosts that may be asked without encryption (this machine, where nothing else is said)."""
+    """Bind a session to limits and time-outs, and to hosts that may be asked without encryption (this machine, where nothing else is
+    said).
+    """
     from requests.adapters import HTTPAdapter
     from requests.exceptions import InvalidSchema
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
     from precast.artifact_store.moving.place import Holding, Place
     from precast.artifact_store.moving.plan import Plan
     from precast.artifact_store.moving.selection import Selection
-    from precast.artifact_store.moving.transfer import Report
+    from precast.artifact_store.moving.transfer import Report, Trouble
 
-_SHOWN = 20
-"""Lines about single artifacts that are shown where there are more."""
+_SHOWN, _NAMED = 20, 4
+"""Of many artifacts that were moved so many are shown; of many that were not, for one reason, so many are named."""
 
 
 @click.command(short_help="Send artifacts to a remote or a registry.")
@@ -65,8 +66,8 @@ def push(
     out = Output(as_json)
     store = open_store(store_path or store_of_build_file(build_file), existing=True)
     selection = choice(lambda: store, build_file=build_file, **chosen)
-    there = remote_place(url, trust=trust, plain_http=plain_http, fresh=fresh)
-    _move(out, "push", local_place(store), there, selection, jobs=jobs, dry_run=dry_run)
+    with closing(remote_place(url, trust=trust, plain_http=plain_http, fresh=fresh)) as there:
+        _move(out, "push", local_place(store), there, selection, jobs=jobs, dry_run=dry_run)
 
 
 @click.command(short_help="Fetch artifacts from a remote or a registry.")
@@ -92,15 +93,16 @@ def pull(
 ) -> None:
     """Fetch artifacts, and the named records beside them, from URL into the local store, which from then on serves them without URL.
 
-    What is here already is not fetched again, also after a pull that was killed. Only what the policy accepts comes in (--trust). Exit code 1
-    where something was not fetched, or nothing there was chosen.
+    What is here already is not fetched again, also after a pull that was killed. Only what the policy accepts comes in (--trust). Exit
+    code 1 where something was not fetched, or nothing there was chosen.
     """
     from precast.artifact_store.moving.places import local_place, remote_place
 
     out = Output(as_json)
     store = open_store(store_path or store_of_build_file(build_file), readonly=dry_run)
     selection = choice(lambda: store, build_file=build_file, **chosen)
-    _move(out, "pull", remote_place(url, trust=trust, plain_http=plain_http), local_place(store), selection, jobs=jobs, dry_run=dry_run)
+    with closing(remote_place(url, trust=trust, plain_http=plain_http)) as there:
+        _move(out, "pull", there, local_place(store), selection, jobs=jobs, dry_run=dry_run)
 
 
 @click.command(short_help="Bring one store or remote up to date with another.")
@@ -132,9 +134,9 @@ def sync(
     out = Output(as_json)
     selection = choice(partial(_any_store, source, destination), build_file=build_file, **chosen)
     open_ = partial(any_place, trust=trust, plain_http=plain_http)
-    first, second = open_(source, existing=not both_ways), open_(destination, existing=False)
-    ways = [(first, second), (second, first)] if both_ways else [(first, second)]
-    done = [_moved(out, f"sync to {there.where}", here, there, selection, jobs=jobs, dry_run=dry_run) for here, there in ways]
+    with closing(open_(source, writing=both_ways)) as first, closing(open_(destination, writing=True)) as second:
+        ways = [(first, second), (second, first)] if both_ways else [(first, second)]
+        done = [_moved(out, f"sync to {there.where}", here, there, selection, jobs=jobs, dry_run=dry_run) for here, there in ways]
     out.data({"ways": [answer for answer, _ in done], "dry_run": dry_run})
     finish(0 if all(good for _, good in done) else ANSWER_NO)
 
@@ -164,27 +166,31 @@ def _moved(
     from precast.artifact_store.moving.transfer import Report, transfer
 
     began = time.perf_counter()
-    try:
-        todo = plan(here, there, selection)
-        report = Report()
-        if not dry_run:
-            with transfer_progress(out, f"{verb} {many(len(todo.wanted), 'artifact')}", todo.size) as told:
-                report = transfer(here, there, todo, jobs=jobs, told=told)
-    finally:
-        for place in (here, there):
-            place.close()
+    todo = plan(here, there, selection)
+    report = Report()
+    if not dry_run:
+        with transfer_progress(out, f"{verb} {many(len(todo.wanted), 'artifact')}", todo.size) as told:
+            report = transfer(here, there, todo, jobs=jobs, told=told)
     seconds = time.perf_counter() - began
     shown = todo.wanted if dry_run else report.moved
     for holding in shown[:_SHOWN]:
         out.text(f"{holding.artifact_id[:12]}\t{holding.program_name}\t{holding.target}\t{holding.size}")
     if len(shown) > _SHOWN:
         out.note(f"… and {len(shown) - _SHOWN} more")
-    for trouble in report.troubles[:_SHOWN]:
-        out.note(f"not moved: {trouble.what[:12]} {trouble.program}: {trouble.reason}")
-    if len(report.troubles) > _SHOWN:
-        out.note(f"… and {len(report.troubles) - _SHOWN} more that were not moved (--json lists all)")
+    for reason, what in _by_reason(report.troubles).items():
+        more = f" and {len(what) - _NAMED} more" if len(what) > _NAMED else ""
+        out.note(f"Not moved: {', '.join(what[:_NAMED])}{more}: {reason}")
     out.note(_summary(here, there, todo, report, seconds, dry_run))
     return _data(here, there, todo, report, seconds, dry_run), report.good
+
+
+def _by_reason(troubles: list[Trouble]) -> dict[str, list[str]]:
+    """Reason -> what was not moved for it, as people name it."""
+    found: dict[str, list[str]] = {}
+    for trouble in troubles:
+        name = f"{trouble.program} {trouble.what[:12]}" if trouble.program else trouble.what
+        found.setdefault(trouble.reason, []).append(name)
+    return {reason: sorted(what) for reason, what in found.items()}
 
 
 def _summary(here: Place, there: Place, todo: Plan, report: Report, seconds: float, dry_run: bool) -> str:
