@@ -120,5 +120,5 @@ def _parse(layer: Any, where: str) -> tuple[str | None, Layer]:
         if kind == RECORD_TYPE and isinstance(note, str):
             return remote_layout.record_name(*note.split("/")), found
     except (ValueError, TypeError) as error:
-        raise Garbled(f"{where}: a layer names {note[:80]!r}, which cannot be: {error}") from error
+        raise Garbled(f"{where}: a layer names {str(note)[:80]!r}, which cannot be: {error}") from error
     raise Garbled(f"{where}: a layer is {str(kind)[:80]!r}, which this precast does not read")

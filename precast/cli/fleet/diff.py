@@ -89,8 +89,8 @@ def sentences(found: Difference, names: tuple[str, str]) -> list[str]:
         by_key: dict[tuple[str, str], list[Holding]] = {}
         for holding in holdings:
             by_key.setdefault((holding.program_name, holding.program_key), []).append(holding)
-        for key, those in by_key.items():
-            programs.setdefault(key, []).append(f"only in {where}: {_artifacts(those)}")
+        for program, those in by_key.items():
+            programs.setdefault(program, []).append(f"only in {where}: {_artifacts(those)}")
     for change in found.changed:
         programs.setdefault((change.here.program_name, change.here.program_key), []).append(_changed(change))
     lines = []
