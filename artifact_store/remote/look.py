@@ -40,9 +40,8 @@ class Look:
             said = dict(self.sayings)
             for tier, running in self._running.items():
                 if running:
-                    said.setdefault(
-                        tier.place, f"{tier.place} has not answered in full after {time.monotonic() - self.began:.1f} s; it goes on"
-                    )
+                    took = time.monotonic() - self.began
+                    said.setdefault(tier.place, f"{tier.place} has not answered in full after {took:.1f} s, and is still asked")
                 else:
                     said.setdefault(tier.place, f"{tier.place} was asked")
         return "; ".join(said[tier.place] for tier in self._running)

@@ -1,13 +1,12 @@
-"""The remotes of one store, behind it: what a miss finds there comes into the local store, and what is put there goes to them.
+"""The remotes behind one local store: what a miss finds there comes into the store, and what is put into the store goes to them.
 
-Calls never talk to a remote: threads do. A call that misses waits for them for each remote's budget at most; a remote that overran its budget
-and still has not answered is not waited for again until it has. What was put is noted in the spool, and sent by a thread of its own.
+Calls never talk to a remote: threads do. A call that misses waits for each remote's budget at most; a remote that overran its budget and
+has not answered since is not waited for until it has. What was put is noted in the spool, and sent by a thread of its own.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +21,7 @@ from precast.artifact_store.remote.program_index import Entry, ProgramIndex
 from precast.artifact_store.remote.remote import Fetched, FetchedRecord, Lost, Remote
 from precast.artifact_store.remote.spool import ARTIFACT, Pending
 from precast.artifact_store.remote.uploads import Source, Uploads
-from precast.artifact_store.remote.workers import Workers
+from precast.artifact_store.remote.workers import Workers, after_fork
 
 log = logging.getLogger("precast.store")
 
@@ -73,8 +72,7 @@ class Remotes:
         self._workers = Workers(name="precast-look")
         self.uploads = Uploads([tier for tier in self.tiers if tier.writable], local)
         self._begin()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._begin)
+        after_fork(self._begin)
 
     def _begin(self) -> None:
         self._lock = threading.Lock()

@@ -1,7 +1,7 @@
 """Which remotes a store has, nearest first: `--remote`, else PRECAST_REMOTE, else `precast.toml` or `pyproject.toml`, else none.
 
-A remote is a URL, whose query may say more: `?mode=ro`, `?trust=any`, `?budget=500ms`; what else stands there is for the endpoint. In a file it
-is such a URL, or a table with `url` and these names.
+A remote is a URL, whose query may say more: `?mode=ro`, `?trust=any`, `?budget=500ms`; what else stands there is for the endpoint. In a
+file it is such a URL, or a table with `url` and these names.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Setting:
 
 
 def chosen(flag: Sequence[str] | None = None, where: str = "--remote", start: Path | None = None) -> tuple[Setting, ...]:
-    """The remotes by precedence. `flag`: what the command line or a call names; an empty list is none, whatever else says. Raises StoreError,
-    naming the place.
+    """The remotes by precedence. `flag`: what the command line or a call names; an empty list is none, whatever else says. Raises
+    StoreError, naming the place.
     """
     if flag is not None:
         return _distinct([from_url(text, where) for text in flag])
@@ -55,8 +55,8 @@ def from_url(text: str, where: str) -> Setting:
 
 
 def from_files(start: Path | None = None) -> tuple[Setting, ...]:
-    """The remotes that the nearest file names, upward from `start` or the working directory; the search ends at the home or at the root of a
-    repository. Raises StoreError.
+    """The remotes that the nearest file names, upward from `start` or the working directory; the search ends at the home or at the root of
+    a repository. Raises StoreError.
     """
     try:
         folder = (start or Path.cwd()).resolve()
@@ -98,8 +98,9 @@ def _in_file(path: Path) -> tuple[Setting, ...] | None:
     if "remotes" not in table:
         return None
     if not isinstance(table["remotes"], list):
-        raise StoreError(f"{where}: remotes is a list, for example [{{url = \"s3://bucket/precast\", mode = \"ro\"}}]")
-    return _distinct([_setting(item if isinstance(item, dict) else {"url": item}, f"{where} remotes[{i}]") for i, item in enumerate(table["remotes"])])
+        raise StoreError(f'{where}: remotes is a list, for example [{{url = "s3://bucket/precast", mode = "ro"}}]')
+    tables = [item if isinstance(item, dict) else {"url": item} for item in table["remotes"]]
+    return _distinct([_setting(item, f"{where} remotes[{i}]") for i, item in enumerate(tables)])
 
 
 def _setting(table: Mapping[str, Any], where: str) -> Setting:

@@ -1,7 +1,7 @@
-"""The spool: what is still to be sent to which remote, as a small file for each in the local store's folder `spool/`.
+"""The spool: what is still to be sent to which remote, one small file for each in the local store's folder `spool/`.
 
-A note is written before the put of an artifact returns, and removed when the remote has it: a process that dies in between leaves the note to
-the next process, or to `precast push`. Notes hold no content: what they name lies in the store, and pruning spares it (`pending`).
+A note is written before the put of an artifact returns, and removed when the remote has it: a process that dies in between leaves it to the
+next process, or to `precast push`. Notes hold no content: what they name lies in the store, and pruning spares it (`pending`).
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """Sending what the spool notes, in a thread of its own: nobody waits for it but the end of the process, and that for a stated time.
 
-One process of a machine sends at a time, by a lease; the others leave it their notes. What fails is tried again with growing pauses while the
-process lives, and by the next one; what a remote refuses is not tried again in this process.
+One process of a machine sends at a time, by a lease; the others leave it their notes. What fails is tried again with growing pauses while
+the process lives, and by the next one; what a remote refuses is not tried again in this process.
 """
 
 from __future__ import annotations
 
 import atexit
 import logging
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from precast.artifact_store.remote import spool
 from precast.artifact_store.remote.endpoint import EndpointError
 from precast.artifact_store.remote.remote import Receipt, Remote
 from precast.artifact_store.remote.spool import ARTIFACT, Pending
+from precast.artifact_store.remote.workers import after_fork
 from precast.artifact_store.trust.signatures import Signature
 
 log = logging.getLogger("precast.store")
@@ -68,8 +68,7 @@ class Uploads:
         self._local = local
         self._broken: set[tuple[str, str, str]] = set()
         self._begin()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._begin)
+        after_fork(self._begin)
 
     def _begin(self) -> None:
         self._changed = threading.Condition()
@@ -82,7 +81,7 @@ class Uploads:
     # -- what is to be sent
 
     def add(self, pending: Pending) -> None:
-        """Note what is to be sent, and have it sent soon. Where no note can be kept, that is logged, and this process sends it all the same."""
+        """Note what is to be sent, and have it sent soon. Where no note can be kept, that is logged, and this process sends it anyway."""
         try:
             spool.note(self._local.root, pending)
         except (OSError, StoreError) as error:
