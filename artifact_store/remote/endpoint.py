@@ -18,7 +18,7 @@ class EndpointError(OSError):
 
 
 class Unreachable(EndpointError):
-    """No answer, an answer that broke off, a time-out, or one that says to come back later (429, 5xx): `after` so many seconds, if it says."""
+    """No answer, an answer that broke off, a time-out, or one that says to come back later (429, 5xx), maybe `after` so many seconds."""
 
     again = True
 

@@ -1,7 +1,7 @@
 """HTTP and HTTPS caches: Bazel's remote-cache layout (`/ac/`, `/cas/`), or with `?layout=names` plain names on any WebDAV server.
 
-Only GET, PUT, HEAD and DELETE are needed. Conditional requests are probed once, since servers that know none ignore them silently. The client
-is written on `http.client`'s parser and `wire.py`, not taken from a library: none bounds a whole exchange, its bytes and its time.
+Only GET, PUT, HEAD and DELETE are needed. Conditional requests are probed once, since servers that know none ignore them silently. The
+client is written on `http.client`'s parser and `wire.py`, not taken from a library: none bounds a whole exchange, its bytes and its time.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class HttpEndpoint:
     def names(self, prefix: str) -> Iterator[Listed]:
         folder = checked_prefix(prefix).rpartition("/")[0]
         if self._plain_names:
-            return (each for each in self._listed(folder) if each.name.startswith(prefix))
+            return (each for each in self._listed(folder) if each.name.startswith(prefix) and each.name != PROBE)
         if not prefix.startswith("v1/objects/"):
             raise Unsupported(f"{self.url} keeps names as digests, which cannot be listed: with ?layout=names a WebDAV server lists them")
         objects = (each._replace(name=f"v1/objects/{each.name[4:6]}/{each.name[4:]}") for each in self._listed("cas"))

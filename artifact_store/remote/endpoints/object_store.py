@@ -104,7 +104,7 @@ class ObjectStoreEndpoint:
                 return
             for each in page:
                 name = str(each["path"]).removeprefix(self._prefix)
-                if name.startswith(prefix) and str(each["path"]).startswith(self._prefix):
+                if name != PROBE and name.startswith(prefix) and str(each["path"]).startswith(self._prefix):
                     yield Listed(name, int(each["size"]), each["last_modified"].timestamp())
 
     def close(self) -> None:

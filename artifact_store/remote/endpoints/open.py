@@ -9,7 +9,7 @@ SCHEMES = ("s3", "gs", "az", "http", "https", "redis", "rediss", "shared")
 
 
 def open_endpoint(url: str, timeouts: TimeOuts | None = None) -> Endpoint:
-    """The endpoint of `url`; nothing is sent yet. Raises ValueError, as a sentence, for a URL that is none, an unknown option, a missing package.
+    """The endpoint of `url`; nothing is sent yet. Raises ValueError, a sentence, for what is no URL, unknown options, a missing package.
 
     `shared:///mnt/precast` and an absolute path are a shared folder.
     """

@@ -30,8 +30,8 @@ _NOW = "local t=redis.call('TIME') local v=struct.pack('>I8',t[1]*1000+math.floo
 PUT = _NOW + "redis.call('SET',KEYS[1],v) return 1"
 PUT_NEW = _NOW + "if redis.call('SET',KEYS[1],v,'NX') then return 1 end return 0"
 REPLACE = (
-    _NOW
-    + "local old=redis.call('GET',KEYS[1]) if old and redis.sha1hex(string.sub(old,9))==ARGV[2] then redis.call('SET',KEYS[1],v) return 1 end return 0"
+    _NOW + "local old=redis.call('GET',KEYS[1]) "
+    "if old and redis.sha1hex(string.sub(old,9))==ARGV[2] then redis.call('SET',KEYS[1],v) return 1 end return 0"
 )
 GET = "local n=redis.call('STRLEN',KEYS[1]) if n>tonumber(ARGV[1]) then return n end return redis.call('GET',KEYS[1])"
 SCAN = (

@@ -1,8 +1,8 @@
 """A folder that several machines mount (NFS, SMB, a cluster's filesystem): no locks of the system, no database, nothing half visible.
 
 Files are written aside in `.writing/` and renamed or linked into place. Every step from the root down is opened without following links.
-`replace` is a claim, a file linked into `.claims/` for the moment between looking and renaming: one left behind by a machine that died counts
-until it is CLAIM_SECONDS old by the server's clock.
+`replace` is a claim, a file linked into `.claims/` for the moment between looking and renaming: one left behind by a machine that died
+counts until it is CLAIM_SECONDS old by the server's clock.
 """
 
 from __future__ import annotations
@@ -29,17 +29,6 @@ STALE_TRIES = 3
 """How often a verb is tried while the server says that a file which it named is gone (ESTALE)."""
 CLAIM_SECONDS = 30.0
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_AGAIN = (
-    errno.ESTALE,
-    errno.EIO,
-    errno.ETIMEDOUT,
-    errno.ENOTCONN,
-    errno.EHOSTDOWN,
-    errno.EHOSTUNREACH,
-    errno.EAGAIN,
-    errno.EINTR,
-    errno.EBUSY,
-)
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 
 
@@ -110,9 +99,7 @@ class SharedFolderEndpoint:
             here = waiting.pop()
             found, folders = self._tried(here or "/", lambda here=here: self._entries(here))  # type: ignore[misc]
             yield from (each for each in found if each.name.startswith(prefix))
-            waiting += [
-                each for each in folders if f"{each}/".startswith(prefix) or prefix.startswith(f"{each}/") or each.startswith(prefix)
-            ]
+            waiting += [each for each in folders if each.startswith(prefix) or prefix.startswith(f"{each}/")]
 
     def close(self) -> None:
         """Nothing is kept open."""
