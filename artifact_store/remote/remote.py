@@ -60,9 +60,7 @@ class FetchedRecord:
 
 @dataclass
 class Receipt:
-    """What was sent: bytes, and objects; `present`: objects that were there already, and `spared` their bytes; `known`: the remote had all
-    of it.
-    """
+    """What was sent: bytes, and objects. `present`: objects that were there, of `spared` bytes; `known`: the remote had all of it."""
 
     sent: int = 0
     objects: int = 0
@@ -71,7 +69,7 @@ class Receipt:
     known: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Remote:
     """One tier. `mode`: "ro" where nothing is ever written; `budget`: seconds for which a call waits for it; `trust`: the policy in words.
 
@@ -118,11 +116,15 @@ class Remote:
             raise Untrusted(f"{self.place}: artifact {entry.artifact_id[:12]}: {refusal}")
         wanted = [blob for blob in entry.blobs if not has(blob.raw)]
         packed = self.workers.run([partial(self._packed, item) for item in (entry.manifest, *wanted)])
-        manifest = self._manifest(program_key, entry, self._content(entry.manifest, packed[0]))
+        manifest = self._manifest(program_key, entry, self._expanded(entry.manifest, packed[0]))
         if {blob.raw: blob.size for blob in entry.blobs} != manifest.blobs:
             raise Garbled(f"{self.place}: the index names other blobs for artifact {entry.artifact_id[:12]} than its manifest")
-        blobs = {item.raw: self._content(item, data) for item, data in zip(wanted, packed[1:], strict=True)}
+        blobs = {item.raw: self._expanded(item, data) for item, data in zip(wanted, packed[1:], strict=True)}
         return Fetched(manifest, blobs, entry.signatures, sum(map(len, packed)))
+
+    def content(self, item: StoredObject) -> bytes:
+        """The content of one object that an index or a record names, checked; which bytes an artifact may have, its manifest says."""
+        return self._expanded(item, self._packed(item))
 
     def record(self, kind: str, name: str, has: Callable[[str], bool] = lambda blob: False) -> FetchedRecord | None:
         """A named record with its blobs; None where there is none."""
@@ -134,12 +136,8 @@ class Remote:
             raise Untrusted(f"{self.place}: record {kind}/{name}: {refusal}")
         wanted = [blob for blob in record.blobs if not has(blob.raw)]
         packed = self.workers.run([partial(self._packed, item) for item in wanted])
-        blobs = {item.raw: self._content(item, data) for item, data in zip(wanted, packed, strict=True)}
+        blobs = {item.raw: self._expanded(item, data) for item, data in zip(wanted, packed, strict=True)}
         return FetchedRecord(record.file, blobs, record.signatures, len(found) + sum(map(len, packed)))
-
-    def content(self, item: StoredObject) -> bytes:
-        """One object that an index names; for whoever has fetched the manifest, and takes the blobs one by one."""
-        return self._content(item, self._packed(item))
 
     # -- putting
 
@@ -163,7 +161,7 @@ class Remote:
         index = to_be_changed(there, key, self.place)
         found = index.entry(manifest.artifact_id)
         if found is not None and not repair and self._stays(key, found, manifest, signatures):
-            receipt.known = True
+            receipt.known, receipt.spared = True, found.size
             return receipt
         data = manifest.to_bytes()
         contents: dict[str, Callable[[], bytes]] = {digest(data): lambda: data}
@@ -184,7 +182,8 @@ class Remote:
 
         change(self.endpoint, key, with_it)
         if reused := {name: contents[name] for name in contents if name in named}:  # a prune may have taken them before they were named
-            self._send(reused, {}, receipt)
+            self._send(reused, {}, again := Receipt())
+            receipt.sent += again.sent
         return receipt
 
     def put_record(
@@ -283,7 +282,7 @@ class Remote:
             raise Lost(f"{self.place}: object {item.stored[:12]}… is not what its name says ({len(data)} of {item.packed} bytes)")
         return data
 
-    def _content(self, item: StoredObject, packed: bytes) -> bytes:
+    def _expanded(self, item: StoredObject, packed: bytes) -> bytes:
         content = expand(packed, item.size, f"{self.place}: object {item.stored[:12]}…")
         if digest(content) != item.raw:
             raise Garbled(f"{self.place}: object {item.stored[:12]}… holds other content than the index says")
