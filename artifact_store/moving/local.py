@@ -88,19 +88,19 @@ class LocalPlace:
                     moved = moved.plus(Moved(spared=size))
             told(size)
         if isinstance(parcel.document, Manifest):
-            self.store.put_manifest(parcel.document)
-            self.sign(parcel)
+            self.store.put_manifest(parcel.document, parcel.signatures)
             return moved.plus(Moved(sent=len(parcel.document.to_bytes())))
         assert isinstance(name, RecordName)
         try:
             content, _ = parse(parcel.document, "/".join(name))
         except RecordError as error:
             raise StoreError(str(error)) from error
-        self.store.put_record(*name, content)
+        self.store.put_record(*name, content, signatures=parcel.signatures)
         return moved.plus(Moved(sent=len(parcel.document)))
 
     def sign(self, parcel: Parcel) -> None:
-        pass
+        assert isinstance(parcel.document, Manifest)
+        self.store.put_signatures(parcel.document, parcel.signatures)
 
     def finish(self) -> Moved:
         return Moved()

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import replace
 
 from precast.artifact_store.format.errors import StoreError
 from precast.artifact_store.moving.local import LocalPlace
 from precast.artifact_store.moving.place import Place, RecordName
 from precast.artifact_store.moving.remote_place import RemotePlace
 from precast.artifact_store.place import what_is_at
+from precast.artifact_store.remote.attach import open_tier
+from precast.artifact_store.remote.endpoint import TimeOuts
 from precast.artifact_store.remote.oci.image_endpoint import ImageEndpoint
 from precast.artifact_store.remote.oci.reference import is_reference, parse_reference
 from precast.artifact_store.remote.remote import Remote
+from precast.artifact_store.remote.settings import from_url
 from precast.artifact_store.store import Store
 from precast.artifact_store.trust.judge import judge_for
 
+BY_HAND = TimeOuts(connect=5.0, stall=30.0, whole=600.0)
+"""Nobody's call waits for what people move: a large blob may take minutes."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 DEFAULT_TRUST = "signed"
 
@@ -53,7 +59,10 @@ def remote_place(
         policy = trust or DEFAULT_TRUST
         endpoint = ImageEndpoint(reference, plain_http=plain_http, fresh=fresh)
         return RemotePlace(Remote(endpoint, judge_for(policy, "--trust"), trust=policy), guesses)
-    raise StoreError(f"{url!r}: not yet")
+    setting = from_url(url, "URL")
+    if trust is not None:
+        setting = replace(setting, trust=trust)
+    return RemotePlace(open_tier(setting, BY_HAND), guesses)
 
 
 def any_place(text: str, *, trust: str | None = None, plain_http: bool = False, writing: bool = False) -> Place:
