@@ -11,15 +11,18 @@ from precast.artifact_store.moving.keyed_locks import KeyedLocks
 from precast.artifact_store.moving.place import Holding, Moved, Parcel, RecordName
 from precast.artifact_store.named_records import pack_record, parse
 from precast.artifact_store.store import Store
+from precast.artifact_store.trust.keys import PrivateKey
+from precast.artifact_store.trust.signatures import Signature, manifest_statement, record_statement
 
 
 class LocalPlace:
     """Artifacts are listed by their manifests, and delivered blob by blob, the manifest last: a killed transfer leaves blobs that the next
-    one finds.
+    one finds. `signer`: signs what leaves here, beside those who signed it before.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, signer: PrivateKey | None = None) -> None:
         self.store = store
+        self._signer = signer
         self._locks = KeyedLocks()
 
     @property
@@ -40,6 +43,7 @@ class LocalPlace:
         size = len(manifest.to_bytes()) + sum(manifest.blobs.values())
         head = (manifest.program_key, manifest.program_name, manifest.artifact_id, manifest.target)
         signers = frozenset(signature.key for signature in self.store.signatures(manifest))
+        signers |= {self._signer.public.id} if self._signer is not None else set()
         return Holding(*head, made, size, manifest.checksum, manifest.blobs, signers)
 
     def records(self) -> Iterator[RecordName]:
@@ -55,7 +59,13 @@ class LocalPlace:
         manifest = self.store.get(name.artifact_id, name.program_key)
         if manifest is None:
             raise StoreError(f"artifact {name.artifact_id[:12]} cannot be read in {self.where} any more: `precast verify` says why")
-        return Parcel(manifest, self.store.signatures(manifest), manifest.blobs, self._blob)
+        statement = manifest_statement(manifest.program_key, manifest.artifact_id, manifest.checksum)
+        return Parcel(manifest, self._signed(statement, self.store.signatures(manifest)), manifest.blobs, self._blob)
+
+    def _signed(self, statement: bytes, signatures: tuple[Signature, ...]) -> tuple[Signature, ...]:
+        if self._signer is None or any(signature.key == self._signer.public.id for signature in signatures):
+            return signatures
+        return *signatures, self._signer.sign(statement)
 
     def _record(self, name: RecordName) -> Parcel | None:
         content = self.store.record(*name)
@@ -67,7 +77,9 @@ class LocalPlace:
             if path is None:
                 return None  # said by the store: such a record serves nobody
             blobs[blob] = path.stat().st_size
-        return Parcel(pack_record(content, "/".join(name)), self.store.record_signatures(*name), blobs, self._blob)
+        statement = record_statement(*name, self.store.record_checksum(*name))
+        signatures = self._signed(statement, self.store.record_signatures(*name))
+        return Parcel(pack_record(content, "/".join(name)), signatures, blobs, self._blob)
 
     def _blob(self, digest: str) -> bytes:
         data = self.store.blob(digest)

@@ -19,6 +19,7 @@ from precast.artifact_store.remote.remote import Remote
 from precast.artifact_store.remote.settings import from_url
 from precast.artifact_store.store import Store
 from precast.artifact_store.trust.judge import judge_for
+from precast.artifact_store.trust.keys import signer_from_environment
 
 BY_HAND = TimeOuts(connect=5.0, stall=30.0, whole=600.0)
 """Nobody's call waits for what people move: a large blob may take minutes."""
@@ -31,9 +32,9 @@ def is_url(text: str) -> bool:
     return _SCHEME.match(text) is not None and not text.lower().startswith("file:")
 
 
-def local_place(store: Store) -> LocalPlace:
-    """A local store as a place."""
-    return LocalPlace(store)
+def local_place(store: Store, *, signing: bool = False) -> LocalPlace:
+    """A local store as a place. `signing`: what leaves it is signed where PRECAST_SIGNING_KEY has a key. Raises StoreError."""
+    return LocalPlace(store, signer_from_environment() if signing else None)
 
 
 def remote_place(

@@ -145,7 +145,7 @@ class RemotePlace:
         except Untrusted as error:
             raise Refused(str(error)) from error
         except EndpointError as error:
-            again = "; run the same command again, and it goes on where it stopped" if error.again else ""
+            again = " (the same command goes on where this one stopped)" if error.again else ""
             raise StoreError(f"{error}{again}") from error
 
 

@@ -59,15 +59,16 @@ def push(
 ) -> None:
     """Send artifacts, and the named records beside them, to URL: s3://, https://, redis://, shared://, oci://registry/name:tag, …
 
-    What is there already is not sent again, also after a push that was killed. Exit code 1 where something was not sent.
+    What is there already is not sent again, also after a push that was killed. What is sent is signed where PRECAST_SIGNING_KEY has a key.
+    Exit code 1 where something was not sent, or nothing here was chosen.
     """
     from precast.artifact_store.moving.places import local_place, remote_place
 
     out = Output(as_json)
     store = open_store(store_path or store_of_build_file(build_file), existing=True)
     selection = choice(lambda: store, build_file=build_file, **chosen)
-    with closing(remote_place(url, trust=trust, plain_http=plain_http, fresh=fresh)) as there:
-        _move(out, "push", local_place(store), there, selection, jobs=jobs, dry_run=dry_run)
+    with closing(remote_place(url, trust=trust, plain_http=plain_http, fresh=fresh, writing=True)) as there:
+        _move(out, "push", local_place(store, signing=True), there, selection, jobs=jobs, dry_run=dry_run)
 
 
 @click.command(short_help="Fetch artifacts from a remote or a registry.")
