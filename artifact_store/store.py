@@ -386,6 +386,9 @@ class Store:
             tier.put(file, manifest.to_bytes())
 
         self._entries.write(put, f"artifact {manifest.artifact_id[:12]}")
+        if taken := [blob for blob in manifest.blobs if self.why_absent(blob)]:  # by a prune that looked before the manifest was there
+            self.remove(manifest.artifact_id, manifest.program_key)
+            raise StoreError(f"artifact {manifest.artifact_id[:12]}: blob {taken[0][:12]}… was pruned meanwhile; move it again")
         log.info("moved here: %s: artifact %s for %s", manifest.program_name, manifest.artifact_id[:12], manifest.target)
         return manifest.artifact_id
 
