@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import replace
+from urllib.parse import urlencode
 
 from precast.artifact_store.format.errors import StoreError
 from precast.artifact_store.moving.local import LocalPlace
@@ -16,7 +17,7 @@ from precast.artifact_store.remote.endpoint import TimeOuts
 from precast.artifact_store.remote.oci.image_endpoint import ImageEndpoint
 from precast.artifact_store.remote.oci.reference import is_reference, parse_reference
 from precast.artifact_store.remote.remote import Remote
-from precast.artifact_store.remote.settings import from_url
+from precast.artifact_store.remote.settings import chosen, from_url
 from precast.artifact_store.store import Store
 from precast.artifact_store.trust.judge import judge_for
 from precast.artifact_store.trust.keys import signer_from_environment
@@ -61,9 +62,16 @@ def remote_place(
         endpoint = ImageEndpoint(reference, plain_http=plain_http, fresh=fresh)
         return RemotePlace(Remote(endpoint, judge_for(policy, "--trust"), trust=policy), guesses)
     setting = from_url(url, "URL")
-    if trust is not None:
-        setting = replace(setting, trust=trust)
-    return RemotePlace(open_tier(setting, BY_HAND), guesses)
+    return RemotePlace(open_tier(setting if trust is None else replace(setting, trust=trust), BY_HAND), guesses)
+
+
+def configured_url(*, writing: bool) -> str:
+    """The nearest remote that PRECAST_REMOTE or a file names, and that may be written where that is wanted. Raises StoreError."""
+    for setting in chosen():
+        if setting.mode == "rw" or not writing:
+            mark = "&" if "?" in setting.url else "?"
+            return f"{setting.url}{mark}{urlencode({'mode': setting.mode, 'trust': setting.trust})}"
+    raise StoreError(f"name a URL, or a remote{' that may be written (mode=rw)' if writing else ''} in PRECAST_REMOTE or precast.toml")
 
 
 def any_place(text: str, *, trust: str | None = None, plain_http: bool = False, writing: bool = False) -> Place:
@@ -77,4 +85,4 @@ def any_place(text: str, *, trust: str | None = None, plain_http: bool = False, 
     return LocalPlace(store)
 
 
-__all__ = ["any_place", "is_url", "local_place", "remote_place"]
+__all__ = ["any_place", "configured_url", "is_url", "local_place", "remote_place"]

@@ -29,6 +29,10 @@ WORDS: dict[str, tuple[str, ...]] = {
     "doctor": (),
     "dir": (),
     "clean": ("--yes",),
+    "push": ("SHARED",),
+    "pull": ("SHARED", "--trust", "any"),
+    "sync": ("STORE", "OTHER"),
+    "diff": ("STORE", "STORE"),
     "options": (),
     "tune": (BUILD,),
     "demo": (),
@@ -61,7 +65,9 @@ def test_every_command_prints_json(
         (tmp_path / "benchmarks").mkdir()
         (tmp_path / "benchmarks" / "run.py").write_text(BENCH)
     artifact = next((store.root / "programs").rglob("*.msgpack")).stem
-    words = [artifact if word == "ID" else word for word in WORDS[name]]
+    (tmp_path / "shared").mkdir()
+    places = {"ID": artifact, "SHARED": f"shared://{tmp_path}/shared", "STORE": str(store.root), "OTHER": str(tmp_path / "other")}
+    words = [places.get(word, word) for word in WORDS[name]]
     with pytest.raises(SystemExit) as ended:
         main([name, *words, "--json"], prog_name="precast")
     assert ended.value.code in (0, 1)
