@@ -144,7 +144,7 @@ def _split(text: str, where: str) -> tuple[str, dict[str, str]]:
     rest = [(key, value) for key, value in pairs if key not in _OURS]
     if len(rest) == len(pairs):
         return text, {}
-    return urlunsplit(parts._replace(query=urlencode(rest))), ours
+    return f"{text.partition('?')[0]}{f'?{urlencode(rest)}' if rest else ''}", ours  # urlunsplit makes shared:/x of shared:///x
 
 
 def _seconds(value: Any, where: str) -> float:

@@ -63,12 +63,13 @@ def push(
     Without URL the nearest remote is taken that PRECAST_REMOTE or precast.toml names. Exit code 1 where something was not sent, or nothing
     here was chosen.
     """
-    from precast.artifact_store.moving.places import configured_url, local_place, remote_place
+    from precast.artifact_store.moving.places import configured_remote, local_place, remote_place
 
     out = Output(as_json)
     store = open_store(store_path or store_of_build_file(build_file), existing=True)
     selection = choice(lambda: store, build_file=build_file, **chosen)
-    with closing(remote_place(url or configured_url(writing=True), trust=trust, plain_http=plain_http, fresh=fresh, writing=True)) as there:
+    with closing(remote_place(url or configured_remote(writing=True), trust=trust, plain_http=plain_http, fresh=fresh, writing=True)) as
+    there:
         _move(out, "push", local_place(store, signing=True), there, selection, jobs=jobs, dry_run=dry_run)
 
 
@@ -98,12 +99,12 @@ def pull(
     What is here already is not fetched again, also after a pull that was killed. Only what the policy accepts comes in (--trust). Exit
     code 1 where something was not fetched, or nothing there was chosen.
     """
-    from precast.artifact_store.moving.places import configured_url, local_place, remote_place
+    from precast.artifact_store.moving.places import configured_remote, local_place, remote_place
 
     out = Output(as_json)
     store = open_store(store_path or store_of_build_file(build_file), readonly=dry_run)
     selection = choice(lambda: store, build_file=build_file, **chosen)
-    with closing(remote_place(url or configured_url(writing=False), trust=trust, plain_http=plain_http, guesses=_guesses())) as there:
+    with closing(remote_place(url or configured_remote(writing=False), trust=trust, plain_http=plain_http, guesses=_guesses())) as there:
         _move(out, "pull", there, local_place(store), selection, jobs=jobs, dry_run=dry_run)
 
 
