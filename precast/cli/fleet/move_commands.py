@@ -68,8 +68,8 @@ def push(
     out = Output(as_json)
     store = open_store(store_path or store_of_build_file(build_file), existing=True)
     selection = choice(lambda: store, build_file=build_file, **chosen)
-    with closing(remote_place(url or configured_remote(writing=True), trust=trust, plain_http=plain_http, fresh=fresh, writing=True)) as
-    there:
+    remote = url or configured_remote(writing=True)
+    with closing(remote_place(remote, trust=trust, plain_http=plain_http, fresh=fresh, writing=True)) as there:
         _move(out, "push", local_place(store, signing=True), there, selection, jobs=jobs, dry_run=dry_run)
 
 
