@@ -432,6 +432,13 @@ class Store:
         """A small named record ("tuning": measured choices; "native": the dispatcher built for a Python), or None."""
         return self._records.get(kind, name)
 
+    def fetch_record(self, kind: str, name: str) -> dict[str, Data] | None:
+        """`record`, and where it is not here what the store's remotes have, within their budgets."""
+        found = self._records.get(kind, name)
+        if found is None and self.remotes is not None and self.remotes.record(kind, name):
+            found = self._records.get(kind, name)
+        return found
+
     def record_names(self, kind: str) -> list[str]:
         """Names of the records of one kind."""
         return self._records.names(kind)
