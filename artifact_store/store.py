@@ -33,7 +33,7 @@ from precast.artifact_store.trust.trusted import LOCAL, Policy, Trusted, admit, 
 if TYPE_CHECKING:
     from precast.artifact_store.remote.remotes import Remotes
     from precast.artifact_store.remote.settings import Setting
-    from precast.artifact_store.trust.signatures import Signature, Signer
+    from precast.artifact_store.trust.signatures import Judge, Signature, Signer
 
 log = logging.getLogger("precast.store")
 _opening = threading.Lock()
@@ -267,11 +267,23 @@ class Store:
 
     # -- who signed it
 
+    @property
+    def judge(self) -> Judge | None:
+        """Who decides by signatures what may execute; None where digests alone are compared."""
+        return self._policy.judge
+
     def signatures(self, manifest: Manifest) -> tuple[Signature, ...]:
         """Signatures of exactly this build of an artifact; whether they hold, and whose they are, a judge says."""
         from precast.artifact_store import signature_files
 
         return signature_files.kept(self._entries, layout.manifest_name(manifest.program_key, manifest.artifact_id), manifest.checksum)
+
+    def has_signatures(self, program_key: str, artifact_id: str) -> bool:
+        """Whether something lies beside an artifact that should be signatures."""
+        try:
+            return self._entries.tier.stamp(layout.signature_name(layout.manifest_name(program_key, artifact_id))) is not None
+        except OSError:
+            return False
 
     def sign(self, manifest: Manifest, signer: Signer) -> tuple[Signature, ...]:
         """Put a signature beside an artifact; all that are there now. Raises StoreError."""
@@ -283,6 +295,14 @@ class Store:
         what = f"the signature of artifact {manifest.artifact_id[:12]}"
         self._entries.write(lambda tier: signature_files.keep(self._entries, tier, file, manifest.checksum, given), what)
         return self.signatures(manifest)
+
+    def records(self) -> list[tuple[str, str]]:
+        """Kind and name of every named record."""
+        return [(kind, name) for kind in layout.RECORD_KINDS for name in self.record_names(kind)]
+
+    def record_file(self, kind: str, name: str) -> tuple[bytes, dict[str, Data], str] | None:
+        """A named record as it lies there: its file's bytes, what they say, the checksum of that; None where there is none."""
+        return self._records.file(kind, name)
 
     def record_checksum(self, kind: str, name: str) -> str:
         """The checksum of a named record, which its signatures cover; empty where there is none."""
@@ -359,6 +379,25 @@ class Store:
             self.remotes.put(manifest.program_key, manifest.artifact_id, self._wholes.get(manifest.program_key, ()))
         log.info("put: %s: artifact %s for %s", manifest.program_name, manifest.artifact_id[:12], manifest.target)
         return manifest.artifact_id
+
+    def put_blob(self, data: bytes) -> None:
+        """Keep a blob whose artifact follows (`adopt`) within the hour, for which a prune spares it. Raises StoreError."""
+        name = layout.blob_name(digest(data))
+        self._entries.write(lambda tier: tier.put_new(name, data), f"blob {name[-64:-52]}")
+
+    def adopt(self, manifest: Manifest, signatures: tuple[Signature, ...]) -> None:
+        """Store the manifest of an artifact that came from elsewhere and whose blobs are here. Raises StoreError where one is not."""
+        from precast.artifact_store import signature_files
+
+        if missing := [blob for blob in manifest.blobs if self.blob_path(blob) is None]:
+            raise StoreError(f"artifact {manifest.artifact_id[:12]} lacks blob {missing[0][:12]}… in the store at {self.place}")
+        file = layout.manifest_name(manifest.program_key, manifest.artifact_id)
+
+        def put(tier: Tier) -> None:
+            signature_files.keep(self._entries, tier, file, manifest.checksum, signatures)
+            tier.put(file, manifest.to_bytes())
+
+        self._entries.write(put, f"artifact {manifest.artifact_id[:12]}")
 
     def check_writable(self) -> None:
         """Raises StoreError where an artifact could not be put now; for whoever is about to work long for one."""
