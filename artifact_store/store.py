@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from precast.artifact_store.entries import Entries
 from precast.artifact_store.format import layout
@@ -26,6 +27,9 @@ from precast.artifact_store.tiers.disk_errors import advice, cure
 from precast.artifact_store.tiers.folder import Folder
 from precast.artifact_store.tiers.tier import Stamp, Tier
 from precast.artifact_store.trust.trusted import LOCAL, Policy, Trusted, admit, admit_manifest
+
+if TYPE_CHECKING:
+    from precast.artifact_store.remote.fleet_watch import Fleet
 
 log = logging.getLogger("precast.store")
 NOWHERE = Path(os.devnull)
@@ -47,6 +51,8 @@ class Store:
         self._entries = Entries(tier or Folder(root), readonly=readonly, problem=problem)
         self._records = NamedRecords(self._entries, policy)
         self._verified: dict[str, Stamp] = {}
+        self.fleet: Fleet | None = None
+        """What makes the leases of this store those of all machines that share its remotes."""
         self.made: set[str] = set()
         """Ids of the artifacts that were put through this object."""
 
@@ -287,18 +293,19 @@ class Store:
 
     # -- working together
 
-    def lease(self, name: str, timeout: float = 600.0) -> AbstractContextManager[leases.Lease]:
+    def lease(self, name: str, timeout: float = 600.0, program_key: str = "") -> AbstractContextManager[leases.Lease]:
         """`with store.lease(artifact_id):` one process at a time compiles this; look with `get` once inside, it may be there now.
 
         Waits at most `timeout` seconds, takes over from a dead holder, and goes on unheld where leases cannot work (see `leases`).
+        `program_key`: whose artifacts are fetched while another machine is waited for; without it, only this machine's processes are.
         """
         if not layout.is_label(name):
             raise ValueError(f"lease name {name!r} cannot be a file name")
         if self.readonly:
             return nullcontext(leases.Lease(self.root, False, 0.0))
-        return leases.acquire(self.root / layout.LEASES, name, timeout)
+        return leases.hold(self._watch(name, program_key), timeout)
 
-    def watch(self, name: str) -> leases.Watch | None:
+    def watch(self, name: str, program_key: str = "") -> leases.Watch | None:
         """For whoever does other things between one attempt to take the lease `name` and the next. None where nobody keeps leases."""
         if not layout.is_label(name):
             raise ValueError(f"lease name {name!r} cannot be a file name")
@@ -308,7 +315,15 @@ class Store:
         except (OSError, StoreError) as error:
             log.info("lease %s: %s; compiling without it", name, error)
             return None
-        return leases.Watch(self.root / layout.LEASES / name)
+        return self._watch(name, program_key)
+
+    def _watch(self, name: str, program_key: str) -> leases.Watch:
+        path = self.root / layout.LEASES / name
+        if self.fleet is None or not program_key:
+            return leases.Watch(path)
+        from precast.artifact_store.remote.fleet_watch import FleetWatch  # where there is a remote, and on a miss only
+
+        return FleetWatch(path, self.fleet, program_key)
 
     def used(self, artifact_id: str) -> None:
         """Record one use, in a few microseconds and without a database; for `prune --unused-for`. Call once per process and artifact."""
