@@ -62,7 +62,7 @@ class NamedRecords:
         if data is None:
             return None
         try:
-            return _parse(data, file)
+            return parse(data, file)
         except RecordError as error:
             self._entries.quarantine(file, str(error))
             return None
@@ -70,16 +70,18 @@ class NamedRecords:
 
 def parse_record(data: bytes, where: str) -> Record:
     """The map in a named record's file; raises DamagedRecord."""
-    return _parse(data, where)[0]
+    return parse(data, where)[0]
 
 
-def _parse(data: bytes, where: str) -> tuple[Record, str]:
+def parse(data: bytes, where: str) -> tuple[Record, str]:
+    """The same, and the checksum of the content, which signatures cover."""
     outer = unpack(data, where)
     if type(outer) is not tuple or [type(part) for part in outer] != [str, str, bytes] or outer[0] != _MAGIC:
         raise DamagedRecord(f"{where}: not a precast record")
     if digest(outer[2]) != outer[1]:
         raise DamagedRecord(f"{where}: checksum mismatch")
     record = unpack(outer[2], where)
-    if type(record) is not dict or not all(layout.is_digest(blob) for blob in record.get("blobs", ())):
+    blobs = record.get("blobs", ()) if type(record) is dict else None
+    if type(blobs) is not tuple or not all(map(layout.is_digest, blobs)):
         raise DamagedRecord(f"{where}: expected a map whose 'blobs' are digests")
     return record, outer[1]
