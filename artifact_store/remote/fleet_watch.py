@@ -14,6 +14,7 @@ and lets it go then: who waits finds the result, or knows that there is none. Th
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import logging
 import os
@@ -21,6 +22,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
@@ -40,7 +42,10 @@ ABANDONED = 5.0
 """Seconds without a look after which nobody waits any more: calls that run eagerly meanwhile may never come back."""
 SENDING = 600.0
 """Seconds for which a lease is kept after the work, until its result has reached the remote."""
+AT_EXIT = 2.0
+"""Seconds for which the end of a process waits for its leases to be let go, after what it made was sent; else they expire."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+_SENT_PAUSE = 0.1
 _LIVE: set[_Claim] = set()
 """What a thread of this process works for."""
 _told: set[str] = set()
@@ -146,9 +151,12 @@ class _Claim:
 
     def start(self) -> bool:
         """Begins to ask; False where no thread can be started."""
+        _at_exit()
+        _LIVE.add(self)
         try:
             threading.Thread(target=self._run, name="precast-fleet-lease", daemon=True).start()
         except RuntimeError as error:
+            _LIVE.discard(self)
             log.info("lease %s: %s; compiling without the fleet's", self.remote.name, error)
             return False
         return True
@@ -188,7 +196,6 @@ class _Claim:
     # -- the thread's side
 
     def _run(self) -> None:
-        _LIVE.add(self)
         try:
             if self._take():
                 self._keep()
@@ -243,15 +250,14 @@ class _Claim:
 
     def _send(self) -> None:
         """Keeps the lease while what was made is on its way."""
-        begin = beaten = time.monotonic()
-        for pause in _pauses():
-            if not self._held or not self._picked or self._fleet.is_sent(self._program_key) or time.monotonic() - begin > SENDING:
-                return
-            if time.monotonic() - beaten > min(HEARTBEAT, self._expiry / 4) or beaten == begin:
+        begin = time.monotonic()
+        beaten = 0.0
+        while self._held and self._picked and not self._fleet.is_sent(self._program_key) and time.monotonic() - begin < SENDING:
+            if time.monotonic() - beaten > min(HEARTBEAT, self._expiry / 4):
                 if not self.remote.beat("sending"):
                     return
                 beaten = time.monotonic()
-            time.sleep(min(pause, self._expiry / 4))
+            time.sleep(_SENT_PAUSE)
 
     def _is_abandoned(self) -> bool:
         """Whether nobody waits for it any more; then all is let go."""
@@ -280,11 +286,24 @@ def _pauses() -> Iterator[float]:
 
 
 def wait_until_released(seconds: float) -> bool:
-    """For the end of a process: gives leases whose work is done a little time to be let go. Whether all are."""
+    """Gives leases whose work is done a little time to be let go. Whether all are."""
     deadline = time.monotonic() + seconds
     while _LIVE and time.monotonic() < deadline:
         time.sleep(0.01)
     return not _LIVE
+
+
+@cache
+def _at_exit() -> None:
+    """Have the end of the process let go of leases: registered before anything is sent, and so done after that."""
+    atexit.register(_let_go)
+
+
+def _let_go() -> None:
+    for claim in tuple(_LIVE):
+        claim.end()
+    if not wait_until_released(AT_EXIT):
+        log.info("%d leases on remotes were not let go before the end of the process; they expire", len(_LIVE))
 
 
 if hasattr(os, "register_at_fork"):

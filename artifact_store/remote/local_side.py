@@ -102,7 +102,9 @@ class LocalSide:
     def _own(self, name: str, what: str) -> bytes:
         data = self._store.blob(name)
         if data is None:
-            raise StoreError(f"blob {name[:12]}… of {what} was here when it was looked for, and is gone or damaged now; it is fetched again later")
+            raise StoreError(
+                f"blob {name[:12]}… of {what} was here when it was looked for, and is gone or damaged now; it is fetched again later"
+            )
         return data
 
     def _taken(self, put: Callable[[], object]) -> None:
