@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Protocol
 
 from precast.artifact_store.format.errors import StoreError, Untrusted
+from precast.artifact_store.remote import uploads
 from precast.artifact_store.remote.endpoint import Endpoint, EndpointError
-from precast.artifact_store.remote.look import Look
+from precast.artifact_store.remote.look import Look, Source
 from precast.artifact_store.remote.program_index import Entry, ProgramIndex
 from precast.artifact_store.remote.remote import Fetched, FetchedRecord, Lost, Remote
 from precast.artifact_store.remote.spool import ARTIFACT, Pending
-from precast.artifact_store.remote.uploads import Source, Uploads
+from precast.artifact_store.remote.uploads import Uploads
 from precast.artifact_store.remote.workers import Workers, after_fork
 
 log = logging.getLogger("precast.store")
@@ -35,7 +36,7 @@ RecordName = tuple[str, str]
 """Kind and name."""
 
 
-class Local(Source, Protocol):
+class Local(uploads.Source, Protocol):
     """The local store, as far as remotes need it. Safe to call from several threads."""
 
     @property
@@ -209,24 +210,29 @@ class Remotes:
         if self._local.readonly and wanted:
             look.say(tier, f"{tier.place} has {of}, and the local store at {self._local.root} is read-only, so that none can be fetched")
             return
-        self._workers.run([partial(self._fetch, look, tier, index, entry) for entry in wanted if look.claim(entry.artifact_id)])
+        mine = [entry for entry in wanted if look.offer(entry.artifact_id, (tier, entry)) is not None]
+        self._workers.run([partial(self._fetch, look, (tier, entry)) for entry in mine])
 
-    def _fetch(self, look: Look, tier: Remote, index: ProgramIndex, entry: Entry) -> None:
-        what = f"{index.program_name or index.program_key}: artifact {entry.artifact_id[:12]}"
-        began = time.monotonic()
-        try:
-            fetched = tier.fetch(index.program_key, entry, self._local.has_blob)
-            self._local.keep(fetched)
-        except (EndpointError, Untrusted, StoreError) as error:
-            look.failed(entry.artifact_id)
-            if isinstance(error, Lost):
-                self.uploads.found_broken(tier, index.program_key, entry.artifact_id)
-            look.say(tier, f"{tier.place} has an artifact that could not be taken: {error}")
-            log.warning("%s was not fetched: %s", what, error)
+    def _fetch(self, look: Look, source: Source | None) -> None:
+        """Fetch an artifact, and where that fails, from whoever else was found to have it meanwhile."""
+        while source is not None:
+            tier, entry = source
+            what = f"{look.program_key}: artifact {entry.artifact_id[:12]}"
+            began = time.monotonic()
+            try:
+                fetched = tier.fetch(look.program_key, entry, self._local.has_blob)
+                self._local.keep(fetched)
+            except (EndpointError, Untrusted, StoreError) as error:
+                if isinstance(error, Lost):
+                    self.uploads.found_broken(tier, look.program_key, entry.artifact_id)
+                look.say(tier, f"{tier.place} has an artifact that could not be taken: {error}")
+                log.warning("%s was not fetched: %s", what, error)
+                source = look.failed(entry.artifact_id)
+                continue
+            took = time.monotonic() - began
+            log.info("fetch: %s for %s from %s: %d bytes in %.3f s", what, entry.target, tier.place, fetched.received, took)
+            look.landed()
             return
-        took = time.monotonic() - began
-        log.info("fetch: %s for %s from %s: %d bytes in %.3f s", what, entry.target, tier.place, fetched.received, took)
-        look.landed()
 
     def _fill_nearer(self, look: Look, tier: Remote, indexes: Mapping[Remote, ProgramIndex | None]) -> None:
         """Have what this remote has, and is here by now, sent to nearer remotes that answered and lack it."""
@@ -256,12 +262,11 @@ class Remotes:
     def _fetch_record(self, look: Look, tier: Remote, kind: str, name: str) -> None:
         try:
             found = tier.record(kind, name, self._local.has_blob)
-            if found is not None and look.claim(f"{kind}/{name}"):
+            if found is not None and not self._local.has_record(kind, name):
                 self._local.keep_record(kind, name, found)
                 log.info("fetch: %s/%s from %s: %d bytes", kind, name, tier.place, found.received)
                 look.landed()
         except (EndpointError, Untrusted, StoreError) as error:
-            look.failed(f"{kind}/{name}")
             log.info("%s: %s/%s was not fetched: %s", tier.place, kind, name, error)
         finally:
             look.end(tier)

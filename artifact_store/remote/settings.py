@@ -11,12 +11,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from precast.artifact_store.format.errors import StoreError
-from precast.artifact_store.remote.remote import BUDGET, Mode
 
+Mode = Literal["ro", "rw"]
+BUDGET = 2.0
+"""Seconds for which a call that misses waits for a remote."""
 ENVIRONMENT = "PRECAST_REMOTE"
 FILES = ("precast.toml", "pyproject.toml")
 LONGEST_BUDGET = 600.0

@@ -2,9 +2,9 @@
 
     python benchmarks/remote/stampede.py [--remotes folder,redis,s3] [--processes 32] [--machines 4] [--json FILE]
 
-A machine is a local store of its own (the processes share this one's processor). All processes import, wait for a common moment, and then
-call three programs: a plain one, one with a graph break, and one that each machine calls with a size of its own. Beside it, one process alone
-on a cold remote and a cold store. Compiles are counted from the processes' logs; each answer is compared with eager's.
+A machine is a local store of its own (the processes share this one's processor). All processes import, wait for a common moment,
+and then call three programs: a plain one, one with a graph break, and one that each machine calls with a size of its own. Beside it, one
+process alone on a cold remote and store. Compiles are counted from the processes' logs; each answer is compared with eager's.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ print(json.dumps({"right": all(answers), "begin": begin, "first": first, "end": 
 @dataclass
 class Stampede:
     """What came of one. `compiled`: program -> compiles; `ready`: seconds until every process had all of its answers; `first`: until the
-    last process had its first one; `fetched`, `waited`: how often processes said that they fetched an artifact, or wait for another process.
+    last process had its first one; `fetched`, `waited`: how often a process said that it fetched an artifact, or waits for another.
     """
 
     remote: str

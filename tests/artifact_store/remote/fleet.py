@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any, cast
 
 from precast.artifact_store import Store
 from precast.artifact_store.remote.endpoint import Endpoint
@@ -31,5 +32,5 @@ class PlainFleet:
 def attached(store: Store, endpoint: Endpoint) -> PlainFleet:
     """Makes the leases of the store the fleet's."""
     fleet = PlainFleet(endpoint)
-    store.fleet = fleet
+    store._remotes, store._remotes_known = cast(Any, fleet), True
     return fleet
