@@ -144,7 +144,8 @@ def _split(text: str, where: str) -> tuple[str, dict[str, str]]:
     rest = [(key, value) for key, value in pairs if key not in _OURS]
     if len(rest) == len(pairs):
         return text, {}
-    return urlunsplit(parts._replace(query=urlencode(rest))), ours
+    before = text.partition("?")[0]  # not put together anew: `urlunsplit` makes shared:/mnt of shared:///mnt
+    return f"{before}?{urlencode(rest)}" if rest else before, ours
 
 
 def _seconds(value: Any, where: str) -> float:

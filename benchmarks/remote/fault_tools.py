@@ -34,7 +34,7 @@ SIZE = 20_000
 _MEMORY = Path("/dev/shm")
 """A filesystem that does not wait for a disk: what is synced is tested elsewhere, and a killed process loses nothing by it."""
 _server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(["fault_tools", "precast.artifact_store.maintenance.prune", "precast.artifact_store.maintenance.verify"])
+_server.set_forkserver_preload(["fault_tools", "fault_rows_remote", "precast.artifact_store.maintenance.verify"])
 
 
 @lru_cache(maxsize=4096)

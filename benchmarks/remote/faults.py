@@ -19,12 +19,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import fault_rows_local
+import fault_rows_remote
 from fault_tools import Row, Tally, run_row
 
 
 def all_rows() -> Mapping[str, tuple[Row, int]]:
     """Each row by its name, with its cycles."""
-    return {**fault_rows_local.ROWS}
+    return {**fault_rows_local.ROWS, **fault_rows_remote.ROWS}
 
 
 def table(found: Mapping[str, Tally]) -> str:
