@@ -68,6 +68,7 @@ class Store:
         self._remote = remote
         self._remotes: Remotes | None = None
         self._remotes_known = False
+        self._wholes: dict[str, set[str]] = {}  # a part's key -> those of the programs that it is a part of
         self.made: set[str] = set()
         """Ids of the artifacts that were put through this object."""
 
@@ -134,6 +135,10 @@ class Store:
                     self._remotes = remotes_behind(self, self._remote, self._entries, self._records)
                     self._remotes_known = True
         return self._remotes
+
+    def relate(self, program_key: str, part: str) -> None:
+        """A program has a part, which is a program of its own: who fetches the whole from a remote fetches the part at the same time."""
+        self._wholes.setdefault(part, set()).add(program_key)
 
     # -- reading
 
@@ -351,7 +356,7 @@ class Store:
         self._entries.write(put, f"artifact {manifest.artifact_id[:12]}")
         self.made.add(manifest.artifact_id)
         if manifest.origin.kind == PROCESS and self.remotes is not None:  # what came from elsewhere does not go on by itself
-            self.remotes.put(manifest.program_key, manifest.artifact_id)
+            self.remotes.put(manifest.program_key, manifest.artifact_id, self._wholes.get(manifest.program_key, ()))
         log.info("put: %s: artifact %s for %s", manifest.program_name, manifest.artifact_id[:12], manifest.target)
         return manifest.artifact_id
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from precast.artifact_store.format.errors import StoreError
 from precast.artifact_store.remote.endpoint import TimeOuts
 from precast.artifact_store.remote.remote import Remote
-from precast.artifact_store.remote.settings import Setting
+from precast.artifact_store.remote.settings import Setting, chosen
 from precast.artifact_store.trust.judge import judge_for
 
 
@@ -27,4 +27,12 @@ def open_tiers(settings: Sequence[Setting]) -> list[Remote]:
     return [open_tier(setting) for setting in settings]
 
 
-__all__ = ["open_tier", "open_tiers"]
+def checked(urls: Sequence[str], where: str) -> tuple[Setting, ...]:
+    """Settings for these URLs, each of which names an endpoint that could be opened. Raises StoreError, naming `where`."""
+    wanted = chosen(urls, where)
+    for tier in open_tiers(wanted):
+        tier.endpoint.close()
+    return wanted
+
+
+__all__ = ["checked", "open_tier", "open_tiers"]

@@ -25,8 +25,24 @@ from tests.artifact_store.sample import make
 KEY = "model-0123abcd"
 
 
-def every(entry: Entry) -> int | None:
-    return 0
+class Everything:
+    """Wants artifacts for any machine, and these records."""
+
+    def __init__(self, *records: tuple[str, str]) -> None:
+        self._records = records
+
+    def order(self, entry: Entry) -> int | None:
+        return 0
+
+    def records(self, program_key: str) -> tuple[tuple[str, str], ...]:
+        return self._records
+
+
+class Cuda(Everything):
+    """Wants artifacts for GPUs."""
+
+    def order(self, entry: Entry) -> int | None:
+        return 0 if entry.target.startswith("cuda") else None
 
 
 class Machine:
@@ -43,10 +59,10 @@ class Machine:
     def sent(self, seconds: float = 10.0) -> bool:
         return self.remotes.uploads.flush(seconds)
 
-    def look(self, key: str = KEY, order: Any = every) -> float:
+    def look(self, key: str = KEY, wants: Any = None) -> float:
         """Waits for the news as a call would; how long it took."""
         began = time.monotonic()
-        for _ in self.remotes.look(key, order).news(self.remotes.seconds()):
+        for _ in self.remotes.look(key, wants or Everything()).news(self.remotes.seconds()):
             pass
         return time.monotonic() - began
 
@@ -93,7 +109,7 @@ def test_only_what_suits_the_machine_is_fetched(machines: Any) -> None:
     one.store.put(*make(0))
     one.store.put(*make(1, target="cuda:sm_90"))
     assert one.sent()
-    other.look(order=lambda entry: 0 if entry.target.startswith("cuda") else None)
+    other.look(wants=Cuda())
     assert [manifest.target for manifest in other.store.variants(KEY)] == ["cuda:sm_90"]
 
 
@@ -175,7 +191,7 @@ def test_what_is_not_signed_does_not_come_in(machines: Any) -> None:
 def test_parts_of_a_program_come_with_it(machines: Any) -> None:
     shared = tier()
     builder, reader = machines(shared), machines(shared)
-    builder.remotes.relate(KEY, "part")
+    builder.store.relate(KEY, "part")
     builder.put()
     builder.store.put(*make(1, program_key="part"))
     assert builder.sent()
@@ -193,7 +209,7 @@ def test_records_come_with_a_look_and_by_themselves(machines: Any) -> None:
     builder.store.put_record("native", "cpython", {"blobs": []})
     builder.store.put_record("tuning", "cpu", {"choices": {"mm": "mkl"}})
     assert builder.sent()
-    for _ in reader.remotes.look(KEY, every, [("native", "cpython")]).news(reader.remotes.seconds()):
+    for _ in reader.remotes.look(KEY, Everything(("native", "cpython"))).news(reader.remotes.seconds()):
         pass
     assert reader.store.record("native", "cpython") is not None
     assert reader.remotes.record("tuning", "cpu")
@@ -247,7 +263,7 @@ def test_a_slow_remote_does_not_hold_back_a_quick_one(machines: Any) -> None:
     reader = machines(near, far)
     began = time.monotonic()
     try:
-        for _ in reader.remotes.look(KEY, every).news(reader.remotes.seconds()):
+        for _ in reader.remotes.look(KEY, Everything()).news(reader.remotes.seconds()):
             if reader.store.variants(KEY):
                 break
         assert time.monotonic() - began < 2
