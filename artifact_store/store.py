@@ -437,18 +437,19 @@ class Store:
 
     # -- working together
 
-    def lease(self, name: str, timeout: float = 600.0) -> AbstractContextManager[leases.Lease]:
+    def lease(self, name: str, timeout: float = 600.0, program_key: str = "") -> AbstractContextManager[leases.Lease]:
         """`with store.lease(artifact_id):` one process at a time compiles this; look with `get` once inside, it may be there now.
 
         Waits at most `timeout` seconds, takes over from a dead holder, and goes on unheld where leases cannot work (see `leases`).
+        `program_key`: whose artifacts are fetched while another machine is waited for; without it, only this machine's processes are.
         """
         if not layout.is_label(name):
             raise ValueError(f"lease name {name!r} cannot be a file name")
         if self.readonly:
             return nullcontext(leases.Lease(self.root, False, 0.0))
-        return leases.acquire(self.root / layout.LEASES, name, timeout)
+        return leases.hold(self._watch(name, program_key), timeout)
 
-    def watch(self, name: str) -> leases.Watch | None:
+    def watch(self, name: str, program_key: str = "") -> leases.Watch | None:
         """For whoever does other things between one attempt to take the lease `name` and the next. None where nobody keeps leases."""
         if not layout.is_label(name):
             raise ValueError(f"lease name {name!r} cannot be a file name")
@@ -458,7 +459,16 @@ class Store:
         except (OSError, StoreError) as error:
             log.info("lease %s: %s; compiling without it", name, error)
             return None
-        return leases.Watch(self.root / layout.LEASES / name)
+        return self._watch(name, program_key)
+
+    def _watch(self, name: str, program_key: str) -> leases.Watch:
+        path = self.root / layout.LEASES / name
+        fleet = self.remotes if program_key else None
+        if fleet is None:
+            return leases.Watch(path)
+        from precast.artifact_store.remote.fleet_watch import FleetWatch  # where there is a remote, and on a miss only
+
+        return FleetWatch(path, fleet, program_key)
 
     def used(self, artifact_id: str) -> None:
         """Record one use, in a few microseconds and without a database; for `prune --unused-for`. Call once per process and artifact."""
