@@ -19,7 +19,7 @@ from precast.artifact_store.format.errors import StoreError
 from precast.artifact_store.format.manifest import Manifest
 from precast.artifact_store.local.leases import Watch
 from precast.artifact_store.remote import spool
-from precast.artifact_store.remote.endpoint import EndpointError
+from precast.artifact_store.remote.endpoint import EndpointError, Unreachable
 from precast.artifact_store.remote.remote import Receipt, Remote
 from precast.artifact_store.remote.spool import ARTIFACT, Pending
 from precast.artifact_store.remote.workers import after_fork
@@ -209,7 +209,7 @@ class Uploads:
 
     def _is_final(self, item: Pending, error: EndpointError) -> bool:
         """Whether it is no use to try again in this process."""
-        if error.again:
+        if error.again or isinstance(error, Unreachable):
             log.info("%s is not sent to %s yet: %s", item.name[:12], item.remote, error)
             return False
         log.warning("%s refuses what is sent to it, so that nothing more is in this process: %s", item.remote, error)
