@@ -16,8 +16,9 @@ from precast.artifact_store.remote.endpoint import Denied, Unreachable
 from precast.artifact_store.remote.program_index import Entry
 from precast.artifact_store.remote.remote import Remote
 from precast.artifact_store.remote.transport.transport import Transport, TransportSettings
-from tests.artifact_store.remote.judges import Signed
+from tests.artifact_store.remote.judges import Anything, Signed
 from tests.artifact_store.remote.machine import KEY, Everything, Machine, memory, tier
+from tests.artifact_store.remote.memory_endpoint import MemoryEndpoint
 from tests.artifact_store.sample import make
 
 
