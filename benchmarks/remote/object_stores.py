@@ -2,9 +2,9 @@
 
     python -m benchmarks.remote.object_stores [--rounds 5] [--delay 0.02] [--json]
 
-The clients take turns, and each figure is the median of the rounds. What is measured of each: seconds of its import, resident memory that the
-import and the first request add, the first request (with making the client), 64 gets of 4 kB in parallel, a put and a get of 64 MB, and
-whether a conditional put is refused where it has to be. `s3fs` has to be installed for this; precast does not need it.
+The clients take turns, and each figure is the median of the rounds. What is measured of each: seconds of its import, resident memory that
+the import and the first request add, the first request (with making the client), 64 gets of 4 kB in parallel, a put and a get of 64 MB,
+and whether a conditional put is refused where it has to be. `s3fs` has to be installed for this; precast does not need it.
 """
 
 from __future__ import annotations
