@@ -107,6 +107,10 @@ def unused(store: Store, needed: set[str] | None, grace: float = GRACE) -> Itera
         for path in files(store.root / folder) if folder else store.root.glob(f"{TEMPORARY_PREFIX}*"):
             if path.name.startswith(TEMPORARY_PREFIX):
                 yield from _due(path, killed, grace)
+    for folder in ("programs", *layout.RECORD_KINDS):
+        for path in files(store.root / folder):
+            if path.name.endswith(layout.SIGNATURE_SUFFIX) and not path.with_suffix(layout.MANIFEST_SUFFIX).exists():
+                yield from _due(path, "signatures of what is not there", grace)
     for path in files(store.root / "leases"):
         yield from _due(path, "lease of a dead process", grace)
     for path in files(store.root / "quarantine"):

@@ -19,6 +19,7 @@ from precast.artifact_store.format.msgpack import digest
 from precast.artifact_store.format.text import human_days
 from precast.artifact_store.maintenance.garbage import SKEW, files, leftovers, made, referenced
 from precast.artifact_store.maintenance.index import damage, open_index
+from precast.artifact_store.maintenance.signed import SignatureLook
 from precast.artifact_store.maintenance.unreadable import unreadable
 from precast.artifact_store.named_records import parse_record
 from precast.artifact_store.store import Store
@@ -40,8 +41,8 @@ ACKNOWLEDGED = ".known"
 
 @dataclass(frozen=True)
 class Problem:
-    """One finding. `kind`: "damaged", "foreign", "incomplete", "leftover", "permissions", "unreadable", "index", "format", "clock" or
-    "quarantined".
+    """One finding. `kind`: "damaged", "foreign", "incomplete", "leftover", "permissions", "unreadable", "index", "format", "clock",
+    "quarantined", "keyring", "untrusted" (revoked, or with a signature that does not match) or "unsigned" (as the policy asks).
 
     `repaired`: if it was.
 
@@ -104,6 +105,7 @@ def verify(store: Store, *, repair: bool = False) -> Verified:
     look.at_blobs()
     look.at_manifests()
     look.at_records()
+    look.at_signatures()
     look.at_leftovers()
     look.at_quarantine()
     look.at_clock()
@@ -153,8 +155,10 @@ class _Look:
 
     def at_manifests(self) -> None:
         for path, name, data in self._files("programs"):
-            self.report.manifests += 1
             self.report.bytes += len(data)
+            if path.name.endswith(layout.SIGNATURE_SUFFIX):
+                continue
+            self.report.manifests += 1
             if not layout.is_digest(path.name.removesuffix(layout.MANIFEST_SUFFIX)) or not layout.is_label(path.parent.name):
                 self._bad(path, name, "foreign", "not an artifact's name")
                 continue
@@ -176,6 +180,8 @@ class _Look:
     def at_records(self) -> None:
         for kind in layout.RECORD_KINDS:
             for path, name, data in self._files(kind):
+                if path.name.endswith(layout.SIGNATURE_SUFFIX):
+                    continue
                 try:
                     record = parse_record(data, name)
                 except RecordError as error:
@@ -183,6 +189,21 @@ class _Look:
                     continue
                 if self._missing(record.get("blobs", ())):
                     self._bad(path, name, "incomplete", "a blob that it names is missing")
+
+    def at_signatures(self) -> None:
+        """Damaged ones, what is revoked or was changed after it was signed, and what the store's policy refuses."""
+        look = SignatureLook(self.store)
+        for folder in (layout.PROGRAMS, *layout.RECORD_KINDS):
+            for path, name, data in self._files(folder):
+                if path.name.endswith(layout.SIGNATURE_SUFFIX):
+                    if reason := look.damage(name, data):
+                        self._bad(path, name, "damaged", reason)
+                elif found := look.at(folder, path, data):
+                    kind, reason = found
+                    # what is only unsigned may be signed yet, and is not served meanwhile: it stays
+                    self._bad(path, name, kind, reason) if kind == "untrusted" else self._note(name, kind, reason, False)
+        if look.problem:
+            self._note(".", "keyring", look.problem, False)
 
     def at_leftovers(self) -> None:
         """Killed writers' files and blobs nobody needs: harmless, so they are problems only with their age; prune removes them too."""

@@ -70,7 +70,8 @@ def ls(program: str | None, with_images: bool, store_path: str | None, human: bo
     if with_images:
         _list_images(out, store, entries)
         return
-    out.data([_as_data(entry, unknown) for entry in entries])
+    if as_json:
+        out.data([{**_as_data(entry, unknown), "signed_by": _signed_by(store, entry)} for entry in entries])
     raw = [(e.artifact_id, e.program_name, e.program_key, e.target, e.size, e.guards, *_uses(e, unknown), int(e.created)) for e in entries]
     readable = [
         (
@@ -286,6 +287,10 @@ def _verdict(report: Verified, store: Store, repair: bool) -> str:
         return f"{count}, not all of which could be dealt with: {report.obstacle or 'each line above says why'}"
     if kinds == {"permissions"}:
         return f"{count}; `chmod 700 {store.root}` repairs that"
+    if kinds <= {"unsigned", "keyring"}:
+        return (
+            f"{count} with signatures, and no damage: `precast sign` signs what is not served for want of one, `precast trust` trusts a key"
+        )
     if kinds <= {"permissions", "unreadable"}:
         return f"{count}: make all of {store.root} readable for this user, and writable for no other"
     if kinds <= {"index", "leftover", "clock"}:
@@ -365,6 +370,15 @@ def _as_data(entry: Entry, unknown: bool) -> dict[str, Any]:
     fields = {name: value for name, value in vars(entry).items() if name not in ("artifact_id", "counted")}
     uses = {"hits": None, "last_use": None} if unknown else {}
     return {"id": entry.artifact_id, **fields, **uses, "versions": vars(entry.versions), "size": entry.size}
+
+
+def _signed_by(store: Store, entry: Entry) -> list[dict[str, str]]:
+    from precast.report.signers import signers_data
+
+    if not store.has_signatures(entry.program_key, entry.artifact_id):
+        return []  # without reading its manifest
+    manifest = store.get(entry.artifact_id, entry.program_key)
+    return [] if manifest is None else signers_data(store, manifest)
 
 
 def _for_index(path: str | None) -> Store:
