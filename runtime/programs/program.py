@@ -17,6 +17,7 @@ from precast.artifact_store.format.records import FrameRecord
 from precast.artifact_store.trust.trusted import Trusted
 from precast.runtime.common import torch_support
 from precast.runtime.common.errors import CompilerBroken, Deferred, GuardMiss, InProcess, Refused, StoreUnwritable, Taken
+from precast.runtime.common.upward_imports import span
 from precast.runtime.frames import call_interception
 from precast.runtime.frames.entry import Entry, LocalsOf
 from precast.runtime.frames.lambda_lift import Shell
@@ -93,8 +94,9 @@ class Program:
         self.extra_guards = tuple(extra_guards)
         self._shell = shell
         self._cuda_graphs = CudaGraphOptions.of(self.options)
-        self.eagerly = Eagerly(self)
         self._shelf = Shelf(self)
+        self.tally = self._shelf.tally
+        self.eagerly = Eagerly(self, self.tally)
         self._misses = Misses(self, self._shelf, self.eagerly)
 
     @property
@@ -157,6 +159,7 @@ class Program:
         if sys.is_finalizing() and not self.require_hit:
             return self.function  # called by a destructor while the interpreter ends: no file can be opened any more
         if self.eagerly.reason and not self.variants:
+            self.tally.bypassed += 1
             return self.as_written(self.eagerly.skipped)
         try:
             local_values = self.locals_of(args, kwargs)
@@ -217,12 +220,18 @@ class Program:
 
     def _compile_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, str, str]:
         """Compile for a call that nothing stored serves: as `prepare`."""
+        from precast.runtime.programs.count_compiles import Attempt  # not on the warm path
+
+        attempt = Attempt(self)
         compiled = self.begin()
         try:
-            outcome = compiler()(self, args, kwargs)
-            if isinstance(outcome, Deferred):
-                outcome = outcome.finish()  # whoever prepares waits
+            with span("compile", program=self.name):
+                outcome = compiler()(self, args, kwargs)
+                if isinstance(outcome, Deferred):
+                    outcome = outcome.finish()  # whoever prepares waits
+            attempt.ended(outcome)
         except Refused as refusal:
+            attempt.refused(refusal)
             if not refusal.skipped or refusal.raises or self.options["fullgraph"]:
                 return "eager", "", refusal.text
             self.eagerly.skip(refusal.text)
