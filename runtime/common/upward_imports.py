@@ -48,7 +48,7 @@ def _span() -> Any:
 def span(name: str, **attributes: str | int | float | bool) -> AbstractContextManager[Any]:
     """A span of OpenTelemetry around what takes long, where PRECAST_OTEL asks for them; else nothing. Raises SpansMissing."""
     make = _span()
-    return nullcontext() if make is None else make(name, **attributes)  # type: ignore[no-any-return]
+    return nullcontext() if make is None else make(name, **attributes)
 
 
 __all__ = ["BACKENDS", "COMPILE_GRAPH", "COMPILE_VARIANT", "EXPLAIN_CALL", "SPAN", "STAND_INS", "UpwardImport", "load", "span"]

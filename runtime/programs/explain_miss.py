@@ -190,9 +190,9 @@ _MAYBE_KEPT = "If that is not it, what was compiled could not be stored: PRECAST
 
 def _nothing_stored(program: Explainable) -> str:
     """Nothing under this key: say under which name or options the store holds this very code, or which programs look alike."""
-    held = [found for key in program.store.programs() if (found := held(program, key))]
-    if held:
-        return f"Nothing is stored under this key, but the store holds this code {'; '.join(sorted(set(held)))}."
+    others_of_it = [found for key in program.store.programs() if (found := held(program, key))]
+    if others_of_it:
+        return f"Nothing is stored under this key, but the store holds this code {'; '.join(sorted(set(others_of_it)))}."
     if program.is_part:
         return (
             "Nothing is stored for this part of a program: it follows a graph break, or is called between graphs, and no call with this "

@@ -110,9 +110,10 @@ class Misses:
 
     # -- counting
 
-    def _bypass(self) -> None:
-        """This call runs eagerly for the program's own reason."""
+    def _bypass(self) -> Binding | None:
+        """Counts a call that runs eagerly for the program's own reason, and so is bound to nothing."""
         self._tally.bypassed += 1
+        return None
 
     def _judged(self, local_values: Mapping[str, Any]) -> Miss | None:
         """The miss with its cause, which is looked for; None where nothing is counted."""
@@ -123,13 +124,14 @@ class Misses:
 
         return Miss(self._program, *judge(self._program, local_values))
 
-    def _count(self, cause: str, outcome: str = "eager") -> None:
-        """A miss whose cause is plain."""
+    def _count(self, cause: str) -> Binding | None:
+        """Counts a miss whose cause is plain, and that runs eagerly, bound to nothing."""
         if begin_writing():
             from precast.artifact_store.statistics.causes import Cause, Outcome
             from precast.runtime.programs.write_counts import Miss
 
-            Miss(self._program, Cause(cause)).ended(Outcome(outcome))
+            Miss(self._program, Cause(cause)).ended(Outcome.EAGER)
+        return None
 
     def _waited(self, miss: Miss | None, seconds: float) -> None:
         if miss is not None:

@@ -29,6 +29,7 @@ from precast.runtime.programs.compile_hook import compiler, one_at_a_time
 from precast.runtime.programs.fallback import Eagerly
 from precast.runtime.programs.identity import Identity, Settings
 from precast.runtime.programs.miss_policy import Misses
+from precast.runtime.programs.tallies import writes
 from precast.runtime.programs.variant import Artifact, Binding, EagerVariant, Variant, VariantSettings, takes_numbers
 from precast.runtime.programs.variant_cache import Shelf
 from precast.runtime.settings import stance
@@ -166,6 +167,8 @@ class Program:
         except TypeError:
             return self.function  # raises what the call itself raises
         binding = self.find(local_values)
+        if writes.record is not None and not self.is_part:
+            writes.record(self, args, kwargs, binding is not None)
         if binding is None:
             binding = self._misses.serve(args, kwargs, local_values)
         if binding is None:

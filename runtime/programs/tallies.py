@@ -12,7 +12,7 @@ import os
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,9 +98,9 @@ class Tally:
             calls, eager = calls + dispatcher.hits, eager + dispatcher.eager
         return self.served + calls - eager, self.eager + eager, self.bypassed
 
-    def use(self, manifest: Manifest) -> None:
+    def use(self, manifest: Manifest | None) -> None:
         """An artifact of the store serves for the first time here."""
-        if begin_writing():
+        if begin_writing() and manifest is not None:
             self.used.append(manifest)
 
     def dispatched_by(self, dispatcher: Any) -> None:
@@ -124,6 +124,8 @@ tallies: list[Tally] = []
 
 class _Writes:
     begun = False
+    record: Callable[[Any, tuple[Any, ...], Mapping[str, Any], bool], None] | None = None
+    """Told of the calls that come the slow way, where calls are recorded (`record_calls.py`): (program, args, kwargs, whether it hit)."""
     forget: Callable[[], None] | None = None
     """What a forked child calls to forget what is counted elsewhere; set where anything is."""
 

@@ -258,6 +258,7 @@ class EagerVariant(_Planned):
     """
 
     stored = compiled = False
+    manifest = None
     artifact_id = ""
     target = ""
 
