@@ -91,7 +91,8 @@ WORDS: dict[Cause, Words] = {
         "A remote tier did not answer in time, or answered wrongly.", "`precast doctor` shows the state of each tier, and why it failed."
     ),
     Cause.FETCHING: Words(
-        "The artifact was still on its way from a remote tier.", "Nothing: later calls hit. To have none of these, pull or warm up at the start."
+        "The artifact was still on its way from a remote tier.",
+        "Nothing: later calls hit. To have none of these, pull or warm up at the start.",
     ),
     Cause.COMPILING: Words(
         "The artifact was being compiled at that moment.", "Nothing: later calls hit. To have none of these, build before serving."

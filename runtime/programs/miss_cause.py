@@ -43,7 +43,8 @@ class _Variant(NamedTuple):
 def judge(program: Explainable, local_values: Mapping[str, Any]) -> Judged:
     """The cause of a miss. Never raises, unless PRECAST_STRICT=1: a miss has enough to do without one."""
     try:
-        return _judge(program, local_values)
+        judged = _judge(program, local_values)
+        return (_remote_failure(program) or judged) if judged.cause is Cause.NO_ARTIFACT else judged
     except Exception as error:
         if strict():
             raise
@@ -170,6 +171,16 @@ def _nothing_stored(program: Explainable) -> Judged:
         if said := held(program, key):
             return Judged(Cause.OPTIONS, said)
     return Judged(Cause.NO_ARTIFACT)
+
+
+def _remote_failure(program: Explainable) -> Judged | None:
+    """That a remote, which may have had what is missing here, failed when it was asked, or had something that is not trusted."""
+    remotes = program.store.remotes
+    failure = remotes.failure(program.key) if remotes is not None else None
+    if failure is None:
+        return None
+    place, error = failure
+    return Judged(Cause.UNTRUSTED if isinstance(error, Untrusted) else Cause.REMOTE, f"{place}: {type(error).__name__}")
 
 
 def differing_options(manifest: Manifest, program: Explainable) -> str:
