@@ -147,6 +147,10 @@ class Store:
         names = (name.split("/")[1] for name in self._entries.names(layout.PROGRAMS) if name.endswith(layout.MANIFEST_SUFFIX))
         return sorted({name for name in names if layout.is_label(name)})
 
+    def program_keys(self) -> list[str]:
+        """Program keys that have a folder, with artifacts or without: one listing, however many artifacts there are."""
+        return [name for name in self._entries.listed(layout.PROGRAMS) if layout.is_label(name)]
+
     def variants(self, program_key: str) -> list[Manifest]:
         """Every readable artifact of a program, ordered by id."""
         found = (self._manifest(name) for name in self.manifest_names(program_key))
@@ -328,6 +332,11 @@ class Store:
     def quarantined(self) -> int:
         """How many damaged entries were set aside and are still kept."""
         return len(self._entries.names(layout.QUARANTINE))
+
+    def set_aside_of(self, program_key: str) -> int:
+        """How many damaged manifests of a program were set aside and are still kept."""
+        prefix = f"{layout.QUARANTINE}/{layout.program_folder(program_key).replace('/', '~')}~"
+        return sum(name.startswith(prefix) for name in self._entries.names(layout.QUARANTINE))
 
     def why_unread(self, program_key: str) -> str:
         """Why what is stored of a program cannot be read, as a sentence's end; empty where nothing is in the way."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from precast.runtime.api.compile import compile, compile_module, explain, explain_miss, load, reset
+    from precast.runtime.api.metrics import METRICS_TYPE, metrics
     from precast.runtime.api.precompile import precompile
     from precast.runtime.api.repeated_blocks import compile_repeated_blocks
     from precast.runtime.api.serving import refresh, warm_up
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         substitute_in_graph,
     )
     from precast.runtime.directives.dynamic_marks import mark_dynamic, mark_static, mark_unbacked, maybe_mark_dynamic
+    from precast.runtime.programs.record_calls import record
     from precast.runtime.settings.backends import list_backends, register_backend
     from precast.runtime.settings.graph_break_errors import error_on_graph_break
     from precast.runtime.settings.guard_filters import (
@@ -72,6 +74,9 @@ _MODULES = {
     "reset": "api.compile",
     "GuardMiss": "common.errors",
     "MarkError": "common.errors",
+    "METRICS_TYPE": "api.metrics",
+    "metrics": "api.metrics",
+    "record": "programs.record_calls",
     "mark_dynamic": "directives.dynamic_marks",
     "mark_static": "directives.dynamic_marks",
     "mark_unbacked": "directives.dynamic_marks",
@@ -105,6 +110,7 @@ _RESULTS = {
 }
 """Where classes are that users meet as errors and results, and do not call; pickles find them by `precast`."""
 __all__ = [
+    "METRICS_TYPE",
     "DirectiveError",
     "GraphBreakError",
     "GuardMiss",
@@ -136,8 +142,10 @@ __all__ = [
     "mark_static",
     "mark_unbacked",
     "maybe_mark_dynamic",
+    "metrics",
     "precompile",
     "refresh",
+    "record",
     "register_backend",
     "reset",
     "set_stance",

@@ -5,7 +5,7 @@ objects/ab/abcd…                                blobs by SHA-256, read-only
 programs/<program key>/<artifact id>.msgpack    manifests, written last; beside one, <artifact id>.sig: who signed it
 tuning/<name>.msgpack  native/<name>.msgpack    small named records (measured choices; the native dispatcher per Python; what a GPU's
   skips/<name>.msgpack  ptx/<name>.msgpack       driver made of PTX)
-index/  leases/  quarantine/                    local only, never copied to another tier
+index/  leases/  quarantine/  statistics/       local only, never copied to another tier
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ RECORD_KINDS = ("tuning", "native", "skips", "ptx")
 OBJECTS, PROGRAMS = "objects", "programs"
 INDEX, LEASES, QUARANTINE = "index", "leases", "quarantine"
 LOCAL_FOLDERS = (INDEX, LEASES, QUARANTINE)
+STATISTICS = "statistics"
+"""What processes count (`artifact_store/statistics/sheets.py`): made when the first of them writes."""
 SHARED_FOLDERS = (OBJECTS, PROGRAMS, *RECORD_KINDS)
 TAG_FILE = "CACHEDIR.TAG"
 CACHEDIR_TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a precast store: compiled artifacts that can be rebuilt.\n"

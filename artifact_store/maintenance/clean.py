@@ -27,9 +27,10 @@ def size_on_disk(root: Path) -> int:
 
 
 def clean(root: Path) -> None:
-    """Remove artifacts, blobs, records, index, leases and quarantine. Raises StoreError where some of it stays."""
-    for folder in (layout.PROGRAMS, layout.OBJECTS, *layout.RECORD_KINDS, *layout.LOCAL_FOLDERS):  # manifests first: no reader sees half
+    """Remove artifacts, blobs, records, index, leases, quarantine and statistics. Raises StoreError where some of it stays."""
+    local = (*layout.LOCAL_FOLDERS, layout.STATISTICS)
+    for folder in (layout.PROGRAMS, layout.OBJECTS, *layout.RECORD_KINDS, *local):  # manifests first: no reader sees half
         shutil.rmtree(root / folder, ignore_errors=True)
-    left = [folder for folder in (*layout.SHARED_FOLDERS, *layout.LOCAL_FOLDERS) if (root / folder).exists()]
+    left = [folder for folder in (*layout.SHARED_FOLDERS, *local) if (root / folder).exists()]
     if left:
         raise StoreError(f"{root}: could not remove {', '.join(left)}; check the permissions")

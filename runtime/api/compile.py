@@ -123,6 +123,7 @@ def _dynamic(dynamic: bool | None) -> str | None:
 def compile_with(model: Any, settings: Settings) -> Any:
     """`compile` with validated settings."""
     configure()
+    _record_if_asked()
     if isinstance(model, CompiledModule):
         model = model._orig_mod
     model = innermost(model)
@@ -144,6 +145,15 @@ def compile_module(module: torch.nn.Module, **settings: Any) -> None:
     if compiled is module:  # disable=True
         return
     module._compiled_call_impl = site_of(compiled).in_place().call
+
+
+@functools.cache
+def _record_if_asked() -> None:
+    """Once a process: calls are recorded where PRECAST_RECORD says where to."""
+    if path := os.environ.get("PRECAST_RECORD"):
+        from precast.runtime.programs.record_calls import record
+
+        record(path)
 
 
 def _wrap_function(function: Callable[..., Any], site: Site) -> Any:

@@ -18,6 +18,7 @@ from precast.artifact_store.trust.trusted import Trusted
 from precast.runtime.common import torch_support
 from precast.runtime.common.errors import CompilerBroken, Deferred, GuardMiss, InProcess, LoadError, Refused, StoreUnwritable, Taken
 from precast.runtime.common.log import logger, warn
+from precast.runtime.common.upward_imports import span
 from precast.runtime.frames import call_interception
 from precast.runtime.frames.entry import Entry, LocalsOf
 from precast.runtime.frames.lambda_lift import Shell
@@ -29,6 +30,7 @@ from precast.runtime.programs.compile_hook import compiler, one_at_a_time
 from precast.runtime.programs.fallback import Eagerly
 from precast.runtime.programs.identity import Identity, Settings
 from precast.runtime.programs.miss_policy import Misses
+from precast.runtime.programs.tallies import writes
 from precast.runtime.programs.variant import Artifact, Binding, EagerVariant, Variant, VariantSettings, takes_numbers
 from precast.runtime.programs.variant_cache import Shelf
 from precast.runtime.settings import stance
@@ -107,9 +109,10 @@ class Program:
         self.extra_guards = tuple(extra_guards)
         self._shell = shell
         self._cuda_graphs = CudaGraphOptions.of(self.options)
-        self.eagerly = Eagerly(self)
         self._canary = _canary(settings.canary)
         self._shelf = Shelf(self)
+        self.tally = self._shelf.tally
+        self.eagerly = Eagerly(self, self.tally)
         self._misses = Misses(self, self._shelf, self.eagerly)
 
     @property
@@ -172,12 +175,15 @@ class Program:
         if sys.is_finalizing() and not self.require_hit:
             return self.function  # called by a destructor while the interpreter ends: no file can be opened any more
         if self.eagerly.reason and not self.variants:
+            self.tally.bypassed += 1
             return self.as_written(self.eagerly.skipped)
         try:
             local_values = self.locals_of(args, kwargs)
         except TypeError:
             return self.function  # raises what the call itself raises
         binding = self.find(local_values)
+        if writes.record is not None and not self.is_part:
+            writes.record(self, args, kwargs, binding is not None)
         if binding is None:
             binding = self._misses.serve(args, kwargs, local_values)
         if binding is None:
@@ -284,12 +290,18 @@ class Program:
 
     def _compile_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, str, str]:
         """Compile for a call that nothing stored serves: as `prepare`."""
+        from precast.runtime.programs.count_compiles import Attempt  # not on the warm path
+
+        attempt = Attempt(self)
         compiled = self.begin()
         try:
-            outcome = compiler()(self, args, kwargs)
-            if isinstance(outcome, Deferred):
-                outcome = outcome.finish()  # whoever prepares waits
+            with span("compile", program=self.name):
+                outcome = compiler()(self, args, kwargs)
+                if isinstance(outcome, Deferred):
+                    outcome = outcome.finish()  # whoever prepares waits
+            attempt.ended(outcome)
         except Refused as refusal:
+            attempt.refused(refusal)
             if not refusal.skipped or refusal.raises or self.options["fullgraph"]:
                 return "eager", "", refusal.text
             self.eagerly.skip(refusal.text)

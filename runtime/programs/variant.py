@@ -20,6 +20,7 @@ from precast.artifact_store.format.records import FrameRecord, GraphInput
 from precast.artifact_store.trust.trusted import Trusted, content_of
 from precast.runtime.common.errors import LoadError
 from precast.runtime.common.locks import Lock
+from precast.runtime.common.upward_imports import span
 from precast.runtime.executable.blob_source import BlobSource
 from precast.runtime.executable.constants import gpu_of
 from precast.runtime.executable.graph_call import bound_call, with_draws_as_traced
@@ -88,6 +89,7 @@ class _Planned:
 
     entry: Entry
     pending = False
+    compiled = True  # its calls run compiled code
     symbolic = False  # it serves more than one size or number
     tabled = True  # whether its guards say all, so that a table of them can stand for it
     _plan: Any = None
@@ -193,7 +195,8 @@ class Variant(_Planned):
         """Open the library and read the frame record. Raises LoadError with a reason; done once."""
         with self._lock:
             if self._executable is None:
-                self._load()
+                with span("load", program=self.manifest.program_name, artifact=self.artifact_id, target=self.target):
+                    self._load()
 
     def _load(self) -> None:
         if len(self.manifest.frames) != 1:
@@ -261,7 +264,8 @@ class EagerVariant(_Planned):
     `unless`: such a call fails one of these.
     """
 
-    stored = False
+    stored = compiled = False
+    manifest = None
     artifact_id = ""
     target = ""
 

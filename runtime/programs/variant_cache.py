@@ -14,6 +14,7 @@ from precast.runtime.common.locks import Lock
 from precast.runtime.common.log import logger
 from precast.runtime.guards.differentiating import Differing
 from precast.runtime.paths.paths import PathError
+from precast.runtime.programs.tallies import Tally
 from precast.runtime.programs.variant import Artifact, Binding, EagerVariant, Variant
 from precast.runtime.settings import stance
 from precast.runtime.targets.ladder import rank, rules_of
@@ -71,6 +72,7 @@ class Shelf:
         self._refreshed: int | None = None  # the same of `refresh`
         self._resets = 0
         self._differing = Differing()
+        self.tally = Tally(self, owner.store, owner.key, owner.name)
 
     # -- taking down
 
@@ -118,8 +120,13 @@ class Shelf:
         """Counts a call that uses the variant, and puts it in front, where the next call tries it first."""
         first_hit = not variant.hits
         variant.hits += 1
+        if variant.compiled:
+            self.tally.served += 1
+        else:
+            self.tally.eager += 1
         if first_hit and variant.stored:
             self._owner.store.used(variant.artifact_id)
+            self.tally.use(variant.manifest)
         if self.variants[:1] != (variant,):
             with self._lock:
                 if variant in self.variants:
