@@ -84,7 +84,7 @@ class Lines:
     @property
     def finished(self) -> bool:
         """Whether nothing is left to do."""
-        return len(self._known) == len(self._of) and not any(self._unfinished.values())
+        return len(self._known) == len(self._of) and not self._unfinished
 
     def own(self, program: int | None) -> Task | None:
         """A task of the program whose factory the worker has already called."""
@@ -140,7 +140,10 @@ class Lines:
         self._seconds, self._ended = self._seconds + seconds, self._ended + 1
         if line.todo or line.running:
             return False
-        del self._unfinished[self._known[task.program].key][line.place]
+        same = self._unfinished[self._known[task.program].key]
+        del same[line.place]
+        if not same:
+            del self._unfinished[self._known[task.program].key]
         return True
 
     def _line(self, task: Task) -> Line:
