@@ -47,6 +47,11 @@ class Pinned:
         self.artifacts = {pin.artifact_id for pin in pins if pin.artifact_id}
         self.programs = {pin.program_key for pin in pins if not pin.artifact_id}
 
+    @property
+    def names(self) -> set[str]:
+        """Ids and keys, all together."""
+        return self.artifacts | self.programs
+
     def holds(self, program_key: str, artifact_id: str) -> bool:
         return artifact_id in self.artifacts or program_key in self.programs
 

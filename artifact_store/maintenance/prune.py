@@ -1,66 +1,26 @@
-"""Pruning: which artifacts go, why, and what that frees.
-
-An artifact goes when **every** condition given holds for it (`target`, `older_than`, `unused_for`, `stale`). Then, with `max_size`, the
-least recently used go until the store fits. `keep_last` protects the most recently used artifacts of each program from all of this;
-given alone, it removes all the others. With no condition only leftovers go (see `garbage`). What is pinned stays whatever the policy says,
-and counts for `keep_last` and `max_size` like the rest.
-"""
+"""Pruning a local store: what the policy chooses goes, with the blobs that nothing else needs, and leftovers."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from precast.artifact_store.format import layout
 from precast.artifact_store.format.errors import StoreError
 from precast.artifact_store.format.layout import blob_name
-from precast.artifact_store.format.manifest import Versions
-from precast.artifact_store.format.text import human_days
 from precast.artifact_store.maintenance.garbage import GRACE, SKEW, Leftover, referenced, unused
 from precast.artifact_store.maintenance.index import Entry, Index, open_index
 from precast.artifact_store.maintenance.pins import Pinned, pinned
+from precast.artifact_store.maintenance.policy import Policy, Removal, plan, total_size
 from precast.artifact_store.store import Store
 from precast.artifact_store.tiers.disk_errors import cure
 
-NOTHING = Pinned()
-"""No pins at all."""
-
-
-@dataclass(frozen=True)
-class Policy:
-    """What to remove. Sizes in bytes, times in seconds; `target` may hold `*`; `stale` says why an artifact's versions are old, or "";
-    `program` is a part of a program's key or name.
-    """
-
-    max_size: int | None = None
-    older_than: float | None = None
-    unused_for: float | None = None
-    target: str | None = None
-    stale: Callable[[Versions], str] | None = None
-    keep_last: int | None = None
-    program: str | None = None
-
-    @property
-    def by_use(self) -> bool:
-        """Whether it has to be known which artifacts were used."""
-        return any(part is not None for part in (self.unused_for, self.max_size, self.keep_last))
-
-    @property
-    def selects(self) -> bool:
-        return any(part is not None for part in (self.older_than, self.unused_for, self.target, self.stale, self.program))
-
-
-@dataclass(frozen=True)
-class Removal:
-    """One artifact that goes, with the reason in words."""
-
-    entry: Entry
-    reason: str
+_WITHOUT_USES = "`--older-than`, `--target` and `--stale-versions` need no uses"
+Choice = Callable[[Sequence[Entry], Pinned, float], list[Removal]]
+"""Of all artifacts, with what is pinned and the time, those that go."""
 
 
 @dataclass(frozen=True)
@@ -85,30 +45,36 @@ class Pruned:
     pinned: int = 0
 
 
-def plan(entries: Sequence[Entry], policy: Policy, now: float, pinned: Pinned = NOTHING) -> list[Removal]:
-    """The artifacts that go under `policy`, in the order of removal. Pure: the tests' table."""
-    protected = _protected(entries, policy.keep_last)
-    if pinned is not NOTHING:
-        protected |= {entry.artifact_id for entry in entries if pinned.holds(entry.program_key, entry.artifact_id)}
-    candidates = [entry for entry in entries if entry.artifact_id not in protected]
-    only_keep_last = policy.keep_last is not None and not policy.selects and policy.max_size is None
-    going: list[Removal] = []
-    for entry in candidates if policy.selects or only_keep_last else []:
-        reason = f"not among the {policy.keep_last} most recently used of its program" if only_keep_last else _why(entry, policy, now)
-        if reason:
-            going.append(Removal(entry, reason))
-    if policy.max_size is not None:
-        gone = {removal.entry.artifact_id for removal in going}
-        rest = [entry for entry in entries if entry.artifact_id not in gone]
-        going += _evict(rest, protected, policy.max_size)
-    return going
-
-
 def prune(store: Store, policy: Policy, *, dry_run: bool = False, now: float | None = None, grace: float = GRACE) -> Pruned:
     """Remove what `policy` says, then leftovers.
 
     Raises StoreError where the store cannot be written, or `policy` goes by uses and they are not known: then nothing is removed.
     """
+
+    def choose(entries: Sequence[Entry], held: Pinned, moment: float) -> list[Removal]:
+        return plan(entries, policy, moment, held)
+
+    return _carry_out(store, choose, dry_run, now, grace, by_use=policy.by_use)
+
+
+def take_out(store: Store, artifact_ids: Collection[str], *, dry_run: bool = False) -> Pruned:
+    """Remove these artifacts, with the blobs that only they need, and leftovers.
+
+    Raises StoreError where the store cannot be written, or one of them is pinned: then nothing is removed.
+    """
+
+    def choose(entries: Sequence[Entry], held: Pinned, _: float) -> list[Removal]:
+        going = [entry for entry in entries if entry.artifact_id in artifact_ids]
+        if spared := [entry for entry in going if held.holds(entry.program_key, entry.artifact_id)]:
+            one = spared[0]
+            what = f"artifact {one.artifact_id[:12]} of {one.program_name} is" if len(spared) == 1 else f"{len(spared)} of them are"
+            raise StoreError(f"nothing was removed: {what} pinned; `precast pins` says why, and `precast unpin` lets go")
+        return [Removal(entry, "asked for") for entry in going]
+
+    return _carry_out(store, choose, dry_run, None, GRACE, by_use=False)
+
+
+def _carry_out(store: Store, choose: Choice, dry_run: bool, now: float | None, grace: float, by_use: bool) -> Pruned:
     if store.readonly and not dry_run:
         raise StoreError(store.problem or f"the store at {store.root} was opened read-only; nothing was pruned")
     started = time.time()
@@ -116,11 +82,11 @@ def prune(store: Store, policy: Policy, *, dry_run: bool = False, now: float | N
     held = pinned(store)
     with open_index(store) as index:
         entries = index.entries(store)
-        if index.problem and policy.by_use:
+        if index.problem and by_use:
             raise StoreError(f"nothing was pruned, since it is not known which artifacts were used: {index.problem}. {_WITHOUT_USES}")
         if index.began:
             entries = [replace(entry, last_use=max(entry.last_use, index.began)) for entry in entries]
-        going = plan(entries, policy, now, held)
+        going = choose(entries, held, now)
         if not dry_run:
             remove(store, [removal.entry for removal in going], index)
     freed, found = _unneeded(store, entries, going, grace, dry_run)
@@ -191,77 +157,6 @@ def unlink_blobs(store: Store, blobs: Mapping[str, int], started: float) -> int:
     return kept
 
 
-_WITHOUT_USES = "`--older-than`, `--target` and `--stale-versions` need no uses"
-
-
-def total_size(entries: Sequence[Entry]) -> int:
-    """Bytes on disk of these artifacts; a blob that several share counts once."""
-    blobs = {blob: size for entry in entries for blob, size in entry.blobs.items()}
-    return sum(entry.manifest_size for entry in entries) + sum(blobs.values())
-
-
-def _protected(entries: Sequence[Entry], keep_last: int | None) -> set[str]:
-    if not keep_last:
-        return set()
-    programs: dict[str, list[Entry]] = {}
-    for entry in entries:
-        programs.setdefault(entry.program_key, []).append(entry)
-    newest_first = (sorted(group, key=_recency, reverse=True) for group in programs.values())
-    return {entry.artifact_id for group in newest_first for entry in group[:keep_last]}
-
-
-def matches(entry: Entry, program: str) -> bool:
-    """Whether an artifact belongs to a program that is meant: by a part of its key or its name, as `ls` looks for them."""
-    return program in entry.program_key or program in entry.program_name
-
-
-def _recency(entry: Entry) -> tuple[float, float, str]:
-    return (entry.last_use, entry.created, entry.artifact_id)
-
-
-def _why(entry: Entry, policy: Policy, now: float) -> str:
-    """Why every given condition holds, or "" when one does not."""
-    reasons: list[str] = []
-    if policy.program is not None:
-        if not matches(entry, policy.program):
-            return ""
-        reasons.append(f"of program {entry.program_name}")
-    if policy.target is not None:
-        if not fnmatchcase(entry.target, policy.target):
-            return ""
-        reasons.append(f"for target {entry.target}")
-    if policy.older_than is not None:
-        if now - entry.created <= policy.older_than:
-            return ""
-        reasons.append(f"made {human_days(now - entry.created)} ago")
-    if policy.unused_for is not None:
-        if now - entry.last_use <= policy.unused_for:
-            return ""
-        reasons.append(f"last used {human_days(now - entry.last_use)} ago")
-    if policy.stale is not None:
-        old = policy.stale(entry.versions)
-        if not old:
-            return ""
-        reasons.append(old)
-    return ", ".join(reasons)
-
-
-def _evict(entries: Sequence[Entry], protected: set[str], max_size: int) -> list[Removal]:
-    """Least recently used first, until the rest fits into `max_size` bytes."""
-    users = Counter(blob for entry in entries for blob in entry.blobs)
-    size = total_size(entries)
-    going: list[Removal] = []
-    for entry in sorted(entries, key=_recency):
-        if size <= max_size:
-            break
-        if entry.artifact_id in protected:
-            continue
-        users.subtract(entry.blobs.keys())
-        size -= entry.manifest_size + sum(length for blob, length in entry.blobs.items() if users[blob] == 0)
-        going.append(Removal(entry, "least recently used, over the size limit"))
-    return going
-
-
 def _unlink(paths: Sequence[Path], store: Store) -> None:
     for path in paths:
         try:
@@ -273,3 +168,6 @@ def _unlink(paths: Sequence[Path], store: Store) -> None:
 def _cannot_remove(path: str | Path, error: OSError, store: Store) -> StoreError:
     name = os.path.relpath(path, store.root)
     return StoreError(f"cannot remove {name}: {error.strerror or error}; {cure(error, store.root)}")
+
+
+__all__ = ["Policy", "Pruned", "Removal", "plan", "prune", "take_out", "total_size"]

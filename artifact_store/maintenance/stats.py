@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from precast.artifact_store.maintenance.index import open_index
-from precast.artifact_store.maintenance.prune import total_size
+from precast.artifact_store.maintenance.policy import total_size
 from precast.artifact_store.maintenance.scan import files, size_of
 from precast.artifact_store.store import Store
 
