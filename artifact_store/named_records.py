@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from precast.artifact_store.entries import Entries
 from precast.artifact_store.format import layout
 from precast.artifact_store.format.errors import DamagedRecord, RecordError
 from precast.artifact_store.format.msgpack import Data, digest, pack, unpack
 from precast.artifact_store.tiers.tier import Tier
-from precast.artifact_store.trust.trusted import Policy, Trusted, admit
+from precast.artifact_store.trust.trusted import Policy, Trusted, admit_record
+
+if TYPE_CHECKING:
+    from precast.artifact_store.trust.signatures import Signature, Signer
 
 Record = dict[str, Data]
 _MAGIC = "precast-record-1"
@@ -31,7 +35,12 @@ class NamedRecords:
         """The same, for whoever executes blobs that the record names. Raises Untrusted."""
         file = layout.record_name(kind, name)
         found = self._read(file)
-        return admit(*found, self._entries.origin(file), self._policy, holds=True) if found is not None else None
+        if found is None:
+            return None
+        record, checksum = found
+        origin = self._entries.origin(file)
+        signatures = self.signatures(kind, name, checksum) if self._policy.asks(origin) else ()
+        return admit_record(record, kind, name, checksum, origin, self._policy, signatures)
 
     def names(self, kind: str) -> list[str]:
         """Names of the records of one kind."""
@@ -39,8 +48,27 @@ class NamedRecords:
         names = (file.removesuffix(layout.MANIFEST_SUFFIX) for file in files)
         return [name for name in names if layout.is_label(name)]
 
-    def put(self, kind: str, name: str, record: Mapping[str, Data], blobs: Mapping[str, bytes]) -> None:
-        """Keep a record with its blobs, which its field "blobs" has to name. Raises StoreError and ValueError."""
+    def signatures(self, kind: str, name: str, checksum: str) -> tuple[Signature, ...]:
+        """Those that are kept of the record with this checksum."""
+        from precast.artifact_store import signature_files
+
+        return signature_files.kept(self._entries, layout.record_name(kind, name), checksum)
+
+    def put(
+        self,
+        kind: str,
+        name: str,
+        record: Mapping[str, Data],
+        blobs: Mapping[str, bytes],
+        signatures: tuple[Signature, ...] | None = None,
+    ) -> None:
+        """Keep a record with its blobs, which its field "blobs" has to name. Raises StoreError and ValueError.
+
+        `signatures`: those that came with it; None for a record that this process made, which is signed where a key is configured.
+        """
+        from precast.artifact_store import signature_files
+        from precast.artifact_store.trust.signatures import record_statement
+
         content = pack(dict(record), f"{kind}/{name}")
         named = set(record.get("blobs", ()))
         if not all(layout.is_digest(blob) for blob in named):
@@ -49,12 +77,35 @@ class NamedRecords:
             if blob_digest not in named or digest(data) != blob_digest:
                 raise ValueError(f"{kind}/{name}: blob {blob_digest[:12]}… is not named in the record's 'blobs', or does not match")
 
+        file, checksum = layout.record_name(kind, name), digest(content)
+        given = signature_files.signed_here(record_statement(kind, name, checksum)) if signatures is None else signatures
+
         def put(tier: Tier) -> None:
             for blob_digest, data in blobs.items():
                 tier.put_new(layout.blob_name(blob_digest), data)
-            tier.put(layout.record_name(kind, name), pack([_MAGIC, digest(content), content]))
+            signature_files.keep(self._entries, tier, file, checksum, given)
+            tier.put(file, pack([_MAGIC, checksum, content]))
 
         self._entries.write(put, f"{kind}/{name}")
+
+    def checksum(self, kind: str, name: str) -> str:
+        """The checksum of a record's content, which signatures cover; empty where there is no such record."""
+        found = self._read(layout.record_name(kind, name))
+        return found[1] if found is not None else ""
+
+    def sign(self, kind: str, name: str, signer: Signer) -> tuple[Signature, ...]:
+        """Put a signature beside a record; all that are there now, none where there is no such record. Raises StoreError."""
+        from precast.artifact_store import signature_files
+        from precast.artifact_store.trust.signatures import record_statement
+
+        file, checksum = layout.record_name(kind, name), self.checksum(kind, name)
+        if not checksum:
+            return ()
+        given = [signer.sign(record_statement(kind, name, checksum))]
+        self._entries.write(
+            lambda tier: signature_files.keep(self._entries, tier, file, checksum, given), f"the signature of {kind}/{name}"
+        )
+        return self.signatures(kind, name, checksum)
 
     def _read(self, file: str) -> tuple[Record, str] | None:
         """A record and its checksum."""
@@ -62,7 +113,7 @@ class NamedRecords:
         if data is None:
             return None
         try:
-            return _parse(data, file)
+            return parse(data, file)
         except RecordError as error:
             self._entries.quarantine(file, str(error))
             return None
@@ -70,16 +121,18 @@ class NamedRecords:
 
 def parse_record(data: bytes, where: str) -> Record:
     """The map in a named record's file; raises DamagedRecord."""
-    return _parse(data, where)[0]
+    return parse(data, where)[0]
 
 
-def _parse(data: bytes, where: str) -> tuple[Record, str]:
+def parse(data: bytes, where: str) -> tuple[Record, str]:
+    """The same, and the checksum of the content, which signatures cover."""
     outer = unpack(data, where)
     if type(outer) is not tuple or [type(part) for part in outer] != [str, str, bytes] or outer[0] != _MAGIC:
         raise DamagedRecord(f"{where}: not a precast record")
     if digest(outer[2]) != outer[1]:
         raise DamagedRecord(f"{where}: checksum mismatch")
     record = unpack(outer[2], where)
-    if type(record) is not dict or not all(layout.is_digest(blob) for blob in record.get("blobs", ())):
+    blobs = record.get("blobs", ()) if type(record) is dict else None
+    if type(blobs) is not tuple or not all(map(layout.is_digest, blobs)):
         raise DamagedRecord(f"{where}: expected a map whose 'blobs' are digests")
     return record, outer[1]

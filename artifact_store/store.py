@@ -10,15 +10,18 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from precast.artifact_store.entries import Entries
 from precast.artifact_store.format import layout
 from precast.artifact_store.format.errors import DamagedRecord, ForeignRecord, FutureFormat, StoreError, Untrusted
 from precast.artifact_store.format.manifest import Manifest
 from precast.artifact_store.format.msgpack import Data, digest
+from precast.artifact_store.format.origin import PROCESS
 from precast.artifact_store.local import leases, usage
 from precast.artifact_store.named_records import NamedRecords
 from precast.artifact_store.place import default_root
@@ -27,7 +30,13 @@ from precast.artifact_store.tiers.folder import Folder
 from precast.artifact_store.tiers.tier import Stamp, Tier
 from precast.artifact_store.trust.trusted import LOCAL, Policy, Trusted, admit, admit_manifest
 
+if TYPE_CHECKING:
+    from precast.artifact_store.remote.remotes import Remotes
+    from precast.artifact_store.remote.settings import Setting
+    from precast.artifact_store.trust.signatures import Signature, Signer
+
 log = logging.getLogger("precast.store")
+_opening = threading.Lock()
 NOWHERE = Path(os.devnull)
 """The root of a store that cannot be opened because its folder cannot be told."""
 
@@ -39,7 +48,16 @@ class Store:
     folder itself. What a remote tier could serve is read and written through the tier.
     """
 
-    def __init__(self, root: Path, *, readonly: bool = False, problem: str = "", tier: Tier | None = None, policy: Policy = LOCAL) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        readonly: bool = False,
+        problem: str = "",
+        tier: Tier | None = None,
+        policy: Policy = LOCAL,
+        remote: Sequence[Setting] | None = None,
+    ) -> None:
         self.root = root
         self.readonly = readonly
         self.problem = problem
@@ -47,19 +65,39 @@ class Store:
         self._entries = Entries(tier or Folder(root), readonly=readonly, problem=problem)
         self._records = NamedRecords(self._entries, policy)
         self._verified: dict[str, Stamp] = {}
+        self._remote = remote
+        self._remotes: Remotes | None = None
+        self._remotes_known = False
+        self._wholes: dict[str, set[str]] = {}  # a part's key -> those of the programs that it is a part of
         self.made: set[str] = set()
         """Ids of the artifacts that were put through this object."""
 
     # -- opening
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str] | None = None, readonly: bool = False, *, strict: bool = False) -> Store:
+    def open(
+        cls,
+        path: str | os.PathLike[str] | None = None,
+        readonly: bool = False,
+        *,
+        strict: bool = False,
+        trust: str | None = None,
+        remote: Sequence[Setting] | None = None,
+    ) -> Store:
         """The store at `path` (a folder or file:// URL; default PRECAST_STORE, then the platform's cache folder). Made on first write.
 
         Where it cannot be used (a file in the way, a newer layout), `strict` raises StoreError; otherwise the reason is logged and the
         result is an empty, read-only store whose `problem` holds the reason: a broken cache must not break the user's call.
+
+        `trust`: whose signatures what is stored needs before it executes ("any", "signed", "by:<key>"; default PRECAST_TRUST_POLICY, else
+        digests alone are compared). `remote`: the remotes behind it, nearest first; None for those that PRECAST_REMOTE or a file names.
         """
+        policy = LOCAL
         try:
+            if wanted := trust or os.environ.get(layout.TRUST_POLICY, ""):
+                from precast.artifact_store.trust.judge import judge_for  # only where signatures count
+
+                policy = Policy(LOCAL.kinds, judge_for(wanted, "store's trust policy" if trust else layout.TRUST_POLICY))
             root = default_root(path)
             problem = Folder(root).problem()
         except StoreError as error:
@@ -68,7 +106,7 @@ class Store:
             raise StoreError(problem)
         if problem:
             log.warning("%s; going on without a store", problem)
-        return cls(root, readonly=readonly or bool(problem), problem=problem)
+        return cls(root, readonly=readonly or bool(problem), problem=problem, policy=policy, remote=remote)
 
     def __repr__(self) -> str:
         return f"<Store {self.root}{' (read-only)' if self.readonly else ''}>"
@@ -81,6 +119,26 @@ class Store:
     def exists(self) -> bool:
         """Whether anything was ever stored: a store is made on the first write."""
         return self.root.is_dir()
+
+    # -- behind it
+
+    @property
+    def remotes(self) -> Remotes | None:
+        """Where what is not here may be, and where what is put here goes, too; None where there is nothing. Looked at on a miss and on a
+        put, and never on a hit. What is wrong with their settings is logged once, unless they were given when the store was opened.
+        """
+        if not self._remotes_known:
+            from precast.artifact_store.remote.behind import remotes_behind  # not on the way of a hit
+
+            with _opening:
+                if not self._remotes_known:
+                    self._remotes = remotes_behind(self, self._remote, self._entries, self._records)
+                    self._remotes_known = True
+        return self._remotes
+
+    def relate(self, program_key: str, part: str) -> None:
+        """A program has a part, which is a program of its own: who fetches the whole from a remote fetches the part at the same time."""
+        self._wholes.setdefault(part, set()).add(program_key)
 
     # -- reading
 
@@ -172,7 +230,16 @@ class Store:
 
     def trust(self, manifest: Manifest) -> Trusted[Manifest]:
         """An artifact whose guards, bytecode and blobs may be executed. Raises Untrusted."""
-        return admit_manifest(manifest, self._policy)
+        return admit_manifest(manifest, self._policy, self.signatures(manifest) if self._policy.asks(manifest.origin) else ())
+
+    def serves(self, manifest: Manifest) -> bool:
+        """Whether an artifact is trusted here, and complete: what "compiled already" must mean for whoever would compile it."""
+        try:
+            self.trust(manifest)
+        except Untrusted as error:
+            self._entries.miss(manifest.origin.name, str(error))
+            return False
+        return self.complete(manifest)
 
     def trusted_variants(self, program_key: str) -> list[Trusted[Manifest]]:
         """The artifacts of a program that are trusted, ordered by id; the others are misses, logged."""
@@ -197,6 +264,37 @@ class Store:
         """The bytes of such a blob, read anew."""
         data = self.blob(name.content)
         return admit(data, name.content, name.origin, self._policy, holds=True) if data is not None else None
+
+    # -- who signed it
+
+    def signatures(self, manifest: Manifest) -> tuple[Signature, ...]:
+        """Signatures of exactly this build of an artifact; whether they hold, and whose they are, a judge says."""
+        from precast.artifact_store import signature_files
+
+        return signature_files.kept(self._entries, layout.manifest_name(manifest.program_key, manifest.artifact_id), manifest.checksum)
+
+    def sign(self, manifest: Manifest, signer: Signer) -> tuple[Signature, ...]:
+        """Put a signature beside an artifact; all that are there now. Raises StoreError."""
+        from precast.artifact_store import signature_files
+        from precast.artifact_store.trust.signatures import manifest_statement
+
+        file = layout.manifest_name(manifest.program_key, manifest.artifact_id)
+        given = [signer.sign(manifest_statement(manifest.program_key, manifest.artifact_id, manifest.checksum))]
+        what = f"the signature of artifact {manifest.artifact_id[:12]}"
+        self._entries.write(lambda tier: signature_files.keep(self._entries, tier, file, manifest.checksum, given), what)
+        return self.signatures(manifest)
+
+    def record_checksum(self, kind: str, name: str) -> str:
+        """The checksum of a named record, which its signatures cover; empty where there is none."""
+        return self._records.checksum(kind, name)
+
+    def record_signatures(self, kind: str, name: str) -> tuple[Signature, ...]:
+        """Signatures of a named record as it is now."""
+        return self._records.signatures(kind, name, self._records.checksum(kind, name))
+
+    def sign_record(self, kind: str, name: str, signer: Signer) -> tuple[Signature, ...]:
+        """Put a signature beside a named record; all that are there now. Raises StoreError."""
+        return self._records.sign(kind, name, signer)
 
     # -- what is in the way
 
@@ -226,9 +324,10 @@ class Store:
 
     # -- writing
 
-    def put(self, manifest: Manifest, blobs: Mapping[str, bytes]) -> str:
+    def put(self, manifest: Manifest, blobs: Mapping[str, bytes], signatures: tuple[Signature, ...] = ()) -> str:
         """Store an artifact: blobs first, then the manifest in one rename, all synced. Returns its id.
 
+        `signatures`: those that came with it. What this process made is signed where PRECAST_SIGNING_KEY has a key, and nothing else is.
         Raises StoreError when the store cannot be written (nothing half-visible is left), ValueError for blobs that do not match.
         """
         for name, size in manifest.blobs.items():
@@ -237,16 +336,27 @@ class Store:
                     f"artifact {manifest.artifact_id[:12]} needs blob {name[:12]}… of {size} bytes, and what was given does not match"
                 )
 
+        from precast.artifact_store import signature_files
+        from precast.artifact_store.trust.signatures import manifest_statement
+
+        file = layout.manifest_name(manifest.program_key, manifest.artifact_id)
+        given = signatures
+        if manifest.origin.kind == PROCESS:
+            given += signature_files.signed_here(manifest_statement(manifest.program_key, manifest.artifact_id, manifest.checksum))
+
         def put(tier: Tier) -> None:
             for name in manifest.blobs:
                 tier.put_new(layout.blob_name(name), blobs[name])
-            tier.put(layout.manifest_name(manifest.program_key, manifest.artifact_id), manifest.to_bytes())
+            signature_files.keep(self._entries, tier, file, manifest.checksum, given)
+            tier.put(file, manifest.to_bytes())
             for name in manifest.blobs:  # a prune that looked before the manifest was there may have taken one: it is needed now
                 if tier.stamp(layout.blob_name(name)) is None:
                     tier.put_new(layout.blob_name(name), blobs[name])
 
         self._entries.write(put, f"artifact {manifest.artifact_id[:12]}")
         self.made.add(manifest.artifact_id)
+        if manifest.origin.kind == PROCESS and self.remotes is not None:  # what came from elsewhere does not go on by itself
+            self.remotes.put(manifest.program_key, manifest.artifact_id, self._wholes.get(manifest.program_key, ()))
         log.info("put: %s: artifact %s for %s", manifest.program_name, manifest.artifact_id[:12], manifest.target)
         return manifest.artifact_id
 
@@ -279,6 +389,7 @@ class Store:
             if self._entries.tier.stamp(name) is not None:
                 try:
                     self._entries.tier.remove(name)
+                    self._entries.tier.remove(layout.signature_name(name))
                 except OSError as error:
                     why = f"{error.strerror or error}; {cure(error, self.root)}"
                     raise StoreError(f"cannot remove {name} from {self.place}: {why}") from error
@@ -325,12 +436,22 @@ class Store:
         """Names of the records of one kind."""
         return self._records.names(kind)
 
-    def put_record(self, kind: str, name: str, record: Mapping[str, Data], blobs: Mapping[str, bytes] | None = None) -> None:
+    def put_record(
+        self,
+        kind: str,
+        name: str,
+        record: Mapping[str, Data],
+        blobs: Mapping[str, bytes] | None = None,
+        signatures: tuple[Signature, ...] | None = None,
+    ) -> None:
         """Keep a named record; blobs that it needs must be named in its "blobs" field (a list of digests), so that prune spares them.
 
+        `signatures`: those that came with it; None for a record that this process made, which is signed where a key is configured.
         Raises StoreError and ValueError.
         """
-        self._records.put(kind, name, record, blobs or {})
+        self._records.put(kind, name, record, blobs or {}, signatures)
+        if signatures is None and self.remotes is not None:
+            self.remotes.put_record(kind, name)
 
     # -- inside
 

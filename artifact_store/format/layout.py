@@ -2,7 +2,7 @@
 
 format                                          layout version, one line of text
 objects/ab/abcd…                                blobs by SHA-256, read-only
-programs/<program key>/<artifact id>.msgpack    manifests, written last
+programs/<program key>/<artifact id>.msgpack    manifests, written last; beside one, <artifact id>.sig: who signed it
 tuning/<name>.msgpack  native/<name>.msgpack    small named records (measured choices; the native dispatcher per Python; what a GPU's
   skips/<name>.msgpack  ptx/<name>.msgpack       driver made of PTX)
 pins/<artifact id>  pins/program.<program key>  what is never pruned, each with a note (`maintenance/pins.py`)
@@ -15,9 +15,12 @@ import re
 
 ENVIRONMENT = "PRECAST_STORE"
 """The environment variable that names the store's folder."""
+TRUST_POLICY = "PRECAST_TRUST_POLICY"
+"""That which says whose signatures what is in a local store needs."""
 LAYOUT_VERSION = 1
 FORMAT_FILE = "format"
 MANIFEST_SUFFIX = ".msgpack"
+SIGNATURE_SUFFIX = ".sig"
 RECORD_KINDS = ("tuning", "native", "skips", "ptx")
 OBJECTS, PROGRAMS = "objects", "programs"
 PINS = "pins"
@@ -70,3 +73,8 @@ def record_name(kind: str, name: str) -> str:
     if not is_label(name):
         raise ValueError(f"record name {name!r}: use up to 128 letters, digits, '_', '.', '+', '-', not starting with '.'")
     return f"{kind}/{name}{MANIFEST_SUFFIX}"
+
+
+def signature_name(document: str) -> str:
+    """Of the signatures of a manifest or record with this name."""
+    return f"{document.removesuffix(MANIFEST_SUFFIX)}{SIGNATURE_SUFFIX}"

@@ -18,9 +18,13 @@ class EndpointError(OSError):
 
 
 class Unreachable(EndpointError):
-    """No answer, an answer that broke off, a time-out, or one that says to come back later (429, 5xx)."""
+    """No answer, an answer that broke off, a time-out, or one that says to come back later (429, 5xx), maybe `after` so many seconds."""
 
     again = True
+
+    def __init__(self, *parts: object, after: float | None = None) -> None:
+        super().__init__(*parts)
+        self.after = after
 
 
 class Denied(EndpointError):

@@ -10,18 +10,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass
-from typing import Generic, TypeVar, final
+from typing import TYPE_CHECKING, Generic, TypeVar, final
 
 from precast.artifact_store.format.errors import Untrusted
 from precast.artifact_store.format.manifest import Manifest
 from precast.artifact_store.format.origin import FOLDER, MADE_HERE, PROCESS, Origin
 
+if TYPE_CHECKING:
+    from precast.artifact_store.trust.signatures import Judge, Signature
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Policy:
-    """Accepts what comes from tiers of these kinds. Digests are compared whatever the policy says."""
+    """Accepts what comes from tiers of these kinds, and where there is a `judge` only documents whose signatures it accepts. Digests are
+    compared whatever the policy says.
+    """
 
     kinds: frozenset[str]
+    judge: Judge | None = None
+
+    def asks(self, origin: Origin) -> bool:
+        """Whether a document from there needs signatures. What this process made itself does not."""
+        return self.judge is not None and origin.kind != PROCESS
 
     def refusal(self, origin: Origin) -> str:
         """Why content from there may not execute, as a sentence; empty where it may."""
@@ -70,9 +80,30 @@ def admit(content: Content, digest: str, origin: Origin, policy: Policy, *, hold
     return Trusted(content, digest, origin, _SEAL)
 
 
-def admit_manifest(manifest: Manifest, policy: Policy) -> Trusted[Manifest]:
+def admit_manifest(manifest: Manifest, policy: Policy, signatures: tuple[Signature, ...] = ()) -> Trusted[Manifest]:
     """A manifest, whose checksum was compared when it was read. Raises Untrusted."""
+    if policy.asks(manifest.origin):
+        from precast.artifact_store.trust.signatures import manifest_statement  # only where signatures count
+
+        _judge(manifest_statement(manifest.program_key, manifest.artifact_id, manifest.checksum), manifest.origin, policy, signatures)
     return admit(manifest, manifest.checksum, manifest.origin, policy, holds=True)
+
+
+def admit_record(
+    record: Content, kind: str, name: str, checksum: str, origin: Origin, policy: Policy, signatures: tuple[Signature, ...] = ()
+) -> Trusted[Content]:
+    """A named record, whose checksum was compared when it was read. Raises Untrusted."""
+    if policy.asks(origin):
+        from precast.artifact_store.trust.signatures import record_statement
+
+        _judge(record_statement(kind, name, checksum), origin, policy, signatures)
+    return admit(record, checksum, origin, policy, holds=True)
+
+
+def _judge(statement: bytes, origin: Origin, policy: Policy, signatures: tuple[Signature, ...]) -> None:
+    """Raises Untrusted where the policy's judge refuses."""
+    if policy.judge is not None and (refusal := policy.judge.refusal(statement, signatures)):
+        raise Untrusted(f"{origin} may not become code here: {refusal}")
 
 
 def made_here(content: Content, digest: str = "") -> Trusted[Content]:

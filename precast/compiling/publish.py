@@ -123,7 +123,7 @@ def publish(
     """
     with watch.stage("wait"), store.lease(planned.artifact_id, timeout=patience):
         known = store.get(planned.artifact_id, planned.program_key)
-        if known is not None and store.complete(known):
+        if known is not None and store.serves(known):
             logger("compile").info(
                 "%s: artifact %s was compiled meanwhile by another process", planned.program_name, planned.artifact_id[:12]
             )

@@ -1,0 +1,38 @@
+"""From settings to the remotes behind a store: endpoints are opened, each behind a transport, with a judge by its policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from precast.artifact_store.format.errors import StoreError
+from precast.artifact_store.remote.endpoint import TimeOuts
+from precast.artifact_store.remote.remote import Remote
+from precast.artifact_store.remote.settings import Setting, chosen
+from precast.artifact_store.trust.judge import judge_for
+
+
+def open_tier(setting: Setting, timeouts: TimeOuts | None = None) -> Remote:
+    """One remote; nothing is sent yet. Raises StoreError, naming the setting."""
+    from precast.artifact_store.remote.endpoints.open import open_endpoint
+
+    try:
+        endpoint = open_endpoint(setting.url, timeouts)
+    except ValueError as error:
+        raise StoreError(f"{setting.where}: {error}") from error
+    return Remote(endpoint, judge_for(setting.trust, f"{setting.where}: trust"), setting.mode, setting.budget, setting.trust)
+
+
+def open_tiers(settings: Sequence[Setting]) -> list[Remote]:
+    """All of them. Raises StoreError."""
+    return [open_tier(setting) for setting in settings]
+
+
+def checked(urls: Sequence[str], where: str) -> tuple[Setting, ...]:
+    """Settings for these URLs, each of which names an endpoint that could be opened. Raises StoreError, naming `where`."""
+    wanted = chosen(urls, where)
+    for tier in open_tiers(wanted):
+        tier.endpoint.close()
+    return wanted
+
+
+__all__ = ["checked", "open_tier", "open_tiers"]
