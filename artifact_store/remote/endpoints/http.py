@@ -67,6 +67,7 @@ class HttpEndpoint:
         self._timeouts = timeouts
         self._wires: IdleWires[Wire] = IdleWires()
         self._honours: dict[str, bool] = {}
+        self._lists = False
 
     def get(self, name: str, limit: int) -> bytes | None:
         """As the protocol says; see there for all of these."""
@@ -159,6 +160,7 @@ class HttpEndpoint:
             path = f"{here}/" if here else ""
             answer = self._ask("PROPFIND", path, PROPFIND, {"Depth": depth, "Content-Type": "application/xml"}, limit=LISTING)
             if answer.status in (404, 410):
+                self._check_that_folders_are_listed()
                 continue
             if depth == "infinity" and answer.status in (400, 403, 501, 507):
                 waiting, depth = [folder], "1"
@@ -169,6 +171,15 @@ class HttpEndpoint:
                     yield Listed(each.name, each.size, each.modified)
                 elif depth == "1" and each.name != here:
                     waiting.append(each.name)
+
+    def _check_that_folders_are_listed(self) -> None:
+        """Raises Unsupported where the answer 404 meant that the server has no PROPFIND, and not that there is no such folder."""
+        if not self._lists:
+            for base in dict.fromkeys((self._base, "")):
+                answer = self._exchange("PROPFIND", quote(f"{base}/", safe="/+-_.~"), PROPFIND, {"Depth": "0"}, SMALL)
+                self._lists = self._lists or answer.status == 207
+        if not self._lists:
+            raise Unsupported(f"{self.url} answers PROPFIND as if nothing was there: it lists nothing")
 
     def _ask(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None, limit: int = SMALL) -> Answer:
         """One request, and where the server moved it within itself those to the places that it names."""
