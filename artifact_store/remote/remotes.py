@@ -123,7 +123,7 @@ class Remotes:
         return "" if look is None else str(look)
 
     def failure(self, program_key: str) -> tuple[str, Exception] | None:
-        """Of the remotes that failed the last look for a program the first, with the error; an Unreachable for one that did not answer within
+        """Of the remotes that failed the last look for a program the first, with the error; an Unreachable for one that did not answer in
         its budget.
         """
         with self._lock:
