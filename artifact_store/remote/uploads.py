@@ -23,6 +23,7 @@ from precast.artifact_store.remote.endpoint import EndpointError, Unreachable
 from precast.artifact_store.remote.remote import Receipt, Remote
 from precast.artifact_store.remote.spool import ARTIFACT, Pending
 from precast.artifact_store.remote.workers import after_fork
+from precast.artifact_store.statistics.series import ledger_of
 from precast.artifact_store.trust.signatures import Signature
 
 log = logging.getLogger("precast.store")
@@ -249,6 +250,9 @@ class Uploads:
     def _say(self, item: Pending, receipt: Receipt) -> None:
         done = "had it already" if receipt.known else f"was sent {receipt.objects} objects, {receipt.sent} bytes"
         log.info("push: %s %s: %s %s", item.kind, item.name[:12], item.remote, done)
+        ledger = ledger_of(str(self._local.root))
+        ledger.add("uploads", program=item.program, tier=item.remote)
+        ledger.add("upload_bytes", receipt.sent, program=item.program, tier=item.remote)
 
 
 _open: set[Uploads] = set()

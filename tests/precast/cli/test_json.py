@@ -24,6 +24,10 @@ WORDS: dict[str, tuple[str, ...]] = {
     "ls": (),
     "show": ("ID",),
     "prune": ("--keep-last", "1", "--dry-run"),
+    "rm": ("ID", "--dry-run"),
+    "pin": ("ID",),
+    "unpin": ("ID",),
+    "pins": (),
     "verify": (),
     "stats": (),
     "doctor": (),
@@ -118,7 +122,7 @@ def test_every_other_failure_is_json_too(store: Store, monkeypatch: pytest.Monke
 
 def test_an_answer_is_not_followed_by_an_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "precast.cli.store.store_commands._tell_unreadable", lambda *_: (_ for _ in ()).throw(RuntimeError("after the answer"))
+        "precast.cli.store.store_commands.tell_unreadable", lambda *_: (_ for _ in ()).throw(RuntimeError("after the answer"))
     )
     result = CliRunner().invoke(main, ["ls", "--json"])
     assert result.exit_code == 1 and len(json.loads(result.stdout)) == 2
