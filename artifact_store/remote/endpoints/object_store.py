@@ -24,11 +24,18 @@ OPTIONS = {
 }
 STATUS = re.compile(r"Server returned (?:non-2xx status code|error response): (\d{3})")
 PROBE = "v1/probe"
+PAGE = 1000
+"""Names of one step of a listing."""
 LOOPBACK = re.compile(r"http://(127\.[0-9.]+|localhost|\[::1\])(:\d+)?/?")
 T = TypeVar("T")
 
 _first_pid: int | None = None
 """The process in which obstore's threads were started, which do not survive a fork."""
+
+
+def is_forked() -> bool:
+    """Whether obstore was used before this process was forked, so that a request here would wait for ever. `forked.py` knows a way."""
+    return _first_pid is not None and _first_pid != os.getpid()
 
 
 class ObjectStoreEndpoint:
@@ -47,7 +54,6 @@ class ObjectStoreEndpoint:
         self._foreign = "endpoint" in url.options
         self._honours: bool | None = None
         self._url = url
-        self._pid = os.getpid()
         self._obstore = _imported("obstore")
         self._errors = _imported("obstore.exceptions")
         self._store = self._opened()
@@ -97,7 +103,7 @@ class ObjectStoreEndpoint:
     def names(self, prefix: str) -> Iterator[Listed]:
         # obstore lists below folders: what the last segment begins with is compared here
         folder = (self._prefix + checked_prefix(prefix)).rpartition("/")[0]
-        pages: Iterator[list[dict[str, Any]]] = iter(self._obstore.list(self._store, folder or None, chunk_size=1000))
+        pages: Iterator[list[dict[str, Any]]] = iter(self._obstore.list(self._store, folder or None, chunk_size=PAGE))
         while True:
             page = self._asked(f"list {prefix}", lambda: next(pages, None), absent=None)
             if page is None:
@@ -133,7 +139,10 @@ class ObjectStoreEndpoint:
 
     def _asked(self, what: str, verb: Callable[[], T], absent: T) -> T:
         """What `verb` returns, `absent` where the service says that there is nothing, else an EndpointError."""
-        self._alive()
+        global _first_pid
+        if is_forked():
+            raise Unreachable(f"{self.url}: obstore's threads are those of the process that this one was forked from")
+        _first_pid = os.getpid()
         try:
             return verb()
         except EndpointError:
@@ -144,16 +153,6 @@ class ObjectStoreEndpoint:
             return absent
         except (self._errors.BaseError, OSError, ValueError, RuntimeError) as error:
             raise self._meaning(what, error) from None  # obstore's text is pages long, and repeats headers
-
-    def _alive(self) -> None:
-        global _first_pid
-        if _first_pid is None:
-            _first_pid = os.getpid()
-        if _first_pid != os.getpid():
-            raise Unreachable(
-                f"{self.url}: this process was forked from one that had used an object store, whose threads did not come along: "
-                "start workers with spawn or forkserver, or fetch before the fork"
-            )
 
     def _meaning(self, what: str, error: Exception) -> EndpointError:
         text = str(error)
