@@ -10,7 +10,8 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,9 +31,12 @@ from precast.artifact_store.tiers.tier import Stamp, Tier
 from precast.artifact_store.trust.trusted import LOCAL, Policy, Trusted, admit, admit_manifest
 
 if TYPE_CHECKING:
+    from precast.artifact_store.remote.remotes import Remotes
+    from precast.artifact_store.remote.settings import Setting
     from precast.artifact_store.trust.signatures import Judge, Signature, Signer
 
 log = logging.getLogger("precast.store")
+_opening = threading.Lock()
 NOWHERE = Path(os.devnull)
 """The root of a store that cannot be opened because its folder cannot be told."""
 
@@ -44,7 +48,16 @@ class Store:
     folder itself. What a remote tier could serve is read and written through the tier.
     """
 
-    def __init__(self, root: Path, *, readonly: bool = False, problem: str = "", tier: Tier | None = None, policy: Policy = LOCAL) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        readonly: bool = False,
+        problem: str = "",
+        tier: Tier | None = None,
+        policy: Policy = LOCAL,
+        remote: Sequence[Setting] | None = None,
+    ) -> None:
         self.root = root
         self.readonly = readonly
         self.problem = problem
@@ -52,6 +65,10 @@ class Store:
         self._entries = Entries(tier or Folder(root), readonly=readonly, problem=problem)
         self._records = NamedRecords(self._entries, policy)
         self._verified: dict[str, Stamp] = {}
+        self._remote = remote
+        self._remotes: Remotes | None = None
+        self._remotes_known = False
+        self._wholes: dict[str, set[str]] = {}  # a part's key -> those of the programs that it is a part of
         self.made: set[str] = set()
         """Ids of the artifacts that were put through this object."""
 
@@ -59,7 +76,13 @@ class Store:
 
     @classmethod
     def open(
-        cls, path: str | os.PathLike[str] | None = None, readonly: bool = False, *, strict: bool = False, trust: str | None = None
+        cls,
+        path: str | os.PathLike[str] | None = None,
+        readonly: bool = False,
+        *,
+        strict: bool = False,
+        trust: str | None = None,
+        remote: Sequence[Setting] | None = None,
     ) -> Store:
         """The store at `path` (a folder or file:// URL; default PRECAST_STORE, then the platform's cache folder). Made on first write.
 
@@ -67,7 +90,7 @@ class Store:
         result is an empty, read-only store whose `problem` holds the reason: a broken cache must not break the user's call.
 
         `trust`: whose signatures what is stored needs before it executes ("any", "signed", "by:<key>"; default PRECAST_TRUST_POLICY, else
-        digests alone are compared).
+        digests alone are compared). `remote`: the remotes behind it, nearest first; None for those that PRECAST_REMOTE or a file names.
         """
         policy = LOCAL
         try:
@@ -83,7 +106,7 @@ class Store:
             raise StoreError(problem)
         if problem:
             log.warning("%s; going on without a store", problem)
-        return cls(root, readonly=readonly or bool(problem), problem=problem, policy=policy)
+        return cls(root, readonly=readonly or bool(problem), problem=problem, policy=policy, remote=remote)
 
     def __repr__(self) -> str:
         return f"<Store {self.root}{' (read-only)' if self.readonly else ''}>"
@@ -96,6 +119,26 @@ class Store:
     def exists(self) -> bool:
         """Whether anything was ever stored: a store is made on the first write."""
         return self.root.is_dir()
+
+    # -- behind it
+
+    @property
+    def remotes(self) -> Remotes | None:
+        """Where what is not here may be, and where what is put here goes, too; None where there is nothing. Looked at on a miss and on a
+        put, and never on a hit. What is wrong with their settings is logged once, unless they were given when the store was opened.
+        """
+        if not self._remotes_known:
+            from precast.artifact_store.remote.behind import remotes_behind  # not on the way of a hit
+
+            with _opening:
+                if not self._remotes_known:
+                    self._remotes = remotes_behind(self, self._remote, self._entries, self._records)
+                    self._remotes_known = True
+        return self._remotes
+
+    def relate(self, program_key: str, part: str) -> None:
+        """A program has a part, which is a program of its own: who fetches the whole from a remote fetches the part at the same time."""
+        self._wholes.setdefault(part, set()).add(program_key)
 
     # -- reading
 
@@ -332,6 +375,8 @@ class Store:
 
         self._entries.write(put, f"artifact {manifest.artifact_id[:12]}")
         self.made.add(manifest.artifact_id)
+        if manifest.origin.kind == PROCESS and self.remotes is not None:  # what came from elsewhere does not go on by itself
+            self.remotes.put(manifest.program_key, manifest.artifact_id, self._wholes.get(manifest.program_key, ()))
         log.info("put: %s: artifact %s for %s", manifest.program_name, manifest.artifact_id[:12], manifest.target)
         return manifest.artifact_id
 
@@ -392,18 +437,19 @@ class Store:
 
     # -- working together
 
-    def lease(self, name: str, timeout: float = 600.0) -> AbstractContextManager[leases.Lease]:
+    def lease(self, name: str, timeout: float = 600.0, program_key: str = "") -> AbstractContextManager[leases.Lease]:
         """`with store.lease(artifact_id):` one process at a time compiles this; look with `get` once inside, it may be there now.
 
         Waits at most `timeout` seconds, takes over from a dead holder, and goes on unheld where leases cannot work (see `leases`).
+        `program_key`: whose artifacts are fetched while another machine is waited for; without it, only this machine's processes are.
         """
         if not layout.is_label(name):
             raise ValueError(f"lease name {name!r} cannot be a file name")
         if self.readonly:
             return nullcontext(leases.Lease(self.root, False, 0.0))
-        return leases.acquire(self.root / layout.LEASES, name, timeout)
+        return leases.hold(self._watch(name, program_key), timeout)
 
-    def watch(self, name: str) -> leases.Watch | None:
+    def watch(self, name: str, program_key: str = "") -> leases.Watch | None:
         """For whoever does other things between one attempt to take the lease `name` and the next. None where nobody keeps leases."""
         if not layout.is_label(name):
             raise ValueError(f"lease name {name!r} cannot be a file name")
@@ -413,7 +459,16 @@ class Store:
         except (OSError, StoreError) as error:
             log.info("lease %s: %s; compiling without it", name, error)
             return None
-        return leases.Watch(self.root / layout.LEASES / name)
+        return self._watch(name, program_key)
+
+    def _watch(self, name: str, program_key: str) -> leases.Watch:
+        path = self.root / layout.LEASES / name
+        fleet = self.remotes if program_key else None
+        if fleet is None:
+            return leases.Watch(path)
+        from precast.artifact_store.remote.fleet_watch import FleetWatch  # where there is a remote, and on a miss only
+
+        return FleetWatch(path, fleet, program_key)
 
     def used(self, artifact_id: str) -> None:
         """Record one use, in a few microseconds and without a database; for `prune --unused-for`. Call once per process and artifact."""
@@ -425,6 +480,13 @@ class Store:
     def record(self, kind: str, name: str) -> dict[str, Data] | None:
         """A small named record ("tuning": measured choices; "native": the dispatcher built for a Python), or None."""
         return self._records.get(kind, name)
+
+    def fetch_record(self, kind: str, name: str) -> dict[str, Data] | None:
+        """`record`, and where it is not here what the store's remotes have, within their budgets."""
+        found = self._records.get(kind, name)
+        if found is None and self.remotes is not None and self.remotes.record(kind, name):
+            found = self._records.get(kind, name)
+        return found
 
     def record_names(self, kind: str) -> list[str]:
         """Names of the records of one kind."""
@@ -444,6 +506,8 @@ class Store:
         Raises StoreError and ValueError.
         """
         self._records.put(kind, name, record, blobs or {}, signatures)
+        if signatures is None and self.remotes is not None:
+            self.remotes.put_record(kind, name)
 
     # -- inside
 

@@ -18,8 +18,13 @@ from precast.artifact_store.trust.signatures import Signature
 class LocalStore(Protocol):
     """What is needed of the store."""
 
-    root: Path
-    readonly: bool
+    @property
+    def root(self) -> Path:
+        """Its folder."""
+
+    @property
+    def readonly(self) -> bool:
+        """Whether nothing can be put into it."""
 
     def get(self, artifact_id: str, program_key: str | None = None) -> Manifest | None:
         """An artifact's manifest."""
@@ -30,7 +35,7 @@ class LocalStore(Protocol):
     def signatures(self, manifest: Manifest) -> tuple[Signature, ...]:
         """Signatures of an artifact."""
 
-    def take_in(self, manifest: Manifest, blobs: Mapping[str, bytes], signatures: tuple[Signature, ...]) -> None:
+    def put(self, manifest: Manifest, blobs: Mapping[str, bytes], signatures: tuple[Signature, ...] = ()) -> str:
         """Put an artifact that came from elsewhere. Raises StoreError and ValueError."""
 
 
@@ -89,7 +94,7 @@ class LocalSide:
         blobs = dict(fetched.blobs)
         for name in manifest.blobs.keys() - blobs.keys():
             blobs[name] = self._own(name, f"artifact {manifest.artifact_id[:12]}")
-        self._taken(lambda: self._store.take_in(manifest, blobs, fetched.signatures))
+        self._taken(lambda: self._store.put(manifest, blobs, fetched.signatures))
 
     def keep_record(self, kind: str, name: str, fetched: FetchedRecord) -> None:
         """Raises StoreError."""
@@ -102,9 +107,7 @@ class LocalSide:
     def _own(self, name: str, what: str) -> bytes:
         data = self._store.blob(name)
         if data is None:
-            raise StoreError(
-                f"blob {name[:12]}… of {what} was here when it was looked for, and is gone or damaged now; it is fetched again later"
-            )
+            raise StoreError(f"blob {name[:12]}… of {what} was in the local store, and is gone or damaged now; it is fetched again later")
         return data
 
     def _taken(self, put: Callable[[], object]) -> None:

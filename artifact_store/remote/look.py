@@ -6,7 +6,11 @@ import threading
 import time
 from collections.abc import Iterator
 
+from precast.artifact_store.remote.program_index import Entry
 from precast.artifact_store.remote.remote import Remote
+
+Source = tuple[Remote, Entry]
+"""A remote, and what its index says of an artifact."""
 
 
 class Look:
@@ -22,7 +26,8 @@ class Look:
         self.sayings: dict[str, str] = {}
         self._running: dict[Remote, int] = dict.fromkeys(tiers, 0)
         self._landed = 0
-        self._claims: dict[str, bool] = {}  # an artifact's id -> whether it is here, or on its way
+        self._busy: set[str] = set()  # what is here, or on its way
+        self._others: dict[str, list[Source]] = {}  # who else has it
         self._changed = threading.Condition()
 
     @property
@@ -61,18 +66,24 @@ class Look:
                 self.over_since = time.monotonic()
             self._changed.notify_all()
 
-    def claim(self, artifact_id: str) -> bool:
-        """Whether the caller is to fetch this artifact: nobody else has it, or fetches it."""
+    def offer(self, name: str, source: Source) -> Source | None:
+        """`source` has this artifact. It comes back where it is to be fetched from there now; None where it is here, or on its way:
+        then the offer is kept, in case that fails.
+        """
         with self._changed:
-            if self._claims.get(artifact_id):
-                return False
-            self._claims[artifact_id] = True
-            return True
+            if name in self._busy:
+                self._others.setdefault(name, []).append(source)
+                return None
+            self._busy.add(name)
+            return source
 
-    def failed(self, artifact_id: str) -> None:
-        """It could not be fetched; another remote may have it."""
+    def failed(self, name: str) -> Source | None:
+        """It could not be fetched. Where to try next; None where nobody else was found to have it."""
         with self._changed:
-            self._claims[artifact_id] = False
+            if others := self._others.get(name):
+                return others.pop(0)
+            self._busy.discard(name)
+            return None
 
     def landed(self) -> None:
         """Something is in the local store now."""

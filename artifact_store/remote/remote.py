@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
 
 from precast.artifact_store.format.errors import DamagedRecord, RecordError, Untrusted
 from precast.artifact_store.format.manifest import Manifest
@@ -24,14 +23,11 @@ from precast.artifact_store.remote.endpoint import Denied, Endpoint, Garbled
 from precast.artifact_store.remote.index_update import change, parsed, to_be_changed
 from precast.artifact_store.remote.program_index import Entry, ProgramIndex, StoredObject, packed_object
 from precast.artifact_store.remote.remote_record import RemoteRecord
+from precast.artifact_store.remote.settings import BUDGET, Mode
 from precast.artifact_store.remote.workers import Workers
 from precast.artifact_store.trust.signatures import Judge, Signature
 
 log = logging.getLogger("precast.store")
-
-Mode = Literal["ro", "rw"]
-BUDGET = 2.0
-"""Seconds for which a call that misses waits for a remote."""
 
 
 class Lost(Garbled):
@@ -92,6 +88,12 @@ class Remote:
     @property
     def writable(self) -> bool:
         return self.mode == "rw"
+
+    @property
+    def trouble(self) -> str:
+        """Why its circuit breaker lets nothing through at the moment, in words; empty where it does, or where there is none."""
+        state = getattr(self.endpoint, "state", None)
+        return "" if state is None or state.name == "closed" else str(state)
 
     # -- what is there
 
@@ -311,4 +313,4 @@ def _both(one: Entry, other: Entry) -> tuple[Signature, ...]:
     return tuple(dict.fromkeys((*one.signatures, *other.signatures)))[: layout.MAX_SIGNATURES]
 
 
-__all__ = ["BUDGET", "Fetched", "FetchedRecord", "Lost", "Mode", "Receipt", "Remote"]
+__all__ = ["Fetched", "FetchedRecord", "Lost", "Receipt", "Remote"]

@@ -9,19 +9,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from precast.artifact_store.format.errors import StoreError, Untrusted
+from precast.artifact_store.remote import uploads
 from precast.artifact_store.remote.endpoint import Endpoint, EndpointError
-from precast.artifact_store.remote.look import Look
+from precast.artifact_store.remote.look import Look, Source
 from precast.artifact_store.remote.program_index import Entry, ProgramIndex
 from precast.artifact_store.remote.remote import Fetched, FetchedRecord, Lost, Remote
 from precast.artifact_store.remote.spool import ARTIFACT, Pending
-from precast.artifact_store.remote.uploads import Source, Uploads
-from precast.artifact_store.remote.workers import Workers, after_fork
+from precast.artifact_store.remote.uploads import Uploads
+from precast.artifact_store.remote.workers import after_fork
 
 log = logging.getLogger("precast.store")
 
@@ -29,13 +30,21 @@ AGAIN = 30.0
 """Seconds after which a miss asks again for a program that was asked for."""
 MOST = 64
 """Artifacts that one look fetches of one program, those that suit this machine best first."""
-Order = Callable[[Entry], int | None]
-"""How well an artifact suits this machine: 0 is best, None not at all. Runs in the remotes' threads, so that it may not run users' code."""
 RecordName = tuple[str, str]
 """Kind and name."""
 
 
-class Local(Source, Protocol):
+class Wants(Protocol):
+    """What a machine wants of a program and its parts. Asked by the remotes' threads, so that it may not run users' code."""
+
+    def order(self, entry: Entry) -> int | None:
+        """How well an artifact suits: 0 is best, None not at all."""
+
+    def records(self, program_key: str) -> Sequence[RecordName]:
+        """Named records that a call of the program wants."""
+
+
+class Local(uploads.Source, Protocol):
     """The local store, as far as remotes need it. Safe to call from several threads."""
 
     @property
@@ -69,7 +78,6 @@ class Remotes:
         self.tiers = tuple(tiers)
         self._local = local
         self._again = again
-        self._workers = Workers(name="precast-look")
         self.uploads = Uploads([tier for tier in self.tiers if tier.writable], local)
         self._begin()
         after_fork(self._begin)
@@ -77,20 +85,17 @@ class Remotes:
     def _begin(self) -> None:
         self._lock = threading.Lock()
         self._looks: dict[str, Look] = {}
-        self._orders: dict[str, Order] = {}
+        self._wants: dict[str, Wants] = {}
         self._records: dict[RecordName, float] = {}
-        self._related: dict[str, set[str]] = {}  # a part's key -> those of the programs that it is a part of
 
     def __repr__(self) -> str:
         return f"<Remotes {', '.join(tier.place for tier in self.tiers)}>"
 
     # -- reading through
 
-    def look(self, program_key: str, order: Order, records: Iterable[RecordName] = ()) -> Look:
-        """The look for a program: the one that is under way or was made of late, else a new one. `records`: further named records that a
-        call of it wants. Returns at once.
-        """
-        return self._look(program_key, order, tuple(records), self._again)
+    def look(self, program_key: str, wants: Wants) -> Look:
+        """The look for a program: the one that is under way or was made of late, else a new one. Returns at once."""
+        return self._look(program_key, wants, self._again)
 
     def seconds(self) -> dict[Remote, float]:
         """How long a call that misses now may wait for each remote."""
@@ -119,15 +124,18 @@ class Remotes:
     # -- the fleet: what leases need
 
     def lease_endpoint(self) -> Endpoint | None:
-        """The remote on which machines agree who compiles: the nearest that can be written."""
-        return next((tier.endpoint for tier in self.tiers if tier.writable), None)
+        """The remote on which machines agree who compiles: the farthest that is written, which most machines share; None where there is
+        none, or it fails at the moment.
+        """
+        shared = next((tier for tier in reversed(self.tiers) if tier.writable), None)
+        return shared.endpoint if shared is not None and not shared.trouble else None
 
     def refresh(self, program_key: str) -> None:
         """Bring what remotes have of a program into the local store now. Returns when that is done, or a remote does not answer in time."""
-        order = self._orders.get(program_key)
-        if order is None:
+        wants = self._wants.get(program_key)
+        if wants is None:
             return  # nobody here has asked for it, so that it is not known what suits this machine
-        look = self._look(program_key, order, (), 0.0)
+        look = self._look(program_key, wants, 0.0)
         for _ in look.news({tier: max(tier.budget, 60.0) for tier in self.tiers}):
             pass
 
@@ -137,12 +145,12 @@ class Remotes:
 
     # -- putting
 
-    def put(self, program_key: str, artifact_id: str, tiers: Iterable[Remote] | None = None, repair: Iterable[Remote] = ()) -> None:
-        """Have an artifact of the local store sent to every remote that is written, or to `tiers`. `repair`: where what is there was found
-        to be incomplete. Returns once that is noted.
+    def put(self, program_key: str, artifact_id: str, wholes: Iterable[str] = (), tiers: Iterable[Remote] | None = None) -> None:
+        """Have an artifact of the local store sent to every remote that is written, or to `tiers`. `wholes`: keys of the programs that its
+        program is a part of. Returns once that is noted.
         """
-        roots = tuple(sorted(self._related.get(program_key, ())))
-        broken = self.uploads.broken(program_key, artifact_id) | {tier.place for tier in repair}
+        roots = tuple(sorted(wholes))
+        broken = self.uploads.broken(program_key, artifact_id)
         for tier in self.tiers if tiers is None else tiers:
             if tier.writable:
                 self.uploads.add(Pending(tier.place, ARTIFACT, artifact_id, program_key, roots, tier.place in broken, time.time()))
@@ -153,11 +161,6 @@ class Remotes:
             if tier.writable:
                 self.uploads.add(Pending(tier.place, kind, name, noted=time.time()))
 
-    def relate(self, program_key: str, part: str) -> None:
-        """A program was found to have a part: who fetches it later fetches the part as well."""
-        with self._lock:
-            self._related.setdefault(part, set()).add(program_key)
-
     def close(self, seconds: float = 0.0) -> None:
         """Send what is noted, for so many seconds at most, and let go of connections."""
         self.uploads.flush(seconds)
@@ -166,23 +169,23 @@ class Remotes:
 
     # -- inside
 
-    def _look(self, program_key: str, order: Order, records: tuple[RecordName, ...], again: float) -> Look:
+    def _look(self, program_key: str, wants: Wants, again: float) -> Look:
         with self._lock:
             known = self._looks.get(program_key)
             if known is not None and (known.over_since is None or time.monotonic() - known.over_since < again):
                 return known
             look = self._looks[program_key] = Look(program_key, self.tiers)
-            self._orders[program_key] = order
+            self._wants[program_key] = wants
         indexes: dict[Remote, ProgramIndex | None] = {}
         for tier in self.tiers:
             look.begin(tier)
+        self._ask_for_records(look, wants.records(program_key))
         for tier in self.tiers:
-            self._workers.submit(partial(self._ask, look, tier, order, indexes))
-        self._ask_for_records(look, records)
+            tier.workers.submit(partial(self._ask, look, tier, wants, indexes))
         self.uploads.wake()  # what an earlier process left
         return look
 
-    def _ask(self, look: Look, tier: Remote, order: Order, indexes: dict[Remote, ProgramIndex | None]) -> None:
+    def _ask(self, look: Look, tier: Remote, wants: Wants, indexes: dict[Remote, ProgramIndex | None]) -> None:
         """Fetch what one remote has."""
         try:
             index = tier.index(look.program_key)
@@ -191,8 +194,8 @@ class Remotes:
                 look.say(tier, f"{tier.place} has nothing of it")
                 return
             for key in index.related:
-                self._look(key, order, (), self._again)
-            self._fetch_all(look, tier, index, order)
+                self._look(key, wants, self._again)
+            self._fetch_all(look, tier, index, wants)
             self._fill_nearer(look, tier, indexes)
         except (EndpointError, StoreError) as error:
             look.say(tier, f"{tier.place} could not be asked: {error}")
@@ -200,8 +203,8 @@ class Remotes:
         finally:
             look.end(tier)
 
-    def _fetch_all(self, look: Look, tier: Remote, index: ProgramIndex, order: Order) -> None:
-        ranked = [(place, entry) for entry in index.entries if (place := order(entry)) is not None]
+    def _fetch_all(self, look: Look, tier: Remote, index: ProgramIndex, wants: Wants) -> None:
+        ranked = [(place, entry) for entry in index.entries if (place := wants.order(entry)) is not None]
         suitable = [entry for _, entry in sorted(ranked, key=lambda item: item[0])]
         wanted = [entry for entry in suitable if not self._local.has(look.program_key, entry.artifact_id)][:MOST]
         of = f"{len(index.entries)} artifacts of it, of which {len(suitable)} are for this machine"
@@ -209,24 +212,29 @@ class Remotes:
         if self._local.readonly and wanted:
             look.say(tier, f"{tier.place} has {of}, and the local store at {self._local.root} is read-only, so that none can be fetched")
             return
-        self._workers.run([partial(self._fetch, look, tier, index, entry) for entry in wanted if look.claim(entry.artifact_id)])
+        mine = [entry for entry in wanted if look.offer(entry.artifact_id, (tier, entry)) is not None]
+        tier.workers.run([partial(self._fetch, look, (tier, entry)) for entry in mine])
 
-    def _fetch(self, look: Look, tier: Remote, index: ProgramIndex, entry: Entry) -> None:
-        what = f"{index.program_name or index.program_key}: artifact {entry.artifact_id[:12]}"
-        began = time.monotonic()
-        try:
-            fetched = tier.fetch(index.program_key, entry, self._local.has_blob)
-            self._local.keep(fetched)
-        except (EndpointError, Untrusted, StoreError) as error:
-            look.failed(entry.artifact_id)
-            if isinstance(error, Lost):
-                self.uploads.found_broken(tier, index.program_key, entry.artifact_id)
-            look.say(tier, f"{tier.place} has an artifact that could not be taken: {error}")
-            log.warning("%s was not fetched: %s", what, error)
+    def _fetch(self, look: Look, source: Source | None) -> None:
+        """Fetch an artifact, and where that fails, from whoever else was found to have it meanwhile."""
+        while source is not None:
+            tier, entry = source
+            what = f"{look.program_key}: artifact {entry.artifact_id[:12]}"
+            began = time.monotonic()
+            try:
+                fetched = tier.fetch(look.program_key, entry, self._local.has_blob)
+                self._local.keep(fetched)
+            except (EndpointError, Untrusted, StoreError) as error:
+                if isinstance(error, Lost):
+                    self.uploads.found_broken(tier, look.program_key, entry.artifact_id)
+                look.say(tier, f"{tier.place} has an artifact that could not be taken: {error}")
+                log.warning("%s was not fetched: %s", what, error)
+                source = look.failed(entry.artifact_id)
+                continue
+            took = time.monotonic() - began
+            log.info("fetch: %s for %s from %s: %d bytes in %.3f s", what, entry.target, tier.place, fetched.received, took)
+            look.landed()
             return
-        took = time.monotonic() - began
-        log.info("fetch: %s for %s from %s: %d bytes in %.3f s", what, entry.target, tier.place, fetched.received, took)
-        look.landed()
 
     def _fill_nearer(self, look: Look, tier: Remote, indexes: Mapping[Remote, ProgramIndex | None]) -> None:
         """Have what this remote has, and is here by now, sent to nearer remotes that answered and lack it."""
@@ -239,7 +247,7 @@ class Remotes:
             for entry in index.entries:
                 lacks = theirs is None or theirs.entry(entry.artifact_id) is None
                 if lacks and self._local.has(index.program_key, entry.artifact_id):
-                    self.put(index.program_key, entry.artifact_id, [nearer])
+                    self.put(index.program_key, entry.artifact_id, tiers=[nearer])
 
     def _ask_for_records(self, look: Look, records: Iterable[RecordName]) -> None:
         now = time.monotonic()
@@ -251,20 +259,19 @@ class Remotes:
             for tier in self.tiers:
                 look.begin(tier)
             for tier in self.tiers:
-                self._workers.submit(partial(self._fetch_record, look, tier, kind, name))
+                tier.workers.submit(partial(self._fetch_record, look, tier, kind, name))
 
     def _fetch_record(self, look: Look, tier: Remote, kind: str, name: str) -> None:
         try:
             found = tier.record(kind, name, self._local.has_blob)
-            if found is not None and look.claim(f"{kind}/{name}"):
+            if found is not None and not self._local.has_record(kind, name):
                 self._local.keep_record(kind, name, found)
                 log.info("fetch: %s/%s from %s: %d bytes", kind, name, tier.place, found.received)
                 look.landed()
         except (EndpointError, Untrusted, StoreError) as error:
-            look.failed(f"{kind}/{name}")
             log.info("%s: %s/%s was not fetched: %s", tier.place, kind, name, error)
         finally:
             look.end(tier)
 
 
-__all__ = ["AGAIN", "Local", "Order", "Remotes"]
+__all__ = ["AGAIN", "Local", "Remotes", "Wants"]

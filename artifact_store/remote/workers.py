@@ -29,7 +29,7 @@ class Workers:
         self._limit = limit
         self._name = name
         self._begin()
-        _all.add(self)
+        after_fork(self._begin)
 
     def _begin(self) -> None:
         self._wake = threading.Condition()
@@ -119,15 +119,22 @@ class _Batch(Generic[Result]):
             return [self._results[number] for number in range(len(self._jobs))]
 
 
-_all: weakref.WeakSet[Workers] = weakref.WeakSet()
+_renewals: list[weakref.WeakMethod[Task]] = []
 
 
-def _after_fork() -> None:
-    for workers in tuple(_all):
-        workers._begin()
+def after_fork(method: Task) -> None:
+    """Have `method`, a bound one, called in every forked child, for as long as its object lives."""
+    _renewals[:] = [other for other in _renewals if other() is not None]
+    _renewals.append(weakref.WeakMethod(method))
+
+
+def _renew() -> None:
+    for method in [reference() for reference in _renewals]:
+        if method is not None:
+            method()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=_renew)
 
-__all__ = ["Workers"]
+__all__ = ["Workers", "after_fork"]

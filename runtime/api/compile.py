@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,24 +29,42 @@ if TYPE_CHECKING:
     from precast.runtime.programs.explain_miss import Explanation
 
 StoreLike = Store | str | os.PathLike[str] | None
+RemoteLike = str | Sequence[str] | None
+"""A remote's URL (or several, nearest first; an empty list is none); None for those that PRECAST_REMOTE or a file names."""
 _SITE = "_precast_site"
 
 
 @functools.cache
-def _open(root: Path | str | None) -> Store:
-    return Store.open(root)
+def _open(root: Path | str | None, remote: tuple[str, ...] | None = None) -> Store:
+    if remote is None:
+        return Store.open(root)
+    from precast.artifact_store.remote.attach import checked  # only where one is named
+
+    try:
+        return Store.open(root, remote=checked(remote, "remote="))
+    except StoreError as error:
+        raise OptionError(str(error)) from error
 
 
-def open_store(store: StoreLike) -> Store:
-    """A Store from a Store, a path, a file:// URL or None (PRECAST_STORE, then the platform's cache folder). Raises TypeError."""
+def open_store(store: StoreLike, remote: RemoteLike = None) -> Store:
+    """A Store from a Store, a path, a file:// URL or None (PRECAST_STORE, then the platform's cache folder). `remote`: what is behind it.
+
+    Raises TypeError, and OptionError for what names no remote.
+    """
     if isinstance(store, Store):
+        if remote is not None:
+            raise OptionError("remote= goes with a store that is named by its path; a Store brings its own: Store.open(path, remote=…)")
         return store
+    named = None if remote is None else (remote,) if isinstance(remote, str) else tuple(remote)
+    if named is not None and not all(isinstance(url, str) for url in named):
+        raise TypeError(f"remote= takes a URL or a list of URLs, not {remote!r}")
     if store is not None and not isinstance(store, str | os.PathLike):
         raise TypeError(f"store= takes a Store, a path or None, not {store!r}")
     try:
-        return _open(default_root(store))
+        root: Path | str | None = default_root(store)
     except StoreError:
-        return _open(None if store is None else os.fspath(store))  # empty and read-only; the reason is said once
+        root = None if store is None else os.fspath(store)  # empty and read-only; the reason is said once
+    return _open(root, named)
 
 
 def compile(
@@ -61,6 +79,7 @@ def compile(
     recompile_limit: int | None = None,
     isolate_recompiles: bool = False,
     store: StoreLike = None,
+    remote: RemoteLike = None,
     name: str | None = None,
 ) -> Any:
     """Compile `model` (a function, bound method, `functools.partial` or `nn.Module`) on its first call, or load it from the store.
@@ -68,7 +87,8 @@ def compile(
     Without `model`, a decorator with these settings. A module comes back as a module with the same state; a function as a function.
     `backend`: a name of `list_backends()` or a callable of (graph_module, example_inputs); one other than "precast" gets `mode` and
     `options` (but for those of dispatch, such as recompile_limit), and what it makes lives in this process only.
-    `recompile_limit`, `isolate_recompiles`: the options of these names. Raises OptionError for unknown options, modes and backends.
+    `recompile_limit`, `isolate_recompiles`: the options of these names. `remote`: URLs of where a miss looks beyond the store, and what is
+    compiled goes (docs/remote.md). Raises OptionError for unknown options, modes and backends.
     """
     if model is None:
         return functools.partial(
@@ -82,6 +102,7 @@ def compile(
             recompile_limit=recompile_limit,
             isolate_recompiles=isolate_recompiles,
             store=store,
+            remote=remote,
             name=name,
         )
     other, ours = make_backend(backend, mode, options, dynamic)
@@ -90,7 +111,7 @@ def compile(
     merged = merge_options(mode if other is None else None, ours, **fixed)
     if disable:
         return model
-    return compile_with(model, Settings(merged, open_store(store), name, backend=other))
+    return compile_with(model, Settings(merged, open_store(store, remote), name, backend=other))
 
 
 def _dynamic(dynamic: bool | None) -> str | None:
@@ -153,6 +174,7 @@ def load(
     model: Any,
     *,
     store: StoreLike = None,
+    remote: RemoteLike = None,
     require: str = "hit",
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
@@ -160,7 +182,8 @@ def load(
 ) -> Any:
     """`model` served from the store only: a call that no stored artifact fits raises GuardMiss with the explanation. Never compiles.
 
-    `mode`, `options` and `name` must be those that it was compiled with. `require="any"` runs such calls eagerly instead.
+    `mode`, `options` and `name` must be those that it was compiled with. `require="any"` runs such calls eagerly instead. `remote`: as for
+    `compile`; what is fetched is put into the store.
     """
     if require not in ("hit", "any"):
         raise OptionError(f"require={require!r}: use 'hit' (a miss raises GuardMiss) or 'any' (a miss runs eagerly)")
@@ -169,7 +192,7 @@ def load(
     merged = merge_options(mode, options)
     if require == "any":
         merged["recompile_limit"] = 0
-    return compile_with(model, Settings(merged, open_store(store), name, require_hit=require == "hit"))
+    return compile_with(model, Settings(merged, open_store(store, remote), name, require_hit=require == "hit"))
 
 
 def explain_miss(model: Any, *args: Any, **kwargs: Any) -> Explanation:

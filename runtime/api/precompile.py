@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from precast.artifact_store import Manifest
-from precast.runtime.api.compile import StoreLike, open_store, site_of
+from precast.runtime.api.compile import RemoteLike, StoreLike, open_store, site_of
 from precast.runtime.common.errors import OptionError, PrecastError, public
 from precast.runtime.common.notebook import Shown
 from precast.runtime.common.upward_imports import STAND_INS
@@ -82,13 +82,14 @@ def precompile(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     store: StoreLike = None,
+    remote: RemoteLike = None,
     name: str | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Compile `model` for each `(args, kwargs)` of `signatures` and each target, without running it, into the store.
 
-    `model`: a callable, with the `mode`, `options`, `store` and `name` that it will be compiled with; or what `compile` or `load` made of
-    one, which brings its own for those that are not given. `targets`: the compiled program's own, else cpu:native.
+    `model`: a callable, with the `mode`, `options`, `store`, `remote` and `name` that it will be compiled with; or what `compile` or
+    `load` made of one, which brings its own for those that are not given. `targets`: the compiled program's own, else cpu:native.
     A program with graph breaks is run once per signature, on copies, where this machine can: what comes after a break depends on values.
     Grad mode and the other global state are those at the call: wrap it in `torch.no_grad()` to prepare inference. `dynamic_shapes`: which
     dimensions are symbolic, for every signature, in torch.export's form (`runtime/directives/dynamic_marks.py`). Raises OptionError for
@@ -101,7 +102,7 @@ def precompile(
     if isinstance(targets, str):
         raise OptionError(f"precompile: targets is a list, for example [{targets!r}]")
     model, made, in_place = _uncompiled(model)
-    opened = made.store if made is not None and store is None else open_store(store)
+    opened = made.store if made is not None and store is None and remote is None else open_store(store, remote)
     own = made if made is not None and mode is None and options is None else None
     label = made.label if made is not None and name is None else name
     reports: list[SignatureReport] = []

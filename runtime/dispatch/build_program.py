@@ -36,7 +36,7 @@ def entry_program(
     `extra_guards` hold for each variant, beside those that are stored. `upgraded`: told when a native dispatcher takes over.
     """
     identity = entry_identity(entry, settings)
-    callees = Callees(group_of(settings, _callee_program))
+    callees = Callees(group_of(settings, _callee_program), identity.key)
     on_build = (callees.attend,)
     resumes = _resumes(identity, settings, on_build)
     dispatcher = Dispatcher(entry)
@@ -70,6 +70,8 @@ def _resumed_program(
 ) -> Built:
     """What continues a frame of `root` after a graph break. What follows its own breaks, `resumes` makes as well."""
     entry = Entry(function)
+    identity = resumed_identity(root, record, code)
+    settings.store.relate(root.key, identity.key)
     dispatcher = Dispatcher(entry)
     hooks = ProgramHooks(
         resume=resumes,
@@ -78,7 +80,7 @@ def _resumed_program(
         on_binding=dispatcher.remember,
         on_compile=dispatcher.begin,
     )
-    program = Program(entry, resumed_identity(root, record, code), settings, hooks, shell=shell, is_part=True)
+    program = Program(entry, identity, settings, hooks, shell=shell, is_part=True)
     return program, dispatcher.start(program, program.call)
 
 

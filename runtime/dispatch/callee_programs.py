@@ -61,8 +61,10 @@ class _Known:
 class Callees:
     """The region in which one root program's calls are looked at. Its methods are hooks of that program."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, root: str = "") -> None:
+        """`root`: the key of the root program."""
         self.group = group
+        self._root = root
         self._attention = ATTENTIVE_CALLS
 
     def programs(self) -> list[Program]:
@@ -80,6 +82,7 @@ class Callees:
         def run(*args: Any, **kwargs: Any) -> Any:
             if self._attention:
                 self._attention -= 1
+                group.root = self._root
                 try:
                     return call_interception.run(group.asked, group, function, args, kwargs)
                 finally:
@@ -135,6 +138,7 @@ class Group:
     def __init__(self, settings: Settings, make: MakeCallee) -> None:
         self.settings = replace(settings, label=None)
         self.programs: list[Program] = []
+        self.root = ""  # the key of the program whose calls were looked at last: what is met now is most likely a part of that
         self.asked: Any = self._ask  # one object: the hook tells its callers apart by it
         self._make = make
         self._known: dict[int, _Known] = {}
@@ -194,6 +198,8 @@ class Group:
                 known.tries += 1
                 return _PLAIN if known.tries >= TRIES else None
         loaded = _Loaded()
+        if self.root:
+            store.relate(self.root, key)
         program, receiver = self._make(found, loaded)
         self._known[id(program.code)] = _Known(program.code, _PLAIN, settled=True)  # what it runs where it is not compiled
         self.programs.append(program)

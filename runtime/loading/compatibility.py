@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import types
+from typing import Protocol
 
-from precast.artifact_store import Manifest
+from precast.artifact_store import Manifest, Versions
 from precast.runtime.fingerprint.validate import changed_code
 from precast.runtime.targets import ladder
 from precast.runtime.targets.versions import LOWERING_VERSION, python_minor, torch_minor
@@ -18,7 +19,19 @@ def why_not(manifest: Manifest, code: types.CodeType, elsewhere: bool = False) -
     return why_unfit(manifest, elsewhere) or changed_code(manifest.digests, code)
 
 
-def why_unfit(manifest: Manifest, elsewhere: bool = False) -> str:
+class Made(Protocol):
+    """What is asked of an artifact here: a manifest has it, and so has what a remote says of one."""
+
+    @property
+    def target(self) -> str:
+        """What it was compiled for."""
+
+    @property
+    def versions(self) -> Versions:
+        """What it was compiled with."""
+
+
+def why_unfit(manifest: Made, elsewhere: bool = False) -> str:
     """Why `manifest` cannot run on this machine, with these versions, or an empty string. `elsewhere`: whatever its target."""
     versions = manifest.versions
     unfit = "" if elsewhere else ladder.why_unfit(manifest.target)

@@ -56,7 +56,8 @@ class Eagerly:
         self.skipped = False
 
 
-def _name(key: str) -> str:
+def record_name(key: str) -> str:
+    """The name of the record that says why the program of this key is not compiled."""
     return hashlib.sha256(repr((key, LOWERING_VERSION, torch_minor(), python_minor())).encode()).hexdigest()[:40]
 
 
@@ -65,18 +66,18 @@ def remember(store: Store, key: str, reason: str, graph: bool = False) -> None:
     if store.readonly:
         return
     try:
-        store.put_record("skips", _name(key), {"program": key, "reason": reason, "graph": graph})
+        store.put_record("skips", record_name(key), {"program": key, "reason": reason, "graph": graph})
     except StoreError as error:
         logger("runtime").info("%s: that it is not compiled itself was not stored: %s", key, error)
 
 
 def recall(store: Store, key: str, compiles: bool) -> str:
     """Why the program of this key runs as plain Python; "" without a record. `compiles`: this process may compile it for itself only."""
-    record = store.record("skips", _name(key))
+    record = store.record("skips", record_name(key))
     if record is None or record.get("program") != key or (record.get("graph") and compiles):
         return ""
     reason = record.get("reason")
     return reason if isinstance(reason, str) else ""
 
 
-__all__ = ["Eagerly", "recall", "remember"]
+__all__ = ["Eagerly", "recall", "record_name", "remember"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -73,6 +74,10 @@ class Misses:
         program = self._program
         if self._eagerly.reason:
             return None  # `find` may just have learnt it from the store
+        if program.store.remotes is not None:
+            binding: Binding | None = remote_lookup().brought(program, lambda: program.find(local_values))
+            if binding is not None or self._eagerly.reason:
+                return binding
         position = stance.current()
         if position == "eager_on_recompile" and not program.require_hit:
             return None
@@ -83,6 +88,8 @@ class Misses:
         if reason := torch_support.broken():
             self._cannot_compile(reason)
             return None
+        if not program.options["recompile_limit"] and remote_lookup().is_under_way(program):
+            return None  # it compiles nothing, and what a remote brings may serve the next call
         if position in stance.FIRST_CALL_EAGER and self._is_first(local_values):
             return None
         if program.options["background_compile"] and not is_free():
@@ -136,12 +143,14 @@ class Misses:
 
         program = self._program
         explanation = explain(program, args, kwargs)
+        farther = remote_lookup().said(program)
+        explained = f"{explanation}\n{farther}" if farther else str(explanation)
         if program.require_hit:
             raise GuardMiss(
-                f"no stored artifact of {program.name} fits this call, and it was loaded with require='hit'\n{explanation}", explanation
+                f"no stored artifact of {program.name} fits this call, and it was loaded with require='hit'\n{explained}", explanation
             )
         raise RecompileForbidden(
-            f"{program.name} would compile for this call, and the stance is fail_on_recompile\n{explanation}", explanation
+            f"{program.name} would compile for this call, and the stance is fail_on_recompile\n{explained}", explanation
         )
 
     # -- whether to compile
@@ -346,6 +355,13 @@ class Misses:
         variant = EagerVariant(program.entry, (*refusal.guards, *program.extra_guards), refusal.unless)
         self._shelf.put_eager(variant)
         return variant.bind(local_values, program.locals_of.cells())
+
+
+def remote_lookup() -> types.ModuleType:
+    """The module that asks remotes, which no hit needs."""
+    from precast.runtime.programs import remote_lookup as module
+
+    return module
 
 
 def _refuse_unfit(manifest: Manifest) -> None:

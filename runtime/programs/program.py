@@ -202,7 +202,7 @@ class Program:
         def known() -> str:
             return self._known_here(local_values) if runs_here else self.stored(local_values)
 
-        if found := known():
+        if found := known() or self._brought(known):
             return "hit", found, ""
         if self.eagerly.skipped:
             return "skipped", "", self.eagerly.reason
@@ -214,6 +214,14 @@ class Program:
             if found := known():
                 return "taken", found, ""
             return ("skipped", "", self.eagerly.reason) if self.eagerly.skipped else self._compile_for(args, kwargs)
+
+    def _brought(self, known: Callable[[], str]) -> str:
+        """The id of a stored artifact that the store's remotes had; empty where they have none in time."""
+        if self.store.remotes is None:
+            return ""
+        from precast.runtime.programs import remote_lookup  # not where there are none
+
+        return remote_lookup.brought(self, known) or ""
 
     def _compile_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, str, str]:
         """Compile for a call that nothing stored serves: as `prepare`."""

@@ -1,0 +1,68 @@
+"""A miss beyond this machine: what the store's remotes have for a program, fetched while the call waits for a stated time at most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from precast.runtime.loading.compatibility import why_unfit
+from precast.runtime.native import build, loader
+from precast.runtime.programs import fallback
+from precast.runtime.programs.interfaces import Configured
+from precast.runtime.targets.ladder import ladder_of, rank, serves
+
+if TYPE_CHECKING:
+    from precast.artifact_store.remote.program_index import Entry
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Wants:
+    """What a machine wants of a program for `target`, and of its parts: `remotes.Wants`. Runs no user's code."""
+
+    target: str
+
+    def order(self, entry: Entry) -> int | None:
+        """How well an artifact suits: first those that this machine runs, best first; then those that a build for the target makes."""
+        if not why_unfit(entry):
+            return rank(entry.target) or 0
+        made_for_it = serves(self.target, entry.target) and not why_unfit(entry, elsewhere=True)
+        return len(ladder_of(self.target)) if made_for_it else None
+
+    def records(self, program_key: str) -> list[tuple[str, str]]:
+        """Why it is not compiled, where that is so; and the native runtime, which a machine without a compiler cannot make."""
+        native = [("native", build.record_name())] if loader.wanted() else []
+        return [("skips", fallback.record_name(program_key)), *native]
+
+
+def brought(program: Configured, found: Callable[[], Found | None]) -> Found | None:
+    """What `found` finds, looked for again whenever remotes have brought something; None where they bring nothing that serves, or nothing
+    within their budgets.
+    """
+    remotes = program.store.remotes
+    if remotes is None or program.backend is not None:
+        return None
+    look = remotes.look(program.key, Wants(program.target))
+    for _ in look.news(remotes.seconds()):
+        loader.find(program.store)
+        if result := found():
+            return result
+    return None
+
+
+def is_under_way(program: Configured) -> bool:
+    """Whether remotes are still asked for the program, so that a later call may find what this one did not."""
+    remotes = program.store.remotes
+    return remotes is not None and program.backend is None and not remotes.look(program.key, Wants(program.target)).is_over
+
+
+def said(program: Configured) -> str:
+    """What remotes said of the program, a line for people; empty where there are none."""
+    remotes = program.store.remotes
+    text = remotes.said(program.key) if remotes is not None else ""
+    return f"Beyond the store: {text}" if text else ""
+
+
+__all__ = ["Wants", "brought", "is_under_way", "said"]
