@@ -380,17 +380,25 @@ class Store:
         log.info("put: %s: artifact %s for %s", manifest.program_name, manifest.artifact_id[:12], manifest.target)
         return manifest.artifact_id
 
-    def put_blob(self, data: bytes) -> None:
-        """Keep a blob whose artifact follows (`adopt`) within the hour, for which a prune spares it. Raises StoreError."""
-        name = layout.blob_name(digest(data))
-        self._entries.write(lambda tier: tier.put_new(name, data), f"blob {name[-64:-52]}")
+    def put_blob(self, digest_: str, data: bytes) -> None:
+        """Keep one blob before the artifact that names it (`put_manifest`): what a transfer that was killed leaves is found by the next
+        one, or pruned. Raises StoreError, and ValueError for content that does not match.
+        """
+        if digest(data) != digest_:
+            raise ValueError(f"blob {digest_[:12]}…: the content of {len(data)} bytes does not match")
+        self._entries.write(lambda tier: tier.put_new(layout.blob_name(digest_), data), f"blob {digest_[:12]}…")
 
-    def adopt(self, manifest: Manifest, signatures: tuple[Signature, ...]) -> None:
-        """Store the manifest of an artifact that came from elsewhere and whose blobs are here. Raises StoreError where one is not."""
+    def put_manifest(self, manifest: Manifest, signatures: tuple[Signature, ...] = ()) -> str:
+        """Make an artifact visible whose blobs were put one by one, with the signatures that came with it. Returns its id.
+
+        Raises StoreError, also where a blob is missing.
+        """
+        if missing := [blob for blob in manifest.blobs if self.blob_path(blob) is None]:
+            raise StoreError(
+                f"artifact {manifest.artifact_id[:12]}: blob {missing[0][:12]}… is not in the store at {self.place}; move it again"
+            )
         from precast.artifact_store import signature_files
 
-        if missing := [blob for blob in manifest.blobs if self.blob_path(blob) is None]:
-            raise StoreError(f"artifact {manifest.artifact_id[:12]} lacks blob {missing[0][:12]}… in the store at {self.place}")
         file = layout.manifest_name(manifest.program_key, manifest.artifact_id)
 
         def put(tier: Tier) -> None:
@@ -398,6 +406,19 @@ class Store:
             tier.put(file, manifest.to_bytes())
 
         self._entries.write(put, f"artifact {manifest.artifact_id[:12]}")
+        if taken := [blob for blob in manifest.blobs if self.why_absent(blob)]:  # by a prune that looked before the manifest was there
+            self.remove(manifest.artifact_id, manifest.program_key)
+            raise StoreError(f"artifact {manifest.artifact_id[:12]}: blob {taken[0][:12]}… was pruned meanwhile; move it again")
+        log.info("moved here: %s: artifact %s for %s", manifest.program_name, manifest.artifact_id[:12], manifest.target)
+        return manifest.artifact_id
+
+    def put_signatures(self, manifest: Manifest, signatures: tuple[Signature, ...]) -> None:
+        """Put further signatures of this build of an artifact beside it. Raises StoreError."""
+        from precast.artifact_store import signature_files
+
+        file = layout.manifest_name(manifest.program_key, manifest.artifact_id)
+        what = f"signatures of artifact {manifest.artifact_id[:12]}"
+        self._entries.write(lambda tier: signature_files.keep(self._entries, tier, file, manifest.checksum, signatures), what)
 
     def check_writable(self) -> None:
         """Raises StoreError where an artifact could not be put now; for whoever is about to work long for one."""
