@@ -124,9 +124,7 @@ class Remotes:
         return "" if look is None else str(look)
 
     def failure(self, program_key: str) -> tuple[str, Exception] | None:
-        """Of the remotes that failed the last look for a program the first, with the error; an Unreachable for one that did not answer within
-        its budget.
-        """
+        """Of the remotes that failed the last look for a program the first, with the error; Unreachable for one that is late."""
         with self._lock:
             look = self._looks.get(program_key)
         if look is None:

@@ -102,7 +102,7 @@ def append(path: Path, call: RecordedCall) -> bool:
     try:
         if os.fstat(descriptor).st_size > LIMIT:
             return False
-        os.write(descriptor, call.to_line())
+        os.write(descriptor, b"\n" + call.to_line())  # begins a line: what a killed process left of one takes no other with it
         return True
     finally:
         os.close(descriptor)
@@ -126,6 +126,8 @@ def read(paths: Iterable[Path]) -> list[RecordedCall]:
 def _calls(path: Path) -> Iterator[RecordedCall]:
     bad = 0
     for line in read_file(path)[: 2 * LIMIT].splitlines():
+        if not line:
+            continue
         try:
             yield _call(json.loads(line))
         except (ValueError, TypeError, KeyError, RecursionError):
