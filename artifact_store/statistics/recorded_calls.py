@@ -81,6 +81,8 @@ def shown(value: Data) -> str:
     if kind == "tensor":
         dtype, shape, _, device, *_ = content
         return f"{dtype}{list(shape)}{'' if device == 'cpu' else f' on {device}'}"
+    if kind == "float" and isinstance(content, str):
+        return repr(float.fromhex(content))
     if kind in ("list", "tuple", "size"):
         brackets = "[]" if kind == "list" else "()"
         return brackets[0] + ", ".join(map(shown, content)) + brackets[1]

@@ -26,6 +26,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "prune": ("--keep-last", "1", "--dry-run"),
     "verify": (),
     "stats": (),
+    "record": ("calls.jsonl",),
     "doctor": (),
     "dir": (),
     "clean": ("--yes",),
