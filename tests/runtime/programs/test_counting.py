@@ -1,4 +1,4 @@
-"""What a process counts: every call once, also native ones and those of programs that are gone; written at its end, by its thread, by forks."""
+"""What a process counts: every call once, native ones and those of programs that are gone; written at its end, by a thread, by forks."""
 
 from __future__ import annotations
 
