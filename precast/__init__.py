@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from precast.runtime.api.metrics import METRICS_TYPE, metrics
     from precast.runtime.api.precompile import precompile
     from precast.runtime.api.repeated_blocks import compile_repeated_blocks
+    from precast.runtime.api.serving import refresh, warm_up
     from precast.runtime.common.errors import (
         DirectiveError,
         GraphBreakError,
@@ -88,8 +89,10 @@ _MODULES = {
     "list_mode_options": "settings.options",
     "list_options": "settings.options",
     "precompile": "api.precompile",
+    "refresh": "api.serving",
     "register_backend": "settings.backends",
     "set_stance": "settings.stance",
+    "warm_up": "api.serving",
 }
 _RESULTS = {
     "BackendError": "precast.runtime.common.errors",
@@ -103,6 +106,7 @@ _RESULTS = {
     "SignatureReport": "precast.runtime.api.precompile",
     "StoreUnwritable": "precast.runtime.common.errors",
     "VariantReport": "precast.runtime.programs.explain_miss",
+    "WarmUp": "precast.runtime.api.serving",
 }
 """Where classes are that users meet as errors and results, and do not call; pickles find them by `precast`."""
 __all__ = [
@@ -140,6 +144,7 @@ __all__ = [
     "maybe_mark_dynamic",
     "metrics",
     "precompile",
+    "refresh",
     "record",
     "register_backend",
     "reset",
@@ -148,6 +153,7 @@ __all__ = [
     "skip_guard_on_globals_unsafe",
     "skip_guard_on_inbuilt_nn_modules_unsafe",
     "substitute_in_graph",
+    "warm_up",
 ]
 
 

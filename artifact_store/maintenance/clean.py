@@ -7,7 +7,7 @@ from pathlib import Path
 
 from precast.artifact_store.format import layout
 from precast.artifact_store.format.errors import StoreError
-from precast.artifact_store.maintenance.garbage import file_size, files
+from precast.artifact_store.maintenance.scan import size_of
 
 
 def is_store(root: Path) -> bool:
@@ -23,13 +23,13 @@ def is_store(root: Path) -> bool:
 
 def size_on_disk(root: Path) -> int:
     """Bytes of all files in the folder."""
-    return sum(map(file_size, files(root)))
+    return size_of(root)
 
 
 def clean(root: Path) -> None:
-    """Remove artifacts, blobs, records, index, leases, quarantine and statistics. Raises StoreError where some of it stays."""
+    """Remove artifacts, blobs, records, index, leases, quarantine, pins and statistics. Raises StoreError where some of it stays."""
     local = (*layout.LOCAL_FOLDERS, layout.STATISTICS)
-    for folder in (layout.PROGRAMS, layout.OBJECTS, *layout.RECORD_KINDS, *local):  # manifests first: no reader sees half
+    for folder in (layout.PROGRAMS, layout.OBJECTS, *layout.RECORD_KINDS, layout.PINS, *local):  # manifests first: no reader sees half
         shutil.rmtree(root / folder, ignore_errors=True)
     left = [folder for folder in (*layout.SHARED_FOLDERS, *local) if (root / folder).exists()]
     if left:

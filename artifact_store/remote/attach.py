@@ -8,15 +8,14 @@ from precast.artifact_store.format.errors import StoreError
 from precast.artifact_store.remote.endpoint import TimeOuts
 from precast.artifact_store.remote.remote import Remote
 from precast.artifact_store.remote.settings import Setting, chosen
+from precast.artifact_store.remote.transport.transport import open_transport
 from precast.artifact_store.trust.judge import judge_for
 
 
 def open_tier(setting: Setting, timeouts: TimeOuts | None = None) -> Remote:
     """One remote; nothing is sent yet. Raises StoreError, naming the setting."""
-    from precast.artifact_store.remote.endpoints.open import open_endpoint
-
     try:
-        endpoint = open_endpoint(setting.url, timeouts)
+        endpoint = open_transport(setting.url, timeouts)
     except ValueError as error:
         raise StoreError(f"{setting.where}: {error}") from error
     return Remote(endpoint, judge_for(setting.trust, f"{setting.where}: trust"), setting.mode, setting.budget, setting.trust)

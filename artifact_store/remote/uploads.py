@@ -19,7 +19,7 @@ from precast.artifact_store.format.errors import StoreError
 from precast.artifact_store.format.manifest import Manifest
 from precast.artifact_store.local.leases import Watch
 from precast.artifact_store.remote import spool
-from precast.artifact_store.remote.endpoint import EndpointError
+from precast.artifact_store.remote.endpoint import EndpointError, Unreachable
 from precast.artifact_store.remote.remote import Receipt, Remote
 from precast.artifact_store.remote.spool import ARTIFACT, Pending
 from precast.artifact_store.remote.workers import after_fork
@@ -76,8 +76,8 @@ class Uploads:
         self._thread: threading.Thread | None = None
         self._mine: set[Pending] = set()
         self._refused: set[str] = set()
-        self._awake = self._ending = False
-        self._looked = False
+        self._awake = self._looked = False
+        self._fails = 0
 
     # -- what is to be sent
 
@@ -118,15 +118,16 @@ class Uploads:
             return not any(item.program == program_key and item.remote not in self._refused for item in self._mine)
 
     def flush(self, seconds: float) -> bool:
-        """Wait for at most so long until all that this process put is sent; whether it is."""
+        """Wait for at most so long until all that this process put is sent, or an attempt fails; whether it is sent."""
         until = time.monotonic() + seconds
         with self._changed:
-            self._ending = True
+            fails = self._fails
+            self._awake = True
             self._changed.notify_all()
             while self._left() and self._thread is not None and self._thread.is_alive():
-                if (left := until - time.monotonic()) <= 0:
+                if (left := until - time.monotonic()) <= 0 or self._fails > fails:
                     break
-                self._changed.wait(min(left, 0.5))
+                self._changed.wait(left)
             return not self._left()
 
     def found_broken(self, tier: Remote, program_key: str, artifact_id: str) -> None:
@@ -152,9 +153,10 @@ class Uploads:
                 good = False
             pause = FIRST_PAUSE if good else min(pause * 2, LONGEST_PAUSE)
             with self._changed:
+                self._fails += not good
                 self._changed.notify_all()
                 if not self._awake:
-                    self._changed.wait(LONGEST_PAUSE if good else (min(pause, 0.5) if self._ending else pause))
+                    self._changed.wait(LONGEST_PAUSE if good else pause)
                 if good and not self._awake and not self._left():
                     self._thread = None
                     return
@@ -184,16 +186,17 @@ class Uploads:
         noted = {item.file: item for item in spool.pending(self._local.root, self._tiers)}
         with self._changed:
             unnoted = [item for item in self._mine if item.file not in noted]
-        good = True
+        failed: set[str] = set()
         for item in (*noted.values(), *unnoted):
-            if item.remote in self._refused:
+            if item.remote in self._refused or item.remote in failed:
                 continue
             try:
                 self._say(item, self._send(self._tiers[item.remote], item))
             except Gone as error:
                 log.warning("%s is not sent to %s: %s", item.name[:12], item.remote, error)
             except EndpointError as error:
-                good = good and self._failed(item, error)
+                if not self._is_final(item, error):
+                    failed.add(item.remote)
                 continue
             except StoreError as error:
                 log.warning("%s is not sent to %s: %s", item.name[:12], item.remote, error)
@@ -203,11 +206,11 @@ class Uploads:
             with self._changed:
                 self._mine = {other for other in self._mine if other.file != item.file}
                 self._changed.notify_all()
-        return good
+        return not failed
 
-    def _failed(self, item: Pending, error: EndpointError) -> bool:
+    def _is_final(self, item: Pending, error: EndpointError) -> bool:
         """Whether it is no use to try again in this process."""
-        if error.again:
+        if error.again or isinstance(error, Unreachable):
             log.info("%s is not sent to %s yet: %s", item.name[:12], item.remote, error)
             return False
         log.warning("%s refuses what is sent to it, so that nothing more is in this process: %s", item.remote, error)

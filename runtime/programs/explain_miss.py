@@ -135,8 +135,10 @@ def explain(program: Explainable, args: tuple[Any, ...], kwargs: Mapping[str, An
         except DamagedRecord as error:
             untrusted = untrusted or str(error)
         failures = () if untrusted else tuple(text for guard in guards if (text := failure(guard, local_values, cells)))
-        unusable = untrusted or program.unloadable.get(manifest.artifact_id) or _why_unusable(manifest, program, elsewhere)
+        unusable = untrusted or _why_unusable(manifest, program, elsewhere)
         damaged = not failures and not unusable and not program.store.complete(manifest)
+        if not damaged:
+            unusable = unusable or program.unloadable.get(manifest.artifact_id, "")
         reports.append(VariantReport(manifest.artifact_id, manifest.target, len(guards), failures, unusable, damaged))
     for variant in program.variants:
         if variant.artifact_id and variant.artifact_id not in seen:

@@ -81,7 +81,7 @@ class Misses:
         if self._eagerly.reason:
             return self._bypass()  # `find` may just have learnt it from the store
         if program.store.remotes is not None:
-            binding = remote_lookup().brought(program, lambda: program.find(local_values))
+            binding: Binding | None = remote_lookup().brought(program, lambda: program.find(local_values))
             if binding is not None:
                 return binding
             if self._eagerly.reason:

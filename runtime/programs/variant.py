@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -29,7 +30,7 @@ from precast.runtime.frames.entry import Entry
 from precast.runtime.frames.rewritten_code import FrameCodeError
 from precast.runtime.guards.interpreted import LazyChecker
 from precast.runtime.loading.open import Executable, open_executable, reading
-from precast.runtime.paths.paths import resolve
+from precast.runtime.paths.paths import PathError, resolve
 from precast.runtime.settings.options import CudaGraphOptions
 from precast.runtime.targets.ladder import rules_of
 from precast.target_registry import family_of
@@ -206,6 +207,12 @@ class Variant(_Planned):
             self._record = self._document.part(lambda manifest: FrameRecord.from_data(manifest.frames[0]["code"]))
         tensors = self._record.content.tensors
         self._executable = open_executable(self._document, self._source, tensors, record=_RECORD, cuda_graphs=self._cuda_graphs)
+
+    def warm_up(self, local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> None:
+        """Decodes the guards, and binds the graph where these locals hold all that it binds. Raises LoadError."""
+        self.check(local_values, cells)
+        with suppress(PathError):  # what it binds comes with the call
+            self.bind(local_values, cells)
 
     def bind(self, local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> Binding:
         """The binding for the objects of this call: an existing one where tensors and defaults are the same, else a new one."""
