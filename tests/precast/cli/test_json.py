@@ -30,6 +30,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "pins": (),
     "verify": (),
     "stats": (),
+    "record": ("calls.jsonl",),
     "doctor": (),
     "dir": (),
     "clean": ("--yes",),
