@@ -70,7 +70,7 @@ class Store:
         self._remotes_known = False
         self._wholes: dict[str, set[str]] = {}  # a part's key -> those of the programs that it is a part of
         self.made: set[str] = set()
-        """Ids of the artifacts that were put through this object."""
+        """Ids of the artifacts that this process made and put through this object."""
 
     # -- opening
 
@@ -107,6 +107,10 @@ class Store:
         if problem:
             log.warning("%s; going on without a store", problem)
         return cls(root, readonly=readonly or bool(problem), problem=problem, policy=policy, remote=remote)
+
+    def __getstate__(self) -> dict[str, object]:
+        """For another process, which connects to remotes by itself."""
+        return {**self.__dict__, "_remotes": None, "_remotes_known": False}
 
     def __repr__(self) -> str:
         return f"<Store {self.root}{' (read-only)' if self.readonly else ''}>"
@@ -383,9 +387,10 @@ class Store:
                     tier.put_new(layout.blob_name(name), blobs[name])
 
         self._entries.write(put, f"artifact {manifest.artifact_id[:12]}")
-        self.made.add(manifest.artifact_id)
-        if manifest.origin.kind == PROCESS and self.remotes is not None:  # what came from elsewhere does not go on by itself
-            self.remotes.put(manifest.program_key, manifest.artifact_id, self._wholes.get(manifest.program_key, ()))
+        if manifest.origin.kind == PROCESS:  # what came from elsewhere does not go on by itself
+            self.made.add(manifest.artifact_id)
+            if self.remotes is not None:
+                self.remotes.put(manifest.program_key, manifest.artifact_id, self._wholes.get(manifest.program_key, ()))
         log.info("put: %s: artifact %s for %s", manifest.program_name, manifest.artifact_id[:12], manifest.target)
         return manifest.artifact_id
 

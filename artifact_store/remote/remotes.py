@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from precast.artifact_store.format.errors import StoreError, Untrusted
+from precast.artifact_store.format.text import many
 from precast.artifact_store.remote import uploads
 from precast.artifact_store.remote.endpoint import Endpoint, EndpointError, Unreachable
 from precast.artifact_store.remote.look import Look, Source
@@ -220,8 +221,8 @@ class Remotes:
         ranked = [(place, entry) for entry in index.entries if (place := wants.order(entry)) is not None]
         suitable = [entry for _, entry in sorted(ranked, key=lambda item: item[0])]
         wanted = [entry for entry in suitable if not self._local.has(look.program_key, entry.artifact_id)][:MOST]
-        of = f"{len(index.entries)} artifacts of it, of which {len(suitable)} are for this machine"
-        look.say(tier, f"{tier.place} has {of}" + (", and all of these are here" if suitable and not wanted else ""))
+        of = f"{many(len(index.entries), 'artifact')} of it, of which {len(suitable)} can run here"
+        look.say(tier, f"{tier.place} has {of}" + (", and the store has all of these" if suitable and not wanted else ""))
         if self._local.readonly and wanted:
             look.say(tier, f"{tier.place} has {of}, and the local store at {self._local.root} is read-only, so that none can be fetched")
             return
@@ -240,7 +241,7 @@ class Remotes:
             except (EndpointError, Untrusted, StoreError) as error:
                 if isinstance(error, Lost):
                     self.uploads.found_broken(tier, look.program_key, entry.artifact_id)
-                look.say(tier, f"{tier.place} has an artifact that could not be taken: {error}")
+                look.say(tier, f"{tier.place} has an artifact that was not taken: {str(error).removeprefix(f'{tier.place}: ')}")
                 self._count_failure(look, tier, error)
                 log.warning("%s was not fetched: %s", what, error)
                 source = look.failed(entry.artifact_id)

@@ -27,6 +27,7 @@ from precast.cli.output import (
     json_option,
     named,
     open_store,
+    remote_option,
     store_option,
 )
 from precast.report.units import human_age, human_moment, human_size, parse_duration, parse_size
@@ -325,16 +326,23 @@ def _verdict(report: Verified, store: Store, repair: bool) -> str:
     return f"{count}; `precast verify --repair` sets aside what is damaged"
 
 
-@click.command("dir", short_help="Print where the store is.")
+@click.command("dir", short_help="Print where the store is, and which remotes are behind it.")
 @store_option
+@remote_option
 @json_option
 @errors_to_json
 def dir_(store_path: str | None, as_json: bool) -> None:
-    """Print where the store is."""
+    """Print where the store is; and which remotes are behind it, nearest first, with their settings and what says so."""
+    from precast.artifact_store.remote.attach import describe
+    from precast.artifact_store.remote.settings import chosen
+
     out = Output(as_json)
     root = open_store(store_path).root
-    out.data({"store": str(root), "exists": root.exists()})
+    remotes = [describe(setting) for setting in chosen()]
+    out.data({"store": str(root), "exists": root.exists(), "remotes": remotes})
     out.text(str(root))
+    for remote in remotes:
+        out.text("\t".join(str(remote[name]) for name in ("url", "mode", "trust", "budget", "where")))
 
 
 @click.command(short_help="Remove everything in the store.")
