@@ -93,6 +93,7 @@ def build(
     if store.remotes is not None:
         store.remotes.uploads.paused = True  # until no process is forked any more
     farm: dict[str, Any] = {}
+    outcomes: list[Outcome] | None
     if executor is not None:
         if jobs is not None:
             raise click.UsageError(
