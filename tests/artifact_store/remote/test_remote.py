@@ -317,13 +317,17 @@ def test_every_bit_of_an_index_counts() -> None:
     """It has no digest elsewhere: a changed one would be believed, and written back by the next change."""
     tier = remote()
     publish(tier)
-    data = memory(tier).content[INDEX][0]
+    data, right, ignored = memory(tier).content[INDEX][0], index(tier), 0
     for position in range(len(data) * 8):
         changed = bytearray(data)
         changed[position // 8] ^= 1 << position % 8
         memory(tier).content[INDEX] = (bytes(changed), 0.0)
-        with pytest.raises(Garbled):
-            tier.index(KEY)
+        try:
+            assert tier.index(KEY) == right
+        except Garbled:
+            continue
+        ignored += 1
+    assert ignored <= 1  # the frame's header has a bit that no decoder looks at
 
 
 def _spoilt(data: bytes, times: int) -> bytes:
