@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import logging
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +16,10 @@ from typing import Any
 from precast.artifact_store.format.errors import StoreError
 from precast.artifact_store.place import folder_of
 
+log = logging.getLogger("precast.driver")
 Signature = tuple[tuple[Any, ...], dict[str, Any]]
-_TOP = {"program", "store", "targets", "path"}
-_PROGRAM = {"factory", "arguments", "name", "mode", "options", "targets", "dynamic_shapes"}
+_TOP = {"program", "store", "targets", "path", "recorded"}
+_PROGRAM = {"factory", "arguments", "name", "mode", "options", "targets", "dynamic_shapes", "recorded"}
 
 
 class BuildFileError(Exception):
@@ -28,6 +30,7 @@ class BuildFileError(Exception):
 class ProgramSpec:
     """One [[program]]: `factory` is "pkg.mod:function"; the rest is passed on to `precast.precompile`.
 
+    `recorded`: files and folders of calls that were recorded where the program is served, absolute: they are signatures, too.
     `label` is the `name=` of `precast.compile`, a part of the program key, and None where the file gives no name; `name` is for people.
     """
 
@@ -40,6 +43,7 @@ class ProgramSpec:
     options: Mapping[str, Any] | None = None
     targets: tuple[str, ...] = ("cpu:native",)
     dynamic_shapes: Mapping[str, Any] | None = None
+    recorded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,10 @@ def parse(content: Mapping[str, Any], source: str, folder: Path) -> BuildFile:
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise BuildFileError(f"{source}: needs at least one [[program]] table")
     default_targets = _texts(content, "targets", source) or ("cpu:native",)
-    programs = tuple(_program(table, f"{source}: program {number}", default_targets) for number, table in enumerate(tables, 1))
+    recorded = _paths(content, "recorded", source, folder)
+    programs = tuple(
+        _program(table, f"{source}: program {number}", default_targets, folder, recorded) for number, table in enumerate(tables, 1)
+    )
     names = [program.name for program in programs]
     for name in names:
         if names.count(name) > 1:
@@ -149,12 +156,31 @@ def _loaded(spec: ProgramSpec, made: Any) -> Loaded:
         raise BuildFileError(
             f"{spec.where}: factory {spec.factory} returned a compiled program; return the callable, and give its name, mode, options here"
         )
+    if spec.recorded:
+        signatures += _recorded(spec, made[0], signatures)
     if not signatures:
-        raise BuildFileError(f"{spec.where}: factory {spec.factory} returned no signatures; there is nothing to compile")
+        none = ", and no calls of it are recorded" if spec.recorded else ""
+        raise BuildFileError(f"{spec.where}: factory {spec.factory} returned no signatures{none}; there is nothing to compile")
     return Loaded(spec, made[0], tuple(signatures))
 
 
-def _program(table: Mapping[str, Any], where: str, default_targets: tuple[str, ...]) -> ProgramSpec:
+def _recorded(spec: ProgramSpec, program: Callable[..., Any], own: Sequence[Signature]) -> list[Signature]:
+    """Signatures of the calls that were recorded of the program and are none of its `own`. A file that is not there has none yet."""
+    from precast.building.recorded import recorded_signatures  # needs torch, which reading a build file does not
+
+    there = [path for path in spec.recorded if Path(path).exists()]
+    for path in spec.recorded:
+        if path not in there:
+            log.warning("%s: nothing is recorded yet: there is no %s", spec.where, path)
+    try:
+        return recorded_signatures(there, program, spec.label, own, spec.name)
+    except OSError as error:
+        raise BuildFileError(f"{spec.where}: recorded calls cannot be read: {error.filename}: {error.strerror}") from error
+
+
+def _program(
+    table: Mapping[str, Any], where: str, default_targets: tuple[str, ...], folder: Path, default_recorded: tuple[str, ...]
+) -> ProgramSpec:
     _known(table, _PROGRAM, where)
     factory = _text(table, "factory", where)
     if factory is None or not all(factory.partition(":")[::2]):
@@ -170,7 +196,9 @@ def _program(table: Mapping[str, Any], where: str, default_targets: tuple[str, .
     label = _text(table, "name", where)
     name = label or factory.partition(":")[2]
     targets = _texts(table, "targets", where) or default_targets
-    return ProgramSpec(factory, name, f"{where} ({name})", label, arguments, _text(table, "mode", where), options, targets, shapes)
+    recorded = _paths(table, "recorded", where, folder) or default_recorded
+    mode = _text(table, "mode", where)
+    return ProgramSpec(factory, name, f"{where} ({name})", label, arguments, mode, options, targets, shapes, recorded)
 
 
 def _known(table: Mapping[str, Any], known: set[str], where: str) -> None:
@@ -188,6 +216,13 @@ def _text(table: Mapping[str, Any], key: str, where: str) -> str | None:
     if value is not None and not isinstance(value, str):
         raise BuildFileError(f"{where}: {key} must be a text, not {_short(value)}")
     return value
+
+
+def _paths(table: Mapping[str, Any], key: str, where: str, folder: Path) -> tuple[str, ...]:
+    """One path or a list of them, relative to the file's folder."""
+    value = table.get(key, [])
+    listed = {key: [value] if isinstance(value, str) else value}
+    return tuple(str(folder / Path(path).expanduser()) for path in _texts(listed, key, where))
 
 
 def _texts(table: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:

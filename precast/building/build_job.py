@@ -82,6 +82,16 @@ class Job:
         options = merge_options(spec.mode, spec.options, target=target)
         return Site(self._traced(target).model, Settings(options, self.store, spec.label)).program_for_call()
 
+    def key(self, target: str) -> str:
+        """The program key, "" where it cannot be told: the first signature's build says why. Raises OptionError."""
+        try:
+            return self.program(target)[0].key
+        except OptionError:
+            raise
+        except Exception as error:  # noqa: BLE001 - likewise
+            log.info("%s: its key is not known: %s", self.name, error)
+            return ""
+
     def build(self, number: int, target: str) -> Outcome:
         """Compile the signature unless the store serves it already."""
         begin = time.perf_counter()

@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,8 +27,10 @@ from precast.cli.output import (
     finish,
     json_option,
     open_store,
+    remote_option,
     verbose_option,
 )
+from precast.cli.programs.build_progress import build_display
 from precast.report.user_frames import frames_of
 
 if TYPE_CHECKING:
@@ -59,22 +61,52 @@ def _source(command: Any) -> Any:
     type=click.IntRange(min=1),
     help="Processes that compile at a time (default: as many as pay, by what there is to build, cores and memory).",
 )
+@click.option(
+    "--executor", metavar="URL", help="Compile on a farm: dask://host:port, ray://host:port, dask://local?workers=2, ray://local."
+)
+@click.option(
+    "--retries",
+    type=click.IntRange(min=0),
+    default=2,
+    show_default=True,
+    help="With --executor: how often what a lost worker was at is run again.",
+)
 @file_store_option
+@remote_option
 @json_option
 @errors_to_json
 def build(
-    source: str, targets: tuple[str, ...], mode: str | None, only: tuple[str, ...], jobs: int | None, store_path: str | None, as_json: bool
+    source: str,
+    targets: tuple[str, ...],
+    mode: str | None,
+    only: tuple[str, ...],
+    jobs: int | None,
+    executor: str | None,
+    retries: int,
+    store_path: str | None,
+    as_json: bool,
 ) -> None:
     """Compile every signature of every program for every target; what the store has already is left as it is."""
     out = Output(as_json)
     plan = plan_of(source, targets, mode, only)
     store = open_store(store_of(store_path, plan), readonly=False)
-    outcomes = _in_processes(out, plan, store, jobs) if jobs != 1 else None
+    if store.remotes is not None:
+        store.remotes.uploads.paused = True  # until no process is forked any more
+    farm: dict[str, Any] = {}
+    outcomes: list[Outcome] | None
+    if executor is not None:
+        if jobs is not None:
+            raise click.UsageError(
+                "--jobs is for processes of this machine, and --executor for a farm: for one of N workers here, dask://local?workers=N"
+            )
+        outcomes, farm["farm"] = _on_farm(out, plan, store, executor, retries)
+    else:
+        outcomes = _in_processes(out, plan, store, jobs) if jobs != 1 else None
     if outcomes is None:
         outcomes = _run(out, plan, store, "compiling", lambda job, number, target: job.build(number, target))
     counts = {status: sum(outcome.status == status for outcome in outcomes) for status in ("compiled", "there already", "taken")}
     counts["failed"] = sum(not outcome.good for outcome in outcomes)
-    _report(out, outcomes, store, counts=counts)
+    _report(out, outcomes, store, counts=counts, **farm)
     taken = f"{counts['taken']} taken from another build, " if counts["taken"] else ""
     out.note(
         f"{counts['compiled']} compiled, {counts['there already']} there already, {taken}{counts['failed']} failed; store {store.root}"
@@ -82,7 +114,20 @@ def build(
     if counts["failed"] < len(outcomes):
         chosen = store_path or plan.store
         out.note(f"To see what it holds: precast ls{f' --store {shlex.quote(_short(store.root))}' if chosen else ''}")
-    finish(ANSWER_NO if counts["failed"] else 0)
+    unsent = _send(out, store)
+    finish(ANSWER_NO if counts["failed"] or unsent else 0)
+
+
+def _send(out: Output, store: Store) -> int:
+    """Send what was built to the store's remotes. How much could not be sent, which is noted and said."""
+    if store.remotes is None:
+        return 0
+    left = store.remotes.uploads.drain()
+    for place in sorted({item.remote for item in left}):
+        count = sum(item.remote == place for item in left)
+        said = f"{many(count, 'artifact or record', 'artifacts and records')} could not be sent to {place}"
+        out.note(f"{said}: PRECAST_LOGS=store says why; they are noted, and the next build or `precast push` sends them")
+    return len(left)
 
 
 @click.command(short_help="Prove that every signature would hit; compiles nothing.")
@@ -227,7 +272,8 @@ def _whole(error: BaseException | None, lines: list[str]) -> list[str]:
 def _in_processes(out: Output, plan: BuildFile, store: Store, jobs: int | None) -> list[Outcome] | None:
     """The outcomes of a build by several workers; None where one process is as good. `jobs`: how many; None lets precast choose."""
     from precast.building.build_order import Lines
-    from precast.building.worker_pool import Crew, FactoryFailed, Pool, Stopped
+    from precast.building.ledger import Ledger, Stopped
+    from precast.building.worker_pool import Crew, FactoryFailed, Pool
 
     def loaded(program: ProgramSpec) -> Any:
         try:
@@ -242,11 +288,35 @@ def _in_processes(out: Output, plan: BuildFile, store: Store, jobs: int | None) 
     if crew.most == 1 or not (len(lines) > 1 or lines.splits):
         return None
     try:
-        with _progress(out, len(lines), by_itself=False) as progress:
-            progress.say(f"compiling {many(len(plan.programs), 'program')}, {len(lines)} times in all, in up to {crew.most} processes")
-            return Pool(plan.programs, store, loaded, progress, lines, crew, ends=jobs is None).run()
+        with build_display(out) as display:
+            display.note(f"compiling {many(len(plan.programs), 'program')}, {len(lines)} times in all, in up to {crew.most} processes")
+            return Pool(plan.programs, store, loaded, Ledger(plan.programs, lines, display), lines, crew, ends=jobs is None).run()
     except Stopped as error:
         raise click.UsageError(str(error)) if error.usage else Failure(str(error)) from error
+
+
+def _on_farm(out: Output, plan: BuildFile, store: Store, url: str, retries: int) -> tuple[list[Outcome], Any]:
+    """The outcomes of a build by an engine's workers, and the farm's part of the report."""
+    from precast.building.build_order import Lines
+    from precast.building.farm.executor import connect, place_of
+    from precast.building.farm.farm import Farm
+    from precast.building.ledger import Ledger, Stopped
+
+    try:
+        store.check_writable()
+        place, lines = place_of(url), Lines(plan.programs)
+        with build_display(out) as display, closing(connect(place)) as engine:
+            display.note(f"compiling {many(len(plan.programs), 'program')}, {len(lines)} times in all, on {url}")
+            farm = Farm(plan.programs, plan.path, store, engine, Ledger(plan.programs, lines, display), lines, retries)
+            outcomes = farm.run()
+    except Stopped as error:
+        raise click.UsageError(str(error)) if error.usage else Failure(str(error)) from error
+    summary = farm.summary()
+    busy = [worker for worker in summary.workers if worker["jobs"]]
+    lost = sum(worker["state"] == "lost" for worker in summary.workers)
+    again = f"{many(lost, 'worker')} lost, {many(summary.again, 'job')} run again"
+    out.note(f"{many(len(busy), 'worker')} of {url} in {summary.seconds:.1f} s; {again}")
+    return outcomes, summary
 
 
 def _report(out: Output, outcomes: Sequence[Outcome], store: Store, **more: Any) -> None:
@@ -281,15 +351,9 @@ class _Progress:
         done = self._bar.tasks[0].completed + part
         self._bar.update(self._task, completed=round(done) if whole else done)
 
-    def refresh(self) -> None:
-        """Draw it anew, where nothing else does."""
-        if self._bar is not None:
-            self._bar.refresh()
-
 
 @contextmanager
-def _progress(out: Output, programs: int, by_itself: bool = True) -> Iterator[_Progress]:
-    """`by_itself`: a thread draws it anew as time goes by; without, this process has no thread more, and may fork."""
+def _progress(out: Output, programs: int) -> Iterator[_Progress]:
     if not sys.stderr.isatty():
         yield _Progress(None, None, out.note)
         return
@@ -298,5 +362,5 @@ def _progress(out: Output, programs: int, by_itself: bool = True) -> Iterator[_P
 
     console = Console(stderr=True, color_system="auto" if colour() else None)
     columns = (SpinnerColumn(), BarColumn(bar_width=24), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, auto_refresh=by_itself) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         yield _Progress(bar, bar.add_task("starting", total=programs), None)
