@@ -157,8 +157,7 @@ class Remote:
         """
         self._check_writable()
         key, receipt = manifest.program_key, Receipt()
-        there = self.endpoint.get_versioned(layout.program_name(key), layout.MAX_INDEX)
-        index = to_be_changed(there, key, self.place)
+        _, index = to_be_changed(self.endpoint, key)
         found = index.entry(manifest.artifact_id)
         if found is not None and not repair and self._stays(key, found, manifest, signatures):
             receipt.known, receipt.spared = True, found.size
