@@ -144,7 +144,9 @@ def _split(text: str, where: str) -> tuple[str, dict[str, str]]:
     rest = [(key, value) for key, value in pairs if key not in _OURS]
     if len(rest) == len(pairs):
         return text, {}
-    return urlunsplit(parts._replace(query=urlencode(rest))), ours
+    scheme, host, path, fragment = parts.scheme, parts.netloc, parts.path, parts.fragment  # urlunsplit makes shared:/x of shared:///x
+    query = f"?{urlencode(rest)}" if rest else ""
+    return f"{scheme}://{host}{path}{query}{f'#{fragment}' if fragment else ''}", ours
 
 
 def _seconds(value: Any, where: str) -> float:

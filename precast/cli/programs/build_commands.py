@@ -11,10 +11,11 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import click
 
-from precast.artifact_store import Store
+from precast.artifact_store import Store, StoreError
 from precast.artifact_store.format.text import many
 from precast.building.build_file import BuildFile, BuildFileError, ProgramSpec, load, read
 from precast.cli.output import (
@@ -26,6 +27,7 @@ from precast.cli.output import (
     file_store_option,
     finish,
     json_option,
+    named,
     open_store,
     verbose_option,
 )
@@ -33,12 +35,51 @@ from precast.cli.programs.build_progress import build_display
 from precast.report.user_frames import frames_of
 
 if TYPE_CHECKING:
+    from precast.artifact_store.remote.settings import Setting
     from precast.building.build_file import Loaded
     from precast.building.build_job import Job, Outcome
 
 log = logging.getLogger("precast.driver")
 
+SEND_SECONDS = 600.0
+"""How long the end of a build waits for what it made to be in the remotes."""
 Step = Callable[["Job", int, str], "Outcome"]
+
+
+def _named_all(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for value in values if (name := named(context, parameter, value)) is not None)
+
+
+def _remotes(flag: Sequence[str]) -> tuple[Setting, ...]:
+    """The remotes of a build, by precedence. Wrong ones are wrong usage."""
+    from precast.artifact_store.remote.attach import open_tiers
+    from precast.artifact_store.remote.settings import chosen
+
+    try:
+        settings = chosen(list(flag) or None)
+        for tier in open_tiers(settings):  # what is wrong is said now
+            tier.endpoint.close()
+    except StoreError as error:
+        raise click.UsageError(str(error)) from error
+    return settings
+
+
+def shown_url(setting: Setting) -> str:
+    """A remote as it can be shown: without a user, a password and settings."""
+    parts = urlsplit(setting.url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def _send(out: Output, store: Store) -> bool:
+    """Wait until what was built is in the store's remotes. Returns whether it is."""
+    if store.remotes is None:
+        return True
+    store.remotes.uploads.wake()
+    sent = store.remotes.uploads.flush(SEND_SECONDS) and not store.remotes.uploads.refusing()
+    places = ", ".join(tier.place for tier in store.remotes.tiers if tier.writable)
+    if places:
+        out.note(f"Sent to {places}" if sent else f"Not all was sent to {places} (PRECAST_LOGS=store says why): `precast push` goes on")
+    return sent
 
 
 def _source(command: Any) -> Any:
@@ -64,6 +105,13 @@ def _source(command: Any) -> Any:
     "--executor", metavar="URL", help="Compile on a farm: dask://host:port, ray://host:port, dask://local?workers=2, ray://local."
 )
 @click.option(
+    "--remote",
+    metavar="URL",
+    multiple=True,
+    callback=_named_all,
+    help="Where artifacts go beside the store (default: PRECAST_REMOTE, else precast.toml); may be repeated, nearest first.",
+)
+@click.option(
     "--retries",
     type=click.IntRange(min=0),
     default=2,
@@ -81,6 +129,7 @@ def build(
     jobs: int | None,
     executor: str | None,
     retries: int,
+    remote: tuple[str, ...],
     store_path: str | None,
     as_json: bool,
 ) -> None:
@@ -88,28 +137,31 @@ def build(
     out = Output(as_json)
     plan = plan_of(source, targets, mode, only)
     store = open_store(store_of(store_path, plan), readonly=False)
+    remotes = _remotes(remote)
+    if remote:
+        store = Store.open(store.root, strict=True, remote=remotes)
     farm: dict[str, Any] = {}
     if executor is not None:
         if jobs is not None:
             raise click.UsageError(
                 "--jobs is for processes of this machine, and --executor for a farm: for one of N workers here, dask://local?workers=N"
             )
-        outcomes, farm["farm"] = _on_farm(out, plan, store, executor, retries)
+        outcomes, farm["farm"] = _on_farm(out, plan, store, executor, retries, remotes)
     else:
         outcomes = _in_processes(out, plan, store, jobs) if jobs != 1 else None
     if outcomes is None:
         outcomes = _run(out, plan, store, "compiling", lambda job, number, target: job.build(number, target))
     counts = {status: sum(outcome.status == status for outcome in outcomes) for status in ("compiled", "there already", "taken")}
     counts["failed"] = sum(not outcome.good for outcome in outcomes)
-    _report(out, outcomes, store, counts=counts, **farm)
+    place = ", ".join(shown_url(setting) for setting in remotes) if executor is not None and remotes else str(store.root)
+    _report(out, outcomes, place, counts=counts, **farm)
     taken = f"{counts['taken']} taken from another build, " if counts["taken"] else ""
-    out.note(
-        f"{counts['compiled']} compiled, {counts['there already']} there already, {taken}{counts['failed']} failed; store {store.root}"
-    )
-    if counts["failed"] < len(outcomes):
+    out.note(f"{counts['compiled']} compiled, {counts['there already']} there already, {taken}{counts['failed']} failed; store {place}")
+    if counts["failed"] < len(outcomes) and place == str(store.root):
         chosen = store_path or plan.store
         out.note(f"To see what it holds: precast ls{f' --store {shlex.quote(_short(store.root))}' if chosen else ''}")
-    finish(ANSWER_NO if counts["failed"] else 0)
+    sent = executor is not None or _send(out, store)
+    finish(ANSWER_NO if counts["failed"] or not sent else 0)
 
 
 @click.command(short_help="Prove that every signature would hit; compiles nothing.")
@@ -123,7 +175,7 @@ def check(source: str, targets: tuple[str, ...], mode: str | None, only: tuple[s
     plan = plan_of(source, targets, mode, only)
     store = open_store(store_of(store_path, plan))
     outcomes = _run(out, plan, store, "checking", lambda job, number, target: job.check(number, target))
-    _report(out, outcomes, store)
+    _report(out, outcomes, str(store.root))
     missing = [outcome for outcome in outcomes if not outcome.good]
     hitting = "signature hits" if len(outcomes) == 1 else "signatures hit"
     out.note(f"{len(outcomes) - len(missing)} of {len(outcomes)} {hitting}; store {store.root}")
@@ -277,7 +329,7 @@ def _in_processes(out: Output, plan: BuildFile, store: Store, jobs: int | None) 
         raise click.UsageError(str(error)) if error.usage else Failure(str(error)) from error
 
 
-def _on_farm(out: Output, plan: BuildFile, store: Store, url: str, retries: int) -> tuple[list[Outcome], Any]:
+def _on_farm(out: Output, plan: BuildFile, store: Store, url: str, retries: int, remotes: Sequence[Setting]) -> tuple[list[Outcome], Any]:
     """The outcomes of a build by an engine's workers, and the farm's part of the report."""
     from precast.building.build_order import Lines
     from precast.building.farm.executor import connect, place_of
@@ -289,7 +341,7 @@ def _on_farm(out: Output, plan: BuildFile, store: Store, url: str, retries: int)
         place, lines = place_of(url), Lines(plan.programs)
         with build_display(out) as display, closing(connect(place)) as engine:
             display.note(f"compiling {many(len(plan.programs), 'program')}, {len(lines)} times in all, on {url}")
-            farm = Farm(plan.programs, plan.path, store, engine, Ledger(plan.programs, lines, display), lines, retries)
+            farm = Farm(plan.programs, plan.path, store, engine, Ledger(plan.programs, lines, display), lines, retries, remotes)
             outcomes = farm.run()
     except Stopped as error:
         raise click.UsageError(str(error)) if error.usage else Failure(str(error)) from error
@@ -301,9 +353,9 @@ def _on_farm(out: Output, plan: BuildFile, store: Store, url: str, retries: int)
     return outcomes, summary
 
 
-def _report(out: Output, outcomes: Sequence[Outcome], store: Store, **more: Any) -> None:
+def _report(out: Output, outcomes: Sequence[Outcome], place: str, **more: Any) -> None:
     programs = [asdict(outcome) for outcome in outcomes]
-    out.data({"store": str(store.root), "programs": programs, "good": all(o.good for o in outcomes), **more})
+    out.data({"store": place, "programs": programs, "good": all(o.good for o in outcomes), **more})
     for outcome in outcomes:
         out.text(f"{_label(outcome)}\t{outcome.status}\t{(outcome.artifact or '-')[:12]}\t{outcome.seconds:.2f} s")
         for line in outcome.reason.splitlines():
