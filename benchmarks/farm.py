@@ -1,8 +1,8 @@
-"""What a build farm costs: small jobs on dask and on ray beside the same jobs in one process, a worker killed half-way; larger farms by simulation.
+"""What a build farm costs: small jobs on dask and on ray, with a worker killed half-way, beside the same jobs in one process.
 
-    python -m benchmarks.farm                            1,000 jobs on dask and on ray, then the simulation with what was measured
-    python -m benchmarks.farm --jobs 100 --engine dask   less of it
-    python -m benchmarks.farm --simulate FILE.json       the simulation alone, with measurements that an earlier run wrote (--json)
+    python benchmarks/farm.py                            1,000 jobs on each, then larger farms by simulation with what was measured
+    python benchmarks/farm.py --jobs 100 --engine dask   less of it
+    python benchmarks/farm.py --simulate FILE.json       the simulation alone, with measurements that an earlier run wrote (--json)
 
 One process compiles a sample of the jobs before and after each farm, so that the machine's load counts for both. Overhead of a job is what
 a worker's time from its first job to its last has beyond what it needed for jobs by its own clock: transport, the engine, the client.
@@ -23,7 +23,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from benchmarks.farm_simulation import Costs, simulate
+from farm_simulation import Costs, simulate
 
 MODULE = """
 import os
@@ -72,7 +72,7 @@ def alone(folder: Path, jobs: int) -> list[float]:
 
 def in_one_process(folder: Path, jobs: int) -> list[float]:
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.farm", "--alone", str(folder), "--jobs", str(jobs)], check=True, capture_output=True, text=True
+        [sys.executable, __file__, "--alone", str(folder), "--jobs", str(jobs)], check=True, capture_output=True, text=True
     )
     seconds: list[float] = json.loads(done.stdout.splitlines()[-1])
     return seconds

@@ -1,4 +1,4 @@
-"""A build farm of any size by simulation: workers, one client that deals the jobs, one tier that takes the artifacts. No clock, no network."""
+"""A build farm of any size by simulation: workers, a client that deals the jobs, a tier that takes the artifacts. No clock, no network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Costs:
-    """What was measured. `compiles`: seconds, from which each job's are drawn; `client`: seconds of the client for a job, one job at a time;
+    """What was measured. `compiles`: seconds, from which each job's are drawn; `client`: seconds of the client a job, one after another;
     `way`: seconds between a worker's jobs beside that; `size`: bytes of an artifact; `bandwidth`: bytes a second that the tier takes in
     all; `start`: seconds until a worker is warm.
     """
@@ -31,17 +31,22 @@ class Result:
 
 
 def simulate(costs: Costs, jobs: int, workers: int, draw: random.Random) -> Result:
-    """A worker asks for a job as soon as its artifact is sent; the client and the tier serve one after another."""
-    free = [(costs.start, number) for number in range(workers)]
-    heapq.heapify(free)
+    """Events in the order of time: a worker asks for a job, and has compiled. The client and the tier serve in the order of asking."""
+    asks, compiled = 0, 1
+    events = [(costs.start, asks, number) for number in range(workers)]
+    heapq.heapify(events)
     client = tier = compiling = end = 0.0
-    for _ in range(jobs):
-        idle, worker = heapq.heappop(free)
-        client = max(client, idle) + costs.client
-        seconds = draw.choice(costs.compiles)
-        compiled = client + costs.way + seconds
-        tier = max(tier, compiled) + costs.size / costs.bandwidth if costs.size else compiled
-        sent = max(compiled, tier)
-        compiling, end = compiling + seconds, max(end, sent)
-        heapq.heappush(free, (sent, worker))
+    left = jobs
+    while events:
+        now, what, worker = heapq.heappop(events)
+        if what == compiled:
+            tier = max(tier, now) + costs.size / costs.bandwidth
+            end = max(end, tier)
+            heapq.heappush(events, (tier, asks, worker))
+        elif left:
+            left -= 1
+            client = max(client, now) + costs.client
+            seconds = draw.choice(costs.compiles)
+            compiling += seconds
+            heapq.heappush(events, (client + costs.way + seconds, compiled, worker))
     return Result(end, compiling / (workers * end))

@@ -23,6 +23,7 @@ from precast.building.build_order import Known, Lines, Task
 from precast.building.farm.executor import Executor, Heard, Job
 from precast.building.farm.work import versions
 from precast.building.ledger import Ledger, Stopped
+from precast.compiling.provenance import asked
 
 _SECRET = re.compile(r"secret|token|passw|credential|signature|(^|[_-])(sig|key|sas)($|[_-])", re.I)
 LOOK_SECONDS = 0.2
@@ -180,7 +181,15 @@ class Farm:
     def _give(self, worker: Worker, what: Job) -> None:
         worker.busy, worker.since = True, self.clock()
         shared = sum(1 for other in self._workers.values() if other.host == worker.host and other.state == "fit")
-        known = {"build": self._build, "versions": versions(), "store": str(self.store.root), "mark": self._mark, "shared_by": shared}
+        wanted = asked()
+        known = {
+            "provenance": wanted.to_data() if wanted is not None else None,
+            "build": self._build,
+            "versions": versions(),
+            "store": str(self.store.root),
+            "mark": self._mark,
+            "shared_by": shared,
+        }
         remotes = [asdict(setting) for setting in self.remotes]
         self.executor.give(worker.name, {**known, "remotes": remotes, "path": list(self.path), **what})
 

@@ -30,6 +30,7 @@ from precast.building.build_job import Job
 from precast.building.usable import peak_memory
 from precast.building.worker_pool import prepare
 from precast.compiling.exclusive import part
+from precast.compiling.provenance import Asked, wish
 from precast.report.user_frames import frames_of
 from precast.runtime.common.errors import CompilerBroken, OptionError, StoreUnwritable
 from precast.runtime.programs.remote_lookup import Wants
@@ -84,6 +85,7 @@ def run(job: Mapping[str, Any]) -> Answer:
         if job["kind"] == "end":
             _let_go()
             return {"kind": "over"}
+        wish.asked = Asked.from_data(job["provenance"]) if job["provenance"] is not None else None
         part.alone, part.shared_by = _turn_on_this_machine, max(1, int(job["shared_by"]))
         try:
             return _fit(job) if job["kind"] == "probe" else _work(job)

@@ -111,6 +111,8 @@ def _source(command: Any) -> Any:
     callback=_named_all,
     help="Where artifacts go beside the store (default: PRECAST_REMOTE, else precast.toml); may be repeated, nearest first.",
 )
+@click.option("--provenance", is_flag=True, help="Record builder, run of CI, digests of sources and git revision in each artifact.")
+@click.option("--builder", metavar="ID", callback=named, help="Who builds, for --provenance, which it implies.")
 @click.option(
     "--retries",
     type=click.IntRange(min=0),
@@ -130,6 +132,8 @@ def build(
     executor: str | None,
     retries: int,
     remote: tuple[str, ...],
+    provenance: bool,
+    builder: str | None,
     store_path: str | None,
     as_json: bool,
 ) -> None:
@@ -140,6 +144,10 @@ def build(
     remotes = _remotes(remote)
     if remote:
         store = Store.open(store.root, strict=True, remote=remotes)
+    if provenance or builder is not None:
+        from precast.compiling.provenance import asked_by, wish
+
+        wish.asked = asked_by(builder or "")
     farm: dict[str, Any] = {}
     if executor is not None:
         if jobs is not None:
