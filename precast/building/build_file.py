@@ -16,8 +16,8 @@ from precast.artifact_store.format.errors import StoreError
 from precast.artifact_store.place import folder_of
 
 Signature = tuple[tuple[Any, ...], dict[str, Any]]
-_TOP = {"program", "store", "targets", "path"}
-_PROGRAM = {"factory", "arguments", "name", "mode", "options", "targets", "dynamic_shapes"}
+_TOP = {"program", "store", "targets", "path", "evidence"}
+_PROGRAM = {"factory", "arguments", "name", "mode", "options", "targets", "dynamic_shapes", "evidence"}
 
 
 class BuildFileError(Exception):
@@ -28,6 +28,7 @@ class BuildFileError(Exception):
 class ProgramSpec:
     """One [[program]]: `factory` is "pkg.mod:function"; the rest is passed on to `precast.precompile`.
 
+    `evidence`: whether its artifacts are tried, and say so (`evidence.py`).
     `label` is the `name=` of `precast.compile`, a part of the program key, and None where the file gives no name; `name` is for people.
     """
 
@@ -40,6 +41,7 @@ class ProgramSpec:
     options: Mapping[str, Any] | None = None
     targets: tuple[str, ...] = ("cpu:native",)
     dynamic_shapes: Mapping[str, Any] | None = None
+    evidence: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,8 @@ def parse(content: Mapping[str, Any], source: str, folder: Path) -> BuildFile:
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise BuildFileError(f"{source}: needs at least one [[program]] table")
     default_targets = _texts(content, "targets", source) or ("cpu:native",)
-    programs = tuple(_program(table, f"{source}: program {number}", default_targets) for number, table in enumerate(tables, 1))
+    evidence = _flag(content, "evidence", source) or False
+    programs = tuple(_program(table, f"{source}: program {number}", default_targets, evidence) for number, table in enumerate(tables, 1))
     names = [program.name for program in programs]
     for name in names:
         if names.count(name) > 1:
@@ -113,7 +116,12 @@ def load(spec: ProgramSpec, path: Sequence[str] = ()) -> Loaded:
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise BuildFileError(f"{spec.where}: {module_name} has no function {function_name!r}{hint}")
     _check_arguments(spec, factory)
-    return _loaded(spec, factory(**spec.arguments))
+    if not spec.evidence:
+        return _loaded(spec, factory(**spec.arguments))
+    from precast.building.evidence import seeded  # which imports torch
+
+    with seeded():
+        return _loaded(spec, factory(**spec.arguments))
 
 
 def _check_arguments(spec: ProgramSpec, factory: Any) -> None:
@@ -154,7 +162,7 @@ def _loaded(spec: ProgramSpec, made: Any) -> Loaded:
     return Loaded(spec, made[0], tuple(signatures))
 
 
-def _program(table: Mapping[str, Any], where: str, default_targets: tuple[str, ...]) -> ProgramSpec:
+def _program(table: Mapping[str, Any], where: str, default_targets: tuple[str, ...], default_evidence: bool) -> ProgramSpec:
     _known(table, _PROGRAM, where)
     factory = _text(table, "factory", where)
     if factory is None or not all(factory.partition(":")[::2]):
@@ -170,7 +178,11 @@ def _program(table: Mapping[str, Any], where: str, default_targets: tuple[str, .
     label = _text(table, "name", where)
     name = label or factory.partition(":")[2]
     targets = _texts(table, "targets", where) or default_targets
-    return ProgramSpec(factory, name, f"{where} ({name})", label, arguments, _text(table, "mode", where), options, targets, shapes)
+    given = _flag(table, "evidence", where)
+    evidence = default_evidence if given is None else given
+    return ProgramSpec(
+        factory, name, f"{where} ({name})", label, arguments, _text(table, "mode", where), options, targets, shapes, evidence
+    )
 
 
 def _known(table: Mapping[str, Any], known: set[str], where: str) -> None:
@@ -187,6 +199,13 @@ def _text(table: Mapping[str, Any], key: str, where: str) -> str | None:
         raise BuildFileError(f"{where}: {key} is empty; give it a value, or leave it out")
     if value is not None and not isinstance(value, str):
         raise BuildFileError(f"{where}: {key} must be a text, not {_short(value)}")
+    return value
+
+
+def _flag(table: Mapping[str, Any], key: str, where: str) -> bool | None:
+    value = table.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise BuildFileError(f"{where}: {key} is true or false, not {_short(value)}")
     return value
 
 

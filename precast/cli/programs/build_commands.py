@@ -46,6 +46,11 @@ SEND_SECONDS = 600.0
 Step = Callable[["Job", int, str], "Outcome"]
 
 
+evidence_option = click.option(
+    "--evidence", is_flag=True, help="Try each artifact: its answer to golden inputs, and how much faster than eager it is."
+)
+
+
 def _named_all(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for value in values if (name := named(context, parameter, value)) is not None)
 
@@ -111,6 +116,7 @@ def _source(command: Any) -> Any:
     callback=_named_all,
     help="Where artifacts go beside the store (default: PRECAST_REMOTE, else precast.toml); may be repeated, nearest first.",
 )
+@evidence_option
 @click.option("--provenance", is_flag=True, help="Record builder, run of CI, digests of sources and git revision in each artifact.")
 @click.option("--builder", metavar="ID", callback=named, help="Who builds, for --provenance, which it implies.")
 @click.option(
@@ -132,6 +138,7 @@ def build(
     executor: str | None,
     retries: int,
     remote: tuple[str, ...],
+    evidence: bool,
     provenance: bool,
     builder: str | None,
     store_path: str | None,
@@ -139,7 +146,7 @@ def build(
 ) -> None:
     """Compile every signature of every program for every target; what the store has already is left as it is."""
     out = Output(as_json)
-    plan = plan_of(source, targets, mode, only)
+    plan = plan_of(source, targets, mode, only, evidence)
     store = open_store(store_of(store_path, plan), readonly=False)
     remotes = _remotes(remote)
     if remote:
@@ -174,13 +181,19 @@ def build(
 
 @click.command(short_help="Prove that every signature would hit; compiles nothing.")
 @_source
+@evidence_option
 @file_store_option
 @json_option
 @errors_to_json
-def check(source: str, targets: tuple[str, ...], mode: str | None, only: tuple[str, ...], store_path: str | None, as_json: bool) -> None:
-    """Prove that every signature would hit. Compiles nothing; exit code 1 and an explanation where one would miss."""
+def check(
+    source: str, targets: tuple[str, ...], mode: str | None, only: tuple[str, ...], evidence: bool, store_path: str | None, as_json: bool
+) -> None:
+    """Prove that every signature would hit. Compiles nothing; exit code 1 and an explanation where one would miss.
+
+    With --evidence each artifact answers the golden inputs of its build once more.
+    """
     out = Output(as_json)
-    plan = plan_of(source, targets, mode, only)
+    plan = replay_of(plan_of(source, targets, mode, only), evidence)
     store = open_store(store_of(store_path, plan))
     outcomes = _run(out, plan, store, "checking", lambda job, number, target: job.check(number, target))
     _report(out, outcomes, str(store.root))
@@ -206,7 +219,7 @@ def explain(source: str, targets: tuple[str, ...], mode: str | None, only: tuple
         explain_artifact(source, store_path, as_json)
         return
     out = Output(as_json)
-    plan = plan_of(source, targets, mode, only)
+    plan = replay_of(plan_of(source, targets, mode, only), evidence=False)
     store = open_store(store_of(store_path, plan))
     outcomes = _run(out, plan, store, "explaining", lambda job, number, target: job.check(number, target))
     out.data([asdict(outcome) for outcome in outcomes])
@@ -227,7 +240,12 @@ def store_of(option: str | None, plan: BuildFile) -> str | Path | None:
     return option or (Path(plan.store) if plan.store else None)
 
 
-def plan_of(source: str, targets: Sequence[str], mode: str | None, only: Sequence[str]) -> BuildFile:
+def replay_of(plan: BuildFile, evidence: bool) -> BuildFile:
+    """A check runs programs where that is asked for by --evidence, and not where the file has some recorded."""
+    return replace(plan, programs=tuple(replace(program, evidence=evidence) for program in plan.programs))
+
+
+def plan_of(source: str, targets: Sequence[str], mode: str | None, only: Sequence[str], evidence: bool = False) -> BuildFile:
     """The build file with the command line's choices over it. A wrong file is wrong usage: exit code 2."""
     try:
         plan = read(source)
@@ -249,6 +267,8 @@ def plan_of(source: str, targets: Sequence[str], mode: str | None, only: Sequenc
             )
     if mode is not None:
         programs = tuple(replace(program, mode=mode) for program in programs)
+    if evidence:
+        programs = tuple(replace(program, evidence=True) for program in programs)
     _check_settings(programs)
     return replace(plan, programs=programs)
 
