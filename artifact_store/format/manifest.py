@@ -24,7 +24,7 @@ from precast.artifact_store.format.errors import DamagedRecord, ForeignRecord, F
 from precast.artifact_store.format.guards import Guard, Predicate, canonical_order, guard_hash
 from precast.artifact_store.format.msgpack import Data, digest, pack, unpack
 from precast.artifact_store.format.origin import MADE_HERE, UNKNOWN, Origin
-from precast.artifact_store.format.packed_guards import GuardRow, pack_guards, unpack_guards
+from precast.artifact_store.format.packed_guards import GuardRow, count_guards, hash_of_packed, pack_guards, unpack_guards
 
 FORMAT = 1
 MAGIC = "precast-manifest"
@@ -219,6 +219,11 @@ class Manifest:
         """The guards as `(path, predicate, constant)` tuples: thousands per model, so no objects are built for them."""
         return unpack_guards(self._sections[1])
 
+    @property
+    def guard_count(self) -> int:
+        """How many there are, without reading them."""
+        return len(self.__dict__["guard_rows"]) if "guard_rows" in self.__dict__ else count_guards(self._sections[1])
+
     @cached_property
     def guards(self) -> tuple[Guard, ...]:
         """The guards as objects, for showing and explaining."""
@@ -294,7 +299,7 @@ class Manifest:
         for path, _, _ in self.guard_rows:
             if type(path) is not tuple:
                 raise DamagedRecord(f"guards: {path!r} is no path")
-        if self.guard_hash != guard_hash(self.guards):
+        if self.guard_hash != hash_of_packed(self._sections[1], self.guard_rows):
             raise DamagedRecord("head: guard_hash is not the hash of the guards")
         _ = self.versions
         self._check_results()

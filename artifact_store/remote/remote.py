@@ -89,6 +89,12 @@ class Remote:
     def writable(self) -> bool:
         return self.mode == "rw"
 
+    @property
+    def trouble(self) -> str:
+        """Why its circuit breaker lets nothing through at the moment, in words; empty where it does, or where there is none."""
+        state = getattr(self.endpoint, "state", None)
+        return "" if state is None or state.name == "closed" else str(state)
+
     # -- what is there
 
     def index(self, program_key: str) -> ProgramIndex | None:
@@ -113,8 +119,6 @@ class Remote:
         wanted = [blob for blob in entry.blobs if not has(blob.raw)]
         packed = self.workers.run([partial(self._packed, item) for item in (entry.manifest, *wanted)])
         manifest = self._manifest(program_key, entry, self._expanded(entry.manifest, packed[0]))
-        if {blob.raw: blob.size for blob in entry.blobs} != manifest.blobs:
-            raise Garbled(f"{self.place}: the index names other blobs for artifact {entry.artifact_id[:12]} than its manifest")
         blobs = {item.raw: self._expanded(item, data) for item, data in zip(wanted, packed[1:], strict=True)}
         return Fetched(manifest, blobs, entry.signatures, sum(map(len, packed)))
 
@@ -291,6 +295,8 @@ class Remote:
             said = (program_key, entry.target, entry.versions, entry.checksum)
             if (manifest.program_key, manifest.target, manifest.versions, manifest.checksum) != said:
                 raise DamagedRecord(f"{name}: the manifest is of another program, target, version or checksum than the index says")
+            if {blob.raw: blob.size for blob in entry.blobs} != manifest.blobs:
+                raise DamagedRecord(f"{name}: the index names other blobs than the manifest")
         except RecordError as error:
             raise Garbled(f"{self.place}: {error}") from error
         return manifest

@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Protocol
 
 from precast.artifact_store.format.errors import StoreError, Untrusted
+from precast.artifact_store.format.text import many
 from precast.artifact_store.remote import uploads
-from precast.artifact_store.remote.endpoint import Endpoint, EndpointError
+from precast.artifact_store.remote.endpoint import Endpoint, EndpointError, Unreachable
 from precast.artifact_store.remote.look import Look, Source
 from precast.artifact_store.remote.program_index import Entry, ProgramIndex
 from precast.artifact_store.remote.remote import Fetched, FetchedRecord, Lost, Remote
 from precast.artifact_store.remote.spool import ARTIFACT, Pending
 from precast.artifact_store.remote.uploads import Uploads
-from precast.artifact_store.remote.workers import Workers, after_fork
+from precast.artifact_store.remote.workers import after_fork
+from precast.artifact_store.statistics.series import ledger_of
 
 log = logging.getLogger("precast.store")
 
@@ -78,7 +80,6 @@ class Remotes:
         self.tiers = tuple(tiers)
         self._local = local
         self._again = again
-        self._workers = Workers(name="precast-look")
         self.uploads = Uploads([tier for tier in self.tiers if tier.writable], local)
         self._begin()
         after_fork(self._begin)
@@ -122,11 +123,25 @@ class Remotes:
             look = self._looks.get(program_key)
         return "" if look is None else str(look)
 
+    def failure(self, program_key: str) -> tuple[str, Exception] | None:
+        """Of the remotes that failed the last look for a program the first, with the error; an Unreachable for one that did not answer in
+        its budget.
+        """
+        with self._lock:
+            look = self._looks.get(program_key)
+        if look is None:
+            return None
+        late = {tier.place: Unreachable("no answer within its budget") for tier in self.tiers if look.is_asking(tier)}
+        return next(iter({**look.failures, **late}.items()), None)
+
     # -- the fleet: what leases need
 
     def lease_endpoint(self) -> Endpoint | None:
-        """The remote on which machines agree who compiles: the nearest that can be written."""
-        return next((tier.endpoint for tier in self.tiers if tier.writable), None)
+        """The remote on which machines agree who compiles: the farthest that is written, which most machines share; None where there is
+        none, or it fails at the moment.
+        """
+        shared = next((tier for tier in reversed(self.tiers) if tier.writable), None)
+        return shared.endpoint if shared is not None and not shared.trouble else None
 
     def refresh(self, program_key: str) -> None:
         """Bring what remotes have of a program into the local store now. Returns when that is done, or a remote does not answer in time."""
@@ -179,7 +194,7 @@ class Remotes:
             look.begin(tier)
         self._ask_for_records(look, wants.records(program_key))
         for tier in self.tiers:
-            self._workers.submit(partial(self._ask, look, tier, wants, indexes))
+            tier.workers.submit(partial(self._ask, look, tier, wants, indexes))
         self.uploads.wake()  # what an earlier process left
         return look
 
@@ -197,6 +212,7 @@ class Remotes:
             self._fill_nearer(look, tier, indexes)
         except (EndpointError, StoreError) as error:
             look.say(tier, f"{tier.place} could not be asked: {error}")
+            self._count_failure(look, tier, error)
             log.info("%s: %s: %s", tier.place, look.program_key, error)
         finally:
             look.end(tier)
@@ -205,13 +221,13 @@ class Remotes:
         ranked = [(place, entry) for entry in index.entries if (place := wants.order(entry)) is not None]
         suitable = [entry for _, entry in sorted(ranked, key=lambda item: item[0])]
         wanted = [entry for entry in suitable if not self._local.has(look.program_key, entry.artifact_id)][:MOST]
-        of = f"{len(index.entries)} artifacts of it, of which {len(suitable)} are for this machine"
-        look.say(tier, f"{tier.place} has {of}" + (", and all of these are here" if suitable and not wanted else ""))
+        of = f"{many(len(index.entries), 'artifact')} of it, of which {len(suitable)} can run here"
+        look.say(tier, f"{tier.place} has {of}" + (", and the store has all of these" if suitable and not wanted else ""))
         if self._local.readonly and wanted:
             look.say(tier, f"{tier.place} has {of}, and the local store at {self._local.root} is read-only, so that none can be fetched")
             return
         mine = [entry for entry in wanted if look.offer(entry.artifact_id, (tier, entry)) is not None]
-        self._workers.run([partial(self._fetch, look, (tier, entry)) for entry in mine])
+        tier.workers.run([partial(self._fetch, look, (tier, entry)) for entry in mine])
 
     def _fetch(self, look: Look, source: Source | None) -> None:
         """Fetch an artifact, and where that fails, from whoever else was found to have it meanwhile."""
@@ -225,14 +241,26 @@ class Remotes:
             except (EndpointError, Untrusted, StoreError) as error:
                 if isinstance(error, Lost):
                     self.uploads.found_broken(tier, look.program_key, entry.artifact_id)
-                look.say(tier, f"{tier.place} has an artifact that could not be taken: {error}")
+                look.say(tier, f"{tier.place} has an artifact that was not taken: {str(error).removeprefix(f'{tier.place}: ')}")
+                self._count_failure(look, tier, error)
                 log.warning("%s was not fetched: %s", what, error)
                 source = look.failed(entry.artifact_id)
                 continue
             took = time.monotonic() - began
             log.info("fetch: %s for %s from %s: %d bytes in %.3f s", what, entry.target, tier.place, fetched.received, took)
+            self._count_fetch(look, tier, fetched.received, took)
             look.landed()
             return
+
+    def _count_fetch(self, look: Look, tier: Remote, received: int, seconds: float) -> None:
+        ledger = ledger_of(str(self._local.root))
+        for figure, value in (("fetches", 1), ("fetch_bytes", received), ("fetch_seconds", seconds)):
+            ledger.add(figure, value, program=look.program_key, tier=tier.place)
+
+    def _count_failure(self, look: Look, tier: Remote, error: Exception) -> None:
+        """A remote failed a look: for the statistics, and for who asks why the call missed."""
+        look.failures[tier.place] = error
+        ledger_of(str(self._local.root)).add("fetch_failures", program=look.program_key, tier=tier.place, reason=type(error).__name__)
 
     def _fill_nearer(self, look: Look, tier: Remote, indexes: Mapping[Remote, ProgramIndex | None]) -> None:
         """Have what this remote has, and is here by now, sent to nearer remotes that answered and lack it."""
@@ -257,7 +285,7 @@ class Remotes:
             for tier in self.tiers:
                 look.begin(tier)
             for tier in self.tiers:
-                self._workers.submit(partial(self._fetch_record, look, tier, kind, name))
+                tier.workers.submit(partial(self._fetch_record, look, tier, kind, name))
 
     def _fetch_record(self, look: Look, tier: Remote, kind: str, name: str) -> None:
         try:

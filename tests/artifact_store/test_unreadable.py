@@ -13,8 +13,9 @@ from click.testing import CliRunner
 from precast.artifact_store import Store
 from precast.artifact_store.maintenance import garbage
 from precast.artifact_store.maintenance import verify as verification
-from precast.artifact_store.maintenance.garbage import files, referenced
+from precast.artifact_store.maintenance.garbage import referenced
 from precast.artifact_store.maintenance.prune import Policy, prune
+from precast.artifact_store.maintenance.scan import files
 from precast.artifact_store.maintenance.verify import verify
 from precast.artifact_store.tiers.folder import read_file
 from precast.cli.main import main

@@ -67,6 +67,7 @@ class HttpEndpoint:
         self._timeouts = timeouts
         self._wires: IdleWires[Wire] = IdleWires()
         self._honours: dict[str, bool] = {}
+        self._lists = False
 
     def get(self, name: str, limit: int) -> bytes | None:
         """As the protocol says; see there for all of these."""
@@ -159,6 +160,7 @@ class HttpEndpoint:
             path = f"{here}/" if here else ""
             answer = self._ask("PROPFIND", path, PROPFIND, {"Depth": depth, "Content-Type": "application/xml"}, limit=LISTING)
             if answer.status in (404, 410):
+                self._check_that_folders_are_listed()
                 continue
             if depth == "infinity" and answer.status in (400, 403, 501, 507):
                 waiting, depth = [folder], "1"
@@ -170,6 +172,15 @@ class HttpEndpoint:
                 elif depth == "1" and each.name != here:
                     waiting.append(each.name)
 
+    def _check_that_folders_are_listed(self) -> None:
+        """Raises Unsupported where the answer 404 meant that the server has no PROPFIND, and not that there is no such folder."""
+        if not self._lists:
+            for base in dict.fromkeys((self._base, "")):
+                answer = self._exchange("PROPFIND", quote(f"{base}/", safe="/+-_.~"), PROPFIND, {"Depth": "0"}, SMALL)
+                self._lists = self._lists or answer.status == 207
+        if not self._lists:
+            raise Unsupported(f"{self.url} answers PROPFIND as if nothing was there: it lists nothing")
+
     def _ask(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None, limit: int = SMALL) -> Answer:
         """One request, and where the server moved it within itself those to the places that it names."""
         target = quote(f"{self._base}/{path}", safe="/+-_.~")
@@ -177,21 +188,23 @@ class HttpEndpoint:
             answer = self._exchange(method, target, body, headers or {}, limit)
             if answer.status not in (301, 302, 303, 307, 308):
                 return answer
-            where = urljoin(f"{self._origin[0]}://{self._authority}{target}", answer.headers.get("Location", ""))
-            parts = urlsplit(where)
-            try:
-                origin = (parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
-            except ValueError as error:
-                raise Garbled(f"{self.url} redirects to what is no address") from error
-            if origin != self._origin or not parts.path.isascii() or not parts.path.isprintable() or " " in parts.path:
-                shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"[:200]
-                raise Garbled(f"{self.url} redirects to {shown!r}, where nothing is sent to: name that place as the remote if it is yours")
             if answer.status in (301, 302, 303) and method not in ("GET", "HEAD"):
-                raise Garbled(
-                    f"{self.url} answers {method} with a redirect ({answer.status}): name the place it redirects to as the remote"
-                )
-            target = parts.path + (f"?{parts.query}" if parts.query.isascii() and parts.query.isprintable() and parts.query else "")
+                raise Garbled(f"{self.url} answers {method} with a redirect ({answer.status}): name where it leads as the remote")
+            target = self._moved(target, answer.headers.get("Location", ""))
         raise Garbled(f"{self.url} redirects in a circle")
+
+    def _moved(self, target: str, location: str) -> str:
+        """The path on this server that it redirects to."""
+        try:
+            parts = urlsplit(urljoin(f"{self._origin[0]}://{self._authority}{target}", location))
+            origin = (parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
+        except ValueError as error:
+            raise Garbled(f"{self.url} redirects to what is no address") from error
+        moved = f"{parts.path}?{parts.query}" if parts.query else parts.path
+        if origin != self._origin or not re.fullmatch(r"/[!-~]*", moved):
+            shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"[:200]
+            raise Garbled(f"{self.url} redirects to {shown!r}, where nothing is sent to: name that place as the remote if it is yours")
+        return moved
 
     def _exchange(self, method: str, target: str, body: bytes, headers: dict[str, str], limit: int) -> Answer:
         """One request over a connection that was kept, or a new one. A kept one that the server had closed meanwhile costs a second try."""

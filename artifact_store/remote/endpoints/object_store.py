@@ -24,6 +24,8 @@ OPTIONS = {
 }
 STATUS = re.compile(r"Server returned (?:non-2xx status code|error response): (\d{3})")
 PROBE = "v1/probe"
+PAGE = 1000
+"""Names of one step of a listing."""
 LOOPBACK = re.compile(r"http://(127\.[0-9.]+|localhost|\[::1\])(:\d+)?/?")
 T = TypeVar("T")
 
@@ -97,7 +99,7 @@ class ObjectStoreEndpoint:
     def names(self, prefix: str) -> Iterator[Listed]:
         # obstore lists below folders: what the last segment begins with is compared here
         folder = (self._prefix + checked_prefix(prefix)).rpartition("/")[0]
-        pages: Iterator[list[dict[str, Any]]] = iter(self._obstore.list(self._store, folder or None, chunk_size=1000))
+        pages: Iterator[list[dict[str, Any]]] = iter(self._obstore.list(self._store, folder or None, chunk_size=PAGE))
         while True:
             page = self._asked(f"list {prefix}", lambda: next(pages, None), absent=None)
             if page is None:

@@ -11,7 +11,7 @@ import re
 import ssl
 import time
 from collections.abc import Iterator
-from typing import BinaryIO, TypeAlias, cast
+from typing import BinaryIO, NoReturn, TypeAlias, cast
 
 from precast.artifact_store.remote.endpoint import Denied, EndpointError, Garbled, Listed, TimeOuts, Unreachable, Unsupported, Versioned
 from precast.artifact_store.remote.endpoints.credentials import REDIS_PASSWORD, login_for, secret_for
@@ -68,12 +68,15 @@ class _Connection:
         return self._reply(limit, 0)
 
     def _reply(self, limit: int, depth: int) -> Reply:
+        mark = self._reader.read(1)
+        if not mark:
+            raise Unreachable(f"{self.wire.place} closed the connection without an answer")
+        if mark not in b"+-:$*":
+            raise self._garbled()
         line = self._reader.readline(SMALL)
-        if not line:
-            raise Unreachable(f"{self.wire.place} closed the connection without an answer") from ConnectionResetError()
         if not line.endswith(b"\r\n"):
             raise self._garbled()
-        mark, rest = line[:1], line[1:-2]
+        rest = line[:-2]
         if mark == b"+":
             return rest.decode("latin-1")
         if mark == b"-":
@@ -142,8 +145,10 @@ class RedisEndpoint:
         reply = self._eval(GET, name, str(limit + STAMP).encode(), limit=limit + STAMP)
         if isinstance(reply, int):
             raise Garbled(f"{self.url}: {name} has {reply - STAMP} bytes, and {limit} were allowed")
-        if reply is None or reply == b"" or not isinstance(reply, bytes):
-            return None if reply is None or reply == b"" else self._wrong(reply)
+        if reply is None or reply == b"":
+            return None
+        if not isinstance(reply, bytes):
+            self._wrong(reply)
         if len(reply) < STAMP:
             raise Garbled(f"{self.url}: what lies under {name} was not put there by precast")
         return reply[STAMP:]
@@ -177,11 +182,9 @@ class RedisEndpoint:
             page = self._ask(b"EVAL", SCAN.encode(), b"0", cursor, pattern, str(PAGE).encode(), limit=PAGE * 2048)
             if not isinstance(page, list) or len(page) % 3 != 1 or not isinstance(page[0], bytes):
                 self._wrong(page)
-            assert isinstance(page, list) and isinstance(page[0], bytes)
             for key, size, stamp in zip(page[1::3], page[2::3], page[3::3], strict=True):
                 if not isinstance(key, bytes) or not isinstance(size, int) or not isinstance(stamp, bytes):
                     self._wrong(page)
-                assert isinstance(key, bytes) and isinstance(size, int) and isinstance(stamp, bytes)
                 name = key.decode("latin-1").removeprefix(self._prefix)
                 if len(stamp) == STAMP and name not in seen:
                     seen.add(name)  # a name may come twice while the table grows
@@ -199,15 +202,15 @@ class RedisEndpoint:
 
     def _fitting(self, name: str, data: bytes) -> bytes:
         if len(data) > self._max_value:
-            raise Unsupported(
-                f"{self.url} is to keep no value of more than {self._max_value} bytes, and {name} has {len(data)}: see ?max_value="
-            )
+            raise Unsupported(f"{self.url} keeps no value of more than {self._max_value} bytes ({name}: {len(data)}): see ?max_value=")
         return bytes(data)
 
     def _true(self, reply: Reply) -> bool:
-        return bool(reply) if isinstance(reply, int) else bool(self._wrong(reply))
+        if not isinstance(reply, int):
+            self._wrong(reply)
+        return bool(reply)
 
-    def _wrong(self, reply: Reply) -> None:
+    def _wrong(self, reply: Reply) -> NoReturn:
         raise Garbled(f"{self.url} answers with {type(reply).__name__}, which is no answer to what was asked")
 
     def _eval(self, script: str, name: str, *arguments: bytes, limit: int = SMALL) -> Reply:

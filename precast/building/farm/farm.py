@@ -11,6 +11,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -176,7 +177,9 @@ class Farm:
         self._tries[task] += 1
         self.ledger.began(worker.name, task)
         what = {"kind": "build" if task.number else "load", "program": task.program, "number": task.number, "target": task.target}
-        self._give(worker, {**what, "spec": plain_spec(self.programs[task.program])})
+        program = self.programs[task.program]
+        needed = [path for path in program.recorded if Path(path).exists()]
+        self._give(worker, {**what, "spec": plain_spec(program), "needed": needed})
 
     def _give(self, worker: Worker, what: Job) -> None:
         worker.busy, worker.since = True, self.clock()
@@ -271,4 +274,4 @@ def refuse_secrets(setting: Setting) -> None:
 
 def plain_spec(spec: ProgramSpec) -> dict[str, Any]:
     """A program as a job holds it: plain data, of which a build file is made anyway."""
-    return {**asdict(spec), "targets": list(spec.targets)}
+    return {**asdict(spec), "targets": list(spec.targets), "recorded": list(spec.recorded)}

@@ -157,7 +157,7 @@ def _store(job: Mapping[str, Any]) -> Store:
             f"it does not see the store {root} of this machine: put the store on a folder that all machines share, under one path, or "
             "give --remote, and each worker builds in a folder of its own"
         )
-    return Store.open(root, readonly=False, strict=True)
+    return Store.open(root, readonly=False, strict=True, remote=())
 
 
 def _work(job: Mapping[str, Any]) -> Answer:
@@ -165,7 +165,10 @@ def _work(job: Mapping[str, Any]) -> Answer:
     begin = time.perf_counter()
     if held.job is None or held.program != job["program"]:
         held.program = held.job = None  # its memory first
-        spec = ProgramSpec(**{**job["spec"], "targets": tuple(job["spec"]["targets"])})
+        given = job["spec"]
+        spec = ProgramSpec(**{**given, "targets": tuple(given["targets"]), "recorded": tuple(given["recorded"])})
+        if absent := [path for path in job["needed"] if not Path(path).exists()]:
+            raise BuildFileError(f"{spec.where}: recorded calls are not there: {absent[0]}; put them where all workers see them")
         try:
             held.job = Job(load(spec, job["path"]), held.store)
         except BuildFileError:
@@ -204,11 +207,12 @@ def _send(store: Store) -> None:
     """Wait until all that was made is in the remotes. Raises Unsent."""
     if store.remotes is None:
         return
-    sent = store.remotes.uploads.flush(SEND_SECONDS)
+    if not store.remotes.uploads.flush(SEND_SECONDS):
+        store.remotes.uploads.drain()
     if refusing := store.remotes.uploads.refusing():
         raise Unsent(f"{', '.join(refusing)} refuses what it sends; give the workers credentials that may write there (PRECAST_LOGS=store)")
-    if not sent:
-        raise Unsent(f"what it built could not be sent within {SEND_SECONDS:.0f} s (PRECAST_LOGS=store on the worker says why)")
+    if left := store.remotes.uploads.drain():
+        raise Unsent(f"what it built could not be sent to {left[0].remote} (PRECAST_LOGS=store on the worker says why)")
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from precast.cli.output import (
     json_option,
     named,
     open_store,
+    remote_option,
     verbose_option,
 )
 from precast.cli.programs.build_progress import build_display
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("precast.driver")
 
-SEND_SECONDS = 600.0
-"""How long the end of a build waits for what it made to be in the remotes."""
 Step = Callable[["Job", int, str], "Outcome"]
 
 
@@ -51,17 +50,13 @@ evidence_option = click.option(
 )
 
 
-def _named_all(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(name for value in values if (name := named(context, parameter, value)) is not None)
-
-
-def _remotes(flag: Sequence[str]) -> tuple[Setting, ...]:
-    """The remotes of a build, by precedence. Wrong ones are wrong usage."""
+def _remotes() -> Sequence[Setting]:
+    """The remotes of a farm's build, by precedence; `--remote` is in the environment. Wrong ones are wrong usage."""
     from precast.artifact_store.remote.attach import open_tiers
     from precast.artifact_store.remote.settings import chosen
 
     try:
-        settings = chosen(list(flag) or None)
+        settings = chosen()
         for tier in open_tiers(settings):  # what is wrong is said now
             tier.endpoint.close()
     except StoreError as error:
@@ -73,18 +68,6 @@ def shown_url(setting: Setting) -> str:
     """A remote as it can be shown: without a user, a password and settings."""
     parts = urlsplit(setting.url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-
-
-def _send(out: Output, store: Store) -> bool:
-    """Wait until what was built is in the store's remotes. Returns whether it is."""
-    if store.remotes is None:
-        return True
-    store.remotes.uploads.wake()
-    sent = store.remotes.uploads.flush(SEND_SECONDS) and not store.remotes.uploads.refusing()
-    places = ", ".join(tier.place for tier in store.remotes.tiers if tier.writable)
-    if places:
-        out.note(f"Sent to {places}" if sent else f"Not all was sent to {places} (PRECAST_LOGS=store says why): `precast push` goes on")
-    return sent
 
 
 def _source(command: Any) -> Any:
@@ -109,13 +92,6 @@ def _source(command: Any) -> Any:
 @click.option(
     "--executor", metavar="URL", help="Compile on a farm: dask://host:port, ray://host:port, dask://local?workers=2, ray://local."
 )
-@click.option(
-    "--remote",
-    metavar="URL",
-    multiple=True,
-    callback=_named_all,
-    help="Where artifacts go beside the store (default: PRECAST_REMOTE, else precast.toml); may be repeated, nearest first.",
-)
 @evidence_option
 @click.option("--provenance", is_flag=True, help="Record builder, run of CI, digests of sources and git revision in each artifact.")
 @click.option("--builder", metavar="ID", callback=named, help="Who builds, for --provenance, which it implies.")
@@ -127,6 +103,7 @@ def _source(command: Any) -> Any:
     help="With --executor: how often what a lost worker was at is run again.",
 )
 @file_store_option
+@remote_option
 @json_option
 @errors_to_json
 def build(
@@ -137,7 +114,6 @@ def build(
     jobs: int | None,
     executor: str | None,
     retries: int,
-    remote: tuple[str, ...],
     evidence: bool,
     provenance: bool,
     builder: str | None,
@@ -148,19 +124,21 @@ def build(
     out = Output(as_json)
     plan = plan_of(source, targets, mode, only, evidence)
     store = open_store(store_of(store_path, plan), readonly=False)
-    remotes = _remotes(remote)
-    if remote:
-        store = Store.open(store.root, strict=True, remote=remotes)
+    if store.remotes is not None:
+        store.remotes.uploads.paused = True  # until no process is forked any more
     if provenance or builder is not None:
         from precast.compiling.provenance import asked_by, wish
 
         wish.asked = asked_by(builder or "")
+    remotes: Sequence[Setting] = ()
     farm: dict[str, Any] = {}
+    outcomes: list[Outcome] | None
     if executor is not None:
         if jobs is not None:
             raise click.UsageError(
                 "--jobs is for processes of this machine, and --executor for a farm: for one of N workers here, dask://local?workers=N"
             )
+        remotes = _remotes()
         outcomes, farm["farm"] = _on_farm(out, plan, store, executor, retries, remotes)
     else:
         outcomes = _in_processes(out, plan, store, jobs) if jobs != 1 else None
@@ -175,8 +153,20 @@ def build(
     if counts["failed"] < len(outcomes) and place == str(store.root):
         chosen = store_path or plan.store
         out.note(f"To see what it holds: precast ls{f' --store {shlex.quote(_short(store.root))}' if chosen else ''}")
-    sent = executor is not None or _send(out, store)
-    finish(ANSWER_NO if counts["failed"] or not sent else 0)
+    unsent = _send(out, store) if executor is None else 0
+    finish(ANSWER_NO if counts["failed"] or unsent else 0)
+
+
+def _send(out: Output, store: Store) -> int:
+    """Send what was built to the store's remotes. How much could not be sent, which is noted and said."""
+    if store.remotes is None:
+        return 0
+    left = store.remotes.uploads.drain()
+    for place in sorted({item.remote for item in left}):
+        count = sum(item.remote == place for item in left)
+        said = f"{many(count, 'artifact or record', 'artifacts and records')} could not be sent to {place}"
+        out.note(f"{said}: PRECAST_LOGS=store says why; they are noted, and the next build or `precast push` sends them")
+    return len(left)
 
 
 @click.command(short_help="Prove that every signature would hit; compiles nothing.")

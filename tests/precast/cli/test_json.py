@@ -24,11 +24,20 @@ WORDS: dict[str, tuple[str, ...]] = {
     "ls": (),
     "show": ("ID",),
     "prune": ("--keep-last", "1", "--dry-run"),
+    "rm": ("ID", "--dry-run"),
+    "pin": ("ID",),
+    "unpin": ("ID",),
+    "pins": (),
     "verify": (),
     "stats": (),
     "doctor": (),
     "dir": (),
     "clean": ("--yes",),
+    "export": ("BUNDLE",),
+    "import": ("BUNDLE", "--trust", "any"),
+    "keygen": (),
+    "sign": ("ID",),
+    "trust": ("ls",),
     "options": (),
     "tune": (BUILD,),
     "demo": (),
@@ -44,6 +53,7 @@ open(sys.argv[sys.argv.index("--json") + 1], "w").write("{}")
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setenv("PRECAST_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return fill(tmp_path / "store", 2)[0]
 
 
@@ -61,7 +71,7 @@ def test_every_command_prints_json(
         (tmp_path / "benchmarks").mkdir()
         (tmp_path / "benchmarks" / "run.py").write_text(BENCH)
     artifact = next((store.root / "programs").rglob("*.msgpack")).stem
-    words = [artifact if word == "ID" else word for word in WORDS[name]]
+    words = [{"ID": artifact, "BUNDLE": str(tmp_path / "bundle")}.get(word, word) for word in WORDS[name]]
     with pytest.raises(SystemExit) as ended:
         main([name, *words, "--json"], prog_name="precast")
     assert ended.value.code in (0, 1)
@@ -112,7 +122,7 @@ def test_every_other_failure_is_json_too(store: Store, monkeypatch: pytest.Monke
 
 def test_an_answer_is_not_followed_by_an_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "precast.cli.store.store_commands._tell_unreadable", lambda *_: (_ for _ in ()).throw(RuntimeError("after the answer"))
+        "precast.cli.store.store_commands.tell_unreadable", lambda *_: (_ for _ in ()).throw(RuntimeError("after the answer"))
     )
     result = CliRunner().invoke(main, ["ls", "--json"])
     assert result.exit_code == 1 and len(json.loads(result.stdout)) == 2
