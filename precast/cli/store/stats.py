@@ -97,15 +97,15 @@ def _figures(out: Output, counted: Summary, store: Store | None, place: str) -> 
     raw += [(name, value) for name, value, _ in service]
     readable += [(name, text) for name, _, text in service]
     out.table(("FIGURE", place), raw, readable)
+    if figures is not None and store is not None:
+        tell_unknown(out, figures.uses_unknown)
+        tell_unreadable(out, store)
     if not counted.sums:
         out.note("No calls are counted yet: processes write what they count after a minute, every ten minutes, and when they end")
     elif counted.end is not None:
         out.note(
             f"Calls are counted from {human_moment(counted.begin or 0)} to {human_moment(counted.end)}, by {counted.processes} processes"
         )
-    if figures is not None and store is not None:
-        tell_unknown(out, figures.uses_unknown)
-        tell_unreadable(out, store)
 
 
 def _stored_rows(figures: Stats) -> list[tuple[str, Any]]:
