@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from precast.artifact_store.format import layout
 from precast.artifact_store.format.errors import DamagedRecord, StoreError
-from precast.artifact_store.format.msgpack import pack, unpack
+from precast.artifact_store.format.msgpack import Data, pack, unpack
 from precast.artifact_store.store import Store
 from precast.artifact_store.tiers.disk_errors import cure
 from precast.artifact_store.tiers.folder import TEMPORARY_PREFIX, Folder, read_file
@@ -103,20 +103,24 @@ def _check(store: Store) -> None:
 
 
 def _read(store: Store, name: str) -> Pin | None:
-    """The pin of this name; None for a name that pins nothing."""
-    program = name.removeprefix(PROGRAM) if name.startswith(PROGRAM) else ""
-    if not (layout.is_label(program) if program else layout.is_digest(name)):
-        return None
     try:
         found = unpack(read_file(store.path(f"{layout.PINS}/{name}")), name)
     except (OSError, DamagedRecord):
         found = None
-    said = found if isinstance(found, dict) else {}
+    return pin_of(name, found)
+
+
+def pin_of(name: str, content: Data) -> Pin | None:
+    """The pin with this name, whatever its content is; None for a name that pins nothing."""
+    program = name.removeprefix(PROGRAM) if name.startswith(PROGRAM) else ""
+    if not (layout.is_label(program) if program else layout.is_digest(name)):
+        return None
+    said = content if isinstance(content, dict) else {}
     note, by, made = said.get("note"), said.get("by"), said.get("made")
     return Pin(
         artifact_id="" if program else name,
         program_key=program,
-        note=note if type(note) is str else "" if found is not None else "(its note cannot be read)",
+        note=note if type(note) is str else "" if said else "(its note cannot be read)",
         by=by if type(by) is str else "",
         made=made if type(made) is float else 0.0,
     )

@@ -198,12 +198,12 @@ class _Look:
                     self.pool, found = None, look(part)
                 yield from found
 
-    def _at_blob(self, path: Path, size: int, found: str | OSError) -> None:
+    def _at_blob(self, path: Path, size: int, found: str | OSError | RecordError) -> None:
         name = path.relative_to(self.store.root).as_posix()
         if isinstance(found, FileNotFoundError):
             return  # pruned in the meantime
-        if isinstance(found, OSError):
-            self.unread(name, found.strerror or str(found))
+        if not isinstance(found, str):
+            self.unread(name, getattr(found, "strerror", None) or str(found))
             return
         self.report.blobs += 1
         self.report.bytes += size

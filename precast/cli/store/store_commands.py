@@ -45,6 +45,7 @@ def _parsed(parse: Callable[[str], Any], _: click.Context, __: click.Parameter, 
         raise click.BadParameter(str(error)) from error
 
 
+_remote = click.option("--remote", "remote", callback=named, metavar="URL", help="A remote tier instead of the local store.")
 _size = partial(_parsed, parse_size)
 _duration = partial(_parsed, parse_duration)
 
@@ -52,16 +53,24 @@ _duration = partial(_parsed, parse_duration)
 @click.command(short_help="List the artifacts.")
 @click.option("--program", "program", metavar="TEXT", help="Only programs whose key or name contains this.")
 @click.option("--images", "with_images", is_flag=True, help="List the kernel images of artifacts for GPUs instead.")
+@_remote
 @store_option
 @human_option
 @json_option
 @errors_to_json
-def ls(program: str | None, with_images: bool, store_path: str | None, human: bool, as_json: bool) -> None:
+def ls(program: str | None, with_images: bool, remote: str | None, store_path: str | None, human: bool, as_json: bool) -> None:
     """List the artifacts: id, program, target, size, guards, hits, last use, made."""
     from precast.artifact_store.maintenance.index import open_index
     from precast.artifact_store.maintenance.policy import matches
 
     out = Output(as_json, human)
+    if remote is not None:
+        from precast.cli.store import remote_keeping
+
+        if with_images:
+            raise click.UsageError("--images looks into blobs, which are on this machine only where the artifacts were fetched")
+        remote_keeping.ls(out, remote, program)
+        return
     store = _for_index(store_path)
     with open_index(store) as index:
         entries = index.entries(store)
@@ -154,6 +163,8 @@ def _has_images(target: str) -> bool:
     "--keep-last", type=click.IntRange(min=1), metavar="N", help="Spare each program's N most recently used; alone: remove all others."
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@_remote
+@click.option("--grace", callback=_duration, metavar="AGE", help="With --remote: how long what nothing names stays for others at work: 1h.")
 @store_option
 @human_option
 @json_option
@@ -167,6 +178,8 @@ def prune(
     stale_versions: bool,
     keep_last: int | None,
     dry_run: bool,
+    remote: str | None,
+    grace: float | None,
     store_path: str | None,
     human: bool,
     as_json: bool,
@@ -181,6 +194,14 @@ def prune(
     out = Output(as_json, human)
     stale = _stale if stale_versions else None
     policy = pruning.Policy(max_size, older_than, unused_for, _any_machine(target), stale, keep_last, program)
+    if remote is not None:
+        from precast.artifact_store.maintenance.garbage import GRACE
+        from precast.cli.store import remote_keeping
+
+        remote_keeping.prune(out, remote, policy, dry_run, GRACE if grace is None else grace)
+        return
+    if grace is not None:
+        raise click.UsageError("--grace is for remotes (--remote URL)")
     # uses that wait to be counted count for both
     store = _for_index(store_path) if dry_run else open_store(store_path, readonly=False, existing=True)
     done = pruning.prune(store, policy, dry_run=dry_run)
@@ -319,15 +340,21 @@ def _verdict(report: Verified, store: Store, repair: bool) -> str:
 
 
 @click.command(short_help="Figures: artifacts, sizes, hits, targets, quarantine.")
+@_remote
 @store_option
 @human_option
 @json_option
 @errors_to_json
-def stats(store_path: str | None, human: bool, as_json: bool) -> None:
+def stats(remote: str | None, store_path: str | None, human: bool, as_json: bool) -> None:
     """Figures: artifacts, sizes, hits, targets, quarantine."""
     from precast.artifact_store.maintenance.stats import stats as figures_of
 
     out = Output(as_json, human)
+    if remote is not None:
+        from precast.cli.store import remote_keeping
+
+        remote_keeping.stats(out, remote)
+        return
     store = _for_index(store_path)
     figures = figures_of(store)
     out.data({**vars(figures), "store": str(store.root)})
