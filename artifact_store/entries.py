@@ -85,7 +85,7 @@ class Entries:
 
     # -- writing
 
-    def write(self, put: Callable[[Tier], None], what: str) -> None:
+    def write(self, put: Callable[[Tier], object], what: str) -> None:
         """Let `put` write to the tier. Raises StoreError where it cannot be written; `what` was then not stored."""
         self.check_allowed()
         try:

@@ -88,6 +88,12 @@ class NamedRecords:
 
         self._entries.write(put, f"{kind}/{name}")
 
+    def file(self, kind: str, name: str) -> tuple[bytes, Record, str] | None:
+        """The file's bytes, the record, and its checksum."""
+        file = layout.record_name(kind, name)
+        found, data = self._read(file), self._entries.read(file)
+        return (data, *found) if found is not None and data is not None else None
+
     def checksum(self, kind: str, name: str) -> str:
         """The checksum of a record's content, which signatures cover; empty where there is no such record."""
         found = self._read(layout.record_name(kind, name))

@@ -33,7 +33,7 @@ from precast.artifact_store.trust.trusted import LOCAL, Policy, Trusted, admit, 
 if TYPE_CHECKING:
     from precast.artifact_store.remote.remotes import Remotes
     from precast.artifact_store.remote.settings import Setting
-    from precast.artifact_store.trust.signatures import Signature, Signer
+    from precast.artifact_store.trust.signatures import Judge, Signature, Signer
 
 log = logging.getLogger("precast.store")
 _opening = threading.Lock()
@@ -70,7 +70,7 @@ class Store:
         self._remotes_known = False
         self._wholes: dict[str, set[str]] = {}  # a part's key -> those of the programs that it is a part of
         self.made: set[str] = set()
-        """Ids of the artifacts that were put through this object."""
+        """Ids of the artifacts that this process made and put through this object."""
 
     # -- opening
 
@@ -107,6 +107,10 @@ class Store:
         if problem:
             log.warning("%s; going on without a store", problem)
         return cls(root, readonly=readonly or bool(problem), problem=problem, policy=policy, remote=remote)
+
+    def __getstate__(self) -> dict[str, object]:
+        """For another process, which connects to remotes by itself."""
+        return {**self.__dict__, "_remotes": None, "_remotes_known": False}
 
     def __repr__(self) -> str:
         return f"<Store {self.root}{' (read-only)' if self.readonly else ''}>"
@@ -267,11 +271,23 @@ class Store:
 
     # -- who signed it
 
+    @property
+    def judge(self) -> Judge | None:
+        """Who decides by signatures what may execute; None where digests alone are compared."""
+        return self._policy.judge
+
     def signatures(self, manifest: Manifest) -> tuple[Signature, ...]:
         """Signatures of exactly this build of an artifact; whether they hold, and whose they are, a judge says."""
         from precast.artifact_store import signature_files
 
         return signature_files.kept(self._entries, layout.manifest_name(manifest.program_key, manifest.artifact_id), manifest.checksum)
+
+    def has_signatures(self, program_key: str, artifact_id: str) -> bool:
+        """Whether something lies beside an artifact that should be signatures."""
+        try:
+            return self._entries.tier.stamp(layout.signature_name(layout.manifest_name(program_key, artifact_id))) is not None
+        except OSError:
+            return False
 
     def sign(self, manifest: Manifest, signer: Signer) -> tuple[Signature, ...]:
         """Put a signature beside an artifact; all that are there now. Raises StoreError."""
@@ -283,6 +299,14 @@ class Store:
         what = f"the signature of artifact {manifest.artifact_id[:12]}"
         self._entries.write(lambda tier: signature_files.keep(self._entries, tier, file, manifest.checksum, given), what)
         return self.signatures(manifest)
+
+    def records(self) -> list[tuple[str, str]]:
+        """Kind and name of every named record."""
+        return [(kind, name) for kind in layout.RECORD_KINDS for name in self.record_names(kind)]
+
+    def record_file(self, kind: str, name: str) -> tuple[bytes, dict[str, Data], str] | None:
+        """A named record as it lies there: its file's bytes, what they say, the checksum of that; None where there is none."""
+        return self._records.file(kind, name)
 
     def record_checksum(self, kind: str, name: str) -> str:
         """The checksum of a named record, which its signatures cover; empty where there is none."""
@@ -354,11 +378,31 @@ class Store:
                     tier.put_new(layout.blob_name(name), blobs[name])
 
         self._entries.write(put, f"artifact {manifest.artifact_id[:12]}")
-        self.made.add(manifest.artifact_id)
-        if manifest.origin.kind == PROCESS and self.remotes is not None:  # what came from elsewhere does not go on by itself
-            self.remotes.put(manifest.program_key, manifest.artifact_id, self._wholes.get(manifest.program_key, ()))
+        if manifest.origin.kind == PROCESS:  # what came from elsewhere does not go on by itself
+            self.made.add(manifest.artifact_id)
+            if self.remotes is not None:
+                self.remotes.put(manifest.program_key, manifest.artifact_id, self._wholes.get(manifest.program_key, ()))
         log.info("put: %s: artifact %s for %s", manifest.program_name, manifest.artifact_id[:12], manifest.target)
         return manifest.artifact_id
+
+    def put_blob(self, data: bytes) -> None:
+        """Keep a blob whose artifact follows (`adopt`) within the hour, for which a prune spares it. Raises StoreError."""
+        name = layout.blob_name(digest(data))
+        self._entries.write(lambda tier: tier.put_new(name, data), f"blob {name[-64:-52]}")
+
+    def adopt(self, manifest: Manifest, signatures: tuple[Signature, ...]) -> None:
+        """Store the manifest of an artifact that came from elsewhere and whose blobs are here. Raises StoreError where one is not."""
+        from precast.artifact_store import signature_files
+
+        if missing := [blob for blob in manifest.blobs if self.blob_path(blob) is None]:
+            raise StoreError(f"artifact {manifest.artifact_id[:12]} lacks blob {missing[0][:12]}… in the store at {self.place}")
+        file = layout.manifest_name(manifest.program_key, manifest.artifact_id)
+
+        def put(tier: Tier) -> None:
+            signature_files.keep(self._entries, tier, file, manifest.checksum, signatures)
+            tier.put(file, manifest.to_bytes())
+
+        self._entries.write(put, f"artifact {manifest.artifact_id[:12]}")
 
     def check_writable(self) -> None:
         """Raises StoreError where an artifact could not be put now; for whoever is about to work long for one."""
@@ -398,18 +442,19 @@ class Store:
 
     # -- working together
 
-    def lease(self, name: str, timeout: float = 600.0) -> AbstractContextManager[leases.Lease]:
+    def lease(self, name: str, timeout: float = 600.0, program_key: str = "") -> AbstractContextManager[leases.Lease]:
         """`with store.lease(artifact_id):` one process at a time compiles this; look with `get` once inside, it may be there now.
 
         Waits at most `timeout` seconds, takes over from a dead holder, and goes on unheld where leases cannot work (see `leases`).
+        `program_key`: whose artifacts are fetched while another machine is waited for; without it, only this machine's processes are.
         """
         if not layout.is_label(name):
             raise ValueError(f"lease name {name!r} cannot be a file name")
         if self.readonly:
             return nullcontext(leases.Lease(self.root, False, 0.0))
-        return leases.acquire(self.root / layout.LEASES, name, timeout)
+        return leases.hold(self._watch(name, program_key), timeout)
 
-    def watch(self, name: str) -> leases.Watch | None:
+    def watch(self, name: str, program_key: str = "") -> leases.Watch | None:
         """For whoever does other things between one attempt to take the lease `name` and the next. None where nobody keeps leases."""
         if not layout.is_label(name):
             raise ValueError(f"lease name {name!r} cannot be a file name")
@@ -419,7 +464,16 @@ class Store:
         except (OSError, StoreError) as error:
             log.info("lease %s: %s; compiling without it", name, error)
             return None
-        return leases.Watch(self.root / layout.LEASES / name)
+        return self._watch(name, program_key)
+
+    def _watch(self, name: str, program_key: str) -> leases.Watch:
+        path = self.root / layout.LEASES / name
+        fleet = self.remotes if program_key else None
+        if fleet is None:
+            return leases.Watch(path)
+        from precast.artifact_store.remote.fleet_watch import FleetWatch  # where there is a remote, and on a miss only
+
+        return FleetWatch(path, fleet, program_key)
 
     def used(self, artifact_id: str) -> None:
         """Record one use, in a few microseconds and without a database; for `prune --unused-for`. Call once per process and artifact."""
@@ -431,6 +485,13 @@ class Store:
     def record(self, kind: str, name: str) -> dict[str, Data] | None:
         """A small named record ("tuning": measured choices; "native": the dispatcher built for a Python), or None."""
         return self._records.get(kind, name)
+
+    def fetch_record(self, kind: str, name: str) -> dict[str, Data] | None:
+        """`record`, and where it is not here what the store's remotes have, within their budgets."""
+        found = self._records.get(kind, name)
+        if found is None and self.remotes is not None and self.remotes.record(kind, name):
+            found = self._records.get(kind, name)
+        return found
 
     def record_names(self, kind: str) -> list[str]:
         """Names of the records of one kind."""

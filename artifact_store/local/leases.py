@@ -18,7 +18,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from precast.artifact_store.format.errors import DamagedRecord
@@ -44,11 +44,13 @@ class Lease:
         self._token = token
         self._owner = os.getpid()
         self._stop = threading.Event()
+        self._kept = False
 
     def keep(self, expiry: float = EXPIRY) -> None:
         """Show from here on that its holder lives, until `release`; where no thread can be started for that, let others have it."""
-        if not self.held:
+        if not self.held or self._kept:
             return
+        self._kept = True
         every = min(HEARTBEAT, expiry / 4)
         try:
             threading.Thread(target=_beat, args=(self.path, self._stop, every), name="precast-lease", daemon=True).start()
@@ -77,7 +79,7 @@ class Watch:
         self.holder = ""
         self.who = ""
         self.released = 0
-        self._expiry = expiry
+        self.expiry = expiry
         self._token = secrets.token_hex(8)
         self._begin = self._unchanged_since = time.monotonic()
         self._seen: tuple[int, str] | None = None
@@ -101,6 +103,9 @@ class Watch:
             self.released += 1
         return Lease(self.path, True, self.waited, self._token)
 
+    def leave(self) -> None:
+        """The waiter goes on without the lease; `look` is not called any more."""
+
     def _is_held(self) -> bool:
         """Whether somebody alive holds it. A dead holder's is taken away. Raises OSError."""
         try:
@@ -111,7 +116,7 @@ class Watch:
             return False  # released between the two calls
         if now != self._seen:
             self._seen, self._unchanged_since = now, time.monotonic()
-        if time.monotonic() - self._unchanged_since > self._expiry or _is_dead(record):
+        if time.monotonic() - self._unchanged_since > self.expiry or is_dead(record):
             _break(self.path, token)
             self.holder = self._broken = token
             return False
@@ -124,8 +129,15 @@ class Watch:
 @contextlib.contextmanager
 def acquire(folder: Path, name: str, timeout: float = 600.0, expiry: float = EXPIRY) -> Iterator[Lease]:
     """Hold the lease `name`, waiting at most `timeout` seconds for another holder; then go on without it. Never raises for the disk."""
-    lease = _take_or_wait(Watch(folder / name, expiry), timeout)
-    lease.keep(expiry)
+    with hold(Watch(folder / name, expiry), timeout) as lease:
+        yield lease
+
+
+@contextlib.contextmanager
+def hold(watch: Watch, timeout: float) -> Iterator[Lease]:
+    """The same with a watch that was made already."""
+    lease = _take_or_wait(watch, timeout)
+    lease.keep(watch.expiry)
     try:
         yield lease
     finally:
@@ -137,6 +149,7 @@ def _take_or_wait(watch: Watch, timeout: float) -> Lease:
     while (lease := watch.look()) is None:
         if watch.waited > timeout:
             log.warning("lease %s: still held after %.0f s; compiling without it", watch.path.name, watch.waited)
+            watch.leave()
             return Lease(watch.path, False, watch.waited)
         time.sleep(next(rests))
     return lease
@@ -152,8 +165,7 @@ def pauses() -> Iterator[float]:
 
 def _create(path: Path, token: str, after: str) -> bool:
     """Make the lease file, or False when somebody holds it. `after`: the token of a dead holder whose work is taken over."""
-    identity = {"pid": os.getpid(), "place": _place(), "started": _started(os.getpid()), "host": socket.gethostname()}
-    holder = pack({"token": token, **identity, "after": after})
+    holder = pack({"token": token, **identity(), "after": after})
     try:
         Folder(path.parent.parent).make_folder(path.parent)
     except FileExistsError as error:  # a file or a broken link: nobody holds anything there
@@ -178,7 +190,13 @@ def _holder(path: Path) -> dict[str, object]:
     return record if isinstance(record, dict) else {}
 
 
-def _is_dead(holder: dict[str, object]) -> bool:
+def identity() -> dict[str, str | int]:
+    """This process, as a lease names its holder."""
+    return {"pid": os.getpid(), "place": _place(), "started": _started(os.getpid()), "host": socket.gethostname()}
+
+
+def is_dead(holder: Mapping[str, object]) -> bool:
+    """Whether the holder is a process of this machine that does not exist any more."""
     pid, place = holder.get("pid"), holder.get("place")
     if not isinstance(pid, int) or place != _place():
         return False

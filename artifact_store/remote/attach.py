@@ -8,15 +8,14 @@ from precast.artifact_store.format.errors import StoreError
 from precast.artifact_store.remote.endpoint import TimeOuts
 from precast.artifact_store.remote.remote import Remote
 from precast.artifact_store.remote.settings import Setting, chosen
+from precast.artifact_store.remote.transport.transport import open_transport
 from precast.artifact_store.trust.judge import judge_for
 
 
 def open_tier(setting: Setting, timeouts: TimeOuts | None = None) -> Remote:
     """One remote; nothing is sent yet. Raises StoreError, naming the setting."""
-    from precast.artifact_store.remote.endpoints.open import open_endpoint
-
     try:
-        endpoint = open_endpoint(setting.url, timeouts)
+        endpoint = open_transport(setting.url, timeouts)
     except ValueError as error:
         raise StoreError(f"{setting.where}: {error}") from error
     return Remote(endpoint, judge_for(setting.trust, f"{setting.where}: trust"), setting.mode, setting.budget, setting.trust)
@@ -27,6 +26,13 @@ def open_tiers(settings: Sequence[Setting]) -> list[Remote]:
     return [open_tier(setting) for setting in settings]
 
 
+def describe(setting: Setting) -> dict[str, str | float]:
+    """A setting for people and machines, without credentials. Raises StoreError."""
+    tier = open_tier(setting)
+    tier.endpoint.close()
+    return {"url": tier.place, "mode": tier.mode, "trust": tier.trust, "budget": tier.budget, "where": setting.where}
+
+
 def checked(urls: Sequence[str], where: str) -> tuple[Setting, ...]:
     """Settings for these URLs, each of which names an endpoint that could be opened. Raises StoreError, naming `where`."""
     wanted = chosen(urls, where)
@@ -35,4 +41,4 @@ def checked(urls: Sequence[str], where: str) -> tuple[Setting, ...]:
     return wanted
 
 
-__all__ = ["checked", "open_tier", "open_tiers"]
+__all__ = ["checked", "describe", "open_tier", "open_tiers"]

@@ -89,6 +89,12 @@ class Remote:
     def writable(self) -> bool:
         return self.mode == "rw"
 
+    @property
+    def trouble(self) -> str:
+        """Why its circuit breaker lets nothing through at the moment, in words; empty where it does, or where there is none."""
+        state = getattr(self.endpoint, "state", None)
+        return "" if state is None or state.name == "closed" else str(state)
+
     # -- what is there
 
     def index(self, program_key: str) -> ProgramIndex | None:

@@ -22,7 +22,7 @@ from precast.artifact_store.remote.program_index import Entry, ProgramIndex
 from precast.artifact_store.remote.remote import Fetched, FetchedRecord, Lost, Remote
 from precast.artifact_store.remote.spool import ARTIFACT, Pending
 from precast.artifact_store.remote.uploads import Uploads
-from precast.artifact_store.remote.workers import Workers, after_fork
+from precast.artifact_store.remote.workers import after_fork
 
 log = logging.getLogger("precast.store")
 
@@ -78,7 +78,6 @@ class Remotes:
         self.tiers = tuple(tiers)
         self._local = local
         self._again = again
-        self._workers = Workers(name="precast-look")
         self.uploads = Uploads([tier for tier in self.tiers if tier.writable], local)
         self._begin()
         after_fork(self._begin)
@@ -125,8 +124,11 @@ class Remotes:
     # -- the fleet: what leases need
 
     def lease_endpoint(self) -> Endpoint | None:
-        """The remote on which machines agree who compiles: the nearest that can be written."""
-        return next((tier.endpoint for tier in self.tiers if tier.writable), None)
+        """The remote on which machines agree who compiles: the farthest that is written, which most machines share; None where there is
+        none, or it fails at the moment.
+        """
+        shared = next((tier for tier in reversed(self.tiers) if tier.writable), None)
+        return shared.endpoint if shared is not None and not shared.trouble else None
 
     def refresh(self, program_key: str) -> None:
         """Bring what remotes have of a program into the local store now. Returns when that is done, or a remote does not answer in time."""
@@ -179,7 +181,7 @@ class Remotes:
             look.begin(tier)
         self._ask_for_records(look, wants.records(program_key))
         for tier in self.tiers:
-            self._workers.submit(partial(self._ask, look, tier, wants, indexes))
+            tier.workers.submit(partial(self._ask, look, tier, wants, indexes))
         self.uploads.wake()  # what an earlier process left
         return look
 
@@ -211,7 +213,7 @@ class Remotes:
             look.say(tier, f"{tier.place} has {of}, and the local store at {self._local.root} is read-only, so that none can be fetched")
             return
         mine = [entry for entry in wanted if look.offer(entry.artifact_id, (tier, entry)) is not None]
-        self._workers.run([partial(self._fetch, look, (tier, entry)) for entry in mine])
+        tier.workers.run([partial(self._fetch, look, (tier, entry)) for entry in mine])
 
     def _fetch(self, look: Look, source: Source | None) -> None:
         """Fetch an artifact, and where that fails, from whoever else was found to have it meanwhile."""
@@ -257,7 +259,7 @@ class Remotes:
             for tier in self.tiers:
                 look.begin(tier)
             for tier in self.tiers:
-                self._workers.submit(partial(self._fetch_record, look, tier, kind, name))
+                tier.workers.submit(partial(self._fetch_record, look, tier, kind, name))
 
     def _fetch_record(self, look: Look, tier: Remote, kind: str, name: str) -> None:
         try:

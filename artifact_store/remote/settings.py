@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from precast.artifact_store.format.errors import StoreError
 
@@ -135,16 +135,15 @@ def _split(text: str, where: str) -> tuple[str, dict[str, str]]:
         path, _, query = text.partition("?")
         folder = os.path.abspath(os.path.expanduser(path))
         text = f"shared://{quote(folder)}{'?' + query if query else ''}"
+    base, _, query = text.partition("?")
     try:
-        parts = urlsplit(text)
-        pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+        urlsplit(base)
     except ValueError as error:
         raise StoreError(f"{where}: {_without_secrets(text)} is no URL: {error}") from error
     ours = {key: value for key, value in pairs if key in _OURS}
-    rest = [(key, value) for key, value in pairs if key not in _OURS]
-    if len(rest) == len(pairs):
-        return text, {}
-    return urlunsplit(parts._replace(query=urlencode(rest))), ours
+    rest = urlencode([(key, value) for key, value in pairs if key not in _OURS])
+    return (f"{base}?{rest}" if rest else base), ours
 
 
 def _seconds(value: Any, where: str) -> float:
@@ -177,7 +176,7 @@ def _without_secrets(url: str) -> str:
         host = parts.netloc.rpartition("@")[2]
     except ValueError:
         return "what was given"
-    return urlunsplit((parts.scheme, host, parts.path, "", ""))
+    return f"{parts.scheme}://{host}{parts.path}"
 
 
 __all__ = ["ENVIRONMENT", "FILES", "Setting", "chosen", "from_files", "from_url"]

@@ -19,7 +19,7 @@ from precast.artifact_store.format.errors import StoreError
 from precast.artifact_store.format.manifest import Manifest
 from precast.artifact_store.local.leases import Watch
 from precast.artifact_store.remote import spool
-from precast.artifact_store.remote.endpoint import EndpointError
+from precast.artifact_store.remote.endpoint import EndpointError, Unreachable
 from precast.artifact_store.remote.remote import Receipt, Remote
 from precast.artifact_store.remote.spool import ARTIFACT, Pending
 from precast.artifact_store.remote.workers import after_fork
@@ -75,8 +75,10 @@ class Uploads:
         self._thread: threading.Thread | None = None
         self._mine: set[Pending] = set()
         self._refused: set[str] = set()
-        self._awake = self._ending = False
-        self._looked = False
+        self.paused = False
+        """Whether notes are kept and nothing is sent: for a process that is going to fork others, which some clients do not survive."""
+        self._awake = self._looked = False
+        self._fails = 0
 
     # -- what is to be sent
 
@@ -92,7 +94,7 @@ class Uploads:
 
     def wake(self, always: bool = False) -> None:
         """Have notes sent that are there, an earlier process's too. Unless `always`, looked for once."""
-        if not self._tiers or (self._looked and not always):
+        if not self._tiers or self.paused or (self._looked and not always):
             return
         self._looked = True
         if not always and not spool.pending(self._local.root, self._tiers):
@@ -117,16 +119,24 @@ class Uploads:
             return not any(item.program == program_key and item.remote not in self._refused for item in self._mine)
 
     def flush(self, seconds: float) -> bool:
-        """Wait for at most so long until all that this process put is sent; whether it is."""
+        """Wait for at most so long until all that this process put is sent, or an attempt fails; whether it is sent."""
         until = time.monotonic() + seconds
         with self._changed:
-            self._ending = True
+            fails = self._fails
+            self._awake = True
             self._changed.notify_all()
             while self._left() and self._thread is not None and self._thread.is_alive():
-                if (left := until - time.monotonic()) <= 0:
+                if (left := until - time.monotonic()) <= 0 or self._fails > fails:
                     break
-                self._changed.wait(min(left, 0.5))
+                self._changed.wait(left)
             return not self._left()
+
+    def drain(self) -> list[Pending]:
+        """Send all that is noted, whoever noted it, in this thread, once. What is left."""
+        self.paused = False
+        if spool.pending(self._local.root, self._tiers) or self._left():
+            self._send_all()
+        return spool.pending(self._local.root, self._tiers)
 
     def found_broken(self, tier: Remote, program_key: str, artifact_id: str) -> None:
         """What a remote has of an artifact is incomplete: when this process puts it, it is sent whole."""
@@ -151,9 +161,10 @@ class Uploads:
                 good = False
             pause = FIRST_PAUSE if good else min(pause * 2, LONGEST_PAUSE)
             with self._changed:
+                self._fails += not good
                 self._changed.notify_all()
                 if not self._awake:
-                    self._changed.wait(LONGEST_PAUSE if good else (min(pause, 0.5) if self._ending else pause))
+                    self._changed.wait(LONGEST_PAUSE if good else pause)
                 if good and not self._awake and not self._left():
                     self._thread = None
                     return
@@ -183,16 +194,17 @@ class Uploads:
         noted = {item.file: item for item in spool.pending(self._local.root, self._tiers)}
         with self._changed:
             unnoted = [item for item in self._mine if item.file not in noted]
-        good = True
+        failed: set[str] = set()
         for item in (*noted.values(), *unnoted):
-            if item.remote in self._refused:
+            if item.remote in self._refused or item.remote in failed:
                 continue
             try:
                 self._say(item, self._send(self._tiers[item.remote], item))
             except Gone as error:
                 log.warning("%s is not sent to %s: %s", item.name[:12], item.remote, error)
             except EndpointError as error:
-                good = good and self._failed(item, error)
+                if not self._is_final(item, error):
+                    failed.add(item.remote)
                 continue
             except StoreError as error:
                 log.warning("%s is not sent to %s: %s", item.name[:12], item.remote, error)
@@ -202,11 +214,11 @@ class Uploads:
             with self._changed:
                 self._mine = {other for other in self._mine if other.file != item.file}
                 self._changed.notify_all()
-        return good
+        return not failed
 
-    def _failed(self, item: Pending, error: EndpointError) -> bool:
+    def _is_final(self, item: Pending, error: EndpointError) -> bool:
         """Whether it is no use to try again in this process."""
-        if error.again:
+        if error.again or isinstance(error, Unreachable):
             log.info("%s is not sent to %s yet: %s", item.name[:12], item.remote, error)
             return False
         log.warning("%s refuses what is sent to it, so that nothing more is in this process: %s", item.remote, error)

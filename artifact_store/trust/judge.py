@@ -16,7 +16,7 @@ from typing import Literal, assert_never
 from precast.artifact_store.format import layout
 from precast.artifact_store.format.errors import StoreError
 from precast.artifact_store.trust.keyring import Files, Keyring
-from precast.artifact_store.trust.keys import KeyProblem
+from precast.artifact_store.trust.keys import KeyProblem, require_cryptography
 from precast.artifact_store.trust.signatures import Signature
 
 MOST_SIGNATURES = 16
@@ -94,6 +94,16 @@ class KeyringJudge:
 
     def __repr__(self) -> str:
         return f"<KeyringJudge {self.demand}>"
+
+    def problem(self, signatures: bool = True) -> str:
+        """Why signatures cannot be checked at all, whatever they are; empty where they can. `signatures`: there are some."""
+        try:
+            self._keyring()
+            if signatures:
+                require_cryptography()
+        except KeyProblem as error:
+            return str(error)
+        return ""
 
     def refusal(self, statement: bytes, signatures: tuple[Signature, ...]) -> str:
         """Why a document may not come in, as the end of a sentence that begins with the document; empty where it may."""

@@ -64,7 +64,7 @@ class PublicKey:
         """Whether this key signed exactly this statement. Raises KeyProblem where the package cryptography is missing."""
         if signature.key != self.id or len(signature.value) != SIGNATURE_BYTES:
             return False
-        invalid, ed25519 = _cryptography()
+        invalid, ed25519 = require_cryptography()
         try:
             ed25519.Ed25519PublicKey.from_public_bytes(self.raw).verify(signature.value, statement)
         except invalid:
@@ -119,7 +119,7 @@ class PrivateKey:
 
 def generate(name: str) -> PrivateKey:
     """A new key. Raises KeyProblem."""
-    return PrivateKey(_cryptography()[1].Ed25519PrivateKey.generate(), name)
+    return PrivateKey(require_cryptography()[1].Ed25519PrivateKey.generate(), name)
 
 
 def to_pem(key: PrivateKey, passphrase: str = "") -> bytes:
@@ -134,7 +134,7 @@ def to_pem(key: PrivateKey, passphrase: str = "") -> bytes:
 
 def from_pem(pem: bytes, name: str, where: str, passphrase: str = "") -> PrivateKey:
     """The private key in a PEM text. Raises KeyProblem, without showing anything of the text."""
-    _, ed25519 = _cryptography()
+    _, ed25519 = require_cryptography()
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -205,7 +205,8 @@ def signer_from_environment() -> PrivateKey | None:
     return from_pem(value.encode(), "ci", ENVIRONMENT, passphrase)
 
 
-def _cryptography() -> tuple[type[Exception], ModuleType]:
+def require_cryptography() -> tuple[type[Exception], ModuleType]:
+    """What an invalid signature raises, and the module that makes and compares them. Raises KeyProblem where it is not installed."""
     try:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric import ed25519

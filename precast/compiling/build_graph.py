@@ -159,7 +159,7 @@ def _record(compiled: CompiledGraph, schedule_text: str, blobs: BlobSet) -> Grap
 
 def known_choices(store: Store, target: str) -> dict[str, Any]:
     """The measured choices that the store keeps for `target`: of this kind of CPU, or of the GPU's architecture."""
-    choices: dict[str, Any] = (store.record("tuning", backend_of(target).tuning_name(target)) or {}).get("choices", {})
+    choices: dict[str, Any] = (store.fetch_record("tuning", backend_of(target).tuning_name(target)) or {}).get("choices", {})
     return choices
 
 

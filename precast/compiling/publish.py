@@ -121,7 +121,7 @@ def publish(
     `patience`: seconds to wait for the lease; `keep_here`: asked under the lease, before the compilation, why what is compiled has to stay
     in this process ("" for no reason). Raises what `build` raises.
     """
-    with watch.stage("wait"), store.lease(planned.artifact_id, timeout=patience):
+    with watch.stage("wait"), store.lease(planned.artifact_id, timeout=patience, program_key=planned.program_key):
         known = store.get(planned.artifact_id, planned.program_key)
         if known is not None and store.serves(known):
             logger("compile").info(

@@ -88,8 +88,8 @@ def precompile(
 ) -> Report:
     """Compile `model` for each `(args, kwargs)` of `signatures` and each target, without running it, into the store.
 
-    `model`: a callable, with the `mode`, `options`, `store`, `remote` and `name` that it will be compiled with; or what `compile` or `load` made of
-    one, which brings its own for those that are not given. `targets`: the compiled program's own, else cpu:native.
+    `model`: a callable, with the `mode`, `options`, `store`, `remote` and `name` that it will be compiled with; or what `compile` or
+    `load` made of one, which brings its own for those that are not given. `targets`: the compiled program's own, else cpu:native.
     A program with graph breaks is run once per signature, on copies, where this machine can: what comes after a break depends on values.
     Grad mode and the other global state are those at the call: wrap it in `torch.no_grad()` to prepare inference. `dynamic_shapes`: which
     dimensions are symbolic, for every signature, in torch.export's form (`runtime/directives/dynamic_marks.py`). Raises OptionError for

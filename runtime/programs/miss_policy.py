@@ -75,7 +75,7 @@ class Misses:
         if self._eagerly.reason:
             return None  # `find` may just have learnt it from the store
         if program.store.remotes is not None:
-            binding = remote_lookup().brought(program, lambda: program.find(local_values))
+            binding: Binding | None = remote_lookup().brought(program, lambda: program.find(local_values))
             if binding is not None or self._eagerly.reason:
                 return binding
         position = stance.current()

@@ -59,10 +59,10 @@ def is_under_way(program: Configured) -> bool:
 
 
 def said(program: Configured) -> str:
-    """What remotes said of the program, as a sentence for people; empty where there are none."""
+    """What remotes said of the program, a line for people; empty where there are none."""
     remotes = program.store.remotes
     text = remotes.said(program.key) if remotes is not None else ""
-    return f"Remotes: {text}." if text else ""
+    return f"Beyond the store: {text}" if text else ""
 
 
 __all__ = ["Wants", "brought", "is_under_way", "said"]

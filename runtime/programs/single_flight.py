@@ -127,6 +127,8 @@ class Turn:
             self._say(f"{go_on} (after {watch.waited:.1f} s)")
             if lease is not None:
                 lease.release()
+            else:
+                watch.leave()
         elif lease is not None:
             self._say(f"compiles now, after {watch.waited:.1f} s of waiting")
             self._take(lease)
@@ -174,7 +176,7 @@ class Turn:
 
 def begin(program: Configured, local_values: Mapping[str, Any]) -> Turn:
     """A turn for this call; `wait` for it, or poll it by `look`."""
-    return Turn(program, program.store.watch(name_of(program, local_values)) if _is_wanted(program) else None)
+    return Turn(program, program.store.watch(name_of(program, local_values), program.key) if _is_wanted(program) else None)
 
 
 def _is_wanted(program: Configured) -> bool:

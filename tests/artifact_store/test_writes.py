@@ -185,7 +185,7 @@ def holder(**changes: Any) -> dict[str, Any]:
 )
 def test_who_is_dead(changes: dict[str, Any], dead: bool) -> None:
     """A process of this machine that is gone, or whose number another one has since; of another machine nothing is known."""
-    assert leases._is_dead(holder(**changes)) is dead
+    assert leases.is_dead(holder(**changes)) is dead
 
 
 def test_only_the_own_lease_is_given_back(tmp_path: Path) -> None:

@@ -126,9 +126,9 @@ def test_nobody_outside_the_store_knows_its_layout() -> None:
 def test_who_declares_content_trusted() -> None:
     """Each of these has compared a digest, or has made the content itself."""
     calls = [(name, ast.unparse(call.func)) for path in _sources(FOLDERS) for name, _, call in _functions(path)]
-    assert {name for name, function in calls if function in ("admit", "admit_manifest", "made_here")} == {
+    assert {name for name, function in calls if function in ("admit", "admit_manifest", "admit_record", "made_here")} == {
         *("Store.trust", "Store.trusted_file", "Store.trusted_bytes", "NamedRecords.trusted"),
         *("MemoryBlobs.trust", "MemoryBlobs.trusted_file"),  # what this process has compiled and could not store
-        *("admit_manifest", "made_here"),
+        *("admit_manifest", "admit_record", "made_here"),
         "loadable",  # images that the driver has just made of trusted text
     }

@@ -188,21 +188,23 @@ class HttpEndpoint:
             answer = self._exchange(method, target, body, headers or {}, limit)
             if answer.status not in (301, 302, 303, 307, 308):
                 return answer
-            where = urljoin(f"{self._origin[0]}://{self._authority}{target}", answer.headers.get("Location", ""))
-            parts = urlsplit(where)
-            try:
-                origin = (parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
-            except ValueError as error:
-                raise Garbled(f"{self.url} redirects to what is no address") from error
-            if origin != self._origin or not parts.path.isascii() or not parts.path.isprintable() or " " in parts.path:
-                shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"[:200]
-                raise Garbled(f"{self.url} redirects to {shown!r}, where nothing is sent to: name that place as the remote if it is yours")
             if answer.status in (301, 302, 303) and method not in ("GET", "HEAD"):
-                raise Garbled(
-                    f"{self.url} answers {method} with a redirect ({answer.status}): name the place it redirects to as the remote"
-                )
-            target = parts.path + (f"?{parts.query}" if parts.query.isascii() and parts.query.isprintable() and parts.query else "")
+                raise Garbled(f"{self.url} answers {method} with a redirect ({answer.status}): name where it leads as the remote")
+            target = self._moved(target, answer.headers.get("Location", ""))
         raise Garbled(f"{self.url} redirects in a circle")
+
+    def _moved(self, target: str, location: str) -> str:
+        """The path on this server that it redirects to."""
+        try:
+            parts = urlsplit(urljoin(f"{self._origin[0]}://{self._authority}{target}", location))
+            origin = (parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
+        except ValueError as error:
+            raise Garbled(f"{self.url} redirects to what is no address") from error
+        moved = f"{parts.path}?{parts.query}" if parts.query else parts.path
+        if origin != self._origin or not re.fullmatch(r"/[!-~]*", moved):
+            shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"[:200]
+            raise Garbled(f"{self.url} redirects to {shown!r}, where nothing is sent to: name that place as the remote if it is yours")
+        return moved
 
     def _exchange(self, method: str, target: str, body: bytes, headers: dict[str, str], limit: int) -> Answer:
         """One request over a connection that was kept, or a new one. A kept one that the server had closed meanwhile costs a second try."""

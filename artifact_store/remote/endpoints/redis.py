@@ -68,12 +68,15 @@ class _Connection:
         return self._reply(limit, 0)
 
     def _reply(self, limit: int, depth: int) -> Reply:
+        mark = self._reader.read(1)
+        if not mark:
+            raise Unreachable(f"{self.wire.place} closed the connection without an answer")
+        if mark not in b"+-:$*":
+            raise self._garbled()
         line = self._reader.readline(SMALL)
-        if not line:
-            raise Unreachable(f"{self.wire.place} closed the connection without an answer") from ConnectionResetError()
         if not line.endswith(b"\r\n"):
             raise self._garbled()
-        mark, rest = line[:1], line[1:-2]
+        rest = line[:-2]
         if mark == b"+":
             return rest.decode("latin-1")
         if mark == b"-":

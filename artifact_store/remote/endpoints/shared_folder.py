@@ -1,8 +1,8 @@
 """A folder that several machines mount (NFS, SMB, a cluster's filesystem): no locks of the system, no database, nothing half visible.
 
 Files are written aside in `.writing/` and renamed or linked into place. Every step from the root down is opened without following links.
-`replace` is a claim, a file linked into `.writing/.claims/` for the moment between looking and renaming: one left behind by a machine that died
-counts until it is CLAIM_SECONDS old by the server's clock.
+`replace` is a claim, a file linked into `.writing/.claims/` for the moment between looking and renaming: one that a dead machine left
+behind counts until it is CLAIM_SECONDS old by the server's clock.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from precast.cli.output import (
     finish,
     json_option,
     open_store,
+    remote_option,
     verbose_option,
 )
 from precast.report.user_frames import frames_of
@@ -60,6 +61,7 @@ def _source(command: Any) -> Any:
     help="Processes that compile at a time (default: as many as pay, by what there is to build, cores and memory).",
 )
 @file_store_option
+@remote_option
 @json_option
 @errors_to_json
 def build(
@@ -69,6 +71,8 @@ def build(
     out = Output(as_json)
     plan = plan_of(source, targets, mode, only)
     store = open_store(store_of(store_path, plan), readonly=False)
+    if store.remotes is not None:
+        store.remotes.uploads.paused = True  # until no process is forked any more
     outcomes = _in_processes(out, plan, store, jobs) if jobs != 1 else None
     if outcomes is None:
         outcomes = _run(out, plan, store, "compiling", lambda job, number, target: job.build(number, target))
@@ -82,7 +86,20 @@ def build(
     if counts["failed"] < len(outcomes):
         chosen = store_path or plan.store
         out.note(f"To see what it holds: precast ls{f' --store {shlex.quote(_short(store.root))}' if chosen else ''}")
-    finish(ANSWER_NO if counts["failed"] else 0)
+    unsent = _send(out, store)
+    finish(ANSWER_NO if counts["failed"] or unsent else 0)
+
+
+def _send(out: Output, store: Store) -> int:
+    """Send what was built to the store's remotes. How much could not be sent, which is noted and said."""
+    if store.remotes is None:
+        return 0
+    left = store.remotes.uploads.drain()
+    for place in sorted({item.remote for item in left}):
+        count = sum(item.remote == place for item in left)
+        said = f"{many(count, 'artifact or record', 'artifacts and records')} could not be sent to {place}"
+        out.note(f"{said}: PRECAST_LOGS=store says why; they are noted, and the next build or `precast push` sends them")
+    return len(left)
 
 
 @click.command(short_help="Prove that every signature would hit; compiles nothing.")

@@ -22,6 +22,7 @@ from precast.cli.output import (
     store_option,
 )
 from precast.report.kernel_images import images
+from precast.report.signers import signers_data, signers_text
 from precast.report.units import human_age, human_size
 
 SOURCES = ("host_source", "kernel_source")
@@ -103,6 +104,7 @@ def overview(store: Store, manifest: Manifest) -> Iterator[str]:
     python = f", bytecode of Python {versions.python}" if versions.python else ""
     yield f"versions   torch {versions.torch}, lowering {versions.lowering}{python}, compiler {versions.compiler or 'unknown'}"
     yield f"made       {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(created))} ({human_age(created)})"
+    yield f"signed by  {signers_text(store, manifest)}"
     yield f"options    {inline(manifest.options) or 'defaults'}"
     kinds = counted(predicate for _, predicate, _ in manifest.guard_rows)
     yield f"guards     {len(manifest.guard_rows)} ({kinds}), hash {manifest.guard_hash[:12]}"
@@ -178,6 +180,7 @@ def _record(store: Store, manifest: Manifest) -> dict[str, Any]:
         "precast": manifest.precast_version,
         "evidence": manifest.evidence,
         "provenance": manifest.provenance,
+        "signed_by": signers_data(store, manifest),
     }
 
 

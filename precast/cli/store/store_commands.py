@@ -27,6 +27,7 @@ from precast.cli.output import (
     json_option,
     named,
     open_store,
+    remote_option,
     store_option,
 )
 from precast.report.units import human_age, human_moment, human_size, parse_duration, parse_size
@@ -82,7 +83,7 @@ def ls(program: str | None, with_images: bool, remote: str | None, store_path: s
         _list_images(out, store, entries)
         return
     if as_json:
-        out.data([_as_data(entry, unknown) for entry in entries])
+        out.data([{**_as_data(entry, unknown), "signed_by": _signed_by(store, entry)} for entry in entries])
     raw = [
         (e.artifact_id, e.program_name, e.program_key, e.target, e.size, e.guards, *_uses(e, unknown), int(e.created))
         for e in entries
@@ -332,6 +333,10 @@ def _verdict(report: Verified, store: Store, repair: bool) -> str:
         return f"{count}, not all of which could be dealt with: {report.obstacle or 'each line above says why'}"
     if kinds == {"permissions"}:
         return f"{count}; `chmod 700 {store.root}` repairs that"
+    if kinds <= {"unsigned", "keyring"}:
+        return (
+            f"{count} with signatures, and no damage: `precast sign` signs what is not served for want of one, `precast trust` trusts a key"
+        )
     if kinds <= {"permissions", "unreadable"}:
         return f"{count}: make all of {store.root} readable for this user, and writable for no other"
     if kinds <= {"index", "leftover", "clock"}:
@@ -376,16 +381,23 @@ def stats(remote: str | None, store_path: str | None, human: bool, as_json: bool
     _tell_unreadable(out, store)
 
 
-@click.command("dir", short_help="Print where the store is.")
+@click.command("dir", short_help="Print where the store is, and which remotes are behind it.")
 @store_option
+@remote_option
 @json_option
 @errors_to_json
 def dir_(store_path: str | None, as_json: bool) -> None:
-    """Print where the store is."""
+    """Print where the store is; and which remotes are behind it, nearest first, with their settings and what says so."""
+    from precast.artifact_store.remote.attach import describe
+    from precast.artifact_store.remote.settings import chosen
+
     out = Output(as_json)
     root = open_store(store_path).root
-    out.data({"store": str(root), "exists": root.exists()})
+    remotes = [describe(setting) for setting in chosen()]
+    out.data({"store": str(root), "exists": root.exists(), "remotes": remotes})
     out.text(str(root))
+    for remote in remotes:
+        out.text("\t".join(str(remote[name]) for name in ("url", "mode", "trust", "budget", "where")))
 
 
 @click.command(short_help="Remove everything in the store.")
@@ -420,6 +432,15 @@ def _as_data(entry: Entry, unknown: bool) -> dict[str, Any]:
     fields = {name: value for name, value in vars(entry).items() if name not in ("artifact_id", "counted")}
     uses = {"hits": None, "last_use": None} if unknown else {}
     return {"id": entry.artifact_id, **fields, **uses, "versions": vars(entry.versions), "size": entry.size}
+
+
+def _signed_by(store: Store, entry: Entry) -> list[dict[str, str]]:
+    from precast.report.signers import signers_data
+
+    if not store.has_signatures(entry.program_key, entry.artifact_id):
+        return []  # without reading its manifest
+    manifest = store.get(entry.artifact_id, entry.program_key)
+    return [] if manifest is None else signers_data(store, manifest)
 
 
 def _for_index(path: str | None) -> Store:

@@ -16,12 +16,11 @@ from precast.artifact_store.trust.keyring import EMPTY, Files, Keyring
 from precast.artifact_store.trust.keys import KeyProblem, PrivateKey, generate
 from precast.artifact_store.trust.signature_file import pack_signatures, parse_signatures
 from precast.artifact_store.trust.signatures import Signature, manifest_statement
-from tests.support.needs import needs
+from tests.artifact_store.trust.known_keys import known_key
 
-needs("cryptography")
 ID, SUM = "ab" * 32, "cd" * 32
 STATEMENT = manifest_statement("model-1", ID, SUM)
-CI, RELEASE, STRANGER, FIRED = (generate(name) for name in ("ci", "release", "stranger", "fired"))
+CI, RELEASE, STRANGER, FIRED = map(known_key, ("ci", "release", "stranger", "fired"))
 
 
 def ring() -> Keyring:

@@ -214,8 +214,8 @@ ROWS = (
     Mutant(
         "a dead holder is waited for",
         "artifact_store/local/leases.py",
-        "> self._expiry or _is_dead(record):",
-        "> self._expiry:",
+        "> self.expiry or is_dead(record):",
+        "> self.expiry:",
         f"{LEASES}::test_takes_over_from_a_killed_process_at_once",
     ),
     Mutant(

@@ -33,6 +33,11 @@ WORDS: dict[str, tuple[str, ...]] = {
     "doctor": (),
     "dir": (),
     "clean": ("--yes",),
+    "export": ("BUNDLE",),
+    "import": ("BUNDLE", "--trust", "any"),
+    "keygen": (),
+    "sign": ("ID",),
+    "trust": ("ls",),
     "options": (),
     "tune": (BUILD,),
     "demo": (),
@@ -48,6 +53,7 @@ open(sys.argv[sys.argv.index("--json") + 1], "w").write("{}")
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setenv("PRECAST_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return fill(tmp_path / "store", 2)[0]
 
 
@@ -65,7 +71,7 @@ def test_every_command_prints_json(
         (tmp_path / "benchmarks").mkdir()
         (tmp_path / "benchmarks" / "run.py").write_text(BENCH)
     artifact = next((store.root / "programs").rglob("*.msgpack")).stem
-    words = [artifact if word == "ID" else word for word in WORDS[name]]
+    words = [{"ID": artifact, "BUNDLE": str(tmp_path / "bundle")}.get(word, word) for word in WORDS[name]]
     with pytest.raises(SystemExit) as ended:
         main([name, *words, "--json"], prog_name="precast")
     assert ended.value.code in (0, 1)
