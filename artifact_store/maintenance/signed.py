@@ -30,7 +30,7 @@ class SignatureLook:
         return ""
 
     def at_artifact(self, program_key: str, file: str, checksum: str) -> tuple[str, str] | None:
-        """What is wrong with an artifact as far as signatures go: kind of the problem and reason. `file`: its manifest's, which was read."""
+        """What is wrong with an artifact as far as signatures go: kind of the problem and reason. `file`: its manifest's."""
         artifact_id = file.removesuffix(layout.MANIFEST_SUFFIX)
         signatures: tuple[Signature, ...] = ()
         if self._store.has_signatures(program_key, artifact_id):
