@@ -36,12 +36,12 @@ class Uses(NamedTuple):
 Counts = Mapping[str, Uses]
 
 
-def from_lines(lines: Iterable[tuple[str, int, int]]) -> dict[str, Uses]:
-    """Totals of noted uses."""
+def from_lines(lines: Iterable[tuple[str, int]]) -> dict[str, Uses]:
+    """Totals of uses as they are noted one by one."""
     found: dict[str, Uses] = {}
-    for artifact_id, moment, times in lines:
+    for artifact_id, moment in lines:
         before = found.get(artifact_id, Uses(0, 0.0))
-        found[artifact_id] = Uses(before.hits + times, max(before.last, float(moment)))
+        found[artifact_id] = Uses(before.hits + 1, max(before.last, float(moment)))
     return found
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from precast.artifact_store.format import layout
 from precast.artifact_store.format.errors import StoreError
 from precast.artifact_store.maintenance.scan import size_of
+from precast.artifact_store.remote.spool import SPOOL
 
 
 def is_store(root: Path) -> bool:
@@ -27,14 +28,9 @@ def size_on_disk(root: Path) -> int:
 
 
 def clean(root: Path) -> None:
-    """Remove artifacts, blobs, records, index, leases and quarantine. Raises StoreError where some of it stays."""
-    for folder in (
-        layout.PROGRAMS,
-        layout.OBJECTS,
-        *layout.RECORD_KINDS,
-        layout.PINS,
-        *layout.LOCAL_FOLDERS,
-    ):  # manifests first: no reader sees half
+    """Remove all that a store has, its pins and what is still to be sent among it. Raises StoreError where some of it stays."""
+    # manifests first: no reader sees half
+    for folder in (layout.PROGRAMS, layout.OBJECTS, *layout.RECORD_KINDS, layout.PINS, SPOOL, *layout.LOCAL_FOLDERS):
         shutil.rmtree(root / folder, ignore_errors=True)
     left = [folder for folder in (*layout.SHARED_FOLDERS, *layout.LOCAL_FOLDERS) if (root / folder).exists()]
     if left:

@@ -56,7 +56,9 @@ class FetchedRecord:
 
 @dataclass
 class Receipt:
-    """What was sent: bytes, and objects. `present`: objects that were there, of `spared` bytes; `known`: the remote had all of it; `found`: digests of what was not sent."""
+    """What was sent: bytes, and objects. `present`: objects that were there, of `spared` bytes; `known`: the remote had all of it; `found`:
+    digests of what was there and not sent.
+    """
 
     sent: int = 0
     objects: int = 0

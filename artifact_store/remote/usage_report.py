@@ -7,13 +7,13 @@ A process adds what it used since it told last. It never waits for that: `Report
 from __future__ import annotations
 
 import logging
-import re
-import socket
 import threading
 import time
+from collections.abc import Callable
 
 from precast.artifact_store.format.errors import DamagedRecord
-from precast.artifact_store.local.machine_uses import Counts, Uses, added, from_bytes, to_bytes
+from precast.artifact_store.local.machine_uses import Counts, Uses, added, from_bytes, later, to_bytes
+from precast.artifact_store.local.usage import machine_name
 from precast.artifact_store.remote import layout
 from precast.artifact_store.remote.compress import compress, expand_within
 from precast.artifact_store.remote.endpoint import Endpoint, EndpointError, Garbled, Unreachable, Unsupported
@@ -25,11 +25,8 @@ EVERY = 600.0
 FIRST = 30.0
 """Seconds until the first: a process that serves tells of the artifacts that it began with in one."""
 TRIES = 10
-
-
-def machine_name() -> str:
-    """This machine, as the remote and its operators know it."""
-    return re.sub(r"[^A-Za-z0-9_.+-]", "-", socket.gethostname()).lstrip(".-+")[:100] or "machine"
+LIVE = ".live"
+"""Ends the name under which processes tell of their own uses; `precast uses --push` tells totals of a store under the machine's name."""
 
 
 def read(endpoint: Endpoint, machine: str) -> dict[str, Uses]:
@@ -51,6 +48,15 @@ def read_all(endpoint: Endpoint) -> dict[str, dict[str, Uses]]:
 
 def add(endpoint: Endpoint, machine: str, news: Counts) -> None:
     """Add to a machine's totals. Raises EndpointError."""
+    _change(endpoint, machine, lambda before: added(before, news))
+
+
+def tell(endpoint: Endpoint, machine: str, totals: Counts) -> None:
+    """Bring a machine's totals up to these. Raises EndpointError."""
+    _change(endpoint, machine, lambda before: later(before, totals))
+
+
+def _change(endpoint: Endpoint, machine: str, edit: Callable[[Counts], Counts]) -> None:
     name = layout.usage_name(machine)
     for attempt in range(TRIES):
         time.sleep(0.05 * attempt)
@@ -60,7 +66,7 @@ def add(endpoint: Endpoint, machine: str, news: Counts) -> None:
         except Garbled as error:
             log.warning("%s; it is begun anew", error)
             before = {}
-        data = compress(to_bytes(added(before, news)))
+        data = compress(to_bytes(edit(before)))
         try:
             if endpoint.put_new(name, data) if found is None else endpoint.replace(name, data, found.version):
                 return
@@ -85,7 +91,7 @@ class Report:
 
     def __init__(self, endpoint: Endpoint, machine: str = "", every: float = EVERY, first: float = FIRST) -> None:
         self._endpoint = endpoint
-        self._machine = machine or machine_name()
+        self._machine = machine or f"{machine_name()}{LIVE}"
         self._every = every
         self._first = first
         self._lock = threading.Lock()
