@@ -28,6 +28,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "pin": ("ID",),
     "unpin": ("ID",),
     "pins": (),
+    "uses": (),
     "verify": (),
     "stats": (),
     "record": ("calls.jsonl",),
