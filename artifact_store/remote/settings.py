@@ -6,8 +6,10 @@ file it is such a URL, or a table with `url` and these names.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ from precast.artifact_store.format.errors import StoreError
 Mode = Literal["ro", "rw"]
 BUDGET = 2.0
 """Seconds for which a call that misses waits for a remote."""
+log = logging.getLogger("precast.store")
 ENVIRONMENT = "PRECAST_REMOTE"
 FILES = ("precast.toml", "pyproject.toml")
 LONGEST_BUDGET = 600.0
@@ -89,6 +92,9 @@ def _in_file(path: Path) -> tuple[Setting, ...] | None:
         raise StoreError(f"{path} cannot be read, so that it is not known which remotes it names: {error.strerror}") from error
     if path.name == "pyproject.toml" and b"precast" not in data:
         return None
+    if reason := _foreign(path):
+        log.warning("%s is ignored: %s; what it names would be loaded and run. %s names remotes all the same", path, reason, ENVIRONMENT)
+        return None
     if len(data) > LARGEST_FILE or max(map(len, data.split(b"\n"))) > LONGEST_LINE:
         limits = f"more than {LARGEST_FILE >> 10} KiB, or than {LONGEST_LINE} bytes in a line"
         raise StoreError(f"{path} has {limits}: the remotes in it are not read; name them by {ENVIRONMENT} or in a precast.toml beside it")
@@ -110,6 +116,17 @@ def _in_file(path: Path) -> tuple[Setting, ...] | None:
         raise StoreError(f'{where}: remotes is a list, for example [{{url = "s3://bucket/precast", mode = "ro"}}]')
     tables = [item if isinstance(item, dict) else {"url": item} for item in table["remotes"]]
     return _distinct([_setting(item, f"{where} remotes[{i}]") for i, item in enumerate(tables)])
+
+
+def _foreign(path: Path) -> str:
+    """Why somebody else may have written a file that was found and not named, in /tmp say; empty where it is ours, or root's."""
+    try:
+        seen = path.stat()
+    except OSError as error:
+        return error.strerror or str(error)
+    if seen.st_uid not in (0, os.geteuid()):
+        return f"it belongs to another user ({seen.st_uid}, and this is {os.geteuid()})"
+    return "everybody may write it (chmod o-w)" if seen.st_mode & stat.S_IWOTH else ""
 
 
 def _setting(table: Mapping[str, Any], where: str) -> Setting:
