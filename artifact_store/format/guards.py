@@ -136,8 +136,10 @@ def canonical_order(guards: Iterable[Guard]) -> tuple[Guard, ...]:
 
 def guard_hash(guards: Iterable[Guard]) -> str:
     """Hex sha-256 of a guard set, independent of process, machine and PYTHONHASHSEED."""
-    digest = hashlib.sha256()
-    for guard in canonical_order(guards):
-        digest.update("\x1f".join(guard.sort_key()).encode())
-        digest.update(b"\x1e")
-    return digest.hexdigest()
+    return hash_of_texts(guard.sort_key() for guard in guards)
+
+
+def hash_of_texts(keys: Iterable[tuple[str, str, str]]) -> str:
+    """The same, by the guards' sort keys: `repr` of the path, predicate, `canonical` of the constant."""
+    text = "".join([f"{path}\x1f{predicate}\x1f{constant}\x1e" for path, predicate, constant in sorted(set(keys))])
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -24,7 +24,7 @@ from precast.artifact_store.format.errors import DamagedRecord, ForeignRecord, F
 from precast.artifact_store.format.guards import Guard, Predicate, canonical_order, guard_hash
 from precast.artifact_store.format.msgpack import Data, digest, pack, unpack
 from precast.artifact_store.format.origin import MADE_HERE, UNKNOWN, Origin
-from precast.artifact_store.format.packed_guards import GuardRow, pack_guards, unpack_guards
+from precast.artifact_store.format.packed_guards import GuardRow, count_guards, hash_of_packed, pack_guards, unpack_guards
 
 FORMAT = 1
 MAGIC = "precast-manifest"
@@ -149,6 +149,15 @@ class Manifest:
             raise ValueError(f"cannot complete this manifest: {error}") from error
         return made
 
+    def with_evidence(self, more: Mapping[str, Data]) -> Manifest:
+        """This artifact with more evidence, made by this process: its id stays, and what may execute stays the bytes that it is.
+
+        Raises TypeError or ValueError for what is not plain data.
+        """
+        head, guards, body, _ = self._sections
+        info = {**self._info, "evidence": {**self.evidence, **more}}
+        return Manifest(head, guards, body, pack(info, "info"))
+
     # -- identity
 
     @cached_property
@@ -209,6 +218,11 @@ class Manifest:
     def guard_rows(self) -> tuple[GuardRow, ...]:
         """The guards as `(path, predicate, constant)` tuples: thousands per model, so no objects are built for them."""
         return unpack_guards(self._sections[1])
+
+    @property
+    def guard_count(self) -> int:
+        """How many there are, without reading them."""
+        return len(self.__dict__["guard_rows"]) if "guard_rows" in self.__dict__ else count_guards(self._sections[1])
 
     @cached_property
     def guards(self) -> tuple[Guard, ...]:
@@ -285,7 +299,7 @@ class Manifest:
         for path, _, _ in self.guard_rows:
             if type(path) is not tuple:
                 raise DamagedRecord(f"guards: {path!r} is no path")
-        if self.guard_hash != guard_hash(self.guards):
+        if self.guard_hash != hash_of_packed(self._sections[1], self.guard_rows):
             raise DamagedRecord("head: guard_hash is not the hash of the guards")
         _ = self.versions
         self._check_results()

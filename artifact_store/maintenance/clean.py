@@ -7,7 +7,8 @@ from pathlib import Path
 
 from precast.artifact_store.format import layout
 from precast.artifact_store.format.errors import StoreError
-from precast.artifact_store.maintenance.garbage import file_size, files
+from precast.artifact_store.maintenance.scan import size_of
+from precast.artifact_store.remote.spool import SPOOL
 
 
 def is_store(root: Path) -> bool:
@@ -23,13 +24,14 @@ def is_store(root: Path) -> bool:
 
 def size_on_disk(root: Path) -> int:
     """Bytes of all files in the folder."""
-    return sum(map(file_size, files(root)))
+    return size_of(root)
 
 
 def clean(root: Path) -> None:
-    """Remove artifacts, blobs, records, index, leases and quarantine. Raises StoreError where some of it stays."""
-    for folder in (layout.PROGRAMS, layout.OBJECTS, *layout.RECORD_KINDS, *layout.LOCAL_FOLDERS):  # manifests first: no reader sees half
+    """Remove all that a store has, with pins, statistics and what is still to be sent. Raises StoreError where some of it stays."""
+    local = (SPOOL, *layout.LOCAL_FOLDERS, layout.STATISTICS)
+    for folder in (layout.PROGRAMS, layout.OBJECTS, *layout.RECORD_KINDS, layout.PINS, *local):  # manifests first: no reader sees half
         shutil.rmtree(root / folder, ignore_errors=True)
-    left = [folder for folder in (*layout.SHARED_FOLDERS, *layout.LOCAL_FOLDERS) if (root / folder).exists()]
+    left = [folder for folder in (*layout.SHARED_FOLDERS, *local) if (root / folder).exists()]
     if left:
         raise StoreError(f"{root}: could not remove {', '.join(left)}; check the permissions")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-import stat
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from precast.artifact_store.format import layout
 from precast.artifact_store.format.errors import FutureFormat, RecordError
 from precast.artifact_store.format.manifest import Manifest
+from precast.artifact_store.maintenance.scan import manifest_files, status, top, walk
 from precast.artifact_store.maintenance.unreadable import unreadable
 from precast.artifact_store.named_records import parse_record
 from precast.artifact_store.store import Store
@@ -27,14 +26,17 @@ SKEW = 3600.0
 """Seconds. What is dated further ahead of this machine's clock has no age that could be relied on."""
 
 
-def referenced(store: Store) -> set[str] | None:
+def referenced(store: Store, known: Mapping[str, Collection[str]] | None = None, gone: Collection[str] = ()) -> set[str] | None:
     """Digests that some artifact or named record needs; None when a newer precast's manifest, or one that cannot be read here, may need
     blobs that this one cannot see.
+
+    `known`: the blobs of manifests that were read a moment ago, by the files' names. All others are read, but those whose blobs were known
+    and that are `gone`, or would be.
     """
     hidden = unreadable(store, ("programs", *layout.RECORD_KINDS))
     try:
         if not hidden:
-            return _by_artifacts(store) | recorded(store)
+            return _by_artifacts(store, known or {}, gone) | recorded(store)
     except FutureFormat:
         return None
     except OSError as error:
@@ -44,9 +46,12 @@ def referenced(store: Store) -> set[str] | None:
     return None
 
 
-def _by_artifacts(store: Store) -> set[str]:
+def _by_artifacts(store: Store, known: Mapping[str, Collection[str]], gone: Collection[str]) -> set[str]:
     needed: set[str] = set()
-    for name, data in _contents(store, (name for key in store.programs() for name in store.manifest_names(key))):
+    there = [name for seen in manifest_files(store) if (name := seen.name) not in gone]
+    for name in there:
+        needed.update(known.get(name, ()))
+    for name, data in _contents(store, (name for name in there if name not in known)):
         try:
             needed.update(Manifest.from_bytes(data, name).blobs)
         except FutureFormat:
@@ -82,72 +87,43 @@ def _contents(store: Store, names: Iterable[str]) -> Iterator[tuple[str, bytes]]
 
 @dataclass(frozen=True)
 class Leftover:
-    """A file that nothing uses: why, and from when on it may go (unix seconds)."""
+    """A file that nothing uses: why, from when on it may go (unix seconds), and how large it is."""
 
     path: Path
     reason: str
     due: float
+    size: int
 
 
-def leftovers(store: Store, needed: set[str] | None, now: float | None = None, grace: float = GRACE) -> Iterator[tuple[Path, str]]:
-    """Files that can go, each with the reason. `needed` as from `referenced` (None: no blob goes); younger than `grace` seconds stays."""
-    now = time.time() if now is None else now
-    return ((file.path, file.reason) for file in unused(store, needed, grace) if file.due <= now)
-
-
-def unused(store: Store, needed: set[str] | None, grace: float = GRACE) -> Iterator[Leftover]:
-    """All files that can go now or later."""
+def unused(store: Store, needed: Collection[str] | None, grace: float = GRACE) -> Iterator[Leftover]:
+    """All files that can go now or later, `grace` seconds after they were made. `needed` as from `referenced` (None: no blob goes)."""
     killed = "left by a writer that was killed"
-    for path in files(store.root / "objects"):
-        if path.name.startswith(TEMPORARY_PREFIX):
-            yield from _due(path, killed, grace)
-        elif needed is not None and path.name not in needed:
-            yield from _due(path, "blob that no artifact needs", grace)
-    for folder in ("", "programs", *layout.RECORD_KINDS):
-        for path in files(store.root / folder) if folder else store.root.glob(f"{TEMPORARY_PREFIX}*"):
-            if path.name.startswith(TEMPORARY_PREFIX):
-                yield from _due(path, killed, grace)
-    for folder in ("programs", *layout.RECORD_KINDS):
-        for path in files(store.root / folder):
-            if path.name.endswith(layout.SIGNATURE_SUFFIX) and not path.with_suffix(layout.MANIFEST_SUFFIX).exists():
-                yield from _due(path, "signatures of what is not there", grace)
-    for path in files(store.root / "leases"):
-        yield from _due(path, "lease of a dead process", grace)
-    for path in files(store.root / "quarantine"):
-        yield from _due(path, "damaged entry, quarantined over 30 days ago", max(grace, QUARANTINE_KEEP))
+    for entry in walk(store.root / "objects"):
+        if entry.name.startswith(TEMPORARY_PREFIX):
+            yield from _due(entry, killed, grace)
+        elif needed is not None and entry.name not in needed:
+            yield from _due(entry, "blob that no artifact needs", grace)
+    for folder in ("programs", *layout.RECORD_KINDS, layout.PINS):
+        for entry in walk(store.root / folder):
+            if entry.name.startswith(TEMPORARY_PREFIX):
+                yield from _due(entry, killed, grace)
+            elif entry.name.endswith(layout.SIGNATURE_SUFFIX) and not os.path.exists(_document(entry.path)):
+                yield from _due(entry, "signatures of what is not there", grace)
+    for entry in top(store.root):
+        if entry.name.startswith(TEMPORARY_PREFIX):
+            yield from _due(entry, killed, grace)
+    for entry in walk(store.root / "leases"):
+        yield from _due(entry, "lease of a dead process", grace)
+    for entry in walk(store.root / "quarantine"):
+        yield from _due(entry, "damaged entry, quarantined over 30 days ago", max(grace, QUARANTINE_KEEP))
 
 
-def _due(path: Path, reason: str, after: float) -> Iterator[Leftover]:
-    moment = made(path)
-    if moment is not None:
-        yield Leftover(path, reason, moment + after)
+def _document(signatures: str) -> str:
+    """The file beside which signatures lie."""
+    return f"{signatures.removesuffix(layout.SIGNATURE_SUFFIX)}{layout.MANIFEST_SUFFIX}"
 
 
-def files(folder: Path) -> list[Path]:
-    """All files under `folder`, sorted; none where it does not exist. Links to folders are not followed (`unreadable` names them)."""
-    found = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
-    return sorted(path for path in found if _is_file(path))
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return stat.S_ISREG(path.stat().st_mode)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True  # it may be one: whoever reads it will hear why not
-
-
-def file_size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
-def made(path: Path) -> float | None:
-    """When a file was made, or last written; None where that cannot be seen."""
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return None
+def _due(entry: os.DirEntry[str], reason: str, after: float) -> Iterator[Leftover]:
+    seen = status(entry)
+    if seen is not None:
+        yield Leftover(Path(entry.path), reason, seen.st_mtime + after, seen.st_size)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from precast.artifact_store.format import layout
 from precast.artifact_store.format.errors import RecordError
 from precast.artifact_store.format.manifest import Manifest, Versions
 from precast.artifact_store.format.msgpack import Data
-from precast.artifact_store.local import usage
+from precast.artifact_store.local import machine_uses, usage
 from precast.artifact_store.maintenance.index_file import FAILURES, MsgpackDisk, damage, mend, open_database, stored, why_unopened
+from precast.artifact_store.maintenance.scan import Seen, manifest_files
 from precast.artifact_store.store import Store
 
 log = logging.getLogger("precast.store")
@@ -70,7 +71,15 @@ class Index:
         self.moved = ""  # where an index lies that could not be removed, and was replaced
 
     def entries(self, store: Store) -> list[Entry]:
-        """All readable artifacts of `store`, ordered by program and id, with recorded uses folded in."""
+        """All readable artifacts of `store`, ordered by program and id, with the uses recorded here and those told by other machines."""
+        found, told = self._counted_here(store), machine_uses.together(self._root)
+        return [_with_told(entry, told[entry.artifact_id]) if entry.artifact_id in told else entry for entry in found] if told else found
+
+    def counted_here(self, store: Store) -> dict[str, machine_uses.Uses]:
+        """What was used in this store itself."""
+        return {entry.artifact_id: machine_uses.Uses(entry.hits, entry.counted) for entry in self._counted_here(store) if entry.hits}
+
+    def _counted_here(self, store: Store) -> list[Entry]:
         if self._cache is not None:
             try:
                 return self._kept(store)
@@ -78,13 +87,15 @@ class Index:
                 self.give_up(why_unopened(self._root, error))
         return self._looked_up(store)
 
-    def forget(self, artifact_id: str) -> None:
-        """Its row; what stays behind is taken out by the next `entries`."""
+    def forget(self, artifact_ids: Iterable[str]) -> None:
+        """Their rows, in one transaction; what stays behind is taken out by the next `entries`."""
         if self._cache is not None:
             try:
-                self._cache.pop(artifact_id)
+                with self._cache.transact():
+                    for artifact_id in artifact_ids:
+                        self._cache.pop(artifact_id)
             except FAILURES as error:
-                log.info("index: forgetting %s failed (%s)", artifact_id[:12], error)
+                log.info("index: forgetting what was removed failed (%s)", error)
 
     def _kept(self, store: Store) -> list[Entry]:
         """Rows and recorded uses become rows in one transaction: a use is counted once, wherever this process ends, or not yet."""
@@ -96,12 +107,11 @@ class Index:
             counted = _folded(rows)
             uses = usage.recorded(self._root, but=counted)
             found = self._found(store, rows, uses)
-            keep = {entry.artifact_id: _to_record(entry, stamp) for entry, stamp in found}
-            for artifact_id in rows.keys() - keep.keys():
+            for artifact_id in rows.keys() - {entry.artifact_id for entry, _ in found}:
                 self._cache.pop(artifact_id)
-            for artifact_id in keep if not self.problem else ():
-                if rows.get(artifact_id) != keep[artifact_id]:
-                    self._cache.set(artifact_id, keep[artifact_id])
+            for entry, stamp in found if not self.problem else ():
+                if stamp:
+                    self._cache.set(entry.artifact_id, _to_record(entry, stamp))
             aside = [name for name in (*counted, *uses) if name != usage.JOURNAL and (self._root / "index" / name).exists()]
             if not self.problem and aside != counted:
                 self._cache.set(_FOLDED, {"files": aside})
@@ -133,7 +143,7 @@ class Index:
             log.info("index: which artifacts were used is not known: %s", problem)
 
     def _found(self, store: Store, rows: dict[str, Data], uses: dict[str, list[tuple[str, int]]]) -> list[tuple[Entry, str]]:
-        """Each artifact, and the stamp of its manifest."""
+        """Each artifact, and the stamp of its manifest where its row has to be written."""
         stamps: dict[str, list[int]] = {}
         for artifact_id, stamp in (use for file in uses.values() for use in file):
             stamps.setdefault(artifact_id, []).append(stamp)
@@ -141,9 +151,17 @@ class Index:
             self.began = time.time() if usage.full(self._root) else usage.began(self._root)
         except OSError as error:
             self.give_up(why_unopened(self._root, error))
-        names = (name for program_key in store.programs() for name in store.manifest_names(program_key))
-        found = (_entry(store, name, rows) for name in names)
-        return [(_with_uses(entry[0], stamps.get(entry[0].artifact_id, [])), entry[1]) for entry in found if entry is not None]
+        found: list[tuple[Entry, str]] = []
+        for seen in manifest_files(store):
+            known = rows.get(seen.artifact_id)
+            entry = _known(seen, known)
+            changed = entry is None
+            if entry is None:
+                entry = _read(store, seen, known)
+            if entry is not None:
+                used = stamps.get(seen.artifact_id)
+                found.append((_with_uses(entry, used) if used else entry, seen.stamp if changed or used else ""))
+        return found
 
 
 _FOLDED = "folded"
@@ -158,38 +176,46 @@ def _folded(rows: dict[str, Data]) -> list[str]:
     return [name for name in names if isinstance(name, str) and name.startswith(f"{usage.JOURNAL}.") and "/" not in name]
 
 
-def _entry(store: Store, name: str, rows: dict[str, Data]) -> tuple[Entry, str] | None:
-    path = store.path(name)
-    artifact_id = path.name.removesuffix(layout.MANIFEST_SUFFIX)
-    try:
-        seen = path.stat()
-    except OSError:
-        return None
-    stamp = f"{seen.st_size}-{seen.st_mtime_ns}"
-    known = rows.get(artifact_id)
-    if isinstance(known, dict) and known.get("schema") == _SCHEMA and known.get("stamp") == stamp:
-        with contextlib.suppress(KeyError, TypeError):
-            return _from_record(artifact_id, known), stamp
-    manifest = store.get(artifact_id, name.split("/")[1])
+def _known(seen: Seen, row: Data) -> Entry | None:
+    """The artifact as its row tells it; None where there is none of this very file."""
+    if (
+        isinstance(row, dict)
+        and row.get("schema") == _SCHEMA
+        and row.get("stamp") == seen.stamp
+        and row.get("program_key") == seen.program_key
+    ):
+        try:
+            return _from_record(seen.artifact_id, row)
+        except (KeyError, TypeError):
+            log.info("index: the row of %s is not complete; it is made anew", seen.artifact_id[:12])
+    return None
+
+
+def _read(store: Store, seen: Seen, row: Data) -> Entry | None:
+    """The artifact as its manifest tells it, with the counts that a row of an earlier file of it had."""
+    manifest = store.get(seen.artifact_id, seen.program_key)
     if manifest is None:
         return None
     try:
-        entry = _from_manifest(manifest, seen.st_size, seen.st_mtime)
+        entry = _from_manifest(manifest, seen.size, seen.modified / 1e9)
     except RecordError as error:
-        log.info("index: %s: %s", name, error)
+        log.info("index: %s: %s", seen.name, error)
         return None
-    if isinstance(known, dict) and type(known.get("hits")) is int and known["hits"]:
-        counted = known.get("counted", known.get("last_use"))
+    if isinstance(row, dict) and type(row.get("hits")) is int and row["hits"]:
+        counted = row.get("counted", row.get("last_use"))
         counted = counted if type(counted) is float else 0.0
-        entry = replace(entry, hits=known["hits"], counted=counted, last_use=max(entry.last_use, counted))
-    return entry, stamp
+        entry = replace(entry, hits=row["hits"], counted=counted, last_use=max(entry.last_use, counted))
+    return entry
 
 
 def _with_uses(entry: Entry, stamps: list[int]) -> Entry:
-    if not stamps:
-        return entry
     counted = max(entry.counted, float(max(stamps)))
     return replace(entry, hits=entry.hits + len(stamps), counted=counted, last_use=max(entry.last_use, counted))
+
+
+def _with_told(entry: Entry, uses: machine_uses.Uses) -> Entry:
+    counted = max(entry.counted, uses.last)
+    return replace(entry, hits=entry.hits + uses.hits, counted=counted, last_use=max(entry.last_use, counted))
 
 
 @contextlib.contextmanager
@@ -226,7 +252,7 @@ def _from_manifest(manifest: Manifest, size: int, mtime: float) -> Entry:
         versions=manifest.versions,
         manifest_size=size,
         blobs=manifest.blobs,
-        guards=len(manifest.guard_rows),
+        guards=manifest.guard_count,
         created=mtime,
         last_use=mtime,
         hits=0,
@@ -253,8 +279,20 @@ def _to_record(entry: Entry, stamp: str) -> dict[str, Data]:
 
 
 def _from_record(artifact_id: str, record: dict[str, Data]) -> Entry:
-    fields = {name: value for name, value in record.items() if name not in ("schema", "stamp", "versions")}
-    return Entry(artifact_id=artifact_id, versions=Versions(**record["versions"]), **fields)
+    return Entry(
+        artifact_id,
+        record["program_key"],
+        record["program_name"],
+        record["target"],
+        Versions(**record["versions"]),
+        record["manifest_size"],
+        record["blobs"],
+        record["guards"],
+        record["created"],
+        record["last_use"],
+        record["hits"],
+        record.get("counted", 0.0),
+    )
 
 
 __all__ = ["Entry", "Index", "MsgpackDisk", "damage", "open_index", "stored"]

@@ -1,56 +1,26 @@
-"""Pruning: which artifacts go, why, and what that frees.
-
-An artifact goes when **every** condition given holds for it (`target`, `older_than`, `unused_for`, `stale`). Then, with `max_size`, the
-least recently used go until the store fits. `keep_last` protects the most recently used artifacts of each program from all of this;
-given alone, it removes all the others. With no condition only leftovers go (see `collect`).
-"""
+"""Pruning a local store: what the policy chooses goes, with the blobs that nothing else needs, and leftovers."""
 
 from __future__ import annotations
 
+import os
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 
+from precast.artifact_store.format import layout
 from precast.artifact_store.format.errors import StoreError
 from precast.artifact_store.format.layout import blob_name
-from precast.artifact_store.format.manifest import Versions
-from precast.artifact_store.format.text import human_days
-from precast.artifact_store.maintenance.garbage import GRACE, SKEW, Leftover, file_size, recorded, referenced, unused
-from precast.artifact_store.maintenance.index import Entry, open_index
+from precast.artifact_store.maintenance.garbage import GRACE, SKEW, Leftover, referenced, unused
+from precast.artifact_store.maintenance.index import Entry, Index, open_index
+from precast.artifact_store.maintenance.pins import Pinned, pinned
+from precast.artifact_store.maintenance.policy import Policy, Removal, plan, total_size
 from precast.artifact_store.store import Store
 from precast.artifact_store.tiers.disk_errors import cure
 
-
-@dataclass(frozen=True)
-class Policy:
-    """What to remove. Sizes in bytes, times in seconds; `target` may hold `*`; `stale` says why an artifact's versions are old, or ""."""
-
-    max_size: int | None = None
-    older_than: float | None = None
-    unused_for: float | None = None
-    target: str | None = None
-    stale: Callable[[Versions], str] | None = None
-    keep_last: int | None = None
-
-    @property
-    def by_use(self) -> bool:
-        """Whether it has to be known which artifacts were used."""
-        return any(part is not None for part in (self.unused_for, self.max_size, self.keep_last))
-
-    @property
-    def selects(self) -> bool:
-        return any(part is not None for part in (self.older_than, self.unused_for, self.target, self.stale))
-
-
-@dataclass(frozen=True)
-class Removal:
-    """One artifact that goes, with the reason in words."""
-
-    entry: Entry
-    reason: str
+_WITHOUT_USES = "`--older-than`, `--target` and `--stale-versions` need no uses"
+Choice = Callable[[Sequence[Entry], Pinned, float], list[Removal]]
+"""Of all artifacts, with what is pinned and the time, those that go."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +28,7 @@ class Pruned:
     """What a prune did, or with `dry_run` would do. Sizes in bytes; `used`: how many artifacts have a counted use.
 
     `targets`: what there were artifacts for. `young`: leftovers that may still be a writer's at work. `began`: since when uses are known
-    (0: always). `ahead`: by how many seconds each artifact that is dated ahead of this machine's clock is so.
+    (0: always). `ahead`: by how many seconds each artifact that is dated ahead of this machine's clock is so. `pinned`: how many are.
     """
 
     removed: tuple[Removal, ...]
@@ -72,23 +42,7 @@ class Pruned:
     young: tuple[Leftover, ...] = ()
     began: float = 0.0
     ahead: tuple[float, ...] = ()
-
-
-def plan(entries: Sequence[Entry], policy: Policy, now: float) -> list[Removal]:
-    """The artifacts that go under `policy`, in the order of removal. Pure: the tests' table."""
-    protected = _protected(entries, policy.keep_last)
-    candidates = [entry for entry in entries if entry.artifact_id not in protected]
-    only_keep_last = policy.keep_last is not None and not policy.selects and policy.max_size is None
-    going: list[Removal] = []
-    for entry in candidates if policy.selects or only_keep_last else []:
-        reason = f"not among the {policy.keep_last} most recently used of its program" if only_keep_last else _why(entry, policy, now)
-        if reason:
-            going.append(Removal(entry, reason))
-    if policy.max_size is not None:
-        gone = {removal.entry.artifact_id for removal in going}
-        rest = [entry for entry in entries if entry.artifact_id not in gone]
-        going += _evict(rest, protected, policy.max_size)
-    return going
+    pinned: int = 0
 
 
 def prune(store: Store, policy: Policy, *, dry_run: bool = False, now: float | None = None, grace: float = GRACE) -> Pruned:
@@ -96,101 +50,112 @@ def prune(store: Store, policy: Policy, *, dry_run: bool = False, now: float | N
 
     Raises StoreError where the store cannot be written, or `policy` goes by uses and they are not known: then nothing is removed.
     """
+
+    def choose(entries: Sequence[Entry], held: Pinned, moment: float) -> list[Removal]:
+        return plan(entries, policy, moment, held)
+
+    return carry_out(store, choose, dry_run, now, grace, by_use=policy.by_use)
+
+
+def take_out(store: Store, artifact_ids: Collection[str], *, dry_run: bool = False) -> Pruned:
+    """Remove these artifacts, with the blobs that only they need, and leftovers.
+
+    Raises StoreError where the store cannot be written, or one of them is pinned: then nothing is removed.
+    """
+
+    def choose(entries: Sequence[Entry], held: Pinned, _: float) -> list[Removal]:
+        going = [entry for entry in entries if entry.artifact_id in artifact_ids]
+        if spared := [entry for entry in going if held.holds(entry.program_key, entry.artifact_id)]:
+            one = spared[0]
+            what = f"artifact {one.artifact_id[:12]} of {one.program_name} is" if len(spared) == 1 else f"{len(spared)} of them are"
+            raise StoreError(f"nothing was removed: {what} pinned; `precast pins` says why, and `precast unpin` lets go")
+        return [Removal(entry, "asked for") for entry in going]
+
+    return carry_out(store, choose, dry_run, None, GRACE, by_use=False)
+
+
+def carry_out(store: Store, choose: Choice, dry_run: bool, now: float | None, grace: float, by_use: bool) -> Pruned:
+    """Remove what `choose` names, then leftovers. `by_use`: the choice needs to know which artifacts were used. Raises StoreError."""
     if store.readonly and not dry_run:
         raise StoreError(store.problem or f"the store at {store.root} was opened read-only; nothing was pruned")
-    now = time.time() if now is None else now
+    started = time.time()
+    now = started if now is None else now
+    held = pinned(store)
     with open_index(store) as index:
         entries = index.entries(store)
-        if index.problem and policy.by_use:
+        if index.problem and by_use:
             raise StoreError(f"nothing was pruned, since it is not known which artifacts were used: {index.problem}. {_WITHOUT_USES}")
         if index.began:
             entries = [replace(entry, last_use=max(entry.last_use, index.began)) for entry in entries]
-        going = plan(entries, policy, now)
-        needed_before = referenced(store)
-        kept_by_records = recorded(store) if needed_before is not None else set()
-        gone = {removal.entry.artifact_id for removal in going}
+        going = choose(entries, held, now)
         if not dry_run:
-            for removal in going:
-                store.remove(removal.entry.artifact_id, removal.entry.program_key)
-                index.forget(removal.entry.artifact_id)
-    staying = {blob for entry in entries if entry.artifact_id not in gone for blob in entry.blobs}
-    freed_blobs = {blob for removal in going for blob in removal.entry.blobs} - staying - kept_by_records
-    orphaned = sorted(freed_blobs) if needed_before is not None else []
-    blobs = [store.path(blob_name(blob)) for blob in orphaned]
-    found = list(unused(store, needed_before, grace))
-    rest = [(file.path, file.reason) for file in found if file.due <= now]
-    freed = sum(removal.entry.manifest_size for removal in going) + sum(map(file_size, [*blobs, *(path for path, _ in rest)]))
+            remove(store, [removal.entry for removal in going], index)
+    freed, found = _unneeded(store, entries, going, grace, dry_run)
+    due = [file for file in found if file.due <= now]
+    size = sum(removal.entry.manifest_size for removal in going) + sum(file.size for file in due) + sum(freed.values())
     if not dry_run:
-        _unlink([*blobs, *(path for path, _ in rest)], store)
-    named_rest = tuple((path.relative_to(store.root).as_posix(), reason) for path, reason in rest)
-    used = sum(entry.hits > 0 for entry in entries)
-    targets = tuple(sorted({entry.target for entry in entries}))
-    young = tuple(file for file in found if file.due > now and file.path.parent.name != "quarantine")
-    ahead = tuple(entry.created - now for entry in entries if entry.created - now > SKEW and entry.artifact_id not in gone)
-    kept = len(entries) - len(going)
-    return Pruned(tuple(going), named_rest, freed, kept, total_size(entries), used, dry_run, targets, young, index.began, ahead)
+        size -= unlink_blobs(store, freed, started)
+        _unlink([file.path for file in due], store)
+    gone = {removal.entry.artifact_id for removal in going}
+    return Pruned(
+        tuple(going),
+        tuple((file.path.relative_to(store.root).as_posix(), file.reason) for file in due),
+        size,
+        len(entries) - len(going),
+        total_size(entries),
+        sum(entry.hits > 0 for entry in entries),
+        dry_run,
+        tuple(sorted({entry.target for entry in entries})),
+        tuple(file for file in found if file.due > now and file.path.parent.name != layout.QUARANTINE),
+        index.began,
+        tuple(entry.created - now for entry in entries if entry.created - now > SKEW and entry.artifact_id not in gone),
+        sum(held.holds(entry.program_key, entry.artifact_id) for entry in entries),
+    )
 
 
-_WITHOUT_USES = "`--older-than`, `--target` and `--stale-versions` need no uses"
+def _unneeded(
+    store: Store, entries: Sequence[Entry], going: Sequence[Removal], grace: float, dry_run: bool
+) -> tuple[dict[str, int], list[Leftover]]:
+    """Once the artifacts `going` are removed, or would be: digests that nothing but they needed, with their sizes; and all leftovers.
+
+    Manifests that came since `entries` were listed count, those among them that were removed and stored again.
+    """
+    gone = {removal.entry.name for removal in going}
+    needed = referenced(store, {entry.name: entry.blobs for entry in entries if entry.name not in gone}, gone if dry_run else ())
+    freed: dict[str, int] = {}
+    if needed is not None:
+        freed = {blob: size for removal in going for blob, size in removal.entry.blobs.items() if blob not in needed}
+    return freed, [file for file in unused(store, needed, grace) if file.path.name not in freed]
 
 
-def total_size(entries: Sequence[Entry]) -> int:
-    """Bytes on disk of these artifacts; a blob that several share counts once."""
-    blobs = {blob: size for entry in entries for blob, size in entry.blobs.items()}
-    return sum(entry.manifest_size for entry in entries) + sum(blobs.values())
+def remove(store: Store, entries: Sequence[Entry], index: Index) -> None:
+    """Take these artifacts out, and their rows out of the index. Raises StoreError where one cannot be removed."""
+    done: list[str] = []
+    try:
+        for entry in entries:
+            store.remove(entry.artifact_id, entry.program_key)
+            done.append(entry.artifact_id)
+    finally:
+        index.forget(done)
 
 
-def _protected(entries: Sequence[Entry], keep_last: int | None) -> set[str]:
-    if not keep_last:
-        return set()
-    programs: dict[str, list[Entry]] = {}
-    for entry in entries:
-        programs.setdefault(entry.program_key, []).append(entry)
-    newest_first = (sorted(group, key=_recency, reverse=True) for group in programs.values())
-    return {entry.artifact_id for group in newest_first for entry in group[:keep_last]}
-
-
-def _recency(entry: Entry) -> tuple[float, float, str]:
-    return (entry.last_use, entry.created, entry.artifact_id)
-
-
-def _why(entry: Entry, policy: Policy, now: float) -> str:
-    """Why every given condition holds, or "" when one does not."""
-    reasons: list[str] = []
-    if policy.target is not None:
-        if not fnmatchcase(entry.target, policy.target):
-            return ""
-        reasons.append(f"for target {entry.target}")
-    if policy.older_than is not None:
-        if now - entry.created <= policy.older_than:
-            return ""
-        reasons.append(f"made {human_days(now - entry.created)} ago")
-    if policy.unused_for is not None:
-        if now - entry.last_use <= policy.unused_for:
-            return ""
-        reasons.append(f"last used {human_days(now - entry.last_use)} ago")
-    if policy.stale is not None:
-        old = policy.stale(entry.versions)
-        if not old:
-            return ""
-        reasons.append(old)
-    return ", ".join(reasons)
-
-
-def _evict(entries: Sequence[Entry], protected: set[str], max_size: int) -> list[Removal]:
-    """Least recently used first, until the rest fits into `max_size` bytes."""
-    users = Counter(blob for entry in entries for blob in entry.blobs)
-    size = total_size(entries)
-    going: list[Removal] = []
-    for entry in sorted(entries, key=_recency):
-        if size <= max_size:
-            break
-        if entry.artifact_id in protected:
-            continue
-        users.subtract(entry.blobs.keys())
-        size -= entry.manifest_size + sum(length for blob, length in entry.blobs.items() if users[blob] == 0)
-        going.append(Removal(entry, "least recently used, over the size limit"))
-    return going
+def unlink_blobs(store: Store, blobs: Mapping[str, int], started: float) -> int:
+    """Unlink blobs that nothing needed at the moment `started`; the bytes of those that stay. Those stay that a writer has renewed since
+    then: it has found them there, and its manifest may come any moment.
+    """
+    kept = 0
+    for blob, size in blobs.items():
+        path = f"{store.root}/{blob_name(blob)}"
+        try:
+            if os.stat(path).st_mtime > started:
+                kept += size
+                continue
+            os.unlink(path)
+        except FileNotFoundError:
+            kept += size
+        except OSError as error:
+            raise _cannot_remove(path, error, store) from error
+    return kept
 
 
 def _unlink(paths: Sequence[Path], store: Store) -> None:
@@ -198,5 +163,12 @@ def _unlink(paths: Sequence[Path], store: Store) -> None:
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
-            why = f"{error.strerror or error}; {cure(error, store.root)}"
-            raise StoreError(f"cannot remove {path.relative_to(store.root)}: {why}") from error
+            raise _cannot_remove(path, error, store) from error
+
+
+def _cannot_remove(path: str | Path, error: OSError, store: Store) -> StoreError:
+    name = os.path.relpath(path, store.root)
+    return StoreError(f"cannot remove {name}: {error.strerror or error}; {cure(error, store.root)}")
+
+
+__all__ = ["Policy", "Pruned", "Removal", "carry_out", "plan", "prune", "take_out", "total_size"]

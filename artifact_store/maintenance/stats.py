@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from precast.artifact_store.maintenance.garbage import file_size, files
 from precast.artifact_store.maintenance.index import open_index
-from precast.artifact_store.maintenance.prune import total_size
+from precast.artifact_store.maintenance.policy import total_size
+from precast.artifact_store.maintenance.scan import files, size_of
 from precast.artifact_store.store import Store
 
 
@@ -50,8 +50,8 @@ def stats(store: Store) -> Stats:
         never_used=sum(entry.hits == 0 for entry in entries) if known else None,
         by_target=dict(sorted(Counter(entry.target for entry in entries).items())),
         quarantined=len(bad),
-        quarantined_size=sum(map(file_size, bad)),
-        disk_size=sum(map(file_size, files(store.root))),
+        quarantined_size=size_of(store.root / "quarantine"),
+        disk_size=size_of(store.root),
         oldest=min((entry.created for entry in entries), default=None),
         newest=max((entry.created for entry in entries), default=None),
         last_use=max((entry.last_use for entry in entries if entry.hits), default=None) if known else None,

@@ -16,28 +16,47 @@ def unreadable(store: Store, folders: Iterable[str] = layout.SHARED_FOLDERS) -> 
 
 
 def _within(store: Store, folder: str) -> Iterator[tuple[str, str]]:
-    failed: list[OSError] = []
+    """Every regular file is opened once and not asked anything else: a store has tens of thousands."""
 
     def name(path: str) -> str:
         return layout.printable(os.path.relpath(path, store.root))
 
-    for place, folders, names in os.walk(store.root / folder, onerror=failed.append):
-        for path in (os.path.join(place, inner) for inner in folders):
-            if os.path.islink(path):
-                yield name(path), "a link to a folder, which is not followed"
-            elif path.endswith(layout.MANIFEST_SUFFIX) or layout.is_digest(os.path.basename(path)):
-                yield name(path), "a folder where a file is due"
-        for path in (os.path.join(place, inner) for inner in names):
-            if reason := _obstacle(path):
-                yield name(path), reason
-    for closed in failed:
-        if not isinstance(closed, FileNotFoundError):
-            yield name(closed.filename), closed.strerror or str(closed)
+    places = [os.path.join(store.root, folder)]
+    while places:
+        try:
+            with os.scandir(places.pop()) as listed:
+                entries = sorted(listed, key=lambda entry: entry.name)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            yield name(str(error.filename)), error.strerror or str(error)
+            continue
+        for entry in entries:
+            if entry.is_file(follow_symlinks=False):
+                try:
+                    os.close(os.open(entry.path, _LOOK))
+                    continue
+                except OSError:
+                    reason = _obstacle(entry.path)
+            elif entry.is_symlink() and os.path.isdir(entry.path):
+                reason = "a link to a folder, which is not followed"
+            elif entry.is_dir(follow_symlinks=False):
+                places.append(entry.path)
+                due = entry.name.endswith(layout.MANIFEST_SUFFIX) or layout.is_digest(entry.name)
+                reason = "a folder where a file is due" if due else ""
+            else:
+                reason = _obstacle(entry.path)
+            if reason:
+                yield name(entry.path), reason
+
+
+_LOOK = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+"""A pipe would wait for its writer."""
 
 
 def _obstacle(path: str) -> str:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for its writer
+        descriptor = os.open(path, _LOOK)
         try:
             return "" if stat.S_ISREG(os.fstat(descriptor).st_mode) else "not a file but a pipe or a device"
         finally:

@@ -51,6 +51,9 @@ class LocalPlace:
             for name in self.store.record_names(kind):
                 yield RecordName(kind, name)
 
+    def accepts(self, holding: Holding) -> bool:
+        return True
+
     # -- from here
 
     def parcel(self, name: Holding | RecordName) -> Parcel | None:

@@ -92,6 +92,9 @@ class Place(Protocol):
     def records(self) -> Iterable[RecordName]:
         """The named records that are there; none where the place cannot list them."""
 
+    def accepts(self, holding: Holding) -> bool:
+        """Whether the place's policy accepts an artifact that it holds. What it does not gives way to another build of the same."""
+
     def parcel(self, name: Holding | RecordName) -> Parcel | None:
         """An artifact or a record, without its blobs; None where a record is not there any more."""
 

@@ -87,6 +87,9 @@ class RemotePlace:
         good = (name for name in names if len(name) == 2 and name[0] in store_layout.RECORD_KINDS and store_layout.is_label(name[1]))
         return [RecordName(*name) for name in good]
 
+    def accepts(self, holding: Holding) -> bool:
+        return not self.remote.refusal(holding.program_key, self._entries[holding.name])
+
     # -- from there
 
     def parcel(self, name: Holding | RecordName) -> Parcel | None:

@@ -11,9 +11,9 @@ import pytest
 from precast.artifact_store import Store, StoreError, Versions
 from precast.artifact_store.format.layout import blob_name, manifest_name
 from precast.artifact_store.format.msgpack import digest, pack, unpack
-from precast.artifact_store.maintenance.garbage import files
 from precast.artifact_store.maintenance.index import Entry
 from precast.artifact_store.maintenance.prune import Policy, plan, prune, total_size
+from precast.artifact_store.maintenance.scan import files
 from precast.artifact_store.tiers.folder import Folder
 from tests.artifact_store.sample import complete, fill, make
 

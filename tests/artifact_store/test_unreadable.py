@@ -13,8 +13,9 @@ from click.testing import CliRunner
 from precast.artifact_store import Store
 from precast.artifact_store.maintenance import garbage
 from precast.artifact_store.maintenance import verify as verification
-from precast.artifact_store.maintenance.garbage import files, referenced
+from precast.artifact_store.maintenance.garbage import referenced
 from precast.artifact_store.maintenance.prune import Policy, prune
+from precast.artifact_store.maintenance.scan import files
 from precast.artifact_store.maintenance.verify import verify
 from precast.artifact_store.tiers.folder import read_file
 from precast.cli.main import main
@@ -164,6 +165,20 @@ def test_pipes_in_the_place_of_small_files(tmp_path: Path) -> None:
         assert not lease.held
     (store.root / "format").unlink()
     os.mkfifo(store.root / "format")
+    assert "format file says ''" in Store.open(store.root).problem
+
+
+@pytest.mark.timeout(60)
+def test_a_link_to_a_device_is_not_read_for_ever(tmp_path: Path) -> None:
+    store, _ = fill(tmp_path / "s")
+    (key,) = store.programs()
+    stored = store.manifest_names(key)
+    path = store.path(stored[0])
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert len(store.variants(key)) == len(stored) - 1 and store.quarantined() == 1
+    (store.root / "format").unlink()
+    (store.root / "format").symlink_to("/dev/zero")
     assert "format file says ''" in Store.open(store.root).problem
 
 

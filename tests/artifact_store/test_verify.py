@@ -12,6 +12,7 @@ from precast.artifact_store import Store, StoreError
 from precast.artifact_store.format.layout import blob_name, manifest_name
 from precast.artifact_store.format.msgpack import digest, pack, unpack
 from precast.artifact_store.maintenance import verify as verification
+from precast.artifact_store.maintenance.scan import files
 from precast.artifact_store.maintenance.verify import Problem, Verified, verify
 from tests.artifact_store.sample import complete, fill, make, snapshot
 
@@ -144,6 +145,29 @@ def test_what_is_stored_while_it_looks_is_sound(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(verification._Look, "at_manifests", at_manifests)
     report = verify(store, repair=True)
     assert report.problems == [] and report.manifests == 2
+
+
+def test_what_is_pruned_while_it_looks_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blobs that went before they were read, and the manifest afterwards; and both after the manifest was read."""
+    store, ids = fill(tmp_path / "s", 2)
+    read = verification.read_file
+    blobs, manifests = files(store.root / "objects"), [store.path(manifest_name(KEY, name)) for name in sorted(ids)]
+
+    def read_file(path: Path) -> bytes:
+        if path == blobs[0]:
+            for blob in blobs:
+                blob.unlink()
+        if path == manifests[0]:
+            manifests[0].unlink()
+            raise FileNotFoundError(2, "pruned", str(path))
+        data = read(path)
+        if path == manifests[1]:
+            manifests[1].unlink()
+        return data
+
+    monkeypatch.setattr(verification, "read_file", read_file)
+    report = verify(store)
+    assert report.problems == [] and report.manifests == 1 and report.blobs == 0
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Commands over the store as a whole: ls, prune, verify, stats, dir, clean."""
+"""Commands over the store as a whole: ls, prune, verify, dir, clean."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from precast.cli.output import (
     finish,
     human_option,
     json_option,
+    named,
     open_store,
+    remote_option,
     store_option,
 )
 from precast.report.units import human_age, human_moment, human_size, parse_duration, parse_size
@@ -44,35 +46,50 @@ def _parsed(parse: Callable[[str], Any], _: click.Context, __: click.Parameter, 
         raise click.BadParameter(str(error)) from error
 
 
+in_remote_option = click.option("--remote", "remote", callback=named, metavar="URL", help="A remote tier instead of the local store.")
 _size = partial(_parsed, parse_size)
-_duration = partial(_parsed, parse_duration)
+duration_of = partial(_parsed, parse_duration)
+"""The callback of an option that takes a duration."""
 
 
 @click.command(short_help="List the artifacts.")
 @click.option("--program", "program", metavar="TEXT", help="Only programs whose key or name contains this.")
 @click.option("--images", "with_images", is_flag=True, help="List the kernel images of artifacts for GPUs instead.")
+@in_remote_option
 @store_option
 @human_option
 @json_option
 @errors_to_json
-def ls(program: str | None, with_images: bool, store_path: str | None, human: bool, as_json: bool) -> None:
+def ls(program: str | None, with_images: bool, remote: str | None, store_path: str | None, human: bool, as_json: bool) -> None:
     """List the artifacts: id, program, target, size, guards, hits, last use, made."""
     from precast.artifact_store.maintenance.index import open_index
+    from precast.artifact_store.maintenance.policy import matches
 
     out = Output(as_json, human)
-    store = _for_index(store_path)
+    if remote is not None:
+        from precast.cli.store import remote_keeping
+
+        if with_images:
+            raise click.UsageError("--images looks into blobs, which are on this machine only where the artifacts were fetched")
+        remote_keeping.ls(out, remote, program)
+        return
+    store = for_index(store_path)
     with open_index(store) as index:
         entries = index.entries(store)
     unknown = bool(index.problem)
     if program:
-        entries = [entry for entry in entries if program in entry.program_key or program in entry.program_name]
+        entries = [entry for entry in entries if matches(entry, program)]
     entries.sort(key=lambda entry: (entry.program_name, entry.program_key, entry.artifact_id))
     if with_images:
         _list_images(out, store, entries)
         return
     if as_json:
         out.data([{**_as_data(entry, unknown), "signed_by": _signed_by(store, entry)} for entry in entries])
-    raw = [(e.artifact_id, e.program_name, e.program_key, e.target, e.size, e.guards, *_uses(e, unknown), int(e.created)) for e in entries]
+    raw = [
+        (e.artifact_id, e.program_name, e.program_key, e.target, e.size, e.guards, *_uses(e, unknown), int(e.created))
+        for e in entries
+        if not out.human
+    ]
     readable = [
         (
             e.artifact_id[:12],
@@ -85,13 +102,14 @@ def ls(program: str | None, with_images: bool, store_path: str | None, human: bo
             human_age(e.created),
         )
         for e in entries
+        if out.human
     ]
     if entries:
-        out.table(("ID", "PROGRAM", "TARGET", "SIZE", "GUARDS", "HITS", "LAST USE", "MADE"), raw if not out.human else [], readable)
+        out.table(("ID", "PROGRAM", "TARGET", "SIZE", "GUARDS", "HITS", "LAST USE", "MADE"), raw, readable)
     else:
         out.note(f"No artifacts{f' matching {program!r}' if program else ''} in {store.root}")
-    _tell_unknown(out, index.problem)
-    _tell_unreadable(out, store)
+    tell_unknown(out, index.problem)
+    tell_unreadable(out, store)
 
 
 def _uses(entry: Entry, unknown: bool) -> tuple[object, object]:
@@ -99,12 +117,14 @@ def _uses(entry: Entry, unknown: bool) -> tuple[object, object]:
     return ("", "") if unknown else (entry.hits, int(entry.last_use))
 
 
-def _tell_unknown(out: Output, why: str) -> None:
+def tell_unknown(out: Output, why: str) -> None:
+    """Say why it is not known which artifacts were used, where it is not."""
     if why:
         out.note(f"Which artifacts were used is not known: {why}")
 
 
-def _tell_unreadable(out: Output, store: Store) -> None:
+def tell_unreadable(out: Output, store: Store) -> None:
+    """Say that some of the store cannot be read, where that is so."""
     if hidden := unreadable(store):
         name, reason = next(iter(hidden.items()))
         count = many(len(hidden), "file or folder", "files or folders")
@@ -137,20 +157,26 @@ def _has_images(target: str) -> bool:
 
 
 @click.command(short_help="Remove artifacts that meet conditions, and leftovers.")
+@click.option("--program", callback=named, metavar="TEXT", help="Artifacts of programs whose key or name contains this.")
 @click.option("--max-size", callback=_size, metavar="SIZE", help="Then evict least recently used ones until the store fits: 500M, 2GiB.")
-@click.option("--older-than", callback=_duration, metavar="AGE", help="Artifacts made longer ago: 30d, 12h.")
-@click.option("--unused-for", callback=_duration, metavar="AGE", help="Artifacts not used for so long.")
+@click.option("--older-than", callback=duration_of, metavar="AGE", help="Artifacts made longer ago: 30d, 12h.")
+@click.option("--unused-for", callback=duration_of, metavar="AGE", help="Artifacts not used for so long.")
 @click.option("--target", metavar="PATTERN", help="Artifacts for this target; * matches anything: 'cuda:*'.")
 @click.option("--stale-versions", is_flag=True, help="Artifacts that the precast, torch and Python installed here cannot use any more.")
 @click.option(
     "--keep-last", type=click.IntRange(min=1), metavar="N", help="Spare each program's N most recently used; alone: remove all others."
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@in_remote_option
+@click.option(
+    "--grace", callback=duration_of, metavar="AGE", help="With --remote: how long what nothing names stays for others at work: 1h."
+)
 @store_option
 @human_option
 @json_option
 @errors_to_json
 def prune(
+    program: str | None,
     max_size: int | None,
     older_than: float | None,
     unused_for: float | None,
@@ -158,29 +184,50 @@ def prune(
     stale_versions: bool,
     keep_last: int | None,
     dry_run: bool,
+    remote: str | None,
+    grace: float | None,
     store_path: str | None,
     human: bool,
     as_json: bool,
 ) -> None:
     """Remove artifacts. One goes when every condition given holds for it; without conditions only leftovers go.
 
-    Leftovers are blobs that no artifact needs, files of killed writers, and what was quarantined more than 30 days ago.
+    What is pinned (`precast pins`) stays. Leftovers are blobs that no artifact needs, files of killed writers, and what was quarantined
+    more than 30 days ago.
     """
     from precast.artifact_store.maintenance import prune as pruning
 
     out = Output(as_json, human)
     stale = _stale if stale_versions else None
-    policy = pruning.Policy(max_size, older_than, unused_for, _any_machine(target), stale, keep_last)
+    policy = pruning.Policy(max_size, older_than, unused_for, _any_machine(target), stale, keep_last, program)
+    if remote is not None:
+        from precast.artifact_store.maintenance.garbage import GRACE
+        from precast.cli.store import remote_keeping
+
+        remote_keeping.prune(out, remote, policy, dry_run, GRACE if grace is None else grace)
+        return
+    if grace is not None:
+        raise click.UsageError("--grace is for remotes (--remote URL)")
     # uses that wait to be counted count for both
-    store = _for_index(store_path) if dry_run else open_store(store_path, readonly=False, existing=True)
+    store = for_index(store_path) if dry_run else open_store(store_path, readonly=False, existing=True)
     done = pruning.prune(store, policy, dry_run=dry_run)
+    tell_removed(out, store, done)
+    if not done.removed and not done.leftovers:
+        out.note(_nothing_to_prune(policy, done))
+    _tell_what_is_left(out, store, policy, done)
+    tell_unreadable(out, store)
+
+
+def tell_removed(out: Output, store: Store, done: Pruned) -> None:
+    """What went, or would go: data and a table, and their sum where there is any."""
     out.data(
         {
-            "dry_run": dry_run,
+            "dry_run": done.dry_run,
             "removed": [{"id": r.entry.artifact_id, "program": r.entry.program_name, "reason": r.reason} for r in done.removed],
             "leftovers": [{"file": name, "reason": reason} for name, reason in done.leftovers],
             "freed": done.freed,
             "kept": done.kept,
+            "pinned": done.pinned,
             "younger_leftovers": [{"file": f.path.relative_to(store.root).as_posix(), "due": f.due} for f in done.young],
             "dated_ahead": len(done.ahead),
         }
@@ -190,13 +237,10 @@ def prune(
     if raw:
         out.table(("ID", "PROGRAM", "SIZE", "WHY"), raw, readable)
     what = f"{many(len(done.removed), 'artifact')} and {many(len(done.leftovers), 'leftover file')} ({human_size(done.freed)})"
-    if not done.removed and not done.leftovers:
-        out.note(_nothing_to_prune(policy, done))
-    else:
-        head, keeping = ("Would remove", "would keep") if dry_run else ("Removed", "kept")
-        out.note(f"{head} {what}; {keeping} {many(done.kept, 'artifact')}")
-    _tell_what_is_left(out, store, policy, done)
-    _tell_unreadable(out, store)
+    if done.removed or done.leftovers:
+        head, keeping = ("Would remove", "would keep") if done.dry_run else ("Removed", "kept")
+        pinned = f", of which {done.pinned} {'is' if done.pinned == 1 else 'are'} pinned" if done.pinned else ""
+        out.note(f"{head} {what}; {keeping} {many(done.kept, 'artifact')}{pinned}")
 
 
 def _tell_what_is_left(out: Output, store: Store, policy: Policy, done: Pruned) -> None:
@@ -231,9 +275,11 @@ def _any_machine(target: str | None) -> str | None:
 def _nothing_to_prune(policy: Policy, done: Pruned) -> str:
     """Why nothing goes, by what was asked for."""
     if policy.max_size is not None:
-        spared = "; --keep-last spares them" if done.size_before > policy.max_size else ""
+        spared = f"; {_what_spares(policy, done)} them" if done.size_before > policy.max_size else ""
         return f"Nothing to prune: artifacts take {human_size(done.size_before)} of {human_size(policy.max_size)}{spared}"
     if policy.selects or policy.keep_last is not None:
+        if done.pinned:
+            return f"Nothing to prune: the conditions hold for none of {many(done.kept, 'artifact')} that may go ({done.pinned} pinned)"
         targets = f"; there are artifacts for {', '.join(done.targets)}" if policy.target is not None and done.targets else ""
         return f"Nothing to prune: the conditions hold for none of {many(done.kept, 'artifact')}{targets}"
     leftovers = "no leftovers that may go yet" if done.young else "no leftovers"
@@ -241,6 +287,11 @@ def _nothing_to_prune(policy: Policy, done: Pruned) -> str:
         return f"Nothing to prune: {leftovers}, and no artifacts"
     stay = "the one artifact stays" if done.kept == 1 else f"all {done.kept} artifacts stay"
     return f"Nothing to prune: {leftovers}; without conditions {stay}"
+
+
+def _what_spares(policy: Policy, done: Pruned) -> str:
+    what = [*(["--keep-last"] if policy.keep_last is not None else []), *(["pins"] if done.pinned else [])]
+    return f"{' and '.join(what)} {'spare' if what[-1] == 'pins' or len(what) > 1 else 'spares'}" if what else "writers at work spare"
 
 
 @click.command(short_help="Read and check all that is stored; repair.")
@@ -254,7 +305,7 @@ def verify(repair: bool, store_path: str | None, as_json: bool) -> None:
 
     out = Output(as_json)
     store = open_store(store_path, readonly=not repair, existing=True)
-    report = check_store(store, repair=repair)
+    report = check_store(store, repair=repair, jobs=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
     shown = {
         **vars(report),
         "problems": [vars(problem) for problem in report.problems],
@@ -298,47 +349,23 @@ def _verdict(report: Verified, store: Store, repair: bool) -> str:
     return f"{count}; `precast verify --repair` sets aside what is damaged"
 
 
-@click.command(short_help="Figures: artifacts, sizes, hits, targets, quarantine.")
+@click.command("dir", short_help="Print where the store is, and which remotes are behind it.")
 @store_option
-@human_option
-@json_option
-@errors_to_json
-def stats(store_path: str | None, human: bool, as_json: bool) -> None:
-    """Figures: artifacts, sizes, hits, targets, quarantine."""
-    from precast.artifact_store.maintenance.stats import stats as figures_of
-
-    out = Output(as_json, human)
-    store = _for_index(store_path)
-    figures = figures_of(store)
-    out.data({**vars(figures), "store": str(store.root)})
-    raw = [(name, "" if value is None else value) for name, value in vars(figures).items() if name not in ("by_target", "uses_unknown")]
-    raw += [(f"artifacts for {target}", count) for target, count in figures.by_target.items()]
-    sizes = {"size", "saved", "disk_size", "quarantined_size"}
-    moments = {"oldest", "newest", "last_use"}
-
-    def shown(name: str, value: Any) -> str:
-        if figures.uses_unknown and name in ("hits", "never_used", "last_use"):
-            return "?"
-        if name in moments:
-            return human_age(float(value) if value != "" else None)
-        return human_size(int(value)) if name in sizes else str(value)
-
-    readable = [(name.replace("_", " "), shown(name, value)) for name, value in raw]
-    out.table(("FIGURE", str(store.root)), raw, readable)
-    _tell_unknown(out, figures.uses_unknown)
-    _tell_unreadable(out, store)
-
-
-@click.command("dir", short_help="Print where the store is.")
-@store_option
+@remote_option
 @json_option
 @errors_to_json
 def dir_(store_path: str | None, as_json: bool) -> None:
-    """Print where the store is."""
+    """Print where the store is; and which remotes are behind it, nearest first, with their settings and what says so."""
+    from precast.artifact_store.remote.attach import describe
+    from precast.artifact_store.remote.settings import chosen
+
     out = Output(as_json)
     root = open_store(store_path).root
-    out.data({"store": str(root), "exists": root.exists()})
+    remotes = [describe(setting) for setting in chosen()]
+    out.data({"store": str(root), "exists": root.exists(), "remotes": remotes})
     out.text(str(root))
+    for remote in remotes:
+        out.text("\t".join(str(remote[name]) for name in ("url", "mode", "trust", "budget", "where")))
 
 
 @click.command(short_help="Remove everything in the store.")
@@ -347,8 +374,9 @@ def dir_(store_path: str | None, as_json: bool) -> None:
 @json_option
 @errors_to_json
 def clean(yes: bool, store_path: str | None, as_json: bool) -> None:
-    """Remove everything in the store: artifacts, blobs, measured choices, index, quarantine."""
+    """Remove everything in the store: artifacts, blobs, measured choices, pins, index, quarantine."""
     from precast.artifact_store.maintenance import clean as cleaning
+    from precast.artifact_store.maintenance.pins import pinned
 
     out = Output(as_json)
     root = default_root(store_path)
@@ -360,7 +388,9 @@ def clean(yes: bool, store_path: str | None, as_json: bool) -> None:
     if not yes:
         if not sys.stdin.isatty():
             raise click.UsageError(f"this removes everything in {root}; add --yes")
-        click.confirm(f"Remove everything in {root} ({human_size(size)})?", abort=True, err=True)
+        count = len(pinned(open_store(store_path)).names)
+        held = f", {many(count, 'pin')} and what they hold among it" if count else ""
+        click.confirm(f"Remove everything in {root} ({human_size(size)}{held})?", abort=True, err=True)
     cleaning.clean(root)
     out.data({"store": str(root), "freed": size})
     out.note(f"Removed everything in {root} ({human_size(size)})")
@@ -381,7 +411,7 @@ def _signed_by(store: Store, entry: Entry) -> list[dict[str, str]]:
     return [] if manifest is None else signers_data(store, manifest)
 
 
-def _for_index(path: str | None) -> Store:
+def for_index(path: str | None) -> Store:
     """A store to read with its index: opened for writing where its files may be written, so that use counts are folded in.
 
     By the store's own user: whoever else looks leaves it as it is.

@@ -190,6 +190,19 @@ def test_parts_of_chosen_programs_come_along_from_a_remote_that_lists_too(tmp_pa
     assert [h.program_key for h in came.moved] == ["called-1", "deep-1", "main-1"]
 
 
+def test_from_one_remote_to_another(tmp_path: Path) -> None:
+    store, ids = fill(tmp_path / "a", 3)
+    store.put_record("tuning", "cpu", {"choices": {}})
+    one, two = MemoryEndpoint(), MemoryEndpoint("memory://other")
+    assert move(LocalPlace(store, known_key("ci")), remote(one)).good
+    judge = judge_for("signed", keyring=lambda: keyring("ci"))
+    across = move(remote(one, judge), remote(two))
+    assert across.good and sorted(h.artifact_id for h in across.moved) == sorted(ids) and len(across.records) == 1
+    assert {name for name in one.content if "objects" in name} == {name for name in two.content if "objects" in name}
+    assert move(remote(two, judge), LocalPlace(Store.open(tmp_path / "b"))).good
+    assert difference(remote(one), remote(two), EVERYTHING).none
+
+
 # -- trust
 
 
@@ -234,6 +247,21 @@ def test_what_leaves_is_signed_where_a_key_is_given_and_signatures_follow_later(
     third = LocalPlace(Store.open(tmp_path / "c"))
     assert move(LocalPlace(other), third).good
     assert all(h.signers == {known_key("ci").public.id} for h in third.holdings())
+
+
+def test_what_nobody_trusts_gives_way_to_a_signed_build_of_the_same(tmp_path: Path) -> None:
+    judge = judge_for("signed", keyring=lambda: keyring("ci"))
+    stranger, ours = Store.open(tmp_path / "stranger"), Store.open(tmp_path / "ours")
+    stranger.put(*make(evidence={"seconds": 1}))
+    mine = ours.get(ours.put(*make(evidence={"seconds": 2})))
+    assert mine is not None
+    endpoint = MemoryEndpoint()
+    assert move(LocalPlace(stranger), remote(endpoint)).good
+    assert move(LocalPlace(ours, known_key("ci")), remote(endpoint)).moved == [], "where all are accepted the first stays"
+    assert len(move(LocalPlace(ours, known_key("ci")), remote(endpoint, judge)).moved) == 1
+    (there,) = remote(endpoint).holdings()
+    assert there.checksum == mine.checksum and there.signers == {known_key("ci").public.id}
+    assert move(LocalPlace(stranger), remote(endpoint, judge)).moved == [], "nor does a stranger's replace it"
 
 
 # -- failures
