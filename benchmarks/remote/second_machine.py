@@ -75,7 +75,7 @@ def _traffic() -> dict[str, int]:
         return {"requests": 0, "received": 0}
     found = [each.counters.snapshot() for each in module.transports()]
     requests = sum(sum(item["requests"].values()) for item in found)
-    return {"requests": requests, "received": sum(item["received"] for item in found)}
+    return {"requests": requests, "received": sum(item["bytes_received"] for item in found)}
 
 
 # -- the parent
