@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import os
+from collections.abc import Callable
 from typing import NamedTuple
 
 from precast.artifact_store.remote.endpoints.url import EndpointURL, parse
@@ -31,11 +32,12 @@ def proxy_for(url: EndpointURL) -> Proxy | None:
     """The proxy for this URL; None where it is reached directly. Raises ValueError where the environment names what is none."""
     if not any(name.lower().endswith("_proxy") for name in os.environ):
         return None
-    from urllib.request import getproxies_environment, proxy_bypass_environment  # imports much
+    from urllib import request  # imports much
 
-    proxies = getproxies_environment()
+    proxies = request.getproxies_environment()
     named = proxies.get(url.scheme) or proxies.get("all")
-    if not named or proxy_bypass_environment(url.authority, proxies):
+    bypassed: Callable[[str, dict[str, str]], bool] = request.proxy_bypass_environment  # type: ignore[attr-defined]
+    if not named or bypassed(url.authority, proxies):
         return None
     found = parse(named if "://" in named else f"http://{named}")
     if found.scheme != "http" or not found.host:
