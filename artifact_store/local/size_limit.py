@@ -63,7 +63,7 @@ def _in_file(path: Path) -> Any:
 
     try:
         table = tomllib.loads(data.decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # neither UTF-8 nor TOML, or a number of too many digits
         raise StoreError(f"{path} is no TOML: {error}") from error
     for name in ("tool", "precast") if path.name == "pyproject.toml" else ():
         table = table.get(name, {}) if isinstance(table, dict) else {}

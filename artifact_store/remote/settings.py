@@ -103,7 +103,7 @@ def _in_file(path: Path) -> tuple[Setting, ...] | None:
     where = f"{path}" if path.name != "pyproject.toml" else f"{path} [tool.precast]"
     try:
         content = tomllib.loads(data.decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # neither UTF-8 nor TOML, or a number of too many digits
         raise StoreError(f"{path} is no TOML: {error}") from error
     table = content
     for name in ("tool", "precast") if path.name == "pyproject.toml" else ():
