@@ -32,7 +32,7 @@ from precast.artifact_store.tiers.tier import Stamp, Tier
 from precast.artifact_store.trust.trusted import LOCAL, Policy, Trusted, admit, admit_manifest
 
 if TYPE_CHECKING:
-    from precast.artifact_store.remote.remotes import Remotes
+    from precast.artifact_store.remote.behind.remotes import Remotes
     from precast.artifact_store.remote.settings import Setting
     from precast.artifact_store.trust.signatures import Judge, Signature, Signer
 
@@ -134,7 +134,7 @@ class Store:
         put, and never on a hit. What is wrong with their settings is logged once, unless they were given when the store was opened.
         """
         if not self._remotes_known:
-            from precast.artifact_store.remote.behind import remotes_behind  # not on the way of a hit
+            from precast.artifact_store.remote.behind.open import remotes_behind  # not on the way of a hit
 
             with _opening:
                 if not self._remotes_known:
