@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, Literal
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from precast.artifact_store.format.errors import StoreError
+from precast.artifact_store.tiers.owner import LONGEST_LINE, why_not_believed
 
 Mode = Literal["ro", "rw"]
 BUDGET = 2.0
@@ -31,8 +31,7 @@ _OURS = ("mode", "trust", "budget")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
-LARGEST_FILE, LONGEST_LINE = 1 << 20, 8192
-"""Bytes. The time to read a line of TOML may grow with the square of its length: 250 KB of `a.b.a.b` take minutes."""
+LARGEST_FILE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def _in_file(path: Path) -> tuple[Setting, ...] | None:
         raise StoreError(f"{path} cannot be read, so that it is not known which remotes it names: {error.strerror}") from error
     if path.name == "pyproject.toml" and b"precast" not in data:
         return None
-    if reason := _foreign(path):
+    if reason := why_not_believed(path):
         log.warning("%s is ignored: %s; what it names would be loaded and run. %s names remotes all the same", path, reason, ENVIRONMENT)
         return None
     if len(data) > LARGEST_FILE or max(map(len, data.split(b"\n"))) > LONGEST_LINE:
@@ -116,17 +115,6 @@ def _in_file(path: Path) -> tuple[Setting, ...] | None:
         raise StoreError(f'{where}: remotes is a list, for example [{{url = "s3://bucket/precast", mode = "ro"}}]')
     tables = [item if isinstance(item, dict) else {"url": item} for item in table["remotes"]]
     return _distinct([_setting(item, f"{where} remotes[{i}]") for i, item in enumerate(tables)])
-
-
-def _foreign(path: Path) -> str:
-    """Why somebody else may have written a file that was found and not named, in /tmp say; empty where it is ours, or root's."""
-    try:
-        seen = path.stat()
-    except OSError as error:
-        return error.strerror or str(error)
-    if seen.st_uid not in (0, os.geteuid()):
-        return f"it belongs to another user ({seen.st_uid}, and this is {os.geteuid()})"
-    return "everybody may write it (chmod o-w)" if seen.st_mode & stat.S_IWOTH else ""
 
 
 def _setting(table: Mapping[str, Any], where: str) -> Setting:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from precast.artifact_store.local import size_limit
 from precast.artifact_store.remote.settings import from_files
 from precast.artifact_store.trust import keyring as rings
 from precast.artifact_store.trust.keys import KeyProblem
@@ -36,7 +37,7 @@ def test_another_users_settings_do_not(file: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(os, "geteuid", lambda: 4242)
     with caplog.at_level(logging.WARNING, "precast.store"):
         assert from_files(file.parent / "work") == ()
-    assert "belongs to another user" in caplog.text and "PRECAST_REMOTE" in caplog.text
+    assert "is ignored: it belongs to" in caplog.text and "PRECAST_REMOTE" in caplog.text
 
 
 def test_settings_that_everybody_may_write_do_not(file: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -44,6 +45,14 @@ def test_settings_that_everybody_may_write_do_not(file: Path, caplog: pytest.Log
     with caplog.at_level(logging.WARNING, "precast.store"):
         assert from_files(file.parent / "work") == ()
     assert "everybody may write it" in caplog.text
+
+
+def test_nor_does_a_size_limit(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file.write_text('max_size = "1M"\n')
+    assert size_limit.size_limit(file.parent / "work") == 1_000_000
+    file.chmod(0o666)
+    assert size_limit.size_limit(file.parent / "work") is None
+    assert "its max_size would remove artifacts" in caplog.text
 
 
 def test_a_keyring_that_everybody_may_write_trusts_nobody(tmp_path: Path) -> None:
