@@ -165,8 +165,8 @@ def _spoilt(cycle: Cycle, data: bytes) -> bytes:
 
 
 def _made_anew(cycle: Cycle, url: str, reported: set[int], when: str) -> None:
-    """Two machines in turn take what they can, compile what they cannot get, and send that: then everything arrives. (Two, because an object
-    that is damaged beside a damaged index is found by whoever reads the new index.)
+    """Two machines in turn take what they can, compile what they cannot get, and send that: then everything arrives. Two, because an object
+    that is damaged beside a damaged index is found by whoever reads the new index.
     """
     for name in ("reader", "second reader"):
         reader = machine(cycle.folder / name, url)
