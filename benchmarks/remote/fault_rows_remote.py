@@ -16,9 +16,9 @@ from fault_tools import KEY, Cycle, Row, artifact, start
 from precast.artifact_store import Store
 from precast.artifact_store.remote import spool
 from precast.artifact_store.remote.attach import open_tier
+from precast.artifact_store.remote.behind.remotes import Remotes
 from precast.artifact_store.remote.endpoint import TimeOuts
 from precast.artifact_store.remote.program_index import Entry
-from precast.artifact_store.remote.remotes import Remotes
 from precast.artifact_store.remote.settings import from_url
 from tests.support.fault_proxy import FaultProxy
 
@@ -45,7 +45,7 @@ def machine(root: Path, url: str) -> Store:
     """A machine's store with this remote behind it."""
     store = Store.open(root, remote=[])
     tier = open_tier(from_url(f"{url}?trust=any&budget={BUDGET}s", "the fault table"), TIMEOUTS)
-    from precast.artifact_store.remote.local_side import LocalSide
+    from precast.artifact_store.remote.behind.local_side import LocalSide
 
     store._remotes, store._remotes_known = Remotes([tier], LocalSide(store, store._entries, store._records)), True
     return store

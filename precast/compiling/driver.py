@@ -19,6 +19,7 @@ from precast.compiling.build_graph import GraphRequest, Stopwatch, build_graph, 
 from precast.compiling.dynamic_sizes import SymbolsRefused, due_to_symbols, dynamic_of, symbolic_build, with_symbols_or_without
 from precast.compiling.foreign_backend import backend_variant
 from precast.compiling.observers import captures
+from precast.compiling.provenance import provenance_of
 from precast.compiling.publish import Built, compile_planned, identity_of_frame, publish
 from precast.compiling.target_choice import likely_family, target_of
 from precast.compiling.unstable_constants import why_unsteady
@@ -33,7 +34,7 @@ from precast.runtime.programs import single_flight
 from precast.runtime.programs.program import Program
 from precast.runtime.settings import graph_break_errors
 from precast.runtime.settings.options import key_options
-from precast.target_registry import load_every_part
+from precast.target_registry import family_of, load_every_part
 
 
 def compile_variant(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | InProcess | Deferred:
@@ -205,5 +206,7 @@ def _planned(job: _Job) -> Manifest:
 
 
 def _provenance(job: _Job) -> dict[str, Any]:
-    broke = job.frame.broke
-    return {"seconds": dict(job.watch.seconds)} | ({"graph_break": broke.without_folders()} if broke is not None else {})
+    broke, on_host = job.frame.broke, family_of(job.target).on_host
+    entry = job.program.name.partition(":")[0]
+    origin = provenance_of(not on_host, (digest.module or entry for digest in job.frame.digests))
+    return {"seconds": dict(job.watch.seconds)} | origin | ({"graph_break": broke.without_folders()} if broke is not None else {})

@@ -119,6 +119,10 @@ class Uploads:
         with self._changed:
             return not any(item.program == program_key and item.remote not in self._refused for item in self._mine)
 
+    def refusing(self) -> tuple[str, ...]:
+        """Places of the remotes that refused what this process sent them, so that it sends them nothing more."""
+        return tuple(sorted(self._refused))
+
     def flush(self, seconds: float) -> bool:
         """Wait for at most so long until all that this process put is sent, or an attempt fails; whether it is sent."""
         until = time.monotonic() + seconds
