@@ -405,6 +405,11 @@ class Store:
             tier.put(file, manifest.to_bytes())
 
         self._entries.write(put, f"artifact {manifest.artifact_id[:12]}")
+        if missing := [blob for blob in manifest.blobs if self.why_absent(blob)]:  # a prune came before the manifest was there
+            self.remove(manifest.artifact_id, manifest.program_key)
+            raise StoreError(
+                f"artifact {manifest.artifact_id[:12]} lost blob {missing[0][:12]}… to a prune of {self.place}: store it again"
+            )
         self._hold_size()
 
     def _hold_size(self) -> None:

@@ -16,7 +16,7 @@ from precast.cli.output import Failure, Output, errors_to_json, human_option, js
 from precast.report.units import human_age
 
 
-@click.command(short_help="What other machines used: list it, bring it in, tell a remote.")
+@click.command(short_help="What other machines used: list, bring in, tell a remote.")
 @click.option(
     "--import", "sources", multiple=True, metavar="FILE|FOLDER|URL", help="Bring in what machines noted in files, or told a remote."
 )
