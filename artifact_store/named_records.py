@@ -84,7 +84,7 @@ class NamedRecords:
             for blob_digest, data in blobs.items():
                 tier.put_new(layout.blob_name(blob_digest), data)
             signature_files.keep(self._entries, tier, file, checksum, given)
-            tier.put(file, pack([_MAGIC, checksum, content]))
+            tier.put(file, _file(content))
 
         self._entries.write(put, f"{kind}/{name}")
 
@@ -123,6 +123,15 @@ class NamedRecords:
         except RecordError as error:
             self._entries.quarantine(file, str(error))
             return None
+
+
+def pack_record(record: Mapping[str, Data], where: str) -> bytes:
+    """The file of a record."""
+    return _file(pack(dict(record), where))
+
+
+def _file(content: bytes) -> bytes:
+    return pack([_MAGIC, digest(content), content])
 
 
 def parse_record(data: bytes, where: str) -> Record:

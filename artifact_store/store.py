@@ -152,6 +152,10 @@ class Store:
         names = (name.split("/")[1] for name in self._entries.names(layout.PROGRAMS) if name.endswith(layout.MANIFEST_SUFFIX))
         return sorted({name for name in names if layout.is_label(name)})
 
+    def program_keys(self) -> list[str]:
+        """Program keys that have a folder, with artifacts or without: one listing, however many artifacts there are."""
+        return [name for name in self._entries.listed(layout.PROGRAMS) if layout.is_label(name)]
+
     def variants(self, program_key: str) -> list[Manifest]:
         """Every readable artifact of a program, ordered by id."""
         found = (self._manifest(name) for name in self.manifest_names(program_key))
@@ -334,6 +338,11 @@ class Store:
         """How many damaged entries were set aside and are still kept."""
         return len(self._entries.names(layout.QUARANTINE))
 
+    def set_aside_of(self, program_key: str) -> int:
+        """How many damaged manifests of a program were set aside and are still kept."""
+        prefix = f"{layout.QUARANTINE}/{layout.program_folder(program_key).replace('/', '~')}~"
+        return sum(name.startswith(prefix) for name in self._entries.names(layout.QUARANTINE))
+
     def why_unread(self, program_key: str) -> str:
         """Why what is stored of a program cannot be read, as a sentence's end; empty where nothing is in the way."""
         if self.problem:
@@ -387,17 +396,25 @@ class Store:
         log.info("put: %s: artifact %s for %s", manifest.program_name, manifest.artifact_id[:12], manifest.target)
         return manifest.artifact_id
 
-    def put_blob(self, data: bytes) -> None:
-        """Keep a blob whose artifact follows (`adopt`) within the hour, for which a prune spares it. Raises StoreError."""
-        name = layout.blob_name(digest(data))
-        self._entries.write(lambda tier: tier.put_new(name, data), f"blob {name[-64:-52]}")
+    def put_blob(self, digest_: str, data: bytes) -> None:
+        """Keep one blob before the artifact that names it (`put_manifest`): what a transfer that was killed leaves is found by the next
+        one, or pruned. Raises StoreError, and ValueError for content that does not match.
+        """
+        if digest(data) != digest_:
+            raise ValueError(f"blob {digest_[:12]}…: the content of {len(data)} bytes does not match")
+        self._entries.write(lambda tier: tier.put_new(layout.blob_name(digest_), data), f"blob {digest_[:12]}…")
 
-    def adopt(self, manifest: Manifest, signatures: tuple[Signature, ...]) -> None:
-        """Store the manifest of an artifact that came from elsewhere and whose blobs are here. Raises StoreError where one is not."""
+    def put_manifest(self, manifest: Manifest, signatures: tuple[Signature, ...] = ()) -> str:
+        """Make an artifact visible whose blobs were put one by one, with the signatures that came with it. Returns its id.
+
+        Raises StoreError, also where a blob is missing.
+        """
+        if missing := [blob for blob in manifest.blobs if self.blob_path(blob) is None]:
+            raise StoreError(
+                f"artifact {manifest.artifact_id[:12]}: blob {missing[0][:12]}… is not in the store at {self.place}; move it again"
+            )
         from precast.artifact_store import signature_files
 
-        if missing := [blob for blob in manifest.blobs if self.blob_path(blob) is None]:
-            raise StoreError(f"artifact {manifest.artifact_id[:12]} lacks blob {missing[0][:12]}… in the store at {self.place}")
         file = layout.manifest_name(manifest.program_key, manifest.artifact_id)
 
         def put(tier: Tier) -> None:
@@ -405,12 +422,20 @@ class Store:
             tier.put(file, manifest.to_bytes())
 
         self._entries.write(put, f"artifact {manifest.artifact_id[:12]}")
-        if missing := [blob for blob in manifest.blobs if self.why_absent(blob)]:  # a prune came before the manifest was there
+        if taken := [blob for blob in manifest.blobs if self.why_absent(blob)]:  # by a prune that looked before the manifest was there
             self.remove(manifest.artifact_id, manifest.program_key)
-            raise StoreError(
-                f"artifact {manifest.artifact_id[:12]} lost blob {missing[0][:12]}… to a prune of {self.place}: store it again"
-            )
+            raise StoreError(f"artifact {manifest.artifact_id[:12]}: blob {taken[0][:12]}… was pruned meanwhile; move it again")
         self._hold_size()
+        log.info("moved here: %s: artifact %s for %s", manifest.program_name, manifest.artifact_id[:12], manifest.target)
+        return manifest.artifact_id
+
+    def put_signatures(self, manifest: Manifest, signatures: tuple[Signature, ...]) -> None:
+        """Put further signatures of this build of an artifact beside it. Raises StoreError."""
+        from precast.artifact_store import signature_files
+
+        file = layout.manifest_name(manifest.program_key, manifest.artifact_id)
+        what = f"signatures of artifact {manifest.artifact_id[:12]}"
+        self._entries.write(lambda tier: signature_files.keep(self._entries, tier, file, manifest.checksum, signatures), what)
 
     def _hold_size(self) -> None:
         """Where the store's size has a limit, a thread evicts what goes beyond it. What is wrong with the limit is logged."""

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from precast.runtime.api.compile import compile, compile_module, explain, explain_miss, load, reset
+    from precast.runtime.api.metrics import METRICS_TYPE, metrics
     from precast.runtime.api.precompile import precompile
     from precast.runtime.api.repeated_blocks import compile_repeated_blocks
+    from precast.runtime.api.serving import refresh, warm_up
     from precast.runtime.common.errors import (
         DirectiveError,
         GraphBreakError,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
         substitute_in_graph,
     )
     from precast.runtime.directives.dynamic_marks import mark_dynamic, mark_static, mark_unbacked, maybe_mark_dynamic
+    from precast.runtime.programs.record_calls import record
     from precast.runtime.settings.backends import list_backends, register_backend
     from precast.runtime.settings.graph_break_errors import error_on_graph_break
     from precast.runtime.settings.guard_filters import (
@@ -71,6 +74,9 @@ _MODULES = {
     "reset": "api.compile",
     "GuardMiss": "common.errors",
     "MarkError": "common.errors",
+    "METRICS_TYPE": "api.metrics",
+    "metrics": "api.metrics",
+    "record": "programs.record_calls",
     "mark_dynamic": "directives.dynamic_marks",
     "mark_static": "directives.dynamic_marks",
     "mark_unbacked": "directives.dynamic_marks",
@@ -83,8 +89,10 @@ _MODULES = {
     "list_mode_options": "settings.options",
     "list_options": "settings.options",
     "precompile": "api.precompile",
+    "refresh": "api.serving",
     "register_backend": "settings.backends",
     "set_stance": "settings.stance",
+    "warm_up": "api.serving",
 }
 _RESULTS = {
     "BackendError": "precast.runtime.common.errors",
@@ -98,9 +106,11 @@ _RESULTS = {
     "SignatureReport": "precast.runtime.api.precompile",
     "StoreUnwritable": "precast.runtime.common.errors",
     "VariantReport": "precast.runtime.programs.explain_miss",
+    "WarmUp": "precast.runtime.api.serving",
 }
 """Where classes are that users meet as errors and results, and do not call; pickles find them by `precast`."""
 __all__ = [
+    "METRICS_TYPE",
     "DirectiveError",
     "GraphBreakError",
     "GuardMiss",
@@ -132,7 +142,10 @@ __all__ = [
     "mark_static",
     "mark_unbacked",
     "maybe_mark_dynamic",
+    "metrics",
     "precompile",
+    "refresh",
+    "record",
     "register_backend",
     "reset",
     "set_stance",
@@ -140,6 +153,7 @@ __all__ = [
     "skip_guard_on_globals_unsafe",
     "skip_guard_on_inbuilt_nn_modules_unsafe",
     "substitute_in_graph",
+    "warm_up",
 ]
 
 

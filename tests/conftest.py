@@ -20,6 +20,7 @@ from tests.support.fixtures import counter, fresh_tracer, native_store, set_comp
 __all__ = ["counter", "fresh_tracer", "native_store", "set_compiler", "store"]
 
 os.environ.setdefault("PRECAST_STRICT", "1")
+os.environ.setdefault("PRECAST_STATS", "0")  # what tests count is written by the tests of the statistics only
 
 STORES = tempfile.TemporaryDirectory(prefix="precast-tests-", ignore_cleanup_errors=True)
 """Holds a store for each test, made when it is first written; and one for what runs outside of tests, such as fixtures of a session."""

@@ -130,8 +130,8 @@ def take_in(store: Store, path: Path, judge: Judge, progress: Callable[[int], No
                 one.manifest.check()
             for record in reader.index.records:
                 _check_form(record)
-            for _, data in reader.blobs():
-                store.put_blob(data)
+            for name, data in reader.blobs():
+                store.put_blob(name, data)
                 done.blobs += 1
                 done.content += len(data)
                 progress(len(data))
@@ -184,7 +184,7 @@ def _take(store: Store, one: BundledArtifact, done: Imported) -> None:
         done.kept += 1
         return
     same = known is not None and known.checksum == one.manifest.checksum
-    store.adopt(one.manifest, one.signatures)
+    store.put_manifest(one.manifest, one.signatures)
     done.there += same
     done.artifacts += not same
 

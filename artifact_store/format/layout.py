@@ -6,7 +6,7 @@ programs/<program key>/<artifact id>.msgpack    manifests, written last; beside 
 tuning/<name>.msgpack  native/<name>.msgpack    small named records (measured choices; the native dispatcher per Python; what a GPU's
   skips/<name>.msgpack  ptx/<name>.msgpack       driver made of PTX)
 pins/<artifact id>  pins/program.<program key>  what is never pruned, each with a note (`maintenance/pins.py`)
-index/  leases/  quarantine/                    local only, never copied to another tier
+index/  leases/  quarantine/  statistics/       local only, never copied to another tier
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ OBJECTS, PROGRAMS = "objects", "programs"
 PINS = "pins"
 INDEX, LEASES, QUARANTINE = "index", "leases", "quarantine"
 LOCAL_FOLDERS = (INDEX, LEASES, QUARANTINE)
+STATISTICS = "statistics"
+"""What processes count (`artifact_store/statistics/sheets.py`): made when the first of them writes."""
 SHARED_FOLDERS = (OBJECTS, PROGRAMS, *RECORD_KINDS, PINS)
 TAG_FILE = "CACHEDIR.TAG"
 CACHEDIR_TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a precast store: compiled artifacts that can be rebuilt.\n"

@@ -28,10 +28,11 @@ def size_on_disk(root: Path) -> int:
 
 
 def clean(root: Path) -> None:
-    """Remove all that a store has, its pins and what is still to be sent among it. Raises StoreError where some of it stays."""
+    """Remove all that a store has, pins, statistics and what is still to be sent among it. Raises StoreError where some of it stays."""
+    local = (*layout.LOCAL_FOLDERS, layout.STATISTICS)
     # manifests first: no reader sees half
-    for folder in (layout.PROGRAMS, layout.OBJECTS, *layout.RECORD_KINDS, layout.PINS, SPOOL, *layout.LOCAL_FOLDERS):
+    for folder in (layout.PROGRAMS, layout.OBJECTS, *layout.RECORD_KINDS, layout.PINS, SPOOL, *local):
         shutil.rmtree(root / folder, ignore_errors=True)
-    left = [folder for folder in (*layout.SHARED_FOLDERS, *layout.LOCAL_FOLDERS) if (root / folder).exists()]
+    left = [folder for folder in (*layout.SHARED_FOLDERS, *local) if (root / folder).exists()]
     if left:
         raise StoreError(f"{root}: could not remove {', '.join(left)}; check the permissions")

@@ -122,8 +122,6 @@ class Remote:
         wanted = [blob for blob in entry.blobs if not has(blob.raw)]
         packed = self.workers.run([partial(self._packed, item) for item in (entry.manifest, *wanted)])
         manifest = self._manifest(program_key, entry, self._expanded(entry.manifest, packed[0]))
-        if {blob.raw: blob.size for blob in entry.blobs} != manifest.blobs:
-            raise Garbled(f"{self.place}: the index names other blobs for artifact {entry.artifact_id[:12]} than its manifest")
         blobs = {item.raw: self._expanded(item, data) for item, data in zip(wanted, packed[1:], strict=True)}
         return Fetched(manifest, blobs, entry.signatures, sum(map(len, packed)))
 
@@ -162,8 +160,7 @@ class Remote:
         """
         self._check_writable()
         key, receipt = manifest.program_key, Receipt()
-        there = self.endpoint.get_versioned(layout.program_name(key), layout.MAX_INDEX)
-        index = to_be_changed(there, key, self.place)
+        _, index = to_be_changed(self.endpoint, key)
         found = index.entry(manifest.artifact_id)
         if found is not None and not repair and self._stays(key, found, manifest, signatures):
             receipt.known, receipt.spared = True, found.size
@@ -301,6 +298,8 @@ class Remote:
             said = (program_key, entry.target, entry.versions, entry.checksum)
             if (manifest.program_key, manifest.target, manifest.versions, manifest.checksum) != said:
                 raise DamagedRecord(f"{name}: the manifest is of another program, target, version or checksum than the index says")
+            if {blob.raw: blob.size for blob in entry.blobs} != manifest.blobs:
+                raise DamagedRecord(f"{name}: the index names other blobs than the manifest")
         except RecordError as error:
             raise Garbled(f"{self.place}: {error}") from error
         return manifest

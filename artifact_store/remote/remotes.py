@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Protocol
 
 from precast.artifact_store.format.errors import StoreError, Untrusted
+from precast.artifact_store.format.text import many
 from precast.artifact_store.remote import uploads
-from precast.artifact_store.remote.endpoint import Endpoint, EndpointError
+from precast.artifact_store.remote.endpoint import Endpoint, EndpointError, Unreachable
 from precast.artifact_store.remote.look import Look, Source
 from precast.artifact_store.remote.program_index import Entry, ProgramIndex
 from precast.artifact_store.remote.remote import Fetched, FetchedRecord, Lost, Remote
@@ -24,6 +25,7 @@ from precast.artifact_store.remote.spool import ARTIFACT, Pending
 from precast.artifact_store.remote.uploads import Uploads
 from precast.artifact_store.remote.usage_report import Report
 from precast.artifact_store.remote.workers import after_fork
+from precast.artifact_store.statistics.series import ledger_of
 
 log = logging.getLogger("precast.store")
 
@@ -123,6 +125,17 @@ class Remotes:
             look = self._looks.get(program_key)
         return "" if look is None else str(look)
 
+    def failure(self, program_key: str) -> tuple[str, Exception] | None:
+        """Of the remotes that failed the last look for a program the first, with the error; an Unreachable for one that did not answer in
+        its budget.
+        """
+        with self._lock:
+            look = self._looks.get(program_key)
+        if look is None:
+            return None
+        late = {tier.place: Unreachable("no answer within its budget") for tier in self.tiers if look.is_asking(tier)}
+        return next(iter({**look.failures, **late}.items()), None)
+
     # -- the fleet: what leases need
 
     def lease_endpoint(self) -> Endpoint | None:
@@ -211,6 +224,7 @@ class Remotes:
             self._fill_nearer(look, tier, indexes)
         except (EndpointError, StoreError) as error:
             look.say(tier, f"{tier.place} could not be asked: {error}")
+            self._count_failure(look, tier, error)
             log.info("%s: %s: %s", tier.place, look.program_key, error)
         finally:
             look.end(tier)
@@ -219,8 +233,8 @@ class Remotes:
         ranked = [(place, entry) for entry in index.entries if (place := wants.order(entry)) is not None]
         suitable = [entry for _, entry in sorted(ranked, key=lambda item: item[0])]
         wanted = [entry for entry in suitable if not self._local.has(look.program_key, entry.artifact_id)][:MOST]
-        of = f"{len(index.entries)} artifacts of it, of which {len(suitable)} are for this machine"
-        look.say(tier, f"{tier.place} has {of}" + (", and all of these are here" if suitable and not wanted else ""))
+        of = f"{many(len(index.entries), 'artifact')} of it, of which {len(suitable)} can run here"
+        look.say(tier, f"{tier.place} has {of}" + (", and the store has all of these" if suitable and not wanted else ""))
         if self._local.readonly and wanted:
             look.say(tier, f"{tier.place} has {of}, and the local store at {self._local.root} is read-only, so that none can be fetched")
             return
@@ -239,14 +253,26 @@ class Remotes:
             except (EndpointError, Untrusted, StoreError) as error:
                 if isinstance(error, Lost):
                     self.uploads.found_broken(tier, look.program_key, entry.artifact_id)
-                look.say(tier, f"{tier.place} has an artifact that could not be taken: {error}")
+                look.say(tier, f"{tier.place} has an artifact that was not taken: {str(error).removeprefix(f'{tier.place}: ')}")
+                self._count_failure(look, tier, error)
                 log.warning("%s was not fetched: %s", what, error)
                 source = look.failed(entry.artifact_id)
                 continue
             took = time.monotonic() - began
             log.info("fetch: %s for %s from %s: %d bytes in %.3f s", what, entry.target, tier.place, fetched.received, took)
+            self._count_fetch(look, tier, fetched.received, took)
             look.landed()
             return
+
+    def _count_fetch(self, look: Look, tier: Remote, received: int, seconds: float) -> None:
+        ledger = ledger_of(str(self._local.root))
+        for figure, value in (("fetches", 1), ("fetch_bytes", received), ("fetch_seconds", seconds)):
+            ledger.add(figure, value, program=look.program_key, tier=tier.place)
+
+    def _count_failure(self, look: Look, tier: Remote, error: Exception) -> None:
+        """A remote failed a look: for the statistics, and for who asks why the call missed."""
+        look.failures[tier.place] = error
+        ledger_of(str(self._local.root)).add("fetch_failures", program=look.program_key, tier=tier.place, reason=type(error).__name__)
 
     def _fill_nearer(self, look: Look, tier: Remote, indexes: Mapping[Remote, ProgramIndex | None]) -> None:
         """Have what this remote has, and is here by now, sent to nearer remotes that answered and lack it."""

@@ -23,6 +23,7 @@ from precast.artifact_store.remote.endpoint import EndpointError, Unreachable
 from precast.artifact_store.remote.remote import Receipt, Remote
 from precast.artifact_store.remote.spool import ARTIFACT, Pending
 from precast.artifact_store.remote.workers import after_fork
+from precast.artifact_store.statistics.series import ledger_of
 from precast.artifact_store.trust.signatures import Signature
 
 log = logging.getLogger("precast.store")
@@ -117,6 +118,10 @@ class Uploads:
         """Whether nothing of this program is to be sent by this process any more."""
         with self._changed:
             return not any(item.program == program_key and item.remote not in self._refused for item in self._mine)
+
+    def refusing(self) -> tuple[str, ...]:
+        """Places of the remotes that refused what this process sent them, so that it sends them nothing more."""
+        return tuple(sorted(self._refused))
 
     def flush(self, seconds: float) -> bool:
         """Wait for at most so long until all that this process put is sent, or an attempt fails; whether it is sent."""
@@ -249,6 +254,9 @@ class Uploads:
     def _say(self, item: Pending, receipt: Receipt) -> None:
         done = "had it already" if receipt.known else f"was sent {receipt.objects} objects, {receipt.sent} bytes"
         log.info("push: %s %s: %s %s", item.kind, item.name[:12], item.remote, done)
+        ledger = ledger_of(str(self._local.root))
+        ledger.add("uploads", program=item.program, tier=item.remote)
+        ledger.add("upload_bytes", receipt.sent, program=item.program, tier=item.remote)
 
 
 _open: set[Uploads] = set()

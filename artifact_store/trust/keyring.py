@@ -11,7 +11,9 @@ either counts against both.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import logging
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +23,8 @@ from pathlib import Path
 
 from precast.artifact_store.format import layout
 from precast.artifact_store.trust.keys import ALGORITHM, KeyProblem, PublicKey, check_name, is_key_id, parse_public
+
+log = logging.getLogger("precast.store")
 
 ENVIRONMENT = "PRECAST_TRUST"
 FILE = "trust"
@@ -101,6 +105,9 @@ def read(path: Path) -> Keyring:
     except (FileNotFoundError, NotADirectoryError):
         return EMPTY
     except OSError as error:
+        if isinstance(error, PermissionError) and _is_of_another_user(path):
+            log.info("keyring %s: it is another user's, and not read (HOME=%s)", path, os.environ.get("HOME", ""))
+            return EMPTY
         raise KeyProblem(f"keyring {path}: cannot be read ({error.strerror}): make it readable for this user") from error
     if len(data) > LARGEST:
         raise KeyProblem(f"keyring {path}: larger than {LARGEST >> 20} MiB, which no keyring is")
@@ -108,6 +115,14 @@ def read(path: Path) -> Keyring:
         return parse(data.decode("utf-8"), f"keyring {path}")
     except UnicodeDecodeError as error:
         raise KeyProblem(f"keyring {path}: it is no UTF-8 text ({error.reason} at byte {error.start})") from error
+
+
+def _is_of_another_user(path: Path) -> bool:
+    """Whether it lies in a folder that is another user's and closed to this one, as where a service was started with root's HOME."""
+    for folder in path.parents:
+        with contextlib.suppress(PermissionError):
+            return folder.exists() and folder.stat().st_uid != os.geteuid() and not os.access(folder, os.X_OK, effective_ids=True)
+    return False
 
 
 class Files:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import logging
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +16,10 @@ from typing import Any
 from precast.artifact_store.format.errors import StoreError
 from precast.artifact_store.place import folder_of
 
+log = logging.getLogger("precast.driver")
 Signature = tuple[tuple[Any, ...], dict[str, Any]]
-_TOP = {"program", "store", "targets", "path"}
-_PROGRAM = {"factory", "arguments", "name", "mode", "options", "targets", "dynamic_shapes"}
+_TOP = {"program", "store", "targets", "path", "evidence", "recorded"}
+_PROGRAM = {"factory", "arguments", "name", "mode", "options", "targets", "dynamic_shapes", "evidence", "recorded"}
 
 
 class BuildFileError(Exception):
@@ -28,6 +30,8 @@ class BuildFileError(Exception):
 class ProgramSpec:
     """One [[program]]: `factory` is "pkg.mod:function"; the rest is passed on to `precast.precompile`.
 
+    `evidence`: whether its artifacts are tried, and say so (`evidence.py`).
+    `recorded`: files and folders of calls that were recorded where the program is served, absolute: they are signatures, too.
     `label` is the `name=` of `precast.compile`, a part of the program key, and None where the file gives no name; `name` is for people.
     """
 
@@ -40,6 +44,8 @@ class ProgramSpec:
     options: Mapping[str, Any] | None = None
     targets: tuple[str, ...] = ("cpu:native",)
     dynamic_shapes: Mapping[str, Any] | None = None
+    recorded: tuple[str, ...] = ()
+    evidence: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,8 @@ def parse(content: Mapping[str, Any], source: str, folder: Path) -> BuildFile:
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise BuildFileError(f"{source}: needs at least one [[program]] table")
     default_targets = _texts(content, "targets", source) or ("cpu:native",)
-    programs = tuple(_program(table, f"{source}: program {number}", default_targets) for number, table in enumerate(tables, 1))
+    default = _Default(default_targets, _paths(content, "recorded", source, folder), _flag(content, "evidence", source) or False)
+    programs = tuple(_program(table, f"{source}: program {number}", default, folder) for number, table in enumerate(tables, 1))
     names = [program.name for program in programs]
     for name in names:
         if names.count(name) > 1:
@@ -113,7 +120,12 @@ def load(spec: ProgramSpec, path: Sequence[str] = ()) -> Loaded:
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise BuildFileError(f"{spec.where}: {module_name} has no function {function_name!r}{hint}")
     _check_arguments(spec, factory)
-    return _loaded(spec, factory(**spec.arguments))
+    if not spec.evidence:
+        return _loaded(spec, factory(**spec.arguments))
+    from precast.building.evidence import seeded  # which imports torch
+
+    with seeded():
+        return _loaded(spec, factory(**spec.arguments))
 
 
 def _check_arguments(spec: ProgramSpec, factory: Any) -> None:
@@ -149,12 +161,29 @@ def _loaded(spec: ProgramSpec, made: Any) -> Loaded:
         raise BuildFileError(
             f"{spec.where}: factory {spec.factory} returned a compiled program; return the callable, and give its name, mode, options here"
         )
+    if spec.recorded:
+        signatures += _recorded(spec, made[0], signatures)
     if not signatures:
-        raise BuildFileError(f"{spec.where}: factory {spec.factory} returned no signatures; there is nothing to compile")
+        none = ", and no calls of it are recorded" if spec.recorded else ""
+        raise BuildFileError(f"{spec.where}: factory {spec.factory} returned no signatures{none}; there is nothing to compile")
     return Loaded(spec, made[0], tuple(signatures))
 
 
-def _program(table: Mapping[str, Any], where: str, default_targets: tuple[str, ...]) -> ProgramSpec:
+def _recorded(spec: ProgramSpec, program: Callable[..., Any], own: Sequence[Signature]) -> list[Signature]:
+    """Signatures of the calls that were recorded of the program and are none of its `own`. A file that is not there has none yet."""
+    from precast.building.recorded import recorded_signatures  # needs torch, which reading a build file does not
+
+    there = [path for path in spec.recorded if Path(path).exists()]
+    for path in spec.recorded:
+        if path not in there:
+            log.warning("%s: nothing is recorded yet: there is no %s", spec.where, path)
+    try:
+        return recorded_signatures(there, program, spec.label, own, spec.name)
+    except OSError as error:
+        raise BuildFileError(f"{spec.where}: recorded calls cannot be read: {error.filename}: {error.strerror}") from error
+
+
+def _program(table: Mapping[str, Any], where: str, default: _Default, folder: Path) -> ProgramSpec:
     _known(table, _PROGRAM, where)
     factory = _text(table, "factory", where)
     if factory is None or not all(factory.partition(":")[::2]):
@@ -169,8 +198,21 @@ def _program(table: Mapping[str, Any], where: str, default_targets: tuple[str, .
         raise BuildFileError(f'{where}: `dynamic_shapes` is a table, for instance dynamic_shapes = {{ x = {{ 0 = "batch" }} }}')
     label = _text(table, "name", where)
     name = label or factory.partition(":")[2]
-    targets = _texts(table, "targets", where) or default_targets
-    return ProgramSpec(factory, name, f"{where} ({name})", label, arguments, _text(table, "mode", where), options, targets, shapes)
+    targets = _texts(table, "targets", where) or default.targets
+    given = _flag(table, "evidence", where)
+    evidence = default.evidence if given is None else given
+    recorded = _paths(table, "recorded", where, folder) or default.recorded
+    mode = _text(table, "mode", where)
+    return ProgramSpec(factory, name, f"{where} ({name})", label, arguments, mode, options, targets, shapes, recorded, evidence)
+
+
+@dataclass(frozen=True)
+class _Default:
+    """What the file says for all programs that do not say otherwise."""
+
+    targets: tuple[str, ...]
+    recorded: tuple[str, ...]
+    evidence: bool
 
 
 def _known(table: Mapping[str, Any], known: set[str], where: str) -> None:
@@ -188,6 +230,20 @@ def _text(table: Mapping[str, Any], key: str, where: str) -> str | None:
     if value is not None and not isinstance(value, str):
         raise BuildFileError(f"{where}: {key} must be a text, not {_short(value)}")
     return value
+
+
+def _flag(table: Mapping[str, Any], key: str, where: str) -> bool | None:
+    value = table.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise BuildFileError(f"{where}: {key} is true or false, not {_short(value)}")
+    return value
+
+
+def _paths(table: Mapping[str, Any], key: str, where: str, folder: Path) -> tuple[str, ...]:
+    """One path or a list of them, relative to the file's folder."""
+    value = table.get(key, [])
+    listed = {key: [value] if isinstance(value, str) else value}
+    return tuple(str(folder / Path(path).expanduser()) for path in _texts(listed, key, where))
 
 
 def _texts(table: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import resource
 import signal
 import sys
 import time
@@ -22,12 +21,14 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from precast.artifact_store import Store, StoreError
+from precast.building import usable
 from precast.building.build_file import Loaded, ProgramSpec
 from precast.building.build_job import Job, Outcome
 from precast.building.build_order import Known, Lines, Task
+from precast.building.ledger import Ledger, Stopped
 from precast.compiling.exclusive import part
 from precast.runtime.common.errors import CompilerBroken, OptionError, StoreUnwritable
 from precast.runtime.common.log import logger
@@ -44,24 +45,8 @@ LEAST_LINES = 4
 Load = Callable[[ProgramSpec], Loaded]
 
 
-class Stopped(Exception):
-    """The build as a whole cannot go on: `usage` where the file or the command line is wrong."""
-
-    def __init__(self, text: str, usage: bool) -> None:
-        super().__init__(text)
-        self.usage = usage
-
-
 class FactoryFailed(Exception):
     """Raised by a `Load` for a program whose factory failed."""
-
-
-class Display(Protocol):
-    """Shows the progress of a build."""
-
-    def say(self, what: str) -> None: ...
-    def advance(self, part: float, whole: bool) -> None: ...
-    def refresh(self) -> None: ...
 
 
 @dataclass
@@ -79,13 +64,13 @@ class Crew:
             return cls(1, jobs is not None)
         if jobs is not None:
             return cls(jobs, True)
-        return cls(max(1, min(_cores(), len(lines) // 2)) if len(lines) >= LEAST_LINES else 1, False)
+        return cls(max(1, min(usable.cores(), len(lines) // 2)) if len(lines) >= LEAST_LINES else 1, False)
 
     def admits(self, workers: int) -> bool:
         """Whether one more worker may be begun beside so many."""
         if workers == 0 or workers >= self.most or self.chosen_by_user:
             return workers < self.most
-        return self.largest > 0 and _free_memory() >= 2 * self.largest + SPARE_BYTES
+        return self.largest > 0 and usable.free_memory() >= 2 * self.largest + SPARE_BYTES
 
 
 @dataclass(eq=False)
@@ -97,6 +82,11 @@ class Worker:
     task: Task | None = None
     since: float = 0.0
     program: int | None = None
+
+    @property
+    def name(self) -> str:
+        """As the display calls it."""
+        return f"process {self.process.pid}"
 
     def signal(self, number: int) -> None:
         """Sends a signal to the worker and to all processes that it has started: compilers have process groups of their own."""
@@ -129,19 +119,18 @@ class Pool:
     programs: Sequence[ProgramSpec]
     store: Store
     load: Load
-    display: Display
+    ledger: Ledger
     lines: Lines
     crew: Crew
     ends: bool
     _workers: list[Worker] = field(default_factory=list)
-    _outcomes: dict[Task, Outcome] = field(default_factory=dict)
     _speaker: Worker | None = None
 
     def run(self) -> list[Outcome]:
         """Build everything; returns the outcomes in the order of the file. Raises Stopped."""
-        self.display.refresh()
+        self._show()
         if not self.store.programs():  # so that all will be compiled
-            _prepare(self.store)
+            prepare(self.store)
         try:
             while self._deal() or any(worker.task for worker in self._workers):
                 self._listen()
@@ -150,8 +139,10 @@ class Pool:
             for worker in self._workers:
                 worker.signal(signal.SIGKILL)
                 worker.process.join()
-        places = {(p, target): i for p, program in enumerate(self.programs) for i, target in enumerate(program.targets)}
-        return [self._outcomes[t] for t in sorted(self._outcomes, key=lambda t: (t.program, places[t.program, t.target], t.number))]
+        return self.ledger.outcomes()
+
+    def _show(self) -> None:
+        self.ledger.display.show(self.ledger.tally)
 
     # -- dealing
 
@@ -173,10 +164,7 @@ class Pool:
 
     def _give(self, worker: Worker, task: Task) -> None:
         worker.task, worker.since = task, time.perf_counter()
-        program = self.programs[task.program]
-        of = self.lines.count(task.program)
-        doing = f"compiling signature {task.number} of {of} for {task.target}" if task.number else "making the program"
-        self.display.say(f"{program.name}: {doing}")
+        self.ledger.began(worker.name, task)
         with contextlib.suppress(OSError):  # it died: its end is heard of next
             worker.connection.send(task)
 
@@ -205,7 +193,7 @@ class Pool:
             self._hear(by_connection[connection])
             if self._speaker is not None:
                 break
-        self.display.refresh()
+        self._show()
 
     def _hear(self, worker: Worker) -> None:
         try:
@@ -218,19 +206,19 @@ class Pool:
     def _hear_loaded(self, worker: Worker, count: int, key: str, memory: int) -> None:
         task = self._end(worker, memory)
         worker.program = task.program
-        self.lines.loaded(task.program, Known(count, key, time.perf_counter() - worker.since))
+        self.ledger.loaded(task.program, Known(count, key, time.perf_counter() - worker.since))
 
     def _hear_built(self, worker: Worker, outcome: Outcome, memory: int) -> None:
         task = self._end(worker, memory)
         worker.program = task.program
-        self._note(task, outcome)
+        self.ledger.note(task, outcome)
 
     def _hear_failed(self, worker: Worker, text: str) -> None:
         """The program's factory failed."""
         if self.ends:
             raise Stopped(text, usage=False)
         worker.program = None
-        self._fail(self._end(worker), text)
+        self.ledger.fail(self._end(worker), text)
 
     def _hear_stopped(self, worker: Worker, text: str, usage: bool) -> None:
         raise Stopped(text, usage)
@@ -258,27 +246,16 @@ class Pool:
         if worker is self._speaker:
             self._hear_loud(worker)
         if worker.task is not None:
-            self._fail(self._end(worker), _how_it_died(worker.process.exitcode))
+            self.ledger.fail(self._end(worker), _how_it_died(worker.process.exitcode))
 
     # -- noting
 
     def _end(self, worker: Worker, memory: int = 0) -> Task:
         assert worker.task is not None
         task, worker.task = worker.task, None
+        self.ledger.tally.idle(worker.name)
         self.crew.largest = max(self.crew.largest, memory)
         return task
-
-    def _fail(self, task: Task, text: str) -> None:
-        targets = [task.target] if task.number else self.lines.lost(task.program)
-        for target in targets:
-            failed = Outcome(self.programs[task.program].name, task.number, target, "failed", None, 0.0, text)
-            self._note(Task(task.program, target, task.number), failed)
-
-    def _note(self, task: Task, outcome: Outcome) -> None:
-        self._outcomes[task] = outcome
-        whole = not task.number or self.lines.done(task, outcome.seconds)
-        self.display.say(f"{outcome.program}: signature {task.number} for {task.target}: {outcome.status}")
-        self.display.advance(1.0 if whole else 0.0, True)
 
 
 def _how_it_died(code: int | None) -> str:
@@ -289,7 +266,7 @@ def _how_it_died(code: int | None) -> str:
     return f"the process that built it ended with status {code}"
 
 
-def _prepare(store: Store) -> None:
+def prepare(store: Store) -> None:
     """Does once what each worker would do at its first compile: build the native runtime and import the compiler, side by side."""
     try:
         store.check_writable()
@@ -331,8 +308,8 @@ def _answer(task: Task, program: ProgramSpec, store: Store, load: Load, job: Job
     try:
         job = Job(load(program), store) if job is None else job
         if task.number == 0:
-            return ("loaded", len(job.loaded.signatures), _key(job, task.target), _memory()), job
-        return ("built", job.build(task.number, task.target), _memory()), job
+            return ("loaded", len(job.loaded.signatures), job.key(task.target), usable.peak_memory()), job
+        return ("built", job.build(task.number, task.target), usable.peak_memory()), job
     except FactoryFailed as error:
         return ("failed", str(error)), None
     except OptionError as error:
@@ -343,15 +320,6 @@ def _answer(task: Task, program: ProgramSpec, store: Store, load: Load, job: Job
         return ("stopped", str(error), False), None
 
 
-def _key(job: Job, target: str) -> str:
-    try:
-        return job.program(target)[0].key
-    except OptionError:
-        raise
-    except Exception:  # noqa: BLE001 - the first signature's build says so
-        return ""
-
-
 @contextlib.contextmanager
 def _alone(connection: Connection) -> Iterator[None]:
     connection.send(("quiet",))
@@ -360,29 +328,3 @@ def _alone(connection: Connection) -> Iterator[None]:
         yield
     finally:
         connection.send(("loud",))
-
-
-def _memory() -> int:
-    """The peak memory of this process so far, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _free_memory() -> int:
-    """Free memory of the machine, limited by this process's control group, in bytes."""
-    free = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = [int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024]
-    with contextlib.suppress(OSError, ValueError):
-        group = Path("/sys/fs/cgroup")
-        free.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
-    return min(free)
-
-
-def _cores() -> int:
-    """Cores that this process may use, limited by its control group."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        cores = min(cores, max(1, int(quota) // int(period)))
-    return cores

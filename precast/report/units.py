@@ -35,6 +35,14 @@ def human_size(size: int) -> str:
     return f"{value:.1f} TB"
 
 
+def human_seconds(seconds: float) -> str:
+    """A length of time as text: "2.3 s", "4.1 min", "3.0 h"."""
+    for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.1f} s" if seconds >= 10 else f"{seconds:.2f} s"
+
+
 def human_age(moment: float | None, now: float | None = None) -> str:
     """How long ago a unix time was: "3 h ago"; "in 2 d" where clocks differ; "never" for None."""
     if moment is None:

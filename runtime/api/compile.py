@@ -123,6 +123,7 @@ def _dynamic(dynamic: bool | None) -> str | None:
 def compile_with(model: Any, settings: Settings) -> Any:
     """`compile` with validated settings."""
     configure()
+    _record_if_asked()
     if isinstance(model, CompiledModule):
         model = model._orig_mod
     model = innermost(model)
@@ -144,6 +145,15 @@ def compile_module(module: torch.nn.Module, **settings: Any) -> None:
     if compiled is module:  # disable=True
         return
     module._compiled_call_impl = site_of(compiled).in_place().call
+
+
+@functools.cache
+def _record_if_asked() -> None:
+    """Once a process: calls are recorded where PRECAST_RECORD says where to."""
+    if path := os.environ.get("PRECAST_RECORD"):
+        from precast.runtime.programs.record_calls import record
+
+        record(path)
 
 
 def _wrap_function(function: Callable[..., Any], site: Site) -> Any:
@@ -179,12 +189,20 @@ def load(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     name: str | None = None,
+    canary: bool | float = False,
+    refresh_seconds: float | None = None,
 ) -> Any:
     """`model` served from the store only: a call that no stored artifact fits raises GuardMiss with the explanation. Never compiles.
 
     `mode`, `options` and `name` must be those that it was compiled with. `require="any"` runs such calls eagerly instead. `remote`: as for
     `compile`; what is fetched is put into the store.
+    `canary`: the first call that an artifact serves is run eagerly as well, and an artifact that answers otherwise is not used; a number is
+    the tolerance, relative to the largest magnitude. `refresh_seconds`: how often to look for better artifacts, without a restart.
     """
+    if refresh_seconds is not None and not refresh_seconds > 0:
+        raise OptionError(f"refresh_seconds={refresh_seconds!r}: give a number of seconds above 0")
+    if type(canary) is not bool and not (isinstance(canary, int | float) and canary > 0):
+        raise OptionError(f"canary={canary!r}: give True, False or a tolerance above 0")
     if require not in ("hit", "any"):
         raise OptionError(f"require={require!r}: use 'hit' (a miss raises GuardMiss) or 'any' (a miss runs eagerly)")
     if isinstance(model, str | os.PathLike):
@@ -192,7 +210,12 @@ def load(
     merged = merge_options(mode, options)
     if require == "any":
         merged["recompile_limit"] = 0
-    return compile_with(model, Settings(merged, open_store(store, remote), name, require_hit=require == "hit"))
+    loaded = compile_with(model, Settings(merged, open_store(store, remote), name, require_hit=require == "hit", canary=canary))
+    if refresh_seconds is not None:
+        from precast.runtime.dispatch.refresher import refresher  # wanted by servers only
+
+        refresher.add(site_of(loaded), refresh_seconds)
+    return loaded
 
 
 def explain_miss(model: Any, *args: Any, **kwargs: Any) -> Explanation:

@@ -5,7 +5,10 @@ Each row is imported when what its `when` says happens, and not before: a warm p
 
 from __future__ import annotations
 
+import functools
 import importlib
+import os
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,5 +37,18 @@ COMPILE_GRAPH = UpwardImport("precast.compiling.compile_graph:compile_graph", 't
 EXPLAIN_CALL = UpwardImport("precast.compiling.explain_graphs:explain_call", "what precast.explain returned is called")
 STAND_INS = UpwardImport("precast.fake_device_hook:stand_ins", "precompile is asked for a GPU target")
 BACKENDS = UpwardImport("precast.capture.backends", "a backend other than precast's is asked for, or backends are listed")
+SPAN = UpwardImport("precast.artifact_store.statistics.spans:span", "PRECAST_OTEL asks for spans")
 
-__all__ = ["BACKENDS", "COMPILE_GRAPH", "COMPILE_VARIANT", "EXPLAIN_CALL", "STAND_INS", "UpwardImport", "load"]
+
+@functools.cache
+def _span() -> Any:
+    return SPAN.load() if os.environ.get("PRECAST_OTEL", "") not in ("", "0") else None
+
+
+def span(name: str, **attributes: str | int | float | bool) -> AbstractContextManager[Any]:
+    """A span of OpenTelemetry around what takes long, where PRECAST_OTEL asks for them; else nothing. Raises SpansMissing."""
+    make = _span()
+    return nullcontext() if make is None else make(name, **attributes)
+
+
+__all__ = ["BACKENDS", "COMPILE_GRAPH", "COMPILE_VARIANT", "EXPLAIN_CALL", "SPAN", "STAND_INS", "UpwardImport", "load", "span"]

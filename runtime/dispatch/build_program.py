@@ -46,6 +46,7 @@ def entry_program(
         parts=(resumes.programs, callees.programs),
         on_build=on_build,
         on_reset=(resumes.reset, callees.reset, dispatcher.forget),
+        on_refresh=(dispatcher.forget,),
         on_binding=dispatcher.remember,
         on_compile=dispatcher.begin,
     )
@@ -77,6 +78,7 @@ def _resumed_program(
         resume=resumes,
         on_build=on_build,
         on_reset=(dispatcher.forget,),
+        on_refresh=(dispatcher.forget,),
         on_binding=dispatcher.remember,
         on_compile=dispatcher.begin,
     )
@@ -93,6 +95,7 @@ def _callee_program(found: Found, loaded: Callable[[], None]) -> Built:
         parts=(resumes.programs,),
         on_build=(loaded,),
         on_reset=(resumes.reset, dispatcher.forget),
+        on_refresh=(dispatcher.forget,),
         on_binding=dispatcher.remember,
         on_compile=dispatcher.begin,
     )

@@ -13,6 +13,7 @@ from precast.runtime.common.locks import Lock
 from precast.runtime.common.log import logger, warn
 from precast.runtime.frames.entry import Entry, LocalsOf, parameters
 from precast.runtime.native import loader
+from precast.runtime.programs.tallies import Tally
 from precast.runtime.programs.variant import Binding, EagerVariant, Variant
 
 TABLES_LIMIT = 64
@@ -42,6 +43,10 @@ class Dispatched(Protocol):
     @property
     def variants(self) -> Sequence[Variant | EagerVariant]:
         """What this process has loaded or compiled."""
+
+    @property
+    def tally(self) -> Tally:
+        """What is counted of it."""
 
 
 class Dispatcher:
@@ -170,12 +175,18 @@ class Tables:
         flags = (bool(code.co_flags & inspect.CO_VARARGS), bool(code.co_flags & inspect.CO_VARKEYWORDS))
         counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, *flags)
         self.dispatcher = module.Dispatcher(entry.function, entry.prefix, self.names, counts, slow, TABLES_LIMIT)
+        self._tally = program.tally
+        self._tally.dispatched_by(self.dispatcher)
         self._module = module
         self._program = program
         self._made: dict[Any, list[Any]] = {}
         self._lock = Lock()
         self._unused = 0
         self._hits_then = 0
+
+    def __del__(self) -> None:
+        if hasattr(self, "_tally"):  # else it could not be made
+            self._tally.leave(self.dispatcher)
 
     def remember(self, binding: Binding, local_values: Mapping[str, Any]) -> None:
         """Make and add the guard table of this call, where that is worth the time."""

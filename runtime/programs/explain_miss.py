@@ -9,13 +9,13 @@ from typing import Any
 from precast.artifact_store import Manifest
 from precast.artifact_store.format.errors import DamagedRecord, Untrusted
 from precast.artifact_store.format.text import many
+from precast.artifact_store.statistics.causes import WORDS, cause_of
 from precast.runtime.common.errors import public
 from precast.runtime.common.notebook import Shown
 from precast.runtime.guards.evaluate import failure
 from precast.runtime.loading.compatibility import why_not
-from precast.runtime.programs.identity import program_key
 from precast.runtime.programs.interfaces import Explainable
-from precast.runtime.settings.options import OPTIONS, key_options
+from precast.runtime.programs.miss_cause import held, judge
 from precast.runtime.targets.ladder import rules_of, runs
 from precast.runtime.targets.shared_object import mounted_noexec
 from precast.target_registry import family_of, find_family
@@ -60,24 +60,36 @@ class VariantReport(Shown):
 @public
 @dataclass(frozen=True)
 class Explanation(Shown):
-    """Every stored variant of a program against one call, nearest first. `str()` for people, `to_dict()` for machines."""
+    """Every stored variant of a program against one call, nearest first. `str()` for people, `to_dict()` for machines.
+
+    `cause`: why the call misses, as statistics call it, empty for one that hits; `detail`: which guard, versions, function … it is.
+    """
 
     program: str
     key: str
     store: str
     variants: tuple[VariantReport, ...]
     note: str = ""
+    cause: str = ""
+    detail: str = ""
 
     @property
     def hits(self) -> bool:
         """Whether some variant fits."""
         return any(variant.fits for variant in self.variants)
 
+    @property
+    def fix(self) -> str:
+        """What to do about the cause; empty for a call that hits."""
+        return WORDS[cause_of(self.cause)].fix if self.cause else ""
+
     def __str__(self) -> str:
         lines = [f"{self.program} (program key {self.key}) in {self.store}:"]
         if self.note:
             lines.append(self.note)
         lines += [str(variant) for variant in self.variants]
+        if self.cause:
+            lines.append(f"cause: {self.cause}{f' ({self.detail})' if self.detail else ''}. {self.fix}")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -87,6 +99,9 @@ class Explanation(Shown):
             "store": self.store,
             "hits": self.hits,
             "note": self.note,
+            "cause": self.cause,
+            "detail": self.detail,
+            "fix": self.fix,
             "variants": [
                 {
                     "artifact_id": v.artifact_id,
@@ -120,15 +135,21 @@ def explain(program: Explainable, args: tuple[Any, ...], kwargs: Mapping[str, An
         except DamagedRecord as error:
             untrusted = untrusted or str(error)
         failures = () if untrusted else tuple(text for guard in guards if (text := failure(guard, local_values, cells)))
-        unusable = untrusted or program.unloadable.get(manifest.artifact_id) or _why_unusable(manifest, program, elsewhere)
+        unusable = untrusted or _why_unusable(manifest, program, elsewhere)
         damaged = not failures and not unusable and not program.store.complete(manifest)
+        if not damaged:
+            unusable = unusable or program.unloadable.get(manifest.artifact_id, "")
         reports.append(VariantReport(manifest.artifact_id, manifest.target, len(guards), failures, unusable, damaged))
     for variant in program.variants:
         if variant.artifact_id and variant.artifact_id not in seen:
             failures = tuple(text for guard in variant.guards if (text := failure(guard, local_values, cells)))
             reports.append(VariantReport(variant.artifact_id, "this process only", len(variant.guards), failures))
     reports.sort(key=lambda report: (bool(report.unusable), len(report.failures)))
-    return Explanation(program.name, program.key, program.store.place, tuple(reports), _note(program, bool(reports)))
+    note = _note(program, bool(reports))
+    if any(report.fits for report in reports):
+        return Explanation(program.name, program.key, program.store.place, tuple(reports), note)
+    cause, detail = judge(program, local_values)
+    return Explanation(program.name, program.key, program.store.place, tuple(reports), note, str(cause), detail)
 
 
 def _why_untrusted(manifest: Manifest, program: Explainable) -> str:
@@ -171,9 +192,9 @@ _MAYBE_KEPT = "If that is not it, what was compiled could not be stored: PRECAST
 
 def _nothing_stored(program: Explainable) -> str:
     """Nothing under this key: say under which name or options the store holds this very code, or which programs look alike."""
-    held = [found for key in program.store.programs() if (found := _held(program, key))]
-    if held:
-        return f"Nothing is stored under this key, but the store holds this code {'; '.join(sorted(set(held)))}."
+    others_of_it = [found for key in program.store.programs() if (found := held(program, key))]
+    if others_of_it:
+        return f"Nothing is stored under this key, but the store holds this code {'; '.join(sorted(set(others_of_it)))}."
     if program.is_part:
         return (
             "Nothing is stored for this part of a program: it follows a graph break, or is called between graphs, and no call with this "
@@ -202,25 +223,3 @@ def _quarantined(program: Explainable) -> str:
     count = program.store.quarantined()
     moved = many(count, "damaged file was", "damaged files were")
     return f"{moved} moved to its folder quarantine/: building again replaces what they held. " if count else ""
-
-
-def _held(program: Explainable, key: str) -> str:
-    """How the program stored under `key` was named and configured, if it is the code of `program`; otherwise empty."""
-    manifest = next(iter(program.store.variants(key)), None)
-    if manifest is None:
-        return ""
-    name, options = manifest.program_name, manifest.options
-    if not options.keys() <= OPTIONS.keys():
-        return ""  # another precast made it
-    for label in (name, None):
-        if program_key(program.entry.name, program.digest, options, label, own=program.locals_of.own_namespace) == key:
-            break
-    else:
-        return ""
-    named = f"under the name {name!r}: give name={name!r}" if label else "without a name: leave name= out"
-    parts = [named] if (label or program.entry.name) != program.name else []
-    wanted = key_options(program.options)
-    differing = [f"{option}={options.get(option)!r}" for option in sorted({*options, *wanted}) if options.get(option) != wanted.get(option)]
-    if differing:
-        parts.append(f"compiled with {', '.join(differing)}: give the same options")
-    return ", ".join(parts)

@@ -8,27 +8,31 @@ from precast.artifact_store import Store, StoreError
 from precast.runtime.common.log import logger, warn
 from precast.runtime.programs import fallback
 from precast.runtime.programs.interfaces import Configured
+from precast.runtime.programs.tallies import Tally
 from precast.runtime.targets.versions import LOWERING_VERSION, python_minor, torch_minor
 
 
 class Eagerly:
     """What keeps a program from compiling from now on. `skipped`: it stays plain Python itself, and what it calls is compiled."""
 
-    def __init__(self, program: Configured) -> None:
+    def __init__(self, program: Configured, tally: Tally) -> None:
         self._program = program
+        self._tally = tally
         self.reason = ""
         self.skipped = False
         self._warned: set[str] = set()
 
-    def from_now_on(self, reason: str) -> None:
-        """Further calls run eagerly, and a warning says why."""
-        self.reason = reason
+    def from_now_on(self, reason: str, cause: str = "eager by refusal") -> None:
+        """Further calls run eagerly, and a warning says why. `cause`: as statistics call it."""
+        self.reason = self._tally.reason = reason
+        self._tally.cause = cause
         self.warn("eager", reason)
 
     def skip(self, reason: str) -> None:
         """The program's own frame is not compiled."""
         self.skipped = True
-        self.reason = f"is not compiled itself: {reason}"
+        self.reason = self._tally.reason = f"is not compiled itself: {reason}"
+        self._tally.cause = ""
         logger("graph_breaks").info("%s %s", self._program.name, self.reason)
 
     def remember(self, reason: str, graph: bool = False) -> None:

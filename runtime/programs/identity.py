@@ -22,13 +22,17 @@ _LONGEST_KEY = 128
 
 @dataclass(frozen=True)
 class Settings:
-    """What `precast.compile` was asked for, validated. `label`: the name that the user gave. `require_hit`: a miss raises GuardMiss."""
+    """What `precast.compile` was asked for, validated. `label`: the name that the user gave. `require_hit`: a miss raises GuardMiss.
+
+    `canary`: whether the first answer of each stored artifact is compared with eager's; a number is the tolerance (`canary.py`).
+    """
 
     options: Mapping[str, Any]
     store: Store
     label: str | None = None
     require_hit: bool = False
     backend: Backend | None = None
+    canary: bool | float = False
 
     def forcing(self, backend: Backend | None) -> Settings:
         """These for a backend that the stance forces: the options of precast's generated code are left out."""

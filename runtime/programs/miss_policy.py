@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from precast.artifact_store import Manifest
 from precast.artifact_store.format.packed_guards import GuardRow
@@ -29,6 +29,7 @@ from precast.runtime.common.errors import (
     strict,
 )
 from precast.runtime.common.log import logger
+from precast.runtime.common.upward_imports import span
 from precast.runtime.executable.blob_source import MemoryBlobs
 from precast.runtime.guards.evaluate import first_failure
 from precast.runtime.loading.open import trusted_document
@@ -37,11 +38,15 @@ from precast.runtime.programs.automatic_dynamic import example
 from precast.runtime.programs.compile_hook import Outcome, compiler, is_free, one_at_a_time
 from precast.runtime.programs.fallback import Eagerly
 from precast.runtime.programs.interfaces import Serving
-from precast.runtime.programs.recompile_limits import Compiles, Shared
+from precast.runtime.programs.tallies import Compiles, Shared, begin_writing
 from precast.runtime.programs.variant import Artifact, Binding, EagerVariant, Variant
 from precast.runtime.programs.variant_cache import Shelf
 from precast.runtime.settings import stance
 from precast.runtime.targets.ladder import why_unfit
+
+if TYPE_CHECKING:
+    from precast.runtime.programs.count_compiles import Attempt
+    from precast.runtime.programs.write_counts import Miss
 
 
 class Misses:
@@ -51,6 +56,7 @@ class Misses:
         self._program = program
         self._shelf = shelf
         self._eagerly = eagerly
+        self._tally = shelf.tally
         self._compiles = Compiles()
         self._missed = False
         self._failures: Counter[str] = Counter()
@@ -73,37 +79,76 @@ class Misses:
         """What is to run this call: compiled for it, or None where it runs eagerly. Raises GuardMiss and RecompileForbidden."""
         program = self._program
         if self._eagerly.reason:
-            return None  # `find` may just have learnt it from the store
+            return self._bypass()  # `find` may just have learnt it from the store
         if program.store.remotes is not None:
             binding: Binding | None = remote_lookup().brought(program, lambda: program.find(local_values))
-            if binding is not None or self._eagerly.reason:
+            if binding is not None:
                 return binding
+            if self._eagerly.reason:
+                return self._bypass()
         position = stance.current()
         if position == "eager_on_recompile" and not program.require_hit:
-            return None
+            return self._count("stance")
         if program.require_hit or position == "fail_on_recompile":
             if self._had_nothing_to_compile():
-                return None
+                return self._bypass()
             self._raise(args, kwargs)
         if reason := torch_support.broken():
             self._cannot_compile(reason)
-            return None
+            return self._count("no compiler")
         if not program.options["recompile_limit"] and remote_lookup().is_under_way(program):
-            return None  # it compiles nothing, and what a remote brings may serve the next call
+            return self._count("fetch under way")  # it compiles nothing, and what a remote brings may serve the next call
         if position in stance.FIRST_CALL_EAGER and self._is_first(local_values):
-            return None
-        if program.options["background_compile"] and not is_free():
-            return None  # it is not waited for: this call runs eagerly, and the next one looks again
+            return self._count("stance")
+        in_background = program.options["background_compile"]
+        if in_background and not is_free():
+            return self._count("compiling meanwhile")  # not waited for: this call runs eagerly, and the next one looks again
+        miss = None if in_background else self._judged(local_values)  # before the wait: what it brings is no cause
         turn = self._turn(local_values)
         if turn.waits:
-            return None
+            return self._count("compiling meanwhile")
+        miss = self._judged(local_values) if in_background else miss
         with single_flight.within(turn), one_at_a_time:
             binding = program.find(local_values)  # another thread or process may have compiled it while this one waited
             if binding is not None:
+                self._waited(miss, turn.waited)
                 return binding
-            if self._eagerly.reason or not self._may_compile(local_values):
-                return None
-            return self._compile(args, kwargs, local_values, turn)
+            if self._eagerly.reason or not self._may_compile(local_values, miss):
+                return self._bypass()
+            return self._compile(args, kwargs, local_values, turn, miss)
+
+    # -- counting
+
+    def _bypass(self) -> Binding | None:
+        """Counts a call that runs eagerly for the program's own reason, and so is bound to nothing."""
+        self._tally.bypassed += 1
+        return None
+
+    def _judged(self, local_values: Mapping[str, Any]) -> Miss | None:
+        """The miss with its cause, which is looked for; None where nothing is counted."""
+        if not begin_writing():
+            return None
+        from precast.runtime.programs.miss_cause import judge  # a miss is rare: none of this is on the warm path
+        from precast.runtime.programs.write_counts import Miss
+
+        return Miss(self._program, *judge(self._program, local_values))
+
+    def _count(self, cause: str) -> Binding | None:
+        """Counts a miss whose cause is plain, and that runs eagerly, bound to nothing."""
+        if begin_writing():
+            from precast.artifact_store.statistics.causes import Cause, Outcome
+            from precast.runtime.programs.write_counts import Miss
+
+            Miss(self._program, Cause(cause)).ended(Outcome.EAGER)
+        return None
+
+    def _waited(self, miss: Miss | None, seconds: float) -> None:
+        if miss is not None:
+            from precast.artifact_store.statistics.causes import Outcome
+            from precast.runtime.programs.write_counts import count_wait
+
+            miss.ended(Outcome.WAITED)
+            count_wait(self._program, seconds)
 
     def _turn(self, local_values: Mapping[str, Any]) -> single_flight.Turn:
         """The turn to compile for this call: waited for where that is wanted, else looked at once a call."""
@@ -143,6 +188,11 @@ class Misses:
 
         program = self._program
         explanation = explain(program, args, kwargs)
+        if begin_writing():
+            from precast.artifact_store.statistics.causes import Cause, Outcome
+            from precast.runtime.programs.write_counts import Miss
+
+            Miss(program, Cause(explanation.cause or "unknown"), explanation.detail).ended(Outcome.RAISED)
         farther = remote_lookup().said(program)
         explained = f"{explanation}\n{farther}" if farther else str(explanation)
         if program.require_hit:
@@ -155,7 +205,7 @@ class Misses:
 
     # -- whether to compile
 
-    def _may_compile(self, local_values: Mapping[str, Any]) -> bool:
+    def _may_compile(self, local_values: Mapping[str, Any], miss: Miss | None) -> bool:
         program = self._program
         if program.variants:
             failing = self._first_failures(local_values)
@@ -171,7 +221,8 @@ class Misses:
             raise PrecastError(f"{program.name} {reached} fullgraph=True forbids running eagerly: raise the limit, or use dynamic=True")
         if not limit:
             reached = "compiles nothing (recompile_limit 0), and no stored artifact fits this call: precast.explain_miss says why."
-        self._eagerly.from_now_on(f"{reached} Further calls that fit no variant run eagerly")
+        cause = str(miss.cause) if miss is not None and not limit else "limit reached"
+        self._eagerly.from_now_on(f"{reached} Further calls that fit no variant run eagerly", cause)
         return False
 
     def _log_recompile(self, failing: Sequence[str]) -> None:
@@ -194,20 +245,26 @@ class Misses:
     # -- compiling
 
     def _compile(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], local_values: Mapping[str, Any], turn: single_flight.Turn
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], local_values: Mapping[str, Any], turn: single_flight.Turn, miss: Miss | None
     ) -> Binding | None:
+        from precast.runtime.programs.count_compiles import Attempt
+
         program = self._program
+        attempt = Attempt(program, miss)
         compiled: Callable[[], None] | None = None
         outcome: Outcome = ""
         in_vain = False
         try:
             compile_variant = compiler()
             compiled = program.begin()
-            outcome = compile_variant(program, args, kwargs)
+            with span("compile", program=program.name):
+                outcome = compile_variant(program, args, kwargs)
         except CompilerBroken as error:
             self._cannot_compile(str(error))
+            attempt.broken()
             return None
         except Refused as refusal:
+            attempt.refused(refusal)
             if refusal.raises and not refusal.forbidden and not program.options["fullgraph"]:
                 in_vain = not program.is_part  # a part may raise as a matter of course: that has to end
                 return self._try_it(refusal, local_values)
@@ -215,6 +272,7 @@ class Misses:
         except (RegionError, DirectiveError, BackendError, MarkError):
             raise  # what the user chose (a backend, a filter, a mark) failed: as with torch.compile, that is for the user to see
         except Exception as error:
+            attempt.failed(error)
             if program.options["fullgraph"] or strict():
                 raise
             self._failed(error)
@@ -225,7 +283,8 @@ class Misses:
             stored = isinstance(outcome, str) and outcome != ""
             self._compiles.count(self._shared, stored, program.options["isolate_recompiles"], in_vain)
         if isinstance(outcome, Deferred):
-            return self._defer(outcome, compiled, turn).bind(local_values, program.locals_of.cells())
+            return self._defer(outcome, compiled, turn, attempt).bind(local_values, program.locals_of.cells())
+        attempt.ended(outcome)
         try:
             return self._bind_new(self._adopt(outcome), local_values)
         except LoadError as error:
@@ -240,9 +299,9 @@ class Misses:
 
     def _failed(self, error: Exception) -> None:
         logger("runtime").log(failure_level(error), "%s: compiling failed", self._program.name, exc_info=error)
-        self._eagerly.from_now_on(f"runs eagerly, because compiling it failed{failure_text(error)}"[:500])
+        self._eagerly.from_now_on(f"runs eagerly, because compiling it failed{failure_text(error)}"[:500], "compile failed")
 
-    def _defer(self, deferred: Deferred, compiled: Callable[[], None] | None, turn: single_flight.Turn) -> EagerVariant:
+    def _defer(self, deferred: Deferred, compiled: Callable[[], None] | None, turn: single_flight.Turn, attempt: Attempt) -> EagerVariant:
         """What serves such calls until the background thread has finished."""
         program = self._program
         pending = EagerVariant(program.entry, (*deferred.guards, *program.extra_guards), pending=True)
@@ -253,14 +312,17 @@ class Misses:
             try:
                 with single_flight.within(turn), one_at_a_time:
                     outcome = deferred.finish()
+                attempt.ended(outcome, in_background=True)
                 if pending in program.variants:  # not forgotten meanwhile
                     self._adopt(outcome)
                     logger("compile").info("%s: compiled in the background; in use from the next call on", program.name)
             except Refused as refusal:
+                attempt.refused(refusal)
                 self._eagerly.from_now_on(f"runs eagerly: {refusal}")
             except LoadError as error:
                 self._eagerly.from_now_on(f"runs eagerly: what was compiled for it cannot be loaded: {error}")
             except Exception as error:  # noqa: BLE001 - reported, and nobody is there to catch it
+                attempt.failed(error)
                 self._failed(error)
             finally:
                 abandon()

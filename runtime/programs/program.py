@@ -6,7 +6,7 @@ import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,7 +16,9 @@ from precast.artifact_store.format.packed_guards import GuardRow
 from precast.artifact_store.format.records import FrameRecord
 from precast.artifact_store.trust.trusted import Trusted
 from precast.runtime.common import torch_support
-from precast.runtime.common.errors import CompilerBroken, Deferred, GuardMiss, InProcess, Refused, StoreUnwritable, Taken
+from precast.runtime.common.errors import CompilerBroken, Deferred, GuardMiss, InProcess, LoadError, Refused, StoreUnwritable, Taken
+from precast.runtime.common.log import logger, warn
+from precast.runtime.common.upward_imports import span
 from precast.runtime.frames import call_interception
 from precast.runtime.frames.entry import Entry, LocalsOf
 from precast.runtime.frames.lambda_lift import Shell
@@ -28,11 +30,15 @@ from precast.runtime.programs.compile_hook import compiler, one_at_a_time
 from precast.runtime.programs.fallback import Eagerly
 from precast.runtime.programs.identity import Identity, Settings
 from precast.runtime.programs.miss_policy import Misses
+from precast.runtime.programs.tallies import writes
 from precast.runtime.programs.variant import Artifact, Binding, EagerVariant, Variant, VariantSettings, takes_numbers
 from precast.runtime.programs.variant_cache import Shelf
 from precast.runtime.settings import stance
 from precast.runtime.settings.options import CudaGraphOptions
 from precast.runtime.targets.ladder import ladder_of, rank, resolve, serves
+
+if TYPE_CHECKING:
+    from precast.runtime.programs.canary import Canary
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -41,7 +47,8 @@ class ProgramHooks:
 
     `resume`: makes what continues a frame after a graph break. `around`: a function as it runs where what it calls between graphs is
     compiled, too. `parts`: each gives the programs of one kind that were reached from this one. `on_build`: told that code of the program
-    is about to run for the first time; `on_reset`: to forget, as the program does; `on_binding`: told of the binding that a call found the
+    is about to run for the first time; `on_reset`: to forget, as the program does; `on_refresh`: to forget which variant serves which call,
+    as there may be a better one; `on_binding`: told of the binding that a call found the
     slow way, and of the call's locals; `on_compile`: told that a compile begins, gives what to call when it ends.
     """
 
@@ -50,8 +57,17 @@ class ProgramHooks:
     parts: tuple[Callable[[], Sequence[Program]], ...] = ()
     on_build: tuple[Callable[[], None], ...] = ()
     on_reset: tuple[Callable[[], None], ...] = ()
+    on_refresh: tuple[Callable[[], None], ...] = ()
     on_binding: Callable[[Binding, Mapping[str, Any]], None] | None = None
     on_compile: Callable[[], Callable[[], None] | None] | None = None
+
+
+def _canary(wanted: bool | float) -> Canary | None:
+    if wanted is False:
+        return None
+    from precast.runtime.programs.canary import Canary  # wanted by few
+
+    return Canary(None if wanted is True else float(wanted))
 
 
 def _another_tracer() -> bool:
@@ -93,8 +109,10 @@ class Program:
         self.extra_guards = tuple(extra_guards)
         self._shell = shell
         self._cuda_graphs = CudaGraphOptions.of(self.options)
-        self.eagerly = Eagerly(self)
+        self._canary = _canary(settings.canary)
         self._shelf = Shelf(self)
+        self.tally = self._shelf.tally
+        self.eagerly = Eagerly(self, self.tally)
         self._misses = Misses(self, self._shelf, self.eagerly)
 
     @property
@@ -157,19 +175,68 @@ class Program:
         if sys.is_finalizing() and not self.require_hit:
             return self.function  # called by a destructor while the interpreter ends: no file can be opened any more
         if self.eagerly.reason and not self.variants:
+            self.tally.bypassed += 1
+            if writes.record is not None and not self.is_part:
+                writes.record(self, args, kwargs, False)
             return self.as_written(self.eagerly.skipped)
         try:
             local_values = self.locals_of(args, kwargs)
         except TypeError:
             return self.function  # raises what the call itself raises
         binding = self.find(local_values)
+        if writes.record is not None and not self.is_part:
+            writes.record(self, args, kwargs, binding is not None)
         if binding is None:
             binding = self._misses.serve(args, kwargs, local_values)
         if binding is None:
             return self.as_written(self.eagerly.skipped)
+        if self._canary is not None and binding.variant.stored and self._canary.wants(binding.variant.artifact_id):
+            return self._tried(self._canary, binding)
         if self.hooks.on_binding is not None and not binding.variant.pending:
             self.hooks.on_binding(binding, local_values)
         return binding.frame
+
+    def _tried(self, canary: Canary, binding: Binding) -> Callable[..., Any]:
+        """What the first call runs that this artifact serves: the artifact, and eager beside it."""
+
+        def fails(difference: str) -> None:
+            reason = f"artifact {binding.variant.artifact_id[:12]} failed its canary: {difference}"
+            warn(
+                f"precast: {self.name}: {reason}. It is not used in this process, and this call has eager's answer; "
+                "`precast rm` takes it out of the store, and `precast build` makes it anew"
+            )
+            self._shelf.drop(binding.variant, reason)
+            for forget in self.hooks.on_refresh:
+                forget()
+
+        owners = tuple(self.entry.prefix)
+        return canary.trial(self.function, binding.frame, owners, fails)
+
+    def warm_up(self) -> list[str]:
+        """Loads every stored artifact of the program, and binds those for which the entry's own objects suffice. What could not be loaded,
+        as sentences.
+        """
+        names = self.function.__code__.co_varnames
+        local_values, cells = dict(zip(names, self.entry.prefix, strict=False)), self.locals_of.cells()
+        self._shelf.refresh()
+        for variant in self.variants:
+            if not isinstance(variant, Variant):
+                continue
+            try:
+                variant.load()
+                variant.warm_up(local_values, cells)
+            except LoadError as error:
+                self._shelf.drop(variant, str(error))
+        return [f"{self.name}: {reason}" for reason in self.unloadable.values()]
+
+    def refresh(self) -> list[str]:
+        """Takes up what has come into the store since it was looked through: ids of artifacts that are new or were made anew."""
+        found = self._shelf.refresh()
+        if found:
+            logger("runtime").info("%s: %d new artifacts are used from now on", self.name, len(found))
+            for forget in self.hooks.on_refresh:
+                forget()
+        return found
 
     def as_written(self, calls_compiled: bool) -> Callable[..., Any]:
         """The original function. `calls_compiled`: what it calls is compiled, as far as it can be."""
@@ -225,12 +292,18 @@ class Program:
 
     def _compile_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, str, str]:
         """Compile for a call that nothing stored serves: as `prepare`."""
+        from precast.runtime.programs.count_compiles import Attempt  # not on the warm path
+
+        attempt = Attempt(self)
         compiled = self.begin()
         try:
-            outcome = compiler()(self, args, kwargs)
-            if isinstance(outcome, Deferred):
-                outcome = outcome.finish()  # whoever prepares waits
+            with span("compile", program=self.name):
+                outcome = compiler()(self, args, kwargs)
+                if isinstance(outcome, Deferred):
+                    outcome = outcome.finish()  # whoever prepares waits
+            attempt.ended(outcome)
         except Refused as refusal:
+            attempt.refused(refusal)
             if not refusal.skipped or refusal.raises or self.options["fullgraph"]:
                 return "eager", "", refusal.text
             self.eagerly.skip(refusal.text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,6 +20,7 @@ from precast.artifact_store.format.records import FrameRecord, GraphInput
 from precast.artifact_store.trust.trusted import Trusted, content_of
 from precast.runtime.common.errors import LoadError
 from precast.runtime.common.locks import Lock
+from precast.runtime.common.upward_imports import span
 from precast.runtime.executable.blob_source import BlobSource
 from precast.runtime.executable.constants import gpu_of
 from precast.runtime.executable.graph_call import bound_call, with_draws_as_traced
@@ -28,7 +30,7 @@ from precast.runtime.frames.entry import Entry
 from precast.runtime.frames.rewritten_code import FrameCodeError
 from precast.runtime.guards.interpreted import LazyChecker
 from precast.runtime.loading.open import Executable, open_executable, reading
-from precast.runtime.paths.paths import resolve
+from precast.runtime.paths.paths import PathError, resolve
 from precast.runtime.settings.options import CudaGraphOptions
 from precast.runtime.targets.ladder import rules_of
 from precast.target_registry import family_of
@@ -87,6 +89,7 @@ class _Planned:
 
     entry: Entry
     pending = False
+    compiled = True  # its calls run compiled code
     symbolic = False  # it serves more than one size or number
     tabled = True  # whether its guards say all, so that a table of them can stand for it
     _plan: Any = None
@@ -192,7 +195,8 @@ class Variant(_Planned):
         """Open the library and read the frame record. Raises LoadError with a reason; done once."""
         with self._lock:
             if self._executable is None:
-                self._load()
+                with span("load", program=self.manifest.program_name, artifact=self.artifact_id, target=self.target):
+                    self._load()
 
     def _load(self) -> None:
         if len(self.manifest.frames) != 1:
@@ -203,6 +207,12 @@ class Variant(_Planned):
             self._record = self._document.part(lambda manifest: FrameRecord.from_data(manifest.frames[0]["code"]))
         tensors = self._record.content.tensors
         self._executable = open_executable(self._document, self._source, tensors, record=_RECORD, cuda_graphs=self._cuda_graphs)
+
+    def warm_up(self, local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> None:
+        """Decodes the guards, and binds the graph where these locals hold all that it binds. Raises LoadError."""
+        self.check(local_values, cells)
+        with suppress(PathError):  # what it binds comes with the call
+            self.bind(local_values, cells)
 
     def bind(self, local_values: Mapping[str, Any], cells: Mapping[str, Any]) -> Binding:
         """The binding for the objects of this call: an existing one where tensors and defaults are the same, else a new one."""
@@ -254,7 +264,8 @@ class EagerVariant(_Planned):
     `unless`: such a call fails one of these.
     """
 
-    stored = False
+    stored = compiled = False
+    manifest = None
     artifact_id = ""
     target = ""
 

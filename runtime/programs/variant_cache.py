@@ -14,6 +14,7 @@ from precast.runtime.common.locks import Lock
 from precast.runtime.common.log import logger
 from precast.runtime.guards.differentiating import Differing
 from precast.runtime.paths.paths import PathError
+from precast.runtime.programs.tallies import Tally
 from precast.runtime.programs.variant import Artifact, Binding, EagerVariant, Variant
 from precast.runtime.settings import stance
 from precast.runtime.targets.ladder import rank, rules_of
@@ -68,8 +69,10 @@ class Shelf:
         self._final = False  # whether looking at it again would find the same
         self._useless: frozenset[str] = frozenset()  # ids of artifacts in it that are of no use here
         self.unloadable: dict[str, str] = {}  # id of an artifact -> why it could not be loaded
+        self._refreshed: int | None = None  # the same of `refresh`
         self._resets = 0
         self._differing = Differing()
+        self.tally = Tally(self, owner.store, owner.key, owner.name)
 
     # -- taking down
 
@@ -117,8 +120,13 @@ class Shelf:
         """Counts a call that uses the variant, and puts it in front, where the next call tries it first."""
         first_hit = not variant.hits
         variant.hits += 1
+        if variant.compiled:
+            self.tally.served += 1
+        else:
+            self.tally.eager += 1
         if first_hit and variant.stored:
             self._owner.store.used(variant.artifact_id)
+            self.tally.use(variant.manifest)
         if self.variants[:1] != (variant,):
             with self._lock:
                 if variant in self.variants:
@@ -155,6 +163,41 @@ class Shelf:
         finally:
             if my_turn:
                 self._turn.__exit__()
+
+    def refresh(self) -> list[str]:
+        """Loads what the store has and this process has not, or has in another version, and puts the best in front: better targets before
+        others, static sizes before symbolic ones. The ids of what was loaded.
+
+        Each is loaded whole before a call can meet it; one that cannot be loaded changes nothing.
+        """
+        stamp = self._owner.store.changed(self._owner.key)
+        with self._lock:
+            if stamp is not None and stamp == self._refreshed:
+                return []
+            resets = self._resets
+            known = {variant.artifact_id: variant for variant in self.variants if isinstance(variant, Variant)}
+        seen, loaded = _Seen(), []
+        for document in self._owner.store.trusted_variants(self._owner.key):
+            former = known.get(document.content.artifact_id)
+            if former is None or former.manifest.checksum != document.content.checksum:
+                self._judge(document, seen)
+        for variant in seen.usable:
+            try:
+                variant.load()
+                loaded.append(variant)
+            except LoadError as error:
+                logger("runtime").warning("miss: %s: %s", self._owner.name, error)
+                self.unloadable[variant.artifact_id] = str(error)
+        settled = stamp is not None and time.time_ns() - stamp > SETTLED_NS
+        with self._lock:
+            if resets != self._resets:
+                return []
+            new = {variant.artifact_id for variant in loaded}
+            kept = (variant for variant in self.variants if variant.artifact_id not in new)
+            self.variants = tuple(sorted((*kept, *loaded), key=_preference))
+            self._useless = frozenset((self._useless | seen.useless) - new)
+            self._refreshed = stamp if settled and seen.final else None
+        return sorted(new)
 
     def _look_through(self, known: Set[str]) -> _Seen:
         seen = _Seen()
@@ -236,7 +279,13 @@ class Shelf:
             self._useless = frozenset()
             self.unloadable = {}
             self._final = False
+            self._refreshed = None
             self._resets += 1
+
+
+def _preference(variant: Variant | EagerVariant) -> tuple[bool, int, bool]:
+    """Smaller is tried earlier: what has to run eagerly, then the best target, static sizes first."""
+    return not isinstance(variant, EagerVariant), (rank(variant.target) or 0) if variant.target else 0, variant.symbolic
 
 
 __all__ = ["Shelf"]

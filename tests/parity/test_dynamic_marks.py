@@ -13,13 +13,13 @@ from torch._dynamo.testing import CompileCounter
 
 import precast
 from precast.artifact_store import Store
-from precast.runtime.programs import recompile_limits
+from precast.runtime.programs import tallies
 
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
     torch._dynamo.reset()
-    recompile_limits._all.clear()
+    tallies._all.clear()
     yield
     torch._dynamo.reset()
 
@@ -60,7 +60,7 @@ def test_marks_compile_as_often_as_torchs(store: Store, name: str) -> None:
                 mark(torch._dynamo, y)
             torch.testing.assert_close(ours(x), scale(x))
             theirs(y)
-            counts.append((sum(recompile_limits._all.values()), counter.frame_count))
+            counts.append((sum(tallies._all.values()), counter.frame_count))
     assert [a for a, _ in counts] == [b for _, b in counts]
 
 
@@ -94,7 +94,7 @@ def test_a_size_of_which_nothing_is_known(store: Store, name: str, rows: int, mo
     compiled = precast.compile(function, store=store)
     for y in (x, torch.randn(2, 4), torch.randn(1, 4), torch.randn(7, 4)):
         torch.testing.assert_close(compiled(y), function(y))
-    assert sum(recompile_limits._all.values()) == 1
+    assert sum(tallies._all.values()) == 1
     torch.testing.assert_close(precast.load(function, store=store)(torch.ones(9, 4)), function(torch.ones(9, 4)))
 
 

@@ -1,4 +1,4 @@
-"""Commands over the store as a whole: ls, prune, verify, stats, dir, clean."""
+"""Commands over the store as a whole: ls, prune, verify, dir, clean."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def _parsed(parse: Callable[[str], Any], _: click.Context, __: click.Parameter, 
 
 _remote = click.option("--remote", "remote", callback=named, metavar="URL", help="A remote tier instead of the local store.")
 _size = partial(_parsed, parse_size)
-_duration = partial(_parsed, parse_duration)
+duration_of = partial(_parsed, parse_duration)
+"""The callback of an option that takes a duration."""
 
 
 @click.command(short_help="List the artifacts.")
@@ -72,7 +73,7 @@ def ls(program: str | None, with_images: bool, remote: str | None, store_path: s
             raise click.UsageError("--images looks into blobs, which are on this machine only where the artifacts were fetched")
         remote_keeping.ls(out, remote, program)
         return
-    store = _for_index(store_path)
+    store = for_index(store_path)
     with open_index(store) as index:
         entries = index.entries(store)
     unknown = bool(index.problem)
@@ -107,8 +108,8 @@ def ls(program: str | None, with_images: bool, remote: str | None, store_path: s
         out.table(("ID", "PROGRAM", "TARGET", "SIZE", "GUARDS", "HITS", "LAST USE", "MADE"), raw, readable)
     else:
         out.note(f"No artifacts{f' matching {program!r}' if program else ''} in {store.root}")
-    _tell_unknown(out, index.problem)
-    _tell_unreadable(out, store)
+    tell_unknown(out, index.problem)
+    tell_unreadable(out, store)
 
 
 def _uses(entry: Entry, unknown: bool) -> tuple[object, object]:
@@ -116,12 +117,14 @@ def _uses(entry: Entry, unknown: bool) -> tuple[object, object]:
     return ("", "") if unknown else (entry.hits, int(entry.last_use))
 
 
-def _tell_unknown(out: Output, why: str) -> None:
+def tell_unknown(out: Output, why: str) -> None:
+    """Say why it is not known which artifacts were used, where it is not."""
     if why:
         out.note(f"Which artifacts were used is not known: {why}")
 
 
-def _tell_unreadable(out: Output, store: Store) -> None:
+def tell_unreadable(out: Output, store: Store) -> None:
+    """Say that some of the store cannot be read, where that is so."""
     if hidden := unreadable(store):
         name, reason = next(iter(hidden.items()))
         count = many(len(hidden), "file or folder", "files or folders")
@@ -156,8 +159,8 @@ def _has_images(target: str) -> bool:
 @click.command(short_help="Remove artifacts that meet conditions, and leftovers.")
 @click.option("--program", callback=named, metavar="TEXT", help="Artifacts of programs whose key or name contains this.")
 @click.option("--max-size", callback=_size, metavar="SIZE", help="Then evict least recently used ones until the store fits: 500M, 2GiB.")
-@click.option("--older-than", callback=_duration, metavar="AGE", help="Artifacts made longer ago: 30d, 12h.")
-@click.option("--unused-for", callback=_duration, metavar="AGE", help="Artifacts not used for so long.")
+@click.option("--older-than", callback=duration_of, metavar="AGE", help="Artifacts made longer ago: 30d, 12h.")
+@click.option("--unused-for", callback=duration_of, metavar="AGE", help="Artifacts not used for so long.")
 @click.option("--target", metavar="PATTERN", help="Artifacts for this target; * matches anything: 'cuda:*'.")
 @click.option("--stale-versions", is_flag=True, help="Artifacts that the precast, torch and Python installed here cannot use any more.")
 @click.option(
@@ -165,7 +168,7 @@ def _has_images(target: str) -> bool:
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @_remote
-@click.option("--grace", callback=_duration, metavar="AGE", help="With --remote: how long what nothing names stays for others at work: 1h.")
+@click.option("--grace", callback=duration_of, metavar="AGE", help="With --remote: how long what nothing names stays: 1h.")
 @store_option
 @human_option
 @json_option
@@ -204,13 +207,13 @@ def prune(
     if grace is not None:
         raise click.UsageError("--grace is for remotes (--remote URL)")
     # uses that wait to be counted count for both
-    store = _for_index(store_path) if dry_run else open_store(store_path, readonly=False, existing=True)
+    store = for_index(store_path) if dry_run else open_store(store_path, readonly=False, existing=True)
     done = pruning.prune(store, policy, dry_run=dry_run)
     tell_removed(out, store, done)
     if not done.removed and not done.leftovers:
         out.note(_nothing_to_prune(policy, done))
     _tell_what_is_left(out, store, policy, done)
-    _tell_unreadable(out, store)
+    tell_unreadable(out, store)
 
 
 def tell_removed(out: Output, store: Store, done: Pruned) -> None:
@@ -344,43 +347,6 @@ def _verdict(report: Verified, store: Store, repair: bool) -> str:
     return f"{count}; `precast verify --repair` sets aside what is damaged"
 
 
-@click.command(short_help="Figures: artifacts, sizes, hits, targets, quarantine.")
-@_remote
-@store_option
-@human_option
-@json_option
-@errors_to_json
-def stats(remote: str | None, store_path: str | None, human: bool, as_json: bool) -> None:
-    """Figures: artifacts, sizes, hits, targets, quarantine."""
-    from precast.artifact_store.maintenance.stats import stats as figures_of
-
-    out = Output(as_json, human)
-    if remote is not None:
-        from precast.cli.store import remote_keeping
-
-        remote_keeping.stats(out, remote)
-        return
-    store = _for_index(store_path)
-    figures = figures_of(store)
-    out.data({**vars(figures), "store": str(store.root)})
-    raw = [(name, "" if value is None else value) for name, value in vars(figures).items() if name not in ("by_target", "uses_unknown")]
-    raw += [(f"artifacts for {target}", count) for target, count in figures.by_target.items()]
-    sizes = {"size", "saved", "disk_size", "quarantined_size"}
-    moments = {"oldest", "newest", "last_use"}
-
-    def shown(name: str, value: Any) -> str:
-        if figures.uses_unknown and name in ("hits", "never_used", "last_use"):
-            return "?"
-        if name in moments:
-            return human_age(float(value) if value != "" else None)
-        return human_size(int(value)) if name in sizes else str(value)
-
-    readable = [(name.replace("_", " "), shown(name, value)) for name, value in raw]
-    out.table(("FIGURE", str(store.root)), raw, readable)
-    _tell_unknown(out, figures.uses_unknown)
-    _tell_unreadable(out, store)
-
-
 @click.command("dir", short_help="Print where the store is, and which remotes are behind it.")
 @store_option
 @remote_option
@@ -443,7 +409,7 @@ def _signed_by(store: Store, entry: Entry) -> list[dict[str, str]]:
     return [] if manifest is None else signers_data(store, manifest)
 
 
-def _for_index(path: str | None) -> Store:
+def for_index(path: str | None) -> Store:
     """A store to read with its index: opened for writing where its files may be written, so that use counts are folded in.
 
     By the store's own user: whoever else looks leaves it as it is.

@@ -21,7 +21,7 @@ typedef struct {
     int has_varargs, has_varkw;
     Entry *entries;
     Py_ssize_t count, limit;
-    unsigned long long hits;
+    unsigned long long hits, eager; /* calls that needed no Python, and those of the original function among them */
     PyObject *weakrefs;
 } Dispatcher;
 
@@ -142,6 +142,7 @@ static PyObject *dispatch(PyObject *object, PyObject *const *given, size_t flags
     }
     if (found == 1) {
         self->hits++;
+        self->eager += frame == (PyObject *)self->function;
         result = PyObject_Vectorcall(frame, args, count | PY_VECTORCALL_ARGUMENTS_OFFSET, keywords);
         Py_DECREF(frame);
     } else if (found == 0)
@@ -216,6 +217,7 @@ static PyObject *dispatcher_clear_entries(PyObject *object, PyObject *unused) {
 }
 
 static PyObject *dispatcher_hits(PyObject *object, void *unused) { return PyLong_FromUnsignedLongLong(((Dispatcher *)object)->hits); }
+static PyObject *dispatcher_eager(PyObject *object, void *unused) { return PyLong_FromUnsignedLongLong(((Dispatcher *)object)->eager); }
 static PyObject *dispatcher_length(PyObject *object, void *unused) { return PyLong_FromSsize_t(((Dispatcher *)object)->count); }
 
 PyObject *dispatcher_force_eager(PyObject *module, PyObject *value) {
@@ -265,6 +267,7 @@ static PyMethodDef dispatcher_methods[] = {
 
 static PyGetSetDef dispatcher_getset[] = {
     {"hits", dispatcher_hits, NULL, "Calls that needed no Python.", NULL},
+    {"eager", dispatcher_eager, NULL, "Those of them that ran the original function.", NULL},
     {"entries", dispatcher_length, NULL, "How many tables there are.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

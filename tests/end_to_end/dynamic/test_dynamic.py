@@ -22,7 +22,7 @@ from precast.artifact_store import Store
 from precast.artifact_store.format import expressions
 from precast.runtime.api.compile import site_of
 from precast.runtime.native import loader
-from precast.runtime.programs import recompile_limits
+from precast.runtime.programs import tallies
 from tests.end_to_end.dynamic.dynamic_programs import SEQUENCES, scale, shift
 from tests.support.processes import selected
 
@@ -30,7 +30,7 @@ from tests.support.processes import selected
 @pytest.fixture(autouse=True)
 def _fresh_torch() -> Iterator[None]:
     torch._dynamo.reset()
-    recompile_limits._all.clear()
+    tallies._all.clear()
     yield
     torch._dynamo.reset()
 
@@ -40,7 +40,7 @@ WORKER = Path(__file__).parent / "dynamic_worker.py"
 
 def compiles() -> int:
     """Since the test began, of all programs."""
-    return sum(recompile_limits._all.values())
+    return sum(tallies._all.values())
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +198,7 @@ with torch.no_grad():
             got, want = compiled(x, n), step(x, n)
             assert torch.allclose(got[0], want[0], rtol=1e-4, atol=1e-5) and got[1] == want[1]
 program = precast.runtime.api.compile.site_of(compiled).programs[0]
-print(sum(precast.runtime.programs.recompile_limits._all.values()), len(program.variants), any(m.startswith(("torch._dynamo", "sympy")) for
+print(sum(precast.runtime.programs.tallies._all.values()), len(program.variants), any(m.startswith(("torch._dynamo", "sympy")) for
 m in sys.modules))
 """
 
@@ -317,7 +317,7 @@ def test_integers_beyond_64_bits_are_constants(store: Store, large: int, dynamic
     """Before the number is symbolic, and where it is: the graph takes 64 bits."""
     x = torch.ones(3)
     for calls, expected in (((large, large + 1, 3, 4), (1, 2, 3, 4)), ((3, 4, large, 5, large, 2**63 - 1), (1, 2, 3, 3, 3, 3))):
-        recompile_limits._all.clear()
+        tallies._all.clear()
         compiled = precast.compile(remainder, dynamic=dynamic, store=f"{store.root}-{len(calls)}")
         for n, most in zip(calls, expected, strict=True):
             assert torch.equal(compiled(x, n), remainder(x, n)), n

@@ -164,39 +164,37 @@ ROWS = (
     # limits
     Mutant(
         "one more variant than the limit",
-        "runtime/programs/recompile_limits.py",
+        "runtime/programs/tallies.py",
         "(0 if isolated else _stored[shared]) >= limit:",
         "(0 if isolated else _stored[shared]) > limit:",
         KEYS,
     ),
     Mutant(
         "isolated calls count together",
-        "runtime/programs/recompile_limits.py",
+        "runtime/programs/tallies.py",
         "self.own + (0 if isolated else _stored[shared]) >= limit",
         "self.own + _stored[shared] >= limit",
         KEYS,
     ),
     Mutant(
         "what is kept in the process does not count",
-        "runtime/programs/recompile_limits.py",
+        "runtime/programs/tallies.py",
         "            self.own += 1",
         "            pass",
         KEYS,
     ),
-    Mutant(
-        "attempts in vain count as variants", "runtime/programs/recompile_limits.py", "        if in_vain:\n            return\n", "", KEYS
-    ),
+    Mutant("attempts in vain count as variants", "runtime/programs/tallies.py", "        if in_vain:\n            return\n", "", KEYS),
     Mutant(
         "the accumulated limit is one more",
-        "runtime/programs/recompile_limits.py",
+        "runtime/programs/tallies.py",
         "if _all[shared] >= accumulated else",
         "if _all[shared] > accumulated else",
         KEYS,
     ),
-    Mutant("a reset forgets its own count only", "runtime/programs/recompile_limits.py", "        _stored.pop(shared, None)\n", "", KEYS),
+    Mutant("a reset forgets its own count only", "runtime/programs/tallies.py", "        _stored.pop(shared, None)\n", "", KEYS),
     Mutant(
         "stores count together",
-        "runtime/programs/recompile_limits.py",
+        "runtime/programs/tallies.py",
         "            _stored[shared] += 1",
         "            _stored[('', shared[1])] += 1",
         KEYS,

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from precast.building import worker_pool
+from precast.building import usable, worker_pool
 from precast.building.build_file import ProgramSpec
 from precast.building.build_order import Known, Lines, Task
 from precast.building.worker_pool import Crew, Worker
@@ -223,12 +223,12 @@ def test_a_slow_factory_is_not_called_twice_for_little() -> None:
     ("jobs", "programs", "cores", "most"), [(None, 3, 8, 1), (None, 4, 8, 2), (None, 27, 8, 8), (None, 27, 1, 1), (5, 2, 1, 5)]
 )
 def test_as_many_workers_as_pay(jobs: int | None, programs: int, cores: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_pool, "_cores", lambda: cores)
+    monkeypatch.setattr(usable, "cores", lambda: cores)
     assert Crew.of(jobs, Lines([spec(f"p{n}") for n in range(programs)])).most == most
 
 
 def test_memory_limits_workers_that_nobody_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_pool, "_free_memory", lambda: 10 << 30)
+    monkeypatch.setattr(usable, "free_memory", lambda: 10 << 30)
     crew = Crew(4, chosen_by_user=False)
     assert crew.admits(0) and not crew.admits(1)  # nothing is known of what one takes
     crew.largest = 4 << 30
@@ -236,7 +236,7 @@ def test_memory_limits_workers_that_nobody_asked_for(monkeypatch: pytest.MonkeyP
     crew.largest = 5 << 30
     assert not crew.admits(1) and Crew(4, chosen_by_user=True, largest=5 << 30).admits(3)
     monkeypatch.undo()
-    assert 0 < worker_pool._free_memory() and worker_pool._cores() >= 1 and worker_pool._memory() > 1 << 20
+    assert 0 < usable.free_memory() and usable.cores() >= 1 and usable.peak_memory() > 1 << 20
 
 
 def _state(pid: int) -> str:

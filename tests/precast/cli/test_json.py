@@ -31,9 +31,14 @@ WORDS: dict[str, tuple[str, ...]] = {
     "uses": (),
     "verify": (),
     "stats": (),
+    "record": ("calls.jsonl",),
     "doctor": (),
     "dir": (),
     "clean": ("--yes",),
+    "push": ("SHARED",),
+    "pull": ("SHARED", "--trust", "any"),
+    "sync": ("STORE", "OTHER"),
+    "diff": ("STORE", "STORE"),
     "export": ("BUNDLE",),
     "import": ("BUNDLE", "--trust", "any"),
     "keygen": (),
@@ -72,7 +77,15 @@ def test_every_command_prints_json(
         (tmp_path / "benchmarks").mkdir()
         (tmp_path / "benchmarks" / "run.py").write_text(BENCH)
     artifact = next((store.root / "programs").rglob("*.msgpack")).stem
-    words = [{"ID": artifact, "BUNDLE": str(tmp_path / "bundle")}.get(word, word) for word in WORDS[name]]
+    (tmp_path / "shared").mkdir()
+    places = {
+        "ID": artifact,
+        "SHARED": f"shared://{tmp_path}/shared",
+        "STORE": str(store.root),
+        "OTHER": str(tmp_path / "other"),
+        "BUNDLE": str(tmp_path / "bundle"),
+    }
+    words = [places.get(word, word) for word in WORDS[name]]
     with pytest.raises(SystemExit) as ended:
         main([name, *words, "--json"], prog_name="precast")
     assert ended.value.code in (0, 1)
@@ -123,7 +136,7 @@ def test_every_other_failure_is_json_too(store: Store, monkeypatch: pytest.Monke
 
 def test_an_answer_is_not_followed_by_an_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "precast.cli.store.store_commands._tell_unreadable", lambda *_: (_ for _ in ()).throw(RuntimeError("after the answer"))
+        "precast.cli.store.store_commands.tell_unreadable", lambda *_: (_ for _ in ()).throw(RuntimeError("after the answer"))
     )
     result = CliRunner().invoke(main, ["ls", "--json"])
     assert result.exit_code == 1 and len(json.loads(result.stdout)) == 2

@@ -26,6 +26,7 @@ class OneVariant:
     """Stands in for a variant that fits or does not; `asked` runs at each check."""
 
     stored, symbolic, target = True, False, "cpu:x86-64-v3"
+    compiled, manifest = True, None
     guards = ()
 
     def __init__(self, artifact_id: str, fits: bool = True, asked: Callable[[], Any] = lambda: None) -> None:
