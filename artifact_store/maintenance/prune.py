@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from precast.artifact_store.format import layout
 from precast.artifact_store.format.errors import StoreError
@@ -101,10 +100,10 @@ def carry_out(store: Store, choose: Choice, dry_run: bool, now: float | None, gr
     due = [file for file in found if file.due <= now]
     size = sum(removal.entry.manifest_size for removal in going) + sum(file.size for file in due) + sum(freed.values())
     if not dry_run:
-        blobs = {store.path(blob_name(blob)): length for blob, length in freed.items()}
-        blobs |= {file.path: file.size for file in due if layout.is_digest(file.path.name)}
+        blobs = {f"{store.root}/{blob_name(blob)}": length for blob, length in freed.items()}
+        blobs |= {str(file.path): file.size for file in due if layout.is_digest(file.path.name)}
         size -= _sweep(store, blobs, known)
-        _unlink([file.path for file in due if file.path not in blobs], store)
+        _unlink([str(file.path) for file in due if str(file.path) not in blobs], store)
     gone = {removal.entry.artifact_id for removal in going}
     return Pruned(
         tuple(going),
@@ -133,17 +132,18 @@ def remove(store: Store, entries: Sequence[Entry], index: Index) -> None:
         index.forget(done)
 
 
-def _sweep(store: Store, files: Mapping[Path, int], known: Mapping[str, Collection[str]]) -> int:
+def _sweep(store: Store, files: Mapping[str, int], known: Mapping[str, Collection[str]]) -> int:
     """Take away blobs that nothing needed a moment ago; the bytes of those that stay.
 
     A writer that found one there names it in a manifest that comes only now, looks again after that, and writes anew what is missing. So
     each is moved aside first, the manifests are looked through once more, and what is named by then is moved back: whichever of the two
     was later sees the other. `known`: as for `referenced`.
     """
-    aside: dict[Path, Path] = {}
+    aside: dict[str, str] = {}
     kept = 0
     for path, size in files.items():
-        moved = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}")
+        folder, name = os.path.split(path)
+        moved = f"{folder}/{TEMPORARY_PREFIX}{os.getpid()}-{name}"
         try:
             os.rename(path, moved)
         except FileNotFoundError:
@@ -154,7 +154,7 @@ def _sweep(store: Store, files: Mapping[Path, int], known: Mapping[str, Collecti
             aside[path] = moved
     needed = referenced(store, known) if aside else set()
     for path, moved in aside.items():
-        if needed is None or path.name in needed:
+        if needed is None or os.path.basename(path) in needed:
             kept += files[path]
             os.replace(moved, path)
         else:
@@ -162,15 +162,17 @@ def _sweep(store: Store, files: Mapping[Path, int], known: Mapping[str, Collecti
     return kept
 
 
-def _unlink(paths: Sequence[Path], store: Store) -> None:
+def _unlink(paths: Sequence[str], store: Store) -> None:
     for path in paths:
         try:
-            path.unlink(missing_ok=True)
+            os.unlink(path)
+        except FileNotFoundError:
+            continue
         except OSError as error:
             raise _cannot_remove(path, error, store) from error
 
 
-def _cannot_remove(path: str | Path, error: OSError, store: Store) -> StoreError:
+def _cannot_remove(path: str, error: OSError, store: Store) -> StoreError:
     name = os.path.relpath(path, store.root)
     return StoreError(f"cannot remove {name}: {error.strerror or error}; {cure(error, store.root)}")
 
