@@ -242,7 +242,8 @@ class _Look:
                 if reason := look.damage(name, data):
                     self._bad(path, name, "damaged", reason)
         for name, checksum in self.checksums.items():
-            if found := look.at_artifact(*name.split("/")[1:], checksum):
+            _, program_key, file = name.split("/")
+            if found := look.at_artifact(program_key, file, checksum):
                 self._refused(self.store.path(name), name, *found)
         for kind in layout.RECORD_KINDS:
             for path, name, data in self._files(kind, layout.MANIFEST_SUFFIX):
