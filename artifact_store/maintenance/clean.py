@@ -28,10 +28,9 @@ def size_on_disk(root: Path) -> int:
 
 
 def clean(root: Path) -> None:
-    """Remove all that a store has, pins, statistics and what is still to be sent among it. Raises StoreError where some of it stays."""
-    local = (*layout.LOCAL_FOLDERS, layout.STATISTICS)
-    # manifests first: no reader sees half
-    for folder in (layout.PROGRAMS, layout.OBJECTS, *layout.RECORD_KINDS, layout.PINS, SPOOL, *local):
+    """Remove all that a store has, with pins, statistics and what is still to be sent. Raises StoreError where some of it stays."""
+    local = (SPOOL, *layout.LOCAL_FOLDERS, layout.STATISTICS)
+    for folder in (layout.PROGRAMS, layout.OBJECTS, *layout.RECORD_KINDS, layout.PINS, *local):  # manifests first: no reader sees half
         shutil.rmtree(root / folder, ignore_errors=True)
     left = [folder for folder in (*layout.SHARED_FOLDERS, *local) if (root / folder).exists()]
     if left:

@@ -21,7 +21,7 @@ from precast.artifact_store.store import Store
 from precast.artifact_store.trust.judge import judge_for
 from precast.artifact_store.trust.keys import signer_from_environment
 
-BY_HAND = TimeOuts(connect=5.0, stall=30.0, whole=600.0)
+BY_HAND = TimeOuts(connect=5.0, stall=45.0, whole=600.0)
 """Nobody's call waits for what people move: a large blob may take minutes."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 DEFAULT_TRUST = "signed"

@@ -13,8 +13,8 @@ from precast.artifact_store.statistics.causes import WORDS, cause_of
 from precast.artifact_store.statistics.openmetrics import metrics_text
 from precast.artifact_store.statistics.sheets import read
 from precast.artifact_store.statistics.summary import Summary, Totals, summarise, summary_of
-from precast.cli.output import Output, errors_to_json, human_option, json_option, named, store_option
-from precast.cli.store.store_commands import duration_of, for_index, tell_unknown, tell_unreadable
+from precast.cli.output import Output, errors_to_json, human_option, json_option, store_option
+from precast.cli.store.store_commands import duration_of, for_index, in_remote_option, tell_unknown, tell_unreadable
 from precast.report.units import human_age, human_moment, human_seconds, human_size
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _MOMENTS = {"oldest", "newest", "last_use"}
 @click.option(
     "--from", "folder", metavar="FOLDER", help="Count what lies in this folder (PRECAST_STATS_DIR of servers), and not the store's."
 )
-@click.option("--remote", "remote", callback=named, metavar="URL", help="What lies on a remote tier, in place of the local store.")
+@in_remote_option
 @store_option
 @human_option
 @json_option
@@ -59,8 +59,8 @@ def stats(
         raise click.UsageError("--by, --bypass and --openmetrics exclude one another")
     out = Output(as_json, human)
     if remote is not None:
-        if any((by is not None, bypass, openmetrics, since is not None, folder is not None)):
-            raise click.UsageError("--remote tells what lies there, and calls are counted where they are served: give it alone")
+        if by is not None or bypass or openmetrics or since is not None or folder is not None:
+            raise click.UsageError("--remote gives what is stored in a remote; calls are counted where they are served")
         from precast.cli.store import remote_keeping
 
         remote_keeping.stats(out, remote)

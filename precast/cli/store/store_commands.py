@@ -46,7 +46,7 @@ def _parsed(parse: Callable[[str], Any], _: click.Context, __: click.Parameter, 
         raise click.BadParameter(str(error)) from error
 
 
-_remote = click.option("--remote", "remote", callback=named, metavar="URL", help="A remote tier instead of the local store.")
+in_remote_option = click.option("--remote", "remote", callback=named, metavar="URL", help="A remote tier instead of the local store.")
 _size = partial(_parsed, parse_size)
 duration_of = partial(_parsed, parse_duration)
 """The callback of an option that takes a duration."""
@@ -55,7 +55,7 @@ duration_of = partial(_parsed, parse_duration)
 @click.command(short_help="List the artifacts.")
 @click.option("--program", "program", metavar="TEXT", help="Only programs whose key or name contains this.")
 @click.option("--images", "with_images", is_flag=True, help="List the kernel images of artifacts for GPUs instead.")
-@_remote
+@in_remote_option
 @store_option
 @human_option
 @json_option
@@ -167,8 +167,10 @@ def _has_images(target: str) -> bool:
     "--keep-last", type=click.IntRange(min=1), metavar="N", help="Spare each program's N most recently used; alone: remove all others."
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
-@_remote
-@click.option("--grace", callback=duration_of, metavar="AGE", help="With --remote: how long what nothing names stays: 1h.")
+@in_remote_option
+@click.option(
+    "--grace", callback=duration_of, metavar="AGE", help="With --remote: how long what nothing names stays for others at work: 1h."
+)
 @store_option
 @human_option
 @json_option
