@@ -23,6 +23,7 @@ from precast.artifact_store.remote.program_index import Entry, ProgramIndex
 from precast.artifact_store.remote.remote import Fetched, FetchedRecord, Lost, Remote
 from precast.artifact_store.remote.spool import ARTIFACT, Pending
 from precast.artifact_store.remote.uploads import Uploads
+from precast.artifact_store.remote.usage_report import Report
 from precast.artifact_store.remote.workers import after_fork
 from precast.artifact_store.statistics.series import ledger_of
 
@@ -89,6 +90,7 @@ class Remotes:
         self._looks: dict[str, Look] = {}
         self._wants: dict[str, Wants] = {}
         self._records: dict[RecordName, float] = {}
+        self._reports: list[Report] = []
 
     def __repr__(self) -> str:
         return f"<Remotes {', '.join(tier.place for tier in self.tiers)}>"
@@ -174,9 +176,19 @@ class Remotes:
             if tier.writable:
                 self.uploads.add(Pending(tier.place, kind, name, noted=time.time()))
 
+    def used(self, artifact_id: str) -> None:
+        """Tell remotes that are written, at intervals, that this process used an artifact. Returns at once."""
+        with self._lock:
+            if not self._reports:
+                self._reports = [Report(tier.endpoint) for tier in self.tiers if tier.writable]
+        for report in self._reports:
+            report.note(artifact_id)
+
     def close(self, seconds: float = 0.0) -> None:
         """Send what is noted, for so many seconds at most, and let go of connections."""
         self.uploads.flush(seconds)
+        for report in self._reports:
+            report.close()
         for tier in self.tiers:
             tier.endpoint.close()
 

@@ -62,24 +62,24 @@ def added_up(sheets: Iterable[Sheet], now: float) -> list[Sheet]:
     """One sheet for each hour, or day, and store; sheets that are too old are left out."""
     sums: dict[tuple[int, int, str], dict[Series, float]] = defaultdict(dict)
     names: dict[tuple[int, int, str], dict[str, str]] = defaultdict(dict)
-    processes: dict[tuple[int, int, str], set[tuple[str, int]]] = defaultdict(set)
-    known: dict[tuple[int, int, str], int] = defaultdict(int)
-    for sheet in sheets:
+    processes: dict[tuple[int, int, str], int] = defaultdict(int)
+    seen: set[tuple[str, int, str]] = set()
+    for sheet in sorted(sheets, key=lambda sheet: sheet.end):
         if sheet.end < now - KEPT:
             continue
         span = HOUR if sheet.end >= now - HOURLY else DAY
         key = (int(sheet.end // span * span), span, sheet.store)
         names[key] |= sheet.names
-        if sheet.process:
-            processes[key].add((sheet.machine, sheet.process))
-        else:
-            known[key] += sheet.processes
+        process = (sheet.machine, sheet.process, sheet.store)
+        if not sheet.process or process not in seen:  # it counts where it is seen first
+            processes[key] += sheet.processes
+            seen.add(process)
         total = sums[key]
         for series, value in sheet.sums.items():
             kept = series if series in total or len(total) < MOST_SERIES else series._replace(reason="", detail="")
             total[kept] = total.get(kept, 0) + value
     return [
-        Sheet(begin, begin + span - 1, "", store, sums[key], names[key], known[key] + len(processes[key]))
+        Sheet(begin, begin + span - 1, "", store, sums[key], names[key], processes[key])
         for key in sorted(sums)
         for begin, span, store in (key,)
     ]

@@ -81,6 +81,8 @@ def shown(value: Data) -> str:
     if kind == "tensor":
         dtype, shape, _, device, *_ = content
         return f"{dtype}{list(shape)}{'' if device == 'cpu' else f' on {device}'}"
+    if kind == "float" and isinstance(content, str):
+        return repr(float.fromhex(content))
     if kind in ("list", "tuple", "size"):
         brackets = "[]" if kind == "list" else "()"
         return brackets[0] + ", ".join(map(shown, content)) + brackets[1]
@@ -102,7 +104,7 @@ def append(path: Path, call: RecordedCall) -> bool:
     try:
         if os.fstat(descriptor).st_size > LIMIT:
             return False
-        os.write(descriptor, call.to_line())
+        os.write(descriptor, b"\n" + call.to_line())  # begins a line: what a killed process left of one takes no other with it
         return True
     finally:
         os.close(descriptor)
@@ -126,6 +128,8 @@ def read(paths: Iterable[Path]) -> list[RecordedCall]:
 def _calls(path: Path) -> Iterator[RecordedCall]:
     bad = 0
     for line in read_file(path)[: 2 * LIMIT].splitlines():
+        if not line:
+            continue
         try:
             yield _call(json.loads(line))
         except (ValueError, TypeError, KeyError, RecursionError):

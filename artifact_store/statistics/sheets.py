@@ -35,7 +35,7 @@ _NAME = re.compile(r"(?P<machine>[A-Za-z0-9_.-]+)\.(?P<day>\d{8})\.jsonl")
 @dataclass(frozen=True)
 class Sheet:
     """`begin`, `end`: the span, in unix seconds; `store`: where the store lies as that process names it; `processes`: how many it tells of,
-    and `process` which, 0 where it tells of several.
+    and `process` a number that tells them apart, 0 where it tells of several.
     """
 
     begin: float
@@ -89,9 +89,7 @@ def append(folder: Path, sheet: Sheet, root: Path | None = None) -> None:
         if os.fstat(descriptor).st_size > LIMIT:
             log.warning("statistics: %s is full (%d bytes): what this process counts is left out until tomorrow", path, LIMIT)
             return
-        line = sheet.to_line()
-        if os.write(descriptor, line) != len(line):
-            os.write(descriptor, b"\n")  # so that the next line is whole; a disk that is full says so by the error
+        os.write(descriptor, b"\n" + sheet.to_line())  # begins a line: what a killed process left of one takes no other with it
     finally:
         os.close(descriptor)
 
@@ -152,6 +150,8 @@ def read_sheets(path: Path) -> Iterator[Sheet]:
     """The sheets in a file; lines that are none (torn, of a newer format) are counted in the log and left out."""
     bad = 0
     for line in _content(path).splitlines():
+        if not line:
+            continue
         try:
             record = json.loads(line)
             if isinstance(record, dict) and "folded" in record:

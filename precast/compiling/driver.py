@@ -108,7 +108,7 @@ def _finish(job: _Job) -> str | InProcess:
     """All that comes after the capture."""
     with seldom_collected():
         if job.frame.uncacheable:
-            single_flight.give_up()
+            single_flight.let_go()
             manifest, blobs = compile_planned(_planned(job), lambda: _build(job), job.watch)
             return InProcess(manifest, blobs, "; ".join(job.frame.uncacheable))
         return _store(job)
@@ -170,6 +170,7 @@ def _store(job: _Job) -> str | InProcess:
         patience=single_flight.patience(),
         keep_here=lambda: why_unsteady(planned, program.store.variants(program.key)),
     )
+    single_flight.let_go()
     if published.kept_here:
         warn(f"precast: {program.name} is kept in this process: {published.kept_here}")
     if published.unstored:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from precast.artifact_store import Manifest
-from precast.artifact_store.format.text import many
+from precast.artifact_store.format.text import inline, many
 from precast.artifact_store.statistics.causes import WORDS, Cause
 
 SHOWN = 20
@@ -125,24 +125,36 @@ def _guards(left: Manifest, right: Manifest) -> Iterator[Difference]:
         yield Difference(f"and {many(len(differing) - SHOWN, 'further guard')}", Cause.GUARDS)
 
 
-def _by_place(manifest: Manifest) -> dict[tuple[str, str], str]:
-    """Guards in words, by what they look at and how."""
+_Place = tuple[str, str]
+_Guards = list[tuple[str, Any]]
+
+
+def _by_place(manifest: Manifest) -> dict[_Place, _Guards]:
+    """Guards, in words and as data, by what they look at and how."""
     from precast.runtime.guards.text import guard_columns  # words need torch
 
-    found: dict[tuple[str, str], str] = {}
+    found: dict[_Place, _Guards] = {}
     for path, predicate, constant in manifest.guard_rows:
         where, kind, value = guard_columns(path, predicate, constant)
-        place = (where, kind)
-        found[place] = f"{found[place]}; {value}" if place in found else value
+        found.setdefault((where, kind), []).append((value, constant))
     return found
 
 
-def _guard_text(place: tuple[str, str], mine: str | None, other: str | None) -> str:
+def _guard_text(place: _Place, mine: _Guards | None, other: _Guards | None) -> str:
     where, kind = place
-    head = f"guard {kind} on {where or 'the state'}"
+    head = f"guard {kind} on {where}"
     if mine is None or other is None:
-        return f"{head} ({mine or other or 'no value'}) is asked by the {'first' if other is None else 'second'} only"
-    return f"{head} expects {mine}, and {other} in the second"
+        words = "; ".join(value for value, _ in mine or other or ())
+        return f"{head}{f' ({words})' if words else ''} is asked by the {'first' if other is None else 'second'} only"
+    return f"{head} expects {_words(mine, other)}, and {_words(other, mine)} in the second"
+
+
+def _words(guards: _Guards, others: _Guards) -> str:
+    """What these guards expect; of two that are maps, the fields in which they differ."""
+    if len(guards) == len(others) == 1 and isinstance(guards[0][1], Mapping) and isinstance(others[0][1], Mapping):
+        one, two = guards[0][1], others[0][1]
+        return inline({name: value for name, value in one.items() if two.get(name) != value}) or "nothing more"
+    return "; ".join(value for value, _ in guards)
 
 
 def _results(left: Manifest, right: Manifest) -> Iterator[Difference]:

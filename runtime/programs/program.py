@@ -176,6 +176,8 @@ class Program:
             return self.function  # called by a destructor while the interpreter ends: no file can be opened any more
         if self.eagerly.reason and not self.variants:
             self.tally.bypassed += 1
+            if writes.record is not None and not self.is_part:
+                writes.record(self, args, kwargs, False)
             return self.as_written(self.eagerly.skipped)
         try:
             local_values = self.locals_of(args, kwargs)

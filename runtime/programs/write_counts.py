@@ -5,7 +5,7 @@ Imported when the first call misses, and when what was counted is written (`tall
 
 from __future__ import annotations
 
-import os
+import secrets
 import threading
 import time
 
@@ -25,6 +25,16 @@ _stores: dict[str, Store] = {}
 _folded: set[str] = set()
 _began: dict[str, float] = {}
 _one_at_a_time = threading.Lock()
+
+
+class _Process:
+    """A number that tells this process from all others that write: pids come again, in containers at once."""
+
+    def __init__(self) -> None:
+        self.number = secrets.randbits(47) + 1
+
+
+_this = _Process()
 _WAITED = "wait"
 """The stage of a compile in which it waits for others: no seconds that somebody saves."""
 
@@ -148,7 +158,7 @@ def _write(place: str) -> None:
     keys = {item.program for item in news}
     names = {key: name for key, name in tuple(ledger.names.items()) if key in keys}
     try:
-        append(folder, Sheet(_began.get(place, now), now, machine_name(), place, news, names, 1, os.getpid()), root)
+        append(folder, Sheet(_began.get(place, now), now, machine_name(), place, news, names, 1, _this.number), root)
     except OSError as error:
         logger("store").info("statistics: %s cannot be written (%s); tried again later", folder, error.strerror or error)
         return
@@ -180,6 +190,7 @@ def _forget() -> None:
     _one_at_a_time = threading.Lock()
     series.forget_all()
     _began.clear()
+    _this.number = secrets.randbits(47) + 1
 
 
 writes.forget = _forget

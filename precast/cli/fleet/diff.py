@@ -12,7 +12,7 @@ import click
 
 from precast.artifact_store.format.text import many
 from precast.cli.fleet.selection_options import choice, plain_http_option, selection_options, trust_option
-from precast.cli.output import ANSWER_NO, Output, errors_to_json, finish, human_option, json_option, open_store
+from precast.cli.output import ANSWER_NO, Output, errors_to_json, finish, human_option, json_option, open_store, store_option
 from precast.report.units import human_size
 
 if TYPE_CHECKING:
@@ -20,23 +20,40 @@ if TYPE_CHECKING:
     from precast.artifact_store.moving.plan import Change, Difference
 
 
-@click.command(short_help="Say how two stores differ.")
+@click.command(short_help="Say how two stores, artifacts or programs differ.")
 @click.argument("first", metavar="A")
 @click.argument("second", metavar="B")
 @selection_options
 @trust_option
 @plain_http_option
+@store_option
 @human_option
 @json_option
 @errors_to_json
 def diff(
-    first: str, second: str, trust: str | None, plain_http: bool, human: bool, as_json: bool, build_file: str | None, **chosen: Any
+    first: str,
+    second: str,
+    trust: str | None,
+    plain_http: bool,
+    store_path: str | None,
+    human: bool,
+    as_json: bool,
+    build_file: str | None,
+    **chosen: Any,
 ) -> None:
     """Say how two stores differ; A and B are folders of stores, or URLs. Exit code 1 where one serves what the other does not.
 
     An artifact that both have may differ in what it notes about its build alone; that is shown, and counts as equal.
+
+    With two ids of artifacts, or two program keys, of the store (--store): how these differ, in words, and what to do about the misses that
+    follow.
     """
     out = Output(as_json, human)
+    if not is_place(first) and not is_place(second):
+        from precast.cli.fleet.diff_artifacts import diff_artifacts
+
+        diff_artifacts(out, first, second, store_path)
+        return
     _diff_places(out, first, second, trust, plain_http, build_file, chosen)
 
 
