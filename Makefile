@@ -5,6 +5,7 @@
 #   make test-gpu    the tests that need a CUDA device, all of torch's op_db on it, and compute-sanitizer over a sample: 10 minutes
 #   make test-fresh  random tests with fresh inputs and more programs: for a nightly run (a failure prints the seed that repeats it)
 #   make mutate      wrong edits of the sources, each with the tests that must notice: 12 of them, others each time; ARGS=--all (tests/mutation)
+#   make fuzz        parsers of what comes from elsewhere, with inputs found by coverage: a minute each, 25 minutes in all (ARGS="--seconds 10": less)
 #   make asan        generated code (a sample of the op table) and the native runtime under AddressSanitizer: 10 minutes (ARGS="--every 3 --undefined": more)
 #   make test-oldest  with torch 2.11 on Python 3.12 (constraints-oldest.txt), in .venv-oldest
 #   make check       ruff, mypy, import arrows         make bench       side by side with torch.compile and AOTInductor
@@ -14,11 +15,11 @@ SHELL := /bin/bash
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: help demo test test-quick test-full test-fresh test-oldest test-gpu mutate asan check format bench setup setup-dev clean
+.PHONY: help demo test test-quick test-full test-fresh test-oldest test-gpu mutate fuzz asan check format bench setup setup-dev clean
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '2,11s/^# *//p' Makefile
+	@sed -n '2,12s/^# *//p' Makefile
 
 setup:
 	@.ci/setup test
@@ -49,6 +50,9 @@ test-gpu: setup
 
 mutate: setup
 	@$(RUN) -m tests.mutation.run $(ARGS)
+
+fuzz: setup-dev
+	@$(RUN) -m tests.fuzz.coverage_guided $(ARGS)
 
 asan: setup
 	@$(RUN) -m tests.ops.native_asan

@@ -8,6 +8,7 @@ and returns None (`try_put`).
 from __future__ import annotations
 
 import errno
+import importlib
 import logging
 import os
 import threading
@@ -70,7 +71,7 @@ class Store:
         self._remotes_known = False
         self._wholes: dict[str, set[str]] = {}  # a part's key -> those of the programs that it is a part of
         self.made: set[str] = set()
-        """Ids of the artifacts that were put through this object."""
+        """Ids of the artifacts that this process made and put through this object."""
 
     # -- opening
 
@@ -107,6 +108,10 @@ class Store:
         if problem:
             log.warning("%s; going on without a store", problem)
         return cls(root, readonly=readonly or bool(problem), problem=problem, policy=policy, remote=remote)
+
+    def __getstate__(self) -> dict[str, object]:
+        """For another process, which connects to remotes by itself."""
+        return {**self.__dict__, "_remotes": None, "_remotes_known": False}
 
     def __repr__(self) -> str:
         return f"<Store {self.root}{' (read-only)' if self.readonly else ''}>"
@@ -383,9 +388,11 @@ class Store:
                     tier.put_new(layout.blob_name(name), blobs[name])
 
         self._entries.write(put, f"artifact {manifest.artifact_id[:12]}")
-        self.made.add(manifest.artifact_id)
-        if manifest.origin.kind == PROCESS and self.remotes is not None:  # what came from elsewhere does not go on by itself
-            self.remotes.put(manifest.program_key, manifest.artifact_id, self._wholes.get(manifest.program_key, ()))
+        if manifest.origin.kind == PROCESS:  # what came from elsewhere does not go on by itself
+            self.made.add(manifest.artifact_id)
+            if self.remotes is not None:
+                self.remotes.put(manifest.program_key, manifest.artifact_id, self._wholes.get(manifest.program_key, ()))
+        self._hold_size()
         log.info("put: %s: artifact %s for %s", manifest.program_name, manifest.artifact_id[:12], manifest.target)
         return manifest.artifact_id
 
@@ -418,6 +425,7 @@ class Store:
         if taken := [blob for blob in manifest.blobs if self.why_absent(blob)]:  # by a prune that looked before the manifest was there
             self.remove(manifest.artifact_id, manifest.program_key)
             raise StoreError(f"artifact {manifest.artifact_id[:12]}: blob {taken[0][:12]}… was pruned meanwhile; move it again")
+        self._hold_size()
         log.info("moved here: %s: artifact %s for %s", manifest.program_name, manifest.artifact_id[:12], manifest.target)
         return manifest.artifact_id
 
@@ -428,6 +436,18 @@ class Store:
         file = layout.manifest_name(manifest.program_key, manifest.artifact_id)
         what = f"signatures of artifact {manifest.artifact_id[:12]}"
         self._entries.write(lambda tier: signature_files.keep(self._entries, tier, file, manifest.checksum, signatures), what)
+
+    def _hold_size(self) -> None:
+        """Where the store's size has a limit, a thread evicts what goes beyond it. What is wrong with the limit is logged."""
+        from precast.artifact_store.local.size_limit import size_limit  # not on the way of a hit
+
+        try:
+            limit = size_limit()
+        except StoreError as error:
+            log.warning("%s; the store at %s is not held to a size", error, self.root)
+            return
+        if limit is not None and not self.readonly:
+            importlib.import_module("precast.artifact_store.maintenance.cap").after_put(self, limit)  # above this module, and seldom wanted
 
     def check_writable(self) -> None:
         """Raises StoreError where an artifact could not be put now; for whoever is about to work long for one."""
@@ -501,9 +521,16 @@ class Store:
         return FleetWatch(path, fleet, program_key)
 
     def used(self, artifact_id: str) -> None:
-        """Record one use, in a few microseconds and without a database; for `prune --unused-for`. Call once per process and artifact."""
-        if not self.readonly:
+        """Record one use, in a few microseconds and without a database; for `prune --unused-for`. Call once per process and artifact.
+
+        Where PRECAST_USES_DIR names a folder it is noted there, for stores that cannot be written and copies (`precast uses`).
+        """
+        if elsewhere := os.environ.get(usage.ELSEWHERE):
+            usage.note_elsewhere(elsewhere, artifact_id)
+        elif not self.readonly:
             usage.note(self.root, artifact_id)
+        if self._remotes is not None:  # which a hit does not open
+            self._remotes.used(artifact_id)
 
     # -- small named records
 

@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import random
+import resource
 import shutil
 import subprocess
 import sys
@@ -140,61 +141,66 @@ def _write(root: Path, name: str, data: bytes, mode: int) -> None:
 
 @dataclasses.dataclass
 class Row:
-    """One thing measured, in seconds."""
+    """One thing measured, in seconds: of the clock, and of processors, which other work on the machine changes less."""
 
     what: str
     seconds: float
+    processor: float
 
 
-def command(root: Path, *words: str) -> float:
-    """Seconds of one `precast` command, its start included. Exit code 1 counts as an answer."""
-    begin = time.perf_counter()
+def command(what: str, root: Path, *words: str) -> Row:
+    """One `precast` command, its start included. Exit code 1 counts as an answer."""
+    begin, used = time.perf_counter(), _processor(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-m", "precast.cli", *words, "--store", str(root)], capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1):
         raise RuntimeError(f"precast {' '.join(words)}: {done.stderr}")
-    return time.perf_counter() - begin
+    return Row(what, time.perf_counter() - begin, _processor(resource.RUSAGE_CHILDREN) - used)
 
 
-def hash_all(root: Path) -> float:
-    """Seconds that reading and hashing every byte of the store takes, in one thread."""
-    begin = time.perf_counter()
+def _processor(who: int) -> float:
+    used = resource.getrusage(who)
+    return used.ru_utime + used.ru_stime
+
+
+def hash_all(root: Path) -> Row:
+    """Reading and hashing every byte of the store, in one thread."""
+    begin, used = time.perf_counter(), _processor(resource.RUSAGE_SELF)
     for folder, _, names in os.walk(root):
         for name in names:
             with open(f"{folder}/{name}", "rb", buffering=0) as file:
                 hashlib.sha256(file.read() or b"").digest()
-    return time.perf_counter() - begin
+    return Row("hash of all bytes, one thread", time.perf_counter() - begin, _processor(resource.RUSAGE_SELF) - used)
 
 
-def unlink_half(root: Path) -> tuple[float, int]:
-    """Seconds that bare unlinking of half of a copy's files takes, and how many they were."""
+def unlink_half(root: Path) -> Row:
+    """Bare unlinking of half of the files of a copy."""
     copy = root.with_name(f"{root.name}-copy")
-    shutil.copytree(root, copy, copy_function=os.link)
+    shutil.copytree(root, copy, copy_function=shutil.copyfile)
     paths = [path for number, path in enumerate(sorted(copy.rglob("*"))) if path.is_file() and number % 2]
-    begin = time.perf_counter()
+    begin, used = time.perf_counter(), _processor(resource.RUSAGE_SELF)
     for path in paths:
         os.unlink(path)
-    spent = time.perf_counter() - begin
+    row = Row(f"bare unlink of {len(paths):,} files", time.perf_counter() - begin, _processor(resource.RUSAGE_SELF) - used)
     shutil.rmtree(copy)
-    return spent, len(paths)
+    return row
 
 
 def measure(root: Path) -> Iterator[Row]:
     """All commands, in an order in which each finds what it needs."""
-    yield Row("hash of all bytes, one thread", hash_all(root))
-    yield Row("start of the command (precast dir)", command(root, "dir"))
-    yield Row("ls, no index", command(root, "ls"))
-    yield Row("ls", min(command(root, "ls") for _ in range(3)))
-    yield Row("ls --json", command(root, "ls", "--json"))
-    yield Row("stats", min(command(root, "stats") for _ in range(3)))
-    yield Row("prune --dry-run (leftovers)", command(root, "prune", "--dry-run"))
-    size = json.loads(_output(root, "stats", "--json"))["size"]
-    yield Row("prune --max-size (half) --dry-run", command(root, "prune", "--max-size", str(size // 2), "--dry-run"))
-    yield Row("verify", command(root, "verify"))
-    yield Row("doctor", command(root, "doctor"))
-    spent, count = unlink_half(root)
-    yield Row(f"bare unlink of {count:,} files", spent)
-    yield Row("prune --max-size (half)", command(root, "prune", "--max-size", str(size // 2)))
-    yield Row("prune (leftovers)", command(root, "prune"))
+    yield hash_all(root)
+    yield command("start of the command (precast dir)", root, "dir")
+    yield command("ls, no index", root, "ls")
+    yield min((command("ls", root, "ls") for _ in range(3)), key=lambda row: row.seconds)
+    yield command("ls --json", root, "ls", "--json")
+    yield min((command("stats", root, "stats") for _ in range(3)), key=lambda row: row.seconds)
+    yield command("prune --dry-run (leftovers)", root, "prune", "--dry-run")
+    half = str(json.loads(_output(root, "stats", "--json"))["size"] // 2)
+    yield command("prune --max-size (half) --dry-run", root, "prune", "--max-size", half, "--dry-run")
+    yield command("verify", root, "verify")
+    yield command("doctor", root, "doctor")
+    yield unlink_half(root)
+    yield command("prune --max-size (half)", root, "prune", "--max-size", half)
+    yield command("prune (leftovers)", root, "prune")
 
 
 def _output(root: Path, *words: str) -> str:
@@ -231,7 +237,7 @@ def main() -> None:
         rows = []
         for row in measure(root):
             rows.append(row)
-            print(f"{row.what:45} {row.seconds:8.2f} s", flush=True)
+            print(f"{row.what:45} {row.seconds:8.2f} s, of processors {row.processor:8.2f} s", flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps({"count": options.count, "inodes": found, "rows": [vars(row) for row in rows]}, indent=2))
 

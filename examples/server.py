@@ -68,6 +68,7 @@ def handler(service: Service) -> type[BaseHTTPRequestHandler]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store")
+    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 in a container, to be reached from outside of it")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--once", action="store_true", help="answer one request, print how long it took, and stop")
     args = parser.parse_args()
@@ -76,7 +77,7 @@ def main() -> None:
     vector = service.answer(["I forgot my password."])[0]
     print(f"first answer after {(time.perf_counter() - start) * 1e3:.0f} ms: [{vector[0]:.4f}, {vector[1]:.4f}, …]", flush=True)
     if not args.once:
-        ThreadingHTTPServer(("127.0.0.1", args.port), handler(service)).serve_forever()
+        ThreadingHTTPServer((args.host, args.port), handler(service)).serve_forever()
 
 
 if __name__ == "__main__":

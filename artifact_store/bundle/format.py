@@ -200,7 +200,9 @@ def checked(file: BinaryIO, where: str) -> None:
         state.update(held[:-_DIGEST])
         held = held[-_DIGEST:]
     file.seek(0)
-    if file.read(len(MAGIC)) == MAGIC and held != state.digest():
+    if file.read(len(MAGIC)) != MAGIC:
+        raise BundleError(f"{where}: is no bundle of precast (`precast export FILE` writes one)")
+    if held != state.digest():
         raise BundleError(f"{where}: does not match its checksum: it was changed, damaged or cut off; export or copy it again")
     file.seek(0)
 

@@ -130,8 +130,8 @@ def take_in(store: Store, path: Path, judge: Judge, progress: Callable[[int], No
                 one.manifest.check()
             for record in reader.index.records:
                 _check_form(record)
-            for _, data in reader.blobs():
-                store.put_blob(digest(data), data)
+            for name, data in reader.blobs():
+                store.put_blob(name, data)
                 done.blobs += 1
                 done.content += len(data)
                 progress(len(data))

@@ -149,6 +149,15 @@ class Manifest:
             raise ValueError(f"cannot complete this manifest: {error}") from error
         return made
 
+    def with_evidence(self, more: Mapping[str, Data]) -> Manifest:
+        """This artifact with more evidence, made by this process: its id stays, and what may execute stays the bytes that it is.
+
+        Raises TypeError or ValueError for what is not plain data.
+        """
+        head, guards, body, _ = self._sections
+        info = {**self._info, "evidence": {**self.evidence, **more}}
+        return Manifest(head, guards, body, pack(info, "info"))
+
     # -- identity
 
     @cached_property

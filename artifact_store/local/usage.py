@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import re
 import secrets
 import time
 from collections.abc import Collection
@@ -13,9 +15,15 @@ from precast.artifact_store.format import layout
 from precast.artifact_store.tiers.folder import read_file
 from precast.artifact_store.tiers.owner import create, make_folder
 
+log = logging.getLogger("precast.store")
 JOURNAL = "uses"
 BEGAN = "began"
 """A file in `index/` that says since when uses are known there: it is written where the folder was lost, or left behind by a copy."""
+ELSEWHERE = "PRECAST_USES_DIR"
+"""The environment variable with the folder in which uses are noted instead, in a file for each machine."""
+SUFFIX = ".uses"
+MOST_ELSEWHERE = 64 << 20
+"""Bytes of such a file: 880,000 uses."""
 LIMIT = 4 << 20
 """Bytes. A start writes 76 of them an artifact; past 55,000 uses without any `precast` command the rest go uncounted."""
 
@@ -34,6 +42,31 @@ def note(root: Path, artifact_id: str) -> None:
         return
     finally:
         os.close(descriptor)
+
+
+def note_elsewhere(folder: str, artifact_id: str) -> None:
+    """Append one use to this machine's file in `folder`, which may be shared by machines. Where that fails nothing is counted."""
+    line = f"{artifact_id} {int(time.time())}\n".encode()
+    path = f"{folder}/{machine_name()}{SUFFIX}"
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        try:
+            descriptor = os.open(path, flags, 0o600)
+        except FileNotFoundError:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            descriptor = os.open(path, flags, 0o600)
+        try:
+            if os.fstat(descriptor).st_size < MOST_ELSEWHERE:
+                os.write(descriptor, line)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        log.info("%s: a use is not counted: %s", path, error.strerror or error)
+
+
+def machine_name() -> str:
+    """This machine, as files and remotes that hold its uses are named."""
+    return re.sub(r"[^A-Za-z0-9_.+-]", "-", os.uname().nodename).lstrip(".-+")[:100] or "machine"
 
 
 def _open(root: Path, path: str) -> int:
@@ -99,10 +132,11 @@ def recorded(root: Path, but: Collection[str] = ()) -> dict[str, list[tuple[str,
     for name in names:
         if name not in but:
             with contextlib.suppress(FileNotFoundError):
-                found[name] = _lines(read_file(root / "index" / name))
+                found[name] = lines(read_file(root / "index" / name))
     return found
 
 
-def _lines(data: bytes) -> list[tuple[str, int]]:
+def lines(data: bytes) -> list[tuple[str, int]]:
+    """Uses as they are noted, artifact and moment; lines that are not well-formed are left out."""
     parts = (line.partition(" ") for line in data.decode("ascii", "replace").splitlines())
     return [(name, int(stamp)) for name, _, stamp in parts if layout.is_digest(name) and stamp.isdigit() and len(stamp) < 12]

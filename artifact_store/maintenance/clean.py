@@ -8,6 +8,7 @@ from pathlib import Path
 from precast.artifact_store.format import layout
 from precast.artifact_store.format.errors import StoreError
 from precast.artifact_store.maintenance.scan import size_of
+from precast.artifact_store.remote.spool import SPOOL
 
 
 def is_store(root: Path) -> bool:
@@ -27,8 +28,8 @@ def size_on_disk(root: Path) -> int:
 
 
 def clean(root: Path) -> None:
-    """Remove artifacts, blobs, records, index, leases, quarantine, pins and statistics. Raises StoreError where some of it stays."""
-    local = (*layout.LOCAL_FOLDERS, layout.STATISTICS)
+    """Remove all that a store has, with pins, statistics and what is still to be sent. Raises StoreError where some of it stays."""
+    local = (SPOOL, *layout.LOCAL_FOLDERS, layout.STATISTICS)
     for folder in (layout.PROGRAMS, layout.OBJECTS, *layout.RECORD_KINDS, layout.PINS, *local):  # manifests first: no reader sees half
         shutil.rmtree(root / folder, ignore_errors=True)
     left = [folder for folder in (*layout.SHARED_FOLDERS, *local) if (root / folder).exists()]

@@ -107,6 +107,8 @@ def unused(store: Store, needed: Collection[str] | None, grace: float = GRACE) -
         for entry in walk(store.root / folder):
             if entry.name.startswith(TEMPORARY_PREFIX):
                 yield from _due(entry, killed, grace)
+            elif entry.name.endswith(layout.SIGNATURE_SUFFIX) and not os.path.exists(_document(entry.path)):
+                yield from _due(entry, "signatures of what is not there", grace)
     for entry in top(store.root):
         if entry.name.startswith(TEMPORARY_PREFIX):
             yield from _due(entry, killed, grace)
@@ -114,10 +116,11 @@ def unused(store: Store, needed: Collection[str] | None, grace: float = GRACE) -
         yield from _due(entry, "lease of a dead process", grace)
     for entry in walk(store.root / "quarantine"):
         yield from _due(entry, "damaged entry, quarantined over 30 days ago", max(grace, QUARANTINE_KEEP))
-    for folder in (layout.PROGRAMS, *layout.RECORD_KINDS):
-        for entry in walk(store.root / folder):
-            if entry.name.endswith(layout.SIGNATURE_SUFFIX) and not Path(entry.path).with_suffix(layout.MANIFEST_SUFFIX).exists():
-                yield from _due(entry, "signatures of what is not there", grace)
+
+
+def _document(signatures: str) -> str:
+    """The file beside which signatures lie."""
+    return f"{signatures.removesuffix(layout.SIGNATURE_SUFFIX)}{layout.MANIFEST_SUFFIX}"
 
 
 def _due(entry: os.DirEntry[str], reason: str, after: float) -> Iterator[Leftover]:

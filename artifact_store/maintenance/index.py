@@ -19,7 +19,7 @@ from precast.artifact_store.format import layout
 from precast.artifact_store.format.errors import RecordError
 from precast.artifact_store.format.manifest import Manifest, Versions
 from precast.artifact_store.format.msgpack import Data
-from precast.artifact_store.local import usage
+from precast.artifact_store.local import machine_uses, usage
 from precast.artifact_store.maintenance.index_file import FAILURES, MsgpackDisk, damage, mend, open_database, stored, why_unopened
 from precast.artifact_store.maintenance.scan import Seen, manifest_files
 from precast.artifact_store.store import Store
@@ -71,7 +71,15 @@ class Index:
         self.moved = ""  # where an index lies that could not be removed, and was replaced
 
     def entries(self, store: Store) -> list[Entry]:
-        """All readable artifacts of `store`, ordered by program and id, with recorded uses folded in."""
+        """All readable artifacts of `store`, ordered by program and id, with the uses recorded here and those told by other machines."""
+        found, told = self._counted_here(store), machine_uses.together(self._root)
+        return [_with_told(entry, told[entry.artifact_id]) if entry.artifact_id in told else entry for entry in found] if told else found
+
+    def counted_here(self, store: Store) -> dict[str, machine_uses.Uses]:
+        """What was used in this store itself."""
+        return {entry.artifact_id: machine_uses.Uses(entry.hits, entry.counted) for entry in self._counted_here(store) if entry.hits}
+
+    def _counted_here(self, store: Store) -> list[Entry]:
         if self._cache is not None:
             try:
                 return self._kept(store)
@@ -203,6 +211,11 @@ def _read(store: Store, seen: Seen, row: Data) -> Entry | None:
 def _with_uses(entry: Entry, stamps: list[int]) -> Entry:
     counted = max(entry.counted, float(max(stamps)))
     return replace(entry, hits=entry.hits + len(stamps), counted=counted, last_use=max(entry.last_use, counted))
+
+
+def _with_told(entry: Entry, uses: machine_uses.Uses) -> Entry:
+    counted = max(entry.counted, uses.last)
+    return replace(entry, hits=entry.hits + uses.hits, counted=counted, last_use=max(entry.last_use, counted))
 
 
 @contextlib.contextmanager

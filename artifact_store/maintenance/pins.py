@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from precast.artifact_store.format import layout
 from precast.artifact_store.format.errors import DamagedRecord, StoreError
-from precast.artifact_store.format.msgpack import pack, unpack
+from precast.artifact_store.format.msgpack import Data, pack, unpack
+from precast.artifact_store.remote import spool
 from precast.artifact_store.store import Store
 from precast.artifact_store.tiers.disk_errors import cure
 from precast.artifact_store.tiers.folder import TEMPORARY_PREFIX, Folder, read_file
@@ -41,11 +42,12 @@ class Pin:
 
 
 class Pinned:
-    """What is pinned in a store: `holds` asks for one artifact."""
+    """What is pinned in a store: `holds` asks for one artifact. `also`: ids of what has other reasons to stay, for `spares`."""
 
-    def __init__(self, pins: Collection[Pin] = ()) -> None:
+    def __init__(self, pins: Collection[Pin] = (), also: Collection[str] = ()) -> None:
         self.artifacts = {pin.artifact_id for pin in pins if pin.artifact_id}
         self.programs = {pin.program_key for pin in pins if not pin.artifact_id}
+        self.also = frozenset(also)
 
     @property
     def names(self) -> set[str]:
@@ -53,7 +55,18 @@ class Pinned:
         return self.artifacts | self.programs
 
     def holds(self, program_key: str, artifact_id: str) -> bool:
+        """Whether it is pinned."""
         return artifact_id in self.artifacts or program_key in self.programs
+
+    def spares(self, program_key: str, artifact_id: str) -> bool:
+        """Whether it stays, for whatever reason."""
+        return artifact_id in self.also or self.holds(program_key, artifact_id)
+
+    def sparing(self, artifact_ids: Collection[str]) -> Pinned:
+        """The same, and these stay, too."""
+        more = Pinned((), self.also | frozenset(artifact_ids))
+        more.artifacts, more.programs = self.artifacts, self.programs
+        return more
 
 
 def pins(store: Store) -> list[Pin]:
@@ -68,8 +81,8 @@ def pins(store: Store) -> list[Pin]:
 
 
 def pinned(store: Store) -> Pinned:
-    """What is pinned now. Raises StoreError as `pins`."""
-    return Pinned(pins(store))
+    """What is pinned now; what is still to be sent to a remote stays, too. Raises StoreError as `pins`."""
+    return Pinned(pins(store), spool.artifacts(store.root))
 
 
 def pin(store: Store, artifact_id: str = "", program_key: str = "", note: str = "") -> Pin:
@@ -103,20 +116,24 @@ def _check(store: Store) -> None:
 
 
 def _read(store: Store, name: str) -> Pin | None:
-    """The pin of this name; None for a name that pins nothing."""
-    program = name.removeprefix(PROGRAM) if name.startswith(PROGRAM) else ""
-    if not (layout.is_label(program) if program else layout.is_digest(name)):
-        return None
     try:
         found = unpack(read_file(store.path(f"{layout.PINS}/{name}")), name)
     except (OSError, DamagedRecord):
         found = None
-    said = found if isinstance(found, dict) else {}
+    return pin_of(name, found)
+
+
+def pin_of(name: str, content: Data) -> Pin | None:
+    """The pin with this name, whatever its content is; None for a name that pins nothing."""
+    program = name.removeprefix(PROGRAM) if name.startswith(PROGRAM) else ""
+    if not (layout.is_label(program) if program else layout.is_digest(name)):
+        return None
+    said = content if isinstance(content, dict) else {}
     note, by, made = said.get("note"), said.get("by"), said.get("made")
     return Pin(
         artifact_id="" if program else name,
         program_key=program,
-        note=note if type(note) is str else "" if found is not None else "(its note cannot be read)",
+        note=note if type(note) is str else "" if said else "(its note cannot be read)",
         by=by if type(by) is str else "",
         made=made if type(made) is float else 0.0,
     )

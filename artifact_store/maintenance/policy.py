@@ -58,7 +58,7 @@ def plan(entries: Sequence[Entry], policy: Policy, now: float, pinned: Pinned = 
     """The artifacts that go under `policy`, in the order of removal. Pure: the tests' table."""
     protected = _protected(entries, policy.keep_last)
     if pinned is not NOTHING:
-        protected |= {entry.artifact_id for entry in entries if pinned.holds(entry.program_key, entry.artifact_id)}
+        protected |= {entry.artifact_id for entry in entries if pinned.spares(entry.program_key, entry.artifact_id)}
     candidates = [entry for entry in entries if entry.artifact_id not in protected]
     only_keep_last = policy.keep_last is not None and not policy.selects and policy.max_size is None
     going: list[Removal] = []

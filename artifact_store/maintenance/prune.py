@@ -54,7 +54,7 @@ def prune(store: Store, policy: Policy, *, dry_run: bool = False, now: float | N
     def choose(entries: Sequence[Entry], held: Pinned, moment: float) -> list[Removal]:
         return plan(entries, policy, moment, held)
 
-    return _carry_out(store, choose, dry_run, now, grace, by_use=policy.by_use)
+    return carry_out(store, choose, dry_run, now, grace, by_use=policy.by_use)
 
 
 def take_out(store: Store, artifact_ids: Collection[str], *, dry_run: bool = False) -> Pruned:
@@ -71,10 +71,11 @@ def take_out(store: Store, artifact_ids: Collection[str], *, dry_run: bool = Fal
             raise StoreError(f"nothing was removed: {what} pinned; `precast pins` says why, and `precast unpin` lets go")
         return [Removal(entry, "asked for") for entry in going]
 
-    return _carry_out(store, choose, dry_run, None, GRACE, by_use=False)
+    return carry_out(store, choose, dry_run, None, GRACE, by_use=False)
 
 
-def _carry_out(store: Store, choose: Choice, dry_run: bool, now: float | None, grace: float, by_use: bool) -> Pruned:
+def carry_out(store: Store, choose: Choice, dry_run: bool, now: float | None, grace: float, by_use: bool) -> Pruned:
+    """Remove what `choose` names, then leftovers. `by_use`: the choice needs to know which artifacts were used. Raises StoreError."""
     if store.readonly and not dry_run:
         raise StoreError(store.problem or f"the store at {store.root} was opened read-only; nothing was pruned")
     started = time.time()
@@ -170,4 +171,4 @@ def _cannot_remove(path: str | Path, error: OSError, store: Store) -> StoreError
     return StoreError(f"cannot remove {name}: {error.strerror or error}; {cure(error, store.root)}")
 
 
-__all__ = ["Policy", "Pruned", "Removal", "plan", "prune", "take_out", "total_size"]
+__all__ = ["Policy", "Pruned", "Removal", "carry_out", "plan", "prune", "take_out", "total_size"]

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from precast.artifact_store.format import layout
 from precast.artifact_store.format.errors import RecordError
-from precast.artifact_store.format.manifest import Manifest
 from precast.artifact_store.named_records import parse
 from precast.artifact_store.store import Store
 from precast.artifact_store.trust.judge import ANY, KeyringJudge
@@ -30,12 +29,27 @@ class SignatureLook:
             return str(error)
         return ""
 
-    def at(self, folder: str, path: Path, data: bytes) -> tuple[str, str] | None:
-        """What is wrong with a manifest or record as far as signatures go: kind of the problem and reason."""
+    def at_artifact(self, program_key: str, file: str, checksum: str) -> tuple[str, str] | None:
+        """What is wrong with an artifact as far as signatures go: kind of the problem and reason. `file`: its manifest's."""
+        artifact_id = file.removesuffix(layout.MANIFEST_SUFFIX)
+        signatures: tuple[Signature, ...] = ()
+        if self._store.has_signatures(program_key, artifact_id):
+            manifest = self._store.get(artifact_id, program_key)
+            if manifest is None or manifest.checksum != checksum:
+                return None  # removed, or replaced in the meantime
+            signatures = self._store.signatures(manifest)
+        return self._wrong(manifest_statement(program_key, artifact_id, checksum), signatures)
+
+    def at_record(self, kind: str, path: Path, data: bytes) -> tuple[str, str] | None:
+        """The same of a named record."""
+        name = path.name.removesuffix(layout.MANIFEST_SUFFIX)
         try:
-            statement, signatures = self._of(folder, path, data)
+            statement = record_statement(kind, name, parse(data, path.name)[1])
         except RecordError:
             return None  # which is said already
+        return self._wrong(statement, self._store.record_signatures(kind, name))
+
+    def _wrong(self, statement: bytes, signatures: tuple[Signature, ...]) -> tuple[str, str] | None:
         if self.problem or (problem := self._problem(signatures)):
             self.problem = self.problem or problem
             return None
@@ -45,14 +59,6 @@ class SignatureLook:
         if judge is not None and (refusal := judge.refusal(statement, signatures)):
             return "unsigned", f"is not served: {refusal}"
         return None
-
-    def _of(self, folder: str, path: Path, data: bytes) -> tuple[bytes, tuple[Signature, ...]]:
-        name = path.name.removesuffix(layout.MANIFEST_SUFFIX)
-        if folder == layout.PROGRAMS:
-            manifest = Manifest.from_bytes(data, path.name)
-            statement = manifest_statement(manifest.program_key, manifest.artifact_id, manifest.checksum)
-            return statement, self._store.signatures(manifest)
-        return record_statement(folder, name, parse(data, path.name)[1]), self._store.record_signatures(folder, name)
 
     def _problem(self, signatures: tuple[Signature, ...]) -> str:
         """Without signatures and a policy, cryptography is not needed; an unreadable keyring is told all the same."""

@@ -134,7 +134,8 @@ class _Look:
         self.good_blobs: set[str] = set()
         self.pool: Executor | None = None
         self.needs: dict[str, dict[str, int]] = {}
-        """The blobs of each manifest that could be read, by the manifest's name."""
+        self.checksums: dict[str, str] = {}
+        """Blobs, and checksums, of each manifest that could be read, by the manifest's name."""
         self._unread: set[str] = set()
         self._all_blobs_seen = True
 
@@ -163,16 +164,18 @@ class _Look:
             self._at_blob(file.path, file.size, file.digest if file.error is None else file.error)
 
     def at_manifests(self) -> None:
-        found = files(self.store.root / layout.PROGRAMS)
-        manifests = [path for path in found if not path.name.endswith(layout.SIGNATURE_SUFFIX)]
-        for file in self._spread(_checked, manifests):
+        for file in self._spread(_checked, files(self.store.root / layout.PROGRAMS)):
             name = file.path.relative_to(self.store.root).as_posix()
             if isinstance(file.error, OSError):
                 if not isinstance(file.error, FileNotFoundError):  # pruned in the meantime
                     self.unread(name, file.error.strerror or str(file.error))
                 continue
-            self.report.manifests += 1
             self.report.bytes += file.size
+            if name.endswith(layout.SIGNATURE_SUFFIX):
+                continue
+            self.report.manifests += 1
+            if file.checksum:
+                self.checksums[name] = file.checksum
             if file.blobs is not None:
                 self.needs[name] = file.blobs
             if isinstance(file.error, FutureFormat):
@@ -202,12 +205,12 @@ class _Look:
                     self.pool, found = None, look(part)
                 yield from found
 
-    def _at_blob(self, path: Path, size: int, found: str | OSError) -> None:
+    def _at_blob(self, path: Path, size: int, found: str | OSError | RecordError) -> None:
         name = path.relative_to(self.store.root).as_posix()
         if isinstance(found, FileNotFoundError):
             return  # pruned in the meantime
-        if isinstance(found, OSError):
-            self.unread(name, found.strerror or str(found))
+        if not isinstance(found, str):
+            self.unread(name, getattr(found, "strerror", None) or str(found))
             return
         self.report.blobs += 1
         self.report.bytes += size
@@ -235,16 +238,26 @@ class _Look:
         """Damaged ones, what is revoked or was changed after it was signed, and what the store's policy refuses."""
         look = SignatureLook(self.store)
         for folder in (layout.PROGRAMS, *layout.RECORD_KINDS):
-            for path, name, data in self._files(folder):
-                if path.name.endswith(layout.SIGNATURE_SUFFIX):
-                    if reason := look.damage(name, data):
-                        self._bad(path, name, "damaged", reason)
-                elif found := look.at(folder, path, data):
-                    kind, reason = found
-                    # what is only unsigned may be signed yet, and is not served meanwhile: it stays
-                    self._bad(path, name, kind, reason) if kind == "untrusted" else self._note(name, kind, reason, False)
+            for path, name, data in self._files(folder, layout.SIGNATURE_SUFFIX):
+                if reason := look.damage(name, data):
+                    self._bad(path, name, "damaged", reason)
+        for name, checksum in self.checksums.items():
+            _, program_key, file = name.split("/")
+            if found := look.at_artifact(program_key, file, checksum):
+                self._refused(self.store.path(name), name, *found)
+        for kind in layout.RECORD_KINDS:
+            for path, name, data in self._files(kind, layout.MANIFEST_SUFFIX):
+                if found := look.at_record(kind, path, data):
+                    self._refused(path, name, *found)
         if look.problem:
             self._note(".", "keyring", look.problem, False)
+
+    def _refused(self, path: Path, name: str, kind: str, reason: str) -> None:
+        """What is only unsigned may be signed yet, and is not served meanwhile: it stays."""
+        if kind == "untrusted":
+            self._bad(path, name, kind, reason)
+        else:
+            self._note(name, kind, reason, False)
 
     def at_leftovers(self) -> None:
         """Killed writers' files and blobs nobody needs: harmless, so they are problems only with their age; prune removes them too."""
@@ -290,10 +303,10 @@ class _Look:
         """Digests that something names now; None where that cannot be seen."""
         return None if self.report.newer else referenced(self.store, self.needs)
 
-    def _files(self, folder: str) -> Iterator[tuple[Path, str, bytes]]:
-        """Each whole file under `folder` that can be read: path, name and content."""
+    def _files(self, folder: str, suffix: str = "") -> Iterator[tuple[Path, str, bytes]]:
+        """Each whole file under `folder`, whose name ends so, that can be read: path, name and content."""
         for path in files(self.store.root / folder):
-            if path.name.startswith(TEMPORARY_PREFIX):
+            if path.name.startswith(TEMPORARY_PREFIX) or not path.name.endswith(suffix):
                 continue
             name = path.relative_to(self.store.root).as_posix()
             try:
@@ -351,6 +364,7 @@ class _File(NamedTuple):
     size: int
     digest: str = ""
     blobs: dict[str, int] | None = None
+    checksum: str = ""
     error: OSError | RecordError | None = None
 
 
@@ -378,6 +392,8 @@ def _manifest(path: Path) -> _File:
     try:
         data = read_file(path)
         size = len(data)
+        if path.name.endswith(layout.SIGNATURE_SUFFIX):
+            return _File(path, size)
         if not layout.is_digest(artifact_id) or not layout.is_label(program_key):
             raise ForeignName("not an artifact's name")
         name = layout.manifest_name(program_key, artifact_id)
@@ -388,7 +404,7 @@ def _manifest(path: Path) -> _File:
             raise RecordError(f"{name}: does not lie where its program and id say")
     except (OSError, RecordError) as error:
         return _File(path, size, blobs=blobs, error=error)
-    return _File(path, size, blobs=blobs)
+    return _File(path, size, blobs=blobs, checksum=manifest.checksum)
 
 
 def _submitted(pool: Executor, look: Callable[[list[Path]], list[_File]], part: list[Path]) -> Future[list[_File]] | None:

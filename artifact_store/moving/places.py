@@ -16,12 +16,12 @@ from precast.artifact_store.remote.endpoint import TimeOuts
 from precast.artifact_store.remote.oci.image_endpoint import ImageEndpoint
 from precast.artifact_store.remote.oci.reference import is_reference, parse_reference
 from precast.artifact_store.remote.remote import Remote
-from precast.artifact_store.remote.settings import from_url
+from precast.artifact_store.remote.settings import Setting, chosen, from_url
 from precast.artifact_store.store import Store
 from precast.artifact_store.trust.judge import judge_for
 from precast.artifact_store.trust.keys import signer_from_environment
 
-BY_HAND = TimeOuts(connect=5.0, stall=30.0, whole=600.0)
+BY_HAND = TimeOuts(connect=5.0, stall=45.0, whole=600.0)
 """Nobody's call waits for what people move: a large blob may take minutes."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 DEFAULT_TRUST = "signed"
@@ -38,7 +38,7 @@ def local_place(store: Store, *, signing: bool = False) -> LocalPlace:
 
 
 def remote_place(
-    url: str,
+    url: str | Setting,
     *,
     trust: str | None = None,
     plain_http: bool = False,
@@ -46,9 +46,11 @@ def remote_place(
     writing: bool = False,
     guesses: Collection[RecordName] = (),
 ) -> RemotePlace:
-    """The remote, or the image, at `url`. `trust`: the policy for what comes from there; `fresh`: begin an image anew. Raises
-    StoreError.
+    """The remote, or the image, at `url`, or a configured remote. `trust`: the policy for what comes from there, instead of its own;
+    `fresh`: begin an image anew; `guesses`: records to ask for where nothing is listed. Raises StoreError.
     """
+    if isinstance(url, Setting):
+        return _tier(url, trust, guesses)
     if not is_url(url):
         raise StoreError(
             f"{url!r} is no URL: write s3://, https://, redis://, shared:///a/folder or oci://, or `precast sync` between two stores"
@@ -60,10 +62,19 @@ def remote_place(
         policy = trust or DEFAULT_TRUST
         endpoint = ImageEndpoint(reference, plain_http=plain_http, fresh=fresh)
         return RemotePlace(Remote(endpoint, judge_for(policy, "--trust"), trust=policy), guesses)
-    setting = from_url(url, "URL")
-    if trust is not None:
-        setting = replace(setting, trust=trust)
-    return RemotePlace(open_tier(setting, BY_HAND), guesses)
+    return _tier(from_url(url, "URL"), trust, guesses)
+
+
+def _tier(setting: Setting, trust: str | None, guesses: Collection[RecordName]) -> RemotePlace:
+    return RemotePlace(open_tier(setting if trust is None else replace(setting, trust=trust), BY_HAND), guesses)
+
+
+def configured_remote(*, writing: bool) -> Setting:
+    """The nearest remote that PRECAST_REMOTE or a file names, and that may be written where that is wanted. Raises StoreError."""
+    for setting in chosen():
+        if setting.mode == "rw" or not writing:
+            return setting
+    raise StoreError(f"name a URL, or a remote{' that may be written (mode=rw)' if writing else ''} in PRECAST_REMOTE or precast.toml")
 
 
 def any_place(text: str, *, trust: str | None = None, plain_http: bool = False, writing: bool = False) -> Place:
@@ -77,4 +88,4 @@ def any_place(text: str, *, trust: str | None = None, plain_http: bool = False, 
     return LocalPlace(store)
 
 
-__all__ = ["any_place", "is_url", "local_place", "remote_place"]
+__all__ = ["any_place", "configured_remote", "is_url", "local_place", "remote_place"]

@@ -26,6 +26,13 @@ def open_tiers(settings: Sequence[Setting]) -> list[Remote]:
     return [open_tier(setting) for setting in settings]
 
 
+def describe(setting: Setting) -> dict[str, str | float]:
+    """A setting for people and machines, without credentials. Raises StoreError."""
+    tier = open_tier(setting)
+    tier.endpoint.close()
+    return {"url": tier.place, "mode": tier.mode, "trust": tier.trust, "budget": tier.budget, "where": setting.where}
+
+
 def checked(urls: Sequence[str], where: str) -> tuple[Setting, ...]:
     """Settings for these URLs, each of which names an endpoint that could be opened. Raises StoreError, naming `where`."""
     wanted = chosen(urls, where)
@@ -34,4 +41,4 @@ def checked(urls: Sequence[str], where: str) -> tuple[Setting, ...]:
     return wanted
 
 
-__all__ = ["checked", "open_tier", "open_tiers"]
+__all__ = ["checked", "describe", "open_tier", "open_tiers"]

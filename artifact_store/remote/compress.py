@@ -29,9 +29,11 @@ _here = _PerThread()
 
 
 def compress(data: bytes) -> bytes:
-    """One frame that states the size of its content. Raises StoreError where zstandard is not installed."""
+    """One frame that states the size of its content and ends with its checksum, since an index has no digest elsewhere. Raises StoreError
+    where zstandard is not installed.
+    """
     if _here.compressor is None:
-        _here.compressor = _module().ZstdCompressor(level=LEVEL, write_content_size=True, write_checksum=False)
+        _here.compressor = _module().ZstdCompressor(level=LEVEL, write_content_size=True, write_checksum=True)
     packed: bytes = _here.compressor.compress(data)
     return packed
 
@@ -56,6 +58,8 @@ def _expand(packed: bytes, size: int | None, limit: int, what: str) -> bytes:
             raise Garbled(
                 f"{what}: says that it holds {frame.content_size} bytes, and {'at most ' if size is None else ''}{limit} were to come"
             )
+        if not frame.has_checksum:
+            raise Garbled(f"{what}: compressed without a checksum, which is not accepted")
         if frame.window_size > MAX_WINDOW or frame.dict_id:
             raise Garbled(f"{what}: compressed with a window of {frame.window_size} bytes or a dictionary, which is not accepted")
         content: bytes = _here.decompressor.decompress(packed, max_output_size=limit, allow_extra_data=False)

@@ -21,6 +21,8 @@ log = logging.getLogger("precast.store")
 TRIES = 40
 """Attempts to change one that others change all the time."""
 LONGEST_PAUSE = 0.5
+DAMAGED_PAUSES = (0.2, 0.5, 1.5)
+"""Seconds before each further attempt to read what is damaged."""
 Edit = Callable[[ProgramIndex], ProgramIndex | None]
 """From what is there to what is to be there; None where that is there already."""
 
@@ -33,19 +35,28 @@ def parsed(data: bytes, program_key: str, place: str) -> ProgramIndex:
         raise Garbled(f"{place}: {error}") from error
 
 
-def to_be_changed(found: Versioned | None, program_key: str, place: str) -> ProgramIndex:
-    """What is there, for an edit; empty where it cannot be read, so that what is damaged is written anew. Raises Garbled for a newer
-    precast's.
+def to_be_changed(endpoint: Endpoint, program_key: str) -> tuple[Versioned | None, ProgramIndex]:
+    """What is there, and the same for an edit.
+
+    What cannot be read is read again: it may have been damaged on its way only, and would be lost if it were written anew. Where it comes
+    alike each time, the damage is there, and the index for the edit is empty. Raises EndpointError, for a newer precast's as well.
     """
-    if found is None:
-        return ProgramIndex(program_key)
-    try:
-        return ProgramIndex.from_bytes(found.data, program_key)
-    except FutureFormat as error:
-        raise Garbled(f"{place}: {error}; nothing is written there") from error
-    except (DamagedRecord, Garbled) as error:
-        log.warning("%s: %s; it is written anew", place, error)
-        return ProgramIndex(program_key)
+    name, before = layout.program_name(program_key), b""
+    for pause in (*DAMAGED_PAUSES, 0.0):
+        found = endpoint.get_versioned(name, layout.MAX_INDEX)
+        if found is None:
+            return None, ProgramIndex(program_key)
+        try:
+            return found, ProgramIndex.from_bytes(found.data, program_key)
+        except FutureFormat as error:
+            raise Garbled(f"{endpoint.url}: {error}; nothing is written there") from error
+        except (DamagedRecord, Garbled) as error:
+            damage, alike, before = error, found.data == before, found.data
+        time.sleep(pause)
+    if not alike:
+        raise Unreachable(f"{endpoint.url}: {name} cannot be read, and comes otherwise each time: {damage}")
+    log.warning("%s: %s; it is written anew", endpoint.url, damage)
+    return found, ProgramIndex(program_key)
 
 
 def change(endpoint: Endpoint, program_key: str, edit: Edit) -> bool:
@@ -54,8 +65,8 @@ def change(endpoint: Endpoint, program_key: str, edit: Edit) -> bool:
     for attempt in range(TRIES):
         if attempt:
             time.sleep(random.uniform(0, min(LONGEST_PAUSE, 0.01 * 2**attempt)))
-        found = endpoint.get_versioned(name, layout.MAX_INDEX)
-        wanted = edit(to_be_changed(found, program_key, endpoint.url))
+        found, index = to_be_changed(endpoint, program_key)
+        wanted = edit(index)
         if wanted is None:
             return changed
         data = wanted.to_bytes()

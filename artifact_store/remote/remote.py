@@ -56,13 +56,16 @@ class FetchedRecord:
 
 @dataclass
 class Receipt:
-    """What was sent: bytes, and objects. `present`: objects that were there, of `spared` bytes; `known`: the remote had all of it."""
+    """What was sent: bytes, and objects. `present`: objects that were there, of `spared` bytes; `known`: the remote had all of it; `found`:
+    digests of what was there and not sent.
+    """
 
     sent: int = 0
     objects: int = 0
     present: int = 0
     spared: int = 0
     known: bool = False
+    found: set[str] = field(default_factory=set, repr=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,8 +122,6 @@ class Remote:
         wanted = [blob for blob in entry.blobs if not has(blob.raw)]
         packed = self.workers.run([partial(self._packed, item) for item in (entry.manifest, *wanted)])
         manifest = self._manifest(program_key, entry, self._expanded(entry.manifest, packed[0]))
-        if {blob.raw: blob.size for blob in entry.blobs} != manifest.blobs:
-            raise Garbled(f"{self.place}: the index names other blobs for artifact {entry.artifact_id[:12]} than its manifest")
         blobs = {item.raw: self._expanded(item, data) for item, data in zip(wanted, packed[1:], strict=True)}
         return Fetched(manifest, blobs, entry.signatures, sum(map(len, packed)))
 
@@ -159,8 +160,7 @@ class Remote:
         """
         self._check_writable()
         key, receipt = manifest.program_key, Receipt()
-        there = self.endpoint.get_versioned(layout.program_name(key), layout.MAX_INDEX)
-        index = to_be_changed(there, key, self.place)
+        _, index = to_be_changed(self.endpoint, key)
         found = index.entry(manifest.artifact_id)
         if found is not None and not repair and self._stays(key, found, manifest, signatures):
             receipt.known, receipt.spared = True, found.size
@@ -183,8 +183,8 @@ class Remote:
             return replace(index.with_entry(best), program_name=manifest.program_name[: layout.MAX_TEXT])
 
         change(self.endpoint, key, with_it)
-        if reused := {name: contents[name] for name in contents if name in named}:  # a prune may have taken them before they were named
-            self._send(reused, {}, again := Receipt())
+        if receipt.found:  # a prune may have taken them before they were named
+            self._send({name: contents[name] for name in receipt.found}, {}, again := Receipt())
             receipt.sent += again.sent
         return receipt
 
@@ -271,6 +271,7 @@ class Remote:
         sent = self.workers.run([partial(send, name) for name in contents])
         receipt.sent += sum(size for _, size in sent)
         receipt.objects += sum(size > 0 for _, size in sent)
+        receipt.found |= {name for name, (_, size) in zip(contents, sent, strict=True) if size == 0}
         receipt.present += sum(size == 0 for _, size in sent)
         receipt.spared += sum(item.packed for item, size in sent if size == 0)
         return dict(zip(contents, (item for item, _ in sent), strict=True))
@@ -297,6 +298,8 @@ class Remote:
             said = (program_key, entry.target, entry.versions, entry.checksum)
             if (manifest.program_key, manifest.target, manifest.versions, manifest.checksum) != said:
                 raise DamagedRecord(f"{name}: the manifest is of another program, target, version or checksum than the index says")
+            if {blob.raw: blob.size for blob in entry.blobs} != manifest.blobs:
+                raise DamagedRecord(f"{name}: the index names other blobs than the manifest")
         except RecordError as error:
             raise Garbled(f"{self.place}: {error}") from error
         return manifest

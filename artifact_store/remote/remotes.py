@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from precast.artifact_store.format.errors import StoreError, Untrusted
+from precast.artifact_store.format.text import many
 from precast.artifact_store.remote import uploads
 from precast.artifact_store.remote.endpoint import Endpoint, EndpointError, Unreachable
 from precast.artifact_store.remote.look import Look, Source
@@ -22,6 +23,7 @@ from precast.artifact_store.remote.program_index import Entry, ProgramIndex
 from precast.artifact_store.remote.remote import Fetched, FetchedRecord, Lost, Remote
 from precast.artifact_store.remote.spool import ARTIFACT, Pending
 from precast.artifact_store.remote.uploads import Uploads
+from precast.artifact_store.remote.usage_report import Report
 from precast.artifact_store.remote.workers import after_fork
 from precast.artifact_store.statistics.series import ledger_of
 from precast.artifact_store.statistics.spans import span_if_wanted
@@ -89,6 +91,7 @@ class Remotes:
         self._looks: dict[str, Look] = {}
         self._wants: dict[str, Wants] = {}
         self._records: dict[RecordName, float] = {}
+        self._reports: list[Report] = []
 
     def __repr__(self) -> str:
         return f"<Remotes {', '.join(tier.place for tier in self.tiers)}>"
@@ -174,9 +177,19 @@ class Remotes:
             if tier.writable:
                 self.uploads.add(Pending(tier.place, kind, name, noted=time.time()))
 
+    def used(self, artifact_id: str) -> None:
+        """Tell remotes that are written, at intervals, that this process used an artifact. Returns at once."""
+        with self._lock:
+            if not self._reports:
+                self._reports = [Report(tier.endpoint) for tier in self.tiers if tier.writable]
+        for report in self._reports:
+            report.note(artifact_id)
+
     def close(self, seconds: float = 0.0) -> None:
         """Send what is noted, for so many seconds at most, and let go of connections."""
         self.uploads.flush(seconds)
+        for report in self._reports:
+            report.close()
         for tier in self.tiers:
             tier.endpoint.close()
 
@@ -221,8 +234,8 @@ class Remotes:
         ranked = [(place, entry) for entry in index.entries if (place := wants.order(entry)) is not None]
         suitable = [entry for _, entry in sorted(ranked, key=lambda item: item[0])]
         wanted = [entry for entry in suitable if not self._local.has(look.program_key, entry.artifact_id)][:MOST]
-        of = f"{len(index.entries)} artifacts of it, of which {len(suitable)} are for this machine"
-        look.say(tier, f"{tier.place} has {of}" + (", and all of these are here" if suitable and not wanted else ""))
+        of = f"{many(len(index.entries), 'artifact')} of it, of which {len(suitable)} can run here"
+        look.say(tier, f"{tier.place} has {of}" + (", and the store has all of these" if suitable and not wanted else ""))
         if self._local.readonly and wanted:
             look.say(tier, f"{tier.place} has {of}, and the local store at {self._local.root} is read-only, so that none can be fetched")
             return
@@ -242,7 +255,7 @@ class Remotes:
             except (EndpointError, Untrusted, StoreError) as error:
                 if isinstance(error, Lost):
                     self.uploads.found_broken(tier, look.program_key, entry.artifact_id)
-                look.say(tier, f"{tier.place} has an artifact that could not be taken: {error}")
+                look.say(tier, f"{tier.place} has an artifact that was not taken: {str(error).removeprefix(f'{tier.place}: ')}")
                 self._count_failure(look, tier, error)
                 log.warning("%s was not fetched: %s", what, error)
                 source = look.failed(entry.artifact_id)

@@ -28,6 +28,10 @@ _OURS = ("mode", "trust", "budget")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
+LARGEST_FILE, LONGEST_LINE = 1 << 20, 8192
+"""Bytes. The time to read a line of TOML may grow with the square of its length: 250 KB of `a.b.a.b` take minutes."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """One remote as it was asked for. `url`: for the endpoint, without our own part of its query; `where`: which setting says so."""
@@ -85,6 +89,9 @@ def _in_file(path: Path) -> tuple[Setting, ...] | None:
         raise StoreError(f"{path} cannot be read, so that it is not known which remotes it names: {error.strerror}") from error
     if path.name == "pyproject.toml" and b"precast" not in data:
         return None
+    if len(data) > LARGEST_FILE or max(map(len, data.split(b"\n"))) > LONGEST_LINE:
+        limits = f"more than {LARGEST_FILE >> 10} KiB, or than {LONGEST_LINE} bytes in a line"
+        raise StoreError(f"{path} has {limits}: the remotes in it are not read; name them by {ENVIRONMENT} or in a precast.toml beside it")
     import tomllib
 
     where = f"{path}" if path.name != "pyproject.toml" else f"{path} [tool.precast]"

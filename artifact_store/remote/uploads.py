@@ -77,6 +77,8 @@ class Uploads:
         self._thread: threading.Thread | None = None
         self._mine: set[Pending] = set()
         self._refused: set[str] = set()
+        self.paused = False
+        """Whether notes are kept and nothing is sent: for a process that is going to fork others, which some clients do not survive."""
         self._awake = self._looked = False
         self._fails = 0
 
@@ -94,7 +96,7 @@ class Uploads:
 
     def wake(self, always: bool = False) -> None:
         """Have notes sent that are there, an earlier process's too. Unless `always`, looked for once."""
-        if not self._tiers or (self._looked and not always):
+        if not self._tiers or self.paused or (self._looked and not always):
             return
         self._looked = True
         if not always and not spool.pending(self._local.root, self._tiers):
@@ -118,6 +120,10 @@ class Uploads:
         with self._changed:
             return not any(item.program == program_key and item.remote not in self._refused for item in self._mine)
 
+    def refusing(self) -> tuple[str, ...]:
+        """Places of the remotes that refused what this process sent them, so that it sends them nothing more."""
+        return tuple(sorted(self._refused))
+
     def flush(self, seconds: float) -> bool:
         """Wait for at most so long until all that this process put is sent, or an attempt fails; whether it is sent."""
         until = time.monotonic() + seconds
@@ -130,6 +136,13 @@ class Uploads:
                     break
                 self._changed.wait(left)
             return not self._left()
+
+    def drain(self) -> list[Pending]:
+        """Send all that is noted, whoever noted it, in this thread, once. What is left."""
+        self.paused = False
+        if spool.pending(self._local.root, self._tiers) or self._left():
+            self._send_all()
+        return spool.pending(self._local.root, self._tiers)
 
     def found_broken(self, tier: Remote, program_key: str, artifact_id: str) -> None:
         """What a remote has of an artifact is incomplete: when this process puts it, it is sent whole."""

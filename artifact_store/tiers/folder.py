@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import secrets
+import stat
 from pathlib import Path
 
 from precast.artifact_store.format import layout
@@ -20,9 +21,12 @@ _NOT_HERE = (errno.ENOENT, errno.ENOTDIR)
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
-    """The whole file. Should somebody have put a pipe into a store, it is empty instead of waiting for its writer. Raises OSError."""
+    """The whole file. Should somebody have put a pipe or a device into a store, it is empty, instead of waited for or endless.
+
+    Raises OSError.
+    """
     with open(path, "rb", buffering=0, opener=_without_waiting) as file:
-        return file.read() or b""
+        return (file.read() or b"") if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
 
 
 def _without_waiting(path: str, flags: int) -> int:

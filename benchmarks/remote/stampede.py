@@ -2,9 +2,10 @@
 
     python benchmarks/remote/stampede.py [--remotes folder,redis,s3] [--processes 32] [--machines 4] [--json FILE]
 
-A machine is a local store of its own (the processes share this one's processor). All processes import, wait for a common moment,
-and then call three programs: a plain one, one with a graph break, and one that each machine calls with a size of its own. Beside it, one
-process alone on a cold remote and store. Compiles are counted from the processes' logs; each answer is compared with eager's.
+A machine is a local store of its own (the processes share this one's processor). The processes are forked after the import of torch and
+precast, wait for a common moment, and call three programs: a plain one, one with a graph break, and one that each machine calls with a size
+of its own. Beside it, one process alone on a cold remote and store. Compiles are counted from the processes' logs; each answer is compared
+with eager's.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,8 +25,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-MEMBER = """
-import json, sys, time
+MEMBERS = """
+import json, os, sys, time
 from pathlib import Path
 import torch
 import precast
@@ -43,18 +43,36 @@ def breaks(x):
 def sized(x):
     return x.tanh() * x.shape[0]
 
-folder, number, machine = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-torch.set_num_threads(1)
-(folder / f"ready-{number}").touch()
-while not (folder / "go").exists():
-    time.sleep(0.02)
-answers, begin, first = [], time.time(), None
-with torch.no_grad():
-    for function, x in ((plain, torch.ones(5)), (breaks, torch.ones(4)), (sized, torch.ones(3 + machine))):
-        got = precast.compile(function)(x)
-        first = first or time.time()
-        answers.append(bool(torch.allclose(got, function(x), atol=1e-5)))
-print(json.dumps({"right": all(answers), "begin": begin, "first": first, "end": time.time()}), flush=True)
+folder, processes, machines = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+if sys.argv[4:] == ["--tracer"]:
+    import precast.compiling.driver
+
+def member(number):
+    os.environ["PRECAST_STORE"] = str(folder / f"store-{number % machines}")
+    os.dup2(os.open(folder / f"log-{number}", os.O_WRONLY | os.O_CREAT), 2)
+    torch.set_num_threads(1)
+    (folder / f"ready-{number}").touch()
+    while not (folder / "go").exists():
+        time.sleep(0.01)
+    right, begin, first = [], time.time(), None
+    with torch.no_grad():
+        for function, x in ((plain, torch.ones(5)), (breaks, torch.ones(4)), (sized, torch.ones(3 + number % machines))):
+            got = precast.compile(function)(x)
+            first = first or time.time()
+            right.append(bool(torch.allclose(got, function(x), atol=1e-5)))
+    told = {"right": all(right), "begin": begin, "first": first, "end": time.time()}
+    (folder / f"told-{number}").write_text(json.dumps(told))
+
+children = []
+for number in range(processes):
+    children.append(os.fork())
+    if children[-1] == 0:
+        member(number)
+        sys.exit()
+while len(list(folder.glob("ready-*"))) < processes:
+    time.sleep(0.01)
+(folder / "go").touch()
+sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 255 for child in children))
 """
 
 
@@ -99,37 +117,20 @@ def cold_remote(kind: str) -> Iterator[str]:
         raise SystemExit(f"no remote {kind!r}: folder, redis, s3")
 
 
-def run(kind: str, processes: int, machines: int, seconds: float = 600.0) -> Stampede:
-    """One stampede on a cold remote."""
+def run(kind: str, processes: int, machines: int, seconds: float = 600.0, *, small: bool = False) -> Stampede:
+    """One stampede on a cold remote. `small`: the tracer is imported before the processes are forked, and the native runtime done without,
+    which saves most of the time of a small one.
+    """
     with cold_remote(kind) as url, tempfile.TemporaryDirectory(prefix="precast-stampede-") as temporary:
         folder = Path(temporary)
-        (folder / "member.py").write_text(MEMBER)
-        members = []
-        for number in range(processes):
-            machine = number % machines
-            environment = {
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-                "PRECAST_STORE": str(folder / f"store-{machine}"),
-                "PRECAST_REMOTE": url,
-                "PRECAST_LOGS": "compile,store",
-                "OMP_NUM_THREADS": "1",
-            }
-            command = [sys.executable, "member.py", str(folder), str(number), str(machine)]
-            with (folder / f"log-{number}").open("w") as log:
-                members.append(subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=log, text=True))
-        try:
-            deadline = time.monotonic() + seconds
-            while len(list(folder.glob("ready-*"))) < processes:
-                if time.monotonic() > deadline or any(member.poll() is not None for member in members):
-                    raise SystemExit("a process did not get as far as the start:\n" + _logs(folder)[-4000:])
-                time.sleep(0.05)
-            (folder / "go").touch()
-            told = [json.loads(member.communicate(timeout=seconds)[0]) for member in members]
-        finally:
-            for member in members:
-                member.kill()
-                member.wait()
+        (folder / "members.py").write_text(MEMBERS)
+        logs = {"PRECAST_LOGS": "compile,store", "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PRECAST_REMOTE": url, **logs, **({"PRECAST_NATIVE": "0"} if small else {})}
+        command = [sys.executable, "members.py", str(folder), str(processes), str(machines), *(["--tracer"] if small else [])]
+        done = subprocess.run(command, cwd=folder, env=environment, timeout=seconds, check=False)
+        told = [json.loads(path.read_text()) for path in sorted(folder.glob("told-*"))]
+        if done.returncode or len(told) < processes:
+            raise SystemExit(f"{len(told)} of {processes} processes came to their end:\n{_logs(folder)[-4000:]}")
         return _judged(kind, processes, machines, told, _logs(folder))
 
 

@@ -18,8 +18,8 @@ from precast.artifact_store.place import folder_of
 
 log = logging.getLogger("precast.driver")
 Signature = tuple[tuple[Any, ...], dict[str, Any]]
-_TOP = {"program", "store", "targets", "path", "recorded"}
-_PROGRAM = {"factory", "arguments", "name", "mode", "options", "targets", "dynamic_shapes", "recorded"}
+_TOP = {"program", "store", "targets", "path", "evidence", "recorded"}
+_PROGRAM = {"factory", "arguments", "name", "mode", "options", "targets", "dynamic_shapes", "evidence", "recorded"}
 
 
 class BuildFileError(Exception):
@@ -30,6 +30,7 @@ class BuildFileError(Exception):
 class ProgramSpec:
     """One [[program]]: `factory` is "pkg.mod:function"; the rest is passed on to `precast.precompile`.
 
+    `evidence`: whether its artifacts are tried, and say so (`evidence.py`).
     `recorded`: files and folders of calls that were recorded where the program is served, absolute: they are signatures, too.
     `label` is the `name=` of `precast.compile`, a part of the program key, and None where the file gives no name; `name` is for people.
     """
@@ -44,6 +45,7 @@ class ProgramSpec:
     targets: tuple[str, ...] = ("cpu:native",)
     dynamic_shapes: Mapping[str, Any] | None = None
     recorded: tuple[str, ...] = ()
+    evidence: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,10 +88,8 @@ def parse(content: Mapping[str, Any], source: str, folder: Path) -> BuildFile:
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise BuildFileError(f"{source}: needs at least one [[program]] table")
     default_targets = _texts(content, "targets", source) or ("cpu:native",)
-    recorded = _paths(content, "recorded", source, folder)
-    programs = tuple(
-        _program(table, f"{source}: program {number}", default_targets, folder, recorded) for number, table in enumerate(tables, 1)
-    )
+    default = _Default(default_targets, _paths(content, "recorded", source, folder), _flag(content, "evidence", source) or False)
+    programs = tuple(_program(table, f"{source}: program {number}", default, folder) for number, table in enumerate(tables, 1))
     names = [program.name for program in programs]
     for name in names:
         if names.count(name) > 1:
@@ -120,7 +120,12 @@ def load(spec: ProgramSpec, path: Sequence[str] = ()) -> Loaded:
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise BuildFileError(f"{spec.where}: {module_name} has no function {function_name!r}{hint}")
     _check_arguments(spec, factory)
-    return _loaded(spec, factory(**spec.arguments))
+    if not spec.evidence:
+        return _loaded(spec, factory(**spec.arguments))
+    from precast.building.evidence import seeded  # which imports torch
+
+    with seeded():
+        return _loaded(spec, factory(**spec.arguments))
 
 
 def _check_arguments(spec: ProgramSpec, factory: Any) -> None:
@@ -178,9 +183,7 @@ def _recorded(spec: ProgramSpec, program: Callable[..., Any], own: Sequence[Sign
         raise BuildFileError(f"{spec.where}: recorded calls cannot be read: {error.filename}: {error.strerror}") from error
 
 
-def _program(
-    table: Mapping[str, Any], where: str, default_targets: tuple[str, ...], folder: Path, default_recorded: tuple[str, ...]
-) -> ProgramSpec:
+def _program(table: Mapping[str, Any], where: str, default: _Default, folder: Path) -> ProgramSpec:
     _known(table, _PROGRAM, where)
     factory = _text(table, "factory", where)
     if factory is None or not all(factory.partition(":")[::2]):
@@ -195,10 +198,21 @@ def _program(
         raise BuildFileError(f'{where}: `dynamic_shapes` is a table, for instance dynamic_shapes = {{ x = {{ 0 = "batch" }} }}')
     label = _text(table, "name", where)
     name = label or factory.partition(":")[2]
-    targets = _texts(table, "targets", where) or default_targets
-    recorded = _paths(table, "recorded", where, folder) or default_recorded
+    targets = _texts(table, "targets", where) or default.targets
+    given = _flag(table, "evidence", where)
+    evidence = default.evidence if given is None else given
+    recorded = _paths(table, "recorded", where, folder) or default.recorded
     mode = _text(table, "mode", where)
-    return ProgramSpec(factory, name, f"{where} ({name})", label, arguments, mode, options, targets, shapes, recorded)
+    return ProgramSpec(factory, name, f"{where} ({name})", label, arguments, mode, options, targets, shapes, recorded, evidence)
+
+
+@dataclass(frozen=True)
+class _Default:
+    """What the file says for all programs that do not say otherwise."""
+
+    targets: tuple[str, ...]
+    recorded: tuple[str, ...]
+    evidence: bool
 
 
 def _known(table: Mapping[str, Any], known: set[str], where: str) -> None:
@@ -215,6 +229,13 @@ def _text(table: Mapping[str, Any], key: str, where: str) -> str | None:
         raise BuildFileError(f"{where}: {key} is empty; give it a value, or leave it out")
     if value is not None and not isinstance(value, str):
         raise BuildFileError(f"{where}: {key} must be a text, not {_short(value)}")
+    return value
+
+
+def _flag(table: Mapping[str, Any], key: str, where: str) -> bool | None:
+    value = table.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise BuildFileError(f"{where}: {key} is true or false, not {_short(value)}")
     return value
 
 

@@ -8,13 +8,14 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 import precast
 from precast.artifact_store import Manifest, Store
+from precast.building import evidence
 from precast.building.build_file import Loaded
 from precast.report.user_frames import frames_of
 from precast.runtime.api.precompile import SignatureReport, Traced, breaks, traced_for
@@ -26,7 +27,7 @@ from precast.runtime.programs.fallback import recall
 from precast.runtime.programs.identity import Settings
 from precast.runtime.programs.program import Program
 from precast.runtime.settings.options import merge_options
-from precast.runtime.targets.ladder import NATIVE, resolve, runs, serves
+from precast.runtime.targets.ladder import NATIVE, rank, resolve, runs, serves
 from precast.runtime.targets.shared_object import mounted_noexec
 from precast.target_registry import family_of
 
@@ -38,7 +39,8 @@ _RAISED = "Observed exception"
 @dataclass(frozen=True)
 class Outcome:
     """One signature for one target. `status`: "compiled", "there already", "taken" (from another process, which built it meanwhile) or
-    "hit"; "failed", "incomplete" (the run that finds what follows its graph breaks raised) or "miss", with the reason.
+    "hit"; "failed", "incomplete" (the run that finds what follows its graph breaks raised), "miss", "differs" (it answers otherwise than
+    its evidence says) or "no evidence", with the reason.
     """
 
     program: str
@@ -51,7 +53,7 @@ class Outcome:
 
     @property
     def good(self) -> bool:
-        return self.status not in ("failed", "incomplete", "miss")
+        return self.status not in ("failed", "incomplete", "miss", "differs", "no evidence")
 
 
 _NOTHING_NEW = {"hit": "there already", "taken": "taken"}
@@ -75,6 +77,7 @@ class Job:
         self.store = store
         self.name = loaded.spec.name
         self._tracings: dict[str, Traced] = {}
+        self._unsent: Store | None = None
 
     def program(self, target: str) -> tuple[Program, Entry]:
         """The program, and its entry, as `precast.compile` would make it. Raises OptionError for a wrong mode or option."""
@@ -96,7 +99,10 @@ class Job:
         """Compile the signature unless the store serves it already."""
         begin = time.perf_counter()
         try:
-            return self._build(number, target, begin)
+            made = self._build(number, target, begin)
+            made = self._with_evidence(made, begin) if self.loaded.spec.evidence and made.good else made
+            self._send_held_back()
+            return made
         except (OptionError, StoreUnwritable, CompilerBroken):
             raise  # for all programs
         except Exception as error:  # noqa: BLE001 - the report names it, and the others go on
@@ -107,6 +113,7 @@ class Job:
         if before is not None and not breaks(before):
             return self._outcome(number, target, "there already", before, begin)
         own = set(self.store.made)
+        self._held_back()
         report, said = self._precompile(number, target)
         reason, whole = report.reason or said, report.outcome != "incomplete"
         found = self.find(number, target)
@@ -114,7 +121,7 @@ class Job:
         if found is None and not skipped:
             reason = self._raised(number, target, reason) or reason or self.explain(number, target)
             return self._outcome(number, target, "failed", None, begin, reason)
-        nothing_new = self.store.made <= own
+        nothing_new = (self.store.made | (self._unsent.made if self._unsent is not None else set())) <= own
         status = _NOTHING_NEW.get(report.outcome, "compiled") if nothing_new else "compiled"
         if status == "taken":
             reason = "; ".join(filter(None, ("another process was building it at the same time", reason)))
@@ -131,7 +138,7 @@ class Job:
                 targets=[target],
                 mode=spec.mode,
                 options=dict(spec.options) if spec.options is not None else None,
-                store=self.store,
+                store=self._unsent or self.store,
                 name=spec.label,
                 dynamic_shapes=spec.dynamic_shapes,
             )
@@ -139,10 +146,11 @@ class Job:
         return report.signatures[0], "; ".join(said)
 
     def check(self, number: int, target: str) -> Outcome:
-        """Whether the store serves the signature. Compiles and runs nothing."""
+        """Whether the store serves the signature. Compiles nothing; runs it where its evidence is wanted."""
         begin = time.perf_counter()
         try:
-            return self._check(number, target, begin)
+            found = self._check(number, target, begin)
+            return self._replayed(found, begin) if self.loaded.spec.evidence and found.good else found
         except OptionError:
             raise
         except Exception as error:  # noqa: BLE001 - likewise
@@ -159,6 +167,65 @@ class Job:
         if self.skipped(target):
             return self._outcome(number, target, "hit", None, begin, self.skipped(target))
         return self._outcome(number, target, "miss", None, begin, self.explain(number, target))
+
+    def _held_back(self) -> None:
+        """With evidence, what is compiled goes to remotes when it is proved: of two manifests of one artifact they keep the first."""
+        if self.loaded.spec.evidence and self._unsent is None and self.store.remotes is not None:
+            self._unsent = Store.open(self.store.root, strict=True, remote=())
+
+    def _send_held_back(self) -> None:
+        """Have what was compiled sent, with the pieces after graph breaks and the measured choices."""
+        if self._unsent is None or self.store.remotes is None:
+            return
+        for artifact in self._unsent.made:
+            if (manifest := self.store.get(artifact)) is not None:  # else it was taken out
+                self.store.remotes.put(manifest.program_key, artifact)
+        for name in self.store.record_names("tuning") if self._unsent.made else ():
+            self.store.remotes.put_record("tuning", name)
+        self._unsent.made.clear()
+
+    def _with_evidence(self, made: Outcome, begin: float) -> Outcome:
+        """The artifact with its evidence. One whose answer is wrong is taken out, and its signature has failed."""
+        try:
+            manifest = self._proved(made.target, made.artifact)
+            if evidence.GOLDEN in manifest.evidence:
+                return made
+            told = evidence.recorded(self.store, manifest, self._golden(made.signature))
+        except evidence.NoEvidence as error:
+            reason = "; ".join(filter(None, (made.reason, f"no evidence: {error}")))
+            return replace(made, reason=reason)
+        except ValueError as error:
+            self.store.remove(manifest.artifact_id, manifest.program_key)
+            return replace(made, status="failed", artifact=None, reason=f"{error}; the artifact was taken out of the store")
+        blobs = {name: data for name in manifest.blobs if (data := self.store.blob(name)) is not None}
+        self.store.put(manifest.with_evidence({evidence.GOLDEN: told}), blobs)
+        return replace(made, seconds=round(time.perf_counter() - begin, 3))
+
+    def _replayed(self, found: Outcome, begin: float) -> Outcome:
+        try:
+            manifest = self._proved(found.target, found.artifact)
+            good, said = evidence.replayed(self.store, manifest, self._golden(found.signature))
+        except evidence.NoEvidence as error:
+            return replace(found, status="no evidence", reason="; ".join(filter(None, (found.reason, str(error)))))
+        reason = "; ".join(filter(None, (found.reason, said)))
+        return replace(found, status=found.status if good else "differs", seconds=round(time.perf_counter() - begin, 3), reason=reason)
+
+    def _proved(self, target: str, artifact: str | None) -> Manifest:
+        """The manifest of what is to be proved. Raises NoEvidence where that cannot be."""
+        wanted = resolve(target)
+        if not family_of(wanted).on_host or rank(wanted) is None:
+            raise evidence.NoEvidence(f"this machine cannot run what is built for {wanted}")
+        manifest = self.store.get(artifact, self.program(target)[0].key) if artifact is not None else None
+        if manifest is None:
+            raise evidence.NoEvidence("the program stays plain Python")
+        if breaks(manifest):
+            raise evidence.NoEvidence("the program has graph breaks, so that no one artifact answers")
+        return manifest
+
+    def _golden(self, number: int) -> evidence.Golden:
+        spec, (args, kwargs) = self.loaded.spec, self.loaded.signatures[number - 1]
+        options = dict(spec.options) if spec.options is not None else None
+        return evidence.Golden(self.loaded.callable, args, kwargs, {"name": spec.label, "mode": spec.mode, "options": options})
 
     def skipped(self, target: str) -> str:
         """Why the program is recorded as plain Python whose callees are compiled; "" where it is not."""

@@ -12,16 +12,22 @@ from precast.building.build_job import Job
 from precast.runtime.targets.ladder import resolve, runs
 
 
-def chosen_programs(plan: BuildFile, store: Store, load: Callable[[ProgramSpec], Loaded]) -> Build:
+def chosen_programs(plan: BuildFile, store: Store, load: Callable[[ProgramSpec], Loaded], *, any_target: bool = False) -> Build:
     """Every program of the file for each of its targets. `load` calls a program's factory; what it raises is not caught.
 
-    An artifact counts where a machine of the target runs it: an older CPU level on the target's ladder does, too.
+    An artifact counts where a machine of the target runs it: an older CPU level on the target's ladder does, too. `any_target`: targets
+    are chosen otherwise, and the file's do not matter.
     """
-    found = []
+    found: list[tuple[str, Callable[[str], bool]]] = []
     for program in plan.programs:
         job = Job(load(program), store)
-        found += [(job.program(target)[0].key, partial(runs, resolve(target))) for target in program.targets]
+        for target in program.targets:
+            found.append((job.program(target)[0].key, _every if any_target else partial(runs, resolve(target))))
     return Build(tuple(found))
+
+
+def _every(target: str) -> bool:
+    return True
 
 
 __all__ = ["chosen_programs"]

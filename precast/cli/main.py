@@ -27,6 +27,7 @@ COMMANDS = {
     "pin": ("precast.cli.store.keeping", "pin"),
     "unpin": ("precast.cli.store.keeping", "unpin"),
     "pins": ("precast.cli.store.keeping", "list_pins"),
+    "uses": ("precast.cli.store.uses", "uses"),
     "verify": ("precast.cli.store.store_commands", "verify"),
     "stats": ("precast.cli.store.stats", "stats"),
     "record": ("precast.cli.programs.record", "record"),

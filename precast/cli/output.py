@@ -138,6 +138,24 @@ def file_store_option(command: Callable[P, R]) -> Callable[P, R]:
     return click.option("--store", "store_path", metavar="PATH", callback=named, help=help_text)(command)
 
 
+def _remotes(_: click.Context, __: click.Parameter, value: tuple[str, ...]) -> None:
+    """Into the environment, for this process and those that it starts."""
+    if value:
+        from precast.artifact_store.remote.attach import checked
+
+        try:
+            checked(value, "--remote")
+        except StoreError as error:
+            raise click.BadParameter(str(error).removeprefix("--remote: ")) from error
+        os.environ["PRECAST_REMOTE"] = " ".join(value)
+
+
+def remote_option(command: Callable[P, R]) -> Callable[P, R]:
+    help_text = "A remote behind the store, by its URL; may be repeated, nearest first (default: PRECAST_REMOTE, else precast.toml)."
+    option = click.option("--remote", metavar="URL", multiple=True, expose_value=False, callback=_remotes, help=help_text)
+    return option(command)
+
+
 def errors_to_json(command: Callable[P, R]) -> Callable[P, R]:
     """What the store cannot do is a failure of the command. (With --json, the group makes every failure `{"error": …}` on stdout.)"""
 

@@ -19,6 +19,7 @@ from precast.compiling.build_graph import GraphRequest, Stopwatch, build_graph, 
 from precast.compiling.dynamic_sizes import SymbolsRefused, due_to_symbols, dynamic_of, symbolic_build, with_symbols_or_without
 from precast.compiling.foreign_backend import backend_variant
 from precast.compiling.observers import captures
+from precast.compiling.provenance import provenance_of
 from precast.compiling.publish import Built, compile_planned, identity_of_frame, publish
 from precast.compiling.target_choice import likely_family, target_of
 from precast.compiling.unstable_constants import why_unsteady
@@ -33,7 +34,7 @@ from precast.runtime.programs import single_flight
 from precast.runtime.programs.program import Program
 from precast.runtime.settings import graph_break_errors
 from precast.runtime.settings.options import key_options
-from precast.target_registry import load_every_part
+from precast.target_registry import family_of, load_every_part
 
 
 def compile_variant(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | InProcess | Deferred:
@@ -107,7 +108,7 @@ def _finish(job: _Job) -> str | InProcess:
     """All that comes after the capture."""
     with seldom_collected():
         if job.frame.uncacheable:
-            single_flight.give_up()
+            single_flight.let_go()
             manifest, blobs = compile_planned(_planned(job), lambda: _build(job), job.watch)
             return InProcess(manifest, blobs, "; ".join(job.frame.uncacheable))
         return _store(job)
@@ -169,6 +170,7 @@ def _store(job: _Job) -> str | InProcess:
         patience=single_flight.patience(),
         keep_here=lambda: why_unsteady(planned, program.store.variants(program.key)),
     )
+    single_flight.let_go()
     if published.kept_here:
         warn(f"precast: {program.name} is kept in this process: {published.kept_here}")
     if published.unstored:
@@ -204,5 +206,7 @@ def _planned(job: _Job) -> Manifest:
 
 
 def _provenance(job: _Job) -> dict[str, Any]:
-    broke = job.frame.broke
-    return {"seconds": dict(job.watch.seconds)} | ({"graph_break": broke.without_folders()} if broke is not None else {})
+    broke, on_host = job.frame.broke, family_of(job.target).on_host
+    entry = job.program.name.partition(":")[0]
+    origin = provenance_of(not on_host, (digest.module or entry for digest in job.frame.digests))
+    return {"seconds": dict(job.watch.seconds)} | origin | ({"graph_break": broke.without_folders()} if broke is not None else {})

@@ -75,9 +75,16 @@ def _stored(store: Store) -> Trusted[Path] | None:
 
 
 def ensure(store: Store) -> Any:
-    """`find`, and where the store has none, build it and keep it there. None (with the reason logged) when it cannot be built."""
+    """`find`, and where the store has none, build it and keep it there: one process of a machine does, the others wait. None (with the
+    reason logged) when it cannot be built.
+    """
     if find(store) is not None or _state.failed or os.environ.get(ENVIRONMENT) == "0":
         return _state.module
+    with store.lease(f"native-{build.record_name()}", timeout=build.TIMEOUT_SECONDS):
+        return _built(store) if find(store) is None and not _state.failed else _state.module
+
+
+def _built(store: Store) -> Any:
     try:
         library = build.build()
     except build.NativeBuildError as error:

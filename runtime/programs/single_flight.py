@@ -209,8 +209,8 @@ def within(turn: Turn) -> Iterator[None]:
             turn.release()
 
 
-def give_up() -> None:
-    """Releases this thread's turn early, where its compile will store nothing."""
+def let_go() -> None:
+    """Releases this thread's turn early, where what its compile makes is stored, or will not be: loading it is nobody else's business."""
     if _here.turn is not None:
         _here.turn.release()
 
@@ -224,4 +224,4 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_held.clear)
 
 
-__all__ = ["OTHERS", "PATIENCE", "Turn", "begin", "call_kind", "give_up", "name_of", "patience", "wait", "within"]
+__all__ = ["OTHERS", "PATIENCE", "Turn", "begin", "call_kind", "let_go", "name_of", "patience", "wait", "within"]

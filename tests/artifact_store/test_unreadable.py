@@ -168,6 +168,20 @@ def test_pipes_in_the_place_of_small_files(tmp_path: Path) -> None:
     assert "format file says ''" in Store.open(store.root).problem
 
 
+@pytest.mark.timeout(60)
+def test_a_link_to_a_device_is_not_read_for_ever(tmp_path: Path) -> None:
+    store, _ = fill(tmp_path / "s")
+    (key,) = store.programs()
+    stored = store.manifest_names(key)
+    path = store.path(stored[0])
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert len(store.variants(key)) == len(stored) - 1 and store.quarantined() == 1
+    (store.root / "format").unlink()
+    (store.root / "format").symlink_to("/dev/zero")
+    assert "format file says ''" in Store.open(store.root).problem
+
+
 @pytest.mark.parametrize("folder", ["objects/00", "programs/model-0123abcd", "tuning"])
 def test_a_pipe_is_named_and_waits_for_nobody(folder: str, tmp_path: Path) -> None:
     store, ids = fill(tmp_path / "s", 2)

@@ -159,7 +159,7 @@ class FaultProxy(_Listener):
         upstream: http.client.HTTPConnection | None = None
         reader = connection.makefile("rb")
         while not self.closed.is_set():
-            request = _read_request(reader)
+            request = _read_request(reader, connection)
             if request is None:
                 break
             method, path, headers, body = request
@@ -266,7 +266,7 @@ def _made_up(fault: Fault) -> Answer:
     return Answer(fault.status, [("Retry-After", fault.retry_after)] if fault.retry_after else [], fault.body)
 
 
-def _read_request(reader: object) -> tuple[str, str, dict[str, str], bytes] | None:
+def _read_request(reader: object, connection: socket.socket) -> tuple[str, str, dict[str, str], bytes] | None:
     """One request: method, path, headers by lower-case name, body; None where the client is done."""
     first = reader.readline(65536)  # type: ignore[attr-defined]
     if not first.strip():
@@ -279,6 +279,8 @@ def _read_request(reader: object) -> tuple[str, str, dict[str, str], bytes] | No
             break
         name, _, value = line.decode("latin-1").partition(":")
         headers[name.strip().lower()] = value.strip()
+    if headers.pop("expect", "").lower() == "100-continue":
+        connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
     if headers.get("transfer-encoding", "").lower() == "chunked":
         body = b""
         while size := int(reader.readline().split(b";")[0], 16):  # type: ignore[attr-defined]

@@ -33,6 +33,11 @@ _first_pid: int | None = None
 """The process in which obstore's threads were started, which do not survive a fork."""
 
 
+def is_forked() -> bool:
+    """Whether obstore was used before this process was forked, so that a request here would wait for ever. `forked.py` knows a way."""
+    return _first_pid is not None and _first_pid != os.getpid()
+
+
 class ObjectStoreEndpoint:
     """A bucket, or what lies in it below a prefix."""
 
@@ -49,7 +54,6 @@ class ObjectStoreEndpoint:
         self._foreign = "endpoint" in url.options
         self._honours: bool | None = None
         self._url = url
-        self._pid = os.getpid()
         self._obstore = _imported("obstore")
         self._errors = _imported("obstore.exceptions")
         self._store = self._opened()
@@ -135,7 +139,10 @@ class ObjectStoreEndpoint:
 
     def _asked(self, what: str, verb: Callable[[], T], absent: T) -> T:
         """What `verb` returns, `absent` where the service says that there is nothing, else an EndpointError."""
-        self._alive()
+        global _first_pid
+        if is_forked():
+            raise Unreachable(f"{self.url}: obstore's threads are those of the process that this one was forked from")
+        _first_pid = os.getpid()
         try:
             return verb()
         except EndpointError:
@@ -146,16 +153,6 @@ class ObjectStoreEndpoint:
             return absent
         except (self._errors.BaseError, OSError, ValueError, RuntimeError) as error:
             raise self._meaning(what, error) from None  # obstore's text is pages long, and repeats headers
-
-    def _alive(self) -> None:
-        global _first_pid
-        if _first_pid is None:
-            _first_pid = os.getpid()
-        if _first_pid != os.getpid():
-            raise Unreachable(
-                f"{self.url}: this process was forked from one that had used an object store, whose threads did not come along: "
-                "start workers with spawn or forkserver, or fetch before the fork"
-            )
 
     def _meaning(self, what: str, error: Exception) -> EndpointError:
         text = str(error)

@@ -17,9 +17,9 @@ def open_endpoint(url: str, timeouts: TimeOuts | None = None) -> Endpoint:
     limits = timeouts or TimeOuts()
     match parsed.scheme:
         case "s3" | "gs" | "az":
-            from precast.artifact_store.remote.endpoints.object_store import ObjectStoreEndpoint
+            from precast.artifact_store.remote.endpoints.forked import ForkSafeObjectStore
 
-            return ObjectStoreEndpoint(parsed, limits)
+            return ForkSafeObjectStore(url, parsed, limits)
         case "http" | "https":
             from precast.artifact_store.remote.endpoints.http import HttpEndpoint
 

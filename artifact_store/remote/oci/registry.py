@@ -35,6 +35,7 @@ class Registry:
     def __init__(self, reference: Reference, *, plain_http: bool = False, times: TimeOuts | None = None) -> None:
         self.reference = reference
         self.plain_http = plain_http or reference.loopback
+        self._anywhere = plain_http
         self._times = times or TimeOuts(connect=5.0, stall=30.0)
         self._mine = threading.local()
         self._sessions: list[Any] = []
@@ -147,7 +148,7 @@ class Registry:
         client = oras.provider.Registry(
             self.reference.host, insecure=self.plain_http, auth_backend="basic" if self._wants_basic() else "token"
         )
-        client.bounds = _guarded(client.session, self.plain_http, self._times)
+        client.bounds = _guarded(client.session, self._anywhere, self._times)
         folder = os.environ.get("DOCKER_CONFIG")
         configs = [os.path.join(folder, "config.json")] if folder else None
         client.auth.load_configs(client.get_container(f"{self.reference.host}/{self.reference.name}"), configs=configs)
@@ -160,7 +161,7 @@ class Registry:
         with self._lock:
             if self._basic is None:
                 with requests.Session() as session:
-                    _guarded(session, self.plain_http, self._times).begin(_ANSWER, self._times.whole)
+                    _guarded(session, self._anywhere, self._times).begin(_ANSWER, self._times.whole)
                     try:
                         answer = session.get(f"{'http' if self.plain_http else 'https'}://{self.reference.host}/v2/", stream=True)
                     except requests.exceptions.RequestException as error:
@@ -209,8 +210,9 @@ class _Bounded:
         return getattr(self._raw, name)
 
     def stream(self, amount: int = 1 << 16, decode_content: bool | None = None) -> Iterator[bytes]:
+        """Piece by piece as they come, so that one who sends a byte at a time is noticed."""
         read = 0
-        for piece in self._raw.stream(min(amount, 1 << 16), decode_content=decode_content):
+        while piece := self._raw.read1(1 << 16, decode_content=decode_content):
             read += len(piece)
             if read > self._bounds.limit:
                 raise Garbled(f"the answer has more than the {self._bounds.limit} bytes that were allowed")

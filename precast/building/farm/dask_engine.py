@@ -63,6 +63,7 @@ class Dask:
             host="127.0.0.1",
             dashboard_address=None,
             local_directory=folder,
+            env={"TMPDIR": folder},  # so that nothing is left of a worker that is killed
             silence_logs=logging.CRITICAL,
             memory_limit=0,  # memory is what compiles need; the machine's own limit says when it is too much
         )

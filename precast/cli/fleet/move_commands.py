@@ -25,7 +25,7 @@ from precast.cli.output import ANSWER_NO, Output, errors_to_json, finish, json_o
 from precast.report.units import human_size
 
 if TYPE_CHECKING:
-    from precast.artifact_store.moving.place import Holding, Place
+    from precast.artifact_store.moving.place import Holding, Place, RecordName
     from precast.artifact_store.moving.plan import Plan
     from precast.artifact_store.moving.selection import Selection
     from precast.artifact_store.moving.transfer import Report, Trouble
@@ -35,7 +35,7 @@ _SHOWN, _NAMED = 20, 4
 
 
 @click.command(short_help="Send artifacts to a remote or a registry.")
-@click.argument("url", metavar="URL")
+@click.argument("url", metavar="[URL]", required=False)
 @selection_options
 @jobs_option
 @trust_option
@@ -46,7 +46,7 @@ _SHOWN, _NAMED = 20, 4
 @json_option
 @errors_to_json
 def push(
-    url: str,
+    url: str | None,
     jobs: int,
     trust: str | None,
     plain_http: bool,
@@ -60,19 +60,21 @@ def push(
     """Send artifacts, and the named records beside them, to URL: s3://, https://, redis://, shared://, oci://registry/name:tag, …
 
     What is there already is not sent again, also after a push that was killed. What is sent is signed where PRECAST_SIGNING_KEY has a key.
-    Exit code 1 where something was not sent, or nothing here was chosen.
+    Without URL the nearest remote is taken that PRECAST_REMOTE or precast.toml names. Exit code 1 where something was not sent, or nothing
+    here was chosen.
     """
-    from precast.artifact_store.moving.places import local_place, remote_place
+    from precast.artifact_store.moving.places import configured_remote, local_place, remote_place
 
     out = Output(as_json)
     store = open_store(store_path or store_of_build_file(build_file), existing=True)
     selection = choice(lambda: store, build_file=build_file, **chosen)
-    with closing(remote_place(url, trust=trust, plain_http=plain_http, fresh=fresh, writing=True)) as there:
+    remote = url or configured_remote(writing=True)
+    with closing(remote_place(remote, trust=trust, plain_http=plain_http, fresh=fresh, writing=True)) as there:
         _move(out, "push", local_place(store, signing=True), there, selection, jobs=jobs, dry_run=dry_run)
 
 
 @click.command(short_help="Fetch artifacts from a remote or a registry.")
-@click.argument("url", metavar="URL")
+@click.argument("url", metavar="[URL]", required=False)
 @selection_options
 @jobs_option
 @trust_option
@@ -82,7 +84,7 @@ def push(
 @json_option
 @errors_to_json
 def pull(
-    url: str,
+    url: str | None,
     jobs: int,
     trust: str | None,
     plain_http: bool,
@@ -97,12 +99,12 @@ def pull(
     What is here already is not fetched again, also after a pull that was killed. Only what the policy accepts comes in (--trust). Exit
     code 1 where something was not fetched, or nothing there was chosen.
     """
-    from precast.artifact_store.moving.places import local_place, remote_place
+    from precast.artifact_store.moving.places import configured_remote, local_place, remote_place
 
     out = Output(as_json)
     store = open_store(store_path or store_of_build_file(build_file), readonly=dry_run)
     selection = choice(lambda: store, build_file=build_file, **chosen)
-    with closing(remote_place(url, trust=trust, plain_http=plain_http)) as there:
+    with closing(remote_place(url or configured_remote(writing=False), trust=trust, plain_http=plain_http, guesses=_guesses())) as there:
         _move(out, "pull", there, local_place(store), selection, jobs=jobs, dry_run=dry_run)
 
 
@@ -140,6 +142,14 @@ def sync(
         done = [_moved(out, f"sync to {there.where}", here, there, selection, jobs=jobs, dry_run=dry_run) for here, there in ways]
     out.data({"ways": [answer for answer, _ in done], "dry_run": dry_run})
     finish(0 if all(good for _, good in done) else ANSWER_NO)
+
+
+def _guesses() -> list[RecordName]:
+    """Records that this machine needs to serve without a compiler: they are asked for by name where a remote lists nothing."""
+    from precast.artifact_store.moving.place import RecordName
+    from precast.runtime.native.build import record_name
+
+    return [RecordName("native", record_name())]
 
 
 def _any_store(*names: str) -> Store:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import click
 
@@ -64,22 +63,20 @@ def choice(
     older_than: float | None,
     build_file: str | None,
 ) -> Selection:
-    """The selection that the options name. `store`: the local one, for a build file, whose programs are made for it."""
+    """The selection that the options name. `store`: the local one, for a build file, whose programs are made for it. --target stands in
+    place of the file's targets, as for `precast build`.
+    """
     patterns = tuple("cpu:native-*" if target == "cpu:native" else target for target in targets)
-    build = None if build_file is None else _of_build_file(build_file, store())
+    build = None if build_file is None else _of_build_file(build_file, store(), any_target=bool(targets))
     return Selection(programs, patterns, newer_than, older_than, build)
 
 
-def _of_build_file(source: str, store: Store) -> Build:
+def _of_build_file(source: str, store: Store, any_target: bool) -> Build:
     from precast.building.chosen_programs import chosen_programs  # imports torch
     from precast.cli.programs.build_commands import load_program, plan_of
 
     plan = plan_of(source, (), None, ())
-    return chosen_programs(plan, store, partial(_load, load_program, plan))
-
-
-def _load(load_program: Any, plan: Any, program: Any) -> Any:
-    return load_program(program, plan)
+    return chosen_programs(plan, store, lambda program: load_program(program, plan), any_target=any_target)
 
 
 def store_of_build_file(source: str | None) -> str | Path | None:

@@ -31,6 +31,7 @@ from precast.cli.output import (
     is_chosen,
     json_option,
     no_store,
+    remote_option,
     store_option,
     style,
 )
@@ -59,6 +60,7 @@ class Finding:
 
 @click.command(short_help="Check Python, torch, the compiler, the CPU and the store.")
 @store_option
+@remote_option
 @json_option
 @errors_to_json
 def doctor(store_path: str | None, as_json: bool) -> None:
@@ -66,6 +68,7 @@ def doctor(store_path: str | None, as_json: bool) -> None:
     out = Output(as_json)
     findings = [finding for examine in (_python, _torch, _gpus, _triton, _compiler, _cpu) for finding in examine()]
     findings += _store(store_path)
+    findings += _remotes(store_path)
     out.data(findings)
     colours = {GOOD: "green", WARN: "yellow", BAD: "red"}
     for finding in findings:
@@ -206,6 +209,13 @@ def _store(path: str | None) -> Iterator[Finding]:
         if quarantined:
             entries = many(quarantined, "damaged entry", "damaged entries")
             yield Finding("store", WARN, f"{entries} in quarantine/ (`precast verify` says more); if that grows, suspect the disk")
+
+
+def _remotes(path: str | None) -> Iterator[Finding]:
+    from precast.cli.health.doctor_remote import remotes
+
+    for said in remotes(path):
+        yield Finding("remote", GOOD if said.good else BAD if said.broken else WARN, said.detail)
 
 
 def _writable(store: Store, folder: str) -> Finding:

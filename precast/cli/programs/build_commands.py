@@ -11,10 +11,11 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import click
 
-from precast.artifact_store import Store
+from precast.artifact_store import Store, StoreError
 from precast.artifact_store.format.text import many
 from precast.building.build_file import BuildFile, BuildFileError, ProgramSpec, load, read
 from precast.cli.output import (
@@ -26,19 +27,47 @@ from precast.cli.output import (
     file_store_option,
     finish,
     json_option,
+    named,
     open_store,
+    remote_option,
     verbose_option,
 )
 from precast.cli.programs.build_progress import build_display
 from precast.report.user_frames import frames_of
 
 if TYPE_CHECKING:
+    from precast.artifact_store.remote.settings import Setting
     from precast.building.build_file import Loaded
     from precast.building.build_job import Job, Outcome
 
 log = logging.getLogger("precast.driver")
 
 Step = Callable[["Job", int, str], "Outcome"]
+
+
+evidence_option = click.option(
+    "--evidence", is_flag=True, help="Try each artifact: its answer to golden inputs, and how much faster than eager it is."
+)
+
+
+def _remotes() -> Sequence[Setting]:
+    """The remotes of a farm's build, by precedence; `--remote` is in the environment. Wrong ones are wrong usage."""
+    from precast.artifact_store.remote.attach import open_tiers
+    from precast.artifact_store.remote.settings import chosen
+
+    try:
+        settings = chosen()
+        for tier in open_tiers(settings):  # what is wrong is said now
+            tier.endpoint.close()
+    except StoreError as error:
+        raise click.UsageError(str(error)) from error
+    return settings
+
+
+def shown_url(setting: Setting) -> str:
+    """A remote as it can be shown: without a user, a password and settings."""
+    parts = urlsplit(setting.url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _source(command: Any) -> Any:
@@ -63,6 +92,9 @@ def _source(command: Any) -> Any:
 @click.option(
     "--executor", metavar="URL", help="Compile on a farm: dask://host:port, ray://host:port, dask://local?workers=2, ray://local."
 )
+@evidence_option
+@click.option("--provenance", is_flag=True, help="Record builder, run of CI, digests of sources and git revision in each artifact.")
+@click.option("--builder", metavar="ID", callback=named, help="Who builds, for --provenance, which it implies.")
 @click.option(
     "--retries",
     type=click.IntRange(min=0),
@@ -71,6 +103,7 @@ def _source(command: Any) -> Any:
     help="With --executor: how often what a lost worker was at is run again.",
 )
 @file_store_option
+@remote_option
 @json_option
 @errors_to_json
 def build(
@@ -81,49 +114,79 @@ def build(
     jobs: int | None,
     executor: str | None,
     retries: int,
+    evidence: bool,
+    provenance: bool,
+    builder: str | None,
     store_path: str | None,
     as_json: bool,
 ) -> None:
     """Compile every signature of every program for every target; what the store has already is left as it is."""
     out = Output(as_json)
-    plan = plan_of(source, targets, mode, only)
+    plan = plan_of(source, targets, mode, only, evidence)
     store = open_store(store_of(store_path, plan), readonly=False)
+    if store.remotes is not None:
+        store.remotes.uploads.paused = True  # until no process is forked any more
+    if provenance or builder is not None:
+        from precast.compiling.provenance import asked_by, wish
+
+        wish.asked = asked_by(builder or "")
+    remotes: Sequence[Setting] = ()
     farm: dict[str, Any] = {}
+    outcomes: list[Outcome] | None
     if executor is not None:
         if jobs is not None:
             raise click.UsageError(
                 "--jobs is for processes of this machine, and --executor for a farm: for one of N workers here, dask://local?workers=N"
             )
-        outcomes, farm["farm"] = _on_farm(out, plan, store, executor, retries)
+        remotes = _remotes()
+        outcomes, farm["farm"] = _on_farm(out, plan, store, executor, retries, remotes)
     else:
         outcomes = _in_processes(out, plan, store, jobs) if jobs != 1 else None
     if outcomes is None:
         outcomes = _run(out, plan, store, "compiling", lambda job, number, target: job.build(number, target))
     counts = {status: sum(outcome.status == status for outcome in outcomes) for status in ("compiled", "there already", "taken")}
     counts["failed"] = sum(not outcome.good for outcome in outcomes)
-    _report(out, outcomes, store, counts=counts, **farm)
+    place = ", ".join(shown_url(setting) for setting in remotes) if executor is not None and remotes else str(store.root)
+    _report(out, outcomes, place, counts=counts, **farm)
     taken = f"{counts['taken']} taken from another build, " if counts["taken"] else ""
-    out.note(
-        f"{counts['compiled']} compiled, {counts['there already']} there already, {taken}{counts['failed']} failed; store {store.root}"
-    )
-    if counts["failed"] < len(outcomes):
+    out.note(f"{counts['compiled']} compiled, {counts['there already']} there already, {taken}{counts['failed']} failed; store {place}")
+    if counts["failed"] < len(outcomes) and place == str(store.root):
         chosen = store_path or plan.store
         out.note(f"To see what it holds: precast ls{f' --store {shlex.quote(_short(store.root))}' if chosen else ''}")
-    finish(ANSWER_NO if counts["failed"] else 0)
+    unsent = _send(out, store) if executor is None else 0
+    finish(ANSWER_NO if counts["failed"] or unsent else 0)
+
+
+def _send(out: Output, store: Store) -> int:
+    """Send what was built to the store's remotes. How much could not be sent, which is noted and said."""
+    if store.remotes is None:
+        return 0
+    left = store.remotes.uploads.drain()
+    for place in sorted({item.remote for item in left}):
+        count = sum(item.remote == place for item in left)
+        said = f"{many(count, 'artifact or record', 'artifacts and records')} could not be sent to {place}"
+        out.note(f"{said}: PRECAST_LOGS=store says why; they are noted, and the next build or `precast push` sends them")
+    return len(left)
 
 
 @click.command(short_help="Prove that every signature would hit; compiles nothing.")
 @_source
+@evidence_option
 @file_store_option
 @json_option
 @errors_to_json
-def check(source: str, targets: tuple[str, ...], mode: str | None, only: tuple[str, ...], store_path: str | None, as_json: bool) -> None:
-    """Prove that every signature would hit. Compiles nothing; exit code 1 and an explanation where one would miss."""
+def check(
+    source: str, targets: tuple[str, ...], mode: str | None, only: tuple[str, ...], evidence: bool, store_path: str | None, as_json: bool
+) -> None:
+    """Prove that every signature would hit. Compiles nothing; exit code 1 and an explanation where one would miss.
+
+    With --evidence each artifact answers the golden inputs of its build once more.
+    """
     out = Output(as_json)
-    plan = plan_of(source, targets, mode, only)
+    plan = replay_of(plan_of(source, targets, mode, only), evidence)
     store = open_store(store_of(store_path, plan))
     outcomes = _run(out, plan, store, "checking", lambda job, number, target: job.check(number, target))
-    _report(out, outcomes, store)
+    _report(out, outcomes, str(store.root))
     missing = [outcome for outcome in outcomes if not outcome.good]
     hitting = "signature hits" if len(outcomes) == 1 else "signatures hit"
     out.note(f"{len(outcomes) - len(missing)} of {len(outcomes)} {hitting}; store {store.root}")
@@ -146,7 +209,7 @@ def explain(source: str, targets: tuple[str, ...], mode: str | None, only: tuple
         explain_artifact(source, store_path, as_json)
         return
     out = Output(as_json)
-    plan = plan_of(source, targets, mode, only)
+    plan = replay_of(plan_of(source, targets, mode, only), evidence=False)
     store = open_store(store_of(store_path, plan))
     outcomes = _run(out, plan, store, "explaining", lambda job, number, target: job.check(number, target))
     out.data([asdict(outcome) for outcome in outcomes])
@@ -167,7 +230,12 @@ def store_of(option: str | None, plan: BuildFile) -> str | Path | None:
     return option or (Path(plan.store) if plan.store else None)
 
 
-def plan_of(source: str, targets: Sequence[str], mode: str | None, only: Sequence[str]) -> BuildFile:
+def replay_of(plan: BuildFile, evidence: bool) -> BuildFile:
+    """A check runs programs where that is asked for by --evidence, and not where the file has some recorded."""
+    return replace(plan, programs=tuple(replace(program, evidence=evidence) for program in plan.programs))
+
+
+def plan_of(source: str, targets: Sequence[str], mode: str | None, only: Sequence[str], evidence: bool = False) -> BuildFile:
     """The build file with the command line's choices over it. A wrong file is wrong usage: exit code 2."""
     try:
         plan = read(source)
@@ -189,6 +257,8 @@ def plan_of(source: str, targets: Sequence[str], mode: str | None, only: Sequenc
             )
     if mode is not None:
         programs = tuple(replace(program, mode=mode) for program in programs)
+    if evidence:
+        programs = tuple(replace(program, evidence=True) for program in programs)
     _check_settings(programs)
     return replace(plan, programs=programs)
 
@@ -277,7 +347,7 @@ def _in_processes(out: Output, plan: BuildFile, store: Store, jobs: int | None) 
         raise click.UsageError(str(error)) if error.usage else Failure(str(error)) from error
 
 
-def _on_farm(out: Output, plan: BuildFile, store: Store, url: str, retries: int) -> tuple[list[Outcome], Any]:
+def _on_farm(out: Output, plan: BuildFile, store: Store, url: str, retries: int, remotes: Sequence[Setting]) -> tuple[list[Outcome], Any]:
     """The outcomes of a build by an engine's workers, and the farm's part of the report."""
     from precast.building.build_order import Lines
     from precast.building.farm.executor import connect, place_of
@@ -289,7 +359,7 @@ def _on_farm(out: Output, plan: BuildFile, store: Store, url: str, retries: int)
         place, lines = place_of(url), Lines(plan.programs)
         with build_display(out) as display, closing(connect(place)) as engine:
             display.note(f"compiling {many(len(plan.programs), 'program')}, {len(lines)} times in all, on {url}")
-            farm = Farm(plan.programs, plan.path, store, engine, Ledger(plan.programs, lines, display), lines, retries)
+            farm = Farm(plan.programs, plan.path, store, engine, Ledger(plan.programs, lines, display), lines, retries, remotes)
             outcomes = farm.run()
     except Stopped as error:
         raise click.UsageError(str(error)) if error.usage else Failure(str(error)) from error
@@ -301,9 +371,9 @@ def _on_farm(out: Output, plan: BuildFile, store: Store, url: str, retries: int)
     return outcomes, summary
 
 
-def _report(out: Output, outcomes: Sequence[Outcome], store: Store, **more: Any) -> None:
+def _report(out: Output, outcomes: Sequence[Outcome], place: str, **more: Any) -> None:
     programs = [asdict(outcome) for outcome in outcomes]
-    out.data({"store": str(store.root), "programs": programs, "good": all(o.good for o in outcomes), **more})
+    out.data({"store": place, "programs": programs, "good": all(o.good for o in outcomes), **more})
     for outcome in outcomes:
         out.text(f"{_label(outcome)}\t{outcome.status}\t{(outcome.artifact or '-')[:12]}\t{outcome.seconds:.2f} s")
         for line in outcome.reason.splitlines():

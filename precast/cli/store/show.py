@@ -34,11 +34,12 @@ LISTED = 12
 @click.argument("artifact", metavar="ID")
 @click.option("--guards", is_flag=True, help="Print every guard, and the inlined code whose change would miss.")
 @click.option("--source", is_flag=True, help="Print the generated host program and kernels.")
+@click.option("--sbom", type=click.Choice(["cyclonedx", "spdx"]), help="Print what it is made of: CycloneDX 1.6 or SPDX 2.3, as JSON.")
 @store_option
 @human_option
 @json_option
 @errors_to_json
-def show(artifact: str, guards: bool, source: bool, store_path: str | None, human: bool, as_json: bool) -> None:
+def show(artifact: str, guards: bool, source: bool, sbom: str | None, store_path: str | None, human: bool, as_json: bool) -> None:
     """Show one artifact. ID may be shortened to its first characters.
 
     Without options: target, versions, options, guards by kind, graphs, blobs, frames, evidence and provenance.
@@ -47,6 +48,9 @@ def show(artifact: str, guards: bool, source: bool, store_path: str | None, huma
     store = open_store(store_path, existing=True)
     manifest = find(store, artifact)
     try:
+        if sbom is not None:
+            print_sbom(store, manifest, sbom)
+            finish(0)
         if as_json:
             out.data(_record(store, manifest))
             finish(0)
@@ -123,6 +127,13 @@ def overview(store: Store, manifest: Manifest) -> Iterator[str]:
     for title, record in (("evidence", manifest.evidence), ("provenance", {"precast": manifest.precast_version, **manifest.provenance})):
         yield title
         yield from _tree(record, 1)
+
+
+def print_sbom(store: Store, manifest: Manifest, form: str) -> None:
+    """The artifact's bill of materials, with --json and without."""
+    from precast.report.sbom import FORMATS, materials
+
+    Output(as_json=True).data(FORMATS[form](materials(store, manifest)))
 
 
 def print_guards(out: Output, manifest: Manifest) -> None:

@@ -14,7 +14,7 @@ from precast.artifact_store.statistics.openmetrics import metrics_text
 from precast.artifact_store.statistics.sheets import read
 from precast.artifact_store.statistics.summary import Summary, Totals, summarise, summary_of
 from precast.cli.output import Output, errors_to_json, human_option, json_option, store_option
-from precast.cli.store.store_commands import duration_of, for_index, tell_unknown, tell_unreadable
+from precast.cli.store.store_commands import duration_of, for_index, in_remote_option, tell_unknown, tell_unreadable
 from precast.report.units import human_age, human_moment, human_seconds, human_size
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ _MOMENTS = {"oldest", "newest", "last_use"}
 @click.option(
     "--from", "folder", metavar="FOLDER", help="Count what lies in this folder (PRECAST_STATS_DIR of servers), and not the store's."
 )
+@in_remote_option
 @store_option
 @human_option
 @json_option
@@ -45,6 +46,7 @@ def stats(
     openmetrics: bool,
     since: float | None,
     folder: str | None,
+    remote: str | None,
     store_path: str | None,
     human: bool,
     as_json: bool,
@@ -56,6 +58,13 @@ def stats(
     if sum((by is not None, bypass, openmetrics)) > 1:
         raise click.UsageError("--by, --bypass and --openmetrics exclude one another")
     out = Output(as_json, human)
+    if remote is not None:
+        if by is not None or bypass or openmetrics or since is not None or folder is not None:
+            raise click.UsageError("--remote gives what is stored in a remote; calls are counted where they are served")
+        from precast.cli.store import remote_keeping
+
+        remote_keeping.stats(out, remote)
+        return
     begin = time.time() - since if since is not None else 0.0
     if folder is not None:
         counted, place, store = summarise(_sheets(folder), begin), folder, None

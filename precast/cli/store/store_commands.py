@@ -27,6 +27,7 @@ from precast.cli.output import (
     json_option,
     named,
     open_store,
+    remote_option,
     store_option,
 )
 from precast.report.units import human_age, human_moment, human_size, parse_duration, parse_size
@@ -45,6 +46,7 @@ def _parsed(parse: Callable[[str], Any], _: click.Context, __: click.Parameter, 
         raise click.BadParameter(str(error)) from error
 
 
+in_remote_option = click.option("--remote", "remote", callback=named, metavar="URL", help="A remote tier instead of the local store.")
 _size = partial(_parsed, parse_size)
 duration_of = partial(_parsed, parse_duration)
 """The callback of an option that takes a duration."""
@@ -53,16 +55,24 @@ duration_of = partial(_parsed, parse_duration)
 @click.command(short_help="List the artifacts.")
 @click.option("--program", "program", metavar="TEXT", help="Only programs whose key or name contains this.")
 @click.option("--images", "with_images", is_flag=True, help="List the kernel images of artifacts for GPUs instead.")
+@in_remote_option
 @store_option
 @human_option
 @json_option
 @errors_to_json
-def ls(program: str | None, with_images: bool, store_path: str | None, human: bool, as_json: bool) -> None:
+def ls(program: str | None, with_images: bool, remote: str | None, store_path: str | None, human: bool, as_json: bool) -> None:
     """List the artifacts: id, program, target, size, guards, hits, last use, made."""
     from precast.artifact_store.maintenance.index import open_index
     from precast.artifact_store.maintenance.policy import matches
 
     out = Output(as_json, human)
+    if remote is not None:
+        from precast.cli.store import remote_keeping
+
+        if with_images:
+            raise click.UsageError("--images looks into blobs, which are on this machine only where the artifacts were fetched")
+        remote_keeping.ls(out, remote, program)
+        return
     store = for_index(store_path)
     with open_index(store) as index:
         entries = index.entries(store)
@@ -157,6 +167,10 @@ def _has_images(target: str) -> bool:
     "--keep-last", type=click.IntRange(min=1), metavar="N", help="Spare each program's N most recently used; alone: remove all others."
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@in_remote_option
+@click.option(
+    "--grace", callback=duration_of, metavar="AGE", help="With --remote: how long what nothing names stays for others at work: 1h."
+)
 @store_option
 @human_option
 @json_option
@@ -170,6 +184,8 @@ def prune(
     stale_versions: bool,
     keep_last: int | None,
     dry_run: bool,
+    remote: str | None,
+    grace: float | None,
     store_path: str | None,
     human: bool,
     as_json: bool,
@@ -184,6 +200,14 @@ def prune(
     out = Output(as_json, human)
     stale = _stale if stale_versions else None
     policy = pruning.Policy(max_size, older_than, unused_for, _any_machine(target), stale, keep_last, program)
+    if remote is not None:
+        from precast.artifact_store.maintenance.garbage import GRACE
+        from precast.cli.store import remote_keeping
+
+        remote_keeping.prune(out, remote, policy, dry_run, GRACE if grace is None else grace)
+        return
+    if grace is not None:
+        raise click.UsageError("--grace is for remotes (--remote URL)")
     # uses that wait to be counted count for both
     store = for_index(store_path) if dry_run else open_store(store_path, readonly=False, existing=True)
     done = pruning.prune(store, policy, dry_run=dry_run)
@@ -325,16 +349,23 @@ def _verdict(report: Verified, store: Store, repair: bool) -> str:
     return f"{count}; `precast verify --repair` sets aside what is damaged"
 
 
-@click.command("dir", short_help="Print where the store is.")
+@click.command("dir", short_help="Print where the store is, and which remotes are behind it.")
 @store_option
+@remote_option
 @json_option
 @errors_to_json
 def dir_(store_path: str | None, as_json: bool) -> None:
-    """Print where the store is."""
+    """Print where the store is; and which remotes are behind it, nearest first, with their settings and what says so."""
+    from precast.artifact_store.remote.attach import describe
+    from precast.artifact_store.remote.settings import chosen
+
     out = Output(as_json)
     root = open_store(store_path).root
-    out.data({"store": str(root), "exists": root.exists()})
+    remotes = [describe(setting) for setting in chosen()]
+    out.data({"store": str(root), "exists": root.exists(), "remotes": remotes})
     out.text(str(root))
+    for remote in remotes:
+        out.text("\t".join(str(remote[name]) for name in ("url", "mode", "trust", "budget", "where")))
 
 
 @click.command(short_help="Remove everything in the store.")

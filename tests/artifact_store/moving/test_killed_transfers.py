@@ -92,7 +92,9 @@ def sound(place: Place) -> int:
     return len(found)
 
 
-def test_a_push_goes_on_where_it_was_killed(full: Path, tmp_path: Path) -> None:
+def test_a_push_goes_on_where_it_was_killed(full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # a writer that is killed while it replaces an index leaves its claim, which others respect for so long (30 s)
+    monkeypatch.setattr("precast.artifact_store.remote.endpoints.shared_folder.CLAIM_SECONDS", 1.0)
     folder = tmp_path / "shared"
     folder.mkdir()
     words = ["push", f"shared://{folder}", "--store", str(full), "--jobs", "3"]

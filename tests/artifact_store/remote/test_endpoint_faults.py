@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from precast.artifact_store.remote.endpoint import Denied, Endpoint, EndpointError, Garbled, TimeOuts, Unreachable, Unsupported
+from precast.artifact_store.remote.endpoints.forked import ForkSafeObjectStore
+from precast.artifact_store.remote.endpoints.object_store import is_forked
 from precast.artifact_store.remote.endpoints.open import open_endpoint
 from tests.support.fault_proxy import FaultProxy, Kind, WireProxy
 from tests.support.servers import BUCKET, S3_ENVIRONMENT, Server
@@ -169,9 +176,6 @@ def test_connections_are_kept_and_a_closed_one_is_replaced(alone: tuple[FaultPro
 
 def test_an_early_refusal_of_a_large_body_is_heard(alone: tuple[FaultProxy, Endpoint]) -> None:
     """A server that answers 413 and closes, without reading what we still send."""
-    import socket
-    import threading
-
     server = socket.create_server(("127.0.0.1", 0))
 
     def refuse() -> None:
@@ -198,9 +202,6 @@ def test_an_early_refusal_of_a_large_body_is_heard(alone: tuple[FaultProxy, Endp
 )
 def test_an_endless_answer_is_cut(head: bytes) -> None:
     """A head or chunks without end: what is read stays within the limit, whatever the framing says."""
-    import socket
-    import threading
-
     server = socket.create_server(("127.0.0.1", 0))
     sent = [0]
 
@@ -262,22 +263,75 @@ def test_redis_refusals(redis: Server) -> None:
         assert type(endpoint._meaning(RedisError(text))) is wanted, text
 
 
-def test_obstore_after_a_fork_says_so_instead_of_hanging(s3: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
+def ended(child: int) -> int | str:
+    """The exit code of a forked child."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    return "it hung"
 
+
+def in_a_child(endpoint: Endpoint) -> None:
+    """What a worker does, from several threads; and what is denied or absent there, is."""
+    assert endpoint.get("v1/forked", 7) == b"content"
+    assert endpoint.get("v1/none", 7) is None and not endpoint.has("v1/none")
+    with pytest.raises(Garbled, match="7 bytes, and 6 were allowed"):
+        endpoint.get("v1/forked", 6)
+    assert endpoint.put_new("v1/by-child", b"1") and not endpoint.put_new("v1/by-child", b"2")
+    found = endpoint.get_versioned("v1/by-child", 1)
+    assert found is not None and endpoint.replace("v1/by-child", b"3", found.version)
+    assert [each.name for each in endpoint.names("v1/by-")] == ["v1/by-child"]
+    endpoint.remove("v1/by-child")
+    with ThreadPoolExecutor(8) as threads:
+        assert set(threads.map(lambda _: endpoint.get("v1/forked", 7), range(32))) == {b"content"}
+
+
+def test_object_stores_work_after_a_fork(s3: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """obstore itself would wait for ever there."""
     for name, value in S3_ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    endpoint = open_endpoint(s3.url, TIMEOUTS)
-    endpoint.put("v1/forked", b"1")
+    url = s3.url.replace("?", "/forks?")
+    endpoint = open_endpoint(url)
+    endpoint.put("v1/forked", b"content")
+    assert not is_forked()
     child = os.fork()
     if child == 0:
+        code = 1
         try:
-            endpoint.get("v1/forked", 1)
-            os._exit(3)
-        except Unreachable as error:
-            os._exit(0 if "forked" in str(error) else 4)
-    began = time.monotonic()
-    while (status := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() - began < 10:
-        time.sleep(0.01)
-    assert status[0] == child and os.waitstatus_to_exitcode(status[1]) == 0
-    assert endpoint.get("v1/forked", 1) == b"1"
+            assert is_forked()
+            in_a_child(endpoint)
+            in_a_child(open_endpoint(url))
+            grandchild = os.fork()
+            if grandchild == 0:
+                in_a_child(endpoint)
+                os._exit(0)
+            code = 0 if ended(grandchild) == 0 else 2
+        except BaseException:  # noqa: BLE001 - nothing may get out of the child
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    assert ended(child) == 0
+    assert endpoint.get("v1/forked", 7) == b"content"
+
+
+def test_a_helper_that_dies_is_replaced(s3: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in S3_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("precast.artifact_store.remote.endpoints.forked.is_forked", lambda: True)
+    endpoint = open_endpoint(s3.url.replace("?", "/helped?"))
+    assert isinstance(endpoint, ForkSafeObjectStore)
+    endpoint.put("v1/x", b"1")
+    assert endpoint._helper is not None
+    endpoint._helper._process.kill()
+    with pytest.raises(Unreachable, match="the helper process that asks it after a fork has ended"):
+        for _ in range(100):
+            endpoint._helper.get("v1/x", 1)
+    assert endpoint.get("v1/x", 1) == b"1"
+    process = endpoint._helper._process
+    endpoint.close()
+    assert process.wait(10) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +12,9 @@ import pytest
 from precast.artifact_store import BlobSet, Manifest
 from precast.artifact_store.format.errors import Untrusted
 from precast.artifact_store.format.msgpack import digest, pack
-from precast.artifact_store.remote import layout
+from precast.artifact_store.remote import index_update, layout
 from precast.artifact_store.remote.compress import compress
-from precast.artifact_store.remote.endpoint import Denied, EndpointError, Garbled, Unreachable, Unsupported
+from precast.artifact_store.remote.endpoint import Denied, EndpointError, Garbled, Unreachable, Unsupported, Versioned
 from precast.artifact_store.remote.program_index import ProgramIndex
 from precast.artifact_store.remote.remote import Lost, Remote
 from tests.artifact_store.remote.judges import Anything, Signed, sign
@@ -303,12 +304,70 @@ def test_a_hostile_index_is_garbled(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in HOSTILE if kind != "a newer format"])
-def test_a_damaged_index_is_written_anew(kind: str) -> None:
+def test_a_damaged_index_is_written_anew(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_update, "DAMAGED_PAUSES", (0.01, 0.01))
     tier = remote()
     publish(tier)
     memory(tier).content[INDEX] = (HOSTILE[kind](tier), 0.0)
     manifest, _ = publish(tier, 1)
     assert [entry.artifact_id for entry in index(tier).entries] == [manifest.artifact_id]
+
+
+def test_no_changed_bit_of_an_index_changes_what_it_says() -> None:
+    """It has no digest elsewhere: a changed one would be believed, and written back by the next change."""
+    tier = remote()
+    publish(tier)
+    data, right, ignored = memory(tier).content[INDEX][0], index(tier), 0
+    for position in range(len(data) * 8):
+        changed = bytearray(data)
+        changed[position // 8] ^= 1 << position % 8
+        memory(tier).content[INDEX] = (bytes(changed), 0.0)
+        try:
+            assert tier.index(KEY) == right
+        except Garbled:
+            continue
+        ignored += 1
+    assert ignored <= 16  # a frame has bits that no decoder looks at
+
+
+def _spoilt(data: bytes, times: int) -> bytes:
+    return data[: len(data) // 2 + times]
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_an_index_that_is_damaged_on_its_way_is_not_written_anew(alike: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice it comes otherwise than it is; what others published stays."""
+    monkeypatch.setattr(index_update, "DAMAGED_PAUSES", (0.01, 0.01, 0.01))
+    tier = remote()
+    before = publish(tier)[0].artifact_id
+    read, left = memory(tier).get_versioned, [2]
+
+    def spoilt(name: str, limit: int) -> Versioned | None:
+        found = read(name, limit)
+        if name != INDEX or found is None or not left[0]:
+            return found
+        left[0] -= 1
+        return found._replace(data=_spoilt(found.data, 0 if alike else left[0]))
+
+    monkeypatch.setattr(memory(tier), "get_versioned", spoilt)
+    after = publish(tier, 1)[0].artifact_id
+    assert {entry.artifact_id for entry in index(tier).entries} == {before, after}
+
+
+def test_an_index_that_comes_otherwise_each_time_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_update, "DAMAGED_PAUSES", (0.01, 0.01))
+    tier = remote()
+    publish(tier)
+    good, read, times = memory(tier).content[INDEX][0], memory(tier).get_versioned, itertools.count()
+
+    def spoilt(name: str, limit: int) -> Versioned | None:
+        found = read(name, limit)
+        return found._replace(data=_spoilt(found.data, next(times))) if name == INDEX and found is not None else found
+
+    monkeypatch.setattr(memory(tier), "get_versioned", spoilt)
+    with pytest.raises(Unreachable, match="comes otherwise each time"):
+        publish(tier, 1)
+    assert memory(tier).content[INDEX][0] == good
 
 
 def test_a_newer_index_is_left_alone() -> None:

@@ -11,31 +11,15 @@ from typing import Any
 
 import pytest
 
-from precast.artifact_store import Store
 from precast.artifact_store.remote import spool
 from precast.artifact_store.remote.endpoint import Denied, Unreachable
-from precast.artifact_store.remote.local_side import LocalSide
 from precast.artifact_store.remote.program_index import Entry
 from precast.artifact_store.remote.remote import Remote
-from precast.artifact_store.remote.remotes import Remotes
+from precast.artifact_store.remote.transport.transport import Transport, TransportSettings
 from tests.artifact_store.remote.judges import Anything, Signed
+from tests.artifact_store.remote.machine import KEY, Everything, Machine, memory, tier
 from tests.artifact_store.remote.memory_endpoint import MemoryEndpoint
 from tests.artifact_store.sample import make
-
-KEY = "model-0123abcd"
-
-
-class Everything:
-    """Wants artifacts for any machine, and these records."""
-
-    def __init__(self, *records: tuple[str, str]) -> None:
-        self._records = records
-
-    def order(self, entry: Entry) -> int | None:
-        return 0
-
-    def records(self, program_key: str) -> tuple[tuple[str, str], ...]:
-        return self._records
 
 
 class Cuda(Everything):
@@ -43,32 +27,6 @@ class Cuda(Everything):
 
     def order(self, entry: Entry) -> int | None:
         return 0 if entry.target.startswith("cuda") else None
-
-
-class Machine:
-    """A local store with remotes behind it."""
-
-    def __init__(self, root: Path, *tiers: Remote, again: float = 30.0) -> None:
-        self.store = Store(root, remote=())
-        self.remotes = Remotes(tiers, LocalSide(self.store, self.store._entries, self.store._records), again)
-        self.store._remotes, self.store._remotes_known = self.remotes, True
-
-    def put(self, number: int = 0) -> str:
-        return self.store.put(*make(number))
-
-    def sent(self, seconds: float = 10.0) -> bool:
-        return self.remotes.uploads.flush(seconds)
-
-    def look(self, key: str = KEY, wants: Any = None) -> float:
-        """Waits for the news as a call would; how long it took."""
-        began = time.monotonic()
-        for _ in self.remotes.look(key, wants or Everything()).news(self.remotes.seconds()):
-            pass
-        return time.monotonic() - began
-
-
-def tier(url: str = "memory://near", **settings: Any) -> Remote:
-    return Remote(MemoryEndpoint(url), **{"judge": Anything(), **settings})
 
 
 @pytest.fixture
@@ -82,13 +40,8 @@ def machines(tmp_path: Path) -> Iterator[Any]:
     yield machine
     for one in made:
         for each in one.remotes.tiers:
-            each.endpoint.before = lambda verb, name: None  # type: ignore[attr-defined]
+            getattr(each.endpoint, "_endpoint", each.endpoint).before = lambda verb, name: None
         one.remotes.close(5.0)
-
-
-def endpoint(remote: Remote) -> MemoryEndpoint:
-    assert isinstance(remote.endpoint, MemoryEndpoint)
-    return remote.endpoint
 
 
 def test_what_one_machine_puts_another_finds(machines: Any) -> None:
@@ -118,10 +71,10 @@ def test_a_program_is_asked_for_once_in_a_while(machines: Any) -> None:
     one = machines(shared, again=0.3)
     one.look()
     one.look()
-    assert endpoint(shared).requests["get"] == 1
+    assert memory(shared).requests["get"] == 1
     time.sleep(0.35)
     one.look()
-    assert endpoint(shared).requests["get"] == 2
+    assert memory(shared).requests["get"] == 2
 
 
 def test_a_nearer_remote_is_filled_from_a_farther_one(machines: Any) -> None:
@@ -151,8 +104,8 @@ def test_what_the_nearer_remote_damaged_comes_from_the_farther(machines: Any) ->
     builder = machines(near, far)
     artifact = builder.put()
     assert builder.sent()
-    for name in [name for name in endpoint(near).content if name.startswith("v1/objects/")]:
-        endpoint(near).content[name] = (b"damaged", 0.0)
+    for name in [name for name in memory(near).content if name.startswith("v1/objects/")]:
+        memory(near).content[name] = (b"damaged", 0.0)
     reader = machines(near, far)
     reader.look()
     assert [manifest.artifact_id for manifest in reader.store.variants(KEY)] == [artifact]
@@ -164,8 +117,8 @@ def test_what_a_remote_lost_is_sent_whole_by_who_noticed(machines: Any) -> None:
     builder = machines(shared)
     builder.put()
     assert builder.sent()
-    for name in [name for name in endpoint(shared).content if name.startswith("v1/objects/")]:
-        del endpoint(shared).content[name]
+    for name in [name for name in memory(shared).content if name.startswith("v1/objects/")]:
+        del memory(shared).content[name]
     reader = machines(shared)
     reader.look()
     assert reader.store.variants(KEY) == []
@@ -198,9 +151,9 @@ def test_parts_of_a_program_come_with_it(machines: Any) -> None:
     reader.look()
     reader.look("part")
     assert len(reader.store.variants("part")) == 1
-    asked = endpoint(shared).requests["get"]
+    asked = memory(shared).requests["get"]
     reader.look("part")
-    assert endpoint(shared).requests["get"] == asked  # it came with the program, and is not asked for again
+    assert memory(shared).requests["get"] == asked  # it came with the program, and is not asked for again
 
 
 def test_records_come_with_a_look_and_by_themselves(machines: Any) -> None:
@@ -223,7 +176,7 @@ def test_records_come_with_a_look_and_by_themselves(machines: Any) -> None:
 def test_a_remote_that_hangs_costs_its_budget_once(machines: Any) -> None:
     gate = threading.Event()
     shared = tier(budget=0.3)
-    endpoint(shared).before = lambda verb, name: gate.wait(20) and None
+    memory(shared).before = lambda verb, name: gate.wait(20) and None
     one = machines(shared)
     try:
         assert 0.25 < one.look() < 0.8
@@ -237,13 +190,32 @@ def test_a_remote_that_hangs_costs_its_budget_once(machines: Any) -> None:
         gate.set()
 
 
+def test_a_remote_that_fails_is_not_asked_for_a_while(machines: Any) -> None:
+    endpoint = MemoryEndpoint()
+    endpoint.before = _raises(Unreachable("gone"))
+    transport = Transport(endpoint, settings=TransportSettings(tries=1, failures=3))
+    one = machines(Remote(transport, judge=Anything()))
+    assert one.remotes.lease_endpoint() is transport
+    for number in range(3):
+        one.look(f"program-{number}")
+    asked = endpoint.requests.total()
+    assert asked == 3
+    assert one.look("another") < 0.1
+    assert endpoint.requests.total() == asked
+    assert "is not asked" in one.remotes.said("another")
+    assert one.remotes.lease_endpoint() is None
+    artifact = one.put()
+    assert not one.sent(1.0)
+    assert [item.name for item in spool.pending(one.store.root)] == [artifact]  # later, or by the next process
+
+
 def test_what_comes_too_late_is_there_for_the_next_call(machines: Any) -> None:
     shared = tier(budget=0.1)
     builder, reader = machines(shared), machines(shared)
     artifact = builder.put()
     assert builder.sent()
     gate = threading.Event()
-    endpoint(shared).before = lambda verb, name: gate.wait(20) and None
+    memory(shared).before = lambda verb, name: gate.wait(20) and None
     assert reader.look() < 0.5
     assert reader.store.variants(KEY) == []
     gate.set()
@@ -259,7 +231,7 @@ def test_a_slow_remote_does_not_hold_back_a_quick_one(machines: Any) -> None:
     builder.put()
     assert builder.sent()
     gate = threading.Event()
-    endpoint(near).before = lambda verb, name: gate.wait(20) and None
+    memory(near).before = lambda verb, name: gate.wait(20) and None
     reader = machines(near, far)
     began = time.monotonic()
     try:
@@ -287,13 +259,13 @@ def test_a_store_that_is_read_only_says_so(machines: Any) -> None:
 
 def test_what_could_not_be_sent_is_left_to_the_next_process(machines: Any) -> None:
     shared = tier()
-    endpoint(shared).before = _raises(Unreachable("gone"))
+    memory(shared).before = _raises(Unreachable("gone"))
     one = machines(shared)
     artifact = one.put()
     assert not one.sent(0.3)
     assert [item.name for item in spool.pending(one.store.root)] == [artifact]
     assert spool.artifacts(one.store.root) == {artifact}
-    endpoint(shared).before = lambda verb, name: None
+    memory(shared).before = lambda verb, name: None
     one.remotes.uploads.wake(always=True)
     assert one.sent()
     assert spool.pending(one.store.root) == []
@@ -303,7 +275,7 @@ def test_the_next_process_goes_on(machines: Any, tmp_path: Path) -> None:
     shared = tier()
     pid = os.fork()
     if not pid:  # dies before anything is sent
-        endpoint(shared).before = _raises(Unreachable("gone"))
+        memory(shared).before = _raises(Unreachable("gone"))
         Machine(tmp_path / "store-0", shared).put()
         os._exit(0)
     os.waitpid(pid, 0)
@@ -320,27 +292,27 @@ def test_the_next_process_goes_on(machines: Any, tmp_path: Path) -> None:
 
 def test_what_is_refused_is_not_tried_again_and_stays_noted(machines: Any, caplog: pytest.LogCaptureFixture) -> None:
     shared = tier()
-    endpoint(shared).before = _raises(Denied("no rights"))
+    memory(shared).before = _raises(Denied("no rights"))
     one = machines(shared)
     one.put(0)
     one.put(1)
     assert one.sent()
     assert len(spool.pending(one.store.root)) == 2
-    asked = endpoint(shared).requests.total()
+    asked = memory(shared).requests.total()
     one.put(2)
     one.sent(0.5)
-    assert endpoint(shared).requests.total() == asked
+    assert memory(shared).requests.total() == asked
     assert sum("refuses what is sent" in record.message for record in caplog.records) == 1
 
 
 def test_what_was_pruned_before_it_was_sent_is_dropped(machines: Any, caplog: pytest.LogCaptureFixture) -> None:
     shared = tier()
-    endpoint(shared).before = _raises(Unreachable("gone"))
+    memory(shared).before = _raises(Unreachable("gone"))
     one = machines(shared)
     artifact = one.put()
     assert not one.sent(0.2)
     one.store.remove(artifact, KEY)
-    endpoint(shared).before = lambda verb, name: None
+    memory(shared).before = lambda verb, name: None
     one.remotes.uploads.wake(always=True)
     assert one.sent()
     assert spool.pending(one.store.root) == []

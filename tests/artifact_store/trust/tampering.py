@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import logging
 import sys
 import tempfile
 import time
@@ -185,6 +186,7 @@ def _fresh(root: Path) -> Store:
 
 
 def main() -> None:
+    logging.disable()
     started, rows = time.monotonic(), list[tuple[str, Counter[str]]]()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -18,6 +18,8 @@ def honest(name: str, job: Job) -> Heard:
         return Heard(name, answer={"kind": "unfit", "text": "other versions"})
     if job["kind"] == "probe":
         return Heard(name, answer={"kind": "fit", "host": f"host of {name}", "pid": 1})
+    if job["kind"] == "end":
+        return Heard(name, answer={"kind": "over"})
     if job["kind"] == "load":
         return Heard(name, answer={"kind": "loaded", "count": 2, "key": job["spec"]["name"], "seconds": 0.0, "memory": 1})
     outcome = {"program": job["spec"]["name"], "signature": job["number"], "target": job["target"], "status": "compiled"}
@@ -26,7 +28,7 @@ def honest(name: str, job: Job) -> Heard:
 
 def dies_at(place: Callable[[Job], bool]) -> Worker:
     """Honest, but for jobs at which it dies."""
-    return lambda name, job: Heard(name, lost="it was killed") if place(job) else honest(name, job)
+    return lambda name, job: Heard(name, lost="it was killed") if job["kind"] != "end" and place(job) else honest(name, job)
 
 
 def answers(kind: str, **more: Any) -> Worker:

@@ -154,7 +154,16 @@ def test_other_versions_are_refused_with_both_named(name: str, store: Store) -> 
 
 
 def probe(at: Store, **other: object) -> dict[str, object]:
-    known = {"kind": "probe", "build": "1", "versions": work.versions(), "store": str(at.root), "mark": "", "shared_by": 1, "path": []}
+    known = {
+        "kind": "probe",
+        "build": "1",
+        "versions": work.versions(),
+        "store": str(at.root),
+        "mark": "",
+        "shared_by": 1,
+        "path": [],
+        "remotes": [],
+    }
     return {**known, **other}
 
 

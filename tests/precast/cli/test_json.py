@@ -28,12 +28,17 @@ WORDS: dict[str, tuple[str, ...]] = {
     "pin": ("ID",),
     "unpin": ("ID",),
     "pins": (),
+    "uses": (),
     "verify": (),
     "stats": (),
     "record": ("calls.jsonl",),
     "doctor": (),
     "dir": (),
     "clean": ("--yes",),
+    "push": ("SHARED",),
+    "pull": ("SHARED", "--trust", "any"),
+    "sync": ("STORE", "OTHER"),
+    "diff": ("STORE", "STORE"),
     "export": ("BUNDLE",),
     "import": ("BUNDLE", "--trust", "any"),
     "keygen": (),
@@ -72,7 +77,15 @@ def test_every_command_prints_json(
         (tmp_path / "benchmarks").mkdir()
         (tmp_path / "benchmarks" / "run.py").write_text(BENCH)
     artifact = next((store.root / "programs").rglob("*.msgpack")).stem
-    words = [{"ID": artifact, "BUNDLE": str(tmp_path / "bundle")}.get(word, word) for word in WORDS[name]]
+    (tmp_path / "shared").mkdir()
+    places = {
+        "ID": artifact,
+        "SHARED": f"shared://{tmp_path}/shared",
+        "STORE": str(store.root),
+        "OTHER": str(tmp_path / "other"),
+        "BUNDLE": str(tmp_path / "bundle"),
+    }
+    words = [places.get(word, word) for word in WORDS[name]]
     with pytest.raises(SystemExit) as ended:
         main([name, *words, "--json"], prog_name="precast")
     assert ended.value.code in (0, 1)

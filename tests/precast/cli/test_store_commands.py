@@ -86,7 +86,7 @@ def test_the_store_option_is_before_the_environment(store: Store, tmp_path: Path
     Store.open(tmp_path / "empty").check_writable()
     assert data("ls", "--store", tmp_path / "empty") == []
     shutil.rmtree(tmp_path / "empty")
-    assert data("dir", "--store", tmp_path / "empty") == {"store": str(tmp_path / "empty"), "exists": False}
+    assert data("dir", "--store", tmp_path / "empty") == {"store": str(tmp_path / "empty"), "exists": False, "remotes": []}
     assert run("dir").stdout.strip() == str(store.root)
 
 
