@@ -3,7 +3,8 @@ with a checkout from before there were any (`--before`).
 
 Method: one store for each checkout, which its own `precast` fills; fresh processes in turn, one of each kind a round, so that what else
 the machine does meets all of them. "first" is from `precast.load` to the first answer, after the imports; "hot" is the smallest of 40 means
-of 5,000 calls of a program whose graph is one small kernel, so that what is measured is the dispatch. Printed are medians over the rounds,
+of 5,000 calls of a program whose graph is one small kernel, so that what is measured is the dispatch. Both are seconds of the processor in
+the calling thread, which other processes on the machine change little. Printed are medians over the rounds,
 and how far "off" differs from itself (its even rounds against its odd ones), which a difference has to exceed to be one.
 
     python benchmarks/counting.py [--rounds 15] [--before CHECKOUT] [--json FILE]
@@ -51,18 +52,18 @@ torch.set_num_threads(1)
 torch.set_grad_enabled(False)
 precast.load
 net, x, y = counting_program.Net().eval(), torch.ones(4, 8), torch.ones(4)
-begin = time.perf_counter()
+begin = time.thread_time()
 precast.load(net, store="STORE")(x)
-first = time.perf_counter() - begin
+first = time.thread_time() - begin
 small = precast.load(counting_program.small, store="STORE")
 for _ in range(100):
     small(y)
 means = []
 for _ in range(40):
-    begin = time.perf_counter()
+    begin = time.thread_time()
     for _ in range(5000):
         small(y)
-    means.append((time.perf_counter() - begin) / 5000)
+    means.append((time.thread_time() - begin) / 5000)
 print(json.dumps({"first_ms": first * 1e3, "hot_us": min(means) * 1e6}))
 """
 
