@@ -23,7 +23,7 @@ VERSION = 1
 LIMIT = 16 << 20
 """Bytes of one file, past which nothing more is recorded in it."""
 Data = Any
-"""A value in JSON: scalars as they are, all else `{kind: content}`; `runtime/programs/signatures.py` makes it of values, and back."""
+"""A value in JSON: scalars as they are, all else `{kind: content}`; `runtime/counting/signatures.py` makes it of values, and back."""
 
 
 @dataclass(frozen=True)

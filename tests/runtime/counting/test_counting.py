@@ -21,9 +21,9 @@ from precast.artifact_store.statistics import series, spans
 from precast.artifact_store.statistics.series import Series
 from precast.artifact_store.statistics.summary import Summary, summary_of
 from precast.runtime.common import upward_imports
+from precast.runtime.counting import tallies, write_counts
+from precast.runtime.counting.write_counts import write
 from precast.runtime.native import loader
-from precast.runtime.programs import tallies, write_counts
-from precast.runtime.programs.write_counts import write
 from tests.artifact_store.statistics.openmetrics_parser import parse
 from tests.support.processes import child
 
@@ -83,7 +83,7 @@ def in_memory(figure: str) -> float:
 SERVE = """
 import os, sys, time
 import torch, precast, counted
-from precast.runtime.programs import tallies
+from precast.runtime.counting import tallies
 loaded = precast.load(counted.f, store="store")
 x = torch.ones(4, 8)
 torch.set_grad_enabled(False)
