@@ -27,7 +27,7 @@ STATUS = re.compile(r"Server returned (?:non-2xx status code|error response): (\
 PROBE = "v1/probe"
 PAGE = 1000
 """Names of one step of a listing."""
-LOOPBACK = re.compile(r"http://(127\.[0-9.]+|localhost|\[::1\])(:\d+)?/?")
+LOOPBACK = re.compile(r"http://(127\.[0-9.]+|localhost|\[::1\])(:\d+)?(/.*)?")
 T = TypeVar("T")
 
 _first_pid: int | None = None
