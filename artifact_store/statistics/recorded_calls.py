@@ -136,7 +136,7 @@ def _calls(path: Path) -> Iterator[RecordedCall]:
             continue
         try:
             yield _call(json.loads(line))
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             bad += 1
     if bad:
         log.warning("%s: %d lines are no recorded calls (torn by a crash, or of a newer precast), and left out", path, bad)

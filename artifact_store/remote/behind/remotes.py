@@ -16,13 +16,13 @@ from typing import Protocol
 
 from precast.artifact_store.format.errors import StoreError, Untrusted
 from precast.artifact_store.format.text import many
-from precast.artifact_store.remote import uploads
+from precast.artifact_store.remote.behind import uploads
+from precast.artifact_store.remote.behind.look import Look, Source
+from precast.artifact_store.remote.behind.uploads import Uploads
 from precast.artifact_store.remote.endpoint import Endpoint, EndpointError, Unreachable
-from precast.artifact_store.remote.look import Look, Source
 from precast.artifact_store.remote.program_index import Entry, ProgramIndex
 from precast.artifact_store.remote.remote import Fetched, FetchedRecord, Lost, Remote
 from precast.artifact_store.remote.spool import ARTIFACT, Pending
-from precast.artifact_store.remote.uploads import Uploads
 from precast.artifact_store.remote.usage_report import Report
 from precast.artifact_store.remote.workers import after_fork
 from precast.artifact_store.statistics.series import ledger_of
