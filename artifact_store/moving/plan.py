@@ -40,7 +40,7 @@ def plan(source: Place, destination: Place, selection: Selection) -> Plan:
     chosen, others = _chosen(source, selection)
     have = {holding.name: holding for holding in destination.holdings_of({holding.program_key for holding in chosen})}
     for holding in chosen:
-        if (known := have.get(holding.name)) is None:
+        if (known := have.get(holding.name)) is None or not destination.whole(known):
             wanted.append(holding)
         elif known.checksum == holding.checksum and not holding.signers <= known.signers:
             unsigned.append(holding)

@@ -294,6 +294,49 @@ def test_a_lost_object_is_said_and_leaves_no_artifact(tmp_path: Path) -> None:
     assert list(other.manifests()) == []
 
 
+def test_a_push_with_repair_brings_back_what_a_remote_lost(tmp_path: Path) -> None:
+    store, ids = fill(tmp_path / "a", 2, size=5000)
+    endpoint = MemoryEndpoint()
+    move(LocalPlace(store), remote(endpoint))
+    before = dict(endpoint.content)
+    for name in [name for name in endpoint.content if "objects" in name]:
+        del endpoint.content[name]
+    assert move(LocalPlace(store), remote(endpoint)).moved == [], "an index that names an artifact is believed"
+    assert len(move(LocalPlace(store), remote(endpoint, repair=True)).moved) == len(ids)
+    assert {name: data for name, (data, _) in endpoint.content.items() if "objects" in name} == {
+        name: data for name, (data, _) in before.items() if "objects" in name
+    }
+    assert move(remote(endpoint), LocalPlace(Store.open(tmp_path / "b"))).good
+
+
+def test_a_pull_brings_back_a_blob_that_was_set_aside(tmp_path: Path) -> None:
+    store, (only,) = fill(tmp_path / "a", 1, size=5000)
+    endpoint = MemoryEndpoint()
+    move(LocalPlace(store), remote(endpoint))
+    manifest = store.get(only)
+    assert manifest is not None
+    path = store.path(f"objects/{manifest.graphs['forward'].library[:2]}/{manifest.graphs['forward'].library}")
+    path.chmod(0o600)
+    path.write_bytes(b"flipped")
+    assert store.blob(manifest.graphs["forward"].library) is None and not path.exists()
+    healed = move(remote(endpoint), LocalPlace(store))
+    assert len(healed.moved) == 1 and complete(store, manifest)
+    assert move(remote(endpoint), LocalPlace(store)).moved == []
+
+
+def test_a_pull_replaces_what_the_store_itself_would_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRECAST_TRUST", str(tmp_path / "keyring"))
+    (tmp_path / "keyring").write_text(f"{known_key('ci').public.line()}\n")
+    theirs = Store.open(tmp_path / "a")
+    theirs.put(*make(evidence={"seconds": 2}))
+    endpoint = MemoryEndpoint()
+    move(LocalPlace(theirs, known_key("ci")), remote(endpoint))
+    Store.open(tmp_path / "b").put(*make(evidence={"seconds": 1}))
+    for policy, count in (("any", 0), ("signed", 1), ("signed", 0)):
+        store = Store.open(tmp_path / "b", trust=policy)
+        assert len(move(remote(endpoint, judge_for("signed")), LocalPlace(store)).moved) == count, policy
+
+
 def test_a_destination_that_cannot_be_written_fails_each(tmp_path: Path) -> None:
     store, ids = fill(tmp_path / "a", 2)
     report = move(LocalPlace(store), LocalPlace(Store.open(tmp_path / "b", readonly=True)))
