@@ -86,7 +86,7 @@ ROWS = (
         "artifact_store/bundle/format.py",
         "            if digest(data) != name:\n",
         "            if not data:\n",
-        TAMPER,
+        BUNDLE,
     ),
     Mutant(
         "blobs that nothing names are taken",
