@@ -26,6 +26,7 @@ from precast.artifact_store.remote.spool import ARTIFACT, Pending
 from precast.artifact_store.remote.usage_report import Report
 from precast.artifact_store.remote.workers import after_fork
 from precast.artifact_store.statistics.series import ledger_of
+from precast.artifact_store.statistics.spans import span_if_wanted
 
 log = logging.getLogger("precast.store")
 
@@ -248,7 +249,8 @@ class Remotes:
             what = f"{look.program_key}: artifact {entry.artifact_id[:12]}"
             began = time.monotonic()
             try:
-                fetched = tier.fetch(look.program_key, entry, self._local.has_blob)
+                with span_if_wanted("fetch", program=look.program_key, artifact=entry.artifact_id, tier=tier.place):
+                    fetched = tier.fetch(look.program_key, entry, self._local.has_blob)
                 self._local.keep(fetched)
             except (EndpointError, Untrusted, StoreError) as error:
                 if isinstance(error, Lost):

@@ -163,6 +163,7 @@ def probe(at: Store, **other: object) -> dict[str, object]:
         "shared_by": 1,
         "path": [],
         "remotes": [],
+        "provenance": None,
     }
     return {**known, **other}
 

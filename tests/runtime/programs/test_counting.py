@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -238,6 +239,18 @@ def test_spans_of_compile_and_load(store: Store, monkeypatch: pytest.MonkeyPatch
     found = {span.name: dict(span.attributes or {}) for span in exporter.get_finished_spans()}
     assert set(found) == {"precast.compile", "precast.load"}
     assert str(found["precast.load"]["precast.target"]).startswith("cpu:") and "lambda" in str(found["precast.compile"]["precast.program"])
+
+
+def test_spans_without_opentelemetry_are_none_and_a_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    spans._tracer.cache_clear()
+    try:
+        for _ in range(2):
+            with spans.span("load", program="p") as found:
+                assert found is None
+    finally:
+        spans._tracer.cache_clear()
+    assert caplog.text.count("pip install 'precast[otel]'") == 1
 
 
 def test_a_folder_that_cannot_be_written_is_tried_again(
