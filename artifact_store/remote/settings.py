@@ -89,8 +89,8 @@ def _in_file(path: Path) -> tuple[Setting, ...] | None:
         return None
     except OSError as error:
         raise StoreError(f"{path} cannot be read, so that it is not known which remotes it names: {error.strerror}") from error
-    if path.name == "pyproject.toml" and b"precast" not in data:
-        return None
+    if path.name == "pyproject.toml" and b"remotes" not in data:
+        return None  # parsing a large file takes longer than a put
     if reason := why_not_believed(path):
         log.warning("%s is ignored: %s; what it names would be loaded and run. %s names remotes all the same", path, reason, ENVIRONMENT)
         return None
