@@ -492,6 +492,10 @@ class Store:
 
     # -- working together
 
+    def is_leased(self, name: str) -> bool:
+        """Whether somebody on this machine holds this lease, or held it when it died."""
+        return (self.root / layout.LEASES / name).exists()
+
     def lease(self, name: str, timeout: float = 600.0, program_key: str = "") -> AbstractContextManager[leases.Lease]:
         """`with store.lease(artifact_id):` one process at a time compiles this; look with `get` once inside, it may be there now.
 

@@ -37,6 +37,7 @@ COMPILE_GRAPH = UpwardImport("precast.compiling.compile_graph:compile_graph", 't
 EXPLAIN_CALL = UpwardImport("precast.compiling.explain_graphs:explain_call", "what precast.explain returned is called")
 STAND_INS = UpwardImport("precast.fake_device_hook:stand_ins", "precompile is asked for a GPU target")
 BACKENDS = UpwardImport("precast.capture.backends", "a backend other than precast's is asked for, or backends are listed")
+WRITE_COUNTS = UpwardImport("precast.runtime.counting.write_counts:write", "what a process counted is written")
 SPAN = UpwardImport("precast.artifact_store.statistics.spans:span", "PRECAST_OTEL asks for spans")
 
 
@@ -51,4 +52,15 @@ def span(name: str, **attributes: str | int | float | bool) -> AbstractContextMa
     return nullcontext() if make is None else make(name, **attributes)
 
 
-__all__ = ["BACKENDS", "COMPILE_GRAPH", "COMPILE_VARIANT", "EXPLAIN_CALL", "SPAN", "STAND_INS", "UpwardImport", "load", "span"]
+__all__ = [
+    "BACKENDS",
+    "COMPILE_GRAPH",
+    "COMPILE_VARIANT",
+    "EXPLAIN_CALL",
+    "SPAN",
+    "STAND_INS",
+    "WRITE_COUNTS",
+    "UpwardImport",
+    "load",
+    "span",
+]

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from precast.artifact_store import Manifest, Store
+from precast.runtime.common.upward_imports import WRITE_COUNTS
 
 Shared = tuple[str, str]
 """Store and program key."""
@@ -159,9 +160,7 @@ def _write_now_and_then() -> None:
 
 
 def _write() -> None:
-    from precast.runtime.counting.write_counts import write  # not on the warm path
-
-    write()
+    WRITE_COUNTS.load()()
 
 
 def _in_child() -> None:

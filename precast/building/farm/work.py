@@ -23,7 +23,6 @@ from typing import Any
 
 from precast import __version__
 from precast.artifact_store import Store, StoreError
-from precast.artifact_store.format import layout
 from precast.artifact_store.remote.endpoint import EndpointError
 from precast.building.build_file import BuildFileError, ProgramSpec, load
 from precast.building.build_job import Job
@@ -152,7 +151,7 @@ def _store(job: Mapping[str, Any]) -> Store:
         atexit.register(shutil.rmtree, scratch, ignore_errors=True)  # where it is ended before the build says so
         return Store.open(scratch, strict=True, remote=settings)
     root = Path(job["store"])
-    if job["mark"] and not (root / layout.LEASES / job["mark"]).exists():
+    if job["mark"] and not Store.open(root, readonly=True, remote=()).is_leased(job["mark"]):
         raise StoreError(
             f"it does not see the store {root} of this machine: put the store on a folder that all machines share, under one path, or "
             "give --remote, and each worker builds in a folder of its own"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import click
 
 from precast.artifact_store.format.text import many
-from precast.artifact_store.maintenance.pins import Pin, pins
 from precast.artifact_store.maintenance.pins import pin as put_pin
+from precast.artifact_store.maintenance.pins import pins
 from precast.artifact_store.maintenance.pins import unpin as take_pin
 from precast.artifact_store.maintenance.scan import Seen, manifest_files
 from precast.artifact_store.store import Store
-from precast.cli.output import ANSWER_NO, Failure, Output, errors_to_json, finish, human_option, json_option, open_store, store_option
+from precast.cli.output import Failure, Output, errors_to_json, human_option, json_option, open_store, store_option
+from precast.cli.store.pin_lists import choose_pins, said, tell_pins, tell_unpinned
 from precast.cli.store.show import SHORTEST_PREFIX
-from precast.report.units import human_age
 
 _remote = click.option("--remote", "remote", metavar="URL", help="In a remote tier instead of the local store.")
 
@@ -96,16 +96,6 @@ def unpin(artifacts: tuple[str, ...], programs: tuple[str, ...], remote: str | N
     tell_unpinned(out, gone, unknown)
 
 
-def tell_unpinned(out: Output, gone: list[Pin], unknown: list[str]) -> None:
-    """What was let go and what was not pinned, with the exit code."""
-    out.data({"unpinned": [vars(one) for one in gone], "not_pinned": unknown})
-    for one in gone:
-        out.note(f"Unpinned {said(one)}")
-    for name in unknown:
-        out.note(f"{name} is not pinned; `precast pins` shows what is")
-    finish(ANSWER_NO if unknown else 0)
-
-
 @click.command("pins", short_help="List what is pinned.")
 @_remote
 @store_option
@@ -124,17 +114,6 @@ def list_pins(remote: str | None, store_path: str | None, human: bool, as_json: 
     tell_pins(out, pins(store), str(store.root))
 
 
-def tell_pins(out: Output, found: list[Pin], place: str) -> None:
-    """A line for each."""
-    out.data([vars(one) for one in found])
-    raw = [(one.artifact_id, one.program_key, one.by, int(one.made), one.note) for one in found]
-    readable = [(one.artifact_id[:12] or one.program_key, one.by, human_age(one.made or None), one.note) for one in found]
-    if found:
-        out.table(("PINNED", "BY", "SINCE", "NOTE"), raw, readable)
-    else:
-        out.note(f"Nothing is pinned in {place}")
-
-
 def one_of(there: list[Seen], prefix: str, place: str) -> Seen:
     """The one artifact whose id starts with `prefix`; Failure when there is none, or more than one."""
     prefix = prefix.lower()
@@ -147,29 +126,6 @@ def one_of(there: list[Seen], prefix: str, place: str) -> Seen:
         matching = ", ".join(seen.artifact_id[:16] for seen in found[:5])
         raise Failure(f"{prefix} is the beginning of {len(found)} artifacts ({matching}…); give more characters")
     return found[0]
-
-
-def choose_pins(there: list[Pin], artifacts: tuple[str, ...], programs: tuple[str, ...]) -> tuple[list[Pin], list[str]]:
-    """The pins that are meant, and the words that mean none. Failure for a beginning that several share."""
-    chosen: list[Pin] = []
-    unknown: list[str] = []
-    for word in artifacts:
-        found = [one for one in there if one.artifact_id and one.artifact_id.startswith(word.lower())]
-        if len(found) > 1:
-            raise Failure(f"{word} is the beginning of {many(len(found), 'pinned artifact')}; give more characters")
-        chosen += found
-        unknown += [] if found else [word]
-    for key in programs:
-        found = [one for one in there if one.program_key == key]
-        chosen += found
-        unknown += [] if found else [key]
-    return chosen, unknown
-
-
-def said(one: Pin) -> str:
-    """What a pin holds, in words."""
-    note = f" ({one.note})" if one.note else ""
-    return f"artifact {one.artifact_id[:12]}{note}" if one.artifact_id else f"program {one.program_key}{note}"
 
 
 def _meant(store: Store, artifacts: tuple[str, ...], programs: tuple[str, ...]) -> list[tuple[str, str]]:

@@ -24,7 +24,7 @@ from precast.artifact_store.remote.remote import Remote
 from precast.artifact_store.remote.settings import from_url
 from precast.artifact_store.tiers.owner import user_name
 from precast.cli.output import Failure, Output
-from precast.cli.store.keeping import choose_pins, said, tell_pins, tell_unpinned
+from precast.cli.store.pin_lists import choose_pins, said, tell_pins, tell_unpinned
 from precast.cli.store.show import SHORTEST_PREFIX
 from precast.report.units import human_age, human_moment, human_size
 
