@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from precast.artifact_store.remote.endpoint import Unreachable
 from precast.artifact_store.statistics import series, spans
-from tests.artifact_store.remote.test_remotes import KEY, Machine, endpoint, tier
+from tests.artifact_store.remote.machine import KEY, Machine, memory, tier
 
 
 def counted(machine: Machine) -> dict[tuple[str, str], float]:
@@ -48,7 +48,7 @@ def test_a_tier_that_fails_is_counted_and_named(tmp_path: Path) -> None:
         if verb != "close":
             raise Unreachable("no answer")
 
-    endpoint(shared).before = fails
+    memory(shared).before = fails
     machine = Machine(tmp_path / "one", shared)
     machine.look()
     assert counted(machine)["fetch_failures", "Unreachable"] >= 1
