@@ -7,6 +7,7 @@ and after it, and whatever was reported as stored has to arrive there in the end
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -41,10 +42,10 @@ class Everything:
         return []
 
 
-def machine(root: Path, url: str) -> Store:
+def machine(root: Path, url: str, timeouts: TimeOuts = TIMEOUTS) -> Store:
     """A machine's store with this remote behind it."""
     store = Store.open(root, remote=[])
-    tier = open_tier(from_url(f"{url}?trust=any&budget={BUDGET}s", "the fault table"), TIMEOUTS)
+    tier = open_tier(from_url(f"{url}?trust=any&budget={BUDGET}s", "the fault table"), timeouts)
     from precast.artifact_store.remote.behind.local_side import LocalSide
 
     store._remotes, store._remotes_known = Remotes([tier], LocalSide(store, store._entries, store._records)), True
@@ -87,9 +88,9 @@ def look(cycle: Cycle, store: Store, wait: float | None = None) -> set[int]:
 
 
 def arrives(cycle: Cycle, url: str, reported: set[int], when: str) -> None:
-    """A fresh machine finds everything that was reported as stored."""
-    store = machine(cycle.folder / f"fresh-{cycle.chance.random()}", url)
-    missing = reported - look(cycle, store, wait=20.0)
+    """A fresh machine finds everything that was reported as stored, with a user's time-outs: this machine may be a busy one."""
+    store = machine(cycle.folder / "fresh", url, TimeOuts())
+    missing = reported - look(cycle, store, wait=60.0)
     if missing:
         said = remotes_of(store).said(KEY)
         cycle.tally.fault("lost", len(missing), f"{when}: {sorted(missing)[:5]} do not arrive at a fresh machine; {said}")
@@ -231,6 +232,7 @@ def shared_folder(cycle: Cycle) -> None:
     killed = set(children[1].end(cycle))
     send(cycle, machine(cycle.folder / "b", str(shared)))
     arrives(cycle, str(shared), reported | killed, "over a shared folder")
+    shutil.rmtree(cycle.folder / "fresh")
     file = cycle.chance.choice(sorted(path for path in shared.rglob("*") if path.is_file() and path.stat().st_size))
     os.chmod(file, 0o600)
     file.write_bytes(_spoilt(cycle, file.read_bytes()))
