@@ -11,16 +11,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from precast.artifact_store import Store
+from precast.artifact_store.remote.settings import Setting
 from precast.building.build_file import ProgramSpec
 from precast.building.build_job import Outcome
 from precast.building.build_order import Known, Lines, Task
 from precast.building.farm import executor, work
 from precast.building.farm.executor import Heard, Job, Place, place_of
-from precast.building.farm.farm import Farm, plain_spec
+from precast.building.farm.farm import Farm, plain_spec, refuse_secrets
 from precast.building.ledger import Ledger, Stopped
 from precast.building.progress import Tally
+from precast.cli.main import main
 from tests.precast.building.fake_engine import Engine, Worker, answers, dies_at, honest
 
 
@@ -163,6 +166,7 @@ def probe(at: Store, **other: object) -> dict[str, object]:
         "shared_by": 1,
         "path": [],
         "remotes": [],
+        "provenance": None,
     }
     return {**known, **other}
 
@@ -232,6 +236,61 @@ def test_an_engine_that_is_not_installed_is_named(engine: str, extra: str, monke
     monkeypatch.setitem(__import__("sys").modules, {"dask": "distributed", "ray": "ray"}[engine], None)
     with pytest.raises(Stopped, match=extra):
         executor.connect(place_of(f"{engine}://local"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--executor", "dask://local", "--jobs", "2"), "--jobs is for processes of this machine"),
+        (("--executor", "spark://h:1"), "give dask://host:port"),
+        (("--executor", "dask://h"), "the port is missing"),
+        (("--executor", "dask://local", "--retries", "-1"), "--retries"),
+        (("--executor", "dask://local", "--remote", "nonsense://x"), "there are no remotes of the kind nonsense"),
+        (("--builder", ""), "is empty"),
+    ],
+)
+def test_wrong_usage_of_the_command(words: tuple[str, ...], said: str) -> None:
+    done = CliRunner().invoke(main, ["build", "tests.precast.cli.app:sine", *words, "--json"])
+    assert done.exit_code == 2 and said in json.loads(done.stdout)["error"]
+
+
+def test_the_command_reports_the_farm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(executor, "connect", lambda place: Engine({"a": dies_at(lambda job: job["kind"] == "load")}, {"b": honest}))
+    given = ["build", "tests.precast.cli.app:sine", "--executor", "dask://local", "--store", str(tmp_path / "s"), "--json"]
+    done = CliRunner().invoke(main, given)
+    report = json.loads(done.stdout)
+    assert done.exit_code == 0 and report["counts"]["compiled"] == 2 and report["farm"]["again"] == 1
+    assert {worker["name"]: worker["state"] for worker in report["farm"]["workers"]} == {"a": "lost", "b": "fit"}
+    assert "1 worker lost, 1 job run again" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "secret"),
+    [
+        ("s3://bucket/precast?region=eu", False),
+        ("shared:///mnt/precast", False),
+        ("https://cache/precast?keyspace=a", False),
+        ("https://me:hunter2@cache/precast", True),
+        ("redis://:hunter2@cache:6379", True),
+        ("s3://bucket/precast?secret_access_key=hunter2", True),
+        ("az://box/precast?sas_token=hunter2", True),
+        ("s3://bucket/precast?access-key=hunter2", True),
+    ],
+)
+def test_remotes_with_secrets_in_their_urls_are_refused(url: str, secret: bool) -> None:
+    if not secret:
+        refuse_secrets(Setting(url, where="--remote"))
+        return
+    with pytest.raises(Stopped, match="set credentials in the environment of the workers") as stopped:
+        refuse_secrets(Setting(url, where="--remote"))
+    assert "hunter2" not in str(stopped.value) and stopped.value.usage
+
+
+def test_remotes_that_cannot_be_written_are_no_place_for_artifacts(store: Store) -> None:
+    built, _ = farm(store, Engine({"a": honest}), specs(1))
+    built.remotes = (Setting("s3://bucket/precast", "ro"),)
+    with pytest.raises(Stopped, match="no remote may be written"):
+        built.run()
 
 
 def test_dealing_ten_thousand_tasks_takes_moments() -> None:
