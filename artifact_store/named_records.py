@@ -9,6 +9,7 @@ from precast.artifact_store.entries import Entries
 from precast.artifact_store.format import layout
 from precast.artifact_store.format.errors import DamagedRecord, RecordError
 from precast.artifact_store.format.msgpack import Data, digest, pack, unpack
+from precast.artifact_store.format.origin import MADE_HERE
 from precast.artifact_store.tiers.tier import Tier
 from precast.artifact_store.trust.trusted import Policy, Trusted, admit_record
 
@@ -25,6 +26,7 @@ class NamedRecords:
     def __init__(self, entries: Entries, policy: Policy) -> None:
         self._entries = entries
         self._policy = policy
+        self._own: set[str] = set()  # checksums of the records that this process made and put
 
     def get(self, kind: str, name: str) -> Record | None:
         """The record; None where there is none, or a damaged one (logged, and quarantined)."""
@@ -38,6 +40,8 @@ class NamedRecords:
         if found is None:
             return None
         record, checksum = found
+        if checksum in self._own:
+            return admit_record(record, kind, name, checksum, MADE_HERE, self._policy)  # the very bytes that this process made
         origin = self._entries.origin(file)
         signatures = self.signatures(kind, name, checksum) if self._policy.asks(origin) else ()
         return admit_record(record, kind, name, checksum, origin, self._policy, signatures)
@@ -79,6 +83,8 @@ class NamedRecords:
 
         file, checksum = layout.record_name(kind, name), digest(content)
         given = signature_files.signed_here(record_statement(kind, name, checksum)) if signatures is None else signatures
+        if signatures is None:
+            self._own.add(checksum)
 
         def put(tier: Tier) -> None:
             for blob_digest, data in blobs.items():

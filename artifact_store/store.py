@@ -32,7 +32,7 @@ from precast.artifact_store.tiers.tier import Stamp, Tier
 from precast.artifact_store.trust.trusted import LOCAL, Policy, Trusted, admit, admit_manifest
 
 if TYPE_CHECKING:
-    from precast.artifact_store.remote.remotes import Remotes
+    from precast.artifact_store.remote.behind.remotes import Remotes
     from precast.artifact_store.remote.settings import Setting
     from precast.artifact_store.trust.signatures import Judge, Signature, Signer
 
@@ -66,6 +66,7 @@ class Store:
         self._entries = Entries(tier or Folder(root), readonly=readonly, problem=problem)
         self._records = NamedRecords(self._entries, policy)
         self._verified: dict[str, Stamp] = {}
+        self._own: set[str] = set()  # checksums of the manifests that this process made and put
         self._remote = remote
         self._remotes: Remotes | None = None
         self._remotes_known = False
@@ -133,7 +134,7 @@ class Store:
         put, and never on a hit. What is wrong with their settings is logged once, unless they were given when the store was opened.
         """
         if not self._remotes_known:
-            from precast.artifact_store.remote.behind import remotes_behind  # not on the way of a hit
+            from precast.artifact_store.remote.behind.open import remotes_behind  # not on the way of a hit
 
             with _opening:
                 if not self._remotes_known:
@@ -239,7 +240,10 @@ class Store:
 
     def trust(self, manifest: Manifest) -> Trusted[Manifest]:
         """An artifact whose guards, bytecode and blobs may be executed. Raises Untrusted."""
-        return admit_manifest(manifest, self._policy, self.signatures(manifest) if self._policy.asks(manifest.origin) else ())
+        asks = self._policy.asks(manifest.origin)
+        if asks and manifest.checksum in self._own:
+            return admit_manifest(manifest, LOCAL)  # the very bytes that this process made, and put here
+        return admit_manifest(manifest, self._policy, self.signatures(manifest) if asks else ())
 
     def serves(self, manifest: Manifest) -> bool:
         """Whether an artifact is trusted here, and complete: what "compiled already" must mean for whoever would compile it."""
@@ -377,6 +381,7 @@ class Store:
         given = signatures
         if manifest.origin.kind == PROCESS:
             given += signature_files.signed_here(manifest_statement(manifest.program_key, manifest.artifact_id, manifest.checksum))
+            self._own.add(manifest.checksum)
 
         def put(tier: Tier) -> None:
             for name in manifest.blobs:

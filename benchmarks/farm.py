@@ -82,7 +82,8 @@ def on_farm(engine: str, folder: Path, jobs: int) -> dict[str, Any]:
     """One build on two workers of the engine, of which one is killed half-way."""
     from precast.artifact_store import Store
     from precast.building.build_order import Lines
-    from precast.building.farm.executor import connect, place_of
+    from precast.building.farm.engines import connect
+    from precast.building.farm.executor import place_of
     from precast.building.farm.farm import Farm
     from precast.building.ledger import Ledger
 

@@ -2,6 +2,7 @@
 server beside them feels.
 
     python -m benchmarks.store_scale                     make 10,000 artifacts in a temporary folder, measure, print a table
+    python -m benchmarks.store_scale --serve             what a server's calls take beside the commands, in place of the table
     python -m benchmarks.store_scale --make DIR          make the store only
     python -m benchmarks.store_scale --count 2000 --json FILE
 
@@ -23,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,54 @@ def measure(root: Path) -> Iterator[Row]:
     yield command("prune (leftovers)", root, "prune")
 
 
+SERVER = """
+import json, sys, threading, time
+import torch, precast
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64)).eval()
+served, x, found, over = precast.compile(model, store=sys.argv[1], name="served"), torch.randn(8, 64), [], threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
+torch.set_num_threads(1)
+with torch.no_grad():
+    for _ in range(200):
+        served(x)
+    print("ready", flush=True)
+    while not over.is_set():
+        begin = time.perf_counter()
+        served(x)
+        found.append((time.time(), time.perf_counter() - begin))
+        time.sleep(0.001)
+json.dump(found, open(sys.argv[2], "w"))
+"""
+
+
+def serve(root: Path) -> Iterator[str]:
+    """A process that calls a small model about 900 times a second, beside each command: calls, and what half of them and 99 % take."""
+    log = root.with_name("calls.json")
+    command_line = [sys.executable, "-c", SERVER, str(root), str(log)]
+    spans: list[tuple[str, float, float]] = []
+
+    def span(what: str, do: Callable[[], object]) -> None:
+        begin = time.time()
+        do()
+        spans.append((what, begin, time.time()))
+
+    with subprocess.Popen(command_line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None and server.stdout is not None
+        if server.stdout.readline() != "ready\n":
+            raise RuntimeError("the server did not start")
+        half = str(json.loads(_output(root, "stats", "--json"))["size"] // 2)
+        span("nothing", lambda: time.sleep(10))
+        for words in (("ls",), ("verify",), ("prune", "--max-size", half, "--dry-run"), ("prune", "--max-size", half)):
+            span(" ".join(words), lambda words=words: command("", root, *words))  # type: ignore[misc]
+            span("nothing", lambda: time.sleep(5))
+        server.stdin.close()
+    calls = json.loads(log.read_text())
+    for what, begin, end in spans:
+        took = sorted(seconds for moment, seconds in calls if begin <= moment <= end)
+        p50, p99 = took[len(took) // 2], took[len(took) * 99 // 100]
+        yield f"{what:40} {len(took):6} calls, p50 {p50 * 1e6:6.0f} us, p99 {p99 * 1e6:7.0f} us, longest {took[-1] * 1e3:6.1f} ms"
+
+
 def _output(root: Path, *words: str) -> str:
     run = [sys.executable, "-m", "precast.cli", *words, "--store", str(root)]
     return subprocess.run(run, capture_output=True, text=True, check=True).stdout
@@ -222,6 +271,7 @@ def main() -> None:
     """Make a store, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--serve", action="store_true")
     parser.add_argument("--make", type=Path, metavar="DIR", help="make the store there, and nothing else")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
@@ -235,6 +285,10 @@ def main() -> None:
         found = inodes(root)
         print(f"{options.count:,} artifacts made in {time.perf_counter() - begin:.1f} s: {found}", flush=True)
         rows = []
+        if options.serve:
+            for line in serve(root):
+                print(line, flush=True)
+            return
         for row in measure(root):
             rows.append(row)
             print(f"{row.what:45} {row.seconds:8.2f} s, of processors {row.processor:8.2f} s", flush=True)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         RecompileForbidden,
         RegionError,
     )
+    from precast.runtime.counting.record_calls import record
     from precast.runtime.directives.directives import (
         allow_in_graph,
         assume_constant_result,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
         substitute_in_graph,
     )
     from precast.runtime.directives.dynamic_marks import mark_dynamic, mark_static, mark_unbacked, maybe_mark_dynamic
-    from precast.runtime.programs.record_calls import record
     from precast.runtime.settings.backends import list_backends, register_backend
     from precast.runtime.settings.graph_break_errors import error_on_graph_break
     from precast.runtime.settings.guard_filters import (

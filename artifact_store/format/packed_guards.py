@@ -121,12 +121,27 @@ def hash_of_packed(data: bytes, rows: tuple[GuardRow, ...]) -> str:
         before.append(f"({steps[last]}" if back < 0 else f"{before[back]}, {steps[last]}")
     ends = [",)" if back < 0 else ")" for back in found["paths"][::2]]
     paths = [text + end for text, end in zip(before, ends, strict=True)]
-    constants = [canonical(constant) for constant in found["constants"]]
+    constants = [_text_of(constant) for constant in found["constants"]]
     numbers = found["rows"]
     return hash_of_texts(
         (paths[path], row[1], constants[constant] if row[1] not in _OVER_PATHS else canonical(row[2]))
         for row, path, constant in zip(rows, numbers[::3], numbers[2::3], strict=True)
     )
+
+
+_texts: dict[str, str] = {}
+_MOST_TEXTS = 20_000
+
+
+def _text_of(constant: Data) -> str:
+    """`canonical`, which most constants of a store's manifests share; plain data of one `repr` is the same data."""
+    key = repr(constant)
+    found = _texts.get(key)
+    if found is None:
+        if len(_texts) >= _MOST_TEXTS:
+            _texts.clear()
+        found = _texts[key] = canonical(constant)
+    return found
 
 
 def _rows(table: dict[str, Any]) -> tuple[GuardRow, ...]:

@@ -198,7 +198,7 @@ def identity() -> dict[str, str | int]:
 def is_dead(holder: Mapping[str, object]) -> bool:
     """Whether the holder is a process of this machine that does not exist any more."""
     pid, place = holder.get("pid"), holder.get("place")
-    if not isinstance(pid, int) or place != _place():
+    if not isinstance(pid, int) or not 0 < pid < 1 << 31 or place != _place():
         return False
     try:
         os.kill(pid, 0)

@@ -36,6 +36,11 @@ class Uses(NamedTuple):
 Counts = Mapping[str, Uses]
 
 
+def is_machine(name: str) -> bool:
+    """Whether a machine may be known by this name."""
+    return layout.is_label(name)
+
+
 def from_lines(lines: Iterable[tuple[str, int]]) -> dict[str, Uses]:
     """Totals of uses as they are noted one by one."""
     found: dict[str, Uses] = {}

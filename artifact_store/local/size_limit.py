@@ -5,13 +5,16 @@ Looked at when something was put, never on a hit.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from pathlib import Path
 from typing import Any
 
 from precast.artifact_store.format.errors import StoreError
+from precast.artifact_store.tiers.owner import LONGEST_LINE, why_not_believed
 
+log = logging.getLogger("precast.store")
 ENVIRONMENT = "PRECAST_STORE_MAX_SIZE"
 FILES = ("precast.toml", "pyproject.toml")
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)\s*([kmgt]?)(i?)b?")
@@ -59,11 +62,16 @@ def _in_file(path: Path) -> Any:
         raise StoreError(f"{path} cannot be read, so that it is not known how large the store may become: {error.strerror}") from error
     if b"max_size" not in data:
         return None
+    if reason := why_not_believed(path):
+        log.warning("%s is ignored: %s; its max_size would remove artifacts", path, reason)
+        return None
+    if max(map(len, data.split(b"\n"))) > LONGEST_LINE:
+        raise StoreError(f"{path} has a line of more than {LONGEST_LINE} bytes, and is not read: give the size as {ENVIRONMENT}")
     import tomllib
 
     try:
         table = tomllib.loads(data.decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # neither UTF-8 nor TOML, or a number of too many digits
         raise StoreError(f"{path} is no TOML: {error}") from error
     for name in ("tool", "precast") if path.name == "pyproject.toml" else ():
         table = table.get(name, {}) if isinstance(table, dict) else {}

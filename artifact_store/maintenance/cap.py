@@ -66,11 +66,16 @@ def hold(store: Store, limit: int, now: float | None = None) -> Pruned | None:
         young = {entry.artifact_id for entry in entries if moment - max(entry.created, entry.last_use) < RECENT}
         return plan(entries, Policy(max_size=int(limit * LOW)), moment, held.sparing(young))
 
-    with store.lease(LEASE, timeout=0.0) as lease:
-        if not lease.held:
-            log.info("the store at %s is over its limit, and another process is about it", store.root)
-            return None
+    watch = store.watch(LEASE)
+    lease = watch.look() if watch is not None else None
+    if lease is None:
+        log.info("the store at %s is over its limit, and another process is about it", store.root)
+        return None
+    lease.keep()
+    try:
         done = carry_out(store, choose, dry_run=False, now=now, grace=GRACE, by_use=True)
+    finally:
+        lease.release()
     said = f"{len(done.removed)} artifacts and {len(done.leftovers)} leftovers were removed, {done.freed} bytes"
     log.info("the store at %s took %d bytes, and its limit is %d: %s", store.root, size, limit, said)
     return done

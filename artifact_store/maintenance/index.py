@@ -72,7 +72,12 @@ class Index:
 
     def entries(self, store: Store) -> list[Entry]:
         """All readable artifacts of `store`, ordered by program and id, with the uses recorded here and those told by other machines."""
-        found, told = self._counted_here(store), machine_uses.together(self._root)
+        found = self._counted_here(store)
+        try:
+            told = machine_uses.together(self._root)
+        except OSError as error:
+            self.give_up(why_unopened(self._root, error))
+            return found
         return [_with_told(entry, told[entry.artifact_id]) if entry.artifact_id in told else entry for entry in found] if told else found
 
     def counted_here(self, store: Store) -> dict[str, machine_uses.Uses]:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import secrets
+import shutil
 import sqlite3
 import stat
 import tempfile
@@ -111,11 +112,24 @@ def stored(root: Path) -> tuple[dict[str, Data], str]:
     The row `folded` names files of uses; all others are artifacts'.
     """
     database = root / "index" / _DATABASE
+    if not database.exists() or not database.stat().st_size:
+        return {}, ""
+    try:
+        return _rows_of(f"{database.as_uri()}?{_reading(database)}")
+    except sqlite3.OperationalError:
+        journal = database.with_name(f"{_DATABASE}-journal")
+        if not journal.exists():
+            raise
+        # left by a command that was killed: who opens the database for writing takes back what it had begun; here that is done to a copy
+        with tempfile.TemporaryDirectory() as folder:
+            copies = [Path(shutil.copy(path, folder)) for path in (database, journal)]
+            return _rows_of(copies[0].as_uri())
+
+
+def _rows_of(uri: str) -> tuple[dict[str, Data], str]:
     rows: dict[str, Data] = {}
     bad = 0
-    if not database.exists() or not database.stat().st_size:
-        return rows, ""
-    with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?{_reading(database)}", uri=True, timeout=WAIT)) as connection:
+    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=WAIT)) as connection:
         if not connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'Cache'").fetchone()[0]:
             return rows, ""
         for key, value, mode, filename in connection.execute("SELECT key, value, mode, filename FROM Cache"):

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from precast.artifact_store.format import layout
 from precast.artifact_store.format.errors import StoreError
@@ -17,6 +16,7 @@ from precast.artifact_store.maintenance.pins import Pinned, pinned
 from precast.artifact_store.maintenance.policy import Policy, Removal, plan, total_size
 from precast.artifact_store.store import Store
 from precast.artifact_store.tiers.disk_errors import cure
+from precast.artifact_store.tiers.folder import TEMPORARY_PREFIX
 
 _WITHOUT_USES = "`--older-than`, `--target` and `--stale-versions` need no uses"
 Choice = Callable[[Sequence[Entry], Pinned, float], list[Removal]]
@@ -78,8 +78,7 @@ def carry_out(store: Store, choose: Choice, dry_run: bool, now: float | None, gr
     """Remove what `choose` names, then leftovers. `by_use`: the choice needs to know which artifacts were used. Raises StoreError."""
     if store.readonly and not dry_run:
         raise StoreError(store.problem or f"the store at {store.root} was opened read-only; nothing was pruned")
-    started = time.time()
-    now = started if now is None else now
+    now = time.time() if now is None else now
     held = pinned(store)
     with open_index(store) as index:
         entries = index.entries(store)
@@ -90,12 +89,21 @@ def carry_out(store: Store, choose: Choice, dry_run: bool, now: float | None, gr
         going = choose(entries, held, now)
         if not dry_run:
             remove(store, [removal.entry for removal in going], index)
-    freed, found = _unneeded(store, entries, going, grace, dry_run)
+    gone_names = {removal.entry.name for removal in going}
+    known = {entry.name: entry.blobs for entry in entries if entry.name not in gone_names}
+    # manifests that came since `entries` were listed count, those that were removed and stored again among them
+    needed = referenced(store, known, gone_names if dry_run else ())
+    freed: dict[str, int] = {}
+    if needed is not None:
+        freed = {blob: size for removal in going for blob, size in removal.entry.blobs.items() if blob not in needed}
+    found = [file for file in unused(store, needed, grace) if file.path.name not in freed]
     due = [file for file in found if file.due <= now]
     size = sum(removal.entry.manifest_size for removal in going) + sum(file.size for file in due) + sum(freed.values())
     if not dry_run:
-        size -= unlink_blobs(store, freed, started)
-        _unlink([file.path for file in due], store)
+        blobs = {f"{store.root}/{blob_name(blob)}": length for blob, length in freed.items()}
+        blobs |= {str(file.path): file.size for file in due if layout.is_digest(file.path.name)}
+        size -= _sweep(store, blobs, known)
+        _unlink([str(file.path) for file in due if str(file.path) not in blobs], store)
     gone = {removal.entry.artifact_id for removal in going}
     return Pruned(
         tuple(going),
@@ -113,21 +121,6 @@ def carry_out(store: Store, choose: Choice, dry_run: bool, now: float | None, gr
     )
 
 
-def _unneeded(
-    store: Store, entries: Sequence[Entry], going: Sequence[Removal], grace: float, dry_run: bool
-) -> tuple[dict[str, int], list[Leftover]]:
-    """Once the artifacts `going` are removed, or would be: digests that nothing but they needed, with their sizes; and all leftovers.
-
-    Manifests that came since `entries` were listed count, those among them that were removed and stored again.
-    """
-    gone = {removal.entry.name for removal in going}
-    needed = referenced(store, {entry.name: entry.blobs for entry in entries if entry.name not in gone}, gone if dry_run else ())
-    freed: dict[str, int] = {}
-    if needed is not None:
-        freed = {blob: size for removal in going for blob, size in removal.entry.blobs.items() if blob not in needed}
-    return freed, [file for file in unused(store, needed, grace) if file.path.name not in freed]
-
-
 def remove(store: Store, entries: Sequence[Entry], index: Index) -> None:
     """Take these artifacts out, and their rows out of the index. Raises StoreError where one cannot be removed."""
     done: list[str] = []
@@ -139,34 +132,47 @@ def remove(store: Store, entries: Sequence[Entry], index: Index) -> None:
         index.forget(done)
 
 
-def unlink_blobs(store: Store, blobs: Mapping[str, int], started: float) -> int:
-    """Unlink blobs that nothing needed at the moment `started`; the bytes of those that stay. Those stay that a writer has renewed since
-    then: it has found them there, and its manifest may come any moment.
+def _sweep(store: Store, files: Mapping[str, int], known: Mapping[str, Collection[str]]) -> int:
+    """Take away blobs that nothing needed a moment ago; the bytes of those that stay.
+
+    A writer that found one there names it in a manifest that comes only now, looks again after that, and writes anew what is missing. So
+    each is moved aside first, the manifests are looked through once more, and what is named by then is moved back: whichever of the two
+    was later sees the other. `known`: as for `referenced`.
     """
+    aside: dict[str, str] = {}
     kept = 0
-    for blob, size in blobs.items():
-        path = f"{store.root}/{blob_name(blob)}"
+    for path, size in files.items():
+        folder, name = os.path.split(path)
+        moved = f"{folder}/{TEMPORARY_PREFIX}{os.getpid()}-{name}"
         try:
-            if os.stat(path).st_mtime > started:
-                kept += size
-                continue
-            os.unlink(path)
+            os.rename(path, moved)
         except FileNotFoundError:
-            kept += size
+            kept += size  # another prune was quicker
         except OSError as error:
             raise _cannot_remove(path, error, store) from error
+        else:
+            aside[path] = moved
+    needed = referenced(store, known) if aside else set()
+    for path, moved in aside.items():
+        if needed is None or os.path.basename(path) in needed:
+            kept += files[path]
+            os.replace(moved, path)
+        else:
+            _unlink([moved], store)
     return kept
 
 
-def _unlink(paths: Sequence[Path], store: Store) -> None:
+def _unlink(paths: Sequence[str], store: Store) -> None:
     for path in paths:
         try:
-            path.unlink(missing_ok=True)
+            os.unlink(path)
+        except FileNotFoundError:
+            continue
         except OSError as error:
             raise _cannot_remove(path, error, store) from error
 
 
-def _cannot_remove(path: str | Path, error: OSError, store: Store) -> StoreError:
+def _cannot_remove(path: str, error: OSError, store: Store) -> StoreError:
     name = os.path.relpath(path, store.root)
     return StoreError(f"cannot remove {name}: {error.strerror or error}; {cure(error, store.root)}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from precast.artifact_store.format import layout
-from precast.artifact_store.format.errors import RecordError, StoreError
+from precast.artifact_store.format.errors import RecordError, StoreError, Untrusted
 from precast.artifact_store.format.manifest import Manifest
 from precast.artifact_store.moving.keyed_locks import KeyedLocks
 from precast.artifact_store.moving.place import Holding, Moved, Parcel, RecordName
@@ -50,6 +50,16 @@ class LocalPlace:
         for kind in layout.RECORD_KINDS:
             for name in self.store.record_names(kind):
                 yield RecordName(kind, name)
+
+    def whole(self, holding: Holding) -> bool:
+        return not any(map(self.store.why_absent, holding.blobs))
+
+    def accepts(self, holding: Holding) -> bool:
+        manifest = self.store.get(holding.artifact_id, holding.program_key)
+        try:
+            return manifest is not None and self.store.trust(manifest) is not None
+        except Untrusted:
+            return False
 
     # -- from here
 

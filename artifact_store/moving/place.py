@@ -92,6 +92,12 @@ class Place(Protocol):
     def records(self) -> Iterable[RecordName]:
         """The named records that are there; none where the place cannot list them."""
 
+    def whole(self, holding: Holding) -> bool:
+        """Whether all blobs of an artifact that it holds are there, as far as a look at names tells."""
+
+    def accepts(self, holding: Holding) -> bool:
+        """Whether the place's policy accepts an artifact that it holds. What it does not gives way to another build of the same."""
+
     def parcel(self, name: Holding | RecordName) -> Parcel | None:
         """An artifact or a record, without its blobs; None where a record is not there any more."""
 

@@ -43,6 +43,7 @@ def remote_place(
     trust: str | None = None,
     plain_http: bool = False,
     fresh: bool = False,
+    repair: bool = False,
     writing: bool = False,
     guesses: Collection[RecordName] = (),
 ) -> RemotePlace:
@@ -50,7 +51,7 @@ def remote_place(
     `fresh`: begin an image anew; `guesses`: records to ask for where nothing is listed. Raises StoreError.
     """
     if isinstance(url, Setting):
-        return _tier(url, trust, guesses)
+        return _tier(url, trust, guesses, repair)
     if not is_url(url):
         raise StoreError(
             f"{url!r} is no URL: write s3://, https://, redis://, shared:///a/folder or oci://, or `precast sync` between two stores"
@@ -61,12 +62,12 @@ def remote_place(
             raise StoreError(f"{url}: what a digest names cannot be changed: push to a tag")
         policy = trust or DEFAULT_TRUST
         endpoint = ImageEndpoint(reference, plain_http=plain_http, fresh=fresh)
-        return RemotePlace(Remote(endpoint, judge_for(policy, "--trust"), trust=policy), guesses)
-    return _tier(from_url(url, "URL"), trust, guesses)
+        return RemotePlace(Remote(endpoint, judge_for(policy, "--trust"), trust=policy), guesses, repair=repair)
+    return _tier(from_url(url, "URL"), trust, guesses, repair)
 
 
-def _tier(setting: Setting, trust: str | None, guesses: Collection[RecordName]) -> RemotePlace:
-    return RemotePlace(open_tier(setting if trust is None else replace(setting, trust=trust), BY_HAND), guesses)
+def _tier(setting: Setting, trust: str | None, guesses: Collection[RecordName], repair: bool) -> RemotePlace:
+    return RemotePlace(open_tier(setting if trust is None else replace(setting, trust=trust), BY_HAND), guesses, repair=repair)
 
 
 def configured_remote(*, writing: bool) -> Setting:

@@ -33,15 +33,19 @@ class Plan:
 
 
 def plan(source: Place, destination: Place, selection: Selection) -> Plan:
-    """Compare the two places. What the destination has under the same id stays as it is: both serve the same calls. Raises StoreError."""
+    """Compare the two places. What the destination has under the same id stays as it is, for both serve the same calls; but another build
+    that its policy refuses, so that nobody who trusts as it does would be served, is replaced. Raises StoreError.
+    """
     wanted, unsigned, there = [], [], []
     chosen, others = _chosen(source, selection)
     have = {holding.name: holding for holding in destination.holdings_of({holding.program_key for holding in chosen})}
     for holding in chosen:
-        if (known := have.get(holding.name)) is None:
+        if (known := have.get(holding.name)) is None or not destination.whole(known):
             wanted.append(holding)
         elif known.checksum == holding.checksum and not holding.signers <= known.signers:
             unsigned.append(holding)
+        elif known.checksum != holding.checksum and not destination.accepts(known):
+            wanted.append(holding)
         else:
             there.append(holding)
     records = set(source.records()) - set(destination.records()) if chosen else set()

@@ -20,10 +20,13 @@ from precast.artifact_store.remote.remote import Remote
 
 
 class RemotePlace:
-    """`guesses`: records that may be there, for an endpoint that lists nothing."""
+    """`guesses`: records that may be there, for an endpoint that lists nothing; `repair`: nothing that is there counts as whole, and what
+    is delivered is sent again.
+    """
 
-    def __init__(self, remote: Remote, guesses: Collection[RecordName] = ()) -> None:
+    def __init__(self, remote: Remote, guesses: Collection[RecordName] = (), *, repair: bool = False) -> None:
         self.remote = remote
+        self._repair = repair
         self._guesses = tuple(guesses)
         self._entries: dict[tuple[str, str], Entry] = {}
         self._locks = KeyedLocks()
@@ -87,6 +90,12 @@ class RemotePlace:
         good = (name for name in names if len(name) == 2 and name[0] in store_layout.RECORD_KINDS and store_layout.is_label(name[1]))
         return [RecordName(*name) for name in good]
 
+    def whole(self, holding: Holding) -> bool:
+        return not self._repair
+
+    def accepts(self, holding: Holding) -> bool:
+        return not self.remote.refusal(holding.program_key, self._entries[holding.name])
+
     # -- from there
 
     def parcel(self, name: Holding | RecordName) -> Parcel | None:
@@ -116,7 +125,7 @@ class RemotePlace:
         with self._said():
             if isinstance(parcel.document, Manifest):
                 with self._locks(parcel.document.program_key):  # its index object is written once for each artifact
-                    receipt = self.remote.publish(parcel.document, read, parcel.signatures)
+                    receipt = self.remote.publish(parcel.document, read, parcel.signatures, repair=self._repair)
             else:
                 assert isinstance(name, RecordName)
                 receipt = self.remote.put_record(*name, parcel.document, read, parcel.signatures)

@@ -140,7 +140,7 @@ class _Claim:
         self._endpoint = endpoint
         self._fleet = fleet
         self._program_key = program_key
-        self._expiry = expiry
+        self._every = min(HEARTBEAT, expiry / 4)
         self._owner = os.getpid()
         self._began = self._looked = time.monotonic()
         self._alive = self._began
@@ -222,7 +222,7 @@ class _Claim:
         for pause in _pauses():
             taken = self.remote.attempt()
             self._alive = time.monotonic()
-            self._fleet.refresh(self._program_key)
+            self._refresh(taken)
             self._alive = time.monotonic()
             if taken:
                 self._held = not self._decided.is_set()
@@ -232,10 +232,22 @@ class _Claim:
                 return False
         return False
 
+    def _refresh(self, taken: bool) -> None:
+        """Fetches what is new; a lease that is held already is kept meanwhile, since a fetch may take longer than a lease lasts."""
+        if not taken:
+            self._fleet.refresh(self._program_key)
+            return
+        fetch = threading.Thread(target=self._fleet.refresh, args=(self._program_key,), name="precast-fleet-fetch", daemon=True)
+        fetch.start()
+        fetch.join(self._every)
+        while fetch.is_alive() and not self._decided.is_set():
+            self.remote.beat()
+            fetch.join(self._every)
+
     def _keep(self) -> None:
         """Shows that this process is at work, until it has ended."""
         failing = 0.0
-        while self._held and not self._end.wait(min(HEARTBEAT, self._expiry / 4)):
+        while self._held and not self._end.wait(self._every):
             if self._is_abandoned():
                 return
             try:
@@ -253,7 +265,7 @@ class _Claim:
         begin = time.monotonic()
         beaten = 0.0
         while self._held and self._picked and not self._fleet.is_sent(self._program_key) and time.monotonic() - begin < SENDING:
-            if time.monotonic() - beaten > min(HEARTBEAT, self._expiry / 4):
+            if time.monotonic() - beaten > self._every:
                 if not self.remote.beat("sending"):
                     return
                 beaten = time.monotonic()

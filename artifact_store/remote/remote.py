@@ -160,7 +160,8 @@ class Remote:
         """
         self._check_writable()
         key, receipt = manifest.program_key, Receipt()
-        _, index = to_be_changed(self.endpoint, key)
+        there, index = to_be_changed(self.endpoint, key)
+        repair = repair or (there is not None and not index.entries)  # where the index was damaged, objects may be as well
         found = index.entry(manifest.artifact_id)
         if found is not None and not repair and self._stays(key, found, manifest, signatures):
             receipt.known, receipt.spared = True, found.size

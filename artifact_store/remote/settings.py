@@ -6,6 +6,7 @@ file it is such a URL, or a table with `url` and these names.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -15,10 +16,12 @@ from typing import Any, Literal
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from precast.artifact_store.format.errors import StoreError
+from precast.artifact_store.tiers.owner import LONGEST_LINE, why_not_believed
 
 Mode = Literal["ro", "rw"]
 BUDGET = 2.0
 """Seconds for which a call that misses waits for a remote."""
+log = logging.getLogger("precast.store")
 ENVIRONMENT = "PRECAST_REMOTE"
 FILES = ("precast.toml", "pyproject.toml")
 LONGEST_BUDGET = 600.0
@@ -28,8 +31,7 @@ _OURS = ("mode", "trust", "budget")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
-LARGEST_FILE, LONGEST_LINE = 1 << 20, 8192
-"""Bytes. The time to read a line of TOML may grow with the square of its length: 250 KB of `a.b.a.b` take minutes."""
+LARGEST_FILE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,10 @@ def _in_file(path: Path) -> tuple[Setting, ...] | None:
         return None
     except OSError as error:
         raise StoreError(f"{path} cannot be read, so that it is not known which remotes it names: {error.strerror}") from error
-    if path.name == "pyproject.toml" and b"precast" not in data:
+    if path.name == "pyproject.toml" and b"remotes" not in data:
+        return None  # parsing a large file takes longer than a put
+    if reason := why_not_believed(path):
+        log.warning("%s is ignored: %s; what it names would be loaded and run. %s names remotes all the same", path, reason, ENVIRONMENT)
         return None
     if len(data) > LARGEST_FILE or max(map(len, data.split(b"\n"))) > LONGEST_LINE:
         limits = f"more than {LARGEST_FILE >> 10} KiB, or than {LONGEST_LINE} bytes in a line"
@@ -97,7 +102,7 @@ def _in_file(path: Path) -> tuple[Setting, ...] | None:
     where = f"{path}" if path.name != "pyproject.toml" else f"{path} [tool.precast]"
     try:
         content = tomllib.loads(data.decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # neither UTF-8 nor TOML, or a number of too many digits
         raise StoreError(f"{path} is no TOML: {error}") from error
     table = content
     for name in ("tool", "precast") if path.name == "pyproject.toml" else ():

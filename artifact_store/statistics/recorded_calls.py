@@ -23,7 +23,7 @@ VERSION = 1
 LIMIT = 16 << 20
 """Bytes of one file, past which nothing more is recorded in it."""
 Data = Any
-"""A value in JSON: scalars as they are, all else `{kind: content}`; `runtime/programs/signatures.py` makes it of values, and back."""
+"""A value in JSON: scalars as they are, all else `{kind: content}`; `runtime/counting/signatures.py` makes it of values, and back."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,11 @@ def shown(value: Data) -> str:
     """A recorded argument for people: "float32[8, 4]", "[float32[2], 3]", "'same'"."""
     if not isinstance(value, dict):
         return repr(value)
-    kind, content = next(iter(value.items()), ("", ""))
+    if len(value) != 1:
+        return "<unknown>"
+    kind: str
+    content: Any
+    ((kind, content),) = value.items()
     if kind == "tensor":
         dtype, shape, _, device, *_ = content
         return f"{dtype}{list(shape)}{'' if device == 'cpu' else f' on {device}'}"
@@ -132,19 +136,20 @@ def _calls(path: Path) -> Iterator[RecordedCall]:
             continue
         try:
             yield _call(json.loads(line))
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             bad += 1
     if bad:
         log.warning("%s: %d lines are no recorded calls (torn by a crash, or of a newer precast), and left out", path, bad)
 
 
 def _call(record: Any) -> RecordedCall:
-    texts = [record[name] for name in ("program", "entry", "key")]
-    flags = [record[name] for name in ("hit", "grad", "inference")]
+    program, entry, key = texts = [record[name] for name in ("program", "entry", "key")]
+    hit, grad, inference = flags = [record[name] for name in ("hit", "grad", "inference")]
     right = record["v"] == VERSION and isinstance(record["args"], list) and isinstance(record["kwargs"], dict)
     if not right or not all(isinstance(text, str) for text in texts) or not all(isinstance(flag, bool) for flag in flags):
         raise ValueError("no recorded call")
-    return RecordedCall(*texts, *flags, tuple(record["args"]), record["kwargs"], float(record.get("time", 0.0)))
+    moment = float(record.get("time", 0.0))
+    return RecordedCall(program, entry, key, hit, grad, inference, tuple(record["args"]), record["kwargs"], moment)
 
 
 def now() -> float:

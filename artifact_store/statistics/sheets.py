@@ -140,7 +140,7 @@ def folded_names(folder: Path) -> frozenset[str]:
     first = _content(folder / FOLDED).partition(b"\n")[0]
     try:
         record = json.loads(first) if first else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         return frozenset()
     names = record.get("folded", ()) if isinstance(record, dict) else ()
     return frozenset(name for name in names if isinstance(name, str)) if isinstance(names, list) else frozenset()
@@ -157,7 +157,7 @@ def read_sheets(path: Path) -> Iterator[Sheet]:
             if isinstance(record, dict) and "folded" in record:
                 continue
             yield _sheet(record)
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             bad += 1
     if bad:
         log.info("statistics: %s: %d lines are no sheets (torn by a crash, or of a newer precast), and left out", path, bad)

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import pwd
+import stat
 
 from precast.artifact_store.format import layout
 
@@ -23,6 +24,21 @@ def user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return f"uid {uid}"
+
+
+LONGEST_LINE = 8192
+"""Bytes of a line of settings: the time to read one of TOML may grow with its square, and 250 KB of `a.b.a.b` take minutes."""
+
+
+def why_not_believed(path: str | os.PathLike[str]) -> str:
+    """Why somebody else may have written settings that were found and not named, in /tmp say; empty where they are ours, or root's."""
+    try:
+        seen = os.stat(path)
+    except OSError as error:
+        return error.strerror or str(error)
+    if seen.st_uid not in (0, os.geteuid()):
+        return f"it belongs to {user_name(seen.st_uid)}, and this is {user_name(os.geteuid())}"
+    return "everybody may write it (chmod o-w)" if seen.st_mode & stat.S_IWOTH else ""
 
 
 def create(root: str | os.PathLike[str], path: str, flags: int, mode: int) -> int:
@@ -75,4 +91,4 @@ def _not_ours(path: str, whose: int | None) -> PermissionError:
     return PermissionError(errno.EPERM, f"the store belongs to {name}, and this is {user_name(os.geteuid())}", path)
 
 
-__all__ = ["create", "give", "make_folder", "owner", "user_name"]
+__all__ = ["LONGEST_LINE", "create", "give", "make_folder", "owner", "user_name", "why_not_believed"]

@@ -16,6 +16,7 @@ import fcntl
 import logging
 import os
 import secrets
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -101,7 +102,7 @@ def read(path: Path) -> Keyring:
     """The keyring in a file; empty where there is none. Raises KeyProblem where it cannot be read: a revocation may be in it."""
     try:
         with open(path, "rb") as file:
-            data = file.read(LARGEST + 1)
+            data, mode = file.read(LARGEST + 1), os.fstat(file.fileno()).st_mode
     except (FileNotFoundError, NotADirectoryError):
         return EMPTY
     except OSError as error:
@@ -109,6 +110,8 @@ def read(path: Path) -> Keyring:
             log.info("keyring %s: it is another user's, and not read (HOME=%s)", path, os.environ.get("HOME", ""))
             return EMPTY
         raise KeyProblem(f"keyring {path}: cannot be read ({error.strerror}): make it readable for this user") from error
+    if mode & stat.S_IWOTH:
+        raise KeyProblem(f"keyring {path}: everybody may write it, and so say whom to trust: chmod o-w {path}")
     if len(data) > LARGEST:
         raise KeyProblem(f"keyring {path}: larger than {LARGEST >> 20} MiB, which no keyring is")
     try:

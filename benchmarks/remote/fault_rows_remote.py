@@ -16,8 +16,9 @@ from fault_tools import KEY, Cycle, Row, artifact, start
 from precast.artifact_store import Store
 from precast.artifact_store.remote import spool
 from precast.artifact_store.remote.attach import open_tier
+from precast.artifact_store.remote.behind.remotes import Remotes
 from precast.artifact_store.remote.endpoint import TimeOuts
-from precast.artifact_store.remote.remotes import Remotes
+from precast.artifact_store.remote.program_index import Entry
 from precast.artifact_store.remote.settings import from_url
 from tests.support.fault_proxy import FaultProxy
 
@@ -28,11 +29,23 @@ GRACE = 0.5
 """Seconds by which a call may exceed the budget on a busy machine before that is noted."""
 
 
+class Everything:
+    """What a machine wants of a program: all artifacts, no further records."""
+
+    def order(self, entry: Entry) -> int | None:
+        """Any is as good as any other."""
+        return 0
+
+    def records(self, program_key: str) -> list[tuple[str, str]]:
+        """None."""
+        return []
+
+
 def machine(root: Path, url: str) -> Store:
     """A machine's store with this remote behind it."""
     store = Store.open(root, remote=[])
     tier = open_tier(from_url(f"{url}?trust=any&budget={BUDGET}s", "the fault table"), TIMEOUTS)
-    from precast.artifact_store.remote.local_side import LocalSide
+    from precast.artifact_store.remote.behind.local_side import LocalSide
 
     store._remotes, store._remotes_known = Remotes([tier], LocalSide(store, store._entries, store._records)), True
     return store
@@ -65,7 +78,7 @@ def look(cycle: Cycle, store: Store, wait: float | None = None) -> set[int]:
     begin = time.monotonic()
     with cycle.must_not_raise("a look"):
         seconds = remotes.seconds() if wait is None else {tier: wait for tier in remotes.tiers}
-        for _ in remotes.look(KEY, lambda entry: 0).news(seconds):
+        for _ in remotes.look(KEY, Everything()).news(seconds):
             if time.monotonic() - begin > sum(seconds.values()):
                 break
     if wait is None and time.monotonic() - begin > BUDGET + GRACE:
@@ -152,12 +165,15 @@ def _spoilt(cycle: Cycle, data: bytes) -> bytes:
 
 
 def _made_anew(cycle: Cycle, url: str, reported: set[int], when: str) -> None:
-    """A reader takes what it can, compiles what it cannot get, and sends that: then everything arrives."""
-    reader = machine(cycle.folder / "reader", url)
-    missing = reported - look(cycle, reader, wait=20.0)
-    cycle.tally.events["made anew"] += len(missing)
-    cycle.put(reader, sorted(missing))
-    send(cycle, reader)
+    """Two machines in turn take what they can, compile what they cannot get, and send that: then everything arrives. Two, because an object
+    that is damaged beside a damaged index is found by whoever reads the new index.
+    """
+    for name in ("reader", "second reader"):
+        reader = machine(cycle.folder / name, url)
+        missing = reported - look(cycle, reader, wait=20.0)
+        cycle.tally.events["made anew"] += len(missing)
+        cycle.put(reader, sorted(missing))
+        send(cycle, reader)
     cycle.expect(Store.open(cycle.folder / "writer", remote=[]), reported, f"at the writer, {when}")
     arrives(cycle, url, reported, when)
 

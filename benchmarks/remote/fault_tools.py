@@ -18,11 +18,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from precast.artifact_store import BlobSet, Manifest, Store, StoreError
 from precast.artifact_store.trust.trusted import content_of
@@ -34,7 +36,15 @@ SIZE = 20_000
 _MEMORY = Path("/dev/shm")
 """A filesystem that does not wait for a disk: what is synced is tested elsewhere, and a killed process loses nothing by it."""
 _server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(["fault_tools", "fault_rows_remote", "precast.artifact_store.maintenance.verify"])
+
+
+@cache
+def _start_server() -> None:
+    """Starts what children are forked from, with all that they import: Python 3.11 does not hand this process's `sys.path` on to it."""
+    _server.set_forkserver_preload(["fault_tools", "fault_rows_local", "fault_rows_remote"])
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+    with mock.patch.dict(os.environ, {"PYTHONPATH": os.pathsep.join(folders)}):
+        forkserver.ensure_running()
 
 
 @lru_cache(maxsize=4096)
@@ -178,6 +188,7 @@ def _run(work: Callable[..., None], pipe: Connection, arguments: tuple[Any, ...]
 
 def start(work: Callable[..., None], *arguments: Any) -> Child:
     """`work(tell, *arguments)` in a process of its own, which knows nothing of this one's threads."""
+    _start_server()
     here, there = _server.Pipe(duplex=False)
     process = _server.Process(target=_run, args=(work, there, arguments), daemon=True)
     process.start()

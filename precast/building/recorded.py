@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from precast.artifact_store.statistics.recorded_calls import RecordedCall, read
+from precast.runtime.counting.signatures import from_data, to_data
 from precast.runtime.frames.entry import entry_of
-from precast.runtime.programs.signatures import from_data, to_data
 
 log = logging.getLogger("precast.driver")
 Signature = tuple[tuple[Any, ...], dict[str, Any]]

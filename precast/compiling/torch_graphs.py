@@ -101,7 +101,12 @@ def _load_or_compile(name: str, captured: CapturedGraph, options: Mapping[str, A
     key = f"graph-{hashlib.sha256(repr((captured.identity, sorted(key_options(options).items()))).encode()).hexdigest()[:24]}"
     cuda_graphs = CudaGraphOptions.of(options)
     device = gpu_of(node.meta.get("val") for node in captured.graph.graph.find_nodes(op="placeholder"))
+    target = resolve(options["target"])
     found = find_graph(store, key, name, cuda_graphs, device)
+    if found is None and store.remotes is not None:
+        from precast.runtime.programs.remote_lookup import brought_for  # not where there are none
+
+        found = brought_for(store, key, target, lambda: find_graph(store, key, name, cuda_graphs, device))
     if found is not None:
         logger("store").info("%s: hit: graph %s", name, key)
         return found
@@ -109,7 +114,7 @@ def _load_or_compile(name: str, captured: CapturedGraph, options: Mapping[str, A
     native = threading.Thread(target=prepare_native, args=(store,), name="precast-native-build")
     native.start()
     try:
-        outcome = compile_graph(name, key, captured, options, resolve(options["target"]), store)
+        outcome = compile_graph(name, key, captured, options, target, store)
     finally:
         native.join()
     try:

@@ -66,7 +66,7 @@ def _programs(left: Manifest, right: Manifest) -> Iterator[Difference]:
 
 def _versions(left: Manifest, right: Manifest) -> Iterator[Difference]:
     causes = {"torch": Cause.TORCH, "python": Cause.PYTHON, "lowering": Cause.LOWERING}
-    words = {"python": "Python", "lowering": "lowering version", "torch": "torch", "compiler": "compiler"}
+    words = {"torch": "torch", "python": "Python", "lowering": "lowering version", "compiler": "compiler"}
     for field, name in words.items():
         mine, other = getattr(left.versions, field), getattr(right.versions, field)
         if mine != other:

@@ -151,7 +151,7 @@ def compile_module(module: torch.nn.Module, **settings: Any) -> None:
 def _record_if_asked() -> None:
     """Once a process: calls are recorded where PRECAST_RECORD says where to."""
     if path := os.environ.get("PRECAST_RECORD"):
-        from precast.runtime.programs.record_calls import record
+        from precast.runtime.counting.record_calls import record
 
         record(path)
 

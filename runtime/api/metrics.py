@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from precast.artifact_store.statistics.openmetrics import CONTENT_TYPE, metrics_text
-from precast.runtime.programs.write_counts import sums
+from precast.runtime.counting.write_counts import sums
 
 
 def metrics() -> str:

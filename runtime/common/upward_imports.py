@@ -46,7 +46,7 @@ def _span() -> Any:
 
 
 def span(name: str, **attributes: str | int | float | bool) -> AbstractContextManager[Any]:
-    """A span of OpenTelemetry around what takes long, where PRECAST_OTEL asks for them; else nothing. Raises SpansMissing."""
+    """A span of OpenTelemetry around what takes long, where PRECAST_OTEL asks for them; else nothing."""
     make = _span()
     return nullcontext() if make is None else make(name, **attributes)
 

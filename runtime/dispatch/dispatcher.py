@@ -11,9 +11,9 @@ from precast.artifact_store import Store
 from precast.runtime.common.errors import strict
 from precast.runtime.common.locks import Lock
 from precast.runtime.common.log import logger, warn
+from precast.runtime.counting.tallies import Tally
 from precast.runtime.frames.entry import Entry, LocalsOf, parameters
 from precast.runtime.native import loader
-from precast.runtime.programs.tallies import Tally
 from precast.runtime.programs.variant import Binding, EagerVariant, Variant
 
 TABLES_LIMIT = 64

@@ -6,9 +6,9 @@ import hashlib
 
 from precast.artifact_store import Store, StoreError
 from precast.runtime.common.log import logger, warn
+from precast.runtime.counting.tallies import Tally
 from precast.runtime.programs import fallback
 from precast.runtime.programs.interfaces import Configured
-from precast.runtime.programs.tallies import Tally
 from precast.runtime.targets.versions import LOWERING_VERSION, python_minor, torch_minor
 
 

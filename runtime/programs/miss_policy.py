@@ -30,6 +30,7 @@ from precast.runtime.common.errors import (
 )
 from precast.runtime.common.log import logger
 from precast.runtime.common.upward_imports import span
+from precast.runtime.counting.tallies import Compiles, Shared, begin_writing
 from precast.runtime.executable.blob_source import MemoryBlobs
 from precast.runtime.guards.evaluate import first_failure
 from precast.runtime.loading.open import trusted_document
@@ -38,15 +39,14 @@ from precast.runtime.programs.automatic_dynamic import example
 from precast.runtime.programs.compile_hook import Outcome, compiler, is_free, one_at_a_time
 from precast.runtime.programs.fallback import Eagerly
 from precast.runtime.programs.interfaces import Serving
-from precast.runtime.programs.tallies import Compiles, Shared, begin_writing
 from precast.runtime.programs.variant import Artifact, Binding, EagerVariant, Variant
 from precast.runtime.programs.variant_cache import Shelf
 from precast.runtime.settings import stance
 from precast.runtime.targets.ladder import why_unfit
 
 if TYPE_CHECKING:
-    from precast.runtime.programs.count_compiles import Attempt
-    from precast.runtime.programs.write_counts import Miss
+    from precast.runtime.counting.count_compiles import Attempt
+    from precast.runtime.counting.write_counts import Miss
 
 
 class Misses:
@@ -128,8 +128,8 @@ class Misses:
         """The miss with its cause, which is looked for; None where nothing is counted."""
         if not begin_writing():
             return None
+        from precast.runtime.counting.write_counts import Miss
         from precast.runtime.programs.miss_cause import judge  # a miss is rare: none of this is on the warm path
-        from precast.runtime.programs.write_counts import Miss
 
         return Miss(self._program, *judge(self._program, local_values))
 
@@ -137,7 +137,7 @@ class Misses:
         """Counts a miss whose cause is plain, and that runs eagerly, bound to nothing."""
         if begin_writing():
             from precast.artifact_store.statistics.causes import Cause, Outcome
-            from precast.runtime.programs.write_counts import Miss
+            from precast.runtime.counting.write_counts import Miss
 
             Miss(self._program, Cause(cause)).ended(Outcome.EAGER)
         return None
@@ -145,7 +145,7 @@ class Misses:
     def _waited(self, miss: Miss | None, seconds: float) -> None:
         if miss is not None:
             from precast.artifact_store.statistics.causes import Outcome
-            from precast.runtime.programs.write_counts import count_wait
+            from precast.runtime.counting.write_counts import count_wait
 
             miss.ended(Outcome.WAITED)
             count_wait(self._program, seconds)
@@ -190,7 +190,7 @@ class Misses:
         explanation = explain(program, args, kwargs)
         if begin_writing():
             from precast.artifact_store.statistics.causes import Cause, Outcome
-            from precast.runtime.programs.write_counts import Miss
+            from precast.runtime.counting.write_counts import Miss
 
             Miss(program, Cause(explanation.cause or "unknown"), explanation.detail).ended(Outcome.RAISED)
         farther = remote_lookup().said(program)
@@ -247,7 +247,7 @@ class Misses:
     def _compile(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], local_values: Mapping[str, Any], turn: single_flight.Turn, miss: Miss | None
     ) -> Binding | None:
-        from precast.runtime.programs.count_compiles import Attempt
+        from precast.runtime.counting.count_compiles import Attempt
 
         program = self._program
         attempt = Attempt(program, miss)

@@ -19,6 +19,7 @@ from precast.runtime.common import torch_support
 from precast.runtime.common.errors import CompilerBroken, Deferred, GuardMiss, InProcess, LoadError, Refused, StoreUnwritable, Taken
 from precast.runtime.common.log import logger, warn
 from precast.runtime.common.upward_imports import span
+from precast.runtime.counting.tallies import writes
 from precast.runtime.frames import call_interception
 from precast.runtime.frames.entry import Entry, LocalsOf
 from precast.runtime.frames.lambda_lift import Shell
@@ -30,7 +31,6 @@ from precast.runtime.programs.compile_hook import compiler, one_at_a_time
 from precast.runtime.programs.fallback import Eagerly
 from precast.runtime.programs.identity import Identity, Settings
 from precast.runtime.programs.miss_policy import Misses
-from precast.runtime.programs.tallies import writes
 from precast.runtime.programs.variant import Artifact, Binding, EagerVariant, Variant, VariantSettings, takes_numbers
 from precast.runtime.programs.variant_cache import Shelf
 from precast.runtime.settings import stance
@@ -292,7 +292,7 @@ class Program:
 
     def _compile_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, str, str]:
         """Compile for a call that nothing stored serves: as `prepare`."""
-        from precast.runtime.programs.count_compiles import Attempt  # not on the warm path
+        from precast.runtime.counting.count_compiles import Attempt  # not on the warm path
 
         attempt = Attempt(self)
         compiled = self.begin()

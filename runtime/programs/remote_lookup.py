@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from precast.artifact_store import Store
 from precast.runtime.loading.compatibility import why_unfit
 from precast.runtime.native import build, loader
 from precast.runtime.programs import fallback
@@ -41,12 +42,17 @@ def brought(program: Configured, found: Callable[[], Found | None]) -> Found | N
     """What `found` finds, looked for again whenever remotes have brought something; None where they bring nothing that serves, or nothing
     within their budgets.
     """
-    remotes = program.store.remotes
-    if remotes is None or program.backend is not None:
+    return brought_for(program.store, program.key, program.target, found) if program.backend is None else None
+
+
+def brought_for(store: Store, program_key: str, target: str, found: Callable[[], Found | None]) -> Found | None:
+    """The same, for what is compiled for `target` (resolved) under this key."""
+    remotes = store.remotes
+    if remotes is None:
         return None
-    look = remotes.look(program.key, Wants(program.target))
+    look = remotes.look(program_key, Wants(target))
     for _ in look.news(remotes.seconds()):
-        loader.find(program.store)
+        loader.find(store)
         if result := found():
             return result
     return None
@@ -65,4 +71,4 @@ def said(program: Configured) -> str:
     return f"Beyond the store: {text}" if text else ""
 
 
-__all__ = ["Wants", "brought", "is_under_way", "said"]
+__all__ = ["Wants", "brought", "brought_for", "is_under_way", "said"]

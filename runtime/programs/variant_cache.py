@@ -12,9 +12,9 @@ from precast.artifact_store.trust.trusted import Trusted
 from precast.runtime.common.errors import LoadError
 from precast.runtime.common.locks import Lock
 from precast.runtime.common.log import logger
+from precast.runtime.counting.tallies import Tally
 from precast.runtime.guards.differentiating import Differing
 from precast.runtime.paths.paths import PathError
-from precast.runtime.programs.tallies import Tally
 from precast.runtime.programs.variant import Artifact, Binding, EagerVariant, Variant
 from precast.runtime.settings import stance
 from precast.runtime.targets.ladder import rank, rules_of

@@ -27,6 +27,7 @@ import sys
 from precast.artifact_store import Store
 from tests.artifact_store.sample import make
 store = Store.open(sys.argv[1])
+Store.open(sys.argv[1] + "-before").put(*make())  # what a first put imports is there
 print("ready", flush=True)
 for number in range(int(sys.argv[2]), int(sys.argv[3])):
     store.put(*make(number, size=200_000))

@@ -6,6 +6,8 @@ import os
 import pickle
 import shutil
 import sqlite3
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -210,3 +212,32 @@ def test_a_repair_rebuilds_a_damaged_index(what: str, tmp_path: Path) -> None:
     assert verify(store, repair=True).sound
     assert verify(store).problems == []
     assert sum(entry.hits for entry in _entries(store)) == (0 if what == "a file" else 1)
+
+
+KILLED = """
+import os, sys
+from precast.artifact_store import Store
+from precast.artifact_store.maintenance.index import open_index
+store = Store.open(sys.argv[1])
+with open_index(store) as index, index._cache.transact():
+    index._cache.set(sys.argv[2], {"schema": 9})
+    index._cache._con.execute("PRAGMA cache_spill = 1")
+    for number in range(3000):
+        index._cache.set(f"x{number}", {"schema": 9, "text": "x" * 2000})
+    os._exit(9)
+"""
+
+
+def test_a_command_that_was_killed_while_it_counted_leaves_a_sound_index(tmp_path: Path) -> None:
+    """What it had begun is taken back by the next command that writes; those that only look know that, and touch nothing."""
+    store, (first,) = fill(tmp_path / "s")
+    store.used(first)
+    entries = _entries(store)
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run([sys.executable, "-c", KILLED, str(store.root), first], cwd=root, env=environment, check=False)
+    assert done.returncode == 9 and (store.root / "index" / "cache.db-journal").stat().st_size
+    before = {path.name: path.stat().st_mtime_ns for path in (store.root / "index").iterdir()}
+    assert _entries(Store.open(store.root, readonly=True)) == entries and verify(store).problems == []
+    assert {path.name: path.stat().st_mtime_ns for path in (store.root / "index").iterdir()} == before
+    assert _entries(store) == entries and not (store.root / "index" / "cache.db-journal").exists()

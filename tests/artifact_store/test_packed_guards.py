@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from precast.artifact_store.format.errors import DamagedRecord
+from precast.artifact_store.format.guards import Guard, Predicate, canonical_order, guard_hash
+from precast.artifact_store.format.manifest import guard_rows
 from precast.artifact_store.format.msgpack import pack, unpack
-from precast.artifact_store.format.packed_guards import pack_guards, unpack_guards
+from precast.artifact_store.format.packed_guards import count_guards, hash_of_packed, pack_guards, unpack_guards
 
 LAYER = (("local", "self"), ("submodule", "layers"), ("submodule", "0"))
 ROWS = (
@@ -111,3 +113,25 @@ def test_anything_else_is_damaged(data: bytes) -> None:
 def test_a_predicate_that_nobody_knows_is_a_damaged_record(written: Any) -> None:
     with pytest.raises(DamagedRecord, match="unknown predicate 'sessalc'"):
         unpack_guards(written(((LAYER, "sessalc", None),)))
+
+
+def test_the_hash_of_the_table_is_that_of_the_guards() -> None:
+    """Whatever paths and constants they share; 1, True and 1.0 are three constants, and two guards that are equal are one."""
+    places = [(("local", name), *steps) for name in ("a", "b") for steps in ((), (("attr", "x"),), (("attr", "x"), ("item", ("int", 1))))]
+    constants = [("int", 1), ("bool", True), ("float", 1.0), 1, True, 1.0, None, {"b": 1, "a": True}, {"a": True, "b": 1}, b"x", "x", ()]
+    guards = [Guard(place, Predicate.EQUALS, constant) for place in places for constant in constants]
+    guards += [Guard(places[0], Predicate.SAME_AS, places[3]), guards[0], Guard(places[1], Predicate.TYPE, "x")]
+    guards.append(Guard((("state",),), Predicate.NOT_ALIASED, {"distinct": tuple(places[:3]), "mutated": (), "others": (places[4],)}))
+    ordered = canonical_order(guards)
+    data = pack_guards(guard_rows(ordered))
+    rows = unpack_guards(data)
+    assert hash_of_packed(data, rows) == guard_hash(guards) and count_guards(data) == len(ordered)
+    full = pack([list(row) for row in rows])  # as earlier versions wrote it
+    assert hash_of_packed(full, unpack_guards(full)) == guard_hash(guards) and count_guards(full) == len(ordered)
+    assert hash_of_packed(data, rows) != guard_hash(guards[1:-1])
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", pack(3), pack({"steps": []}), pack({"rows": 3}), pack({"rows": []})[:-1]], ids=repr)
+def test_a_section_that_is_none_has_no_count(data: bytes) -> None:
+    with pytest.raises(DamagedRecord):
+        count_guards(data)

@@ -7,6 +7,7 @@ every run of the tests, `coverage_guided.py` looks for more of them for as long 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import math
@@ -20,6 +21,9 @@ from precast.artifact_store import Manifest, RecordError, Store, StoreError
 from precast.artifact_store.bundle import format as bundles
 from precast.artifact_store.bundle import transfer
 from precast.artifact_store.format.msgpack import digest, pack, unpack
+from precast.artifact_store.local import machine_uses, size_limit
+from precast.artifact_store.local.leases import identity, is_dead
+from precast.artifact_store.maintenance.pins import pin_of
 from precast.artifact_store.named_records import parse as parse_record
 from precast.artifact_store.remote import settings
 from precast.artifact_store.remote.compress import compress, expand_within
@@ -31,10 +35,12 @@ from precast.artifact_store.remote.endpoints.url import parse as parse_url
 from precast.artifact_store.remote.endpoints.webdav import listed
 from precast.artifact_store.remote.endpoints.wire import Wire
 from precast.artifact_store.remote.layout import key_of
+from precast.artifact_store.remote.leases import Holder, holder_of
 from precast.artifact_store.remote.oci.image import Layer, image_manifest, parse_image
 from precast.artifact_store.remote.oci.reference import parse_reference
 from precast.artifact_store.remote.program_index import Entry, ProgramIndex, packed_object
 from precast.artifact_store.remote.remote_record import RemoteRecord
+from precast.artifact_store.statistics import recorded_calls, sheets
 from precast.artifact_store.trust import keyring as rings
 from precast.artifact_store.trust.judge import judge_for, parse_demand
 from precast.artifact_store.trust.keys import from_pem, parse_public, to_pem
@@ -241,12 +247,46 @@ def policy(data: bytes) -> None:
     assert parse_demand(str(parse_demand(text))) == parse_demand(text)
 
 
+@functools.cache
+def _file(name: str) -> Path:
+    """One that is written anew for each input, in a folder of this process."""
+    return Path(tempfile.mkdtemp(prefix="precast-fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)) / name
+
+
 def settings_file(data: bytes) -> None:
     """`precast.toml`, which may be another's: that of a repository one works in."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "precast.toml"
-        path.write_bytes(data)
-        settings._in_file(path)
+    _file("precast.toml").write_bytes(data)
+    settings._in_file(_file("precast.toml"))
+
+
+def size_of_a_store(data: bytes) -> None:
+    _file("precast.toml").write_bytes(data)
+    size_limit.parse(size_limit._in_file(_file("precast.toml")), "max_size")
+
+
+def lease(data: bytes) -> None:
+    """Who holds it, and whether they live: they say that they are on this machine."""
+    holder = holder_of(data, "lease")
+    if holder is not None:
+        assert isinstance(is_dead({**holder.process, "place": identity()["place"]}), bool) and str(holder)
+
+
+def uses(data: bytes) -> None:
+    assert machine_uses.from_bytes(machine_uses.to_bytes(read := machine_uses.from_bytes(data, "uses")), "again") == read
+
+
+def pin(data: bytes) -> None:
+    pin_of("ab" * 32, unpack(data, "pin"))
+
+
+def sheet(data: bytes) -> None:
+    _file("sheets.jsonl").write_bytes(data)
+    list(sheets.read_sheets(_file("sheets.jsonl")))
+
+
+def recorded_call(data: bytes) -> None:
+    _file("calls.jsonl").write_bytes(data)
+    recorded_calls.read([_file("calls.jsonl")])
 
 
 def remote_url(data: bytes) -> None:
@@ -318,6 +358,8 @@ _ANSWERS = (
 )
 _REPLIES = (b"$4\r\ndata\r\n", b"*2\r\n$1\r\n0\r\n*1\r\n$1\r\nx\r\n", b":12\r\n", b"+OK\r\n", b"-ERR no\r\n", b"$-1\r\n")
 _RING = "\n".join(rings.revoke_key(rings.add(rings.add(rings.EMPTY, KEY.public), known_key("b").public), "b").lines()).encode()
+_SHEET = b'{"v":1,"machine":"m","store":"s","begin":1.5,"end":2.5,"process":3,"processes":1,"names":{"k":"n"},"sums":[]}'
+_CALL = b'{"v":1,"program":"p","entry":"e","key":"k","hit":true,"grad":false,"inference":true,"args":[1],"kwargs":{"a":[]},"time":1.5}'
 _SECTIONS = pack([unpack(section) for section in _ONE._sections])
 
 PARSERS: dict[str, Parser] = {
@@ -344,6 +386,12 @@ PARSERS: dict[str, Parser] = {
     "public key": Parser(public_key, (StoreError,), (KEY.public.line().encode(),)),
     "private key": Parser(private_key, (StoreError,), (to_pem(KEY), to_pem(KEY, "passphrase"))),
     "policy": Parser(policy, (StoreError,), (b"any", b"signed", b"by:ci,release")),
+    "lease": Parser(lease, (), (Holder("t", "s", "", 3, "held", identity()).to_bytes(),), "msgpack"),
+    "uses of a machine": Parser(uses, (RecordError,), (machine_uses.to_bytes({"ab" * 32: machine_uses.Uses(3, 1.7e9)}),), "msgpack"),
+    "pin": Parser(pin, (RecordError,), (pack({"note": "x", "by": "y", "made": 1.5}),), "msgpack"),
+    "statistics": Parser(sheet, (), (_SHEET,), "json"),
+    "recorded calls": Parser(recorded_call, (), (_CALL,), "json"),
+    "size of a store": Parser(size_of_a_store, (StoreError,), (b'max_size = "20GiB"\n',)),
     "settings": Parser(settings_file, (StoreError,), (_TOML,)),
     "remote's URL": Parser(remote_url, (StoreError,), (b"s3://bucket/p?mode=ro&trust=by:ci&budget=2s", b"http://u:p@[::1]:80/x?a=b")),
 }

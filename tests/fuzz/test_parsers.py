@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from precast.artifact_store.format.msgpack import pack, unpack
+from precast.artifact_store.local.leases import identity
+from precast.artifact_store.remote.leases import Holder
 from tests.fuzz.parsers import PARSERS, Parser, tried
 
 EXAMPLES = 40
@@ -96,7 +98,7 @@ def drawn(parser: Parser, draw: random.Random) -> bytes:
     if parser.form == "msgpack" and draw.random() < 0.6:
         return pack(changed_value(unpack(seed), draw, ODD))
     if parser.form == "json" and draw.random() < 0.6:
-        plain = [item for item in ODD if not isinstance(item, bytes)]
+        plain = [10**400, *(item for item in ODD if not isinstance(item, bytes))]
         return json.dumps(changed_value(json.loads(seed), draw, plain)).encode()
     return changed_bytes(seed, draw)
 
@@ -142,3 +144,21 @@ def test_deep_and_long(name: str, piece: bytes) -> None:
     tried(parser, parser.seeds[0] + piece)
     tried(parser, parser.seeds[0][: len(parser.seeds[0]) // 2] + piece)
     assert time.process_time() - started < 5
+
+
+FOUND = {
+    "lease: a process that no system can have": ("lease", Holder("t", "s", "", 3, "held", {**identity(), "pid": 2**63}).to_bytes()),
+    "recorded calls: a time of 400 digits": ("recorded calls", PARSERS["recorded calls"].seeds[0].replace(b"1.5}", b"1" * 400 + b"}")),
+    "statistics: an endless process": ("statistics", PARSERS["statistics"].seeds[0].replace(b'"process":3', b'"process":Infinity')),
+    "settings: a key of 60,000 parts": ("settings", b"a." * 60_000 + b"b = 1"),
+    "size of a store: a key of 60,000 parts": ("size of a store", b"a." * 60_000 + b"max_size = 1"),
+    "settings: a number of 5,000 digits": ("settings", b"remotes = " + b"9" * 5000),
+}
+
+
+@pytest.mark.parametrize("case", FOUND)
+def test_what_was_found_before(case: str) -> None:
+    name, data = FOUND[case]
+    started = time.process_time()
+    tried(PARSERS[name], data)
+    assert time.process_time() - started < 2

@@ -13,7 +13,7 @@ from torch._dynamo.testing import CompileCounter
 
 import precast
 from precast.artifact_store import Store
-from precast.runtime.programs import tallies
+from precast.runtime.counting import tallies
 
 
 @pytest.fixture(autouse=True)

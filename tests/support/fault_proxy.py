@@ -18,6 +18,7 @@ import hashlib
 import http.client
 import re
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -72,7 +73,8 @@ class Answer:
 class _Listener:
     """Accepts connections on a free port of loopback, each in a thread, until it is closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
         self._socket = socket.create_server((HOST, 0), backlog=256)
         self.port = int(self._socket.getsockname()[1])
         self.closed = threading.Event()
@@ -95,6 +97,8 @@ class _Listener:
 
     def _run(self, connection: socket.socket) -> None:
         try:
+            if self._tls is not None:
+                connection = self._tls.wrap_socket(connection, server_side=True)
             self.serve(connection)
         except (OSError, ValueError, http.client.HTTPException):
             pass  # the other side went away: the test's business
@@ -129,10 +133,12 @@ class FaultProxy(_Listener):
     """In front of the HTTP server at `upstream`; without one it keeps what is put in memory, and honours If-Match and If-None-Match.
 
     `requests` counts by method, `seen` holds "METHOD /path" of each; `received` and `sent` count bytes of bodies. `delay`: seconds added to
-    every request.
+    every request. `tls`: it is an `https://` server.
     """
 
-    def __init__(self, upstream: int | None = None, *, delay: float = 0.0, conditional: bool = True) -> None:
+    def __init__(
+        self, upstream: int | None = None, *, delay: float = 0.0, conditional: bool = True, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.upstream, self.delay, self.conditional = upstream, delay, conditional
         self.faults: list[Fault] = []
         self.content: dict[str, bytes] = {}
@@ -141,8 +147,8 @@ class FaultProxy(_Listener):
         self.headers: list[dict[str, str]] = []
         self.received = self.sent = 0
         self._state = threading.Lock()
-        super().__init__()
-        self.url = f"http://{HOST}:{self.port}"
+        super().__init__(tls)
+        self.url = f"{'http' if tls is None else 'https'}://{HOST}:{self.port}"
 
     def fault(self, kind: Kind, **settings: object) -> Fault:
         """Misbehave from now on; the first fault that applies to a request is the one that happens."""
@@ -320,11 +326,11 @@ class WireProxy(_Listener):
     "hang" (nothing goes through any more), "reset" (connections are cut), or "garbage" (the answers are random bytes).
     """
 
-    def __init__(self, upstream: int, *, delay: float = 0.0) -> None:
+    def __init__(self, upstream: int, *, delay: float = 0.0, tls: ssl.SSLContext | None = None) -> None:
         self.upstream, self.delay = upstream, delay
         self.mode: Literal["pass", "hang", "reset", "garbage"] = "pass"
         self.received = self.sent = 0
-        super().__init__()
+        super().__init__(tls)
 
     def serve(self, connection: socket.socket) -> None:
         """Pass on what one client says, and what it is answered."""

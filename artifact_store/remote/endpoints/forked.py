@@ -1,7 +1,7 @@
 """An object store in a process that may be forked: fork servers load artifacts, fork their workers, and these ask for more.
 
 In the process that used obstore first, requests go straight to it. In a child of that one they go through a helper process
-(`helper.py`), which is started with the first of them: 0.2 s and some 40 MB, and nothing where a worker asks for nothing.
+(`helper.py`), which is started with the first of them: one more Python of some 30 MB, and nothing where a worker asks for nothing.
 """
 
 from __future__ import annotations

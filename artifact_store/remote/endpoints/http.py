@@ -17,6 +17,7 @@ from urllib.parse import quote, urljoin, urlsplit
 
 from precast.artifact_store.remote.endpoint import Denied, Garbled, Listed, TimeOuts, Unreachable, Unsupported, Versioned
 from precast.artifact_store.remote.endpoints.credentials import HTTP_TOKEN, http_authorization
+from precast.artifact_store.remote.endpoints.proxy import proxy_for
 from precast.artifact_store.remote.endpoints.url import EndpointURL, checked, checked_prefix
 from precast.artifact_store.remote.endpoints.webdav import PROPFIND, listed
 from precast.artifact_store.remote.endpoints.wire import IdleWires, Wire
@@ -64,6 +65,7 @@ class HttpEndpoint:
         self._authority, self._base = url.authority, url.path.rstrip("/")
         self._origin = (url.scheme, url.host, self._port)
         self._authorization = http_authorization(url)
+        self._proxy = proxy_for(url)
         self._timeouts = timeouts
         self._wires: IdleWires[Wire] = IdleWires()
         self._honours: dict[str, bool] = {}
@@ -219,11 +221,14 @@ class HttpEndpoint:
                 if wire.answered or headers or not isinstance(error.__cause__, ConnectionError):
                     raise  # the server had the request; a condition that it may have met already must not be tried again here
                 break
-        wire = Wire(self._host, self._port, self._timeouts, deadline, self._tls)
+        wire = Wire(self._host, self._port, self._timeouts, deadline, self._tls, self._proxy)
         return self._over(wire, deadline, method, target, body, headers, limit)
 
     def _over(self, wire: Wire, deadline: float, method: str, target: str, body: bytes, headers: dict[str, str], limit: int) -> Answer:
-        lines = [f"{method} {target} HTTP/1.1", f"Host: {self._authority}", "User-Agent: precast", "Accept-Encoding: identity"]
+        asked = target if self._proxy is None or self._tls is not None else f"http://{self._authority}{target}"
+        lines = [f"{method} {asked} HTTP/1.1", f"Host: {self._authority}", "User-Agent: precast", "Accept-Encoding: identity"]
+        if asked is not target and self._proxy is not None and self._proxy.authorization is not None:
+            lines.append(f"Proxy-Authorization: {self._proxy.authorization}")
         if body or method == "PUT":
             lines.append(f"Content-Length: {len(body)}")
         if self._authorization is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from importlib import import_module
@@ -26,7 +27,7 @@ STATUS = re.compile(r"Server returned (?:non-2xx status code|error response): (\
 PROBE = "v1/probe"
 PAGE = 1000
 """Names of one step of a listing."""
-LOOPBACK = re.compile(r"http://(127\.[0-9.]+|localhost|\[::1\])(:\d+)?/?")
+LOOPBACK = re.compile(r"http://(127\.[0-9.]+|localhost|\[::1\])(:\d+)?(/.*)?")
 T = TypeVar("T")
 
 _first_pid: int | None = None
@@ -69,8 +70,7 @@ class ObjectStoreEndpoint:
             size = answer.meta["size"]
             if size > limit:
                 raise Garbled(f"{self.url}: {name} has {size} bytes, and {limit} were allowed")
-            if str(answer.attributes.get("Content-Type", "")).lower().startswith("text/html"):
-                raise Garbled(f"{self.url} answers with a web page: is there a proxy in between that wants a login?")
+            self._no_page(answer)
             data = bytes(answer.bytes())
             if len(data) != size:
                 raise Unreachable(f"{self.url}: {name} ended after {len(data)} of {size} bytes")
@@ -93,7 +93,8 @@ class ObjectStoreEndpoint:
 
     def has(self, name: str) -> bool:
         def verb() -> bool:
-            return self._obstore.head(self._store, self._key(name)) is not None
+            self._no_page(self._obstore.get(self._store, self._key(name), options={"head": True}))
+            return True
 
         return self._asked(f"head {name}", verb, absent=False)
 
@@ -104,10 +105,15 @@ class ObjectStoreEndpoint:
         # obstore lists below folders: what the last segment begins with is compared here
         folder = (self._prefix + checked_prefix(prefix)).rpartition("/")[0]
         pages: Iterator[list[dict[str, Any]]] = iter(self._obstore.list(self._store, folder or None, chunk_size=PAGE))
+        empty = True
         while True:
             page = self._asked(f"list {prefix}", lambda: next(pages, None), absent=None)
             if page is None:
+                # obstore reads any web page as an empty listing: who has that has everything
+                if empty and self.has(f"v1/absent-{secrets.token_hex(8)}"):
+                    raise Garbled(f"{self.url} lists nothing and has whatever it is asked for: that is no object store")
                 return
+            empty = False
             for each in page:
                 name = str(each["path"]).removeprefix(self._prefix)
                 if name != PROBE and name.startswith(prefix) and str(each["path"]).startswith(self._prefix):
@@ -118,6 +124,10 @@ class ObjectStoreEndpoint:
 
     def _key(self, name: str) -> str:
         return self._prefix + checked(name)
+
+    def _no_page(self, answer: Any) -> None:
+        if str(answer.attributes.get("Content-Type", "")).lower().startswith("text/html"):
+            raise Garbled(f"{self.url} answers with a web page: is there a proxy in between that wants a login?")
 
     def _put(self, name: str, data: bytes, mode: object) -> bool:
         def verb() -> bool:

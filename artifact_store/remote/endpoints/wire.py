@@ -14,9 +14,12 @@ import time
 from collections import deque
 from typing import Any, Generic, TypeVar
 
-from precast.artifact_store.remote.endpoint import Garbled, TimeOuts, Unreachable
+from precast.artifact_store.remote.endpoint import Denied, EndpointError, Garbled, TimeOuts, Unreachable
+from precast.artifact_store.remote.endpoints.proxy import Proxy
 
 W = TypeVar("W")
+HEAD = 1 << 14
+"""Bytes that the head of a proxy's answer may have."""
 PIECE = 1 << 18
 """Bytes that are handed to the socket at a time, so that a write that makes progress is told from one that does not."""
 
@@ -24,26 +27,49 @@ PIECE = 1 << 18
 class Wire(io.RawIOBase):
     """One TCP or TLS connection to `host`. Raises Unreachable for whatever the network does."""
 
-    def __init__(self, host: str, port: int, timeouts: TimeOuts, deadline: float, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, host: str, port: int, timeouts: TimeOuts, deadline: float, tls: ssl.SSLContext | None = None, proxy: Proxy | None = None
+    ) -> None:
         super().__init__()
         self.place = f"{host}:{port}"
         self._timeouts = timeouts
         self._deadline = deadline
         self._allowed = 0
         self.answered = False
+        address = (host, port) if proxy is None else (proxy.host, proxy.port)
+        left = max(0.01, min(timeouts.connect, deadline - time.monotonic()))
         try:
-            self._socket: socket.socket = socket.create_connection(
-                (host, port), timeout=max(0.01, min(timeouts.connect, deadline - time.monotonic()))
-            )
+            self._socket: socket.socket = socket.create_connection(address, timeout=left)
         except (OSError, UnicodeError) as error:
-            raise Unreachable(f"no connection to {self.place}: {_reason(error)}") from error
+            through = "" if proxy is None else f" through the proxy {proxy.host}:{proxy.port}"
+            raise Unreachable(f"no connection to {self.place}{through}: {_reason(error)}") from error
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if tls is not None:
+                if proxy is not None:
+                    self._tunnel(proxy, host, port)
                 self._socket = tls.wrap_socket(self._socket, server_hostname=host)
+        except EndpointError:
+            self._socket.close()
+            raise
         except (OSError, ValueError) as error:
             self._socket.close()
             raise Unreachable(f"no TLS connection to {self.place}: {_reason(error)}") from error
+
+    def _tunnel(self, proxy: Proxy, host: str, port: int) -> None:
+        """Ask a proxy to connect us. Its answer has no body, so it is read byte by byte: what follows is the other side's."""
+        self._allowed = HEAD
+        self.sendall(proxy.connect(host, port))
+        head, byte = bytearray(), bytearray(1)
+        while not head.endswith(b"\r\n\r\n"):
+            if not self.readinto(byte):
+                raise Unreachable(f"the proxy {proxy.host}:{proxy.port} closed the connection")
+            head += byte
+        status = head.split(b" ", 2)[1:2]
+        if status != [b"200"]:
+            code = status[0][:3].decode("latin-1") if status else "nothing"
+            kind = Denied if code in ("403", "407") else Unreachable
+            raise kind(f"the proxy {proxy.host}:{proxy.port} answers {code} when asked for {self.place}")
 
     def begin(self, allowed: int, deadline: float) -> None:
         """A new request: when (`time.monotonic`) it has to be done, and how many bytes its answer may have in all."""

@@ -87,14 +87,3 @@ def place_of(url: str) -> Place:
     if workers is not None and engine != "ray":
         raise Stopped(f"--executor {url!r}: workers=… is for dask://local and ray; a dask cluster's workers are all used", usage=True)
     return Place(engine, parts.netloc, workers, url)
-
-
-def connect(place: Place) -> Executor:
-    """The engine at this place. Raises Stopped where its package is not installed, or nothing answers."""
-    if place.engine == "ray":
-        from precast.building.farm.ray_engine import Ray
-
-        return Ray(place)
-    from precast.building.farm.dask_engine import Dask
-
-    return Dask(place)

@@ -41,6 +41,7 @@ _SHOWN, _NAMED = 20, 4
 @trust_option
 @plain_http_option
 @click.option("--fresh", is_flag=True, help="Begin a registry's tag anew, instead of adding to what it names.")
+@click.option("--repair", is_flag=True, help="Send again what is there already: URL lost some of it, or damaged it.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be sent.")
 @store_option
 @json_option
@@ -51,6 +52,7 @@ def push(
     trust: str | None,
     plain_http: bool,
     fresh: bool,
+    repair: bool,
     dry_run: bool,
     store_path: str | None,
     as_json: bool,
@@ -69,7 +71,7 @@ def push(
     store = open_store(store_path or store_of_build_file(build_file), existing=True)
     selection = choice(lambda: store, build_file=build_file, **chosen)
     remote = url or configured_remote(writing=True)
-    with closing(remote_place(remote, trust=trust, plain_http=plain_http, fresh=fresh, writing=True)) as there:
+    with closing(remote_place(remote, trust=trust, plain_http=plain_http, fresh=fresh, repair=repair, writing=True)) as there:
         _move(out, "push", local_place(store, signing=True), there, selection, jobs=jobs, dry_run=dry_run)
 
 

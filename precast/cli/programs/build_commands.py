@@ -350,7 +350,8 @@ def _in_processes(out: Output, plan: BuildFile, store: Store, jobs: int | None) 
 def _on_farm(out: Output, plan: BuildFile, store: Store, url: str, retries: int, remotes: Sequence[Setting]) -> tuple[list[Outcome], Any]:
     """The outcomes of a build by an engine's workers, and the farm's part of the report."""
     from precast.building.build_order import Lines
-    from precast.building.farm.executor import connect, place_of
+    from precast.building.farm.engines import connect
+    from precast.building.farm.executor import place_of
     from precast.building.farm.farm import Farm
     from precast.building.ledger import Ledger, Stopped
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from precast.artifact_store.format import layout
 from precast.artifact_store.format.text import many
 from precast.artifact_store.local import machine_uses, usage
 from precast.artifact_store.local.machine_uses import Uses
@@ -16,7 +15,7 @@ from precast.cli.output import Failure, Output, errors_to_json, human_option, js
 from precast.report.units import human_age
 
 
-@click.command(short_help="What other machines used: list it, bring it in, tell a remote.")
+@click.command(short_help="What other machines used: list, bring in, tell a remote.")
 @click.option(
     "--import", "sources", multiple=True, metavar="FILE|FOLDER|URL", help="Bring in what machines noted in files, or told a remote."
 )
@@ -86,7 +85,7 @@ def _told(source: str) -> dict[str, dict[str, Uses]]:
 
 def _machine(file: Path) -> str:
     name = file.name.removesuffix(usage.SUFFIX)
-    if not layout.is_label(name):
+    if not machine_uses.is_machine(name):
         raise Failure(f"{file}: is named after no machine: <host>{usage.SUFFIX}")
     return name
 
@@ -106,7 +105,7 @@ def _push(out: Output, url: str, machine: str, store_path: str | None) -> None:
     from precast.artifact_store.remote import usage_report
     from precast.cli.store.remote_keeping import tier
 
-    if not layout.is_label(machine):
+    if not machine_uses.is_machine(machine):
         raise click.BadParameter(f"{machine!r}: use up to 128 letters, digits, '_', '.', '+', '-'", param_hint="--machine")
     store = open_store(store_path, existing=True)
     with open_index(store) as index:

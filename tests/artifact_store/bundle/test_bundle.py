@@ -292,3 +292,24 @@ def test_a_blob_that_expands_to_more_than_it_says(tmp_path: Path) -> None:
         with pytest.raises(BundleError, match="were to come|takes|compressed"):
             transfer.take_in(target, path, SIGNED)
     assert list(target.manifests()) == []
+
+
+def test_another_blob_of_the_same_size(tmp_path: Path) -> None:
+    """Only its digest tells."""
+    path, target = written(tmp_path, count=1), Store.open(tmp_path / "to")
+    data = path.read_bytes()
+    start = 24 + int.from_bytes(data[16:24], "little")
+    old = int.from_bytes(data[start : start + 8], "little")
+    manifest = next(iter(Store.open(tmp_path / "from").manifests()))
+    frame = compress(b"x" * manifest.blobs[min(manifest.blobs)])
+    path.write_bytes(resealed(data[:start] + len(frame).to_bytes(8, "little") + frame + data[start + 8 + old :]))
+    with pytest.raises(BundleError, match="does not match its digest"):
+        transfer.take_in(target, path, SIGNED)
+    assert list(target.manifests()) == []
+
+
+def test_a_blob_that_nothing_names(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    path.write_bytes(with_index(path, lambda index: index[2].insert(0, [ZERO, 3])))
+    with pytest.raises(BundleError, match="its blobs are not those that its artifacts and records name"):
+        transfer.take_in(Store.open(tmp_path / "to"), path, ANYTHING)

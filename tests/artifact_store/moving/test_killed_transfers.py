@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,15 +18,16 @@ from click.testing import CliRunner
 
 from precast.artifact_store import Store
 from precast.artifact_store.moving.place import Place
-from precast.artifact_store.moving.places import any_place
+from precast.artifact_store.moving.places import any_place, remote_place
 from precast.cli.main import main
 from tests.artifact_store.sample import complete, make
-from tests.support.servers import Server, registry
+from tests.support.servers import S3_ENVIRONMENT, Server, registry, s3
 
-__all__ = ["registry"]
+__all__ = ["registry", "s3"]
 
 COUNT, SIZE, PROGRAMS = 24, 150_000, 4
-CYCLES = 6
+MOMENTS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4)
+"""Seconds after which a transfer is killed, give or take a half: the first never ends in time, however fast the machine."""
 
 
 @pytest.fixture(scope="module")
@@ -99,8 +101,8 @@ def test_a_push_goes_on_where_it_was_killed(full: Path, tmp_path: Path, monkeypa
     folder.mkdir()
     words = ["push", f"shared://{folder}", "--store", str(full), "--jobs", "3"]
     seen, kills = 0, 0
-    for _ in range(CYCLES):
-        kills += killed(words, random.uniform(0.02, 0.25))
+    for moment in MOMENTS:
+        kills += killed(words, random.uniform(0.5, 1.5) * moment)
         shown = sound(any_place(f"shared://{folder}", trust="any"))
         assert shown >= seen
         seen = shown
@@ -119,8 +121,8 @@ def test_a_pull_goes_on_where_it_was_killed(full: Path, tmp_path: Path) -> None:
     whole(["push", f"shared://{folder}", "--store", str(full)])
     words = ["pull", f"shared://{folder}", "--trust", "any", "--store", str(root), "--jobs", "3"]
     seen, kills = 0, 0
-    for _ in range(CYCLES):
-        kills += killed(words, random.uniform(0.02, 0.25))
+    for moment in MOMENTS:
+        kills += killed(words, random.uniform(0.5, 1.5) * moment)
         store = Store.open(root, readonly=True)
         manifests = list(store.manifests())
         assert all(complete(store, manifest) for manifest in manifests) and len(manifests) >= seen
@@ -135,14 +137,43 @@ def test_a_pull_goes_on_where_it_was_killed(full: Path, tmp_path: Path) -> None:
     assert len(list(Store.open(root).manifests())) == COUNT and answer["there_already"] == seen
 
 
+def test_a_push_to_an_object_store_goes_on_where_it_was_killed(full: Path, s3: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in S3_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    base, _, query = s3.url.partition("?")
+    url = f"{base}/killed-{time.time_ns()}?{query}"
+    words = ["push", url, "--store", str(full), "--jobs", "3"]
+    seen, kills = 0, 0
+    for moment in MOMENTS[::2]:
+        kills += killed(words, random.uniform(0.5, 1.5) * moment)
+        with closing(any_place(url, trust="any")) as place:
+            shown = sound(place)
+        assert shown >= seen
+        seen = shown
+    assert kills, "no push was killed: make the store larger"
+    before = sizes_at(url)
+    answer = whole(words)
+    after = sizes_at(url)
+    assert before.items() <= after.items() and answer["there_already"] == seen and answer["not_moved"] == []
+    assert answer["sent"] <= sum(after.values()) - sum(before.values()), "content that was there was sent again"
+
+
+def sizes_at(url: str) -> dict[str, int]:
+    """Objects of a remote with their bytes."""
+    with closing(remote_place(url, trust="any")) as place:
+        return {listed.name: listed.size for listed in place.remote.endpoint.names("v1/objects/")}
+
+
 def test_a_push_to_a_registry_shows_nothing_until_it_is_whole(full: Path, registry: Server) -> None:
     url = f"{registry.url}/killed/models:{time.time_ns()}"
     words = ["push", url, "--store", str(full), "--jobs", "3"]
-    kills, ended = 0, False
-    for _ in range(CYCLES):
-        stopped = killed(words, random.uniform(0.05, 0.4))
-        kills, ended = kills + stopped, ended or not stopped
-        assert sound(any_place(url, trust="any")) == (COUNT if ended else 0)
+    kills = 0
+    for moment in MOMENTS:
+        kills += killed(words, random.uniform(0.5, 1.5) * moment)
+        shown = sound(any_place(url, trust="any"))
+        assert shown in (0, COUNT), "the tag names a part of a push"
+        if shown:
+            break  # it was killed after its last request, or ended
     assert kills, "no push was killed: make the store larger"
     before = blobs_of(registry)
     answer = whole(words)

@@ -190,6 +190,19 @@ def test_parts_of_chosen_programs_come_along_from_a_remote_that_lists_too(tmp_pa
     assert [h.program_key for h in came.moved] == ["called-1", "deep-1", "main-1"]
 
 
+def test_from_one_remote_to_another(tmp_path: Path) -> None:
+    store, ids = fill(tmp_path / "a", 3)
+    store.put_record("tuning", "cpu", {"choices": {}})
+    one, two = MemoryEndpoint(), MemoryEndpoint("memory://other")
+    assert move(LocalPlace(store, known_key("ci")), remote(one)).good
+    judge = judge_for("signed", keyring=lambda: keyring("ci"))
+    across = move(remote(one, judge), remote(two))
+    assert across.good and sorted(h.artifact_id for h in across.moved) == sorted(ids) and len(across.records) == 1
+    assert {name for name in one.content if "objects" in name} == {name for name in two.content if "objects" in name}
+    assert move(remote(two, judge), LocalPlace(Store.open(tmp_path / "b"))).good
+    assert difference(remote(one), remote(two), EVERYTHING).none
+
+
 # -- trust
 
 
@@ -236,6 +249,21 @@ def test_what_leaves_is_signed_where_a_key_is_given_and_signatures_follow_later(
     assert all(h.signers == {known_key("ci").public.id} for h in third.holdings())
 
 
+def test_what_nobody_trusts_gives_way_to_a_signed_build_of_the_same(tmp_path: Path) -> None:
+    judge = judge_for("signed", keyring=lambda: keyring("ci"))
+    stranger, ours = Store.open(tmp_path / "stranger"), Store.open(tmp_path / "ours")
+    stranger.put(*make(evidence={"seconds": 1}))
+    mine = ours.get(ours.put(*make(evidence={"seconds": 2})))
+    assert mine is not None
+    endpoint = MemoryEndpoint()
+    assert move(LocalPlace(stranger), remote(endpoint)).good
+    assert move(LocalPlace(ours, known_key("ci")), remote(endpoint)).moved == [], "where all are accepted the first stays"
+    assert len(move(LocalPlace(ours, known_key("ci")), remote(endpoint, judge)).moved) == 1
+    (there,) = remote(endpoint).holdings()
+    assert there.checksum == mine.checksum and there.signers == {known_key("ci").public.id}
+    assert move(LocalPlace(stranger), remote(endpoint, judge)).moved == [], "nor does a stranger's replace it"
+
+
 # -- failures
 
 
@@ -264,6 +292,49 @@ def test_a_lost_object_is_said_and_leaves_no_artifact(tmp_path: Path) -> None:
     report = move(remote(endpoint), LocalPlace(other))
     assert [trouble.what for trouble in report.troubles] == [only] and "is not there, though it is named" in report.troubles[0].reason
     assert list(other.manifests()) == []
+
+
+def test_a_push_with_repair_brings_back_what_a_remote_lost(tmp_path: Path) -> None:
+    store, ids = fill(tmp_path / "a", 2, size=5000)
+    endpoint = MemoryEndpoint()
+    move(LocalPlace(store), remote(endpoint))
+    before = dict(endpoint.content)
+    for name in [name for name in endpoint.content if "objects" in name]:
+        del endpoint.content[name]
+    assert move(LocalPlace(store), remote(endpoint)).moved == [], "an index that names an artifact is believed"
+    assert len(move(LocalPlace(store), remote(endpoint, repair=True)).moved) == len(ids)
+    assert {name: data for name, (data, _) in endpoint.content.items() if "objects" in name} == {
+        name: data for name, (data, _) in before.items() if "objects" in name
+    }
+    assert move(remote(endpoint), LocalPlace(Store.open(tmp_path / "b"))).good
+
+
+def test_a_pull_brings_back_a_blob_that_was_set_aside(tmp_path: Path) -> None:
+    store, (only,) = fill(tmp_path / "a", 1, size=5000)
+    endpoint = MemoryEndpoint()
+    move(LocalPlace(store), remote(endpoint))
+    manifest = store.get(only)
+    assert manifest is not None
+    path = store.path(f"objects/{manifest.graphs['forward'].library[:2]}/{manifest.graphs['forward'].library}")
+    path.chmod(0o600)
+    path.write_bytes(b"flipped")
+    assert store.blob(manifest.graphs["forward"].library) is None and not path.exists()
+    healed = move(remote(endpoint), LocalPlace(store))
+    assert len(healed.moved) == 1 and complete(store, manifest)
+    assert move(remote(endpoint), LocalPlace(store)).moved == []
+
+
+def test_a_pull_replaces_what_the_store_itself_would_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRECAST_TRUST", str(tmp_path / "keyring"))
+    (tmp_path / "keyring").write_text(f"{known_key('ci').public.line()}\n")
+    theirs = Store.open(tmp_path / "a")
+    theirs.put(*make(evidence={"seconds": 2}))
+    endpoint = MemoryEndpoint()
+    move(LocalPlace(theirs, known_key("ci")), remote(endpoint))
+    Store.open(tmp_path / "b").put(*make(evidence={"seconds": 1}))
+    for policy, count in (("any", 0), ("signed", 1), ("signed", 0)):
+        store = Store.open(tmp_path / "b", trust=policy)
+        assert len(move(remote(endpoint, judge_for("signed")), LocalPlace(store)).moved) == count, policy
 
 
 def test_a_destination_that_cannot_be_written_fails_each(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from precast.artifact_store import Store
-from precast.artifact_store.remote.local_side import LocalSide
+from precast.artifact_store.remote.behind.local_side import LocalSide
+from precast.artifact_store.remote.behind.remotes import Remotes
 from precast.artifact_store.remote.program_index import Entry
 from precast.artifact_store.remote.remote import Remote
-from precast.artifact_store.remote.remotes import Remotes
 from tests.artifact_store.remote.judges import Anything
 from tests.artifact_store.remote.memory_endpoint import MemoryEndpoint
 from tests.artifact_store.sample import make

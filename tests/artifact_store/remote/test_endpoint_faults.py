@@ -121,6 +121,14 @@ def test_a_lost_object_is_absent_and_a_flipped_bit_passes(place: tuple[FaultProx
     assert endpoint.get(NAME, LIMIT) == CONTENT
 
 
+def test_a_login_page_is_neither_an_object_nor_an_empty_listing(place: tuple[FaultProxy, Endpoint]) -> None:
+    proxy, endpoint = place
+    proxy.fault("login")
+    for verb in (lambda: endpoint.has(NAME), lambda: list(endpoint.names("v1/objects/")), lambda: endpoint.get(NAME, LIMIT)):
+        with pytest.raises(Garbled):
+            verb()
+
+
 @pytest.fixture
 def alone() -> Iterator[tuple[FaultProxy, Endpoint]]:
     """A small HTTP cache, and an endpoint."""

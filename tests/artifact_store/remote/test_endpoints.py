@@ -351,6 +351,16 @@ def test_clouds_are_opened_without_a_request(monkeypatch: pytest.MonkeyPatch) ->
     assert open_endpoint("gs://bucket/team?anonymous=1").url == "gs://bucket/team"
 
 
+def test_what_clouds_are_asked(monkeypatch: pytest.MonkeyPatch, conditional: FaultProxy) -> None:
+    """Only that the right places are asked, for no emulator of these is here: the server knows neither."""
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "aGVsbG8=")
+    azure = open_endpoint(f"az://container/team?account=name&endpoint={conditional.url}/name", SHORT)
+    azure.put("v1/x", b"1")
+    assert conditional.seen[-1] == "PUT /name/container/team/v1/x"
+    assert open_endpoint(f"gs://bucket/team?anonymous=1&endpoint={conditional.url}", SHORT).get("v1/x", 10) is None
+    assert conditional.seen[-1] == "GET /bucket/team%2Fv1%2Fx"
+
+
 def shared(folder: Path, options: str = "") -> SharedFolderEndpoint:
     endpoint = open_endpoint(f"shared://{folder}{options}")
     assert isinstance(endpoint, SharedFolderEndpoint)

@@ -282,6 +282,21 @@ def test_what_another_machine_publishes_comes_before_the_lease(tmp_path: Path, e
     lease.release()
 
 
+def test_a_lease_is_kept_while_what_is_new_is_fetched(tmp_path: Path, endpoint: MemoryEndpoint) -> None:
+    """Which may take longer than a lease lasts: others would take it over before the work has begun."""
+    store, fleet = machine(tmp_path / "a", endpoint)
+    goes_on = threading.Event()
+    fleet.on_refresh = lambda key: goes_on.wait(30) and None
+    watch = watch_of(store, fleet, expiry=0.4)
+    assert watch.look() is None
+    until(lambda: state(endpoint) == "held")
+    first = endpoint.content[FOLDER + NAME][0]
+    until(lambda: endpoint.content[FOLDER + NAME][0] != first)
+    assert watch.look() is None
+    goes_on.set()
+    taken(watch).release()
+
+
 def test_it_is_let_go_when_the_result_has_arrived(tmp_path: Path, endpoint: MemoryEndpoint) -> None:
     store, fleet = machine(tmp_path / "a", endpoint)
     fleet.sent.clear()

@@ -330,6 +330,16 @@ def test_no_changed_bit_of_an_index_changes_what_it_says() -> None:
     assert ignored <= 16  # a frame has bits that no decoder looks at
 
 
+def test_where_the_index_was_damaged_objects_are_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They lie beside it, and nobody could find by it that they are damaged as well."""
+    monkeypatch.setattr(index_update, "DAMAGED_PAUSES", (0.01,))
+    tier = remote()
+    publish(tier)
+    memory(tier).content = {name: (b"damaged", 0.0) for name in memory(tier).content}
+    publish(tier)
+    assert tier.fetch(KEY, index(tier).entries[0]).manifest.checksum == make()[0].checksum
+
+
 def _spoilt(data: bytes, times: int) -> bytes:
     return data[: len(data) // 2 + times]
 

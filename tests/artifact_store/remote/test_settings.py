@@ -105,9 +105,9 @@ def test_the_search_ends_at_a_repository_and_at_the_home(tmp_path: Path, monkeyp
         ("precast.toml", "remotes = [{url = 's3://b', budget = true}]", "budget=True"),
         ("precast.toml", "remotes = [{url = 's3://b', trust = 1}]", "trust=1"),
         ("precast.toml", "remotes = [", "is no TOML"),
-        ("precast.toml", "x = " + "[" * 5000, "is no TOML"),
-        ("pyproject.toml", "tool = 1\n# precast", "expected a table"),
-        ("pyproject.toml", "[tool]\nprecast = 1", "expected a table"),
+        ("precast.toml", "remotes = " + "[" * 5000, "is no TOML"),
+        ("pyproject.toml", "tool = 1\n# remotes", "expected a table"),
+        ("pyproject.toml", "[tool]\nprecast = 1  # remotes", "expected a table"),
     ],
 )
 def test_slips_in_files(name: str, text: str, said: str, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from precast.artifact_store import Manifest, RecordError, Store
@@ -23,10 +23,15 @@ from precast.artifact_store.bundle import transfer
 from precast.artifact_store.bundle.format import BundleError, Reader
 from precast.artifact_store.format.errors import Untrusted
 from precast.artifact_store.format.layout import blob_name, manifest_name, record_name, signature_name
+from precast.artifact_store.remote import layout as remote_layout
+from precast.artifact_store.remote.compress import compress, expand_within
+from precast.artifact_store.remote.endpoint import EndpointError
+from precast.artifact_store.remote.remote import Remote
 from precast.artifact_store.trust import keyring as rings
 from precast.artifact_store.trust.judge import judge_for
-from precast.artifact_store.trust.signatures import Judge
+from precast.artifact_store.trust.signatures import Judge, manifest_statement
 from precast.artifact_store.trust.trusted import LOCAL, Policy
+from tests.artifact_store.remote.memory_endpoint import MemoryEndpoint
 from tests.artifact_store.sample import make
 from tests.artifact_store.trust.known_keys import known_key
 
@@ -180,6 +185,44 @@ def of_sealed_manifests(folder: Path, bits: Bits) -> Counter[str]:
     return counts
 
 
+# -- remotes
+
+
+def of_remotes(bits: Bits, sealed: bool) -> Counter[str]:
+    """Each byte of each object on a remote, fetched as a miss would. `sealed`: of the index as it is before it is compressed, instead."""
+    endpoint = MemoryEndpoint()
+    tier, (manifest, blobs) = Remote(endpoint, judge=SIGNED), make(0)
+    tier.publish(manifest, blobs.__getitem__, [CI.sign(_statement(manifest))])
+    right, counts = {name: data for name, (data, _) in endpoint.content.items()}, Counter[str]()
+    index = remote_layout.program_name(manifest.program_key)
+    for name in (index,) if sealed else sorted(right):
+        start = expand_within(right[name], 1 << 20, name) if sealed else right[name]
+        for other in changed(start, bits):
+            endpoint.put(name, compress(other) if sealed else other)
+            counts[_fetched(tier, manifest, blobs)] += 1
+        endpoint.put(name, right[name])
+    assert _fetched(tier, manifest, blobs) == "the very same content"
+    return counts
+
+
+def _statement(manifest: Manifest) -> bytes:
+    return manifest_statement(manifest.program_key, manifest.artifact_id, manifest.checksum)
+
+
+def _fetched(tier: Remote, manifest: Manifest, blobs: Mapping[str, bytes]) -> str:
+    try:
+        index = tier.index(manifest.program_key)
+        if index is None or not index.entries:
+            return "nothing found"
+        found = tier.fetch(manifest.program_key, index.entries[0])
+    except Untrusted:
+        return "refused by signature"
+    except (RecordError, EndpointError):
+        return "refused by form or digest"
+    same = found.manifest.to_bytes() == manifest.to_bytes() and found.blobs == blobs
+    return "the very same content" if same else "accepted"
+
+
 def _fresh(root: Path) -> Store:
     """As another process would open it."""
     return Store(root, policy=Policy(LOCAL.kinds, SIGNED))
@@ -196,6 +239,8 @@ def main() -> None:
         rows.append(("bundle, its checksum made right", of_bundles(folder / "b", all_bits, True)))
         rows += of_files(folder / "c", all_bits).items()
         rows.append(("manifest, checksum, id and note made right", of_sealed_manifests(folder / "d", all_bits)))
+    rows.append(("objects of a remote", of_remotes(all_bits, False)))
+    rows.append(("index of a remote, before it is compressed", of_remotes(all_bits, True)))
     print("| what is changed | changes | accepted | what noticed |\n|---|---|---|---|")
     for kind, counts in rows:
         noticed = ", ".join(f"{what}: {count}" for what, count in sorted(counts.items()) if what != "accepted")

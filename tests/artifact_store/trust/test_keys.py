@@ -22,6 +22,7 @@ def test_a_signature_is_of_one_statement_by_one_key() -> None:
     assert key.public.holds(STATEMENT, signature) and len(signature.value) == 64 and signature.key == key.public.id
     assert not other.public.holds(STATEMENT, signature)
     assert not other.public.holds(STATEMENT, Signature(other.public.id, signature.value))
+    assert not key.public.holds(STATEMENT, Signature(other.public.id, signature.value))
     for changed in (STATEMENT[:-1], STATEMENT + b"x", manifest_statement("model-2", "ab" * 32, "cd" * 32), b""):
         assert not key.public.holds(changed, signature)
     for value in (signature.value[:-1], signature.value + b"\0", b"", bytes(64)):

@@ -41,6 +41,13 @@ def test_a_manifest_whose_checksum_and_id_are_made_right(tmp_path: Path) -> None
     assert set(found) == {"refused"} and found["refused"] > 500
 
 
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_remote(sealed: bool) -> None:
+    found = tampering.of_remotes(one_bit, sealed)
+    assert found["accepted"] == 0 and found["refused by form or digest"] > 0 and sum(found.values()) > 300
+    assert found["refused by signature"] > 0 or not sealed
+
+
 def test_what_would_be_accepted_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests above can fail: with a judge that accepts all, changes come through."""
 

@@ -21,8 +21,8 @@ import precast
 from precast.artifact_store import Store
 from precast.artifact_store.format import expressions
 from precast.runtime.api.compile import site_of
+from precast.runtime.counting import tallies
 from precast.runtime.native import loader
-from precast.runtime.programs import tallies
 from tests.end_to_end.dynamic.dynamic_programs import SEQUENCES, scale, shift
 from tests.support.processes import selected
 
@@ -198,7 +198,7 @@ with torch.no_grad():
             got, want = compiled(x, n), step(x, n)
             assert torch.allclose(got[0], want[0], rtol=1e-4, atol=1e-5) and got[1] == want[1]
 program = precast.runtime.api.compile.site_of(compiled).programs[0]
-print(sum(precast.runtime.programs.tallies._all.values()), len(program.variants), any(m.startswith(("torch._dynamo", "sympy")) for
+print(sum(precast.runtime.counting.tallies._all.values()), len(program.variants), any(m.startswith(("torch._dynamo", "sympy")) for
 m in sys.modules))
 """
 

@@ -17,9 +17,11 @@ ROWS = (
         "artifact_store/store.py",
         """            for name in manifest.blobs:
                 tier.put_new(layout.blob_name(name), blobs[name])
-            tier.put(layout.manifest_name(manifest.program_key, manifest.artifact_id), manifest.to_bytes())
+            signature_files.keep(self._entries, tier, file, manifest.checksum, given)
+            tier.put(file, manifest.to_bytes())
 """,
-        """            tier.put(layout.manifest_name(manifest.program_key, manifest.artifact_id), manifest.to_bytes())
+        """            signature_files.keep(self._entries, tier, file, manifest.checksum, given)
+            tier.put(file, manifest.to_bytes())
             for name in manifest.blobs:
                 tier.put_new(layout.blob_name(name), blobs[name])
 """,
@@ -40,7 +42,11 @@ ROWS = (
         WRITES,
     ),
     Mutant(
-        "a blob's digest is not checked when it is read", "artifact_store/store.py", "if digest(data) != digest_:", "if not data:", STORE
+        "a blob's digest is not checked when it is read",
+        "artifact_store/store.py",
+        "if digest(data) != digest_:\n            self._entries",
+        "if not data:\n            self._entries",
+        STORE,
     ),
     Mutant(
         "a blob that changed is not checked again",

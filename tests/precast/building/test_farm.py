@@ -18,7 +18,7 @@ from precast.artifact_store.remote.settings import Setting
 from precast.building.build_file import ProgramSpec
 from precast.building.build_job import Outcome
 from precast.building.build_order import Known, Lines, Task
-from precast.building.farm import executor, work
+from precast.building.farm import engines, work
 from precast.building.farm.executor import Heard, Job, Place, place_of
 from precast.building.farm.farm import Farm, plain_spec, refuse_secrets
 from precast.building.ledger import Ledger, Stopped
@@ -235,7 +235,7 @@ def test_a_password_in_the_url_is_refused_and_not_repeated() -> None:
 def test_an_engine_that_is_not_installed_is_named(engine: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, {"dask": "distributed", "ray": "ray"}[engine], None)
     with pytest.raises(Stopped, match=extra):
-        executor.connect(place_of(f"{engine}://local"))
+        engines.connect(place_of(f"{engine}://local"))
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_wrong_usage_of_the_command(words: tuple[str, ...], said: str) -> None:
 
 
 def test_the_command_reports_the_farm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(executor, "connect", lambda place: Engine({"a": dies_at(lambda job: job["kind"] == "load")}, {"b": honest}))
+    monkeypatch.setattr(engines, "connect", lambda place: Engine({"a": dies_at(lambda job: job["kind"] == "load")}, {"b": honest}))
     given = ["build", "tests.precast.cli.app:sine", "--executor", "dask://local", "--store", str(tmp_path / "s"), "--json"]
     done = CliRunner().invoke(main, given)
     report = json.loads(done.stdout)

@@ -12,7 +12,8 @@ from precast.artifact_store import Manifest, Store
 from precast.building.build_file import BuildFile, load, read
 from precast.building.build_job import Job
 from precast.building.build_order import Lines
-from precast.building.farm.executor import connect, place_of
+from precast.building.farm.engines import connect
+from precast.building.farm.executor import place_of
 from precast.building.farm.farm import Farm
 from precast.building.ledger import Ledger
 from tests.precast.building.silent import Silent

@@ -22,8 +22,8 @@ from precast.artifact_store import Store
 from precast.artifact_store.statistics import recorded_calls
 from precast.artifact_store.statistics.recorded_calls import RecordedCall, append, read
 from precast.cli.main import main
-from precast.runtime.programs import record_calls
-from precast.runtime.programs.signatures import from_data, to_data
+from precast.runtime.counting import record_calls
+from precast.runtime.counting.signatures import from_data, to_data
 
 SOURCE = """
 import torch

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from precast.runtime.common.errors import OptionError
+from precast.runtime.counting.tallies import Compiles
 from precast.runtime.fingerprint.bytecode import digest
 from precast.runtime.programs.identity import program_key
-from precast.runtime.programs.tallies import Compiles
 from precast.runtime.settings.options import MODES, OPTIONS, CudaGraphOptions, merge_options
 from precast.runtime.targets import cpu, ladder, nvidia_devices, versions
 

@@ -23,8 +23,8 @@ from precast.artifact_store.statistics.summary import summary_of
 from precast.artifact_store.trust.trusted import Policy
 from precast.cli.main import main
 from precast.report.artifact_diff import artifact_differences, lines
+from precast.runtime.counting.write_counts import write
 from precast.runtime.fingerprint import validate
-from precast.runtime.programs.write_counts import write
 
 SOURCE = """
 import torch

@@ -18,8 +18,8 @@ from precast.artifact_store.statistics.places import folder_to_write, is_off
 from precast.artifact_store.statistics.series import Ledger, Series
 from precast.artifact_store.statistics.sheets import Sheet, append, machine_name
 from precast.runtime.common.log import logger
-from precast.runtime.programs.interfaces import Configured
-from precast.runtime.programs.tallies import Tally, begin_writing, tallies, writes
+from precast.runtime.counting.counted import Counted
+from precast.runtime.counting.tallies import Tally, begin_writing, tallies, writes
 
 _stores: dict[str, Store] = {}
 _folded: set[str] = set()
@@ -50,7 +50,7 @@ def ledger_for(store: Store) -> Ledger:
 class Miss:
     """A call that no artifact served at first: counted once it is known what became of it."""
 
-    def __init__(self, program: Configured, cause: Cause, detail: str = "") -> None:
+    def __init__(self, program: Counted, cause: Cause, detail: str = "") -> None:
         self._program = program
         self.cause = cause
         self.detail = detail
@@ -63,7 +63,7 @@ class Miss:
         _named(self._program).add("misses", program=self._program.key, reason=str(cause or self.cause), detail=detail, outcome=str(outcome))
 
 
-def count_compile(program: Configured, seconds: float, outcome: str, stored: int = 0) -> None:
+def count_compile(program: Counted, seconds: float, outcome: str, stored: int = 0) -> None:
     """A compilation came to an end. `stored`: bytes of the blobs that were put into the store."""
     if not begin_writing():
         return
@@ -74,7 +74,7 @@ def count_compile(program: Configured, seconds: float, outcome: str, stored: int
         ledger.add("store_bytes", stored, program=program.key)
 
 
-def count_bypass(program: Configured, kind: str, reason: str, seconds: float) -> None:
+def count_bypass(program: Counted, kind: str, reason: str, seconds: float) -> None:
     """An attempt to compile what cannot be stored, or not be compiled, for a reason."""
     if not begin_writing():
         return
@@ -83,13 +83,13 @@ def count_bypass(program: Configured, kind: str, reason: str, seconds: float) ->
     ledger.add("lost_seconds", seconds, program=program.key, reason=reason, outcome=kind)
 
 
-def count_wait(program: Configured, seconds: float) -> None:
+def count_wait(program: Counted, seconds: float) -> None:
     """A call has waited for another process's compile."""
     if begin_writing():
         _named(program).add("wait_seconds", seconds, program=program.key)
 
 
-def _named(program: Configured | Tally) -> Ledger:
+def _named(program: Counted | Tally) -> Ledger:
     ledger = ledger_for(program.store)
     ledger.names[program.key if not isinstance(program, Tally) else program.program_key] = program.name
     return ledger

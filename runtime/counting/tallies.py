@@ -159,7 +159,7 @@ def _write_now_and_then() -> None:
 
 
 def _write() -> None:
-    from precast.runtime.programs.write_counts import write  # not on the warm path
+    from precast.runtime.counting.write_counts import write  # not on the warm path
 
     write()
 

@@ -15,9 +15,9 @@ import torch
 
 from precast.artifact_store.statistics.recorded_calls import RecordedCall, append, file_for, now
 from precast.runtime.common.log import logger
-from precast.runtime.programs.interfaces import Explainable
-from precast.runtime.programs.signatures import to_data
-from precast.runtime.programs.tallies import writes
+from precast.runtime.counting.counted import Called
+from precast.runtime.counting.signatures import to_data
+from precast.runtime.counting.tallies import writes
 
 ENVIRONMENT = "PRECAST_RECORD"
 MOST, MOST_OF_ONE = 4096, 512
@@ -38,7 +38,7 @@ class Recorder:
         """Where this process appends; a forked child has a file of its own where a folder was named."""
         return file_for(self._path)
 
-    def __call__(self, program: Explainable, args: tuple[Any, ...], kwargs: Mapping[str, Any], hit: bool) -> None:
+    def __call__(self, program: Called, args: tuple[Any, ...], kwargs: Mapping[str, Any], hit: bool) -> None:
         """Record a call of `program`, with the entry's prefix among its arguments. Never raises."""
         try:
             self._record(program, args, kwargs, hit)
@@ -46,7 +46,7 @@ class Recorder:
             logger("runtime").warning("recording calls into %s ends here: %s: %s", self._path, type(error).__name__, error)
             stop()
 
-    def _record(self, program: Explainable, args: tuple[Any, ...], kwargs: Mapping[str, Any], hit: bool) -> None:
+    def _record(self, program: Called, args: tuple[Any, ...], kwargs: Mapping[str, Any], hit: bool) -> None:
         entry = program.entry
         own = tuple(to_data(value) for value in args[len(entry.prefix) :])
         named = {name: to_data(value) for name, value in kwargs.items() if entry.keywords.get(name, _ABSENT) is not value}

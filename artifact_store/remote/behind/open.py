@@ -13,8 +13,8 @@ from precast.artifact_store.remote import settings
 from precast.artifact_store.remote.settings import Setting
 
 if TYPE_CHECKING:
-    from precast.artifact_store.remote.local_side import LocalStore
-    from precast.artifact_store.remote.remotes import Remotes
+    from precast.artifact_store.remote.behind.local_side import LocalStore
+    from precast.artifact_store.remote.behind.remotes import Remotes
 
 log = logging.getLogger("precast.store")
 
@@ -26,8 +26,8 @@ def remotes_behind(store: LocalStore, given: Sequence[Setting] | None, entries: 
         if not wanted or entries.problem:
             return None
         from precast.artifact_store.remote.attach import open_tiers  # a store without remotes imports none of it
-        from precast.artifact_store.remote.local_side import LocalSide
-        from precast.artifact_store.remote.remotes import Remotes
+        from precast.artifact_store.remote.behind.local_side import LocalSide
+        from precast.artifact_store.remote.behind.remotes import Remotes
 
         return Remotes(open_tiers(wanted), LocalSide(store, entries, records))
     except StoreError as error:

@@ -6,14 +6,14 @@ import time
 
 from precast.artifact_store.statistics.causes import Cause, Outcome
 from precast.runtime.common.errors import InProcess, Refused, Taken
-from precast.runtime.programs.interfaces import Configured
-from precast.runtime.programs.write_counts import Miss, count_bypass, count_compile
+from precast.runtime.counting.counted import Counted
+from precast.runtime.counting.write_counts import Miss, count_bypass, count_compile
 
 
 class Attempt:
     """Begins when it is made. `miss`: of the call that it is made for; None where that is not counted."""
 
-    def __init__(self, program: Configured, miss: Miss | None = None) -> None:
+    def __init__(self, program: Counted, miss: Miss | None = None) -> None:
         self._program = program
         self._miss = miss
         self._begin = time.perf_counter()

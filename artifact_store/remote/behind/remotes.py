@@ -16,16 +16,17 @@ from typing import Protocol
 
 from precast.artifact_store.format.errors import StoreError, Untrusted
 from precast.artifact_store.format.text import many
-from precast.artifact_store.remote import uploads
+from precast.artifact_store.remote.behind import uploads
+from precast.artifact_store.remote.behind.look import Look, Source
+from precast.artifact_store.remote.behind.uploads import Uploads
 from precast.artifact_store.remote.endpoint import Endpoint, EndpointError, Unreachable
-from precast.artifact_store.remote.look import Look, Source
 from precast.artifact_store.remote.program_index import Entry, ProgramIndex
 from precast.artifact_store.remote.remote import Fetched, FetchedRecord, Lost, Remote
 from precast.artifact_store.remote.spool import ARTIFACT, Pending
-from precast.artifact_store.remote.uploads import Uploads
 from precast.artifact_store.remote.usage_report import Report
 from precast.artifact_store.remote.workers import after_fork
 from precast.artifact_store.statistics.series import ledger_of
+from precast.artifact_store.statistics.spans import span_if_wanted
 
 log = logging.getLogger("precast.store")
 
@@ -248,7 +249,8 @@ class Remotes:
             what = f"{look.program_key}: artifact {entry.artifact_id[:12]}"
             began = time.monotonic()
             try:
-                fetched = tier.fetch(look.program_key, entry, self._local.has_blob)
+                with span_if_wanted("fetch", program=look.program_key, artifact=entry.artifact_id, tier=tier.place):
+                    fetched = tier.fetch(look.program_key, entry, self._local.has_blob)
                 self._local.keep(fetched)
             except (EndpointError, Untrusted, StoreError) as error:
                 if isinstance(error, Lost):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,9 +21,9 @@ from precast.artifact_store.statistics import series, spans
 from precast.artifact_store.statistics.series import Series
 from precast.artifact_store.statistics.summary import Summary, summary_of
 from precast.runtime.common import upward_imports
+from precast.runtime.counting import tallies, write_counts
+from precast.runtime.counting.write_counts import write
 from precast.runtime.native import loader
-from precast.runtime.programs import tallies, write_counts
-from precast.runtime.programs.write_counts import write
 from tests.artifact_store.statistics.openmetrics_parser import parse
 from tests.support.processes import child
 
@@ -82,7 +83,7 @@ def in_memory(figure: str) -> float:
 SERVE = """
 import os, sys, time
 import torch, precast, counted
-from precast.runtime.programs import tallies
+from precast.runtime.counting import tallies
 loaded = precast.load(counted.f, store="store")
 x = torch.ones(4, 8)
 torch.set_grad_enabled(False)
@@ -238,6 +239,18 @@ def test_spans_of_compile_and_load(store: Store, monkeypatch: pytest.MonkeyPatch
     found = {span.name: dict(span.attributes or {}) for span in exporter.get_finished_spans()}
     assert set(found) == {"precast.compile", "precast.load"}
     assert str(found["precast.load"]["precast.target"]).startswith("cpu:") and "lambda" in str(found["precast.compile"]["precast.program"])
+
+
+def test_spans_without_opentelemetry_are_none_and_a_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    spans._tracer.cache_clear()
+    try:
+        for _ in range(2):
+            with spans.span("load", program="p") as found:
+                assert found is None
+    finally:
+        spans._tracer.cache_clear()
+    assert caplog.text.count("pip install 'precast[otel]'") == 1
 
 
 def test_a_folder_that_cannot_be_written_is_tried_again(

@@ -24,6 +24,7 @@ from precast.artifact_store.remote.remote import Receipt, Remote
 from precast.artifact_store.remote.spool import ARTIFACT, Pending
 from precast.artifact_store.remote.workers import after_fork
 from precast.artifact_store.statistics.series import ledger_of
+from precast.artifact_store.statistics.spans import span_if_wanted
 from precast.artifact_store.trust.signatures import Signature
 
 log = logging.getLogger("precast.store")
@@ -240,7 +241,8 @@ class Uploads:
         manifest = self._local.get(item.name, item.program)
         if manifest is None:
             raise Gone("the artifact is not in the local store any more")
-        receipt = tier.publish(manifest, self._blob, self._local.signatures(manifest), repair=item.repair)
+        with span_if_wanted("upload", program=item.program, artifact=item.name, tier=tier.place):
+            receipt = tier.publish(manifest, self._blob, self._local.signatures(manifest), repair=item.repair)
         for root in item.roots:
             tier.relate(root, [item.program])
         return receipt
