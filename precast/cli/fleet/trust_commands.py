@@ -190,7 +190,8 @@ def _add(out: Output, path: Path, added: list[PublicKey], again: bool) -> None:
     out.data({"keyring": str(path), "added": [{"key": key.id, "name": key.name} for key in added]})
     for key in added:
         out.text(f"{key.id}\t{key.name}")
-    out.note(f"What {many(len(added), 'this key signs', 'these keys sign')} is trusted now, by {path}")
+    what = "What this key signs" if len(added) == 1 else f"What these {len(added)} keys sign"
+    out.note(f"{what} is trusted now, by {path}")
 
 
 def _revoke(out: Output, path: Path, what: tuple[str, ...], name: str | None) -> None:
