@@ -300,7 +300,7 @@ def test_an_endpoint_that_fails_half_way_leaves_nothing_named_and_missing() -> N
 
 
 def test_writers_readers_and_two_sweepers_at_once() -> None:
-    """Two seconds of it, with a grace period that is longer than a publish takes: every artifact that is published last, and not chosen, is there and whole in the end."""
+    """Two seconds of it, with a grace period that is longer than a publish takes."""
     tier = remote()
     stop = time.monotonic() + 2.0
     failures: list[BaseException] = []
