@@ -222,9 +222,9 @@ def test_a_writer_that_found_objects_there_looks_again_when_it_has_named_them() 
     """They were unneeded, and a whole sweep came between its look and its naming."""
     tier = remote()
     publish(tier, 1)
-    take_out(tier, ids(tier))
+    take_out(tier, ids(tier), now=time.time() - 2 * HOUR)
     writer = remote_like(tier)
-    _on(tier, "replace", layout.PROGRAMS, lambda: prune(remote_like(tier), Policy(), grace=0) and None)
+    _on(tier, "replace", layout.PROGRAMS, lambda: prune(remote_like(tier), Policy()) and None)
     publish(writer, 1)
     assert len(ids(tier)) == 1 and whole(tier)
 
