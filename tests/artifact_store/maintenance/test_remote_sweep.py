@@ -222,9 +222,9 @@ def test_a_writer_that_found_objects_there_looks_again_when_it_has_named_them() 
     """They were unneeded, and a whole sweep came between its look and its naming."""
     tier = remote()
     publish(tier, 1)
-    take_out(tier, ids(tier))
+    take_out(tier, ids(tier), now=time.time() - 2 * HOUR)
     writer = remote_like(tier)
-    _on(tier, "replace", layout.PROGRAMS, lambda: prune(remote_like(tier), Policy(), grace=0) and None)
+    _on(tier, "replace", layout.PROGRAMS, lambda: prune(remote_like(tier), Policy()) and None)
     publish(writer, 1)
     assert len(ids(tier)) == 1 and whole(tier)
 
@@ -300,9 +300,9 @@ def test_an_endpoint_that_fails_half_way_leaves_nothing_named_and_missing() -> N
 
 
 def test_writers_readers_and_two_sweepers_at_once() -> None:
-    """A second of it: every artifact that is published last, and not chosen, is there and whole in the end."""
+    """Two seconds of it, with a grace period that is longer than a publish takes."""
     tier = remote()
-    stop = time.monotonic() + 1.0
+    stop = time.monotonic() + 2.0
     failures: list[BaseException] = []
 
     def work(what: Callable[[int], object]) -> Callable[[], None]:
@@ -329,8 +329,8 @@ def test_writers_readers_and_two_sweepers_at_once() -> None:
     jobs = [
         work(lambda number: publish(remote_like(tier), number % 5)),
         work(lambda number: publish(remote_like(tier), number % 7)),
-        work(lambda _: prune(remote_like(tier), Policy(program=KEY), grace=0)),
-        work(lambda _: prune(remote_like(tier), Policy(program=KEY, keep_last=1), grace=0)),
+        work(lambda _: prune(remote_like(tier), Policy(program=KEY), grace=0.5)),
+        work(lambda _: prune(remote_like(tier), Policy(program=KEY, keep_last=1), grace=0.5)),
         work(read),
     ]
     threads = [threading.Thread(target=job) for job in jobs]

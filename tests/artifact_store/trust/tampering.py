@@ -120,6 +120,17 @@ def of_bundles(folder: Path, bits: Bits, sealed: bool) -> Counter[str]:
     return Counter(outcome(resealed(other) if sealed else other, wanted) for other in changed(data, bits))
 
 
+def of_bundle_indexes(folder: Path, bits: Bits) -> Counter[str]:
+    """Each byte of a bundle's index as it is before it is compressed, and the bundle's checksum made right."""
+    data = bundle(folder)
+    wanted, end = read(data, SIGNED), 24 + int.from_bytes(data[16:24], "little")
+    counts = Counter[str]()
+    for other in changed(expand_within(data[24:end], 1 << 20, "index"), bits):
+        packed = compress(other)
+        counts[outcome(resealed(data[:16] + len(packed).to_bytes(8, "little") + packed + data[end:]), wanted)] += 1
+    return counts
+
+
 # -- files of a store
 
 
@@ -237,6 +248,8 @@ def main() -> None:
             (folder / part).mkdir()
         rows.append(("bundle", of_bundles(folder / "a", all_bits, False)))
         rows.append(("bundle, its checksum made right", of_bundles(folder / "b", all_bits, True)))
+        (folder / "e").mkdir()
+        rows.append(("index of a bundle, before it is compressed", of_bundle_indexes(folder / "e", all_bits)))
         rows += of_files(folder / "c", all_bits).items()
         rows.append(("manifest, checksum, id and note made right", of_sealed_manifests(folder / "d", all_bits)))
     rows.append(("objects of a remote", of_remotes(all_bits, False)))

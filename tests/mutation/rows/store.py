@@ -255,7 +255,7 @@ ROWS = (
     Mutant(
         "a process of another machine is asked for here",
         "artifact_store/local/leases.py",
-        "if not isinstance(pid, int) or place != _place():",
+        "if not isinstance(pid, int) or not 0 < pid < 1 << 31 or place != _place():",
         "if not isinstance(pid, int):",
         f"{LEASES}::test_takes_over_when_another_machine_stops_beating {LEASES}::test_does_not_take_over_while_the_other_beats {WRITES}",
     ),
