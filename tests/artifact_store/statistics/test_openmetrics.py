@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from precast.artifact_store.statistics.openmetrics import CONTENT_TYPE, metrics_text
@@ -25,6 +25,7 @@ def test_nothing_counted_is_a_valid_text() -> None:
     assert metrics_text({}, {}) == "# EOF\n" and parse("# EOF\n") == {}
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a machine that others keep busy
 @given(
     st.dictionaries(st.sampled_from(["plain", 'quo"te', "back\\slash", "line\nfeed", "\\n", "ünï", '\\"']), st.floats(0, 1e15), max_size=5)
 )

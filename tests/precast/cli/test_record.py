@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import precast
@@ -195,6 +195,7 @@ SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | TEXTS | st.c
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.tuples(inner) | st.dictionaries(TEXTS, inner, max_size=3))
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a machine that others keep busy
 @given(VALUES)
 def test_values_come_back_as_they_were(value: Any) -> None:
     assert repr(from_data(json.loads(json.dumps(to_data(value))))) == repr(value)
