@@ -30,7 +30,7 @@ from precast.runtime.programs import fallback, single_flight
 from precast.runtime.programs.compile_hook import compiler, one_at_a_time
 from precast.runtime.programs.fallback import Eagerly
 from precast.runtime.programs.identity import Identity, Settings
-from precast.runtime.programs.miss_policy import Misses
+from precast.runtime.programs.miss_policy import Misses, remote_lookup
 from precast.runtime.programs.variant import Artifact, Binding, EagerVariant, Variant, VariantSettings, takes_numbers
 from precast.runtime.programs.variant_cache import Shelf
 from precast.runtime.settings import stance
@@ -213,9 +213,11 @@ class Program:
         return canary.trial(self.function, binding.frame, owners, fails)
 
     def warm_up(self) -> list[str]:
-        """Loads every stored artifact of the program, and binds those for which the entry's own objects suffice. What could not be loaded,
-        as sentences.
+        """Loads every stored artifact of the program, those of remotes that come within their budgets among them, and binds those for which
+        the entry's own objects suffice. What could not be loaded, as sentences.
         """
+        if self.store.remotes is not None:
+            remote_lookup().bring(self)
         names = self.function.__code__.co_varnames
         local_values, cells = dict(zip(names, self.entry.prefix, strict=False)), self.locals_of.cells()
         self._shelf.refresh()
@@ -230,7 +232,11 @@ class Program:
         return [f"{self.name}: {reason}" for reason in self.unloadable.values()]
 
     def refresh(self) -> list[str]:
-        """Takes up what has come into the store since it was looked through: ids of artifacts that are new or were made anew."""
+        """Takes up what has come into the store since it was looked through: ids of artifacts that are new or were made anew. Remotes are
+        asked, too; what they bring later, the next refresh takes up.
+        """
+        if self.store.remotes is not None:
+            remote_lookup().ask(self)
         found = self._shelf.refresh()
         if found:
             logger("runtime").info("%s: %d new artifacts are used from now on", self.name, len(found))

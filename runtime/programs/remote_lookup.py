@@ -58,6 +58,18 @@ def brought_for(store: Store, program_key: str, target: str, found: Callable[[],
     return None
 
 
+def bring(program: Configured) -> None:
+    """Waits, within the budgets, for all that remotes have of the program."""
+    brought(program, lambda: None)
+
+
+def ask(program: Configured) -> None:
+    """Asks remotes for the program where they were not asked of late, and waits for nothing."""
+    remotes = program.store.remotes
+    if remotes is not None and program.backend is None:
+        remotes.look(program.key, Wants(program.target))
+
+
 def is_under_way(program: Configured) -> bool:
     """Whether remotes are still asked for the program, so that a later call may find what this one did not."""
     remotes = program.store.remotes
@@ -71,4 +83,4 @@ def said(program: Configured) -> str:
     return f"Beyond the store: {text}" if text else ""
 
 
-__all__ = ["Wants", "brought", "brought_for", "is_under_way", "said"]
+__all__ = ["Wants", "ask", "bring", "brought", "brought_for", "is_under_way", "said"]

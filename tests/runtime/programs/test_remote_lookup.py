@@ -72,6 +72,16 @@ def reader(built: MemoryEndpoint, tmp_path: Path) -> Iterator[Any]:
     precast.reset()
 
 
+def test_a_server_warms_up_from_a_remote(reader: Any, built: MemoryEndpoint) -> None:
+    machine = reader()
+    loaded = precast.load(program, store=machine.store)
+    done = precast.warm_up(loaded)
+    assert (done.problems, len(done.artifacts)) == ([], 1)
+    asked = built.requests.total()
+    torch.testing.assert_close(loaded(X), program(X))
+    assert built.requests.total() == asked  # the call itself asks nobody
+
+
 @pytest.mark.parametrize("function", [program, broken_program])
 def test_a_second_machine_is_served_by_what_the_first_compiled(reader: Any, built: MemoryEndpoint, function: Any) -> None:
     machine = reader()
