@@ -30,8 +30,8 @@ ROWS = (
     Mutant(
         "build: what failed ends with 0",
         "precast/cli/programs/build_commands.py",
-        'finish(ANSWER_NO if counts["failed"] else 0)',
-        "finish(0)",
+        'finish(ANSWER_NO if counts["failed"] or unsent else 0)',
+        "finish(ANSWER_NO if unsent else 0)",
         f"{BUILD}::test_a_signature_that_does_not_fit_is_named_and_the_others_are_built",
     ),
     Mutant(
@@ -93,7 +93,7 @@ ROWS = (
     Mutant(
         "ls: another program is listed",
         "precast/cli/store/store_commands.py",
-        "if program in entry.program_key or program in entry.program_name]",
+        "if matches(entry, program)]",
         "if entry.program_key]",
         f"{STORE}::test_ls",
     ),
