@@ -167,6 +167,11 @@ class Variant(_Planned):
         """Whether its graph takes sizes or numbers as they come."""
         return takes_numbers(self.manifest)
 
+    @cached_property
+    def breaks(self) -> bool:
+        """Whether its frame ends at a graph break. Of two artifacts that fit a call the whole one is better."""
+        return any(frame["code"].get("broken", False) for frame in self.manifest.frames if type(frame.get("code")) is dict)
+
     def _rows(self) -> tuple[GuardRow, ...]:
         """All guards as rows, decoded when they are first looked at. Raises LoadError."""
         try:

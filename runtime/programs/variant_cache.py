@@ -204,7 +204,7 @@ class Shelf:
         for document in self._owner.store.trusted_variants(self._owner.key):
             if document.content.artifact_id not in known:
                 self._judge(document, seen)
-        seen.usable.sort(key=lambda variant: (rank(variant.target) or 0, variant.symbolic))  # best target first
+        seen.usable.sort(key=_preference)
         return seen
 
     def _judge(self, document: Trusted[Manifest], seen: _Seen) -> None:
@@ -283,9 +283,11 @@ class Shelf:
             self._resets += 1
 
 
-def _preference(variant: Variant | EagerVariant) -> tuple[bool, int, bool]:
-    """Smaller is tried earlier: what has to run eagerly, then the best target, static sizes first."""
-    return not isinstance(variant, EagerVariant), (rank(variant.target) or 0) if variant.target else 0, variant.symbolic
+def _preference(variant: Variant | EagerVariant) -> tuple[bool, int, bool, bool]:
+    """Smaller is tried earlier: what has to run eagerly, then the best target, whole frames before those that break, static sizes first."""
+    if isinstance(variant, EagerVariant):
+        return False, 0, False, False
+    return True, rank(variant.target) or 0, variant.breaks, variant.symbolic
 
 
 __all__ = ["Shelf"]

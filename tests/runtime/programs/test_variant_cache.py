@@ -16,7 +16,7 @@ from precast.artifact_store.trust.trusted import made_here
 from precast.runtime.common.errors import LoadError
 from precast.runtime.guards.differentiating import Differing
 from precast.runtime.programs import variant_cache as shelves
-from precast.runtime.programs.variant_cache import Shelf
+from precast.runtime.programs.variant_cache import Shelf, _preference
 
 WAIT = 20.0
 """Seconds; only a test that fails waits for so long."""
@@ -258,3 +258,13 @@ def test_what_tells_variants_apart_is_asked_for_different_ones_at_once() -> None
     differing = Interrupted()
     object.__setattr__(differing, "others", (other,))
     assert differing.check(one, (one,), {}, {})
+
+
+def test_whole_frames_are_tried_before_those_that_break_and_static_sizes_before_symbolic_ones() -> None:
+    """Whatever their ids are, which differ from machine to machine: of two artifacts that fit a call the better one serves it."""
+    from precast.runtime.targets.ladder import resolve
+
+    here = resolve("cpu:native")
+    wanted = [(False, False), (False, True), (True, False), (True, True)]
+    variants = [SimpleNamespace(target=here, breaks=breaks, symbolic=symbolic) for breaks, symbolic in reversed(wanted)]
+    assert [(v.breaks, v.symbolic) for v in sorted(variants, key=_preference)] == wanted  # type: ignore[arg-type]
