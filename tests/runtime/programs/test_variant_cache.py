@@ -25,7 +25,7 @@ WAIT = 20.0
 class OneVariant:
     """Stands in for a variant that fits or does not; `asked` runs at each check."""
 
-    stored, symbolic, target = True, False, "cpu:x86-64-v3"
+    stored, symbolic, breaks, target = True, False, False, "cpu:x86-64-v3"
     compiled, manifest = True, None
     guards = ()
 
