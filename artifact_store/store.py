@@ -42,6 +42,12 @@ NOWHERE = Path(os.devnull)
 """The root of a store that cannot be opened because its folder cannot be told."""
 
 
+def import_what_writing_needs() -> None:
+    """Import now what a hit does not need and a put does: for threads that are to import nothing."""
+    for name in ("signature_files", "trust.judge", "trust.keyring", "local.size_limit"):
+        importlib.import_module(f"precast.artifact_store.{name}")
+
+
 class Store:
     """Manifests and blobs. Safe to use from several threads and processes at once.
 

@@ -62,6 +62,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    """A remote that a test leaves behind it would serve and spare artifacts of all that follow."""
+    yield
+    left = os.environ.pop("PRECAST_REMOTE", None)
+    assert left is None, f"{item.nodeid} leaves PRECAST_REMOTE={left}"
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed:

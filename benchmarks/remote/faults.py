@@ -13,7 +13,6 @@ import json
 import logging
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -79,7 +78,8 @@ def main() -> int:
             print(f"    {text}", file=sys.stderr, flush=True)
     print(table(found))
     if given.json is not None:
-        given.json.write_text(json.dumps({name: asdict(tally) for name, tally in found.items()}, indent=1) + "\n")
+        rows = {name: {**vars(tally), "events": dict(tally.events)} for name, tally in found.items()}
+        given.json.write_text(json.dumps(rows, indent=1) + "\n")
     return 0 if all(tally.good for tally in found.values()) else 1
 
 

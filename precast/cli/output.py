@@ -16,6 +16,7 @@ import click
 from precast.artifact_store import Store, StoreError
 from precast.artifact_store.place import ENVIRONMENT, default_root, what_is_at
 
+_REMOTES = "PRECAST_REMOTE"
 P = ParamSpec("P")
 R = TypeVar("R")
 ANSWER_NO = 1
@@ -138,8 +139,8 @@ def file_store_option(command: Callable[P, R]) -> Callable[P, R]:
     return click.option("--store", "store_path", metavar="PATH", callback=named, help=help_text)(command)
 
 
-def _remotes(_: click.Context, __: click.Parameter, value: tuple[str, ...]) -> None:
-    """Into the environment, for this process and those that it starts."""
+def _remotes(context: click.Context, _: click.Parameter, value: tuple[str, ...]) -> None:
+    """Into the environment while the command runs, for this process and those that it starts."""
     if value:
         from precast.artifact_store.remote.attach import checked
 
@@ -147,7 +148,15 @@ def _remotes(_: click.Context, __: click.Parameter, value: tuple[str, ...]) -> N
             checked(value, "--remote")
         except StoreError as error:
             raise click.BadParameter(str(error).removeprefix("--remote: ")) from error
-        os.environ["PRECAST_REMOTE"] = " ".join(value)
+        context.call_on_close(functools.partial(_set_remotes, os.environ.get(_REMOTES)))
+        _set_remotes(" ".join(value))
+
+
+def _set_remotes(urls: str | None) -> None:
+    if urls is None:
+        os.environ.pop(_REMOTES, None)
+    else:
+        os.environ[_REMOTES] = urls
 
 
 def remote_option(command: Callable[P, R]) -> Callable[P, R]:

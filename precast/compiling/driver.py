@@ -12,6 +12,7 @@ from typing import Any
 
 from precast.artifact_store import BlobSet, GraphRecord, Manifest
 from precast.artifact_store.format.guards import Predicate
+from precast.artifact_store.store import import_what_writing_needs
 from precast.capture import CapturedFrame, CaptureOptions, CaptureRefused, Dynamic, MarkViolated, capture
 from precast.capture.gc_pause import seldom_collected
 from precast.codegen import backend_of
@@ -75,6 +76,7 @@ def _compile_with(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, 
     job = _Job(program, frame, _target(program, frame), watch, trace)
     if program.options["background_compile"] and frame.graph is not None:
         import_what_comes_late()
+        import_what_writing_needs()
         load_every_part(job.target)
         return Deferred(frame.guards, lambda: _finish(job))
     libraries = backend_of(job.target).start_libraries(frame.graph) if frame.graph is not None else None

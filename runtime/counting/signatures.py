@@ -79,6 +79,15 @@ def _dtype(name: str) -> torch.dtype:
     return found
 
 
+def _is_here(device: str) -> bool:
+    """Whether this machine has such a device."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):  # unknown, not compiled in, or absent
+        return False
+    return True
+
+
 _LARGEST = 1 << 36
 """Bytes of one tensor that a record may ask for."""
 
@@ -88,8 +97,7 @@ def _zeros(dtype: str, shape: list[int], stride: list[int], device: str, require
     extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if 0 not in shape else 0
     if any(number < 0 for number in (*shape, *stride)) or extent * _dtype(dtype).itemsize > _LARGEST:
         raise ValueError(f"a tensor of shape {shape} and strides {stride} cannot be made")
-    here = device if device == "cpu" or (device == "cuda" and torch.cuda.is_available()) else "cpu"
-    made = torch.empty_strided(shape, stride, dtype=_dtype(dtype), device=here).zero_()
+    made = torch.empty_strided(shape, stride, dtype=_dtype(dtype), device=device if _is_here(device) else None).zero_()
     return made.requires_grad_() if requires_grad else made
 
 

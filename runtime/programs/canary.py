@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,8 +112,12 @@ def _put_back(owners: tuple[Any, ...]) -> Iterator[None]:
         f"{i}.{name}": buffer for i, module in enumerate(modules) for name, buffer in module.named_buffers() if buffer.device.type != "meta"
     }
     kept = {name: buffer.detach().clone() for name, buffer in buffers.items() if not buffer.is_inference()}
-    devices = sorted({buffer.device.index or 0 for buffer in buffers.values() if buffer.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices):
+    places = {buffer.device for buffer in buffers.values() if buffer.device.index is not None}  # on accelerators
+    with ExitStack() as generators:
+        generators.enter_context(torch.random.fork_rng(devices=()))
+        for kind in {place.type for place in places}:
+            indices = sorted(place.index for place in places if place.type == kind)
+            generators.enter_context(torch.random.fork_rng(devices=indices, device_type=kind))
         yield
     with torch.no_grad():
         for name, value in kept.items():
