@@ -76,7 +76,7 @@ _MODULES = {
     "MarkError": "common.errors",
     "METRICS_TYPE": "api.metrics",
     "metrics": "api.metrics",
-    "record": "programs.record_calls",
+    "record": "counting.record_calls",
     "mark_dynamic": "directives.dynamic_marks",
     "mark_static": "directives.dynamic_marks",
     "mark_unbacked": "directives.dynamic_marks",
