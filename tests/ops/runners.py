@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from tests.ops.check import Expected, check, copied, expect
 from tests.ops.rows import Row
 from tests.ops.trace import tensors_of, trace
@@ -88,42 +90,51 @@ def compare_batch(
         warnings.simplefilter("ignore")
         expected = [expect(row, seed) for row in rows]
         try:
-            problems = _batch(rows, expected, compile_function)
+            problems = _batch(rows, expected, compile_function, seed)
         except Exception as error:  # noqa: BLE001  (whatever it is, the single rows will say whose it is)
             problems = {row.id: f"the batch failed: {type(error).__name__}: {str(error)[:300]}" for row in rows}
         failures = [message for row in rows if row.id in problems and (message := _single(row, compile_function, seed))]
         alone_fine = problems and not failures
-        if not alone_fine:
-            return failures
-        moved = [row.id for row, e in zip(rows, expected, strict=True) if row.id in problems and _eager_says_otherwise_now(row, e, seed)]
-        note = f" (and eager, asked again, gives another result than it gave before, of {', '.join(moved)})" if moved else ""
-        return [f"only together: {m}{note}" for m in problems.values()]
+        return [f"only together: {m}" for m in problems.values()] if alone_fine else failures
 
 
-def _eager_says_otherwise_now(row: Row, before: Expected, seed: int) -> bool:
-    """Whether eager's kept result is not what eager computes from the same inputs now: its memory was written to, or it is not steady."""
-    try:
-        check(row, before, expect(row, seed).result, before.after)
-    except AssertionError:
-        return True
-    return False
-
-
-def _batch(rows: Sequence[Row], expected: Sequence[Expected], compile_function: Callable[..., Any]) -> dict[str, str]:
+def _batch(rows: Sequence[Row], expected: Sequence[Expected], compile_function: Callable[..., Any], seed: int) -> dict[str, str]:
     functions = [row.fn for row in rows]
 
     def together(*all_inputs: tuple[Any, ...]) -> list[Any]:
         return [function(*inputs) for function, inputs in zip(functions, all_inputs, strict=True)]
 
     all_inputs = [copied(e.inputs) for e in expected]
+    first_said = [[t.detach().clone() for t in tensors_of((e.result,))] for e in expected]
     results = compile_function(together)(*all_inputs)
     problems: dict[str, str] = {}
-    for row, e, result, inputs in zip(rows, expected, results, all_inputs, strict=True):
+    for row, e, first, result, inputs in zip(rows, expected, first_said, results, all_inputs, strict=True):
         try:
             check(row, e, result, inputs)
         except AssertionError as error:
-            problems[row.id] = str(error)
+            if not _same_bits(e.result, first):
+                problems[row.id] = f"eager's result was written to while compiled code ran: {error}"
+            elif problem := _again(row, e, result, inputs, seed):
+                problems[row.id] = f"{problem}"
     return problems
+
+
+def _again(row: Row, before: Expected, result: Any, inputs: tuple[Any, ...], seed: int) -> str:
+    """What is wrong with a result by what eager says when it is asked again. Seen in torch 2.13: the first call of `remainder` in a process
+    that has run for long gave NaN for 1.4 at the place where its vectorised loop ends, and never again.
+    """
+    try:
+        check(row, expect(row, seed), result, inputs)
+    except AssertionError as error:
+        return str(error)
+    warnings.warn(f"{row.id}: eager gave another result at first than when it was asked again", stacklevel=2)
+    return "" if not _same_bits(before.result, expect(row, seed).result) else "the comparison is not steady"
+
+
+def _same_bits(a: Any, b: Any) -> bool:
+    """Whether two results hold the same values, NaN where NaN is."""
+    pairs = zip(tensors_of((a,)), tensors_of((b,)), strict=True)
+    return all(torch.equal(x, y) or bool(((x == y) | (x.isnan() & y.isnan())).all()) for x, y in pairs)
 
 
 def _single(row: Row, compile_function: Callable[..., Any], seed: int) -> str | None:

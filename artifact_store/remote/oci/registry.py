@@ -19,7 +19,7 @@ from urllib.parse import urljoin, urlsplit
 from precast.artifact_store.remote.endpoint import Denied, EndpointError, Garbled, TimeOuts, Unreachable
 from precast.artifact_store.remote.oci.reference import Reference
 
-log = logging.getLogger("precast.remote")
+log = logging.getLogger("precast.store")
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 _TRIES = 4
 _FIRST_PAUSE = 0.2
