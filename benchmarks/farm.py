@@ -152,7 +152,7 @@ class Quiet:
 
 def measure(engines: list[str], jobs: int, sample: int) -> dict[str, Any]:
     rows, base = [], []
-    with tempfile.TemporaryDirectory(prefix="precast-farm-bench-") as name:
+    with tempfile.TemporaryDirectory(prefix="precast-farm-") as name:
         folder = Path(name)
         base.append(in_one_process(folder / "alone", sample))
         for engine in engines:

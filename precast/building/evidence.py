@@ -26,12 +26,13 @@ from precast.artifact_store import Manifest, Store
 from precast.compiling.exclusive import part
 from precast.runtime.api.compile import load
 from precast.runtime.common.errors import GuardMiss
+from precast.runtime.programs import canary
 
 GOLDEN = "golden"
 """The name under which it stands in a manifest's evidence."""
 SEED = 20
-TOLERANCES = {"float64": 1e-6, "float32": 1e-3, "float16": 2e-2, "bfloat16": 5e-2}
-"""By type of an output, relative to its largest magnitude: far above rounding, far below a wrong kernel."""
+TOLERANCES = {str(dtype).removeprefix("torch."): allowed for dtype, allowed in canary.TOLERANCES.items()}
+"""By the name of an output's type: those of the canary."""
 SAMPLES = 8
 """Values of each output that are kept, evenly spaced, so that another machine can tell without eager."""
 ROUNDS, ROUND_SECONDS = 15, 2.0
