@@ -8,6 +8,7 @@
 #   make fuzz        parsers of what comes from elsewhere, with inputs found by coverage: a minute each, 25 minutes in all (ARGS="--seconds 10": less)
 #   make asan        generated code (a sample of the op table) and the native runtime under AddressSanitizer: 10 minutes (ARGS="--every 3 --undefined": more)
 #   make test-oldest  with torch 2.11 on Python 3.12 (constraints-oldest.txt), in .venv-oldest
+#   make test-torch VERSION=2.15   with another torch (2.11 to 2.15, or any release: 2.16.0rc1), in .venv-VERSION
 #   make check       ruff, mypy, import arrows         make bench       side by side with torch.compile and AOTInductor
 #   PYTHON=…         the Python to build .venv with (3.11 to 3.13)      ARGS=…  passed on
 
@@ -15,11 +16,11 @@ SHELL := /bin/bash
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: help demo test test-quick test-full test-fresh test-oldest test-gpu mutate fuzz asan check format bench setup setup-dev clean
+.PHONY: help demo test test-quick test-full test-fresh test-oldest test-torch test-gpu mutate fuzz asan check format bench setup setup-dev clean
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '2,12s/^# *//p' Makefile
+	@sed -n '2,14s/^# *//p' Makefile
 
 setup:
 	@.ci/setup test
@@ -44,6 +45,9 @@ test-fresh: setup
 test-oldest:
 	@PYTHON="$${PYTHON:-python3.12}" .ci/setup test .venv-oldest constraints-oldest.txt
 	@.venv-oldest/bin/python -m pytest -m "not slow" $(ARGS)
+
+test-torch:
+	@venv=$$(.ci/setup-torch "$(VERSION)") && "$$venv/bin/python" -m pytest -m "not slow" $(ARGS)
 
 test-gpu: setup
 	@$(RUN) -m tests.gpu.run_all --rivals --sanitize $(ARGS)

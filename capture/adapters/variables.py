@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch._dynamo import variables
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.variables import PolyfilledFunctionVariable, builder, builtin, dicts, functions, lists, nn_module, user_defined
@@ -12,7 +14,7 @@ from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.functions import UserFunctionVariable
 from torch._dynamo.variables.higher_order_ops import LocalMapWrappedHigherOrderVariable
-from torch._dynamo.variables.lists import CommonListMethodsVariable, DequeVariable, ListIteratorVariable, TupleVariable
+from torch._dynamo.variables.lists import BaseListVariable, DequeVariable, ListIteratorVariable, TupleVariable
 from torch._dynamo.variables.misc import PythonModuleVariable
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable, UntypedStorageVariable
@@ -24,12 +26,19 @@ try:
 except ImportError:  # before torch 2.12
     object_protocol = None  # type: ignore[assignment]
 
+GETATTR = "var_getattr" if hasattr(VariableTracker, "var_getattr") else "tp_getattro_impl"
+"""The method of a variable that reads an attribute: (self, tx, name). Its name changed with torch 2.14."""
+
+ListMethods: Any = getattr(lists, "CommonListMethodsVariable", BaseListVariable)
+"""The class whose `call_method` has `pop`, `insert` and `__imul__` of lists. It is a class of its own before torch 2.14."""
+
 __all__ = [
+    "GETATTR",
+    "ListMethods",
     "object_protocol",
     "AsPythonConstantNotImplementedError",
     "AttributeMutationExisting",
     "BuiltinVariable",
-    "CommonListMethodsVariable",
     "ConstDictVariable",
     "ConstantVariable",
     "DequeVariable",

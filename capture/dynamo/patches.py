@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from precast.artifact_store.format.guards import Path
-from precast.capture.adapters.variables import builtin, object_protocol
+from precast.capture.adapters.variables import GETATTR, ListMethods, builtin, object_protocol
 from precast.capture.common import release_references
 from precast.capture.common.patching import Patch, always
 from precast.capture.dynamo import speedups, trace_record
@@ -35,6 +35,7 @@ from precast.capture.soundness.exec_namespaces import looked_up_where_they_are
 from precast.capture.soundness.memory_overlap import overlaps_refused
 from precast.capture.soundness.tuple_identity import tuples_are_themselves
 from precast.capture.soundness.wide_integers import larger_are_constants
+from precast.runtime.common.supported_torch import SUPPORTED_TORCH
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "`a is b` would be False of one tuple that is reached in two ways.",
         "tests/end_to_end/soundness/test_identity.py::test_one_and_two_tuples_of_constants_where_the_program_asks",
         lambda tracing: tuples_are_themselves(builtin, tracing.record.met, tracing.record.told_apart),
-        versions=("2.13",),
+        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.13") :],
     ),
     Patch(
         (f"{_V}.object_protocol:vt_identity_compare",),
@@ -193,28 +194,28 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "`'%d' % n` and `n + 1j` with a number that varies would raise a TypeError that Python does not raise.",
         "tests/end_to_end/soundness/test_tracer_soundness.py::test_operations_with_a_number_that_varies",
         always(gaps.numbers_in_every_operation),
-        versions=("2.13",),
+        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.13") :],
     ),
     Patch(
-        (f"{_OBJECT}.var_getattr",),
+        (f"{_OBJECT}.{GETATTR}",),
         "An attribute of the class would be taken though the object has got one of its own.",
         "tests/capture/test_patched_torch.py::test_an_attribute_of_its_own_hides_what_getattr_of_the_class_finds",
         always(lookups.absence_from_instances),
     ),
     Patch(
-        (f"{_CLASS}.var_getattr",),
+        (f"{_CLASS}.{GETATTR}",),
         "Data that a class has of its metaclass would be taken as it was.",
         "tests/capture/test_patched_torch.py::test_data_of_a_metaclass_is_guarded",
         always(lookups.values_of_metaclasses),
     ),
     Patch(
-        (f"{_V}.tensor:TensorVariable.var_getattr",),
+        (f"{_V}.tensor:TensorVariable.{GETATTR}",),
         "A tensor's method would be taken though the tensor has got an attribute of that name.",
         "tests/capture/test_patched_torch.py::test_an_attribute_of_its_own_hides_a_tensors_method",
         always(lookups.methods_of_tensors),
     ),
     Patch(
-        (f"{_V}.*:*.call_obj_hasattr", f"{_V}.*:*.var_getattr"),
+        (f"{_V}.*:*.call_obj_hasattr", f"{_V}.*:*.{GETATTR}"),
         "Whether a function, partial or module has an attribute would be asked of the one at hand, without a guard.",
         "tests/capture/test_patched_torch.py::test_that_a_function_lacks_an_attribute_is_guarded",
         always(lookups.presence_on_functions),
@@ -226,14 +227,14 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         always(lookups.buffers_before_modules),
     ),
     Patch(
-        (f"{_OBJECT}.var_getattr",),
+        (f"{_OBJECT}.{GETATTR}",),
         "A bound method in a module's own `__dict__` would be taken as it was.",
         "tests/end_to_end/test_replaced_forward.py::test_a_replaced_forward_is_compiled_stored_and_guarded",
         always(lookups.bound_methods_of_instances),
         versions=("2.11", "2.12"),
     ),
     Patch(
-        (f"{_V}.lists:CommonListMethodsVariable.call_method",),
+        (f"{_V}.lists:{ListMethods.__name__}.call_method",),
         "`items.pop(n)` and `items *= n` with a number that varies would fail in the tracer.",
         "tests/capture/test_patched_torch.py::test_a_place_that_varies_is_a_constant_and_the_graph_goes_on",
         always(gaps.places_in_lists),
@@ -256,7 +257,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "Operators on a bounded deque would lose its bound, and its iterator would not notice changes.",
         "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[deque_copies_keep_the_bound]",
         always(containers.operators_of_deques),
-        versions=("2.13",),
+        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.13") :],
     ),
     Patch(
         (f"{_V}.dicts:ConstDictVariable.call_method", f"{_EFFECTS}.codegen_update_mutated"),
@@ -269,14 +270,14 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "`move_to_end` would not be replayed.",
         "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[ordered_move_to_end]",
         always(containers.moves_in_ordered_dicts),
-        versions=("2.13",),
+        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.13") :],
     ),
     Patch(
         (f"{_V}.dicts:SideEffectsProxyDict.__iter__",),
         "The keys of an object's `__dict__` would come in another order.",
         "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[own_dict_read_after_writes]",
         always(containers.own_dicts_in_order),
-        versions=("2.12", "2.13"),
+        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.12") :],
     ),
     Patch(
         (f"{_V}.base:VariableTracker._contains_self_reference", f"{_DEQUE}.reconstruct"),
@@ -310,7 +311,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         always(classes.closures_of_methods),
     ),
     Patch(
-        (_STORE, f"{_OBJECT}.var_getattr", f"{_CLASS}.var_getattr"),
+        (_STORE, f"{_OBJECT}.{GETATTR}", f"{_CLASS}.{GETATTR}"),
         "An instance would not find what the traced code has written to its class.",
         "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[class_attribute_of_self]",
         always(classes.attributes_of_classes),
@@ -350,7 +351,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "Dynamo would warn that it ignores caches, which the row above does not.",
         "tests/capture/dynamo/test_warnings.py::test_a_cached_helper_that_returns_a_constant_warns_of_nothing",
         always(classes.caches_without_warning),
-        versions=("2.13",),
+        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.13") :],
     ),
     Patch(
         ("torch._dynamo.utils:warn_once",),

@@ -13,6 +13,7 @@ import torch
 from precast.capture.adapters.dynamo import get_custom_getattr
 from precast.capture.adapters.guards import AttrSource, GuardBuilder, install_guard
 from precast.capture.adapters.variables import (
+    GETATTR,
     PythonModuleVariable,
     TensorVariable,
     UnspecializedNNModuleVariable,
@@ -30,17 +31,17 @@ Context = contextlib.AbstractContextManager[Any]
 
 def absence_from_instances() -> Context:
     """While tracing, what an object has of its class is guarded to be absent from its own `__dict__`."""
-    return _around(UserDefinedObjectVariable, "var_getattr", _absent_from_instance)
+    return _around(UserDefinedObjectVariable, GETATTR, _absent_from_instance)
 
 
 def values_of_metaclasses() -> Context:
     """While tracing, plain data that a class has of its metaclass is guarded."""
-    return _around(UserDefinedClassVariable, "var_getattr", _value_of_metaclass)
+    return _around(UserDefinedClassVariable, GETATTR, _value_of_metaclass)
 
 
 def methods_of_tensors() -> Context:
     """While tracing, methods of tensors are guarded to be absent from the tensor's own `__dict__`."""
-    return _around(TensorVariable, "var_getattr", _method_of_tensor)
+    return _around(TensorVariable, GETATTR, _method_of_tensor)
 
 
 @contextlib.contextmanager
@@ -48,7 +49,7 @@ def presence_on_functions() -> Iterator[None]:
     """While tracing, that a function, partial or module of Python has or lacks an attribute is guarded."""
     with contextlib.ExitStack() as stack:
         for cls in (*vars(functions).values(), PythonModuleVariable):
-            for name, asked in (("call_obj_hasattr", _presence_guarded), ("var_getattr", _absence_from_function)):
+            for name, asked in (("call_obj_hasattr", _presence_guarded), (GETATTR, _absence_from_function)):
                 if isinstance(cls, type) and cls is not VariableTracker and name in cls.__dict__:
                     stack.enter_context(_around(cls, name, asked))
         yield
@@ -138,7 +139,7 @@ def bound_methods_of_instances() -> Iterator[None]:
     """A bound method in a module's own `__dict__` (`module.forward = types.MethodType(...)`) is guarded: before torch 2.13 the
     tracer takes it as it is.
     """
-    original: Any = UserDefinedObjectVariable.var_getattr
+    original: Any = getattr(UserDefinedObjectVariable, GETATTR)
 
     def var_getattr(self: UserDefinedObjectVariable, tx: Any, name: str) -> Any:
         held = self.value.__dict__.get(name) if isinstance(self.value, torch.nn.Module) else None
@@ -153,7 +154,7 @@ def bound_methods_of_instances() -> Iterator[None]:
                 install_guard(self.source.make_guard(same))
         return original(self, tx, name)
 
-    with patched(UserDefinedObjectVariable, "var_getattr", var_getattr):
+    with patched(UserDefinedObjectVariable, GETATTR, var_getattr):
         yield
 
 

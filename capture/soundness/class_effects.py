@@ -21,6 +21,7 @@ from precast.capture.adapters.guards import (
     install_guard,
 )
 from precast.capture.adapters.variables import (
+    GETATTR,
     AttributeMutationExisting,
     ConstantVariable,
     SideEffects,
@@ -124,8 +125,8 @@ _WRAPPERS = (staticmethod, classmethod, property, functools.cached_property, fun
 @contextlib.contextmanager
 def attributes_of_classes() -> Iterator[None]:
     """What the traced code has written to a class is what its instances and subclasses find there."""
-    of_object: Any = UserDefinedObjectVariable.var_getattr
-    of_class: Any = UserDefinedClassVariable.var_getattr
+    of_object: Any = getattr(UserDefinedObjectVariable, GETATTR)
+    of_class: Any = getattr(UserDefinedClassVariable, GETATTR)
     store: Any = SideEffects.store_attr
     written: set[str] = set()
 
@@ -146,8 +147,8 @@ def attributes_of_classes() -> Iterator[None]:
 
     with (
         patched(SideEffects, "store_attr", store_attr),
-        patched(UserDefinedObjectVariable, "var_getattr", object_getattr),
-        patched(UserDefinedClassVariable, "var_getattr", class_getattr),
+        patched(UserDefinedObjectVariable, GETATTR, object_getattr),
+        patched(UserDefinedClassVariable, GETATTR, class_getattr),
     ):
         yield
 

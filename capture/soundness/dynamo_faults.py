@@ -9,9 +9,9 @@ from typing import Any
 from precast.capture.adapters.dynamo import InstructionTranslatorBase, unimplemented
 from precast.capture.adapters.variables import (
     AsPythonConstantNotImplementedError,
-    CommonListMethodsVariable,
     ConstantVariable,
     ConstDictVariable,
+    ListMethods,
     SymNodeVariable,
     TupleVariable,
     object_protocol,
@@ -37,14 +37,14 @@ def absent_keys() -> Iterator[None]:
 @contextlib.contextmanager
 def places_in_lists() -> Iterator[None]:
     """`items.pop(n)`, `items.insert(n, x)` and `items *= n` take a number that varies as the constant that it is. The tracer fails."""
-    call: Any = CommonListMethodsVariable.call_method
+    call: Any = ListMethods.call_method
 
-    def call_method(self: CommonListMethodsVariable, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         if name in ("pop", "insert", "__imul__", "__mul__", "rotate") and args:
             args = [_constant(tx, args[0].realize()), *args[1:]]
         return call(self, tx, name, args, kwargs)
 
-    with patched(CommonListMethodsVariable, "call_method", call_method):
+    with patched(ListMethods, "call_method", call_method):
         yield
 
 

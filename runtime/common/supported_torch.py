@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-SUPPORTED_TORCH = ("2.11", "2.12", "2.13")
+SUPPORTED_TORCH = ("2.11", "2.12", "2.13", "2.14", "2.15")
 """Major and minor versions, oldest first."""
 RANGE = f"{SUPPORTED_TORCH[0]} to {SUPPORTED_TORCH[-1]}"
 

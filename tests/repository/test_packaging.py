@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from precast.runtime.common.supported_torch import SUPPORTED_TORCH
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 PARTS = ("capture", "lowering", "codegen", "artifact_store", "runtime")
@@ -154,12 +156,16 @@ def test_the_hooks_of_a_commit_are_the_checks_of_make_check() -> None:
         assert subcommand in check, f"make check does not run {subcommand}"
 
 
-@pytest.mark.parametrize(("file", "newest"), [("constraints.txt", True), ("constraints-oldest.txt", False)])
-def test_the_pinned_torch_is_one_end_of_the_range(file: str, newest: bool) -> None:
+@pytest.mark.parametrize(("file", "minor"), [("constraints.txt", "2.13"), ("constraints-oldest.txt", SUPPORTED_TORCH[0])])
+def test_the_pinned_torch_is_a_supported_one(file: str, minor: str) -> None:
     pinned = dict(line.split("==") for line in (ROOT / file).read_text().splitlines() if line and not line.startswith("#"))
-    wanted = PROJECT["project"]["dependencies"]
-    (torch,) = (item for item in wanted if item.startswith("torch>="))
-    low, high = torch.removeprefix("torch>=").split(",<")
-    major, minor = high.split(".")
-    assert pinned["torch"].startswith(f"{major}.{int(minor) - 1}." if newest else f"{low}.")
+    (torch,) = (item for item in PROJECT["project"]["dependencies"] if item.startswith("torch"))
+    assert torch == f"torch>={SUPPORTED_TORCH[0]}", "no upper bound: a torch that is newer than precast works as far as its probes pass"
+    assert minor in SUPPORTED_TORCH and pinned["torch"].startswith(f"{minor}.")
     assert {"triton", "transformers", "pytest", "hypothesis", "numpy"} <= set(pinned)
+
+
+def test_each_supported_torch_has_a_row_that_make_test_torch_installs() -> None:
+    rows = [line.split() for line in (ROOT / ".ci" / "torch-releases").read_text("utf-8").splitlines() if line and not line.startswith("#")]
+    assert [minor for minor, *_ in rows] == list(SUPPORTED_TORCH)
+    assert all(pins[0].startswith(f"torch=={minor}.") for minor, *pins in rows)
