@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import math
+import operator
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -47,6 +50,9 @@ _TAGGERS: dict[type, Callable[[Any], Tagged]] = {
     complex: lambda v: ("complex", v.real.hex(), v.imag.hex()),
     str: lambda v: ("str", v) if v.isprintable() or _utf8(v) else ("surrogates", v.encode("utf-8", "surrogatepass")),
     bytes: lambda v: ("bytes", v),
+    bytearray: lambda v: ("bytearray", bytes(v)),
+    types.UnionType: lambda v: ("union", tuple(tag(part) for part in v.__args__)),
+    types.GenericAlias: lambda v: ("generic", tag(v.__origin__), tuple(tag(part) for part in v.__args__)),
     tuple: _sequence("tuple"),
     list: _sequence("list"),
     set: _unordered("set"),
@@ -157,6 +163,9 @@ _UNTAGGERS: dict[str, Callable[..., Any]] = {
     "str": str,
     "surrogates": lambda data: data.decode("utf-8", "surrogatepass"),
     "bytes": bytes,
+    "bytearray": bytearray,
+    "union": lambda parts: functools.reduce(operator.or_, map(untag, parts)),
+    "generic": lambda origin, parts: types.GenericAlias(untag(origin), tuple(map(untag, parts))),
     "tuple": _untag_all(tuple),
     "list": _untag_all(list),
     "set": _untag_all(set),

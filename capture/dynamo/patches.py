@@ -24,6 +24,7 @@ from precast.capture.dynamo.globals_scope import names_of_this_trace
 from precast.capture.dynamo.per_call_inputs import per_call_arguments
 from precast.capture.dynamo.trace_record import TraceRecord
 from precast.capture.dynamo.warnings import tracer_words
+from precast.capture.graph.empty_graphs import empty_graphs_shown
 from precast.capture.graph.symbolic_floats import zeros_are_constants
 from precast.capture.graph.triton_launches import kernels_known
 from precast.capture.soundness import attribute_lookup as lookups
@@ -361,6 +362,13 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         versions=("2.11", "2.12"),
     ),
     # -- what a graph is given, and where it ends
+    Patch(
+        ("torch._dynamo.output_graph:is_noop_graph",),
+        "Bytecode would call a graph of which nobody was told: one that computes and returns nothing.",
+        "tests/capture/test_programs.py::test_program[buffer reassigned]",
+        always(empty_graphs_shown),
+        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.15") :],
+    ),
     Patch(
         ("torch._subclasses.fake_tensor:FakeTensorMode.dispatch",),
         "Writes to memory that overlaps would pass that eager refuses, or give other numbers.",
