@@ -34,6 +34,7 @@ from precast.capture.soundness import dynamo_faults as gaps
 from precast.capture.soundness import tensor_metadata
 from precast.capture.soundness.exec_namespaces import looked_up_where_they_are
 from precast.capture.soundness.memory_overlap import overlaps_refused
+from precast.capture.soundness.nested_regions import regions_traced_anew
 from precast.capture.soundness.tuple_identity import tuples_are_themselves
 from precast.capture.soundness.wide_integers import larger_are_constants
 from precast.runtime.common.supported_torch import SUPPORTED_TORCH
@@ -245,6 +246,13 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "A call that wants a constant where a number varies would fail in the tracer, and not end the graph.",
         "tests/capture/test_patched_torch.py::test_a_call_that_wants_a_constant_ends_the_graph",
         always(gaps.calls_that_want_constants),
+    ),
+    Patch(
+        (f"{_V}.invoke_subgraph:save_reuse_entry",),
+        "A number that changes in one of several equal regions (`nested_compile_region`) would go unnoticed.",
+        "tests/parity/test_newer_directives.py::test_nested_compile_region",
+        always(regions_traced_anew),
+        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.13") :],
     ),
     # -- side effects on containers
     Patch(

@@ -77,14 +77,16 @@ class Stack(torch.nn.Module):
 @torch.no_grad()
 @pytest.mark.parametrize("door", ["precast", "torch"])
 def test_nested_compile_region(door: str, doors: dict[str, Callable[[Any], Any]]) -> None:
-    """The regions are parts of the graph, each with its own weights and constants; a constant that changes in one of them counts."""
+    """The regions are parts of the graph, each with its own weights and constants. A constant that changes in one of them counts; where torch
+    traces, it does or does not, as with any backend: torch guards the first of equal regions.
+    """
     model = Stack()
-    compiled = doors[door](model)
+    compiled, reference = doors[door](model), eager(model)
     for _ in range(2):
         torch.testing.assert_close(compiled(X), model(X))
-    torch.testing.assert_close(eager(model)(X), model(X))
+    torch.testing.assert_close(reference(X), model(X))
     model.blocks[1].by = 5.0
-    torch.testing.assert_close(compiled(X), model(X))
+    torch.testing.assert_close(compiled(X), model(X) if door == "precast" else reference(X))
 
 
 # -- wrap_numpy, nonstrict_trace
@@ -109,7 +111,9 @@ def test_wrap_numpy(door: str, doors: dict[str, Callable[[Any], Any]]) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("door", ["precast", "torch"])
 def test_nonstrict_trace(door: str, doors: dict[str, Callable[[Any], Any]], store: Store) -> None:
-    """One graph with what the function does; it runs unread, so that the artifact could not tell when it is edited: none is stored."""
+    """One graph with what the function does. It runs unread, so that the artifact of a frame could not tell when it is edited: none is
+    stored; a graph that torch traced is known by its operators.
+    """
 
     @needs("nonstrict_trace")
     def unread(x: torch.Tensor, by: dict[str, int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -125,11 +129,10 @@ def test_nonstrict_trace(door: str, doors: dict[str, Callable[[Any], Any]], stor
     assert counter.frame_count == 1
     compiled = doors[door](program)
     if door == "precast":
-        for _ in range(2):
+        with pytest.warns(UserWarning, match="unread is marked by nonstrict_trace"):
             torch.testing.assert_close(compiled(X), program(X))
-    else:
-        torch.testing.assert_close(compiled(X), program(X))
-    assert not [*store.manifests()]
+    torch.testing.assert_close(compiled(X), program(X))
+    assert len([*store.manifests()]) == (door == "torch")
 
 
 # -- set_default_backend
