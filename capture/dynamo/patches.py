@@ -373,7 +373,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
     Patch(
         ("torch._dynamo.output_graph:is_noop_graph",),
         "Bytecode would call a graph of which nobody was told: one that computes and returns nothing.",
-        "tests/capture/test_programs.py::test_program[buffer reassigned]",
+        "tests/capture/graph/test_empty_graphs.py::test_whoever_traces_is_shown_a_graph_that_computes_nothing",
         always(empty_graphs_shown),
         versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.15") :],
     ),

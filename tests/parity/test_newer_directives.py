@@ -77,8 +77,8 @@ class Stack(torch.nn.Module):
 @torch.no_grad()
 @pytest.mark.parametrize("door", ["precast", "torch"])
 def test_nested_compile_region(door: str, doors: dict[str, Callable[[Any], Any]]) -> None:
-    """The regions are parts of the graph, each with its own weights and constants. A constant that changes in one of them counts; where torch
-    traces, it does or does not, as with any backend: torch guards the first of equal regions.
+    """The regions are parts of the graph, each with its own weights and constants. A constant that changes in one of them counts; where
+    torch traces, it does or does not, as with any backend: torch guards the first of equal regions.
     """
     model = Stack()
     compiled, reference = doors[door](model), eager(model)
