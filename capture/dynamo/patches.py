@@ -251,7 +251,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "A number that changes in one of several equal regions (`nested_compile_region`) would go unnoticed.",
         "tests/parity/test_newer_directives.py::test_nested_compile_region",
         always(regions_traced_anew),
-        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.13") :],
+        versions=("2.13", "2.14", "2.15"),
     ),
     # -- side effects on containers
     Patch(
@@ -374,7 +374,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "Bytecode would call a graph of which nobody was told: one that computes and returns nothing.",
         "tests/capture/graph/test_empty_graphs.py::test_whoever_traces_is_shown_a_graph_that_computes_nothing",
         always(empty_graphs_shown),
-        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.15") :],
+        versions=("2.15",),
     ),
     Patch(
         ("torch._subclasses.fake_tensor:FakeTensorMode.dispatch",),
