@@ -40,7 +40,8 @@ def asked_for_methods(cls: Any) -> tuple[Any, ...]:
     """The classes whose `call_method` sees the calls of methods of `cls`. An object of a user's subclass is a `cls` of its own from
     torch 2.15 on, and finds methods in tables without asking `cls`; before, it asks the variable of its items.
     """
-    own = [c for c in vars(user_defined).values() if isinstance(c, type) and issubclass(c, UserDefinedObjectVariable) and issubclass(c, cls)]
+    found = [c for c in vars(user_defined).values() if isinstance(c, type) and issubclass(c, UserDefinedObjectVariable)]
+    own = [c for c in found if issubclass(c, cls)]
     return (cls, *(c for c in own if not any(c is not other and issubclass(c, other) for other in own)))
 
 
