@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from precast.artifact_store.format.guards import Path
-from precast.capture.adapters.variables import GETATTR, ListMethods, builtin, object_protocol
+from precast.capture.adapters.variables import GETATTR, ListMethods, OrderedDictVariable, builtin, object_protocol
 from precast.capture.common import release_references
 from precast.capture.common.patching import Patch, always
 from precast.capture.dynamo import speedups, trace_record
@@ -69,6 +69,7 @@ _STORE = f"{_EFFECTS}.store_attr"
 _OBJECT = f"{_V}.user_defined:UserDefinedObjectVariable"
 _CLASS = f"{_V}.user_defined:UserDefinedClassVariable"
 _DEQUE = f"{_V}.lists:DequeVariable"
+_USERS = f"{_V}.user_defined:UserDefined*Variable"
 _FUNCTION = f"{_V}.functions:UserFunctionVariable"
 _TRANSLATOR = "torch._dynamo.symbolic_convert"
 _FOR_GOOD = "stays; Dynamo for other backends passes through it"
@@ -268,13 +269,13 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         versions=("2.13", "2.14", "2.15"),
     ),
     Patch(
-        (f"{_V}.dicts:ConstDictVariable.call_method", f"{_EFFECTS}.codegen_update_mutated"),
+        (f"{_V}.dicts:ConstDictVariable.call_method", f"{_USERS}.call_method", f"{_EFFECTS}.codegen_update_mutated"),
         "A dict that is filled again, and `popitem`, would leave another order than eager's.",
         "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[dict_popitem_with_other_keys_later]",
         always(containers.orders_of_dicts),
     ),
     Patch(
-        (f"{_V}.user_defined:OrderedDictVariable.call_method",),
+        (f"{getattr(OrderedDictVariable, '__module__', '')}:OrderedDictVariable.call_method",),
         "`move_to_end` would not be replayed.",
         "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[ordered_move_to_end]",
         always(containers.moves_in_ordered_dicts),
@@ -336,6 +337,13 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "An attribute that is deleted and set again would keep its old place in the object's `__dict__`.",
         "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[attributes_deleted_and_set]",
         always(classes.attributes_set_again),
+    ),
+    Patch(
+        (f"{_EFFECTS}.store_instance_dict_attr",),
+        "The same, where torch forgets the deletion before it stores what is set.",
+        "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[attributes_deleted_and_set]",
+        always(classes.own_attributes_set_again),
+        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.14") :],
     ),
     Patch(
         (f"{_CLASS}.call_function",),
