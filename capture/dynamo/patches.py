@@ -35,7 +35,6 @@ from precast.capture.soundness.exec_namespaces import looked_up_where_they_are
 from precast.capture.soundness.memory_overlap import overlaps_refused
 from precast.capture.soundness.tuple_identity import tuples_are_themselves
 from precast.capture.soundness.wide_integers import larger_are_constants
-from precast.runtime.common.supported_torch import SUPPORTED_TORCH
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "`a is b` would be False of one tuple that is reached in two ways.",
         "tests/end_to_end/soundness/test_identity.py::test_one_and_two_tuples_of_constants_where_the_program_asks",
         lambda tracing: tuples_are_themselves(builtin, tracing.record.met, tracing.record.told_apart),
-        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.13") :],
+        versions=("2.13", "2.14", "2.15"),
     ),
     Patch(
         (f"{_V}.object_protocol:vt_identity_compare",),
@@ -194,7 +193,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "`'%d' % n` and `n + 1j` with a number that varies would raise a TypeError that Python does not raise.",
         "tests/end_to_end/soundness/test_tracer_soundness.py::test_operations_with_a_number_that_varies",
         always(gaps.numbers_in_every_operation),
-        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.13") :],
+        versions=("2.13", "2.14", "2.15"),
     ),
     Patch(
         (f"{_OBJECT}.{GETATTR}",),
@@ -257,7 +256,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "Operators on a bounded deque would lose its bound, and its iterator would not notice changes.",
         "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[deque_copies_keep_the_bound]",
         always(containers.operators_of_deques),
-        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.13") :],
+        versions=("2.13", "2.14", "2.15"),
     ),
     Patch(
         (f"{_V}.dicts:ConstDictVariable.call_method", f"{_EFFECTS}.codegen_update_mutated"),
@@ -270,14 +269,14 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "`move_to_end` would not be replayed.",
         "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[ordered_move_to_end]",
         always(containers.moves_in_ordered_dicts),
-        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.13") :],
+        versions=("2.13", "2.14", "2.15"),
     ),
     Patch(
         (f"{_V}.dicts:SideEffectsProxyDict.__iter__",),
         "The keys of an object's `__dict__` would come in another order.",
         "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[own_dict_read_after_writes]",
         always(containers.own_dicts_in_order),
-        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.12") :],
+        versions=("2.12", "2.13", "2.14", "2.15"),
     ),
     Patch(
         (f"{_V}.base:VariableTracker._contains_self_reference", f"{_DEQUE}.reconstruct"),
@@ -351,7 +350,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "Dynamo would warn that it ignores caches, which the row above does not.",
         "tests/capture/dynamo/test_warnings.py::test_a_cached_helper_that_returns_a_constant_warns_of_nothing",
         always(classes.caches_without_warning),
-        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.13") :],
+        versions=("2.13", "2.14", "2.15"),
     ),
     Patch(
         ("torch._dynamo.utils:warn_once",),
