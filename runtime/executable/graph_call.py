@@ -96,7 +96,7 @@ def bound_call(graph: Callable[..., Any], spec: GraphSpec, bound: Sequence[Any])
 def with_draws_as_traced(graph: Callable[..., Any], inputs: Sequence[GraphInput]) -> Callable[..., Any]:
     """`graph`, given the numbers that the bytecode draws from Python's `random` in the dtype that they were traced with.
 
-    The bytecode makes a float a float64 tensor. Dynamo traces with one of the dtype that the path names, or where it names none, with one of
+    The bytecode makes a float a float64 tensor. Dynamo traces with one of the dtype that the path names; where it names none, with one of
     the default dtype, as before torch 2.15.
     """
     drawn = {item.position: item.path[0][2:] for item in inputs if item.path[0][0] == "random"}
