@@ -32,6 +32,7 @@ from precast.capture.soundness import class_effects as classes
 from precast.capture.soundness import container_effects as containers
 from precast.capture.soundness import dynamo_faults as gaps
 from precast.capture.soundness import tensor_metadata
+from precast.capture.soundness.drawn_numbers import drawn_in_default_dtype
 from precast.capture.soundness.exec_namespaces import looked_up_where_they_are
 from precast.capture.soundness.memory_overlap import overlaps_refused
 from precast.capture.soundness.nested_regions import regions_traced_anew
@@ -419,6 +420,13 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "-0.0 and 0.0 would be one symbol, and `math.copysign(1, f)` wrong for one of them.",
         "tests/end_to_end/dynamic/test_symbolic_floats.py::test_zeros_keep_their_sign_where_the_tracer_fixes_them",
         always(zeros_are_constants),
+    ),
+    Patch(
+        (f"{_BUILDER}.wrap_unspecialized_primitive", "torch:_as_tensor_fullprec"),
+        "Numbers drawn from Python's `random` would be traced as float64, and what is computed with them would be so too.",
+        "tests/runtime/settings/test_options.py::test_numbers_that_are_drawn_have_the_dtype_of_numbers",
+        always(drawn_in_default_dtype),
+        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.15") :],
     ),
     Patch(
         (f"{_V}.torch:TorchInGraphFunctionVariable.call_function",),
