@@ -45,6 +45,11 @@ def loaded() -> Any:
     return _state.module
 
 
+def reason() -> str:
+    """Why there is none, once it has been tried."""
+    return _state.failed
+
+
 def wanted() -> bool:
     """Whether building the native runtime is worth trying."""
     return _state.module is None and not _state.failed and os.environ.get(ENVIRONMENT) != "0"
