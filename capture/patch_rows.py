@@ -6,6 +6,7 @@ trial, so that what it looks up in torch is looked up.
 
 from __future__ import annotations
 
+import dis
 import inspect
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -87,7 +88,7 @@ def problems_of(row: Patch[Any], table: Table, trial: bool = True) -> list[str]:
 
 
 def missing(row: Patch[Any]) -> list[str]:
-    """Names of a row that this torch lacks. Of what objects hold, methods tell; patterns, and Triton's names, are not looked up."""
+    """Names of a row that this torch lacks. Of what objects hold, the methods that set it tell; patterns, and Triton's names, are not looked up."""
     return [name for name in row.names if "*" not in name and not name.startswith("triton") and not _is_there(name)]
 
 
@@ -100,7 +101,11 @@ def _is_there(name: str) -> bool:
     if hasattr(found, attribute) or attribute in getattr(found, "__dict__", {}):
         return True
     written = (f for base in getattr(found, "__mro__", ()) for f in vars(base).values() if isinstance(f, types.FunctionType))
-    return any(attribute in f.__code__.co_names for f in written)
+    return any(attribute in f.__code__.co_names and _sets(f.__code__, attribute) for f in written)
+
+
+def _sets(code: types.CodeType, attribute: str) -> bool:
+    return any(one.opname == "STORE_ATTR" and one.argval == attribute for one in dis.get_instructions(code))
 
 
 def _on_trial(row: Patch[Any], table: Table) -> Iterator[str]:

@@ -14,6 +14,7 @@ from precast.runtime.common.eval_frame import MISSING
 from precast.runtime.common.locks import Lock
 from precast.runtime.common.log import logger, warn
 from precast.runtime.common.supported_torch import why_unknown, why_unsupported
+from precast.runtime.common.torch_names import missing_names
 
 EAGERLY = "programs run as they are written (eagerly)"
 
@@ -39,7 +40,9 @@ def unsupported() -> str:
     """Why nothing is loaded or compiled with this torch, as a sentence; empty where precast works with it. The first one to ask has a torch
     that nobody has tested precast with warned of.
     """
-    reason = why_unsupported(torch.__version__) or (MISSING and f"torch {torch.__version__} lacks what precast calls of it: {MISSING}")
+    reason = why_unsupported(torch.__version__)
+    if not reason and (lacking := MISSING or ", ".join(missing_names())):
+        reason = f"torch {torch.__version__} lacks what precast calls of it: {lacking}"
     if not reason and (unknown := why_unknown(torch.__version__)):
         warn(f"precast: {unknown}")
     return reason

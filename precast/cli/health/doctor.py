@@ -34,6 +34,7 @@ from precast.cli.output import (
     style,
 )
 from precast.report.units import human_size
+from precast.runtime.common.log import logger
 from precast.runtime.targets.shared_object import mounted_noexec
 from precast.target_registry import families, load
 
@@ -73,6 +74,7 @@ def doctor(store_path: str | None, as_json: bool, probe: bool) -> None:
         probe_torch(as_json)
         return
     out = Output(as_json)
+    _look_for_native(store_path)
     findings = [finding for examine in (_python, _torch, _gpus, _triton, _compiler, _cpu) for finding in examine()]
     findings += _store(store_path)
     findings += _remotes(store_path)
@@ -91,6 +93,16 @@ def _python() -> Iterator[Finding]:
     advice = "" if supported else "; precast supports 3.11 to 3.13"
     yield Finding("python", state, f"{platform.python_version()} ({platform.python_implementation()}), {platform.platform()}{advice}")
     yield Finding("precast", GOOD, importlib.metadata.version("precast"))
+
+
+def _look_for_native(path: str | None) -> None:
+    """Loads the native runtime that the store has, if any: whether this torch's tensors are as it expects is then among the lines on torch."""
+    try:
+        from precast.runtime.native import loader
+
+        loader.find(Store.open(path, strict=True))
+    except (StoreError, ImportError, OSError, AttributeError) as error:  # each has a line of its own below
+        logger("runtime").info("precast doctor: the native runtime was not looked for: %s", error)
 
 
 def _torch() -> Iterator[Finding]:

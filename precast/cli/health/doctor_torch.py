@@ -50,11 +50,16 @@ def _private_names(version: str) -> Iterator[Said]:
     if said := _misfit(version):
         yield Said(False, True, said)
         return
+    from precast.runtime.common.torch_support import differences
     from precast.torch_facts.table import answers
 
-    for answer in answers(deep=False):
+    found = answers(deep=False)
+    for answer in found:
         if answer.state == "fails" and not (MISSING and answer.group == "frame hook"):
             yield Said(False, answer.stops, f"{version} differs: {answer.group}: {answer.name}: {answer.detail}; {answer.instead}")
+    for difference in differences():
+        if not any(answer.name in difference.fact for answer in found if answer.state == "fails"):
+            yield Said(False, False, str(difference))
 
 
 def _misfit(version: str) -> str:
