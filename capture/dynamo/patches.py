@@ -118,6 +118,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "Warnings would name lines of precast's, and failures that become refusals would be printed as well.",
         "tests/capture/dynamo/test_warnings.py::test_no_warning_names_a_line_of_precasts",
         always(tracer_words),
+        without="words",
     ),
     # -- work that a capture has no use for
     Patch(
@@ -126,24 +127,28 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "tests/capture/test_patched_torch.py::test_graphs_that_nobody_runs_are_not_written",
         always(speedups.unwritten_graphs),
         others="graph modules that torch.fx makes meanwhile compile their Python when they are first run",
+        without="slower",
     ),
     Patch(
         (f"{_TRANSLATOR}:InstructionTranslator._throw_if_in_functorch",),
         "Each first trace would import every backend that Dynamo has.",
         "tests/capture/test_patched_torch.py::test_a_trace_imports_no_more_than_it_uses[torch._dynamo.backends.tvm]",
         always(speedups.backends_unimported),
+        without="slower",
     ),
     Patch(
         (f"{_V}.higher_order_ops:LocalMapWrappedHigherOrderVariable.should_wrap_in_hop",),
         "Each first trace would import much of torch.distributed.",
         "tests/capture/test_patched_torch.py::test_a_trace_imports_no_more_than_it_uses[torch.distributed.tensor.experimental._func_map]",
         always(speedups.distributed_unimported),
+        without="slower",
     ),
     Patch(
         (f"{_TRANSLATOR}:get_funcname",),
         "A twentieth of each trace would go into names for a log that is off.",
         "tests/capture/dynamo/test_speedups.py::test_source_files_are_tokenized_for_a_log_that_is_read",
         always(speedups.functions_unnamed),
+        without="slower",
     ),
     # -- what the trace looked at. The record of reads is the innermost patch of `_wrap`'s original: refusals below it read nothing.
     Patch(
@@ -157,6 +162,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "Objects whose `id()` is taken would be pinned, and code with `copy.deepcopy` could not be stored.",
         "tests/capture/test_patched_torch.py::test_of_an_object_whose_id_is_taken_its_contents_do_not_count",
         lambda tracing: trace_record.recorded_ids(tracing.record.compared),
+        without="refused",
     ),
     Patch(
         (f"{_BUILDER}._wrap", f"{_BUILDER}.__call__"),
@@ -241,12 +247,14 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "`items.pop(n)` and `items *= n` with a number that varies would fail in the tracer.",
         "tests/capture/test_patched_torch.py::test_a_place_that_varies_is_a_constant_and_the_graph_goes_on",
         always(gaps.places_in_lists),
+        without="refused",
     ),
     Patch(
         (f"{_TRANSLATOR}:InstructionTranslatorBase.call_function",),
         "A call that wants a constant where a number varies would fail in the tracer, and not end the graph.",
         "tests/capture/test_patched_torch.py::test_a_call_that_wants_a_constant_ends_the_graph",
         always(gaps.calls_that_want_constants),
+        without="refused",
     ),
     Patch(
         (f"{_V}.invoke_subgraph:save_reuse_entry",),
@@ -369,6 +377,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "tests/capture/dynamo/test_warnings.py::test_a_cached_helper_that_returns_a_constant_warns_of_nothing",
         always(classes.caches_without_warning),
         versions=("2.13", "2.14", "2.15"),
+        without="words",
     ),
     Patch(
         ("torch._dynamo.utils:warn_once",),
@@ -376,6 +385,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "tests/capture/dynamo/test_warnings.py::test_a_cached_helper_that_returns_a_constant_warns_of_nothing",
         always(classes.no_warning_of_caches),
         versions=("2.11", "2.12"),
+        without="words",
     ),
     # -- what a graph is given, and where it ends
     Patch(

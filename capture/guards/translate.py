@@ -400,4 +400,10 @@ _RULES: dict[str, Callable[[Path, Any, GuardContext], list[Guard]]] = {
     "CURRENT_STREAM_MATCH": _of_this_process("which stream is the current one is no property of the stream"),
 }
 
-__all__ = ["DROPPED", "GuardContext", "Translation", "from_dynamo", "identity", "same_object_guards", "translate"]
+
+def has_rule(kind: str) -> bool:
+    """Whether a kind of Dynamo's guards has a portable form, or needs none."""
+    return kind in _RULES or kind in _IDENTITY or kind in DROPPED
+
+
+__all__ = ["DROPPED", "GuardContext", "Translation", "from_dynamo", "has_rule", "identity", "same_object_guards", "translate"]

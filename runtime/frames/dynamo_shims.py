@@ -129,9 +129,9 @@ _UTILS: dict[str, Callable[..., Any]] = {
     "to_subclass": _to_subclass,
     "to_numpy_helper": _to_numpy,
     "get_torch_function_mode_stack": _get_modes,
-    "get_torch_function_mode_stack_at": torch._C._get_function_stack_at,
+    "get_torch_function_mode_stack_at": lambda place: torch._C._get_function_stack_at(place),
     "set_torch_function_mode_stack": _set_modes,
-    "_pop_torch_function_stack": torch._C._pop_torch_function_stack,
+    "_pop_torch_function_stack": lambda: torch._C._pop_torch_function_stack(),
 }
 
 SHIMS: dict[str, types.SimpleNamespace] = {
