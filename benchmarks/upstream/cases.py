@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import subject
@@ -19,7 +21,8 @@ Change = Callable[[Program], None]
 class Case:
     """One row. `before` and `after` change a program before the artifact is loaded or after a first right answer (or its next call);
     `edit` replaces text of the program's source; `context` surrounds the call; `environment` is that of the loading process;
-    `other_torch` builds with another release of torch."""
+    `other_torch` builds with another release of torch;
+    `found` concerns only ways that find their artifact by themselves."""
 
     name: str
     title: str
@@ -30,6 +33,7 @@ class Case:
     context: Callable[[], Any] = contextlib.nullcontext
     environment: tuple[tuple[str, str], ...] = ()
     other_torch: bool = False
+    found: bool = False
     calls: int = 1
 
 
@@ -99,6 +103,13 @@ def _cell(program: Program) -> None:
     program.model.__closure__[0].cell_contents = 7.0
 
 
+def _namesake(program: Program) -> None:
+    """The function of the same name at the same line of another file, which computes something else."""
+    path = Path(subject.__file__).with_name("namesake.py")
+    path.write_text(Path(subject.__file__).read_text().replace("+ exponent", "- exponent"))
+    program.model = importlib.import_module("namesake").powered
+
+
 def _more(x: torch.Tensor) -> torch.Tensor:
     return x * 10
 
@@ -128,7 +139,9 @@ ASSUMPTIONS = (
     Case("buffer_value", "another buffer object", after=_attribute("shift", lambda: torch.full((8,), 5.0))),
     Case("submodule_before", "a submodule of another class, before the load", before=_attribute("activation", torch.nn.ReLU)),
     Case("submodule", "a submodule of another class, after the load", after=_attribute("activation", torch.nn.ReLU)),
-    Case("submodule_option", "a submodule of that class with another option", after=_attribute("activation", lambda: torch.nn.GELU("tanh"))),
+    Case(
+        "submodule_option", "a submodule of that class with another option", after=_attribute("activation", lambda: torch.nn.GELU("tanh"))
+    ),
     Case("attribute_before", "an attribute that is another number, before the load", before=_attribute("gain", lambda: 9.0)),
     Case("attribute", "an attribute that is another number, after the load", after=_attribute("gain", lambda: 9.0)),
     Case("global_before", "a global that is another number, before the load", before=_global("FACTOR", 7.0)),
@@ -147,6 +160,7 @@ ASSUMPTIONS = (
     Case("source", "the source of a helper is edited between build and load", edit=("return x * FACTOR", "return x * FACTOR + 100")),
     Case("source_forward", "the source of the module's forward is edited", edit=("* self.gain + self.shift", "* self.gain - self.shift")),
     Case("source_unused", "other source in the same file is edited", edit=("return x.abs() - 5", "return x.abs() - 6")),
+    Case("namesake", "a function of the same name at the same line of another file", "number", before=_namesake, found=True),
     Case("no_compiler", "no C++ compiler on the loading machine", environment=NO_COMPILER),
     Case("other_torch", "an artifact of another release of torch", other_torch=True),
 )

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from ways import WAYS, caches_in, environment
 
 HERE = Path(__file__).resolve().parent
 Outcome = dict[str, Any]
+ONE_COMPILER = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # a pool of compilers cannot be forked
 
 
 @dataclass(frozen=True)
@@ -31,9 +33,9 @@ class Settings:
 
 
 class Process:
-    """A worker of one way. What torch remembers besides the artifact goes into `caches`: empty, as on a machine that has only the artifact."""
+    """A worker of one way. `caches` takes what torch remembers besides the artifact: it is empty, as on a machine that is new."""
 
-    def __init__(self, way: str, root: Path, source: Path, settings: Settings, python: Path | None = None) -> None:
+    def __init__(self, way: str, root: Path, source: Path, settings: Settings, python: Path | None = None, **more: str):
         self.caches = Path(tempfile.mkdtemp(prefix="caches-", dir=root))
         self.log = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(
@@ -43,7 +45,7 @@ class Process:
             stderr=self.log,
             text=True,
             cwd=self.caches,
-            env=environment(WAYS[way], self.caches),
+            env={**environment(WAYS[way], self.caches), **more},
         )
         self.late = False
         self.limit = settings.timeout
@@ -108,7 +110,7 @@ class Bench:
     def _worker(self, other_torch: bool) -> Process:
         if other_torch not in self.processes:
             python = self.settings.other_python if other_torch else None
-            self.processes[other_torch] = Process(self.way, self.root, self.source, self.settings, python)
+            self.processes[other_torch] = Process(self.way, self.root, self.source, self.settings, python, **ONE_COMPILER)
         return self.processes[other_torch]
 
     def build(self, program: str, other_torch: bool = False) -> tuple[Path, Outcome]:
@@ -127,6 +129,8 @@ class Bench:
         """One case: build, unless that was done, and load in another process."""
         if case.other_torch and not self.settings.other_python:
             return {"outcome": "untried", "detail": "no --other-python was given"}
+        if case.found and not WAYS[self.way].finds:
+            return {"outcome": "untried", "detail": "whoever loads names the file"}
         artifact, said = self.build(case.program, case.other_torch)
         if said.get("error"):
             return {"outcome": "lacking" if said.get("lacking") else "unbuilt", "detail": said["error"]}
@@ -152,7 +156,9 @@ class Bench:
             process.close()
 
 
-def outcomes(cases: list[Case], ways: list[str], settings: Settings) -> dict[str, dict[str, Outcome]]:
+def outcomes(
+    cases: list[Case], ways: list[str], settings: Settings, keep: Callable[[str, str, Outcome], None]
+) -> dict[str, dict[str, Outcome]]:
     """Every case under every way; ways run beside one another where several jobs are allowed, the cases of one in turn."""
     root = Path(tempfile.mkdtemp(prefix="precast-upstream-"))
 
@@ -163,6 +169,7 @@ def outcomes(cases: list[Case], ways: list[str], settings: Settings) -> dict[str
             for case in cases:
                 results[case.name] = bench.serve(case)
                 print(f"{case.name}: {way}: {results[case.name]}", file=sys.stderr, flush=True)
+                keep(case.name, way, results[case.name])
         finally:
             bench.close()
         return results

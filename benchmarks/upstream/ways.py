@@ -24,6 +24,7 @@ class Way:
     """`build(program, folder)` leaves the artifact in the folder; `load(program, folder)` returns what is called in the program's place.
 
     `imports` are its own modules; `environment` it needs in both processes; `lacking` says why this torch has it not, or nothing.
+    `finds`: it looks for the artifact by itself, where others are told the file. `timed`: its figures are not those of another way here.
     """
 
     name: str
@@ -33,6 +34,8 @@ class Way:
     imports: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     lacking: Callable[[], str] = lambda: ""
+    finds: bool = False
+    timed: bool = True
 
 
 def _forward(model: Any) -> Any:
@@ -200,6 +203,7 @@ def _has_guard_scope() -> str:
 
 
 TRACER = ("torch._dynamo", "torch._inductor", "torch._inductor.compile_fx")
+CHECKED = (("AOTI_RUNTIME_CHECK_INPUTS", "1"),)
 SERVER = ("precast", "precast.runtime.api.compile")
 WAYS = {
     way.name: way
@@ -207,14 +211,29 @@ WAYS = {
         Way("eager", "eager", _eager_build, _eager_load),
         Way("precompile", "`torch.compiler.precompile`", _precompile_build, _precompile_load, TRACER, lacking=_has_precompile),
         Way("aot_compile", "`aot_compile`", _aot_build, _aot_load, TRACER),
-        Way("aot_globals", "`aot_compile`, global guards kept", _aot_globals_build, _aot_globals_load, TRACER, lacking=_has_guard_scope),
         Way(
-            "caching", "`caching_precompile`", _caches_build, _caches_load, TRACER, environment=(("TORCH_CACHING_PRECOMPILE", "1"),)
+            "aot_globals",
+            "`aot_compile`, global guards kept",
+            _aot_globals_build,
+            _aot_globals_load,
+            TRACER,
+            lacking=_has_guard_scope,
+            timed=False,
         ),
-        Way("caches", "`save_cache_artifacts`", _caches_build, _caches_load, TRACER),
+        Way("caching", "`caching_precompile`", _caches_build, _caches_load, TRACER, (("TORCH_CACHING_PRECOMPILE", "1"),), finds=True),
+        Way("caches", "`save_cache_artifacts`", _caches_build, _caches_load, TRACER, finds=True),
         Way("aoti", "AOTInductor", _aoti_build, _aoti_load, (*TRACER, "torch._inductor.package")),
-        Way("precast_load", "precast `load`", _precast_build, _precast_load, SERVER),
-        Way("precast", "precast `compile`, warm", _precast_build, _precast_warm, SERVER),
+        Way(
+            "aoti_checked",
+            "AOTInductor, inputs checked",
+            _aoti_build,
+            _aoti_load,
+            (*TRACER, "torch._inductor.package"),
+            CHECKED,
+            timed=False,
+        ),
+        Way("precast_load", "precast `load`", _precast_build, _precast_load, SERVER, finds=True),
+        Way("precast", "precast `compile`, warm", _precast_build, _precast_warm, SERVER, finds=True),
     )
 }
 
