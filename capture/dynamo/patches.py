@@ -352,7 +352,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "The same, where torch forgets the deletion before it stores what is set.",
         "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[attributes_deleted_and_set]",
         always(classes.own_attributes_set_again),
-        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.14") :],
+        versions=("2.14", "2.15"),
     ),
     Patch(
         (f"{_CLASS}.call_function",),
@@ -436,7 +436,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "Numbers drawn from Python's `random` would be traced as float64, and what is computed with them would be so too.",
         "tests/runtime/settings/test_options.py::test_numbers_that_are_drawn_have_the_dtype_of_numbers",
         always(drawn_in_default_dtype),
-        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.15") :],
+        versions=("2.15",),
     ),
     Patch(
         (f"{_V}.torch:TorchInGraphFunctionVariable.call_function",),
