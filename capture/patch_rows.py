@@ -72,7 +72,9 @@ def require(tables: Iterable[Table]) -> None:
                     leave_out(row)
                     differs(Difference(fact_name(row, table), "; ".join(problems), INSTEAD[row.without]))
     if wrong:
-        raise FactFails(f"torch {torch.__version__} differs from what precast relies on, so that nothing can be compiled: {', '.join(wrong)}")
+        raise FactFails(
+            f"torch {torch.__version__} differs from what precast relies on, so that nothing can be compiled: {', '.join(wrong)}"
+        )
 
 
 def fact_name(row: Patch[Any], table: Table) -> str:
@@ -171,7 +173,6 @@ def _parameters(value: Any, in_class: bool) -> dict[str, inspect.Parameter] | No
     if bound and found and found[0].kind in _PLACES:
         del found[0]
     return {parameter.name: parameter for parameter in found}
-
 
 
 __all__ = ["ATEN", "DYNAMO", "ELSEWHERE", "INSTEAD", "Table", "fact_name", "missing", "problems_of", "require", "unlike"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from precast.artifact_store.format.guards import Path
-from precast.capture.adapters.variables import GETATTR, ListMethods, builtin, object_protocol
+from precast.capture.adapters.variables import GETATTR, ListMethods, OrderedDictVariable, builtin, object_protocol
 from precast.capture.common import release_references
 from precast.capture.common.patching import Patch, always
 from precast.capture.dynamo import speedups, trace_record
@@ -24,6 +24,7 @@ from precast.capture.dynamo.globals_scope import names_of_this_trace
 from precast.capture.dynamo.per_call_inputs import per_call_arguments
 from precast.capture.dynamo.trace_record import TraceRecord
 from precast.capture.dynamo.warnings import tracer_words
+from precast.capture.graph.empty_graphs import empty_graphs_shown
 from precast.capture.graph.symbolic_floats import zeros_are_constants
 from precast.capture.graph.triton_launches import kernels_known
 from precast.capture.soundness import attribute_lookup as lookups
@@ -31,11 +32,12 @@ from precast.capture.soundness import class_effects as classes
 from precast.capture.soundness import container_effects as containers
 from precast.capture.soundness import dynamo_faults as gaps
 from precast.capture.soundness import tensor_metadata
+from precast.capture.soundness.drawn_numbers import drawn_in_default_dtype
 from precast.capture.soundness.exec_namespaces import looked_up_where_they_are
 from precast.capture.soundness.memory_overlap import overlaps_refused
+from precast.capture.soundness.nested_regions import regions_traced_anew
 from precast.capture.soundness.tuple_identity import tuples_are_themselves
 from precast.capture.soundness.wide_integers import larger_are_constants
-from precast.runtime.common.supported_torch import SUPPORTED_TORCH
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ _STORE = f"{_EFFECTS}.store_attr"
 _OBJECT = f"{_V}.user_defined:UserDefinedObjectVariable"
 _CLASS = f"{_V}.user_defined:UserDefinedClassVariable"
 _DEQUE = f"{_V}.lists:DequeVariable"
+_USERS = f"{_V}.user_defined:UserDefined*Variable"
 _FUNCTION = f"{_V}.functions:UserFunctionVariable"
 _TRANSLATOR = "torch._dynamo.symbolic_convert"
 _FOR_GOOD = "stays; Dynamo for other backends passes through it"
@@ -178,7 +181,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "`a is b` would be False of one tuple that is reached in two ways.",
         "tests/end_to_end/soundness/test_identity.py::test_one_and_two_tuples_of_constants_where_the_program_asks",
         lambda tracing: tuples_are_themselves(builtin, tracing.record.met, tracing.record.told_apart),
-        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.13") :],
+        versions=("2.13", "2.14", "2.15"),
     ),
     Patch(
         (f"{_V}.object_protocol:vt_identity_compare",),
@@ -200,7 +203,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "`'%d' % n` and `n + 1j` with a number that varies would raise a TypeError that Python does not raise.",
         "tests/end_to_end/soundness/test_tracer_soundness.py::test_operations_with_a_number_that_varies",
         always(gaps.numbers_in_every_operation),
-        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.13") :],
+        versions=("2.13", "2.14", "2.15"),
     ),
     Patch(
         (f"{_OBJECT}.{GETATTR}",),
@@ -253,6 +256,13 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         always(gaps.calls_that_want_constants),
         without="refused",
     ),
+    Patch(
+        (f"{_V}.invoke_subgraph:save_reuse_entry",),
+        "A number that changes in one of several equal regions (`nested_compile_region`) would go unnoticed.",
+        "tests/parity/test_newer_directives.py::test_nested_compile_region",
+        always(regions_traced_anew),
+        versions=("2.13", "2.14", "2.15"),
+    ),
     # -- side effects on containers
     Patch(
         (f"{_BUILDER}.wrap_listlike", f"{_DEQUE}.call_method", f"{_EFFECTS}.codegen_update_mutated"),
@@ -265,27 +275,27 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "Operators on a bounded deque would lose its bound, and its iterator would not notice changes.",
         "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[deque_copies_keep_the_bound]",
         always(containers.operators_of_deques),
-        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.13") :],
+        versions=("2.13", "2.14", "2.15"),
     ),
     Patch(
-        (f"{_V}.dicts:ConstDictVariable.call_method", f"{_EFFECTS}.codegen_update_mutated"),
+        (f"{_V}.dicts:ConstDictVariable.call_method", f"{_USERS}.call_method", f"{_EFFECTS}.codegen_update_mutated"),
         "A dict that is filled again, and `popitem`, would leave another order than eager's.",
         "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[dict_popitem_with_other_keys_later]",
         always(containers.orders_of_dicts),
     ),
     Patch(
-        (f"{_V}.user_defined:OrderedDictVariable.call_method",),
+        (f"{getattr(OrderedDictVariable, '__module__', '')}:OrderedDictVariable.call_method",),
         "`move_to_end` would not be replayed.",
         "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[ordered_move_to_end]",
         always(containers.moves_in_ordered_dicts),
-        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.13") :],
+        versions=("2.13", "2.14", "2.15"),
     ),
     Patch(
         (f"{_V}.dicts:SideEffectsProxyDict.__iter__",),
         "The keys of an object's `__dict__` would come in another order.",
         "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[own_dict_read_after_writes]",
         always(containers.own_dicts_in_order),
-        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.12") :],
+        versions=("2.12", "2.13", "2.14", "2.15"),
     ),
     Patch(
         (f"{_V}.base:VariableTracker._contains_self_reference", f"{_DEQUE}.reconstruct"),
@@ -338,6 +348,13 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         always(classes.attributes_set_again),
     ),
     Patch(
+        (f"{_EFFECTS}.store_instance_dict_attr",),
+        "The same, where torch forgets the deletion before it stores what is set.",
+        "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[attributes_deleted_and_set]",
+        always(classes.own_attributes_set_again),
+        versions=("2.14", "2.15"),
+    ),
+    Patch(
         (f"{_CLASS}.call_function",),
         "A `__del__` would run later than in eager.",
         "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[del_method]",
@@ -359,7 +376,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "Dynamo would warn that it ignores caches, which the row above does not.",
         "tests/capture/dynamo/test_warnings.py::test_a_cached_helper_that_returns_a_constant_warns_of_nothing",
         always(classes.caches_without_warning),
-        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.13") :],
+        versions=("2.13", "2.14", "2.15"),
         without="words",
     ),
     Patch(
@@ -371,6 +388,13 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         without="words",
     ),
     # -- what a graph is given, and where it ends
+    Patch(
+        ("torch._dynamo.output_graph:is_noop_graph",),
+        "Bytecode would call a graph of which nobody was told: one that computes and returns nothing.",
+        "tests/capture/graph/test_empty_graphs.py::test_whoever_traces_is_shown_a_graph_that_computes_nothing",
+        always(empty_graphs_shown),
+        versions=("2.15",),
+    ),
     Patch(
         ("torch._subclasses.fake_tensor:FakeTensorMode.dispatch",),
         "Writes to memory that overlaps would pass that eager refuses, or give other numbers.",
@@ -406,6 +430,13 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "-0.0 and 0.0 would be one symbol, and `math.copysign(1, f)` wrong for one of them.",
         "tests/end_to_end/dynamic/test_symbolic_floats.py::test_zeros_keep_their_sign_where_the_tracer_fixes_them",
         always(zeros_are_constants),
+    ),
+    Patch(
+        (f"{_BUILDER}.wrap_unspecialized_primitive", "torch:_as_tensor_fullprec"),
+        "Numbers drawn from Python's `random` would be traced as float64, and what is computed with them would be so too.",
+        "tests/runtime/settings/test_options.py::test_numbers_that_are_drawn_have_the_dtype_of_numbers",
+        always(drawn_in_default_dtype),
+        versions=("2.15",),
     ),
     Patch(
         (f"{_V}.torch:TorchInGraphFunctionVariable.call_function",),

@@ -108,7 +108,9 @@ def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopw
     given = zip(lowered.inputs, request.bound, strict=True)
     weights = tuple(name for name, bound in given if bound and isinstance(name, str))
     lowerings.tell(lowered, request.target, lowering, weights)
-    context = CompileContext(weights, request.inference, known_choices(request.store, request.target), part.alone, part.shared_by, missing_calls())
+    context = CompileContext(
+        weights, request.inference, known_choices(request.store, request.target), part.alone, part.shared_by, missing_calls()
+    )
     target, backend = rules_of(request.target).codegen_name(request.target), backend_of(request.target)
     unsupported: tuple[type[Exception], ...] = (Unsupported, *backend.unsupported)
     compilation = backend.compilation(target, codegen, context)

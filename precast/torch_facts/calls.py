@@ -70,7 +70,9 @@ def facts() -> Iterator[Fact]:
     """One for each function and operator."""
     for name in called():
         instead = instead_of(name)
-        needed_for = "products and convolutions by oneDNN" if name in ONEDNN else "graphs for a GPU" if name not in SHIMS else "generated code"
+        needed_for = (
+            "products and convolutions by oneDNN" if name in ONEDNN else "graphs for a GPU" if name not in SHIMS else "generated code"
+        )
         yield Fact("calls", name, needed_for, instead, functools.partial(_check, name), stops=instead == EAGER)
 
 

@@ -48,7 +48,9 @@ def _one_graph() -> Answer:
     frame = capture(_scaled, (torch.ones(4),))
     assert frame.graph is not None
     names = [str(node.target) for node in frame.graph.graph.nodes if node.op == "call_function"]
-    return answer_of([f"its graph holds {name}" for name in names if not name.startswith("aten.")] or ([] if names else ["its graph is empty"]))
+    return answer_of(
+        [f"its graph holds {name}" for name in names if not name.startswith("aten.")] or ([] if names else ["its graph is empty"])
+    )
 
 
 def _graph_break() -> Answer:
@@ -93,9 +95,7 @@ def _triton() -> Answer:
         return Answer("absent", "it is not installed")
     from precast.codegen.triton.build import worker
 
-    source = (
-        "import triton\nimport triton.language as tl\n\n@triton.jit\ndef twice(x, y):\n    i = tl.arange(0, 128)\n    tl.store(y + i, tl.load(x + i) * 2)\n"
-    )
+    source = "import triton\nimport triton.language as tl\n\n@triton.jit\ndef twice(x, y):\n    i = tl.arange(0, 128)\n    tl.store(y + i, tl.load(x + i) * 2)\n"
     task = {"arguments": [("x", "*fp32", True), ("y", "*fp32", True)], "num_warps": 4, "num_stages": 1, "checks": False, "arch": "sm_80"}
     with tempfile.TemporaryDirectory(prefix="precast-probe-") as folder, worker.clean_settings(folder):
         from triton.compiler import ASTSource

@@ -56,7 +56,14 @@ RECORDS: dict[str, tuple[str, ...]] = {
 def facts() -> Iterator[Fact]:
     """Helpers, kinds of guards, records."""
     for helper in helpers():
-        yield Fact("bytecode helpers", helper, "artifacts of programs with side effects and graph breaks", BY_PROGRAM, functools.partial(_shim, helper), deep=True)
+        yield Fact(
+            "bytecode helpers",
+            helper,
+            "artifacts of programs with side effects and graph breaks",
+            BY_PROGRAM,
+            functools.partial(_shim, helper),
+            deep=True,
+        )
     for kind in kinds():
         yield Fact("guard kinds", kind, "guards of stored programs", BY_PROGRAM, functools.partial(_rule, kind), deep=True)
     for record, fields in RECORDS.items():
@@ -76,7 +83,12 @@ def helpers() -> list[str]:
             continue
         own = ".".join(["torch._dynamo", *file.relative_to(root).with_suffix("").parts])
         for call in ast.walk(ast.parse(text)):
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "load_import_from" and len(call.args) == 2:
+            if (
+                isinstance(call, ast.Call)
+                and isinstance(call.func, ast.Attribute)
+                and call.func.attr == "load_import_from"
+                and len(call.args) == 2
+            ):
                 module, name = _module(call.args[0], own), call.args[1]
                 if module.startswith("torch._dynamo") and isinstance(name, ast.Constant):
                     found.add(f"{module}.{name.value}")
@@ -115,7 +127,11 @@ def _rule(kind: str) -> Answer:
 def _fields(record: str, fields: tuple[str, ...]) -> Answer:
     module, _, name = record.partition(":")
     found: Any = getattr(importlib.import_module(module), name)
-    known = {field.name for field in dataclasses.fields(found)} if dataclasses.is_dataclass(found) else set(getattr(found, "__annotations__", {}))
+    known = (
+        {field.name for field in dataclasses.fields(found)}
+        if dataclasses.is_dataclass(found)
+        else set(getattr(found, "__annotations__", {}))
+    )
     known |= {attribute for attribute, _ in inspect.getmembers_static(found)}
     return answer_of([f"it has no {field}" for field in fields if field not in known])
 

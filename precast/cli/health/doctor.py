@@ -33,6 +33,7 @@ from precast.cli.output import (
     store_option,
     style,
 )
+from precast.cli.store.stale import about_stale
 from precast.report.units import human_size
 from precast.runtime.common.log import logger
 from precast.runtime.targets.shared_object import mounted_noexec
@@ -188,6 +189,8 @@ def _store(path: str | None) -> Iterator[Finding]:
         private = not mode & 0o022
         advice = "" if private else f"; mode {mode:o} lets others write what you execute: chmod 700 {store.root}"
         yield Finding("store", GOOD if private else BAD, f"{many(count, 'artifact')}{advice}")
+        if stale := about_stale(manifest.versions for manifest in store.manifests()):
+            yield Finding("store", GOOD, stale)
         if (whose := owner(store.root)) not in (None, os.geteuid(), 0) and os.geteuid() == 0:
             yield Finding("store", GOOD, f"it belongs to {user_name(whose)}, and so will what root builds in it")
         elif whose not in (None, os.geteuid()):
