@@ -201,11 +201,15 @@ _ABSENT = object()
 
 @contextlib.contextmanager
 def attributes_set_again() -> Iterator[None]:
-    """An attribute that is deleted and then set comes last in the object's `__dict__`. The tracer only sets it."""
+    """An attribute that is deleted and then set comes last in the object's `__dict__`. The tracer only sets it. Whoever has the `__dict__`
+    that an object had before it got another one still has that: the tracer knows of one only.
+    """
     original: Any = SideEffects.store_attr
 
     def store_attr(self: SideEffects, item: VariableTracker, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         pending = self.store_attr_mutations.get(item, {})
+        if name == "__dict__" and isinstance(item, UserDefinedObjectVariable) and isinstance(item.mutation_type, AttributeMutationExisting):
+            refuse("the __dict__ of an object is replaced", "update it")
         if isinstance(pending.get(name), variables.DeletedVariable) and not isinstance(value, variables.DeletedVariable):
             _refuse_set_again(item, name, value)
             del pending[name]
