@@ -332,7 +332,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         always(classes.closures_of_methods),
     ),
     Patch(
-        (_STORE, f"{_OBJECT}.{GETATTR}", f"{_CLASS}.{GETATTR}"),
+        (_STORE, f"{_OBJECT}.{GETATTR}", f"{_CLASS}.{GETATTR}", f"{_CLASS}.call_obj_hasattr"),
         "An instance would not find what the traced code has written to its class.",
         "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[class_attribute_of_self]",
         always(classes.attributes_of_classes),
