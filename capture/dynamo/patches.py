@@ -236,7 +236,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         versions=("2.11", "2.12"),
     ),
     Patch(
-        (f"{_V}.lists:{ListMethods.__name__}.call_method",),
+        (f"{_V}.lists:{ListMethods.__name__}.call_method", f"{_USERS}.call_method"),
         "`items.pop(n)` and `items *= n` with a number that varies would fail in the tracer.",
         "tests/capture/test_patched_torch.py::test_a_place_that_varies_is_a_constant_and_the_graph_goes_on",
         always(gaps.places_in_lists),
@@ -306,7 +306,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         always(containers.views_of_dicts),
     ),
     Patch(
-        (f"{_V}:SetVariable.call_method",),
+        (f"{_V}:SetVariable.call_method", f"{_USERS}.call_method"),
         "`set.pop` would take another member than eager's.",
         "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[set_pop_of_many]",
         always(containers.members_of_sets),

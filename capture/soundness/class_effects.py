@@ -124,8 +124,8 @@ _WRAPPERS = (staticmethod, classmethod, property, functools.cached_property, fun
 
 @contextlib.contextmanager
 def attributes_of_classes() -> Iterator[None]:
-    """What the traced code has written to a class is what its instances and subclasses find there. Where a class is asked, the function runs
-    runs as plain Python: the tracer passes over a graph break there, and asks the class as it was.
+    """What the traced code has written to a class is what its instances and subclasses find there. Where a class is asked, the
+    function runs as plain Python: the tracer passes over a graph break there, and asks the class as it was.
     """
     of_object: Any = getattr(UserDefinedObjectVariable, GETATTR)
     of_class: Any = getattr(UserDefinedClassVariable, GETATTR)

@@ -336,15 +336,19 @@ def views_of_dicts() -> Iterator[None]:
 def members_of_sets() -> Iterator[None]:
     """`set.pop` of several members breaks the graph: which one it takes depends on the hash table, which the tracer lacks."""
     sets: Any = variables.SetVariable  # type: ignore[attr-defined]
-    call: Any = sets.call_method
-
-    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-        if name == "pop" and type(self) is sets and len(self.items) > 1:
-            refuse("set.pop takes the member that the set's hash table has first", "take a member by its value")
-        return call(self, tx, name, args, kwargs)
-
-    with patched(sets, "call_method", call_method):
+    with contextlib.ExitStack() as stack:
+        for cls in asked_for_methods(sets):
+            stack.enter_context(patched(cls, "call_method", _of_sets(cls, cls.call_method)))
         yield
+
+
+def _of_sets(cls: Any, original: Any) -> Any:
+    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if name == "pop" and type(self) is cls and len(self.items) > 1:
+            refuse("set.pop takes the member that the set's hash table has first", "take a member by its value")
+        return original(self, tx, name, args, kwargs)
+
+    return call_method
 
 
 def members_taken_in_place() -> contextlib.AbstractContextManager[Any]:

@@ -354,6 +354,15 @@ def set_of_a_subclass_with_other_members_later() -> Made:
 
 
 @case
+def set_of_a_subclass_pop() -> Made:
+    def f(x, s):
+        taken = s.pop()
+        return x + len(s), taken
+
+    return Made(f, [(torch.ones(2), Members(given)) for given in ([33, 1, 17], [1], [17, 33])])
+
+
+@case
 def frozenset_of_a_subclass() -> Made:
     def f(x, s):
         s.seen = True
