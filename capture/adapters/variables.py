@@ -26,15 +26,43 @@ try:
 except ImportError:  # before torch 2.12
     object_protocol = None  # type: ignore[assignment]
 
+try:
+    from torch._dynamo.variables import invoke_subgraph
+except ImportError:  # before torch 2.13, which reuses no regions
+    invoke_subgraph = None  # type: ignore[assignment]
+
 GETATTR = "var_getattr" if hasattr(VariableTracker, "var_getattr") else "tp_getattro_impl"
 """The method of a variable that reads an attribute: (self, tx, name). Its name changed with torch 2.14."""
 
 ListMethods: Any = getattr(lists, "CommonListMethodsVariable", BaseListVariable)
-"""The class whose `call_method` has `pop`, `insert` and `__imul__` of lists. It is a class of its own before torch 2.14."""
+"""The class whose `call_method` has `pop`, `insert` and `__imul__` of lists. It is a class of its own before torch 2.15."""
+
+OrderedDictVariable: Any = getattr(dicts, "OrderedDictVariable", getattr(user_defined, "OrderedDictVariable", None))
+"""An OrderedDict. Before torch 2.14 it is an object around the variable of its items; before torch 2.13 it is a dict as any other."""
+
+
+def asked_for_methods(cls: Any) -> tuple[Any, ...]:
+    """The classes whose `call_method` sees the calls of methods of `cls`. An object of a user's subclass is a `cls` of its own from
+    torch 2.15 on, and finds methods in tables without asking `cls`; before, it asks the variable of its items.
+    """
+    found = [c for c in vars(user_defined).values() if isinstance(c, type) and issubclass(c, UserDefinedObjectVariable)]
+    own = [c for c in found if issubclass(c, cls)]
+    return (cls, *(c for c in own if not any(c is not other and issubclass(c, other) for other in own)))
+
+
+def holds_items(variable: VariableTracker) -> VariableTracker:
+    """The variable that has the items of a container of a user's class, which is `variable` itself from torch 2.15 on."""
+    held: VariableTracker | None = getattr(variable, "_base_vt", None)
+    return variable if held is None else held
+
 
 __all__ = [
     "GETATTR",
     "ListMethods",
+    "invoke_subgraph",
+    "OrderedDictVariable",
+    "asked_for_methods",
+    "holds_items",
     "object_protocol",
     "AsPythonConstantNotImplementedError",
     "AttributeMutationExisting",

@@ -207,13 +207,29 @@ def attributes_set_again() -> Iterator[None]:
     def store_attr(self: SideEffects, item: VariableTracker, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         pending = self.store_attr_mutations.get(item, {})
         if isinstance(pending.get(name), variables.DeletedVariable) and not isinstance(value, variables.DeletedVariable):
-            if isinstance(item.mutation_type, AttributeMutationExisting):
-                refuse(f"the attribute {name} is deleted and set again", "set it without deleting it")
+            _refuse_set_again(item, name, value)
             del pending[name]
         original(self, item, name, value, *args, **kwargs)
 
     with patched(SideEffects, "store_attr", store_attr):
         yield
+
+
+def own_attributes_set_again() -> contextlib.AbstractContextManager[Any]:
+    """The same where torch forgets the deletion before it stores: from torch 2.14 on, which gets the order of new objects right."""
+    original: Any = SideEffects.store_instance_dict_attr
+
+    def store_instance_dict_attr(self: SideEffects, item: VariableTracker, name: str, value: VariableTracker) -> None:
+        if isinstance(self.store_attr_mutations.get(item, {}).get(name), variables.DeletedVariable):
+            _refuse_set_again(item, name, value)
+        original(self, item, name, value)
+
+    return patched(SideEffects, "store_instance_dict_attr", store_instance_dict_attr)
+
+
+def _refuse_set_again(item: VariableTracker, name: str, value: VariableTracker) -> None:
+    if isinstance(item.mutation_type, AttributeMutationExisting) and not isinstance(value, variables.DeletedVariable):
+        refuse(f"the attribute {name} is deleted and set again", "set it without deleting it")
 
 
 @contextlib.contextmanager
@@ -323,4 +339,5 @@ __all__ = [
     "closures_of_methods",
     "finalizers",
     "no_warning_of_caches",
+    "own_attributes_set_again",
 ]

@@ -18,13 +18,15 @@ from precast.capture.adapters.variables import (
     ConstDictVariable,
     DequeVariable,
     ListIteratorVariable,
+    OrderedDictVariable,
     SideEffects,
     ValueMutationNew,
     VariableBuilder,
     VariableTracker,
+    asked_for_methods,
     dicts,
+    holds_items,
     lists,
-    user_defined,
     variables,
 )
 from precast.capture.common.patching import patched
@@ -139,31 +141,35 @@ def orders_of_dicts() -> Iterator[None]:
     """A dict that the replay clears and refills must have the keys of the traced one, in their order: both are guarded. `move_to_end` of an
     OrderedDict is a change, and `popitem` depends on the order.
     """
-    call: Any = ConstDictVariable.call_method
     update: Any = SideEffects.codegen_update_mutated
-
-    def call_method(self: ConstDictVariable, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-        if name in _BY_ORDER or (name == "pop" and args and args[0] in self):
-            _before(self, tx, name, args)
-        return call(self, tx, name, args, kwargs)
 
     def codegen_update_mutated(self: SideEffects, cg: Any, *args: Any, **kwargs: Any) -> None:
         for variable in self._get_modified_vars():
-            held = getattr(variable, "_base_vt", None)
-            for each in (variable, held):
+            for each in (variable, holds_items(variable)):
                 if isinstance(each, ConstDictVariable) and each.source is not None and _filled_again(each):
                     each.install_dict_keys_match_guard()
                     cg.tx.output.guard_on_key_order.add(each.source)
         update(self, cg, *args, **kwargs)
 
-    with patched(ConstDictVariable, "call_method", call_method), patched(SideEffects, "codegen_update_mutated", codegen_update_mutated):
+    with contextlib.ExitStack() as stack:
+        for cls in asked_for_methods(ConstDictVariable):
+            stack.enter_context(patched(cls, "call_method", _of_dicts(cls.call_method)))
+        stack.enter_context(patched(SideEffects, "codegen_update_mutated", codegen_update_mutated))
         yield
 
 
+def _of_dicts(original: Any) -> Any:
+    def call_method(self: ConstDictVariable, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if name in _BY_ORDER or (name == "pop" and args and args[0] in self):
+            _before(self, tx, name, args)
+        return original(self, tx, name, args, kwargs)
+
+    return call_method
+
+
 def moves_in_ordered_dicts() -> contextlib.AbstractContextManager[Any]:
-    """The same for an OrderedDict, which from torch 2.13 on is a variable of its own, around that of its items."""
-    ordered: Any = user_defined.OrderedDictVariable
-    return patched(ordered, "call_method", _of_ordered_dicts(ordered.call_method))
+    """The same for an OrderedDict, which from torch 2.13 on is a variable of its own."""
+    return patched(OrderedDictVariable, "call_method", _of_ordered_dicts(OrderedDictVariable.call_method))
 
 
 def own_dicts_in_order() -> contextlib.AbstractContextManager[Any]:
@@ -178,13 +184,13 @@ _BY_ORDER = ("popitem", "move_to_end")
 def _of_ordered_dicts(original: Any) -> Any:
     def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         if name in _BY_ORDER:
-            _before(self._base_vt, tx, name, args)
+            _before(holds_items(self), tx, name, args)
         return original(self, tx, name, args, kwargs)
 
     return call_method
 
 
-def _before(held: ConstDictVariable, tx: Any, name: str, args: Any) -> None:
+def _before(held: Any, tx: Any, name: str, args: Any) -> None:
     held.install_dict_keys_match_guard()
     if name in _BY_ORDER and held.source is not None:
         tx.output.guard_on_key_order.add(held.source)

@@ -88,7 +88,8 @@ def _constants(tx: Any, variable: Any) -> Any:
     if isinstance(variable, TupleVariable):
         return TupleVariable([_constant(tx, item.realize()) for item in variable.items])
     if type(variable) is ConstDictVariable:
-        return ConstDictVariable({key.vt: _constant(tx, item.realize()) for key, item in variable.items.items()}, variable.user_cls)
+        items = {key.vt: _constant(tx, item.realize()) for key, item in variable.items.items()}
+        return ConstDictVariable(items, *([variable.user_cls] if hasattr(variable, "user_cls") else ()))  # before torch 2.14
     return _constant(tx, variable)
 
 
