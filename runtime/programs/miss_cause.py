@@ -18,7 +18,6 @@ from precast.runtime.guards.evaluate import evaluate
 from precast.runtime.loading.compatibility import Made
 from precast.runtime.paths.paths import PathError, describe, resolve
 from precast.runtime.paths.torch_state import global_state
-from precast.runtime.programs import remote_lookup
 from precast.runtime.programs.identity import program_key
 from precast.runtime.programs.interfaces import Explainable
 from precast.runtime.settings.options import OPTIONS, key_options
@@ -165,6 +164,10 @@ def _unfit(made: Made) -> Judged | None:
 
 def _elsewhere(program: Explainable) -> Judged | None:
     """Why what remotes have of the program was left there: the version before the target, which other artifacts may be for."""
+    if program.store.remotes is None:
+        return None
+    from precast.runtime.programs import remote_lookup  # not where there are none
+
     judged = [found for _, entry in remote_lookup.unfit(program) if (found := _unfit(entry)) is not None]
     return min(judged, key=lambda found: found.cause is Cause.TARGET, default=None)
 

@@ -137,7 +137,7 @@ class Steps:
         counts = {version: sum(entry["versions"]["torch"] == version for entry in entries) for version in (self.one.torch, self.two.torch)}
         assert all(counts.values()) and sum(counts.values()) == len(entries), counts
         tell("ls --json", f"artifacts by torch {counts}")
-        tell("of which", str(sorted((e["program"], e["versions"]["torch"]) for e in entries)))
+        tell("of which", str(sorted((e["program_name"], e["versions"]["torch"]) for e in entries)))
         for side in (self.one, self.two):
             assert all_hit(served := side.serve(self.store)), served
             tell(f"{side.torch} is served by its own", line_with(side.precast("check", self.file, "--store", self.store), "signatures hit"))
@@ -149,7 +149,7 @@ class Steps:
             assert len(listed) == counts[other.torch] and all(stale in line for line in listed), listed
             tell(f"{side.torch} prune --stale-versions", f"{len(listed)} of {len(entries)}, all of torch {other.torch}")
         tell("verify", self.two.precast("verify", "--store", self.store).splitlines()[-1])
-        pair = [next(e["id"] for e in entries if e["program"] == "net" and e["versions"]["torch"] == v) for v in counts]
+        pair = [next(e["id"] for e in entries if e["program_name"] == "net" and e["versions"]["torch"] == v) for v in counts]
         said = self.two.precast("diff", *pair, "--store", self.store, code=None)
         tell("diff", line_with(said, f"torch {self.one.torch} != {self.two.torch}"))
         tell("show", line_with(self.two.precast("show", pair[0], "--store", self.store), f"torch {self.one.torch}"))
