@@ -1,7 +1,7 @@
-"""Whether the rows of the tables of patches fit the torch at hand: what they patch is there, and can be called as what takes its place can be.
+"""Whether the rows of the tables of patches fit the torch at hand: what they patch is there, and what takes its place takes its arguments.
 
-Asked once in a process, before the first capture. With a torch that nobody has tested, and by `precast doctor --probe`, each row is also applied on
-trial, so that what it looks up in torch is looked up.
+Asked once in a process, before the first capture. With a torch that nobody has tested, and by `precast doctor --probe`, each row is also
+applied on trial, so that what it looks up in torch is looked up.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def problems_of(row: Patch[Any], table: Table, trial: bool = True) -> list[str]:
 
 
 def missing(row: Patch[Any]) -> list[str]:
-    """Names of a row that this torch lacks. Of what objects hold, the methods that set it tell; patterns, and Triton's names, are not looked up."""
+    """Names of a row that this torch lacks. Of what objects hold, the methods that set it tell. Patterns and Triton's names are left out."""
     return [name for name in row.names if "*" not in name and not name.startswith("triton") and not _is_there(name)]
 
 

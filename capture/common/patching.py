@@ -23,9 +23,9 @@ Given = TypeVar("Given")
 """What the context managers of a table are given."""
 
 Without = Literal["wrong", "refused", "slower", "words"]
-"""What comes of a capture without a row's patch: answers may be wrong, or artifacts; the tracer refuses, or ends the graph, where it would not
-have to; it takes longer; it says other things. A row of the first kind that does not fit this torch keeps everything from being compiled; of the
-others, what is patched is left as torch has it.
+"""What comes of a capture without a row's patch: answers may be wrong, or artifacts; the tracer refuses, or ends the graph, where it would
+not have to; it takes longer; it says other things. A row of the first kind that does not fit this torch keeps everything from being
+compiled; of the others, what is patched is left as torch has it.
 """
 
 

@@ -13,8 +13,7 @@ from typing import Any
 from precast.artifact_store import BlobSet, GraphRecord, Manifest
 from precast.artifact_store.format.guards import Predicate
 from precast.artifact_store.store import import_what_writing_needs
-from precast.capture import CapturedFrame, CaptureOptions, CaptureRefused, Dynamic, MarkViolated, capture
-from precast.capture import patch_rows
+from precast.capture import CapturedFrame, CaptureOptions, CaptureRefused, Dynamic, MarkViolated, capture, patch_rows
 from precast.capture.gc_pause import seldom_collected
 from precast.codegen import backend_of
 from precast.compiling.build_graph import GraphRequest, Stopwatch, build_graph, compiler_version

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 State = Literal["ok", "differs", "fails", "absent"]
-"""`differs`: it is not as it was recorded, and precast copes, call by call; `fails`: what needs it does without; `absent`: what it is about is
-not installed on this machine."""
+"""`differs`: it is not as it was recorded, and precast copes, call by call; `fails`: what needs it does without; `absent`: what it is about
+is not installed on this machine."""
 
 
 @dataclass(frozen=True)

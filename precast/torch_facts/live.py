@@ -1,4 +1,4 @@
-"""Facts that are tried: small programs are traced, compiled and run beside eager; the native runtime looks into tensors; Triton compiles."""
+"""Facts that are tried: small programs are traced, compiled and run; the native runtime looks into tensors; Triton compiles."""
 
 from __future__ import annotations
 
@@ -95,7 +95,8 @@ def _triton() -> Answer:
         return Answer("absent", "it is not installed")
     from precast.codegen.triton.build import worker
 
-    source = "import triton\nimport triton.language as tl\n\n@triton.jit\ndef twice(x, y):\n    i = tl.arange(0, 128)\n    tl.store(y + i, tl.load(x + i) * 2)\n"
+    head = "import triton\nimport triton.language as tl\n\n@triton.jit\ndef twice(x, y):\n"
+    source = f"{head}    i = tl.arange(0, 128)\n    tl.store(y + i, tl.load(x + i) * 2)\n"
     task = {"arguments": [("x", "*fp32", True), ("y", "*fp32", True)], "num_warps": 4, "num_stages": 1, "checks": False, "arch": "sm_80"}
     with tempfile.TemporaryDirectory(prefix="precast-probe-") as folder, worker.clean_settings(folder):
         from triton.compiler import ASTSource

@@ -1,4 +1,4 @@
-"""Private names of torch, beside the frame hook, that the runtime uses wherever it runs: where one is missing, programs run as they are written."""
+"""Private names of torch, beside the frame hook, that the runtime uses: where one is missing, programs run as they are written."""
 
 from __future__ import annotations
 

@@ -66,8 +66,8 @@ class Finding:
 def doctor(store_path: str | None, as_json: bool, probe: bool) -> None:
     """Check Python, torch, the compiler, the CPU and the store. Exit code 1 when something keeps precast from working.
 
-    With --probe: every fact about torch that precast relies on, ok, differs or fails, and exit code 1 when one fails. It is the first thing to
-    run with a torch that is newer than precast.
+    With --probe: every fact about torch that precast relies on, ok, differs or fails, and exit code 1 when one fails. It is the first thing
+    to run with a torch that is newer than precast.
     """
     if probe:
         from precast.cli.health.doctor_torch import probe as probe_torch
@@ -97,7 +97,7 @@ def _python() -> Iterator[Finding]:
 
 
 def _look_for_native(path: str | None) -> None:
-    """Loads the native runtime that the store has, if any: whether this torch's tensors are as it expects is then among the lines on torch."""
+    """Loads the native runtime that the store has, if any: whether this torch's tensors are as it expects is then said of torch."""
     try:
         from precast.runtime.native import loader
 

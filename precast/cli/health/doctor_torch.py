@@ -1,4 +1,4 @@
-"""`precast doctor` on torch: whether it is a supported one, and which facts that precast relies on do not hold of it. `--probe`: all of them."""
+"""`precast doctor` on torch: whether it is a supported one, and which facts that precast relies on do not hold. `--probe`: all facts."""
 
 from __future__ import annotations
 
