@@ -18,7 +18,7 @@ def scaled(x: Tensor) -> Tensor:
 
 
 class Block(nn.Module):
-    """Two linear layers with what models hold besides: an activation, a norm, a buffer, a plain attribute, a function that reads a global."""
+    """Two linear layers with what models hold besides: an activation, a norm, a buffer, an attribute, a function that reads a global."""
 
     def __init__(self) -> None:
         super().__init__()
