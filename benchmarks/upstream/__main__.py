@@ -83,10 +83,11 @@ class Figures:
             self.path.write_text(json.dumps(text, indent=1))
 
     def print_outcomes(self, cases: Iterable[Case], ways: list[str]) -> None:
-        """The table of those cases that were tried with every way."""
-        whole = [case for case in cases if set(ways) <= set(self.outcomes.get(case.name, ()))]
-        if whole:
-            print(tables.outcome_table(whole, ways, self.outcomes), flush=True)
+        """The table of those cases that were tried with any way; a way that was not says so."""
+        untried = {"outcome": "untried", "detail": ""}
+        told = {name: {way: ways_of.get(way, untried) for way in ways} for name, ways_of in self.outcomes.items()}
+        if chosen := [case for case in cases if case.name in told]:
+            print(tables.outcome_table(chosen, ways, told), flush=True)
 
 
 def main() -> int:

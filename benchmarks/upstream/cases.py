@@ -157,7 +157,11 @@ ASSUMPTIONS = (
     Case("inference", "inference mode (built without gradients)", context=torch.inference_mode),
     Case("autocast", "autocast to bfloat16", context=lambda: torch.autocast("cpu", torch.bfloat16)),
     Case("threads", "one thread (built with two)", after=_threads),
-    Case("source", "the source of a helper is edited between build and load", edit=("return x * FACTOR", "return x * FACTOR + 100")),
+    Case(
+        "source",
+        "the source of a function that is called is edited between build and load",
+        edit=("return x * FACTOR", "return x * FACTOR + 100"),
+    ),
     Case("source_forward", "the source of the module's forward is edited", edit=("* self.gain + self.shift", "* self.gain - self.shift")),
     Case("source_unused", "other source in the same file is edited", edit=("return x.abs() - 5", "return x.abs() - 6")),
     Case("namesake", "a function of the same name at the same line of another file", "number", before=_namesake, found=True),

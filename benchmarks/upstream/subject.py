@@ -13,12 +13,12 @@ PRINTED: list[str] = []  # what a program wrote outside of its answer
 
 
 def scaled(x: Tensor) -> Tensor:
-    """A helper that is traced into; a case edits its text."""
+    """A function that is traced into; a case edits its text."""
     return x * FACTOR
 
 
 class Block(nn.Module):
-    """Two linear layers with what models hold besides: an activation, a norm, a buffer, a plain attribute, a helper that reads a global."""
+    """Two linear layers with what models hold besides: an activation, a norm, a buffer, an attribute, a function that reads a global."""
 
     def __init__(self) -> None:
         super().__init__()
