@@ -70,6 +70,7 @@ _STORE = f"{_EFFECTS}.store_attr"
 _OBJECT = f"{_V}.user_defined:UserDefinedObjectVariable"
 _CLASS = f"{_V}.user_defined:UserDefinedClassVariable"
 _DEQUE = f"{_V}.lists:DequeVariable"
+_OWN_DICT = f"{_V}.dicts:DunderDictVariable"
 _USERS = f"{_V}.user_defined:UserDefined*Variable"
 _FUNCTION = f"{_V}.functions:UserFunctionVariable"
 _TRANSLATOR = "torch._dynamo.symbolic_convert"
@@ -243,7 +244,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         versions=("2.11", "2.12"),
     ),
     Patch(
-        (f"{_V}.lists:{ListMethods.__name__}.call_method",),
+        (f"{_V}.lists:{ListMethods.__name__}.call_method", f"{_USERS}.call_method"),
         "`items.pop(n)` and `items *= n` with a number that varies would fail in the tracer.",
         "tests/capture/test_patched_torch.py::test_a_place_that_varies_is_a_constant_and_the_graph_goes_on",
         always(gaps.places_in_lists),
@@ -275,7 +276,19 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "Operators on a bounded deque would lose its bound, and its iterator would not notice changes.",
         "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[deque_copies_keep_the_bound]",
         always(containers.operators_of_deques),
-        versions=("2.13", "2.14", "2.15"),
+        versions=("2.13", "2.14"),
+    ),
+    Patch(
+        (
+            f"{_V}.user_defined:UserDefinedDequeVariable.call_method",
+            f"{_DEQUE}.tp_init_impl",
+            f"{_V}.lists:DequeIteratorVariable.reconstruct",
+            f"{_V}.lists:DequeReverseIteratorVariable.reconstruct",
+        ),
+        "A copy of a deque of a user's class would be a plain one, `__init__` would not change the bound, and iterators would be others.",
+        "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[deque_made_again]",
+        always(containers.deques_made_otherwise),
+        versions=("2.14", "2.15"),
     ),
     Patch(
         (f"{_V}.dicts:ConstDictVariable.call_method", f"{_USERS}.call_method", f"{_EFFECTS}.codegen_update_mutated"),
@@ -291,8 +304,8 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         versions=("2.13", "2.14", "2.15"),
     ),
     Patch(
-        (f"{_V}.dicts:SideEffectsProxyDict.__iter__",),
-        "The keys of an object's `__dict__` would come in another order.",
+        (f"{_V}.dicts:SideEffectsProxyDict.__iter__", f"{_OWN_DICT}.create", f"{_OWN_DICT}.reconstruct"),
+        "The keys of an object's `__dict__` would come in another order, and which they are, and their order, would not be guarded.",
         "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[own_dict_read_after_writes]",
         always(containers.own_dicts_in_order),
         versions=("2.12", "2.13", "2.14", "2.15"),
@@ -310,10 +323,17 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         always(containers.views_of_dicts),
     ),
     Patch(
-        (f"{_V}:SetVariable.call_method",),
+        (f"{_V}:SetVariable.call_method", f"{_USERS}.call_method"),
         "`set.pop` would take another member than eager's.",
         "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[set_pop_of_many]",
         always(containers.members_of_sets),
+    ),
+    Patch(
+        (f"{_V}.sets:SetVariable.nb_inplace_subtract_impl",),
+        "`s -= t` would take nothing from a set of the caller's.",
+        "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[augmented_assignments_keep_identity]",
+        always(containers.members_taken_in_place),
+        versions=("2.14",),
     ),
     Patch(
         (f"{_V}.lists:ListIteratorVariable.reconstruct",),
@@ -329,7 +349,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         always(classes.closures_of_methods),
     ),
     Patch(
-        (_STORE, f"{_OBJECT}.{GETATTR}", f"{_CLASS}.{GETATTR}"),
+        (_STORE, f"{_OBJECT}.{GETATTR}", f"{_CLASS}.{GETATTR}", f"{_CLASS}.call_obj_hasattr"),
         "An instance would not find what the traced code has written to its class.",
         "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[class_attribute_of_self]",
         always(classes.attributes_of_classes),
@@ -343,7 +363,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
     ),
     Patch(
         (_STORE,),
-        "An attribute that is deleted and set again would keep its old place in the object's `__dict__`.",
+        "An attribute that is deleted and set again would keep its old place in the object's `__dict__`; a `__dict__` would be another.",
         "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[attributes_deleted_and_set]",
         always(classes.attributes_set_again),
     ),

@@ -1,4 +1,4 @@
-"""Dynamo: one Python frame -> rewritten bytecode, a graph, guards with their sources. torch 2.11 to 2.13."""
+"""Dynamo: one Python frame -> rewritten bytecode, a graph, guards with their sources. torch 2.11 to 2.15."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def _leaves(value: Any) -> Iterator[tuple[Any, ...]]:
     yield from _numbers(value)
 
 
-def _numbers(value: torch.Tensor) -> Iterator[tuple[Any, ...]]:
+def _numbers(value: Any) -> Iterator[tuple[Any, ...]]:
     for kind, numbers in (("size", value.shape), ("stride", value.stride())):
         for dim, number in enumerate(numbers):
             if isinstance(number, torch.SymInt):

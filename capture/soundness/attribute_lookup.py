@@ -46,11 +46,14 @@ def methods_of_tensors() -> Context:
 
 @contextlib.contextmanager
 def presence_on_functions() -> Iterator[None]:
-    """While tracing, that a function, partial or module of Python has or lacks an attribute is guarded."""
+    """While tracing, that a function, partial or module of Python has or lacks an attribute is guarded. From torch 2.14 on some of them are
+    asked as any object is.
+    """
+    inheriting = (functions.UserFunctionVariable, PythonModuleVariable)
     with contextlib.ExitStack() as stack:
         for cls in (*vars(functions).values(), PythonModuleVariable):
             for name, asked in (("call_obj_hasattr", _presence_guarded), (GETATTR, _absence_from_function)):
-                if isinstance(cls, type) and cls is not VariableTracker and name in cls.__dict__:
+                if isinstance(cls, type) and cls is not VariableTracker and (name in cls.__dict__ or cls in inheriting):
                     stack.enter_context(_around(cls, name, asked))
         yield
 

@@ -124,9 +124,12 @@ _WRAPPERS = (staticmethod, classmethod, property, functools.cached_property, fun
 
 @contextlib.contextmanager
 def attributes_of_classes() -> Iterator[None]:
-    """What the traced code has written to a class is what its instances and subclasses find there."""
+    """What the traced code has written to a class is what its instances and subclasses find there. Where a class is asked, the
+    function runs as plain Python: the tracer passes over a graph break there, and asks the class as it was.
+    """
     of_object: Any = getattr(UserDefinedObjectVariable, GETATTR)
     of_class: Any = getattr(UserDefinedClassVariable, GETATTR)
+    has: Any = UserDefinedClassVariable.call_obj_hasattr
     store: Any = SideEffects.store_attr
     written: set[str] = set()
 
@@ -136,30 +139,47 @@ def attributes_of_classes() -> Iterator[None]:
         store(self, item, name, *args, **kwargs)
 
     def object_getattr(self: UserDefinedObjectVariable, tx: Any, name: str) -> Any:
-        if name in written:
-            _check(tx, type(self.value).__mro__, name)
+        if name in written and (owner := _written_in(tx, type(self.value).__mro__, name)):
+            refuse(f"{owner.__qualname__}.{name} is read through an instance after the class got another one", _FROM_THE_CLASS)
         return of_object(self, tx, name)
 
     def class_getattr(self: UserDefinedClassVariable, tx: Any, name: str) -> Any:
-        if name in written:
-            _check(tx, self.value.__mro__[1:], name)
+        _check_class(self, tx, name)
         return of_class(self, tx, name)
+
+    def call_obj_hasattr(self: UserDefinedClassVariable, tx: Any, name: str) -> Any:
+        _check_class(self, tx, name)
+        return has(self, tx, name)
+
+    def _check_class(self: UserDefinedClassVariable, tx: Any, name: str) -> None:
+        if name in written and (owner := _written_in(tx, self.value.__mro__[1:], name)):
+            _left_to_python(tx, f"{owner.__qualname__}.{name} is read through a subclass after the class got another one")
+        if name == "__dict__" and written and _written_in(tx, (self.value,), None):
+            _left_to_python(tx, f"{self.value.__qualname__}.__dict__ is read after the class got another attribute")
 
     with (
         patched(SideEffects, "store_attr", store_attr),
         patched(UserDefinedObjectVariable, GETATTR, object_getattr),
         patched(UserDefinedClassVariable, GETATTR, class_getattr),
+        patched(UserDefinedClassVariable, "call_obj_hasattr", call_obj_hasattr),
     ):
         yield
 
 
-def _check(tx: Any, classes: tuple[type, ...], name: str) -> None:
+_FROM_THE_CLASS = "read it from the class that it was written to"
+
+
+def _written_in(tx: Any, classes: tuple[type, ...], name: str | None) -> type | None:
+    """The first of `classes` to which the traced code has written `name`; anything, if that is None."""
     for written, changes in tx.output.side_effects.store_attr_mutations.items():
-        if isinstance(written, UserDefinedClassVariable) and name in changes and written.value in classes:
-            refuse(
-                f"{written.value.__qualname__}.{name} is read through an instance or a subclass after the class got another one",
-                "read it from the class that it was written to",
-            )
+        if isinstance(written, UserDefinedClassVariable) and written.value in classes and (name in changes if name else changes):
+            return written.value
+    return None
+
+
+def _left_to_python(tx: Any, what: str) -> None:
+    line = tx.frame_summary()
+    raise CaptureRefused(what, f"{line.filename}:{line.lineno}", _FROM_THE_CLASS, skipped=True)
 
 
 # -- attributes of functions and objects
@@ -201,11 +221,15 @@ _ABSENT = object()
 
 @contextlib.contextmanager
 def attributes_set_again() -> Iterator[None]:
-    """An attribute that is deleted and then set comes last in the object's `__dict__`. The tracer only sets it."""
+    """An attribute that is deleted and then set comes last in the object's `__dict__`. The tracer only sets it. Whoever has the `__dict__`
+    that an object had before it got another one still has that: the tracer knows of one only.
+    """
     original: Any = SideEffects.store_attr
 
     def store_attr(self: SideEffects, item: VariableTracker, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         pending = self.store_attr_mutations.get(item, {})
+        if name == "__dict__" and isinstance(item, UserDefinedObjectVariable) and isinstance(item.mutation_type, AttributeMutationExisting):
+            refuse("the __dict__ of an object is replaced", "update it")
         if isinstance(pending.get(name), variables.DeletedVariable) and not isinstance(value, variables.DeletedVariable):
             _refuse_set_again(item, name, value)
             del pending[name]

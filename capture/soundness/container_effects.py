@@ -27,6 +27,7 @@ from precast.capture.adapters.variables import (
     dicts,
     holds_items,
     lists,
+    user_defined,
     variables,
 )
 from precast.capture.common.patching import patched
@@ -110,6 +111,37 @@ def _bounded(original: Any) -> Any:
     return operator
 
 
+@contextlib.contextmanager
+def deques_made_otherwise() -> Iterator[None]:
+    """`copy` of a deque of a user's class is of that class, which the tracer's is not, and `__init__` may give another bound, which cannot
+    be replayed: from torch 2.14 on the tracer has both. Iterators over deques have no form in which they could outlive the call.
+    """
+    users: Any = user_defined.UserDefinedDequeVariable  # type: ignore[attr-defined]
+    call: Any = users.call_method
+    begin: Any = DequeVariable.tp_init_impl
+
+    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if name in ("copy", "__copy__"):
+            refuse("a deque of a user's class is copied", "make a new one of it")
+        return call(self, tx, name, args, kwargs)
+
+    def tp_init_impl(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if self.source is not None:
+            refuse("a deque of before the call is initialised again", "clear and extend it")
+        return begin(self, tx, args, kwargs)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patched(users, "call_method", call_method))
+        stack.enter_context(patched(DequeVariable, "tp_init_impl", tp_init_impl))
+        for cls in (lists.DequeIteratorVariable, lists.DequeReverseIteratorVariable):  # type: ignore[attr-defined]
+            stack.enter_context(patched(cls, "reconstruct", _no_iterator))
+        yield
+
+
+def _no_iterator(self: Any, codegen: Any) -> None:
+    refuse("an iterator over a deque outlives the compiled code", "iterate over a list of it")
+
+
 class _DequeIterator(ListIteratorVariable):
     """An iterator over a deque whose length must not change while it runs."""
 
@@ -126,7 +158,7 @@ class _DequeIterator(ListIteratorVariable):
         return super().tp_iternext_impl(tx)
 
     def reconstruct(self, codegen: Any) -> None:
-        refuse("an iterator over a deque outlives the compiled code", "iterate over a list of it")
+        _no_iterator(self, codegen)
 
 
 def _iterator(self: DequeVariable, tx: Any) -> Any:
@@ -172,10 +204,37 @@ def moves_in_ordered_dicts() -> contextlib.AbstractContextManager[Any]:
     return patched(OrderedDictVariable, "call_method", _of_ordered_dicts(OrderedDictVariable.call_method))
 
 
-def own_dicts_in_order() -> contextlib.AbstractContextManager[Any]:
-    """The keys of an object's `__dict__`: those that it had, then new ones. From torch 2.12 on the tracer has them the other way round."""
-    proxy: Any = dicts.SideEffectsProxyDict
-    return patched(proxy, "__iter__", _own_dicts_in_order)
+@contextlib.contextmanager
+def own_dicts_in_order() -> Iterator[None]:
+    """The keys of an object's `__dict__`: those that it had, then new ones. From torch 2.12 on the tracer has them the other way round,
+    and guards neither which they are nor their order. A `__dict__` that the traced code made is that of its object, and no copy.
+    """
+    made: Any = dicts.DunderDictVariable
+    create, rebuild = made.create, made.reconstruct
+    current: list[Any] = []
+
+    def created(tx: Any, vt: Any) -> Any:
+        current[:] = [tx.output]
+        return create(tx, vt)
+
+    def iterated(self: Any) -> Iterator[Any]:
+        if self.item.source is not None and self.item_dict and current:
+            held = AttrSource(self.item.source, "__dict__")
+            install_guard(held.make_guard(GuardBuilder.DICT_KEYS_MATCH))
+            current[0].guard_on_key_order.add(held)
+        return _own_dicts_in_order(self)
+
+    def reconstruct(self: Any, codegen: Any) -> None:
+        if self.source is None:
+            refuse("the __dict__ of an object that the compiled code made outlives it", "use the object's attributes")
+        rebuild(self, codegen)
+
+    with (
+        patched(made, "create", staticmethod(created)),
+        patched(dicts.SideEffectsProxyDict, "__iter__", iterated),
+        patched(made, "reconstruct", reconstruct),
+    ):
+        yield
 
 
 _BY_ORDER = ("popitem", "move_to_end")
@@ -277,15 +336,31 @@ def views_of_dicts() -> Iterator[None]:
 def members_of_sets() -> Iterator[None]:
     """`set.pop` of several members breaks the graph: which one it takes depends on the hash table, which the tracer lacks."""
     sets: Any = variables.SetVariable  # type: ignore[attr-defined]
-    call: Any = sets.call_method
-
-    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-        if name == "pop" and type(self) is sets and len(self.items) > 1:
-            refuse("set.pop takes the member that the set's hash table has first", "take a member by its value")
-        return call(self, tx, name, args, kwargs)
-
-    with patched(sets, "call_method", call_method):
+    with contextlib.ExitStack() as stack:
+        for cls in asked_for_methods(sets):
+            stack.enter_context(patched(cls, "call_method", _of_sets(cls, cls.call_method)))
         yield
+
+
+def _of_sets(cls: Any, original: Any) -> Any:
+    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if name == "pop" and type(self) is cls and len(self.items) > 1:
+            refuse("set.pop takes the member that the set's hash table has first", "take a member by its value")
+        return original(self, tx, name, args, kwargs)
+
+    return call_method
+
+
+def members_taken_in_place() -> contextlib.AbstractContextManager[Any]:
+    """`s -= t` of a set of the caller's takes members away: torch 2.14 replays what is left as an `update`, which takes none."""
+    sets: Any = variables.SetVariable  # type: ignore[attr-defined]
+    subtract: Any = sets.nb_inplace_subtract_impl
+
+    def nb_inplace_subtract_impl(self: Any, tx: Any, other: Any) -> Any:
+        self.should_reconstruct_all = True
+        return subtract(self, tx, other)
+
+    return patched(sets, "nb_inplace_subtract_impl", nb_inplace_subtract_impl)
 
 
 # -- iterators
@@ -310,8 +385,10 @@ def kinds_of_iterators() -> Iterator[None]:
 __all__ = [
     "bounds_of_deques",
     "containers_are_themselves",
+    "deques_made_otherwise",
     "kinds_of_iterators",
     "members_of_sets",
+    "members_taken_in_place",
     "moves_in_ordered_dicts",
     "operators_of_deques",
     "orders_of_dicts",

@@ -14,6 +14,7 @@ from precast.capture.adapters.variables import (
     ListMethods,
     SymNodeVariable,
     TupleVariable,
+    asked_for_methods,
     object_protocol,
 )
 from precast.capture.common.patching import patched
@@ -37,15 +38,19 @@ def absent_keys() -> Iterator[None]:
 @contextlib.contextmanager
 def places_in_lists() -> Iterator[None]:
     """`items.pop(n)`, `items.insert(n, x)` and `items *= n` take a number that varies as the constant that it is. The tracer fails."""
-    call: Any = ListMethods.call_method
+    with contextlib.ExitStack() as stack:
+        for cls in asked_for_methods(ListMethods):
+            stack.enter_context(patched(cls, "call_method", _with_constant_places(cls.call_method)))
+        yield
 
+
+def _with_constant_places(original: Any) -> Any:
     def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         if name in ("pop", "insert", "__imul__", "__mul__", "rotate") and args:
             args = [_constant(tx, args[0].realize()), *args[1:]]
-        return call(self, tx, name, args, kwargs)
+        return original(self, tx, name, args, kwargs)
 
-    with patched(ListMethods, "call_method", call_method):
-        yield
+    return call_method
 
 
 @contextlib.contextmanager

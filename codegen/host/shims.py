@@ -1,4 +1,4 @@
-"""The C shims that host programs call: prototypes by name, all present in torch 2.11 to 2.13 unless marked optional."""
+"""The C shims that host programs call: prototypes by name, all present in torch 2.11 to 2.15 unless marked optional."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import fnmatch
+import inspect
 import re
 import threading
 import warnings
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from precast.capture import CaptureOptions, capture
+from precast.capture.adapters.variables import asked_for_methods, user_defined
 from precast.capture.aten import keep_attention
 from precast.capture.aten import patches as aten_patches
 from precast.capture.common import patching
@@ -131,6 +133,36 @@ def test_a_row_patches_what_it_names(row: Patch[Any], monkeypatch: pytest.Monkey
     found = _installs(row, GIVEN, monkeypatch)
     names = [name.replace("torch._dynamo.variables:", "torch._dynamo.variables.*:") for name in row.names]
     assert [name for name in found if not any(fnmatch.fnmatch(name, pattern) for pattern in names)] == []
+    assert found or row.others, "the row has no effect with this torch"
+    by_torch = [name for name in row.names if name.startswith("torch._dynamo") and "*" not in name and not row.others]
+    assert [n for n in by_torch if not any(fnmatch.fnmatch(name, n.replace("variables:", "variables.*:")) for name in found)] == []
+
+
+def _mro_owner(name: str) -> tuple[Any, str]:
+    module, _, path = name.partition(":")
+    return named(f"{module}:{path.rpartition('.')[0]}"), path.rpartition(".")[2]
+
+
+METHODS = [
+    pytest.param(name, id=f"{row.id}-{name.rpartition(':')[2]}")
+    for row in ROWS
+    if row.values[0].is_needed and str(row.id).startswith("dynamo")
+    for name in row.values[0].names
+    if name.endswith(".call_method") and name.startswith("torch._dynamo") and "*" not in name
+]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_subclass_answers_before_a_method_that_is_patched(name: str) -> None:
+    """Whoever overrides `call_method` asks the one that is patched: otherwise its calls of methods pass the patch by, without a word."""
+    cls, method = _mro_owner(name)
+    asked = asked_for_methods(cls)
+    passed_by = []
+    for other in (c for c in vars(user_defined).values() if isinstance(c, type) and issubclass(c, cls)):
+        first = next(c for c in other.__mro__ if method in vars(c) or c in asked)
+        if first not in asked and "super().call_method" not in inspect.getsource(vars(first)[method]):
+            passed_by.append(other.__name__)
+    assert passed_by == []
 
 
 # -- seen by one thread

@@ -128,10 +128,8 @@ def test_nonstrict_trace(door: str, doors: dict[str, Callable[[Any], Any]], stor
     torch.testing.assert_close(torch.compile(program, backend=counter, fullgraph=True)(X), program(X))
     assert counter.frame_count == 1
     compiled = doors[door](program)
-    if door == "precast":
-        with pytest.warns(UserWarning, match="unread is marked by nonstrict_trace"):
-            torch.testing.assert_close(compiled(X), program(X))
-    torch.testing.assert_close(compiled(X), program(X))
+    for _ in range(2):
+        torch.testing.assert_close(compiled(X), program(X))
     assert len([*store.manifests()]) == (door == "torch")
 
 

@@ -1,13 +1,14 @@
 """Programs for which newer releases of torch emit helpers, sources and guards that 2.13 has not; as a script, one process of
 test_newer_helpers.py.
 
-newer_programs.py build STORE    compile each and compare with eager
-newer_programs.py load STORE     serve each from the store and compare, with the tracer refused
+newer_programs.py build STORE NAME…    compile each and compare with eager
+newer_programs.py load STORE NAME…     serve each from the store and compare, with the tracer refused
 """
 
 from __future__ import annotations
 
 import contextvars
+import importlib
 import json
 import sys
 import types
@@ -131,6 +132,15 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], str
 """Name -> the program, what it takes beside a tensor, and what of torch's makes it a program of its own there ("" where all have it)."""
 
 
+def is_missing(name: str) -> bool:
+    """Whether this torch has no "module:attribute" of the name; "" is never missing. Imports the module."""
+    module, _, attribute = name.partition(":")
+    try:
+        return bool(name) and not hasattr(importlib.import_module(module), attribute)
+    except ImportError:
+        return True
+
+
 def plain(value: Any) -> Any:
     """What a program returns and leaves behind, to be compared and printed."""
     if isinstance(value, torch.Tensor):
@@ -157,11 +167,13 @@ class Refuse:
 def main() -> None:
     import precast
 
-    how, store = sys.argv[1:]
+    how, store, *names = sys.argv[1:]
     if how == "load":
         sys.meta_path.insert(0, Refuse())  # type: ignore[arg-type]
     found = {}
     for name, (program, more, _) in PROGRAMS.items():
+        if name not in names:
+            continue
         wanted, given = ((torch.arange(1.0, 5.0), *more()) for _ in range(2))
         with torch.no_grad(), warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")

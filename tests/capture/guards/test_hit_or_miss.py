@@ -10,6 +10,7 @@ import os
 import platform
 import socket
 import types
+import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -422,7 +423,18 @@ VALUES: tuple[Any, ...] = (
         {"how": {"more": [{"deep": (None, -1)}]}},
         {"how": {"more": [{"deep": (None, 1)}]}},
     ),
+    *(int | None, int | str, list[int], list[int | None], dict[str, int], tuple[int, ...], *tuple[int, ...], Callable[[int], str]),
+    *(typing.Optional[str], typing.Callable[..., int], typing.Callable[[int], int]),  # noqa: UP045
+    *(typing.Literal[1], typing.Literal[True], typing.Sequence[int]),
 )
+UNTOLD = (typing.Annotated[int, 3], typing.ClassVar[int], typing.Final[int])
+"""Types that are more than what stands in their brackets."""
+
+
+def test_what_cannot_be_made_again_is_no_constant() -> None:
+    for value in UNTOLD:
+        with pytest.raises(Untaggable):
+            tag(value)
 
 
 def test_a_constant_equals_itself_and_nothing_else() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
+import tests.end_to_end.soundness.object_kind_programs  # noqa: F401 - its programs are cases as well
 from tests.end_to_end.soundness.side_effect_programs import CASES, outcome
 
 PARTS = ("results", "arguments", "closure", "attributes", "state", "random numbers", "printed", "warned")

@@ -17,6 +17,7 @@ import precast
 from precast import torch_backend
 from precast.artifact_store import Store
 from precast.runtime.api.compile import site_of
+from tests.end_to_end.soundness import object_kind_programs
 from tests.end_to_end.soundness.side_effect_programs import CASES, outcome
 from tests.end_to_end.soundness.side_effect_worker import differences
 
@@ -49,7 +50,7 @@ def test_as_eager_leaves_it(name: str, stores: Path) -> None:
     assert compiled_once(stores, name) == []
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in object_kind_programs.CASES else ()) for n in CASES])
 def test_with_symbolic_sizes_and_numbers(name: str, store: Store) -> None:
     assert differences(name, lambda f: precast.compile(f, store=store, dynamic=True)) == []
 
@@ -69,7 +70,12 @@ def test_served_in_a_second_process(stores: Path) -> None:
 
 
 ENDLESS = ("deque_while_iterated_raises",)  # torch's tracer goes on for ever
-OF_THE_ISSUE = [n for n in CASES if (n.startswith(("ordered_", "deque_", "dict_")) or "class" in n or "closure" in n) and n not in ENDLESS]
+OF_THE_ISSUE = [
+    n
+    for n in CASES
+    if (n.startswith(("ordered_", "deque_", "dict_")) or "class" in n or "closure" in n)
+    and n not in {*ENDLESS, *object_kind_programs.CASES}
+]
 
 
 @pytest.mark.parametrize("name", OF_THE_ISSUE[::3])

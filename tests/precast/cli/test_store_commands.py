@@ -193,7 +193,12 @@ def test_prune_of_stale_versions(store: Store) -> None:
         )
     ):
         store.put(*make(number, program_key="aged", program_name=f"v{number}", versions=versions))
+    listed = run("ls", "--program", "aged").stderr
+    assert "3 artifacts for other versions than those here" in listed and "1 made for torch 2.1, and " in listed
+    told = next(found["detail"] for found in data("doctor") if "other versions" in found["detail"])
+    assert "1 made for torch 2.1, and " in told and "1 holds bytecode of Python 3.9" in told
     gone = {item["program"]: item["reason"] for item in data("prune", "--stale-versions")["removed"]}
+    assert "other versions" not in run("ls", "--program", "aged").stderr
     assert {"v1", "v2", "v3"} <= gone.keys() and "v0" not in gone
     assert "lowering 0" in gone["v1"] and "torch 2.1" in gone["v2"] and "Python 3.9" in gone["v3"]
 

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 import precast
+from precast.artifact_store import Manifest
 from precast.artifact_store.remote.endpoint import Unreachable
 from precast.artifact_store.remote.remote import Remote
 from precast.runtime.api.compile import open_store, site_of
@@ -106,6 +108,26 @@ def test_a_miss_says_what_the_remote_said(reader: Any) -> None:
     loaded = precast.load(program, store=machine.store)
     with pytest.raises(precast.GuardMiss, match=r"Beyond the store: memory://near has 1 artifact of it"):
         loaded(X.to(torch.float64))
+
+
+@pytest.mark.parametrize("field, cause", [("torch", "torch version"), ("python", "python version"), ("lowering", "lowering version")])
+def test_a_remote_with_artifacts_of_other_versions_only_is_named_as_the_cause(field: str, cause: str, reader: Any, tmp_path: Path) -> None:
+    other = tier(budget=10.0)
+    builder = Machine(tmp_path / "builder", other)
+    assert precast.precompile(program, [((X,), {})], store=open_store(tmp_path / "built")).ok
+    built = next(open_store(tmp_path / "built").manifests())
+    versions = replace(built.versions, **{field: "2.12"})
+    kept = {name: getattr(built, name) for name in ("program_key", "program_name", "target", "options", "guards", "graphs", "blobs")}
+    made = Manifest.make(**kept, versions=versions, frames=built.frames, digests=built.digests)
+    builder.store.put(made, {blob: open_store(tmp_path / "built").blob(blob) or b"" for blob in made.blobs})
+    assert builder.sent(60)
+    machine = Machine(tmp_path / "server", Remote(memory(other), judge=Anything(), budget=10.0))
+    loaded = precast.load(program, store=machine.store)
+    with pytest.raises(precast.GuardMiss, match=r"Beyond the store: .* of which 0 can run here.*2\.12"):
+        loaded(X)
+    explained = precast.explain_miss(loaded, X)
+    assert explained.cause == cause and explained.detail.startswith("2.12, here ")
+    assert not machine.store.programs()  # nothing that cannot serve is fetched
 
 
 def test_what_nobody_trusts_is_a_miss_that_says_so(reader: Any) -> None:
