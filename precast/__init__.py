@@ -40,7 +40,9 @@ if TYPE_CHECKING:
     from precast.runtime.settings.backends import list_backends, register_backend
     from precast.runtime.settings.graph_break_errors import error_on_graph_break
     from precast.runtime.settings.guard_filters import (
+        keep_portable_guards_unsafe,
         keep_tensor_guards_unsafe,
+        skip_all_guards_unsafe,
         skip_guard_on_all_nn_modules_unsafe,
         skip_guard_on_globals_unsafe,
         skip_guard_on_inbuilt_nn_modules_unsafe,
@@ -60,6 +62,8 @@ _MODULES = {
     "is_compiling": "directives.directives",
     "is_exporting": "directives.directives",
     "substitute_in_graph": "directives.directives",
+    "keep_portable_guards_unsafe": "settings.guard_filters",
+    "skip_all_guards_unsafe": "settings.guard_filters",
     "keep_tensor_guards_unsafe": "settings.guard_filters",
     "skip_guard_on_all_nn_modules_unsafe": "settings.guard_filters",
     "skip_guard_on_globals_unsafe": "settings.guard_filters",
@@ -133,6 +137,7 @@ __all__ = [
     "explain_miss",
     "is_compiling",
     "is_exporting",
+    "keep_portable_guards_unsafe",
     "keep_tensor_guards_unsafe",
     "list_backends",
     "list_mode_options",
@@ -149,6 +154,7 @@ __all__ = [
     "register_backend",
     "reset",
     "set_stance",
+    "skip_all_guards_unsafe",
     "skip_guard_on_all_nn_modules_unsafe",
     "skip_guard_on_globals_unsafe",
     "skip_guard_on_inbuilt_nn_modules_unsafe",

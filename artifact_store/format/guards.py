@@ -27,7 +27,8 @@ Steps: ("attr", name) getattr; ("raw", name) object.__getattribute__; ("dict",) 
 key of a dict; ("hook", i) its i-th value; ("flagged", name) places of a module's hooks that are in the table of that name;
 ("submodule" | "param" | "buffer", name) `obj._modules[name]` …; ("type",); ("closure", i) content of a function's cell; ("default", i),
 ("kwdefault", name); ("next", i) the element that a tuple iterator yields after i others; ("namedtuple_fields",) `obj._fields`;
-("dataclass_fields",) `dataclasses.fields(obj)`; ("call",) `obj()`; ("method", name) `obj.name()`."""
+("dataclass_fields",) `dataclasses.fields(obj)`; ("call",) `obj()`; ("method", name) `obj.name()`;
+("get", tagged default) `obj.get(default)` of a context variable."""
 
 
 class Predicate(StrEnum):
@@ -63,7 +64,7 @@ class Predicate(StrEnum):
     CODE = "code"  # a function whose code (or a code object that) has this digest
     KERNEL = "kernel"  # a Triton kernel with this (name, digest): made of an artifact's digests when it is opened, never stored
     EMPTY = "empty"  # a hook dict with no entry
-    ITERATOR = "iterator"  # ["range", start, stop, step] | ["tuple", remaining] | ["count", tagged start, tagged step]
+    ITERATOR = "iterator"  # ["range", start, stop, step] | ["tuple" | "reversed", remaining] | ["count", tagged start, tagged step]
     GLOBAL_STATE = "global_state"  # {"grad": bool, "autocast": …, …}: `runtime/paths/torch_state.py` makes it
     # {"expr": expression (artifact_store/format/expressions.py), "paths": the objects that its leaves number}; stands at ("state",)
     SHAPE = "shape"

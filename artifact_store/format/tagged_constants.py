@@ -5,9 +5,14 @@
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
 import enum
+import functools
 import math
+import operator
+import types
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +42,37 @@ def _tag_dict(value: Any) -> Tagged:
     return ("dict", tuple((tag(k), tag(v)) for k, v in value.items()))
 
 
+def _tag_type(value: Any) -> Tagged:
+    return ("object", "types:NoneType") if value is type(None) else tag(value)
+
+
+def _tag_union(value: Any) -> Tagged:
+    return ("union", tuple(_tag_type(member) for member in value.__args__))
+
+
+def _tag_alias(value: Any) -> Tagged:
+    """A type with others in brackets: `list[int]`, `typing.Optional[int]`. Raises Untaggable where its parts do not make it again."""
+    named = f"typing:{value._name}" if getattr(value, "_name", None) and value._name in vars(typing) else None
+    base = "typing:Union" if value.__origin__ is typing.Union else named
+    starred = (True,) if getattr(value, "__unpacked__", False) else ()
+    arguments = tuple(_tag_type(argument) for argument in value.__args__)
+    tagged = ("alias", _tag_type(value.__origin__) if base is None else ("object", base), arguments, *starred)
+    try:
+        if untag(tagged) == value:
+            return tagged
+    except (LookupError, TypeError) as error:
+        raise Untaggable(f"{value!r} cannot be made again: {error}") from None
+    raise Untaggable(f"{value!r} is more than what stands in its brackets")
+
+
+_ALIASES: tuple[Any, ...] = (
+    list[int],
+    collections.abc.Callable[[int], int],
+    typing.Callable[[int], int],
+    typing.Optional[int],  # noqa: UP045
+    typing.Sequence[int],
+    typing.Literal[1],
+)
 _TAGGERS: dict[type, Callable[[Any], Tagged]] = {
     type(None): lambda v: ("none",),
     type(...): lambda v: ("ellipsis",),
@@ -47,6 +83,8 @@ _TAGGERS: dict[type, Callable[[Any], Tagged]] = {
     complex: lambda v: ("complex", v.real.hex(), v.imag.hex()),
     str: lambda v: ("str", v) if v.isprintable() or _utf8(v) else ("surrogates", v.encode("utf-8", "surrogatepass")),
     bytes: lambda v: ("bytes", v),
+    bytearray: lambda v: ("bytearray", bytes(v)),
+    types.GenericAlias: lambda v: ("generic", tag(v.__origin__), tuple(tag(part) for part in v.__args__)),
     tuple: _sequence("tuple"),
     list: _sequence("list"),
     set: _unordered("set"),
@@ -55,6 +93,8 @@ _TAGGERS: dict[type, Callable[[Any], Tagged]] = {
     type({}.keys()): _sequence("list"),
     slice: lambda v: ("slice", tag(v.start), tag(v.stop), tag(v.step)),
     range: lambda v: ("range", v.start, v.stop, v.step),
+    **dict.fromkeys(map(type, _ALIASES), _tag_alias),
+    types.UnionType: _tag_union,
     torch.Size: _sequence("size"),
     torch.dtype: lambda v: ("dtype", str(v).removeprefix("torch.")),
     torch.device: lambda v: ("device", v.type, v.index),
@@ -141,6 +181,13 @@ def _untag_numpy_dtype(text: str) -> Any:
     return numpy.dtype(text)
 
 
+def _untag_alias(base: Tagged, arguments: Any, starred: bool = False) -> Any:
+    origin, held = untag(base), tuple(untag(argument) for argument in arguments)
+    if origin in (collections.abc.Callable, typing.Callable):
+        return origin[[*held[:-1]], held[-1]]
+    return next(iter(origin[held])) if starred else origin[held]
+
+
 def _triton(name: str) -> Any:
     return find_object(f"triton.language.core:{name}")
 
@@ -157,6 +204,8 @@ _UNTAGGERS: dict[str, Callable[..., Any]] = {
     "str": str,
     "surrogates": lambda data: data.decode("utf-8", "surrogatepass"),
     "bytes": bytes,
+    "bytearray": bytearray,
+    "generic": lambda origin, parts: types.GenericAlias(untag(origin), tuple(map(untag, parts))),
     "tuple": _untag_all(tuple),
     "list": _untag_all(list),
     "set": _untag_all(set),
@@ -164,6 +213,8 @@ _UNTAGGERS: dict[str, Callable[..., Any]] = {
     "dict": lambda items: {untag(k): untag(v) for k, v in items},
     "slice": lambda a, b, c: slice(untag(a), untag(b), untag(c)),
     "range": range,
+    "union": _untag_all(functools.partial(functools.reduce, operator.or_)),
+    "alias": _untag_alias,
     "size": _untag_all(torch.Size),
     "dtype": lambda name: getattr(torch, name),
     "device": lambda kind, index: torch.device(kind) if index is None else torch.device(kind, index),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -63,8 +64,9 @@ def open_database(root: Path) -> Any:
     usage.make_index(root)
     path = root / "index" / _DATABASE
     with contextlib.suppress(FileExistsError):
-        os.close(create(root, str(path), os.O_WRONLY, 0o600))
-    os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC))  # SQLite would go on without the right to write
+        _keep_open(create(root, str(path), os.O_RDWR, 0o600))
+    if not os.access(path, os.W_OK, effective_ids=True):  # SQLite would go on without the right to write
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     return diskcache.Cache(
         str(path.parent),
         timeout=WAIT,
@@ -122,8 +124,10 @@ def stored(root: Path) -> tuple[dict[str, Data], str]:
             raise
         # left by a command that was killed: who opens the database for writing takes back what it had begun; here that is done to a copy
         with tempfile.TemporaryDirectory() as folder:
-            copies = [Path(shutil.copy(path, folder)) for path in (database, journal)]
-            return _rows_of(copies[0].as_uri())
+            copy = Path(folder) / database.name
+            copy.write_bytes(_content(database))
+            shutil.copy(journal, folder)
+            return _rows_of(copy.as_uri())
 
 
 def _rows_of(uri: str) -> tuple[dict[str, Data], str]:
@@ -145,9 +149,28 @@ def _rows_of(uri: str) -> tuple[dict[str, Data], str]:
 
 def _reading(database: Path) -> str:
     """How to open it without making files: one with a write-ahead log (older indexes) as it lies there, where nobody has it open."""
-    with open(database, "rb") as file:
-        logged = file.read(20)[18:] == b"\2\2"
+    logged = _content(database, 20)[18:] == b"\2\2"
     return "mode=ro&immutable=1" if logged and not Path(f"{database}-wal").exists() else "mode=ro"
+
+
+_kept: dict[tuple[int, int], int] = {}
+
+
+def _keep_open(descriptor: int) -> int:
+    """A descriptor of a database, which stays open as long as the process. Closing one would drop every lock that the process has on the
+    file (POSIX), those of SQLite's connections included, and two transactions at a time damage the index. There is one for each index.
+    """
+    seen = os.fstat(descriptor)
+    return _kept.setdefault((seen.st_dev, seen.st_ino), descriptor)
+
+
+def _content(database: Path, size: int | None = None) -> bytes:
+    """The first bytes of a database, or all. Raises OSError."""
+    seen = os.stat(database)
+    descriptor = _kept.get((seen.st_dev, seen.st_ino))
+    if descriptor is None:
+        descriptor = _keep_open(os.open(database, os.O_RDONLY | os.O_CLOEXEC))
+    return os.pread(descriptor, seen.st_size if size is None else size, 0)
 
 
 _DATABASE = "cache.db"
@@ -206,7 +229,7 @@ def why_unopened(root: Path, error: Exception) -> str:
 def _cause(folder: Path) -> OSError | None:
     """Why nothing can be read or written there: SQLite says of most things that it is unable to open a file."""
     try:
-        os.close(os.open(folder / _DATABASE, os.O_RDONLY | os.O_CLOEXEC))
+        _content(folder / _DATABASE, 1)
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(bytes(1 << 16))
             probe.flush()

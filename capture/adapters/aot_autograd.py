@@ -14,7 +14,7 @@ from torch._functorch.aot_autograd import create_aot_state, prepare_aot_module_s
 
 def prepare(gm: torch.fx.GraphModule, inputs: list[Any], decompositions: dict[Any, Callable[..., Any]]) -> tuple[Any, ...]:
     """What AOTAutograd makes of Dynamo's graph before it traces: (callable, tensors of the graph's own, fake arguments, their descriptions,
-    settings, fake mode, shape environment, indices of activations; None before torch 2.12).
+    settings, fake mode, shape environment, which inputs wait for a collective; None before torch 2.12).
     """
     made_by: Any = prepare_aot_module_simplified
     if torch.__version__ < "2.12":  # 2.11: one more positional argument (boxed_forward_device_index), one result fewer
@@ -26,12 +26,28 @@ def prepare(gm: torch.fx.GraphModule, inputs: list[Any], decompositions: dict[An
     return call, tensors, fake_args, descriptions, config, fake_mode, shape_env, activations
 
 
+def expect_activations(metadata: Any, found: Any) -> None:
+    """Tell AOTAutograd's record which inputs still wait for a collective: by index, from torch 2.14 on by index and attributes."""
+    setattr(metadata, "act_input_paths" if hasattr(metadata, "act_input_paths") else "act_input_indices", found)
+
+
+def numbers_within(made: PlainTensorMeta) -> int:
+    """How many of a graph's outputs follow a tensor for its symbolic sizes and strides: from torch 2.14 on, in a subclass, some may."""
+    return int(getattr(made, "arg_count", 1)) - 1
+
+
+INNER_NUMBERS = hasattr(PlainTensorMeta, "arg_count")
+"""Whether a graph takes the symbolic sizes and strides of a subclass's inner tensors, each behind its tensor: from torch 2.14 on."""
+
 __all__ = [
+    "INNER_NUMBERS",
     "MutationType",
     "OutputType",
     "PlainTensorMeta",
     "SubclassCreationMeta",
     "aot_stage1_graph_capture",
     "create_aot_state",
+    "expect_activations",
+    "numbers_within",
     "prepare",
 ]

@@ -26,6 +26,11 @@ try:
 except ImportError:  # before torch 2.12
     object_protocol = None  # type: ignore[assignment]
 
+try:
+    from torch._dynamo.variables import invoke_subgraph
+except ImportError:  # before torch 2.13, which reuses no regions
+    invoke_subgraph = None  # type: ignore[assignment]
+
 GETATTR = "var_getattr" if hasattr(VariableTracker, "var_getattr") else "tp_getattro_impl"
 """The method of a variable that reads an attribute: (self, tx, name). Its name changed with torch 2.14."""
 
@@ -54,6 +59,7 @@ def holds_items(variable: VariableTracker) -> VariableTracker:
 __all__ = [
     "GETATTR",
     "ListMethods",
+    "invoke_subgraph",
     "OrderedDictVariable",
     "asked_for_methods",
     "holds_items",

@@ -11,7 +11,7 @@ import torch
 import torch.fx
 
 from precast.artifact_store.format.records import GraphOutput, Wrap
-from precast.capture.adapters.aot_autograd import MutationType, aot_stage1_graph_capture, create_aot_state, prepare
+from precast.capture.adapters.aot_autograd import MutationType, aot_stage1_graph_capture, create_aot_state, expect_activations, prepare
 from precast.capture.adapters.dynamo import compiled_autograd
 from precast.capture.aten.functional_trace import functional_graph, metadata_of
 from precast.capture.aten.grad_modes import grad_mode_for_inference_mode, views_elsewhere
@@ -82,7 +82,7 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
             if state.needs_autograd:
                 return None
             if activations is not None:
-                state.fw_metadata.act_input_indices = activations
+                expect_activations(state.fw_metadata, activations)
             flat = parts_of(fake_args)
             if len(flat) > len(fake_args) and any(info.mutates_data for info in state.fw_metadata.input_info):
                 refuse_shared(plain_inputs(fake_args, flat), flat)

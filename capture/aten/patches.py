@@ -53,6 +53,7 @@ PATCHES: tuple[Patch[torch.fx.GraphModule], ...] = (
         "tests/end_to_end/test_triton_kernels.py::test_what_is_not_written_is_not_copied_and_nothing_twice",
         always(writes_known),
         others="where there is no GPU, Triton's driver says that there is an H100; nothing can be launched there anyway",
+        without="slower",
     ),
     Patch(
         ("torch._ops:OpOverload.py_kernels",),

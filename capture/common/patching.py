@@ -12,14 +12,21 @@ import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
+
+import torch
 
 from precast.runtime.common.locks import Lock
-from precast.runtime.common.supported_torch import SUPPORTED_TORCH
-from precast.runtime.targets.versions import torch_minor
+from precast.runtime.common.supported_torch import SUPPORTED_TORCH, written_for
 
 Given = TypeVar("Given")
 """What the context managers of a table are given."""
+
+Without = Literal["wrong", "refused", "slower", "words"]
+"""What comes of a capture without a row's patch: answers may be wrong, or artifacts; the tracer refuses, or ends the graph, where it would
+not have to; it takes longer; it says other things. A row of the first kind that does not fit this torch keeps everything from being
+compiled; of the others, what is patched is left as torch has it.
+"""
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,7 @@ class Patch(Generic[Given]):
     `names`: what is patched, each "module:attribute". `why`: what goes wrong without it. `test`: the pytest node that fails without it.
     `apply`: makes the context manager that patches. `versions`: the releases of torch, major and minor, that need it.
     `others`: what other threads notice of it meanwhile; empty: nothing. `test` may be empty with a reason in `untested`.
+    `without`: what comes of a capture without it, where it does not fit the torch at hand.
     """
 
     names: tuple[str, ...]
@@ -38,18 +46,28 @@ class Patch(Generic[Given]):
     versions: tuple[str, ...] = SUPPORTED_TORCH
     others: str = ""
     untested: str = ""
+    without: Without = "wrong"
 
     @property
     def is_needed(self) -> bool:
-        """Whether this torch is one of those that the row is for."""
-        return torch_minor() in self.versions
+        """Whether this torch is one of those that the row is for; one that is newer than all of them counts as the newest."""
+        return written_for(torch.__version__) in self.versions
+
+
+_left_out: set[int] = set()
+"""Rows, by identity, that do not fit the torch at hand, and that a capture can do without."""
+
+
+def leave_out(row: Patch[Any]) -> None:
+    """The row is not applied in this process any more."""
+    _left_out.add(id(row))
 
 
 def applied(rows: Iterable[Patch[Given]], given: Given) -> contextlib.ExitStack:
     """Enters the rows that this torch needs, in their order; a context manager that leaves them in the opposite one."""
     with contextlib.ExitStack() as stack:
         for row in rows:
-            if row.is_needed:
+            if row.is_needed and id(row) not in _left_out:
                 stack.enter_context(row.apply(given))
         return stack.pop_all()
 
@@ -116,6 +134,21 @@ def _layer_of(installed: Any) -> _Layer | None:
     return found if isinstance(found, _Layer) else None
 
 
+Seen = Callable[[Any, str, Any, Any], None]
+"""Gets (owner, name, what was there before, what takes its place)."""
+_watchers: list[Seen] = []
+
+
+@contextlib.contextmanager
+def watching(seen: Seen) -> Iterator[None]:
+    """`seen` is told of each patch that `patched` makes inside."""
+    _watchers.append(seen)
+    try:
+        yield
+    finally:
+        _watchers.remove(seen)
+
+
 @contextlib.contextmanager
 def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
     """For this thread, `owner.name` is `value` inside. `owner`: a class or a module; `value`: a function, staticmethod or property.
@@ -125,6 +158,8 @@ def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
     with _LOCK:
         layer = _Layer(owner, name, value)
         setattr(owner, name, layer.installed)
+        for seen in _watchers:
+            seen(owner, name, layer.before, value)
     try:
         yield
     finally:
@@ -163,4 +198,4 @@ def named(name: str) -> Any:
     return found
 
 
-__all__ = ["Patch", "always", "applied", "named", "patched", "replaced"]
+__all__ = ["Patch", "Seen", "Without", "always", "applied", "leave_out", "named", "patched", "replaced", "watching"]

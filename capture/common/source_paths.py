@@ -109,6 +109,15 @@ def _tensor_property(context: SourceContext, source: Any, before: Path) -> Path:
     return (("method", name),) if source.idx is None else (("method", name), ("item", ("int", source.idx)))
 
 
+def _context_value(context: SourceContext, source: Any, before: Path) -> Path:
+    if not source.has_default:
+        return (("method", "get"),)
+    try:
+        return (("get", tag(source.default_value)),)
+    except Untaggable as error:
+        raise NotPortable(f"the default of a context variable on its path cannot be named: {error}") from None
+
+
 _Rule = Callable[[SourceContext, Any, Path], Path]
 _CHAINED: dict[type, _Rule] = {
     S.NNModuleSource: _nothing,
@@ -137,6 +146,12 @@ _CHAINED: dict[type, _Rule] = {
     S.SubclassAttrListSource: lambda c, s, b: (*FLATTENED, ("item", ("int", 0))),
     S.NumpyTensorSource: lambda c, s, b: (("as_tensor",),),
 }
+_NEWER: dict[str, _Rule] = {
+    "ContextVarGetSource": _context_value,
+    "ListReverseIteratorBackingListSource": lambda c, s, b: (("method", "__reduce__"), ("item", ("int", 1)), ("item", ("int", 0))),
+}
+"""Sources that came with torch 2.14 and 2.15, by name."""
+_CHAINED |= {getattr(S, name): rule for name, rule in _NEWER.items() if hasattr(S, name)}
 
 _MODULE_TABLES = {"_modules": "submodule", "_parameters": "param", "_buffers": "buffer"}
 

@@ -24,6 +24,7 @@ from precast.capture.dynamo.globals_scope import names_of_this_trace
 from precast.capture.dynamo.per_call_inputs import per_call_arguments
 from precast.capture.dynamo.trace_record import TraceRecord
 from precast.capture.dynamo.warnings import tracer_words
+from precast.capture.graph.empty_graphs import empty_graphs_shown
 from precast.capture.graph.symbolic_floats import zeros_are_constants
 from precast.capture.graph.triton_launches import kernels_known
 from precast.capture.soundness import attribute_lookup as lookups
@@ -31,11 +32,12 @@ from precast.capture.soundness import class_effects as classes
 from precast.capture.soundness import container_effects as containers
 from precast.capture.soundness import dynamo_faults as gaps
 from precast.capture.soundness import tensor_metadata
+from precast.capture.soundness.drawn_numbers import drawn_in_default_dtype
 from precast.capture.soundness.exec_namespaces import looked_up_where_they_are
 from precast.capture.soundness.memory_overlap import overlaps_refused
+from precast.capture.soundness.nested_regions import regions_traced_anew
 from precast.capture.soundness.tuple_identity import tuples_are_themselves
 from precast.capture.soundness.wide_integers import larger_are_constants
-from precast.runtime.common.supported_torch import SUPPORTED_TORCH
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "Warnings would name lines of precast's, and failures that become refusals would be printed as well.",
         "tests/capture/dynamo/test_warnings.py::test_no_warning_names_a_line_of_precasts",
         always(tracer_words),
+        without="words",
     ),
     # -- work that a capture has no use for
     Patch(
@@ -125,24 +128,28 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "tests/capture/test_patched_torch.py::test_graphs_that_nobody_runs_are_not_written",
         always(speedups.unwritten_graphs),
         others="graph modules that torch.fx makes meanwhile compile their Python when they are first run",
+        without="slower",
     ),
     Patch(
         (f"{_TRANSLATOR}:InstructionTranslator._throw_if_in_functorch",),
         "Each first trace would import every backend that Dynamo has.",
         "tests/capture/test_patched_torch.py::test_a_trace_imports_no_more_than_it_uses[torch._dynamo.backends.tvm]",
         always(speedups.backends_unimported),
+        without="slower",
     ),
     Patch(
         (f"{_V}.higher_order_ops:LocalMapWrappedHigherOrderVariable.should_wrap_in_hop",),
         "Each first trace would import much of torch.distributed.",
         "tests/capture/test_patched_torch.py::test_a_trace_imports_no_more_than_it_uses[torch.distributed.tensor.experimental._func_map]",
         always(speedups.distributed_unimported),
+        without="slower",
     ),
     Patch(
         (f"{_TRANSLATOR}:get_funcname",),
         "A twentieth of each trace would go into names for a log that is off.",
         "tests/capture/dynamo/test_speedups.py::test_source_files_are_tokenized_for_a_log_that_is_read",
         always(speedups.functions_unnamed),
+        without="slower",
     ),
     # -- what the trace looked at. The record of reads is the innermost patch of `_wrap`'s original: refusals below it read nothing.
     Patch(
@@ -156,6 +163,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "Objects whose `id()` is taken would be pinned, and code with `copy.deepcopy` could not be stored.",
         "tests/capture/test_patched_torch.py::test_of_an_object_whose_id_is_taken_its_contents_do_not_count",
         lambda tracing: trace_record.recorded_ids(tracing.record.compared),
+        without="refused",
     ),
     Patch(
         (f"{_BUILDER}._wrap", f"{_BUILDER}.__call__"),
@@ -174,7 +182,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "`a is b` would be False of one tuple that is reached in two ways.",
         "tests/end_to_end/soundness/test_identity.py::test_one_and_two_tuples_of_constants_where_the_program_asks",
         lambda tracing: tuples_are_themselves(builtin, tracing.record.met, tracing.record.told_apart),
-        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.13") :],
+        versions=("2.13", "2.14", "2.15"),
     ),
     Patch(
         (f"{_V}.object_protocol:vt_identity_compare",),
@@ -196,7 +204,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "`'%d' % n` and `n + 1j` with a number that varies would raise a TypeError that Python does not raise.",
         "tests/end_to_end/soundness/test_tracer_soundness.py::test_operations_with_a_number_that_varies",
         always(gaps.numbers_in_every_operation),
-        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.13") :],
+        versions=("2.13", "2.14", "2.15"),
     ),
     Patch(
         (f"{_OBJECT}.{GETATTR}",),
@@ -240,12 +248,21 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "`items.pop(n)` and `items *= n` with a number that varies would fail in the tracer.",
         "tests/capture/test_patched_torch.py::test_a_place_that_varies_is_a_constant_and_the_graph_goes_on",
         always(gaps.places_in_lists),
+        without="refused",
     ),
     Patch(
         (f"{_TRANSLATOR}:InstructionTranslatorBase.call_function",),
         "A call that wants a constant where a number varies would fail in the tracer, and not end the graph.",
         "tests/capture/test_patched_torch.py::test_a_call_that_wants_a_constant_ends_the_graph",
         always(gaps.calls_that_want_constants),
+        without="refused",
+    ),
+    Patch(
+        (f"{_V}.invoke_subgraph:save_reuse_entry",),
+        "A number that changes in one of several equal regions (`nested_compile_region`) would go unnoticed.",
+        "tests/parity/test_newer_directives.py::test_nested_compile_region",
+        always(regions_traced_anew),
+        versions=("2.13", "2.14", "2.15"),
     ),
     # -- side effects on containers
     Patch(
@@ -271,7 +288,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "A copy of a deque of a user's class would be a plain one, `__init__` would not change the bound, and iterators would be others.",
         "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[deque_made_again]",
         always(containers.deques_made_otherwise),
-        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.14") :],
+        versions=("2.14", "2.15"),
     ),
     Patch(
         (f"{_V}.dicts:ConstDictVariable.call_method", f"{_USERS}.call_method", f"{_EFFECTS}.codegen_update_mutated"),
@@ -284,14 +301,14 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "`move_to_end` would not be replayed.",
         "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[ordered_move_to_end]",
         always(containers.moves_in_ordered_dicts),
-        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.13") :],
+        versions=("2.13", "2.14", "2.15"),
     ),
     Patch(
         (f"{_V}.dicts:SideEffectsProxyDict.__iter__", f"{_OWN_DICT}.create", f"{_OWN_DICT}.reconstruct"),
         "The keys of an object's `__dict__` would come in another order, and which they are, and their order, would not be guarded.",
         "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[own_dict_read_after_writes]",
         always(containers.own_dicts_in_order),
-        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.12") :],
+        versions=("2.12", "2.13", "2.14", "2.15"),
     ),
     Patch(
         (f"{_V}.base:VariableTracker._contains_self_reference", f"{_DEQUE}.reconstruct"),
@@ -355,7 +372,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "The same, where torch forgets the deletion before it stores what is set.",
         "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[attributes_deleted_and_set]",
         always(classes.own_attributes_set_again),
-        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.14") :],
+        versions=("2.14", "2.15"),
     ),
     Patch(
         (f"{_CLASS}.call_function",),
@@ -379,7 +396,8 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "Dynamo would warn that it ignores caches, which the row above does not.",
         "tests/capture/dynamo/test_warnings.py::test_a_cached_helper_that_returns_a_constant_warns_of_nothing",
         always(classes.caches_without_warning),
-        versions=SUPPORTED_TORCH[SUPPORTED_TORCH.index("2.13") :],
+        versions=("2.13", "2.14", "2.15"),
+        without="words",
     ),
     Patch(
         ("torch._dynamo.utils:warn_once",),
@@ -387,8 +405,16 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "tests/capture/dynamo/test_warnings.py::test_a_cached_helper_that_returns_a_constant_warns_of_nothing",
         always(classes.no_warning_of_caches),
         versions=("2.11", "2.12"),
+        without="words",
     ),
     # -- what a graph is given, and where it ends
+    Patch(
+        ("torch._dynamo.output_graph:is_noop_graph",),
+        "Bytecode would call a graph of which nobody was told: one that computes and returns nothing.",
+        "tests/capture/graph/test_empty_graphs.py::test_whoever_traces_is_shown_a_graph_that_computes_nothing",
+        always(empty_graphs_shown),
+        versions=("2.15",),
+    ),
     Patch(
         ("torch._subclasses.fake_tensor:FakeTensorMode.dispatch",),
         "Writes to memory that overlaps would pass that eager refuses, or give other numbers.",
@@ -424,6 +450,13 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "-0.0 and 0.0 would be one symbol, and `math.copysign(1, f)` wrong for one of them.",
         "tests/end_to_end/dynamic/test_symbolic_floats.py::test_zeros_keep_their_sign_where_the_tracer_fixes_them",
         always(zeros_are_constants),
+    ),
+    Patch(
+        (f"{_BUILDER}.wrap_unspecialized_primitive", "torch:_as_tensor_fullprec"),
+        "Numbers drawn from Python's `random` would be traced as float64, and what is computed with them would be so too.",
+        "tests/runtime/settings/test_options.py::test_numbers_that_are_drawn_have_the_dtype_of_numbers",
+        always(drawn_in_default_dtype),
+        versions=("2.15",),
     ),
     Patch(
         (f"{_V}.torch:TorchInGraphFunctionVariable.call_function",),

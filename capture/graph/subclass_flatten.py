@@ -20,7 +20,7 @@ from precast.artifact_store.format.guards import Path
 from precast.artifact_store.format.import_names import Untaggable, object_name, type_name
 from precast.artifact_store.format.records import GraphInput, Wrap
 from precast.artifact_store.format.tagged_constants import tag
-from precast.capture.adapters.aot_autograd import OutputType, PlainTensorMeta, SubclassCreationMeta
+from precast.capture.adapters.aot_autograd import INNER_NUMBERS, OutputType, PlainTensorMeta, SubclassCreationMeta, numbers_within
 from precast.capture.common.captured_frame import CaptureRefused
 from precast.runtime.executable.subclasses import part_of
 
@@ -76,7 +76,9 @@ def parts_of(inputs: Sequence[Any]) -> tuple[Part, ...]:
 
 
 def _leaves(value: Any) -> Iterator[tuple[Any, ...]]:
-    """The paths to the leaves of a value in AOTAutograd's order: the attributes, then the symbolic sizes, then the symbolic strides."""
+    """The paths to the leaves of a value in AOTAutograd's order: the attributes (each with its own numbers where this torch passes those),
+    then the symbolic sizes, then the symbolic strides.
+    """
     if not is_traceable_wrapper_subclass(value):
         yield ()
         return
@@ -85,6 +87,12 @@ def _leaves(value: Any) -> Iterator[tuple[Any, ...]]:
         if not isinstance(inner, torch.Tensor):
             raise CaptureRefused(f"the attribute {name} of a {type(value).__name__} is no tensor, but a {type(inner).__name__}")
         yield from ((name, *steps) for steps in _leaves(inner))
+        if INNER_NUMBERS and not is_traceable_wrapper_subclass(inner):
+            yield from ((name, *steps) for steps in _numbers(inner))
+    yield from _numbers(value)
+
+
+def _numbers(value: Any) -> Iterator[tuple[Any, ...]]:
     for kind, numbers in (("size", value.shape), ("stride", value.stride())):
         for dim, number in enumerate(numbers):
             if isinstance(number, torch.SymInt):
@@ -172,7 +180,7 @@ def wraps_of(metadata: Any) -> tuple[Wrap, ...]:
     for info, made in zip(metadata.output_info, metadata.subclass_fw_graph_out_meta, strict=False):
         if isinstance(made, PlainTensorMeta):
             wraps.append(first)
-            first += 1
+            first += 1 + numbers_within(made)
             continue
         wrap, first = _wrap(made, first)
         same = info.output_type is OutputType.is_input
@@ -190,7 +198,7 @@ def _wrap(made: SubclassCreationMeta, first: int) -> tuple[Wrap, int]:
             attributes.append((name, wrap))
         elif isinstance(inner, PlainTensorMeta):
             attributes.append((name, first))
-            first += 1
+            first += 1 + numbers_within(inner)
         else:
             raise CaptureRefused(f"the attribute {name} of a {cls.__name__} is no tensor")
     numbers: list[tuple[Any, ...]] = []

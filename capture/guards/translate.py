@@ -15,6 +15,7 @@ TENSOR guards;
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import re
 import types
@@ -194,8 +195,11 @@ def identity(path: Path, value: Any) -> Guard:
 def same_object_guards(path: Path, value: Any) -> list[Guard]:
     """`identity`; a function is held to its module too, whose globals its code reads: a wrapper may bear its name, and stand there.
 
-    A compiled regular expression has no name, and needs none: it is its text and its flags; and an autocast is what it sets.
+    A compiled regular expression has no name, and needs none: it is its text and its flags; an autocast is what it sets; and of a
+    context variable the values count.
     """
+    if isinstance(value, contextvars.ContextVar):  # what it holds has guards of its own
+        return [Guard(path, Predicate.TYPE, type_name(type(value))), Guard((*path, ("attr", "name")), Predicate.EQUALS, tag(value.name))]
     if isinstance(value, re.Pattern):
         told = [Guard((*path, ("attr", name)), Predicate.EQUALS, tag(getattr(value, name))) for name in ("pattern", "flags")]
         return [Guard(path, Predicate.TYPE, type_name(re.Pattern)), *told]
@@ -342,6 +346,10 @@ def _tuple_iterator(value: Any) -> tuple[Predicate, Any]:
     return Predicate.ITERATOR, ("tuple", value.__length_hint__())
 
 
+def _reverse_iterator(value: Any) -> tuple[Predicate, Any]:
+    return Predicate.ITERATOR, ("reversed", value.__length_hint__())
+
+
 def _range_iterator(value: Any) -> tuple[Predicate, Any]:
     _, (source,), consumed = value.__reduce__()
     return Predicate.ITERATOR, ("range", source.start + consumed * source.step, source.stop, source.step)
@@ -352,8 +360,13 @@ def _count_iterator(value: Any) -> tuple[Predicate, Any]:
     return Predicate.ITERATOR, ("count", tag(parts[0]), tag(parts[1] if len(parts) > 1 else 1))
 
 
-def _weak(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
-    raise NotPortable("it depends on one particular object staying alive")
+def _of_this_process(why: str) -> Callable[[Path, Any, GuardContext], list[Guard]]:
+    """The rule of a kind that makes a frame uncacheable."""
+
+    def rule(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
+        raise NotPortable(why)
+
+    return rule
 
 
 _RULES: dict[str, Callable[[Path, Any, GuardContext], list[Guard]]] = {
@@ -381,7 +394,16 @@ _RULES: dict[str, Callable[[Path, Any, GuardContext], list[Guard]]] = {
     "TUPLE_ITERATOR_LEN": _value_rule(_tuple_iterator),
     "RANGE_ITERATOR_MATCH": _value_rule(_range_iterator),
     "COUNT_ITERATOR_MATCH": _value_rule(_count_iterator),
-    "WEAKREF_ALIVE": _weak,
+    "LIST_REVERSEITERATOR_LEN": _value_rule(_reverse_iterator),
+    "WEAKREF_ALIVE": _of_this_process("it depends on one particular object staying alive"),
+    "COW_TENSOR_MATCH": _of_this_process("whether a tensor's memory is shared until it is written depends on what this process did before"),
+    "CURRENT_STREAM_MATCH": _of_this_process("which stream is the current one is no property of the stream"),
 }
 
-__all__ = ["DROPPED", "GuardContext", "Translation", "from_dynamo", "identity", "same_object_guards", "translate"]
+
+def has_rule(kind: str) -> bool:
+    """Whether a kind of Dynamo's guards has a portable form, or needs none."""
+    return kind in _RULES or kind in _IDENTITY or kind in DROPPED
+
+
+__all__ = ["DROPPED", "GuardContext", "Translation", "from_dynamo", "has_rule", "identity", "same_object_guards", "translate"]

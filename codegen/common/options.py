@@ -37,6 +37,8 @@ class CompileContext:
     """Makes the context in which library calls are timed: nothing else that this build runs takes the cores meanwhile."""
     shared_by: int = 1
     """How many builds share this machine's cores."""
+    missing: frozenset[str] = frozenset()
+    """C functions of torch's that host programs call and that the torch at hand lacks."""
 
 
 OPTIONS, CONTEXT = CodegenOptions(), CompileContext()

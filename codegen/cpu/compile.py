@@ -64,7 +64,9 @@ class CpuCompilation:
     """None of lowering's passes depends on what is measured for a CPU."""
 
     def compile(self, scheduled: Program) -> CompiledGraph:
-        """Raises `TypeError` for values that have no C++ form, `CompilerMissing` and `CompileFailed` from the toolchain."""
+        """Raises `TypeError` for values that have no C++ form, `Unsupported` where this torch lacks a function that the host program cannot
+        do without, `CompilerMissing` and `CompileFailed` from the toolchain.
+        """
         began = time.perf_counter()
         lanes = lanes_of(self.target)
         selection = run_stages(scheduled, stages(self.chooser, self._weights(scheduled), lanes))
@@ -78,7 +80,9 @@ class CpuCompilation:
         if any(isinstance(s, LibraryCall) and s.how == "own" for s in every):
             kernel_source += few_rows_source(lanes)
         host = CpuHostWriter(program, selection.steps, kernels, functions, self.context.inference)
+        host.missing = self.context.missing
         host_source = host.source(selection.packs, selection.prepare)
+        host.table.require(self.context.missing)
         rendered = time.perf_counter()
         unit = "\n".join([PROLOGUE, prototypes(), MATH, INDEX_HELPERS, ERROR, FAULT, kernel_source, host_source])
         library = compile_shared(unit, self.target, self.options.sanitize)
@@ -108,7 +112,7 @@ class CpuCompilation:
 def compilation(target: str, options: CodegenOptions, context: CompileContext) -> CpuCompilation:
     """With a chooser that measures where code for this machine's own CPU is made."""
     measure = options.measure and target == NATIVE
-    chooser = Chooser(context.tuning, measure, options.max_autotune, takes_bfloat16(target), alone=context.alone)
+    chooser = Chooser(context.tuning, measure, options.max_autotune, takes_bfloat16(target), alone=context.alone, missing=context.missing)
     return CpuCompilation(target, options, context, chooser)
 
 

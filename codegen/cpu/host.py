@@ -105,7 +105,9 @@ class CpuHostWriter(HostWriter):
         emit_pack(self, number, pack, f"packed weight {number}")
 
     def sibling(self, steps: Sequence[RunStep]) -> CpuHostWriter:
-        return CpuHostWriter(self.program, steps, self.kernels, self.functions, self.inference)
+        made = CpuHostWriter(self.program, steps, self.kernels, self.functions, self.inference)
+        made.missing = self.missing
+        return made
 
     def helpers(self) -> str:
         self.table.use("torch_get_num_threads")

@@ -11,6 +11,7 @@ import sympy
 from precast.codegen.common.library_steps import LibraryCall, Pack, RunStep, attention_call
 from precast.codegen.common.measure import POST_OPS, as_seen, conv_key, gemm_key
 from precast.codegen.cpu.attention import attention_fits
+from precast.codegen.cpu.missing_calls import ONEDNN, without_missing
 from precast.codegen.cpu.small_m_gemm import few_rows
 from precast.codegen.cpu.tuning import Chooser, conv_candidates, gemm_candidates, plain_conv_candidates
 from precast.codegen.cpu.winograd import WinogradPack, winograd_candidates, winograd_shape
@@ -83,7 +84,7 @@ def expand(
                 result.append(_attention(step, buffers))
             case _:
                 result.append(step)
-    return result
+    return without_missing(result, chooser.missing) if chooser.missing else result
 
 
 def pack_weights(
@@ -219,7 +220,7 @@ def _plain_pointwise(step: Conv, buffers: Mapping[str, Buffer]) -> bool:
 
 def _conv(step: Conv, name: str, buffers: Mapping[str, Buffer], chooser: Chooser, packed: bool, lanes: int) -> list[RunStep]:
     shape = winograd_shape(step, buffers, lanes)
-    if shape is not None:
+    if shape is not None and not chooser.missing & ONEDNN:  # it is measured against oneDNN
         key = f"{conv_key(step, buffers)} padding{list(step.padding)}{_notes(step, packed)}"
         default = "winograd" if packed and shape.pays else "onednn"
         if chooser.pick(key, winograd_candidates(step, shape, buffers, packed), default) == "winograd":

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from precast.codegen.common.measure import POST_OPS, Candidates, Record, decide, preemptions, race, tensor, torch_dtype
+from precast.codegen.cpu.missing_calls import ONEDNN
 from precast.codegen.cpu.small_m_gemm import few_rows, product_call
 from precast.lowering.ir.nodes import Buffer, Conv, Gemm
 from precast.lowering.ir.scalars import DType
@@ -66,7 +67,7 @@ class Chooser:
 
     `measure`: without it, what other programs of this process measured counts for nothing: the same input gives the same program.
     `thorough`: measures each call anew, with more rounds, and never runs out of time. `bfloat16`: oneDNN takes it on the target.
-    `alone()`: each measurement is made in it.
+    `alone()`: each measurement is made in it. `missing`: what the torch at hand lacks of what library calls need.
     """
 
     tuning: Mapping[str, Record] = field(default_factory=dict)
@@ -76,6 +77,7 @@ class Chooser:
     used: dict[str, Record] = field(default_factory=dict)
     spent_s: float = 0.0
     alone: Callable[[], AbstractContextManager[None]] = nullcontext
+    missing: frozenset[str] = frozenset()
 
     def worth_it(self, elements: int) -> bool:
         """Whether a product with a weight of so many elements is to be measured."""
@@ -83,7 +85,7 @@ class Chooser:
 
     def onednn_takes(self, dtype: DType) -> bool:
         """Whether oneDNN computes products and convolutions in this type on the target."""
-        return dtype is DType.F32 or (dtype is DType.BF16 and self.bfloat16)
+        return not self.missing & ONEDNN and (dtype is DType.F32 or (dtype is DType.BF16 and self.bfloat16))
 
     def product_default(self) -> str:
         """Who computes a product where nothing is measured, or too noisily, or none is clearly faster: MKL on an Intel chip."""

@@ -65,6 +65,7 @@ class CudaCompilation:
         launches, kernels = _launches(every, rendered)
         host = CudaHostWriter(program, steps, launches, len(kernels), self.context.inference)
         unit = "\n".join([PROLOGUE, INDEX_HELPERS, ERROR, host.source((), prepare)])
+        host.table.require(self.context.missing)
         with compiling(unit, self.target) as finish:  # beside the kernels: neither waits for the other
             cubins = compile_images(kernels, _architecture(self.target), max(1, (os.cpu_count() or 1) // self.context.shared_by))
             loaded = time.perf_counter()

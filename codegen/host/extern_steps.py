@@ -9,7 +9,7 @@ import sympy
 from precast.codegen.host.dispatcher_calls import Writer as DispatchWriter
 from precast.codegen.host.dispatcher_calls import dispatch, encodable
 from precast.codegen.host.extern_arguments import encode_call
-from precast.codegen.host.shims import SymbolTable
+from precast.codegen.host.shims import DISPATCHER, SymbolTable
 from precast.codegen.host.sizes import Writer as SizeWriter
 from precast.codegen.host.sizes import emit_check, emit_item, emit_let, emit_sizes_of_results
 from precast.codegen.host.step_effects import argument_views
@@ -22,6 +22,7 @@ class Writer(DispatchWriter, SizeWriter, Protocol):
 
     externs: list[dict[str, object]]
     table: SymbolTable
+    missing: frozenset[str]
 
     def new_owned(self) -> str: ...
     def scalar(self, value: sympy.Expr) -> str: ...
@@ -37,7 +38,7 @@ def emit_extern(writer: Writer, step: Extern, label: str) -> None:
         emit_let(writer, step)
     elif step.op in (CHECK, RANGE, POSITION):
         emit_check(writer, step)
-    elif not encodable(step, writer.inference):
+    elif not encodable(step, writer.inference) and not writer.missing & DISPATCHER:
         _dispatched(writer, step, label)
     else:
         _through_python(writer, step, label)

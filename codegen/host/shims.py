@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from precast.lowering.ir.sizes import Unsupported
+
 _SIZES = "const int64_t*, int64_t"
 
 SHIMS: dict[str, str] = {
@@ -54,6 +56,9 @@ SHIMS: dict[str, str] = {
 }
 """Function type by symbol. A leading `?` marks an optional symbol: its slot holds NULL where torch lacks it."""
 
+DISPATCHER = frozenset({"torch_call_dispatcher", "torch_new_list_reserve_size", "torch_list_push_back"})
+"""Without these, operators are called through Python."""
+
 
 class SymbolTable:
     """Numbers the shims that a host program uses, in order of first use; `prototypes` are those that it may."""
@@ -70,6 +75,11 @@ class SymbolTable:
         if key not in self.names:
             self.names.append(key)
         return name
+
+    def require(self, missing: frozenset[str]) -> None:
+        """Raises Unsupported where a name that is used is among `missing`."""
+        if lacking := [name for name in self.names if name in missing]:
+            raise Unsupported(f"generated code for it calls {', '.join(lacking)}, which this torch does not have")
 
     def definitions(self) -> str:
         """Macros that map each used name to its table slot (`table` is in scope in every entry point)."""

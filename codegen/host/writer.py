@@ -28,6 +28,9 @@ class HostWriter(ABC):
     them on each way out.
     """
 
+    missing: frozenset[str] = frozenset()
+    """C functions of torch's that it lacks here: what can be done without them is."""
+
     def __init__(self, program: Program, steps: Sequence[RunStep], inference: bool = False) -> None:
         self.program = program
         self.inference = inference

@@ -31,6 +31,7 @@ from precast.runtime.common.log import logger
 from precast.runtime.executable.library import IMAGE
 from precast.runtime.targets.ladder import rules_of
 from precast.runtime.targets.shared_object import is_whole
+from precast.torch_facts.calls import missing_calls
 
 
 class Stopwatch:
@@ -107,7 +108,9 @@ def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopw
     given = zip(lowered.inputs, request.bound, strict=True)
     weights = tuple(name for name, bound in given if bound and isinstance(name, str))
     lowerings.tell(lowered, request.target, lowering, weights)
-    context = CompileContext(weights, request.inference, known_choices(request.store, request.target), part.alone, part.shared_by)
+    context = CompileContext(
+        weights, request.inference, known_choices(request.store, request.target), part.alone, part.shared_by, missing_calls()
+    )
     target, backend = rules_of(request.target).codegen_name(request.target), backend_of(request.target)
     unsupported: tuple[type[Exception], ...] = (Unsupported, *backend.unsupported)
     compilation = backend.compilation(target, codegen, context)

@@ -13,7 +13,7 @@ from typing import Any
 from precast.artifact_store import BlobSet, GraphRecord, Manifest
 from precast.artifact_store.format.guards import Predicate
 from precast.artifact_store.store import import_what_writing_needs
-from precast.capture import CapturedFrame, CaptureOptions, CaptureRefused, Dynamic, MarkViolated, capture
+from precast.capture import CapturedFrame, CaptureOptions, CaptureRefused, Dynamic, MarkViolated, capture, patch_rows
 from precast.capture.gc_pause import seldom_collected
 from precast.codegen import backend_of
 from precast.compiling.build_graph import GraphRequest, Stopwatch, build_graph, compiler_version
@@ -36,6 +36,11 @@ from precast.runtime.programs.program import Program
 from precast.runtime.settings import graph_break_errors
 from precast.runtime.settings.options import key_options
 from precast.target_registry import family_of, load_every_part
+from precast.torch_facts import calls
+
+# Whoever imports the driver wants to compile: FactFails says why that is impossible.
+patch_rows.require(patch_rows.DYNAMO + patch_rows.ATEN)
+calls.require()
 
 
 def compile_variant(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | InProcess | Deferred:

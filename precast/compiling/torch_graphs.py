@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from precast.capture import patch_rows
 from precast.capture.capture_graph import CapturedGraph, capture_graph
 from precast.capture.common.captured_frame import CaptureRefused
 from precast.capture.dynamo.traced_function import traced_function
@@ -31,6 +32,8 @@ from precast.runtime.loading.stored_graph import GraphCallable, find_graph, open
 from precast.runtime.settings import stance
 from precast.runtime.settings.options import CudaGraphOptions, graph_options, key_options
 from precast.runtime.targets.ladder import resolve
+
+patch_rows.require(patch_rows.ATEN)  # Dynamo traces as torch.compile has it: the rows for it are not needed
 
 _lock = threading.Lock()
 _warned: set[str] = set()

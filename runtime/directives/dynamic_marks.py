@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from precast.runtime.common.errors import OptionError
+from precast.runtime.common.errors import DirectiveError, OptionError
 
 Dims = int | Sequence[int]
 
@@ -30,20 +30,31 @@ class _Range:
 def mark_dynamic(t: torch.Tensor, index: Dims, *, min: int | None = None, max: int | None = None) -> None:
     """Dimensions `index` of `t` are symbolic in the next compile, for sizes from `min` to `max`.
 
-    Compiling raises MarkError where the program allows one size only. Marks add up.
+    Compiling raises MarkError where the program allows one size only. Marks add up; of two of one dimension the later has the bounds.
     """
     for dim in _dims(t, index):
+        if dim in (weak := t.__dict__.get("_dynamo_weak_dynamic_indices", ())):
+            t.__dict__["_dynamo_weak_dynamic_indices"] = weak - {dim}
         _set_of(t, "_dynamo_dynamic_indices").add(dim)
-        _set_of(t, "_dynamo_dynamic_range").add(_Range(dim, min, max))
+        _bound(t, dim, min, max)
         _dict_of(t, "_dynamo_hint_overrides")
         _dict_of(t, "_specialize_on")[dim] = []
         _note(t)
 
 
-def maybe_mark_dynamic(t: torch.Tensor, index: Dims) -> None:
-    """As mark_dynamic, and no error where the program allows one size only."""
+def maybe_mark_dynamic(t: torch.Tensor, index: Dims, *, min: int | None = None, max: int | None = None) -> None:
+    """As mark_dynamic, and no error where the program allows one size only; nothing for a dimension that mark_dynamic has marked.
+
+    Bounds need torch 2.15: DirectiveError before it.
+    """
+    if _EACH_HAS_BOUNDS and not (min is None and max is None):
+        raise DirectiveError("maybe_mark_dynamic takes min and max from torch 2.15 on: use mark_dynamic, or leave them out")
     for dim in _dims(t, index):
+        if dim in t.__dict__.get("_dynamo_dynamic_indices", ()):
+            continue
         _set_of(t, "_dynamo_weak_dynamic_indices").add(dim)
+        if not _EACH_HAS_BOUNDS:
+            _bound(t, dim, min, max)
         _note(t)
 
 
@@ -72,6 +83,18 @@ def mark_unbacked(t: torch.Tensor, index: Dims, *, min: int | None = None, max: 
             _dict_of(t, "_dynamo_unbacked_bounds")[dim] = (min, max)
         _set_of(t, "_dynamo_unbacked_indices").add(dim)
         _note(t)
+
+
+_EACH_HAS_BOUNDS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
+"""Whether the tracer looks for an item of `_dynamo_dynamic_range` for each marked dimension; later ones, for those with bounds only."""
+
+
+def _bound(t: torch.Tensor, dim: int, low: int | None, high: int | None) -> None:
+    """A new set, not the old one changed: torch's own guards hold on to that."""
+    others = {known for known in t.__dict__.get("_dynamo_dynamic_range", ()) if known.dim != dim}
+    stated = _EACH_HAS_BOUNDS or not (low is None and high is None)
+    if others or stated or "_dynamo_dynamic_range" in t.__dict__:
+        t.__dict__["_dynamo_dynamic_range"] = others | ({_Range(dim, low, high)} if stated else set())
 
 
 def _dims(t: Any, index: Any) -> Sequence[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import types
@@ -62,6 +63,21 @@ def _tuple_iterator_getitem(iterator: Any, index: int) -> Any:
     return sequence[consumed + index]
 
 
+def _reversed_list(iterator: Any) -> Any:
+    """The list that a `reversed(list)` goes through."""
+    return iterator.__reduce__()[1][0]
+
+
+def _turned_to(iterator: Any, index: int) -> Any:
+    iterator.__setstate__(index)
+    return iterator
+
+
+def _clear_cell(cell: types.CellType) -> None:
+    with contextlib.suppress(ValueError):  # it is empty
+        del cell.cell_contents
+
+
 def _iter_next(iterator: Any) -> Any:
     return next(iterator)
 
@@ -100,6 +116,9 @@ _UTILS: dict[str, Callable[..., Any]] = {
     "dict_getitem": dict.__getitem__,
     "list_getitem": list.__getitem__,
     "tuple_iterator_getitem": _tuple_iterator_getitem,
+    "list_reverseiterator_backing_list": _reversed_list,  # this one, the next, and clear_cell: from torch 2.15 on
+    "list_reverseiterator_setstate": _turned_to,
+    "clear_cell": _clear_cell,
     "dataclass_fields": lambda cls: dataclasses.fields(cls),
     "iter_next": _iter_next,
     "make_cell": _make_cell,
@@ -110,9 +129,9 @@ _UTILS: dict[str, Callable[..., Any]] = {
     "to_subclass": _to_subclass,
     "to_numpy_helper": _to_numpy,
     "get_torch_function_mode_stack": _get_modes,
-    "get_torch_function_mode_stack_at": torch._C._get_function_stack_at,
+    "get_torch_function_mode_stack_at": lambda place: torch._C._get_function_stack_at(place),
     "set_torch_function_mode_stack": _set_modes,
-    "_pop_torch_function_stack": torch._C._pop_torch_function_stack,
+    "_pop_torch_function_stack": lambda: torch._C._pop_torch_function_stack(),
 }
 
 SHIMS: dict[str, types.SimpleNamespace] = {

@@ -78,6 +78,8 @@ def _iterator(value: Any, constant: Constant) -> Finding:
     kind = constant[0]
     if kind == "tuple":
         found: tuple[Any, ...] = ("tuple", operator.length_hint(value)) if type(value) is type(iter(())) else ("other",)
+    elif kind == "reversed":
+        found = ("reversed", operator.length_hint(value)) if type(value) is type(reversed([])) else ("other",)
     elif kind == "range" and type(value) in (type(iter(range(0))), type(iter(range(1 << 70)))):
         _, (source,), consumed = value.__reduce__()
         found = ("range", source.start + (consumed or 0) * source.step, source.stop, source.step)

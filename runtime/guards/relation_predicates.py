@@ -38,17 +38,18 @@ def _state_record(recorder: Recorder, path: Path, wanted: Constant) -> None:
     if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
         raise Opaque
     recorder.key(torch.utils._device.__dict__, "CURRENT_DEVICE")
-    for function in (_state_check(), *_STATE):
+    for function in (_state_check(), *_state_functions()):
         recorder.table.probe(function, function())
 
 
-_STATE = (
-    torch._C._len_torch_function_stack,
-    torch._C._len_torch_dispatch_stack,
-    torch.is_inference_mode_enabled,
-    torch._C._is_torch_function_all_disabled,
-    torch._C._get_float32_matmul_precision,
-)
+def _state_functions() -> tuple[Callable[[], Any], ...]:
+    return (
+        torch._C._len_torch_function_stack,
+        torch._C._len_torch_dispatch_stack,
+        torch.is_inference_mode_enabled,
+        torch._C._is_torch_function_all_disabled,
+        torch._C._get_float32_matmul_precision,
+    )
 
 
 def _state_check() -> Callable[[], Any]:

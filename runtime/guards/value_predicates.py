@@ -186,6 +186,8 @@ def is_immutable(value: Any) -> bool:
         return True
     if kind is tuple or kind is frozenset or kind is torch.Size:
         return all(map(is_immutable, value))
+    if kind is types.UnionType or kind is types.GenericAlias:
+        return all(map(is_immutable, value.__args__))
     if kind is slice:
         return all(map(is_immutable, (value.start, value.stop, value.step)))
     return False

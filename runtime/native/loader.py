@@ -24,6 +24,10 @@ from precast.runtime.settings import stance
 ENVIRONMENT = "PRECAST_NATIVE"
 """Set to 0, the native runtime is neither loaded nor built."""
 
+LAYOUT = "where tensors keep what"
+WITHOUT_LAYOUT = "the native runtime stays off, and Python checks guards (tens of microseconds a call)"
+"""The fact that the native runtime stands on, and what is done without it."""
+
 _lock = Lock()
 
 
@@ -39,6 +43,11 @@ _state = _State()
 def loaded() -> Any:
     """The native module, or None while there is none."""
     return _state.module
+
+
+def reason() -> str:
+    """Why there is none, once it has been tried."""
+    return _state.failed
 
 
 def wanted() -> bool:
@@ -108,7 +117,11 @@ def _load(file: Trusted[Path]) -> None:
         loader.exec_module(module)
         kinds.verify(module)
         configure(module)
-    except (ImportError, LayoutUnknown, AttributeError) as error:
+    except LayoutUnknown as error:
+        _fail(f"the native runtime cannot be used: {error}")
+        torch_support.differs(torch_support.Difference(LAYOUT, str(error), WITHOUT_LAYOUT))
+        return
+    except (ImportError, AttributeError) as error:
         _fail(f"the native runtime cannot be used: {error}")
         return
     _state.tables = versions_are_sound(module)

@@ -171,6 +171,7 @@ _STEPS: dict[str, Callable[..., Any]] = {
     "dataclass_fields": dataclasses.fields,
     "call": lambda place: place(),
     "method": lambda place, name: getattr(place, name)(),
+    "get": lambda place, default: place.get(untag(default)),
     "as_tensor": _as_tensor,
 }
 
@@ -222,13 +223,15 @@ def describe(path: Path) -> str:
                 text += f".{name}()"
             case ("call",):
                 text += "()"
+            case ("get", default):
+                text += f".get({describe_constant(default)})"
             case ("hook", position):
                 text = f"hook {position} of {text}"
             case ("flagged", name):
                 text = f"the places of {text}.{name}"
             case ("as_tensor",):
                 text = f"torch.as_tensor({text})"
-            case ("random", i):
+            case ("random", i, *_):
                 text = f"random number {i}"
             case _:
                 text += f"<{' '.join(map(str, step))}>"

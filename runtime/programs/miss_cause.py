@@ -15,8 +15,10 @@ from precast.runtime.common.errors import strict
 from precast.runtime.common.log import logger
 from precast.runtime.fingerprint.validate import changed_code
 from precast.runtime.guards.evaluate import evaluate
+from precast.runtime.loading.compatibility import Made
 from precast.runtime.paths.paths import PathError, describe, resolve
 from precast.runtime.paths.torch_state import global_state
+from precast.runtime.programs import remote_lookup
 from precast.runtime.programs.identity import program_key
 from precast.runtime.programs.interfaces import Explainable
 from precast.runtime.settings.options import OPTIONS, key_options
@@ -44,7 +46,7 @@ def judge(program: Explainable, local_values: Mapping[str, Any]) -> Judged:
     """The cause of a miss. Never raises, unless PRECAST_STRICT=1: a miss has enough to do without one."""
     try:
         judged = _judge(program, local_values)
-        return (_remote_failure(program) or judged) if judged.cause is Cause.NO_ARTIFACT else judged
+        return (_remote_failure(program) or _elsewhere(program) or judged) if judged.cause is Cause.NO_ARTIFACT else judged
     except Exception as error:
         if strict():
             raise
@@ -140,18 +142,31 @@ def _agree(wanted: Sequence[int | None] | None, found: Sequence[int]) -> bool:
 
 def _unusable(manifest: Manifest, program: Explainable) -> Judged | None:
     """What keeps the artifact from running here, whatever the call, in the order of `compatibility.why_not`."""
-    versions = manifest.versions
-    if ladder.why_unfit(manifest.target):
-        return Judged(Cause.TARGET, manifest.target)
+    if (unfit := _unfit(manifest)) is not None:
+        return unfit
+    if changed := changed_code(manifest.digests, program.code):
+        return Judged(Cause.CODE, changed)
+    return None
+
+
+def _unfit(made: Made) -> Judged | None:
+    """What keeps anything that was made for this target with these versions from running here."""
+    versions = made.versions
+    if ladder.why_unfit(made.target):
+        return Judged(Cause.TARGET, made.target)
     if versions.torch != torch_minor():
         return Judged(Cause.TORCH, f"{versions.torch}, here {torch_minor()}")
     if versions.python is not None and versions.python != python_minor():
         return Judged(Cause.PYTHON, f"{versions.python}, here {python_minor()}")
     if versions.lowering != LOWERING_VERSION:
         return Judged(Cause.LOWERING, f"{versions.lowering}, here {LOWERING_VERSION}")
-    if changed := changed_code(manifest.digests, program.code):
-        return Judged(Cause.CODE, changed)
     return None
+
+
+def _elsewhere(program: Explainable) -> Judged | None:
+    """Why what remotes have of the program was left there: the version before the target, which other artifacts may be for."""
+    judged = [found for _, entry in remote_lookup.unfit(program) if (found := _unfit(entry)) is not None]
+    return min(judged, key=lambda found: found.cause is Cause.TARGET, default=None)
 
 
 def _nothing_stored(program: Explainable) -> Judged:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from precast.artifact_store import Store
+from precast.runtime.common.log import logger
 from precast.runtime.loading.compatibility import why_unfit
 from precast.runtime.native import build, loader
 from precast.runtime.programs import fallback
@@ -29,8 +30,10 @@ class Wants:
         """How well an artifact suits: first those that this machine runs, best first; then those that a build for the target makes."""
         if not why_unfit(entry):
             return rank(entry.target) or 0
-        made_for_it = serves(self.target, entry.target) and not why_unfit(entry, elsewhere=True)
-        return len(ladder_of(self.target)) if made_for_it else None
+        if serves(self.target, entry.target) and not why_unfit(entry, elsewhere=True):
+            return len(ladder_of(self.target))
+        logger("runtime").info("a remote's %s is of no use here: %s", entry.artifact_id[:12], why_unfit(entry))
+        return None
 
     def records(self, program_key: str) -> list[tuple[str, str]]:
         """Why it is not compiled, where that is so; and the native runtime, which a machine without a compiler cannot make."""
@@ -76,11 +79,19 @@ def is_under_way(program: Configured) -> bool:
     return remotes is not None and program.backend is None and not remotes.look(program.key, Wants(program.target)).is_over
 
 
+def unfit(program: Configured) -> list[tuple[str, Entry]]:
+    """What remotes have of the program and this machine cannot use, each with the remote's place; empty where one has something else."""
+    remotes = program.store.remotes
+    held = remotes.unsuitable(program.key) if remotes is not None else {}
+    return [(place, entry) for place, entries in held.items() for entry in entries]
+
+
 def said(program: Configured) -> str:
     """What remotes said of the program, a line for people; empty where there are none."""
     remotes = program.store.remotes
     text = remotes.said(program.key) if remotes is not None else ""
-    return f"Beyond the store: {text}" if text else ""
+    reasons = sorted({f"; {place}: {reason}" for place, entry in unfit(program) if (reason := why_unfit(entry))})
+    return f"Beyond the store: {text}{''.join(reasons)}" if text else ""
 
 
-__all__ = ["Wants", "ask", "bring", "brought", "brought_for", "is_under_way", "said"]
+__all__ = ["Wants", "ask", "bring", "brought", "brought_for", "is_under_way", "said", "unfit"]

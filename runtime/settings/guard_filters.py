@@ -1,4 +1,4 @@
-"""Guard filters: which guards a compiled frame need not check. torch's four, and what identifies a filter in keys."""
+"""Guard filters: which guards a compiled frame need not check. torch's six, and what identifies a filter in keys."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import functools
 import hashlib
 import importlib
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch.compiler
 from torch.compiler import (
     keep_tensor_guards_unsafe,
     skip_guard_on_all_nn_modules_unsafe,
@@ -20,6 +21,21 @@ from precast.artifact_store.format.import_names import Untaggable
 from precast.artifact_store.format.tagged_constants import tag
 from precast.runtime.common.errors import OptionError
 from precast.runtime.fingerprint.bytecode import digest
+
+
+def _all_waived(entries: Sequence[Any]) -> list[bool]:
+    return [False] * len(entries)
+
+
+def _portable_kept(entries: Sequence[Any]) -> list[bool]:
+    return [
+        entry.guard_type in ("GLOBAL_STATE", "SHAPE_ENV") or (entry.guard_type == "TENSOR_MATCH" and not entry.is_global)
+        for entry in entries
+    ]
+
+
+skip_all_guards_unsafe: Callable[..., Any] = getattr(torch.compiler, "skip_all_guards_unsafe", _all_waived)
+keep_portable_guards_unsafe: Callable[..., Any] = getattr(torch.compiler, "keep_portable_guards_unsafe", _portable_kept)
 
 
 def content(function: Callable[..., Any]) -> str:
@@ -59,7 +75,9 @@ def find(name: str) -> Callable[..., Any]:
 __all__ = [
     "content",
     "find",
+    "keep_portable_guards_unsafe",
     "keep_tensor_guards_unsafe",
+    "skip_all_guards_unsafe",
     "skip_guard_on_all_nn_modules_unsafe",
     "skip_guard_on_globals_unsafe",
     "skip_guard_on_inbuilt_nn_modules_unsafe",

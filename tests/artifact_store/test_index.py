@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from precast.artifact_store import Store
 from precast.artifact_store.format.errors import DamagedRecord
 from precast.artifact_store.format.layout import manifest_name
 from precast.artifact_store.local import usage
-from precast.artifact_store.maintenance.index import Entry, MsgpackDisk, open_index
+from precast.artifact_store.maintenance.index import Entry, MsgpackDisk, damage, open_index, stored
+from precast.artifact_store.maintenance.index_file import open_database
 from precast.artifact_store.maintenance.stats import stats
 from precast.artifact_store.maintenance.verify import verify
 from tests.artifact_store.sample import fill
@@ -241,3 +243,22 @@ def test_a_command_that_was_killed_while_it_counted_leaves_a_sound_index(tmp_pat
     assert _entries(Store.open(store.root, readonly=True)) == entries and verify(store).problems == []
     assert {path.name: path.stat().st_mtime_ns for path in (store.root / "index").iterdir()} == before
     assert _entries(store) == entries and not (store.root / "index" / "cache.db-journal").exists()
+
+
+_BEGINS = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], timeout=0, isolation_level=None)
+connection.execute("BEGIN IMMEDIATE")
+"""
+
+
+@pytest.mark.parametrize("look", ["rows", "damage"])
+def test_nothing_that_reads_the_index_drops_the_lock_of_a_transaction(tmp_path: Path, look: str) -> None:
+    """Closing any descriptor of the file would (POSIX): two commands would write at the same time, and the index be malformed."""
+    store, _ = fill(tmp_path / "s", 2)
+    _entries(store)
+    database = store.root / "index" / "cache.db"
+    with closing(open_database(store.root)) as cache, cache.transact():
+        assert stored(store.root)[0] if look == "rows" else not damage(store)
+        done = subprocess.run([sys.executable, "-c", _BEGINS, str(database)], capture_output=True, text=True, check=False)
+    assert done.returncode and "database is locked" in done.stderr

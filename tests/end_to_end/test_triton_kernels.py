@@ -256,7 +256,7 @@ def test_what_is_not_written_is_not_copied_and_nothing_twice(tmp_path: Path) -> 
 def test_through_torch_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The door that torch traces for: the kernel's digest is part of the graph's name."""
     monkeypatch.setenv("PRECAST_STORE", str(tmp_path))
-    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda **_: True)
     compiled = torch.compile(programs.several, backend=torch_backend)
     x, y = torch.randn(40, 6), torch.randn(40, 6)
     torch.testing.assert_close(compiled(x, y), programs.PROGRAMS["several"][1](x, y))

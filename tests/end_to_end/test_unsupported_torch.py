@@ -47,13 +47,13 @@ except precast.PrecastError as error:
 print(precast.explain_miss(precast.compile(f, store=sys.argv[1]), x))
 """
 
-OTHER_VERSION = "torch.__version__ = torch.torch_version.TorchVersion('2.99.0+cpu')"
+OLD_VERSION = "torch.__version__ = torch.torch_version.TorchVersion('2.10.0+cpu')"
 NO_HOOK = "import torch._C; del torch._C._dynamo.eval_frame._load_precompile_entry"
 NO_NAME = "import torch._dynamo.side_effects; del torch._dynamo.side_effects.SideEffects"
 
 
 def run(store: Path, prelude: str, code: str = PROGRAM, **env: str) -> subprocess.CompletedProcess[str]:
-    text = textwrap.dedent(code).format(prelude=prelude, no_dynamo=prelude is not OTHER_VERSION)
+    text = textwrap.dedent(code).format(prelude=prelude, no_dynamo=prelude is not OLD_VERSION)
     whole = {name: value for name, value in os.environ.items() if not name.startswith("PRECAST_")} | env
     return subprocess.run([sys.executable, "-c", text, str(store)], capture_output=True, text=True, env=whole, check=False)
 
@@ -61,11 +61,11 @@ def run(store: Path, prelude: str, code: str = PROGRAM, **env: str) -> subproces
 @pytest.mark.parametrize(
     "prelude, says",
     [
-        (OTHER_VERSION, f"this is torch 2.99.0+cpu, and precast supports torch {RANGE}"),
+        (OLD_VERSION, f"this is torch 2.10.0+cpu, and precast supports torch {RANGE}"),
         (NO_HOOK, "lacks what precast calls of it: torch._C._dynamo.eval_frame._load_precompile_entry"),
         (NO_NAME, "the compiler cannot be imported with torch"),
     ],
-    ids=["another version", "no frame hook", "a moved name"],
+    ids=["an older version", "no frame hook", "a moved name"],
 )
 def test_calls_run_eagerly_and_one_warning_says_why(prelude: str, says: str, tmp_path: Path) -> None:
     done = run(tmp_path, prelude)
@@ -89,7 +89,7 @@ def command(tmp_path: Path, prelude: str, *words: str) -> subprocess.CompletedPr
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
 @pytest.mark.parametrize(
-    "prelude, says", [(OTHER_VERSION, "this is torch 2.99.0+cpu"), (NO_NAME, "the compiler cannot be imported with torch")]
+    "prelude, says", [(OLD_VERSION, "this is torch 2.10.0+cpu"), (NO_NAME, "the compiler cannot be imported with torch")]
 )
 def test_a_build_fails_with_the_sentence(prelude: str, says: str, jobs: str, tmp_path: Path) -> None:
     done = command(tmp_path, prelude, "build", "tests.precast.cli.app:sine", "--jobs", jobs, "--store", str(tmp_path / "store"))
@@ -100,7 +100,7 @@ def test_a_build_fails_with_the_sentence(prelude: str, says: str, jobs: str, tmp
 @pytest.mark.parametrize(
     "prelude, says",
     [
-        (OTHER_VERSION, f"2.99.0+cpu, {{threads}} threads; precast supports {RANGE}: nothing is compiled or loaded"),
+        (OLD_VERSION, f"2.10.0+cpu, {{threads}} threads; precast supports {RANGE}: nothing is compiled or loaded"),
         (NO_HOOK, "lacks what precast calls of it: torch._C._dynamo.eval_frame._load_precompile_entry"),
         (NO_NAME, "does not fit precast.capture.adapters.variables, so that nothing can be compiled: ImportError"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import operator
 import os
@@ -193,6 +194,27 @@ def test_allow_in_graph(store: Store) -> None:
 # -- substitute_in_graph
 
 
+def own_rule(original: Any) -> Any:
+    """What is around the first trace after a substitute was given: a warning, where this torch has a rule of its own for the function."""
+    polyfills = sys.modules[f"torch._dynamo.polyfills.{original.__module__.strip('_')}"]
+    return pytest.warns(UserWarning, match="by a rule of its own") if hasattr(polyfills, original.__name__) else contextlib.nullcontext()
+
+
+def test_a_rule_of_torchs_own_stays(store: Store) -> None:
+    """It is told once; torch refuses such a substitute with a ValueError. Programs that call either trace as before."""
+    with pytest.raises(ValueError, match="Duplicate"):
+        torch.compiler.substitute_in_graph(operator.countOf)(count_of)
+    ours = precast.substitute_in_graph(operator.countOf)(count_of)
+    compiled = precast.compile(lambda x, items: x * operator.countOf(items, 3) + ours(items, 2), store=store, fullgraph=True)
+    with own_rule(operator.countOf):
+        torch.testing.assert_close(compiled(X, [1, 3, 3]), X * 2)
+    torch.testing.assert_close(compiled(X, [2, 2, 3]), X * 1 + 2)
+
+
+def count_of(a: Any, b: Any, /) -> int:
+    return sum(1 for item in a if item is b or item == b)
+
+
 def test_substitute_in_graph_of_index_of(store: Store) -> None:
     def program(x: torch.Tensor, items: list[int]) -> torch.Tensor:
         return x * operator.indexOf(items, 3) + indexOf(items, 2)
@@ -205,7 +227,8 @@ def test_substitute_in_graph_of_index_of(store: Store) -> None:
         raise ValueError("sequence.index(x): x not in sequence")
 
     compiled = precast.compile(program, store=store, fullgraph=True)
-    torch.testing.assert_close(compiled(X, [1, 2, 3]), X * 2 + 1)
+    with own_rule(operator.indexOf):
+        torch.testing.assert_close(compiled(X, [1, 2, 3]), X * 2 + 1)
     torch.testing.assert_close(compiled(X, [3, 2]), X * 0 + 1)
     assert counted(program, X, [1, 2, 3]) == (1, 2)
     assert indexOf([5, 6], 6) == 1

@@ -16,7 +16,8 @@ Source = tuple[Remote, Entry]
 class Look:
     """The state of a look. Threads report by `landed`, `said` and `ended`; a call waits by `news`.
 
-    `sayings`: place -> sentence, what a remote said where it did not simply have nothing; `failures`: place -> what it failed with.
+    `sayings`: place -> sentence, what a remote said where it did not simply have nothing; `failures`: place -> what it failed with;
+    `unsuitable`: place -> what it has and this machine cannot use, where it has nothing else.
     """
 
     def __init__(self, program_key: str, tiers: tuple[Remote, ...]) -> None:
@@ -25,6 +26,7 @@ class Look:
         self.over_since: float | None = None
         self.sayings: dict[str, str] = {}
         self.failures: dict[str, Exception] = {}
+        self.unsuitable: dict[str, tuple[Entry, ...]] = {}
         self._running: dict[Remote, int] = dict.fromkeys(tiers, 0)
         self._landed = 0
         self._busy: set[str] = set()  # what is here, or on its way

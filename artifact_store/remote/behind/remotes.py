@@ -137,6 +137,12 @@ class Remotes:
         late = {tier.place: Unreachable("no answer within its budget") for tier in self.tiers if look.is_asking(tier)}
         return next(iter({**look.failures, **late}.items()), None)
 
+    def unsuitable(self, program_key: str) -> dict[str, tuple[Entry, ...]]:
+        """What each remote had of a program when it was asked last, where this machine can use none of it."""
+        with self._lock:
+            look = self._looks.get(program_key)
+        return {} if look is None else dict(look.unsuitable)
+
     # -- the fleet: what leases need
 
     def lease_endpoint(self) -> Endpoint | None:
@@ -234,6 +240,8 @@ class Remotes:
         ranked = [(place, entry) for entry in index.entries if (place := wants.order(entry)) is not None]
         suitable = [entry for _, entry in sorted(ranked, key=lambda item: item[0])]
         wanted = [entry for entry in suitable if not self._local.has(look.program_key, entry.artifact_id)][:MOST]
+        if index.entries and not suitable:
+            look.unsuitable[tier.place] = index.entries
         of = f"{many(len(index.entries), 'artifact')} of it, of which {len(suitable)} can run here"
         look.say(tier, f"{tier.place} has {of}" + (", and the store has all of these" if suitable and not wanted else ""))
         if self._local.readonly and wanted:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import importlib.metadata
 import os
 import platform
@@ -11,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -35,8 +33,9 @@ from precast.cli.output import (
     store_option,
     style,
 )
+from precast.cli.store.stale import about_stale
 from precast.report.units import human_size
-from precast.runtime.common.supported_torch import RANGE, why_unsupported
+from precast.runtime.common.log import logger
 from precast.runtime.targets.shared_object import mounted_noexec
 from precast.target_registry import families, load
 
@@ -62,10 +61,21 @@ class Finding:
 @store_option
 @remote_option
 @json_option
+@click.option("--probe", is_flag=True, help="List what precast relies on of torch, and whether each holds; examine nothing else.")
 @errors_to_json
-def doctor(store_path: str | None, as_json: bool) -> None:
-    """Check Python, torch, the compiler, the CPU and the store. Exit code 1 when something keeps precast from working."""
+def doctor(store_path: str | None, as_json: bool, probe: bool) -> None:
+    """Check Python, torch, the compiler, the CPU and the store. Exit code 1 when something keeps precast from working.
+
+    With --probe: every fact about torch that precast relies on, ok, differs or fails, and exit code 1 when one fails. It is the first thing
+    to run with a torch that is newer than precast.
+    """
+    if probe:
+        from precast.cli.health.doctor_torch import probe as probe_torch
+
+        probe_torch(as_json)
+        return
     out = Output(as_json)
+    _look_for_native(store_path)
     findings = [finding for examine in (_python, _torch, _gpus, _triton, _compiler, _cpu) for finding in examine()]
     findings += _store(store_path)
     findings += _remotes(store_path)
@@ -86,35 +96,21 @@ def _python() -> Iterator[Finding]:
     yield Finding("precast", GOOD, importlib.metadata.version("precast"))
 
 
+def _look_for_native(path: str | None) -> None:
+    """Loads the native runtime that the store has, if any: whether this torch's tensors are as it expects is then said of torch."""
+    try:
+        from precast.runtime.native import loader
+
+        loader.find(Store.open(path, strict=True))
+    except (StoreError, ImportError, OSError, AttributeError) as error:  # each has a line of its own below
+        logger("runtime").info("precast doctor: the native runtime was not looked for: %s", error)
+
+
 def _torch() -> Iterator[Finding]:
-    try:
-        import torch
-    except (ImportError, OSError) as error:
-        yield Finding("torch", BAD, f"cannot be imported ({error}); install torch {RANGE}")
-        return
-    unsupported = why_unsupported(torch.__version__)
-    advice = f"; precast supports {RANGE}: nothing is compiled or loaded, programs run eagerly" if unsupported else ""
-    yield Finding("torch", BAD if unsupported else GOOD, f"{torch.__version__}, {torch.get_num_threads()} threads{advice}")
-    if not unsupported:
-        yield from _private_names(torch.__version__)
-    backends = (("MKL", torch.backends.mkl), ("oneDNN", torch.backends.mkldnn))
-    libraries = [name for name, backend in backends if backend.is_available()]
-    yield Finding("torch", GOOD if libraries else WARN, f"CPU libraries: {', '.join(libraries) or 'none; matrix products will be slow'}")
+    from precast.cli.health.doctor_torch import torch_lines
 
-
-def _private_names(version: str) -> Iterator[Finding]:
-    """Whether this torch has what precast uses of its private parts; a line where not."""
-    from precast.runtime.common.eval_frame import MISSING
-
-    if MISSING:
-        yield Finding("torch", BAD, f"{version} lacks what precast calls of it: {MISSING}; programs run eagerly")
-    try:
-        importlib.import_module("precast.capture")
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is what keeps precast from compiling
-        inside = [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
-        adapter = next((name for name in reversed(inside) if name.startswith("precast.capture.")), "precast.capture")
-        what = f"{type(error).__name__}: {error}"
-        yield Finding("torch", BAD, f"{version} does not fit {adapter}, so that nothing can be compiled: {what}")
+    for good, stops, detail in torch_lines():
+        yield Finding("torch", GOOD if good else BAD if stops else WARN, detail)
 
 
 def _gpus() -> Iterator[Finding]:
@@ -193,6 +189,8 @@ def _store(path: str | None) -> Iterator[Finding]:
         private = not mode & 0o022
         advice = "" if private else f"; mode {mode:o} lets others write what you execute: chmod 700 {store.root}"
         yield Finding("store", GOOD if private else BAD, f"{many(count, 'artifact')}{advice}")
+        if stale := about_stale(manifest.versions for manifest in store.manifests()):
+            yield Finding("store", GOOD, stale)
         if (whose := owner(store.root)) not in (None, os.geteuid(), 0) and os.geteuid() == 0:
             yield Finding("store", GOOD, f"it belongs to {user_name(whose)}, and so will what root builds in it")
         elif whose not in (None, os.geteuid()):

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from precast.artifact_store import Store
-from precast.artifact_store.format.manifest import Versions
 from precast.artifact_store.format.text import human_days, many
 from precast.artifact_store.maintenance.unreadable import unreadable
 from precast.artifact_store.place import default_root
@@ -30,6 +29,7 @@ from precast.cli.output import (
     remote_option,
     store_option,
 )
+from precast.cli.store.stale import about_stale, why_stale
 from precast.report.units import human_age, human_moment, human_size, parse_duration, parse_size
 from precast.target_registry import find_family
 
@@ -108,6 +108,8 @@ def ls(program: str | None, with_images: bool, remote: str | None, store_path: s
         out.table(("ID", "PROGRAM", "TARGET", "SIZE", "GUARDS", "HITS", "LAST USE", "MADE"), raw, readable)
     else:
         out.note(f"No artifacts{f' matching {program!r}' if program else ''} in {store.root}")
+    if stale := about_stale(entry.versions for entry in entries):
+        out.note(f"{stale} (--json has the versions of each)")
     tell_unknown(out, index.problem)
     tell_unreadable(out, store)
 
@@ -198,7 +200,7 @@ def prune(
     from precast.artifact_store.maintenance import prune as pruning
 
     out = Output(as_json, human)
-    stale = _stale if stale_versions else None
+    stale = why_stale if stale_versions else None
     policy = pruning.Policy(max_size, older_than, unused_for, _any_machine(target), stale, keep_last, program)
     if remote is not None:
         from precast.artifact_store.maintenance.garbage import GRACE
@@ -419,16 +421,3 @@ def for_index(path: str | None) -> Store:
     store = open_store(path, existing=True)
     mine = owner(store.root) in (None, os.geteuid())
     return open_store(path, readonly=not (mine and os.access(store.root, os.W_OK)))
-
-
-def _stale(versions: Versions) -> str:
-    """Why what is installed here cannot use an artifact of these versions; "" when it can."""
-    from precast.runtime.targets.versions import LOWERING_VERSION, python_minor, torch_minor
-
-    if versions.lowering != LOWERING_VERSION:
-        return f"made by lowering {versions.lowering}, and this precast has {LOWERING_VERSION}"
-    if versions.torch != torch_minor():
-        return f"made for torch {versions.torch}, and {torch_minor()} is installed"
-    if versions.python is not None and versions.python != python_minor():
-        return f"holds bytecode of Python {versions.python}, and this is {python_minor()}"
-    return ""

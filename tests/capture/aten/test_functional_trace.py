@@ -472,6 +472,8 @@ def _assigns(x: Any, i: Any, v: Any) -> Any:
     return x.sum(0)
 
 
+ASKS_FOR_VALUES = torch.__version__ < "2.15"
+"""Whether a place that a tensor without dimensions gives is read while tracing. Later ones write through `index_put` with it."""
 AT = torch.tensor
 ASSIGNING: list[tuple[Function, tuple[Any, ...], str]] = [
     (_picks_beside_a_selection, (torch.randn(8, 3, 3), AT(5), AT([2, 0, 1]), torch.randn(3, 3)), "refused"),
@@ -486,14 +488,14 @@ ASSIGNING: list[tuple[Function, tuple[Any, ...], str]] = [
 
 @pytest.mark.parametrize("case", ASSIGNING, ids=lambda case: f"{case[0].__name__}-{'-'.join(str(tuple(t.shape)) for t in case[1])}")
 def test_assignment_means_what_python_says(monkeypatch: pytest.MonkeyPatch, case: tuple[Function, tuple[Any, ...], str]) -> None:
-    """A number's place is known to Python alone: AOTAutograd asks for its value, and such code is split there."""
+    """A number's place is known to Python alone: AOTAutograd asks for its value, and such code is split there; not with torch 2.15."""
     fn, args, way = case
     with torch.no_grad():
-        if way == "refused":
+        if way == "refused" and ASKS_FOR_VALUES:
             with pytest.raises(CaptureRefused, match="depends on the data of a tensor"):
                 capture(fn, args, {})
             return
-        if way == "one pass only":
+        if way in ("refused", "one pass only"):
             one = capture(fn, args, {})
         else:
             one, two, taken = _both(monkeypatch, fn, *(t.clone() for t in args))

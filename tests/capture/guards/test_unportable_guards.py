@@ -46,11 +46,16 @@ def opaque_type() -> Any:
     """A class registered as one of whose objects torch sees nothing but what a function says."""
     opaque = pytest.importorskip("torch._library.opaque_object")
 
-    class Opaque(getattr(opaque, "OpaqueBase", object)):  # type: ignore[misc]
+    base = getattr(opaque, "CustomClassBase", None) or getattr(opaque, "OpaqueBase", object)
+
+    class Opaque(base):  # type: ignore[misc, valid-type]
         value = 3.0
 
     try:
-        opaque.register_opaque_type(Opaque, typ="reference", guard_fn=lambda o: [o.value])
+        if hasattr(opaque, "register_custom_class"):  # from torch 2.14 on
+            opaque.register_custom_class(Opaque, typ="symbolic", guard_fn=lambda o: [o.value])
+        else:
+            opaque.register_opaque_type(Opaque, typ="reference", guard_fn=lambda o: [o.value])
     except TypeError:
         pytest.skip("this torch knows no guards of opaque objects")
     return Opaque
@@ -58,6 +63,10 @@ def opaque_type() -> Any:
 
 def opaque() -> Call:
     return by_presence, (x(), opaque_type()())
+
+
+def by_memory(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if torch._C._is_cow_tensor(x) else x * 3
 
 
 def distributed() -> Call:
@@ -81,14 +90,16 @@ TRIGGERED: dict[str, tuple[Callable[[], Call], str, Callable[[], Any]]] = {
     "DISPATCH_KEY_SET_MATCH": (key_set, "L['keys']", nullcontext),
     "FAKE_SCRIPT_TYPE_MATCH": (opaque, "L['thing']", nullcontext),
     "OPAQUE_OBJ_GUARD_FN_MATCH": (opaque, "L['thing']", nullcontext),
+    "COW_TENSOR_MATCH": (lambda: (by_memory, (x(),)), "L['x']", nullcontext),
     "DTENSOR_SPEC_MATCH": (distributed, "L['other']._spec", one_process),
 }
 """Kind -> a call that needs such a guard, the guard's source, and what the call needs around it."""
 
-BY_HAND = ("DICT_VERSION", "WEAKREF_ALIVE")
-"""Dynamo makes the first nowhere, the second for its own globals only."""
+BY_HAND = ("DICT_VERSION", "WEAKREF_ALIVE", "CURRENT_STREAM_MATCH")
+"""Dynamo makes the first nowhere, the second for its own globals only, the third where there is a GPU."""
 
 NO_FORM = "this kind of guard has no portable form"
+REASONS = {"COW_TENSOR_MATCH": "whether a tensor's memory is shared until it is written depends on what this process did before"}
 
 
 @pytest.mark.parametrize("kind", TRIGGERED)
@@ -101,12 +112,14 @@ def test_a_refused_guard_is_named_with_its_source(kind: str) -> None:
         program, args = make()
         frame = capture(program, args)
     assert isinstance(frame, CapturedFrame)
-    sentence = f"guard {kind} on {source}: {NO_FORM}"
+    sentence = f"guard {kind} on {source}: {REASONS.get(kind, NO_FORM)}"
     assert sentence in frame.uncacheable and sentence in frame.unchecked
 
 
 @pytest.mark.parametrize("kind", BY_HAND)
 def test_a_guard_that_no_program_makes_is_refused_too(kind: str) -> None:
+    if not hasattr(GuardBuilder, kind):
+        pytest.skip(f"this torch has no guard {kind}")
     guard = S.LocalSource("thing").make_guard(getattr(GuardBuilder, kind))
     found = translate([guard], GuardContext(SourceContext("m", {}, {"thing": {}}), frozenset(), {}))
     (sentence,) = found.uncacheable

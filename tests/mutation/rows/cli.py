@@ -79,7 +79,7 @@ ROWS = (
     Mutant(
         "prune: versions that are used are stale",
         "precast/cli/store/store_commands.py",
-        "stale = _stale if stale_versions else None",
+        "stale = why_stale if stale_versions else None",
         'stale = (lambda versions: "old") if stale_versions else None',
         f"{STORE}::test_prune_of_stale_versions",
     ),

@@ -227,6 +227,20 @@ def test_whose_generators_python_and_numpy_draw_from(store: Store) -> None:
     assert not torch.allclose(found[0], drawn(array)[0]) and not torch.equal(found[0], found[1])
 
 
+def test_numbers_that_are_drawn_have_the_dtype_of_numbers(store: Store) -> None:
+    """Of the default dtype, beside integers and beside tensors without dimensions too; not of float64, as torch.compile has them."""
+
+    def drawn(x: torch.Tensor) -> torch.Tensor:
+        return x * random.uniform(1, 2) + random.randint(0, 9)
+
+    compiled = precast.compile(drawn, store=store)
+    for x in (torch.ones(3), torch.arange(3), torch.tensor(2.0), torch.tensor(2)):
+        random.seed(3)
+        expected = drawn(x)
+        random.seed(3)
+        torch.testing.assert_close(compiled(x), expected)
+
+
 @pytest.mark.parametrize("name", list(TORCHS))
 def test_options_of_inductor_that_precast_lacks_say_why(name: str) -> None:
     with pytest.raises(precast.OptionError, match=re.escape(TORCHS[name])):

@@ -1,0 +1,83 @@
+"""C functions and operators of torch that generated code calls: which are there, and what is done without those that are not."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import torch
+
+from precast.codegen.cpu.missing_calls import ATEN, FLASH, ONEDNN
+from precast.codegen.cuda.shims import CUDA_SHIMS
+from precast.codegen.host.shims import DISPATCHER, SHIMS
+from precast.runtime.common.torch_support import Difference, FactFails, differs
+from precast.runtime.native.torch_symbols import resolve_symbol
+from precast.torch_facts.fact import EAGER, OK, Answer, Fact
+
+OWN = frozenset({"precast_call_python"})
+THROUGH_ATEN = "torch's dispatcher calls the operators of ATen"
+THROUGH_PYTHON = "Python calls the operators that have no C function"
+NO_ONEDNN = "oneDNN is not called: products and convolutions are ATen's, and their epilogues kernels"
+REFUSED = "graphs for a GPU that need it are refused, and run as torch has them"
+
+
+def instead_of(name: str) -> str:
+    """What is done without a function or an operator."""
+    if name in ONEDNN:
+        return NO_ONEDNN
+    if name in DISPATCHER:
+        return THROUGH_PYTHON
+    if name in ATEN or name == FLASH:
+        return THROUGH_ATEN
+    return REFUSED if name not in SHIMS else EAGER
+
+
+def called() -> tuple[str, ...]:
+    """All that generated code for this machine's torch may call: C functions, those for CUDA where torch has them, operators."""
+    shims = [*SHIMS, *(name for name in CUDA_SHIMS if name not in SHIMS and torch.version.cuda is not None and not name.startswith("cu"))]
+    operators = [name for name in ONEDNN if "::" in name] if torch.backends.mkldnn.is_available() else []
+    return tuple([name for name in shims if not name.startswith("?") and name not in OWN] + sorted(operators))
+
+
+def is_missing(name: str) -> bool:
+    """Whether torch lacks it."""
+    if "::" not in name:
+        return not resolve_symbol(name)
+    space, _, operator = name.partition("::")
+    return not hasattr(getattr(torch.ops, space), operator)
+
+
+@functools.cache
+def missing_calls() -> frozenset[str]:
+    """Those of `called` that are missing, each with a warning that says what is done without it. Where oneDNN is missing as a whole, all of
+    what calls it is.
+    """
+    found = frozenset(filter(is_missing, called()))
+    for name in sorted(found):
+        if (instead := instead_of(name)) != EAGER:
+            differs(Difference(f"generated code calls {name}", "this torch does not have it", instead))
+    return found if torch.backends.mkldnn.is_available() else found | ONEDNN
+
+
+def require() -> None:
+    """Raises FactFails where a C function is missing without which no graph can be called."""
+    lacking = [name for name in called() if instead_of(name) == EAGER and is_missing(name)]
+    if lacking:
+        raise FactFails(f"torch {torch.__version__} lacks what generated code calls, so that nothing can be compiled: {', '.join(lacking)}")
+
+
+def facts() -> Iterator[Fact]:
+    """One for each function and operator."""
+    for name in called():
+        instead = instead_of(name)
+        needed_for = (
+            "products and convolutions by oneDNN" if name in ONEDNN else "graphs for a GPU" if name not in SHIMS else "generated code"
+        )
+        yield Fact("calls", name, needed_for, instead, functools.partial(_check, name), stops=instead == EAGER)
+
+
+def _check(name: str) -> Answer:
+    return Answer("fails", "this torch does not have it") if is_missing(name) else OK
+
+
+__all__ = ["called", "facts", "instead_of", "is_missing", "missing_calls", "require"]

@@ -1,0 +1,100 @@
+"""A fact about torch that does not hold: calls run and give eager's answers, one warning names it, and so does the doctor."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from precast.torch_facts.fact import EAGER, Fact
+from precast.torch_facts.table import facts
+
+ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
+Case = tuple[str, str, str, bool]
+"""Kind and name as `tests/end_to_end/broken_torch.py` takes them, what is to be named, whether calls run eagerly."""
+
+
+def cases() -> Iterator[Case]:
+    """One or more for each fact whose check runs none of torch's code, and one for the layout of tensors."""
+    for fact in facts():
+        if not fact.deep:
+            yield from _cases(fact)
+    yield "layout", "", "where tensors keep what", False
+
+
+def _cases(fact: Fact) -> Iterator[Case]:
+    if fact.group == "calls":
+        yield "call", fact.name, fact.name, fact.instead == EAGER
+    elif fact.group == "adapters":
+        adapter = fact.name.rpartition("/")[2]
+        if _imports_a_name(adapter):
+            yield "adapter", adapter, "precast.capture.", True
+    elif fact.group == "patches":
+        for name in fact.names:
+            yield "row", name, name.replace(":", "."), fact.stops
+    else:
+        yield "name", fact.names[0], fact.names[0].rpartition(":")[2], True
+
+
+def _imports_a_name(adapter: str) -> bool:
+    tree = ast.parse((ROOT / "capture" / "adapters" / adapter).read_text("utf-8"))
+    return any(isinstance(node, ast.ImportFrom) and str(node.module).startswith("torch.") for node in tree.body)
+
+
+SAMPLE: tuple[Case, ...] = (
+    ("name", "torch._C._dynamo.eval_frame:reset_code", "reset_code", True),
+    ("name", "torch._C:_len_torch_function_stack", "_len_torch_function_stack", True),
+    ("name", "torch._dynamo.variables.builder:VariableBuilder._wrap", "VariableBuilder._wrap", True),
+    ("row", "torch._dynamo.symbolic_convert:get_funcname", "symbolic_convert.get_funcname", False),
+    ("call", "aoti_torch_get_strides", "aoti_torch_get_strides", True),
+)
+EACH = [case for case in dict.fromkeys(cases()) if not case[1].startswith("triton")]
+PARTS = 12
+
+
+def run(chosen: list[Case]) -> list[str]:
+    """What is wrong with the outcomes."""
+    asked = json.dumps([case[:2] for case in chosen])
+    command = [sys.executable, "-m", "tests.end_to_end.broken_torch", asked]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(done.stdout)
+    assert len(answers) == len(chosen)
+    return [problem for case, answer in zip(chosen, answers, strict=True) for problem in judged(case, answer)]
+
+
+def judged(case: Case, answer: dict[str, Any]) -> Iterator[str]:
+    """What is wrong with one outcome."""
+    kind, name, told, eagerly = case
+    what = f"{kind} {name}"
+    if "error" in answer:
+        yield f"{what}: {answer['error']}"
+        return
+    if len(answer["warnings"]) != 1 or (kind != "adapter" and told not in answer["warnings"][0]):
+        yield f"{what}: warnings {answer['warnings']}"
+    if (answer["stored"] == 0) != eagerly:
+        yield f"{what}: {answer['stored']} files in the store"
+    if not any(told in line for line in answer["doctor"]):
+        yield f"{what}: doctor says {answer['doctor']}"
+
+
+def test_a_sample() -> None:
+    assert run(list(SAMPLE)) == []
+
+
+def test_nothing_is_said_where_nothing_is_broken_and_the_check_of_outcomes_can_fail() -> None:
+    problems = run([("nothing", "", "anything", False)])
+    assert [problem.partition(":")[2] for problem in problems] == [" warnings []", " doctor says []"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_each_in_turn(part: int) -> None:
+    assert len(EACH) > 150
+    assert run(EACH[part::PARTS]) == []
