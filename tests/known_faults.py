@@ -86,11 +86,6 @@ FAULTS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
             "tests/capture/dynamo/test_warnings.py": ("test_a_size_that_varies_is_a_place_in_a_list[times]",),
         },
     },
-    "2.14": {
-        "iterators over lists are taken of a copy, and `reversed` of a list is one over a list": {
-            "tests/end_to_end/soundness/test_side_effects.py": ("test_as_eager_leaves_it[iterators_reversed_and_kept]",),
-        },
-    },
 }
 """torch -> what is wrong there -> file of tests -> its tests."""
 

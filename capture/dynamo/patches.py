@@ -329,11 +329,11 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         always(containers.members_of_sets),
     ),
     Patch(
-        (f"{_V}.sets:SetVariable.nb_inplace_subtract_impl",),
+        (f"{_V}:SetVariable.nb_inplace_subtract_impl",),
         "`s -= t` would take nothing from a set of the caller's.",
         "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[augmented_assignments_keep_identity]",
         always(containers.members_taken_in_place),
-        versions=("2.14",),
+        versions=("2.13", "2.14"),
     ),
     Patch(
         (f"{_V}.lists:ListIteratorVariable.reconstruct",),
