@@ -90,7 +90,7 @@ def problems_of(row: Patch[Any], table: Table, trial: bool = True) -> list[str]:
 
 
 def missing(row: Patch[Any]) -> list[str]:
-    """Names of a row that this torch lacks. Of what objects hold, the methods that set it tell. Patterns and Triton's names are left out."""
+    """Names of a row that this torch lacks. Of what objects hold, the methods that set it tell. Patterns, and names of Triton, are out."""
     return [name for name in row.names if "*" not in name and not name.startswith("triton") and not _is_there(name)]
 
 
