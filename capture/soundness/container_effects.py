@@ -118,7 +118,7 @@ def deques_made_otherwise() -> Iterator[None]:
     """
     users: Any = user_defined.UserDefinedDequeVariable  # type: ignore[attr-defined]
     call: Any = users.call_method
-    begin: Any = DequeVariable.tp_init_impl
+    begin: Any = DequeVariable.tp_init_impl  # type: ignore[attr-defined]
 
     def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         if name in ("copy", "__copy__"):
