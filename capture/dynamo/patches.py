@@ -264,6 +264,13 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         always(regions_traced_anew),
         versions=("2.13", "2.14", "2.15"),
     ),
+    Patch(
+        (f"{_TRANSLATOR}:InliningGeneratorInstructionTranslator.SEND",),
+        "`x = yield from g()` would be None, whatever `g` returns.",
+        "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[generator_returns_through_yield_from]",
+        always(gaps.results_of_generators),
+        versions=("2.13",),
+    ),
     # -- side effects on containers
     Patch(
         (f"{_BUILDER}.wrap_listlike", f"{_DEQUE}.call_method", f"{_EFFECTS}.codegen_update_mutated"),
@@ -329,11 +336,11 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         always(containers.members_of_sets),
     ),
     Patch(
-        (f"{_V}.sets:SetVariable.nb_inplace_subtract_impl",),
+        (f"{_V}:SetVariable.nb_inplace_subtract_impl",),
         "`s -= t` would take nothing from a set of the caller's.",
         "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[augmented_assignments_keep_identity]",
         always(containers.members_taken_in_place),
-        versions=("2.14",),
+        versions=("2.13", "2.14"),
     ),
     Patch(
         (f"{_V}.lists:ListIteratorVariable.reconstruct",),

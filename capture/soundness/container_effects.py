@@ -118,7 +118,7 @@ def deques_made_otherwise() -> Iterator[None]:
     """
     users: Any = user_defined.UserDefinedDequeVariable  # type: ignore[attr-defined]
     call: Any = users.call_method
-    begin: Any = DequeVariable.tp_init_impl
+    begin: Any = DequeVariable.tp_init_impl  # type: ignore[attr-defined]
 
     def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         if name in ("copy", "__copy__"):
@@ -352,7 +352,7 @@ def _of_sets(cls: Any, original: Any) -> Any:
 
 
 def members_taken_in_place() -> contextlib.AbstractContextManager[Any]:
-    """`s -= t` of a set of the caller's takes members away: torch 2.14 replays what is left as an `update`, which takes none."""
+    """`s -= t` of a set of the caller's takes members away: torch 2.13 and 2.14 replay what is left as an `update`, which takes none."""
     sets: Any = variables.SetVariable  # type: ignore[attr-defined]
     subtract: Any = sets.nb_inplace_subtract_impl
 

@@ -580,18 +580,18 @@ def list_sorted_by_a_key_with_effects() -> Made:
 
 
 @case
-def iterators_reversed_and_kept() -> Made:
+def iterators_while_their_list_changes() -> Made:
     items, d = [1, 2, 3], {"a": 1, "b": 2}
 
     def f(x):
         back = reversed(items)
         first = next(back)
         items.append(4)
-        rest = next(back), operator.length_hint(back)
+        rest = next(back)
         forward = iter(items)
-        seen = next(forward), operator.length_hint(forward)
+        seen = next(forward)
         items.append(5)
-        return x + first, rest, seen, back, list(reversed(d)), list(forward)
+        return x + first, rest, seen, list(back), list(reversed(d)), list(forward)
 
     return Made(f, [(torch.ones(2),)], lambda: items)
 
