@@ -366,7 +366,7 @@ class _Capture:
         for i, arg in enumerate(graphargs):
             bound = self._is_bound(arg.source)
             if isinstance(arg.source, RandomValueSource):  # drawn by the bytecode, and handed over as a tensor
-                inputs.append(GraphInput((_draw(arg),), False, position))
+                inputs.append(GraphInput((("random", arg.source.random_call_index),), False, position))
                 position += 1
                 continue
             read = read_off(arg, graphargs)
@@ -396,13 +396,6 @@ class _Capture:
             self.wraps = positioned(self.graph.wraps, inputs)
         found = self.graph or self.refused
         return inputs if found is None or found.parts is None else flat_inputs(inputs, found.parts, mutated)
-
-
-def _draw(arg: Any) -> tuple[Any, ...]:
-    """The path of a number that the bytecode draws; with the dtype that it was traced in where that is not the one of floats."""
-    dtype = arg.fake_tensor.dtype
-    told = dtype.is_floating_point and dtype != torch.get_default_dtype()
-    return ("random", arg.source.random_call_index, *([str(dtype).removeprefix("torch.")] if told else []))
 
 
 __all__ = ["CaptureOptions", "Dynamic", "Guard", "Predicate", "capture", "replace"]

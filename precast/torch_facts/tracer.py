@@ -90,7 +90,7 @@ def helpers() -> list[str]:
                 and len(call.args) == 2
             ):
                 module, name = _module(call.args[0], own), call.args[1]
-                if module.startswith("torch._dynamo") and isinstance(name, ast.Constant):
+                if module.startswith("torch._dynamo") and isinstance(name, ast.Constant) and isinstance(name.value, str):
                     found.add(f"{module}.{name.value}")
     return sorted(found)
 

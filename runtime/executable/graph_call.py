@@ -96,15 +96,14 @@ def bound_call(graph: Callable[..., Any], spec: GraphSpec, bound: Sequence[Any])
 def with_draws_as_traced(graph: Callable[..., Any], inputs: Sequence[GraphInput]) -> Callable[..., Any]:
     """`graph`, given the numbers that the bytecode draws from Python's `random` in the dtype that they were traced with.
 
-    The bytecode makes a float a float64 tensor. Dynamo traces with one of the dtype that the path names; where it names none, with one of
-    the default dtype, as before torch 2.15.
+    The bytecode makes a float a float64 tensor, and Dynamo traces with one of the default dtype.
     """
-    drawn = {item.position: item.path[0][2:] for item in inputs if item.path[0][0] == "random"}
+    drawn = {item.position for item in inputs if item.path[0][0] == "random"}
     if not drawn:
         return graph
 
     def call(*args: Any) -> tuple[Any, ...]:
-        dtypes = {i: getattr(torch, *name) if name else torch.get_default_dtype() for i, name in drawn.items()}
-        return tuple(graph(*(a.to(dtypes[i]) if i in drawn and a.is_floating_point() else a for i, a in enumerate(args))))
+        dtype = torch.get_default_dtype()
+        return tuple(graph(*(a.to(dtype) if i in drawn and a.is_floating_point() else a for i, a in enumerate(args))))
 
     return call

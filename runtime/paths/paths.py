@@ -231,7 +231,7 @@ def describe(path: Path) -> str:
                 text = f"the places of {text}.{name}"
             case ("as_tensor",):
                 text = f"torch.as_tensor({text})"
-            case ("random", i, *_):
+            case ("random", i):
                 text = f"random number {i}"
             case _:
                 text += f"<{' '.join(map(str, step))}>"
