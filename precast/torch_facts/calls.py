@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -14,6 +15,7 @@ from precast.runtime.common.torch_support import Difference, FactFails, differs
 from precast.runtime.native.torch_symbols import resolve_symbol
 from precast.torch_facts.fact import EAGER, OK, Answer, Fact
 
+_MKLDNN: Any = torch.backends.mkldnn
 OWN = frozenset({"precast_call_python"})
 THROUGH_ATEN = "torch's dispatcher calls the operators of ATen"
 THROUGH_PYTHON = "Python calls the operators that have no C function"
@@ -35,7 +37,7 @@ def instead_of(name: str) -> str:
 def called() -> tuple[str, ...]:
     """All that generated code for this machine's torch may call: C functions, those for CUDA where torch has them, operators."""
     shims = [*SHIMS, *(name for name in CUDA_SHIMS if name not in SHIMS and torch.version.cuda is not None and not name.startswith("cu"))]
-    operators = [name for name in ONEDNN if "::" in name] if torch.backends.mkldnn.is_available() else []
+    operators = [name for name in ONEDNN if "::" in name] if _MKLDNN.is_available() else []
     return tuple([name for name in shims if not name.startswith("?") and name not in OWN] + sorted(operators))
 
 
@@ -56,7 +58,7 @@ def missing_calls() -> frozenset[str]:
     for name in sorted(found):
         if (instead := instead_of(name)) != EAGER:
             differs(Difference(f"generated code calls {name}", "this torch does not have it", instead))
-    return found if torch.backends.mkldnn.is_available() else found | ONEDNN
+    return found if _MKLDNN.is_available() else found | ONEDNN
 
 
 def require() -> None:
