@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ def prepare(gm: torch.fx.GraphModule, inputs: list[Any], decompositions: dict[An
     settings, fake mode, shape environment, which inputs wait for a collective; None before torch 2.12).
     """
     made_by: Any = prepare_aot_module_simplified
-    if torch.__version__ < "2.12":  # 2.11: one more positional argument (boxed_forward_device_index), one result fewer
+    if "boxed_forward_device_index" in inspect.signature(made_by).parameters:  # torch 2.11: one more argument, one result fewer
         made = made_by(gm, inputs, None, decompositions, True, None, False, False, force_non_lazy_backward_lowering=True)
         call, tensors, _, _, fake_args, descriptions, config, fake_mode, shape_env, _, _ = made
         return call, tensors, fake_args, descriptions, config, fake_mode, shape_env, None

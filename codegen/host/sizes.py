@@ -33,7 +33,8 @@ class Writer(Protocol):
 def emit_bindings(writer: Writer) -> None:
     """The size symbols of the call: integer inputs, sizes and strides of tensors, and what follows from these; each computed once."""
     arrays: dict[tuple[int, str], str] = {}
-    for binding in bindings(writer.program):
+    bound = bindings(writer.program)
+    for binding in bound:
         name = writer.names[binding.symbol]
         match binding:
             case FromInteger(position=position) if is_real(binding.symbol):
@@ -53,8 +54,9 @@ def emit_bindings(writer: Writer) -> None:
                 text = writer.size(value)
                 writer.python.append(f"    {binding.symbol} = {value}")
         writer.add(f"const int64_t {name} = {text}; (void){name};")
+    given = {binding.symbol for binding in bound}  # a number that the call brings may be one that no hint is known of
     for symbol in writer.program.symbols:
-        if is_unbacked(symbol):
+        if is_unbacked(symbol) and symbol not in given:
             kind = "double" if is_real(symbol) else "int64_t"
             writer.add(f"{kind} {writer.names[symbol]} = 0; (void){writer.names[symbol]};")
 

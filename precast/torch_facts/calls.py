@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from precast.codegen.cpu.missing_calls import ATEN, FLASH, ONEDNN
-from precast.codegen.cuda.shims import CUDA_SHIMS
 from precast.codegen.host.shims import DISPATCHER, SHIMS
 from precast.runtime.common.torch_support import Difference, FactFails, differs
 from precast.runtime.native.torch_symbols import resolve_symbol
@@ -35,10 +34,24 @@ def instead_of(name: str) -> str:
 
 
 def called() -> tuple[str, ...]:
-    """All that generated code for this machine's torch may call: C functions, those for CUDA where torch has them, operators."""
-    shims = [*SHIMS, *(name for name in CUDA_SHIMS if name not in SHIMS and torch.version.cuda is not None and not name.startswith("cu"))]
+    """All that generated code for a CPU may call of torch: C functions and operators."""
     operators = [name for name in ONEDNN if "::" in name] if _MKLDNN.is_available() else []
-    return tuple([name for name in shims if not name.startswith("?") and name not in OWN] + sorted(operators))
+    return (*filter(_is_torchs, SHIMS), *sorted(operators))
+
+
+def called_for_cuda() -> tuple[str, ...]:
+    """The C functions that generated code for a GPU calls besides, where this torch was built with CUDA."""
+    from precast.codegen.cuda.shims import CUDA_SHIMS  # what compiles for a CPU imports nothing of CUDA's
+
+    return (
+        tuple(name for name in filter(_is_torchs, CUDA_SHIMS) if name not in SHIMS and not name.startswith("cu"))
+        if torch.version.cuda
+        else ()
+    )
+
+
+def _is_torchs(name: str) -> bool:
+    return not name.startswith("?") and name not in OWN
 
 
 def is_missing(name: str) -> bool:
@@ -70,7 +83,7 @@ def require() -> None:
 
 def facts() -> Iterator[Fact]:
     """One for each function and operator."""
-    for name in called():
+    for name in (*called(), *called_for_cuda()):
         instead = instead_of(name)
         needed_for = (
             "products and convolutions by oneDNN" if name in ONEDNN else "graphs for a GPU" if name not in SHIMS else "generated code"
@@ -82,4 +95,4 @@ def _check(name: str) -> Answer:
     return Answer("fails", "this torch does not have it") if is_missing(name) else OK
 
 
-__all__ = ["called", "facts", "instead_of", "is_missing", "missing_calls", "require"]
+__all__ = ["called", "called_for_cuda", "facts", "instead_of", "is_missing", "missing_calls", "require"]

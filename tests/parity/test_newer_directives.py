@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch._dynamo
@@ -23,7 +24,6 @@ from precast.capture.dynamo import directives as told
 from precast.runtime.api.compile import site_of
 from precast.torch_backend import precast as backend
 
-numpy = pytest.importorskip("numpy")
 pytestmark = pytest.mark.usefixtures("fresh_tracer")
 X = torch.randn(4, 4)
 

@@ -189,8 +189,6 @@ def _store(path: str | None) -> Iterator[Finding]:
         private = not mode & 0o022
         advice = "" if private else f"; mode {mode:o} lets others write what you execute: chmod 700 {store.root}"
         yield Finding("store", GOOD if private else BAD, f"{many(count, 'artifact')}{advice}")
-        if stale := about_stale(manifest.versions for manifest in store.manifests()):
-            yield Finding("store", GOOD, stale)
         if (whose := owner(store.root)) not in (None, os.geteuid(), 0) and os.geteuid() == 0:
             yield Finding("store", GOOD, f"it belongs to {user_name(whose)}, and so will what root builds in it")
         elif whose not in (None, os.geteuid()):
@@ -207,6 +205,8 @@ def _store(path: str | None) -> Iterator[Finding]:
         if quarantined:
             entries = many(quarantined, "damaged entry", "damaged entries")
             yield Finding("store", WARN, f"{entries} in quarantine/ (`precast verify` says more); if that grows, suspect the disk")
+        if stale := about_stale(manifest.versions for manifest in store.manifests()):
+            yield Finding("store", GOOD, stale)
 
 
 def _remotes(path: str | None) -> Iterator[Finding]:

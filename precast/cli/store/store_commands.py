@@ -108,10 +108,10 @@ def ls(program: str | None, with_images: bool, remote: str | None, store_path: s
         out.table(("ID", "PROGRAM", "TARGET", "SIZE", "GUARDS", "HITS", "LAST USE", "MADE"), raw, readable)
     else:
         out.note(f"No artifacts{f' matching {program!r}' if program else ''} in {store.root}")
-    if stale := about_stale(entry.versions for entry in entries):
-        out.note(f"{stale} (--json has the versions of each)")
     tell_unknown(out, index.problem)
     tell_unreadable(out, store)
+    if stale := about_stale(entry.versions for entry in entries):
+        out.note(f"{stale} (--json has the versions of each)")
 
 
 def _uses(entry: Entry, unknown: bool) -> tuple[object, object]:
