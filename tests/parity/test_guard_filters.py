@@ -117,7 +117,8 @@ def test_the_entries_are_torchs(store: Store) -> None:
     ours = SEEN
     assert len(ours) == len(theirs) == 1
     fields = [f.name for f in dataclasses.fields(ours[0][0])]
-    assert fields == ["name", "has_value", "value", "guard_type", "derived_guard_types", "is_global", "orig_guard"]
+    assert fields == [f.name for f in dataclasses.fields(theirs[0][0])]  # torch 2.15 has one more than earlier ones
+    assert fields[:7] == ["name", "has_value", "value", "guard_type", "derived_guard_types", "is_global", "orig_guard"]
 
     def plain(entries: list[Any]) -> set[Any]:
         return {(e.name, e.has_value, e.guard_type, e.derived_guard_types, e.is_global) for e in entries if "___" not in e.name}
