@@ -205,7 +205,8 @@ def _store(path: str | None) -> Iterator[Finding]:
         if quarantined:
             entries = many(quarantined, "damaged entry", "damaged entries")
             yield Finding("store", WARN, f"{entries} in quarantine/ (`precast verify` says more); if that grows, suspect the disk")
-        if stale := about_stale(manifest.versions for manifest in store.manifests()):
+        # opened for reading, so that looking moves no damaged file into quarantine
+        if stale := about_stale(manifest.versions for manifest in Store.open(store.root, readonly=True).manifests()):
             yield Finding("store", GOOD, stale)
 
 
