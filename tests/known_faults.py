@@ -11,9 +11,6 @@ from precast.runtime.targets.versions import torch_minor
 
 FAULTS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
     "2.11": {
-        "what a key function of `max` does besides is not done": {
-            "tests/end_to_end/soundness/test_side_effects.py": ("test_as_eager_leaves_it[list_sorted_by_a_key_with_effects]",),
-        },
         "some effects on lists, dicts, iterators and class attributes are replayed otherwise than Python makes them": {
             "tests/end_to_end/soundness/test_side_effects.py": (
                 "test_as_eager_leaves_it[class_attribute_written]",
@@ -87,19 +84,6 @@ FAULTS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
         },
         "a list times a size that varies": {
             "tests/capture/dynamo/test_warnings.py": ("test_a_size_that_varies_is_a_place_in_a_list[times]",),
-        },
-    },
-    "2.15": {
-        "`random.shuffle` of a list shuffles as it did while it was traced, with any backend of torch.compile": {
-            "tests/end_to_end/soundness/test_side_effects.py": ("test_with_symbolic_sizes_and_numbers[random_shuffle]",),
-        },
-    },
-    "2.13": {
-        "what a key function of `max` does besides is not done": {
-            "tests/end_to_end/soundness/test_side_effects.py": ("test_as_eager_leaves_it[list_sorted_by_a_key_with_effects]",),
-        },
-        "`x = yield from g()` is None, whatever `g` returns": {
-            "tests/end_to_end/soundness/test_side_effects.py": ("test_as_eager_leaves_it[generator_returns_through_yield_from]",),
         },
     },
 }

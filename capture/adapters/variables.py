@@ -15,7 +15,7 @@ from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.functions import UserFunctionVariable
 from torch._dynamo.variables.higher_order_ops import LocalMapWrappedHigherOrderVariable
 from torch._dynamo.variables.lists import BaseListVariable, DequeVariable, ListIteratorVariable, TupleVariable
-from torch._dynamo.variables.misc import PythonModuleVariable
+from torch._dynamo.variables.misc import PythonModuleVariable, RandomVariable
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable, UntypedStorageVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
@@ -74,6 +74,7 @@ __all__ = [
     "LocalMapWrappedHigherOrderVariable",
     "PolyfilledFunctionVariable",
     "PythonModuleVariable",
+    "RandomVariable",
     "SideEffects",
     "SymNodeVariable",
     "TensorVariable",

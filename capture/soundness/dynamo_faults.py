@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 from collections.abc import Iterator
 from typing import Any
 
-from precast.capture.adapters.dynamo import InstructionTranslatorBase, unimplemented
+from precast.capture.adapters.dynamo import InstructionTranslatorBase, symbolic_convert, unimplemented
 from precast.capture.adapters.variables import (
     AsPythonConstantNotImplementedError,
+    BuiltinVariable,
     ConstantVariable,
     ConstDictVariable,
     ListMethods,
+    RandomVariable,
     SymNodeVariable,
     TupleVariable,
     asked_for_methods,
     object_protocol,
 )
 from precast.capture.common.patching import patched
+from precast.capture.soundness.container_effects import refuse
 
 
 @contextlib.contextmanager
@@ -88,6 +92,73 @@ def numbers_in_every_operation() -> Iterator[None]:
         yield
 
 
+def results_of_generators() -> contextlib.AbstractContextManager[Any]:
+    """`x = yield from g()` is what `g` returns: before torch 2.14 the tracer has None in its place, so that Python runs the generator."""
+    translator: Any = symbolic_convert.InliningGeneratorInstructionTranslator
+    table = [*translator.dispatch_table]  # what the tracer goes by: the methods are taken from the class when it is made
+    begin = table[dis.opmap["GET_YIELD_FROM_ITER"]]
+
+    def GET_YIELD_FROM_ITER(self: Any, inst: Any) -> None:
+        place = self.indexof[inst]
+        send = next((one for one in self.instructions[place:] if one.opname == "SEND"), None)
+        after = self.instructions[self.indexof[send.target] :] if send is not None else ()
+        used = next((one.opname != "POP_TOP" for one in after if one.opname != "END_SEND"), True)
+        if used:
+            refuse("a generator goes on with what `yield from` gives", "call a function in place of the inner generator")
+        begin(self, inst)
+
+    table[dis.opmap["GET_YIELD_FROM_ITER"]] = GET_YIELD_FROM_ITER
+    return patched(translator, "dispatch_table", table)
+
+
+def keys_of_extremes() -> contextlib.AbstractContextManager[Any]:
+    """`max(items, key=f)` and `min` call `f`: before torch 2.14 the tracer runs it while it traces, and what it does besides is lost."""
+    call: Any = BuiltinVariable.call_function
+
+    def call_function(self: BuiltinVariable, tx: Any, args: Any, kwargs: Any) -> Any:
+        if self.fn in (max, min) and "key" in kwargs:
+            refuse(f"{self.fn.__name__} is given a key", "use sorted(…, key=…)[0], or call it outside")
+        return call(self, tx, args, kwargs)
+
+    return patched(BuiltinVariable, "call_function", call_function)
+
+
+@contextlib.contextmanager
+def states_of_generators() -> Iterator[None]:
+    """What `shuffle` and `getstate` make of a random generator of before the call depends on its state, which has no guard: Python
+    runs them. From torch 2.14 on they are methods of the variable.
+    """
+    call: Any = RandomVariable.call_method
+
+    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if name in _OF_STATE and self.source is not None:
+            _refuse_state(name)
+        return call(self, tx, name, args, kwargs)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patched(RandomVariable, "call_method", call_method))
+        for name in _OF_STATE:
+            if hasattr(RandomVariable, name):
+                stack.enter_context(patched(RandomVariable, name, _of_known_state(name, getattr(RandomVariable, name))))
+        yield
+
+
+_OF_STATE = ("shuffle", "getstate")
+
+
+def _of_known_state(name: str, original: Any) -> Any:
+    def method(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if self.source is not None:
+            _refuse_state(name)
+        return original(self, tx, args, kwargs)
+
+    return method
+
+
+def _refuse_state(name: str) -> None:
+    refuse(f"{name} of a random generator depends on its state", "call it outside")
+
+
 def _constants(tx: Any, variable: Any) -> Any:
     """What a text is formatted with: a value, or a tuple or dict of values."""
     if isinstance(variable, TupleVariable):
@@ -102,4 +173,12 @@ def _constant(tx: Any, variable: Any) -> Any:
     return ConstantVariable.create(variable.evaluate_expr(tx.output)) if isinstance(variable, SymNodeVariable) else variable
 
 
-__all__ = ["absent_keys", "calls_that_want_constants", "numbers_in_every_operation", "places_in_lists"]
+__all__ = [
+    "absent_keys",
+    "calls_that_want_constants",
+    "keys_of_extremes",
+    "numbers_in_every_operation",
+    "places_in_lists",
+    "results_of_generators",
+    "states_of_generators",
+]
