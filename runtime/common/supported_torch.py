@@ -24,6 +24,11 @@ def written_for(version: str) -> str:
     return NEWEST if _number(minor) > _number(NEWEST) else ""
 
 
+def is_before(version: str, release: str) -> bool:
+    """Whether the torch of this version belongs to a release before "2.15": a candidate of that counts as it."""
+    return _number(version) < _number(release)
+
+
 def _number(minor: str) -> tuple[int, ...]:
     found = re.match(r"(\d+)\.(\d+)", minor)
     return tuple(map(int, found.groups())) if found else ()
@@ -46,4 +51,4 @@ def why_unknown(version: str) -> str:
     )
 
 
-__all__ = ["NEWEST", "RANGE", "SUPPORTED_TORCH", "minor_of", "why_unknown", "why_unsupported", "written_for"]
+__all__ = ["NEWEST", "RANGE", "SUPPORTED_TORCH", "is_before", "minor_of", "why_unknown", "why_unsupported", "written_for"]

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from precast.runtime.common.errors import DirectiveError, OptionError
+from precast.runtime.common.supported_torch import is_before
 
 Dims = int | Sequence[int]
 
@@ -85,7 +86,7 @@ def mark_unbacked(t: torch.Tensor, index: Dims, *, min: int | None = None, max: 
         _note(t)
 
 
-_EACH_HAS_BOUNDS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
+_EACH_HAS_BOUNDS = is_before(torch.__version__, "2.15")
 """Whether the tracer looks for an item of `_dynamo_dynamic_range` for each marked dimension; later ones, for those with bounds only."""
 
 

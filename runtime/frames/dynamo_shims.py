@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from precast.runtime.common.supported_torch import is_before
 from precast.runtime.frames.reconstruct import own_dict, set_own
 from precast.runtime.settings.graph_break_errors import error_on_graph_break
 
@@ -40,7 +41,7 @@ def _object_delattr(target: Any, name: str) -> None:
     del own_dict(target)[name]
 
 
-_OWN_ORDER = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12)
+_OWN_ORDER = is_before(torch.__version__, "2.12")
 
 
 def dict_key(of: dict[Any, Any], place: int) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import sys
 
+from precast.runtime.common.supported_torch import minor_of
+
 LOWERING_VERSION = "21"
 """Goes up when lowering, codegen or the runtime change what a stored artifact means; part of every artifact's key."""
 
@@ -14,7 +16,7 @@ def torch_minor() -> str:
     """torch's version as manifests hold it: "2.13"."""
     import torch
 
-    return ".".join(torch.__version__.split("+")[0].split(".")[:2])
+    return minor_of(torch.__version__)
 
 
 @functools.cache

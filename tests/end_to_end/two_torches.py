@@ -212,8 +212,7 @@ class Steps:
             )
             wait_for(lambda: address.exists() and address.stat().st_size > 0)
             url = json.loads(address.read_text())["address"].replace("tcp://", "dask://")
-            start(
-                self.one,
+            worker = (
                 "distributed.cli.dask_worker",
                 "--scheduler-file",
                 str(address),
@@ -223,20 +222,11 @@ class Steps:
                 "1",
                 "--no-dashboard",
             )
+            start(self.one, *worker)
             refused = f"it has torch {self.one.torch}, and this machine torch {self.two.torch}"
             wants = ("build", self.file, "--store", self.folder / "farmed", "--executor", url)
             tell("a farm of the other torch alone", line_with(self.two.precast(*wants, code=1), refused))
-            start(
-                self.two,
-                "distributed.cli.dask_worker",
-                "--scheduler-file",
-                str(address),
-                "--nworkers",
-                "1",
-                "--nthreads",
-                "1",
-                "--no-dashboard",
-            )
+            start(self.two, *worker)
             time.sleep(20.0)  # until it is known to the scheduler
             said = self.two.precast(*wants)
             tell("with a worker of this torch beside", line_with(said, refused))
