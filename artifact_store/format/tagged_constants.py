@@ -117,7 +117,9 @@ def tag(value: Any) -> Tagged:
     if tagger is not None:
         return tagger(value)
     if isinstance(value, enum.Enum):
-        return ("enum", type_name(type(value)), value.name)
+        if type(value).__members__.get(value.name or "") is value:
+            return ("enum", type_name(type(value)), value.name)
+        return ("flags", type_name(type(value)), value.value)  # several members of a Flag, or none: no member of its own
     if isinstance(value, tuple) and hasattr(value, "_fields") and not getattr(value, "__dict__", None):
         return ("namedtuple", type_name(type(value)), tuple(tag(v) for v in value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type) and (held := _fields(value)) is not None:
@@ -221,6 +223,7 @@ _UNTAGGERS: dict[str, Callable[..., Any]] = {
     "layout": lambda name: getattr(torch, name),
     "memory_format": lambda name: getattr(torch, name),
     "enum": lambda cls, name: find_object(cls)[name],
+    "flags": lambda cls, value: find_object(cls)(value),
     "namedtuple": lambda cls, items: find_object(cls)(*(untag(i) for i in items)),
     "dataclass": _untag_dataclass,
     "numpy": _untag_numpy,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from precast.capture.adapters.variables import (
     RandomVariable,
     SymNodeVariable,
     TupleVariable,
+    VariableBuilder,
     asked_for_methods,
     object_protocol,
 )
@@ -123,40 +125,30 @@ def keys_of_extremes() -> contextlib.AbstractContextManager[Any]:
     return patched(BuiltinVariable, "call_function", call_function)
 
 
-@contextlib.contextmanager
-def states_of_generators() -> Iterator[None]:
-    """What `shuffle` and `getstate` make of a random generator of before the call depends on its state, which has no guard: Python
-    runs them. From torch 2.14 on they are methods of the variable.
+def states_of_generators() -> contextlib.AbstractContextManager[Any]:
+    """What these methods make of a random generator of before the call depends on its state, which has no guard, or sets it, of which
+    the draws that bytecode makes for `random()` and its like know nothing: Python runs them.
     """
     call: Any = RandomVariable.call_method
 
     def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-        if name in _OF_STATE and self.source is not None:
-            _refuse_state(name)
+        if self.source is not None and name in ("getstate", "sample", "seed", "setstate", "shuffle"):
+            refuse(f"{name} of a random generator depends on its state, or sets it", "call it outside")
         return call(self, tx, name, args, kwargs)
 
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(patched(RandomVariable, "call_method", call_method))
-        for name in _OF_STATE:
-            if hasattr(RandomVariable, name):
-                stack.enter_context(patched(RandomVariable, name, _of_known_state(name, getattr(RandomVariable, name))))
-        yield
+    return patched(RandomVariable, "call_method", call_method)
 
 
-_OF_STATE = ("shuffle", "getstate")
+def generators_of_the_caller() -> contextlib.AbstractContextManager[Any]:
+    """How far a generator of before the call has come has no guard, and its next value would not be taken from it: Python asks it."""
+    wrap: Any = VariableBuilder._wrap
 
+    def _wrap(self: VariableBuilder, value: Any) -> Any:
+        if self.source is not None and isinstance(value, types.GeneratorType):
+            refuse("a generator of before the call is used", "make it inside, or take its values outside")
+        return wrap(self, value)
 
-def _of_known_state(name: str, original: Any) -> Any:
-    def method(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        if self.source is not None:
-            _refuse_state(name)
-        return original(self, tx, args, kwargs)
-
-    return method
-
-
-def _refuse_state(name: str) -> None:
-    refuse(f"{name} of a random generator depends on its state", "call it outside")
+    return patched(VariableBuilder, "_wrap", _wrap)
 
 
 def _constants(tx: Any, variable: Any) -> Any:
@@ -176,6 +168,7 @@ def _constant(tx: Any, variable: Any) -> Any:
 __all__ = [
     "absent_keys",
     "calls_that_want_constants",
+    "generators_of_the_caller",
     "keys_of_extremes",
     "numbers_in_every_operation",
     "places_in_lists",

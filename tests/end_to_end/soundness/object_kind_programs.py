@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import enum
 import functools
 import itertools
 import operator
@@ -549,6 +550,48 @@ def lists_share_what_they_repeat() -> Made:
         return rows, rows[0] is rows[2], outer, x + len(outer)
 
     return Made(f, [(torch.ones(2), [[], [0]]) for _ in range(2)])
+
+
+class Colour(enum.IntFlag):
+    RED = 1
+    BLUE = 2
+
+
+@case
+def flags_of_several_members() -> Made:
+    kept = [Colour.RED]
+
+    def f(x, items):
+        kept[0] = Colour.RED | Colour.BLUE if items else Colour(0)
+        return x + int(kept[0]), kept[0]
+
+    return Made(f, [(torch.ones(2), [1]), (torch.ones(2), []), (torch.ones(2), [1])], lambda: [str(kept[0]), int(kept[0])])
+
+
+@case
+def random_sample_and_seed() -> Made:
+    def f(x):
+        first = random.sample(range(10), 3)
+        random.seed(5)
+        return x * random.random(), first, random.randint(0, 100), random.getstate()[1][:2]
+
+    return Made(f, [(torch.ones(2),) for _ in range(3)])
+
+
+@case
+def generator_of_the_caller() -> Made:
+    def count():
+        i = 0
+        while True:
+            i += 1
+            yield i
+
+    held = count()
+
+    def f(x):
+        return x * next(held)
+
+    return Made(f, [(torch.ones(2),) for _ in range(3)], lambda: next(held))
 
 
 @case
