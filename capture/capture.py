@@ -134,7 +134,6 @@ class _Capture:
     name: str
     options: CaptureOptions
     graph: aot_autograd.AotGraph | None = None
-    needs_grad: bool = False
     compiled: Callable[..., Any] | None = None
     aliases: dict[str, Path] = field(default_factory=dict)
     waived: tuple[Any, ...] = ()
@@ -156,7 +155,7 @@ class _Capture:
                 "a generator or coroutine function runs later than it is called", hint="compile the functions that it calls"
             )
         traced = self._trace()
-        if traced.graphargs is None and not self.needs_grad:
+        if traced.graphargs is None:
             self.graph = self.compiled = None
         needs = self._needs(traced)
         found, missing = self._digests(traced, needs.codes)
@@ -180,12 +179,13 @@ class _Capture:
             graph,
             tuple(inputs),
             self._outputs(),
-            self.needs_grad,
             waived=describe_waived(self.waived, self.sources),
             broke=traced.broke,
             symbols=explained(traced.output, self.sources),
             compiled=self.compiled,
             wraps=self.wraps,
+            backward=self.graph.backward if self.graph is not None else None,
+            autograd=self.graph.autograd if self.graph is not None else None,
         )
 
     def _trace(self) -> dynamo.Traced:
@@ -308,13 +308,13 @@ class _Capture:
         table = self.options.decompositions
         try:
             with watched(gm, self.operators):
-                self.graph = aot_autograd.inference_graph(gm, example_inputs, default_decompositions() if table is None else table)
+                self.graph = aot_autograd.aten_graph(gm, example_inputs, default_decompositions() if table is None else table)
         except CaptureRefused as refused:
             self.refused = refused  # raised when the guards say which calls it concerns
             return
-        if self.graph is not None:
-            self.operators.add(self.graph.graph)
-        self.needs_grad = self.graph is None
+        self.operators.add(self.graph.graph)
+        if self.graph.backward is not None:
+            self.operators.add(self.graph.backward)
 
     def _outputs(self) -> tuple[GraphOutput, ...]:
         return () if self.graph is None else self.graph.outputs

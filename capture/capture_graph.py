@@ -16,8 +16,8 @@ import torch.fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from precast.artifact_store.format.msgpack import digest
-from precast.artifact_store.format.records import GraphInput, GraphOutput, TensorConstant, Wrap
-from precast.capture.aten.aot_autograd import inference_graph
+from precast.artifact_store.format.records import AutogradRecord, GraphInput, GraphOutput, TensorConstant, Wrap
+from precast.capture.aten.aot_autograd import aten_graph
 from precast.capture.common.captured_frame import CaptureRefused
 from precast.capture.graph.lift_constants import lift_constants
 from precast.capture.graph.subclass_flatten import flat_inputs
@@ -37,16 +37,16 @@ class CapturedGraph:
     identity: str
     traced: torch.fx.GraphModule  # as torch traced it
     wraps: tuple[Wrap, ...] | None = None  # as in AotGraph
+    backward: torch.fx.GraphModule | None = None
+    autograd: AutogradRecord | None = None
 
 
-def capture_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompositions: Decompositions) -> CapturedGraph | None:
-    """The ATen graph of a Dynamo graph; None where eager would record a backward graph. Raises CaptureRefused.
+def capture_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompositions: Decompositions) -> CapturedGraph:
+    """The ATen graph of a Dynamo graph, with its backward graph where eager would record one. Raises CaptureRefused.
 
     Must run inside torch.compile's backend callback.
     """
-    found = inference_graph(gm, example_inputs, decompositions)
-    if found is None:
-        return None
+    found = aten_graph(gm, example_inputs, decompositions)
     if found.absolute:
         raise CaptureRefused("the graph counts offsets from the start of an input's storage (as_strided), which torch's guards do not pin")
     with _disable_current_modes():
@@ -58,7 +58,9 @@ def capture_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decomposi
     inputs += [GraphInput((("constant", i),), True, None, "constant") for i in range(len(constants))]
     text = identity(graph)
     parts = [text, *(repr(item) for item in (*inputs, *found.outputs)), *(repr(c) for c in constants), repr(found.wraps)]
-    return CapturedGraph(graph, tuple(inputs), found.outputs, constants, "\n".join(parts), gm, found.wraps)
+    if found.backward is not None:
+        parts += [identity(found.backward), repr(found.autograd)]
+    return CapturedGraph(graph, tuple(inputs), found.outputs, constants, "\n".join(parts), gm, found.wraps, found.backward, found.autograd)
 
 
 def _input(number: int, value: Any, mutated: bool, is_float: bool) -> GraphInput:

@@ -1,4 +1,4 @@
-"""What the store keeps of a captured frame, as plain data: its rewritten bytecode, its graph's inputs and outputs, its code digests."""
+"""What the store keeps of a captured frame, as plain data: its rewritten bytecode, its graphs' inputs and outputs, its code digests."""
 
 from __future__ import annotations
 
@@ -79,6 +79,43 @@ class TensorConstant(_Record):
     size: tuple[int, ...]
     data: bytes
     device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class AutogradRecord(_Record):
+    """How a call records gradients: what the forward graph gives, what its backward graph takes, and which gradients that gives.
+
+    The forward graph's raw outputs are its results (one entry of `results` each: whether gradients flow into it), and after them what is
+    only kept for the backward graph. `inputs`: indices of the forward graph's inputs that require gradients.
+    `saved`: tensors kept for the backward graph, each ("input", i) of the forward graph's inputs or ("raw", i) of its raw outputs;
+    `numbers`: integers kept, as expressions over these. `tangents`: (index of a result, order of its gradient's dimensions in memory,
+    outermost first): the backward graph takes the gradients of these results, dense in that order.
+    `written`: (index of an input, index of a result, whether autograd may not see it): inputs that get a result's value after the call.
+    `backward`: the backward graph's inputs (numbers first, then saved tensors, then tangents, then constants); `gradients`: one output
+    for each of `inputs`, "none" where that gets no gradient.
+    """
+
+    results: tuple[bool, ...]
+    inputs: tuple[int, ...]
+    saved: tuple[tuple[str, int], ...]
+    numbers: tuple[Expression, ...]
+    tangents: tuple[tuple[int, tuple[int, ...]], ...]
+    written: tuple[tuple[int, int, bool], ...]
+    backward: tuple[GraphInput, ...]
+    gradients: tuple[GraphOutput, ...]
+    constants: tuple[TensorConstant, ...] = ()
+
+    def to_data(self) -> dict[str, Any]:
+        lists = ("backward", "gradients", "constants")
+        return {**super().to_data(), **{name: [item.to_data() for item in getattr(self, name)] for name in lists}}
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> AutogradRecord:
+        backward = tuple(GraphInput.from_data(item) for item in data["backward"])
+        gradients = tuple(GraphOutput.from_data(item) for item in data["gradients"])
+        constants = tuple(TensorConstant.from_data(item) for item in data["constants"])
+        lists = {"backward": backward, "gradients": gradients, "constants": constants}
+        return AutogradRecord(**{**{k: freeze(v) for k, v in data.items() if k not in lists}, **lists})
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 import torch.fx
 
-from precast.artifact_store.format.records import GraphOutput, Wrap
+from precast.artifact_store.format.records import AutogradRecord, GraphOutput, Wrap
 from precast.capture.adapters.aot_autograd import MutationType, aot_stage1_graph_capture, create_aot_state, expect_activations, prepare
 from precast.capture.adapters.dynamo import compiled_autograd
 from precast.capture.aten.functional_trace import functional_graph, metadata_of
 from precast.capture.aten.grad_modes import grad_mode_for_inference_mode, views_elsewhere
 from precast.capture.aten.keep_attention import name_attention
 from precast.capture.aten.patches import PATCHES
+from precast.capture.aten.recorded_graphs import cut, halves
 from precast.capture.aten.untracked_sizes import sizes_expressed
 from precast.capture.aten.wrong_decompositions import without_wrong
 from precast.capture.common.captured_frame import CaptureRefused
@@ -24,6 +25,7 @@ from precast.capture.common.patching import applied
 from precast.capture.common.release_references import forget_random_state
 from precast.capture.graph.higher_order_ops import expand_higher_order
 from precast.capture.graph.output_aliases import Outputs
+from precast.capture.graph.recorded_outputs import viewed
 from precast.capture.graph.single_device import on_one_device
 from precast.capture.graph.storage_aliases import owner, shown_storage
 from precast.capture.graph.subclass_flatten import Part, parts_of, plain_inputs, positions_of, refuse_shared, wraps_of
@@ -42,6 +44,7 @@ class AotGraph:
     `absolute`: the traced code counts offsets from the start of a storage, so that results depend on the inputs' offsets.
     `parts`: what the placeholders take, where tensor subclasses are among the inputs; `wraps`: what the caller gets, where subclasses are
     among that. None: the inputs and `outputs` themselves.
+    `backward`, `autograd`: of a call that records gradients, the graph of its backward pass and how the two fit together.
     """
 
     graph: torch.fx.GraphModule
@@ -50,10 +53,12 @@ class AotGraph:
     absolute: bool
     parts: tuple[Part, ...] | None = None
     wraps: tuple[Wrap, ...] | None = None
+    backward: torch.fx.GraphModule | None = None
+    autograd: AutogradRecord | None = None
 
 
-def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompositions: Decompositions) -> AotGraph | None:
-    """The graph of a call that records no backward; None where eager would record one.
+def aten_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompositions: Decompositions) -> AotGraph:
+    """The graph of a call; with that of its backward pass, where eager would record one.
 
     Must run inside the Dynamo backend callback: the live TracingContext holds the fake tensors. Raises CaptureRefused.
     """
@@ -79,8 +84,6 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
             metadata = metadata_of(graph)
         else:
             state = create_aot_state(stack, call, fake_args, descriptions, config, fake_mode, shape_env)
-            if state.needs_autograd:
-                return None
             if activations is not None:
                 expect_activations(state.fw_metadata, activations)
             flat = parts_of(fake_args)
@@ -88,6 +91,9 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
                 refuse_shared(plain_inputs(fake_args, flat), flat)
             captured = _captured(state, call)
             graph, metadata = captured.graph_module, state.fw_metadata
+            if state.needs_autograd:
+                _refuse_unsupported(state, metadata, captured, len(fake_args))
+                return _recorded(gm, captured, metadata, fake_args, fake_mode, table, elsewhere)
             if captured.maybe_subclass_meta is not None:
                 parts, wraps = flat, wraps_of(metadata)
                 fake_args, metadata = plain_inputs(fake_args, parts), captured.maybe_subclass_meta.fw_metadata
@@ -103,6 +109,31 @@ def inference_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompo
         on_one_device(graph, fake_mode, mutated)
     graph.recompile()
     return AotGraph(graph, outputs, mutated, absolute, parts, wraps)
+
+
+def _recorded(
+    gm: torch.fx.GraphModule, captured: Any, metadata: Any, inputs: list[Any], fake_mode: Any, table: dict[Any, Any], elsewhere: bool
+) -> AotGraph:
+    """The forward and the backward graph of a call that records gradients."""
+    if captured.maybe_subclass_meta is not None:
+        raise CaptureRefused("gradients are recorded through tensor subclasses, which is not compiled in this version")
+    if float_positions(gm):
+        refused = CaptureRefused("a call that records gradients takes a float that varies")
+        refused.symbols = True
+        raise refused
+    forward, backward = cut(captured.graph_module, metadata)
+    for graph in (forward, backward):
+        expand_higher_order(graph, fake_mode, table)
+    if any(_storage_offset_given(n) for n in backward.graph.nodes if viewed(n).op == "placeholder"):
+        raise CaptureRefused("the backward pass counts offsets from the start of a tensor's storage (as_strided)")
+    absolute = _from_whole_inputs([n for n in forward.graph.nodes if _storage_offset_given(n)])
+    both = halves(forward, backward, metadata, inputs, elsewhere)
+    for graph, mutated in ((both.graph, both.mutated), (both.backward, frozenset[int]())):
+        _resolve_lazy_inputs(graph, absolute, mutated)
+        graph.graph.eliminate_dead_code(lambda node: node.is_impure() or is_launch(node))
+        on_one_device(graph, fake_mode, mutated)
+        graph.recompile()
+    return AotGraph(both.graph, both.outputs, both.mutated, absolute, backward=both.backward, autograd=both.autograd)
 
 
 def _drop_idle_dropout(gm: torch.fx.GraphModule) -> None:
@@ -143,11 +174,11 @@ def _refuse_unsupported(state: Any, metadata: Any, captured: Any, inputs: int) -
     if metadata.tokens or state.fw_metadata.tokens:
         raise CaptureRefused("the traced code calls an operator with side effects outside of tensors")
     for i, info in enumerate((*state.fw_metadata.input_info, *metadata.input_info)):
-        if info.mutation_type is MutationType.MUTATED_OUT_GRAPH:
+        if info.mutation_type is MutationType.MUTATED_OUT_GRAPH and (info.mutates_metadata or not state.needs_autograd):
             raise CaptureRefused(f"graph input {i} changes its shape, strides or storage in place (such as by t_, resize_ or set_)")
     if any("resize_storage_bytes_" in str(n.target) for n in captured.graph_module.graph.nodes if n.op == "call_function"):
         raise CaptureRefused("the traced code gives or takes a tensor's memory (untyped_storage().resize_)")
-    placeholders = sum(1 for n in captured.graph_module.graph.nodes if n.op == "placeholder")
+    placeholders = sum(1 for n in captured.graph_module.graph.nodes if n.op == "placeholder" and "tangents" not in n.target)
     if placeholders != inputs:
         raise CaptureRefused(_SHARED, shared_memory=True)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch.fx
 
 from precast.artifact_store.format.guards import Guard, Predicate, guard_hash
-from precast.artifact_store.format.records import CodeDigest, FrameRecord, GraphInput, GraphOutput, Wrap
+from precast.artifact_store.format.records import AutogradRecord, CodeDigest, FrameRecord, GraphInput, GraphOutput, Wrap
 from precast.runtime.common.notebook import Shown
 
 __all__ = ["CaptureRefused", "CapturedFrame", "CodeDigest", "FrameRecord", "GraphBreak", "GraphInput", "GraphOutput", "MarkViolated"]
@@ -72,7 +72,7 @@ class CapturedFrame:
 
     `graph` holds functional ATen ops with fake tensors in `node.meta["val"]`; its placeholders follow `inputs`; its outputs are the raw
     outputs that `outputs` refer to; mutated inputs are written by trailing `aten.copy_(placeholder, value)` nodes. It is None where there
-    is nothing to compute, and where `needs_grad` is set: eager would record a backward graph, so the frame has to run eagerly.
+    is nothing to compute. `backward`, `autograd`: where the call records gradients, the graph that computes them and how the two fit together.
     `uncacheable`: why it cannot be stored. `unchecked`, a part of that: guards that nothing of precast's can check, so that the calls
     that `guards` hold for have to run eagerly.
     """
@@ -86,12 +86,13 @@ class CapturedFrame:
     graph: torch.fx.GraphModule | None
     inputs: tuple[GraphInput, ...]
     outputs: tuple[GraphOutput, ...]
-    needs_grad: bool = False
     waived: tuple[str, ...] = field(default=())
     broke: GraphBreak | None = None
     symbols: tuple[str, ...] = ()  # for people: what is symbolic, and what fixed the rest
     compiled: Callable[..., Any] | None = None  # what another backend made of Dynamo's graph; `graph` is None then
     wraps: tuple[Wrap, ...] | None = None  # what the bytecode gets, where `outputs` are not it
+    backward: torch.fx.GraphModule | None = None
+    autograd: AutogradRecord | None = None
 
     @property
     def symbolic(self) -> bool:

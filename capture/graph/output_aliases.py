@@ -55,6 +55,18 @@ class Outputs:
         output_node.meta.pop("desc", None)
         return tuple(outputs)
 
+    def of_values(self, values: list[Any]) -> tuple[GraphOutput, ...]:
+        """One GraphOutput per value, an input among them given back as it is; the graph returns the raw outputs only."""
+        self.bases = shared_storages(values)
+        made = tuple(
+            GraphOutput("input", self.placeholders.index(v)) if isinstance(v, torch.fx.Node) and v.op == "placeholder" else self._own(v)
+            for v in values
+        )
+        output_node = next(n for n in reversed(self.graph.graph.nodes) if n.op == "output")
+        output_node.args = (tuple(self.raw),)
+        output_node.meta.pop("desc", None)
+        return made
+
     def _own(self, value: Any) -> GraphOutput:
         if value is None:
             return GraphOutput("none")

@@ -29,6 +29,7 @@ from precast.report.trace_folder import Trace
 from precast.runtime.common.errors import CompileStopped, Refused
 from precast.runtime.common.log import logger
 from precast.runtime.executable.library import IMAGE
+from precast.runtime.loading.open import BACKWARD, FORWARD
 from precast.runtime.targets.ladder import rules_of
 from precast.runtime.targets.shared_object import is_whole
 from precast.torch_facts.calls import missing_calls
@@ -141,6 +142,19 @@ def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopw
     log_graph(request.name, lowered, shown, compiled, weights)
     record = _record(compiled, program_text(shown), blobs)
     return GraphRecord({**record.blobs, **parts}, record.io), compiled.evidence
+
+
+def build_graphs(
+    forward: torch.fx.GraphModule, backward: torch.fx.GraphModule | None, request: GraphRequest, watch: Stopwatch, blobs: BlobSet
+) -> tuple[dict[str, GraphRecord], dict[str, Any]]:
+    """The records of a call's graphs by role, and the evidence: the backward graph's under its role. Raises what `build_graph` raises."""
+    record, evidence = build_graph(forward, request, watch, blobs)
+    if backward is None:
+        return {FORWARD: record}, evidence
+    inputs = sum(1 for n in backward.graph.nodes if n.op == "placeholder")
+    asked = replace(request, name=f"{request.name}.{BACKWARD}", bound=(False,) * inputs, part=f"{BACKWARD}.", inference=False)
+    gradients, found = build_graph(backward, asked, watch, blobs)
+    return {FORWARD: record, BACKWARD: gradients}, {**evidence, BACKWARD: found}
 
 
 def _record(compiled: CompiledGraph, schedule_text: str, blobs: BlobSet) -> GraphRecord:

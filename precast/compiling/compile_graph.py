@@ -8,12 +8,11 @@ from typing import Any
 from precast.artifact_store import BlobSet, Manifest, Store
 from precast.artifact_store.format.guards import thaw
 from precast.capture.capture_graph import CapturedGraph
-from precast.compiling.build_graph import GraphRequest, Stopwatch, build_graph, compiler_version
+from precast.compiling.build_graph import GraphRequest, Stopwatch, build_graphs, compiler_version
 from precast.compiling.publish import Built, Identity, publish, versions
 from precast.compiling.target_choice import target_of
 from precast.report.trace_folder import readable, trace_for
 from precast.runtime.common.errors import InProcess
-from precast.runtime.loading.open import FORWARD
 from precast.runtime.settings.options import key_options
 
 
@@ -39,13 +38,14 @@ def compile_graph(
         "outputs": [item.to_data() for item in captured.outputs],
         "constants": [item.to_data() for item in captured.constants],
         "wraps": thaw(captured.wraps),
+        **({} if captured.autograd is None else {"autograd": captured.autograd.to_data()}),
     }
 
     def build() -> Built:
         blobs = BlobSet()
         request = GraphRequest(name, target, kept, tuple(item.bound for item in captured.inputs), store, trace)
-        record, evidence = build_graph(captured.graph, request, watch, blobs)
-        return Built({FORWARD: record}, blobs, evidence, {"seconds": dict(watch.seconds)})
+        graphs, evidence = build_graphs(captured.graph, captured.backward, request, watch, blobs)
+        return Built(graphs, blobs, evidence, {"seconds": dict(watch.seconds)})
 
     planned = Identity(key, name, target, versions(compiler_version(target), bytecode=False), kept, frame).planned()
     unkept = "" if options["store_results"] else "store_results is off"

@@ -16,7 +16,7 @@ from precast.artifact_store.store import import_what_writing_needs
 from precast.capture import CapturedFrame, CaptureOptions, CaptureRefused, Dynamic, MarkViolated, capture, patch_rows
 from precast.capture.gc_pause import seldom_collected
 from precast.codegen import backend_of
-from precast.compiling.build_graph import GraphRequest, Stopwatch, build_graph, compiler_version
+from precast.compiling.build_graph import GraphRequest, Stopwatch, build_graphs, compiler_version
 from precast.compiling.dynamic_sizes import SymbolsRefused, due_to_symbols, dynamic_of, symbolic_build, with_symbols_or_without
 from precast.compiling.foreign_backend import backend_variant
 from precast.compiling.observers import captures
@@ -30,7 +30,6 @@ from precast.report.compile_log import log_dynamic, log_guards
 from precast.report.trace_folder import Trace, trace_for
 from precast.runtime.common.errors import Deferred, InProcess, MarkError, Refused, Taken
 from precast.runtime.common.log import warn
-from precast.runtime.loading.open import FORWARD
 from precast.runtime.programs import single_flight
 from precast.runtime.programs.program import Program
 from precast.runtime.settings import graph_break_errors
@@ -70,12 +69,6 @@ def _compile_with(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, 
         raise refusal("; ".join(frame.unchecked), "what was compiled could not tell when it stops being right", guards)
     if program.backend is not None:
         return backend_variant(program, program.backend, frame)
-    if frame.needs_grad:
-        raise Refused(
-            "gradients are being recorded, and precast compiles inference only in this version",
-            "call it under torch.no_grad() or torch.inference_mode()",
-            frame.guards,
-        )
     if frame.code is None:
         raise Refused("; ".join(frame.uncacheable) or "its bytecode cannot be kept")
     job = _Job(program, frame, _target(program, frame), watch, trace)
@@ -195,7 +188,7 @@ def _build(job: _Job) -> Built:
         options, inference = key_options(program.options), _in_inference_mode(frame)
         request = GraphRequest(program.name, job.target, options, bound, program.store, job.trace, inference=inference)
         graph = frame.graph
-        graphs[FORWARD], evidence = symbolic_build(lambda: build_graph(graph, request, job.watch, blobs), frame.symbolic)
+        graphs, evidence = symbolic_build(lambda: build_graphs(graph, frame.backward, request, job.watch, blobs), frame.symbolic)
     if frame.symbols:
         evidence = {**evidence, "dynamic": list(frame.symbols)}
     return Built(graphs, blobs, evidence, _provenance(job))

@@ -50,7 +50,7 @@ def precast(
 ) -> Callable[..., Any]:
     """A backend for torch.compile. `mode` and `options` are precast's; those that belong to torch.compile itself are refused by name.
 
-    Where a graph cannot be compiled, or records gradients, it runs as torch traced it, with one warning. Where the trace cannot be
+    Where a graph cannot be compiled, it runs as torch traced it, with one warning. Where the trace cannot be
     relied on, the frame runs as written. Raises OptionError.
     """
     merged = graph_options(mode, options)
@@ -69,12 +69,6 @@ def precast(
         raise unknown
     try:
         captured = capture_graph(gm, example_inputs, DECOMPOSITIONS)
-        if captured is None:
-            return _eager(
-                name,
-                "gradients are being recorded, and precast compiles inference only in this version (call it under torch.no_grad())",
-                original,
-            )
         return _load_or_compile(name, captured, merged, store)
     except (CaptureRefused, Refused) as refused:
         return _eager(name, str(refused), original)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from precast.artifact_store import Manifest
 from precast.artifact_store.format.errors import Untrusted
 from precast.artifact_store.format.guards import freeze
-from precast.artifact_store.format.records import GraphInput, GraphOutput, TensorConstant, Wrap
+from precast.artifact_store.format.records import AutogradRecord, GraphInput, GraphOutput, TensorConstant, Wrap
 from precast.artifact_store.trust.trusted import Trusted
 from precast.runtime.common.errors import LoadError
 from precast.runtime.executable.blob_source import BlobSource
 from precast.runtime.executable.calling_convention import Finish, GraphSpec, graph_outputs, is_plain, raw_kinds
-from precast.runtime.executable.constants import Constants
+from precast.runtime.executable.constants import Constants, gpu_of
 from precast.runtime.executable.library import Library, graph_library
+from precast.runtime.executable.recorded_call import Call, RecordedCall
 from precast.runtime.executable.subclasses import wrapped_call
 from precast.runtime.loading.launcher import library_call
 from precast.runtime.settings.options import CudaGraphOptions
@@ -25,13 +26,32 @@ from precast.target_registry import family_of
 
 FORWARD = "forward"
 """The role of the graph that computes a call's outputs."""
+BACKWARD = "backward"
+"""The role of the graph that computes the gradients of its inputs."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Backward:
+    """The opened backward graph of a call that records gradients."""
+
+    record: AutogradRecord
+    spec: GraphSpec
+    library: Library | None
+    constants: Constants
+
+    def recorded(self, name: str, spec: GraphSpec, forward: Call, bound: Sequence[Any]) -> RecordedCall:
+        """The callable of both graphs; `spec` is the forward graph's. Raises LoadError."""
+        constants = self.constants.on(gpu_of(bound) if self.constants.placed else None)
+        assert self.library is not None
+        backward = library_call(name, self.library, self.spec, constants, None)
+        return RecordedCall(self.record, spec, forward, backward, bound)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Executable:
     """A graph that can be bound. `library`: None where the artifact has no graph of the role: its frame computes no tensor.
 
-    `wraps`: what the bytecode gets, where the graph's outputs are not it.
+    `wraps`: what the bytecode gets, where the graph's outputs are not it. `backward`: of calls that record gradients.
     """
 
     name: str
@@ -40,12 +60,18 @@ class Executable:
     wraps: tuple[Wrap, ...] | None
     library: Library | None
     cuda_graphs: CudaGraphOptions | None
+    backward: Backward | None = None
 
     def bound_to(self, tensors: Sequence[Any]) -> Callable[..., Any]:
         """A callable of the graph's per-call inputs: `tensors` are the others, in order. Raises LoadError."""
+        return wrapped_call(partial(self._call, tuple(tensors)), self.spec, self.wraps)
+
+    def _call(self, tensors: tuple[Any, ...], spec: GraphSpec) -> Callable[..., Any]:
         assert self.library is not None
-        call = partial(library_call, self.name, self.library, bound=tuple(tensors), cuda_graphs=self.cuda_graphs)
-        return wrapped_call(call, self.spec, self.wraps)
+        if self.backward is None:
+            return library_call(self.name, self.library, spec, tensors, self.cuda_graphs)
+        forward = library_call(self.name, self.library, replace(spec, finish=None), tensors, None)
+        return self.backward.recorded(self.name, spec, forward, tensors)
 
 
 def trusted_document(manifest: Manifest, source: BlobSource) -> Trusted[Manifest]:
@@ -86,21 +112,37 @@ def open_executable(
         outputs = tuple(GraphOutput.from_data(item) for item in frame["outputs"])
         wraps = freeze(frame.get("wraps"))
         made = Constants(constants)
+        autograd = AutogradRecord.from_data(frame["autograd"]) if frame.get("autograd") is not None else None
         graph = manifest.graphs.get(role)
         io = dict(graph.io) if graph is not None else {}
         kinds = raw_kinds(outputs, io)
         taken = len(io.get("inputs", inputs))
         if taken != len(inputs):  # the library reads as many as it was made for
             raise ValueError(f"it gives {len(inputs)} inputs to a graph that takes {taken}")
-    library = None
-    if graph is not None:
-        try:
-            library = graph_library(document.part(lambda manifest: _blobs(manifest, role)), source, manifest.target)
-        except LoadError as error:
-            raise LoadError(f"artifact {manifest.artifact_id[:12]}: {error}") from error
-    spec = GraphSpec(inputs, kinds, None if is_plain(outputs) else _finisher(outputs))
+    library = _library(document, source, role) if graph is not None else None
+    spec = GraphSpec(inputs, kinds, None if is_plain(outputs) and autograd is None else _finisher(outputs))
     wanted = cuda_graphs if family_of(manifest.target).cuda_graphs else None
-    return Executable(manifest.program_name, spec, made, wraps, library, wanted)
+    backward = None if autograd is None else _open_backward(document, source, autograd, record)
+    return Executable(manifest.program_name, spec, made, wraps, library, wanted, backward)
+
+
+def _open_backward(document: Trusted[Manifest], source: BlobSource, autograd: AutogradRecord, record: str) -> Backward:
+    manifest = document.content
+    with reading(manifest, record):
+        graph = manifest.graphs[BACKWARD]
+        io = dict(graph.io)
+        if len(io["inputs"]) != len(autograd.backward):
+            raise ValueError(f"it gives {len(autograd.backward)} inputs to a backward graph that takes {len(io['inputs'])}")
+        kinds = raw_kinds(autograd.gradients, io)
+        spec = GraphSpec(autograd.backward, kinds, None if is_plain(autograd.gradients) else _finisher(autograd.gradients))
+    return Backward(autograd, spec, _library(document, source, BACKWARD), Constants(autograd.constants))
+
+
+def _library(document: Trusted[Manifest], source: BlobSource, role: str) -> Library:
+    try:
+        return graph_library(document.part(lambda manifest: _blobs(manifest, role)), source, document.content.target)
+    except LoadError as error:
+        raise LoadError(f"artifact {document.content.artifact_id[:12]}: {error}") from error
 
 
 def _blobs(manifest: Manifest, role: str) -> Mapping[str, str]:

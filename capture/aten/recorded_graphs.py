@@ -1,0 +1,147 @@
+"""A call that records gradients: AOTAutograd's joint graph -> a forward graph and a backward graph, and how they fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+
+from precast.artifact_store.format.records import AutogradRecord, GraphInput, GraphOutput
+from precast.capture.adapters.partitioners import min_cut_rematerialization_partition
+from precast.capture.common.captured_frame import CaptureRefused
+from precast.capture.graph.lift_constants import lift_constants
+from precast.capture.graph.output_aliases import Outputs
+from precast.capture.graph.recorded_outputs import RecordedOutputs, is_view
+
+
+@dataclass(frozen=True)
+class Halves:
+    """A joint graph in two: `graph` computes what the caller gets (its `outputs`) and what `backward` needs."""
+
+    graph: torch.fx.GraphModule
+    outputs: tuple[GraphOutput, ...]
+    mutated: frozenset[int]
+    backward: torch.fx.GraphModule
+    autograd: AutogradRecord
+
+
+def cut(joint: torch.fx.GraphModule, metadata: Any) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """The forward and the backward graph, by functorch's min-cut: what is cheap is computed again rather than kept."""
+    forward, backward = min_cut_rematerialization_partition(
+        joint, (), num_fwd_outputs=metadata.num_forward, static_lifetime_input_indices=list(metadata.static_input_indices or ())
+    )
+    return forward, backward
+
+
+def halves(
+    forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, metadata: Any, inputs: list[Any], views_elsewhere: bool
+) -> Halves:
+    """The two graphs with their records. `inputs`: the fake tensors of the forward graph's placeholders. Raises CaptureRefused."""
+    outputs = RecordedOutputs(forward, inputs)
+    taken = [n for n in backward.graph.nodes if n.op == "placeholder"]
+    kept = list(outputs.end.args[0])[metadata.num_forward :]  # type: ignore[arg-type]
+    numbers = [n for n in kept if not isinstance(n.meta.get("val"), torch.Tensor)]
+    tensors = [n for n in kept if isinstance(n.meta.get("val"), torch.Tensor)]
+    made, written = outputs.record(metadata, views_elsewhere)
+    if len(taken) != len(kept) + len(outputs.tangents) or [n.name for n in taken[: len(kept)]] != [n.name for n in (*numbers, *tensors)]:
+        raise CaptureRefused("the backward graph takes something that is neither saved by the forward graph nor a gradient")
+    if any(n.target is torch.ops.aten.copy_.default for n in backward.graph.nodes):
+        raise CaptureRefused("the backward pass writes a tensor of the forward pass")
+    mutated = frozenset(i for i, n in enumerate(outputs.placeholders) if any(u.target is torch.ops.aten.copy_.default and u.args[0] is n for u in n.users))
+    tensors = _without_views(tensors, backward, {id(n) for n in (*outputs.raw, *outputs.placeholders)})
+    saved = outputs.keep(tensors, mutated)
+    integers = tuple(outputs.number(n) for n in numbers)
+    outputs.finish()
+    wanted = tuple(i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor) and value.requires_grad)
+    tangents = [n for n in backward.graph.nodes if n.op == "placeholder"][len(numbers) + len(tensors) :]
+    orders = tuple((index, _order(node.meta["val"])) for index, node in zip(outputs.tangents, tangents, strict=True))
+    gradients = _gradients(backward, wanted)
+    count = len(numbers) + len(tensors) + len(tangents)
+    backward, constants = lift_constants(backward, count)
+    given = [GraphInput((("input", i),), False, i, "int" if i < len(numbers) else "tensor") for i in range(count)]
+    given += [GraphInput((("constant", i),), True, None, "constant") for i in range(len(constants))]
+    record = AutogradRecord(
+        tuple(outputs.results), wanted, saved, integers, orders, written, tuple(given), gradients, constants
+    )
+    return Halves(forward, made, mutated, backward, record)
+
+
+def _without_views(saved: Sequence[torch.fx.Node], backward: torch.fx.GraphModule, kept: set[int]) -> list[torch.fx.Node]:
+    """What is saved, without views of other tensors that are there anyway, or are no larger: the backward graph takes these views itself."""
+    placeholders = {n.name: n for n in backward.graph.nodes if n.op == "placeholder"}
+    first = next(n for n in backward.graph.nodes if n.op != "placeholder")
+    known = kept | {id(node) for node in saved}
+    chains = {node: _views_down_to(node, known) for node in saved}
+    taken = {node: placeholders[node.name] for node in saved if not chains[node]}  # what is saved -> the backward graph's placeholder
+    for node, chain in chains.items():
+        if not chain:
+            continue
+        base, old = chain[-1].args[0], placeholders[node.name]
+        assert isinstance(base, torch.fx.Node)
+        if base not in taken:
+            with backward.graph.inserting_before(old):
+                taken[base] = backward.graph.placeholder(f"saved_{base.name}")
+            taken[base].meta["val"] = base.meta["val"]
+        value = taken[base]
+        for step in reversed(chain):
+            with backward.graph.inserting_before(first):
+                copied = backward.graph.call_function(step.target, (value, *step.args[1:]), dict(step.kwargs))  # type: ignore[arg-type]
+            copied.meta["val"] = step.meta["val"]
+            value = copied
+        old.replace_all_uses_with(value)
+        backward.graph.erase_node(old)
+    places = {node: i for i, node in enumerate(backward.graph.nodes)}
+    return sorted(taken, key=lambda node: places[taken[node]])
+
+
+def _views_down_to(node: torch.fx.Node, known: set[int]) -> list[torch.fx.Node]:
+    """The views from the node down to the first one of a tensor that is kept anyway, or is no larger; empty where it stays itself."""
+    chain: list[torch.fx.Node] = []
+    found: list[torch.fx.Node] = []
+    view = node
+    while isinstance(node.target, torch._ops.OpOverload) and is_view(node) and len(node.all_input_nodes) == 1:
+        chain.append(node)
+        source = node.args[0]
+        assert isinstance(source, torch.fx.Node)
+        if id(source) in known or not is_view(source) and _no_larger(source, view):
+            found = list(chain)
+        node = source
+    return found
+
+
+def _no_larger(base: torch.fx.Node, view: torch.fx.Node) -> bool:
+    sizes = [base.meta["val"].numel(), view.meta["val"].numel()]
+    return all(isinstance(n, int) for n in sizes) and bool(sizes[0] <= sizes[1])
+
+
+def _order(value: torch.Tensor) -> tuple[int, ...]:
+    """The order of a dense tensor's dimensions in memory, outermost first."""
+    dims = value.dim()
+    orders = [tuple(range(dims))]
+    if dims in (4, 5):
+        orders.append((0, *range(2, dims), 1))
+    if all(isinstance(n, int) for n in (*value.shape, *value.stride())):
+        orders.append(tuple(sorted(range(dims), key=lambda d: (-value.stride(d), d))))
+    for order in orders:
+        step: Any = 1
+        fits = True
+        for dim in reversed(order):
+            size, stride = value.shape[dim], value.stride(dim)
+            fits = fits and (isinstance(size, int) and size == 1 or str(stride) == str(step))
+            step = step * size
+        if fits or isinstance(value.numel(), int) and value.numel() == 0:
+            return order
+    raise CaptureRefused("a gradient that the backward graph takes is not dense")
+
+
+def _gradients(backward: torch.fx.GraphModule, wanted: Sequence[int]) -> tuple[GraphOutput, ...]:
+    """The gradients of the inputs that require them; the graph gives the raw outputs only."""
+    end = next(n for n in reversed(backward.graph.nodes) if n.op == "output")
+    values: Any = end.args[0]
+    return Outputs(backward, []).of_values([values[i] for i in wanted])
+
+
+__all__ = ["Halves", "cut", "halves"]

@@ -1,0 +1,113 @@
+"""Calls that record gradients: the forward graph runs inside of an autograd Function, whose backward runs the backward graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from precast.artifact_store.format.expressions import evaluate
+from precast.artifact_store.format.records import AutogradRecord
+from precast.runtime.common.errors import PrecastError
+from precast.runtime.executable.calling_convention import GraphSpec, graph_inputs
+
+Call = Callable[..., tuple[Any, ...]]
+_TWICE = (
+    "precast: the gradient of a gradient was asked for (create_graph=True, and then backward through it), and a compiled graph has a "
+    "backward graph of its own, which records nothing. Run this call eagerly (precast.disable, or precast.set_stance('force_eager'))"
+)
+
+
+class RecordedCall:
+    """The callable of a frame whose forward and backward graphs are compiled: takes the per-call inputs, as other graph callables do.
+
+    `forward`: gives the forward graph's raw outputs for the per-call inputs; `backward`: takes what `AutogradRecord.backward` lists,
+    and gives one value for each of `AutogradRecord.inputs`.
+    """
+
+    __slots__ = ("_backward", "_bound", "_finish", "_forward", "_inputs", "_record", "_undifferentiable")
+
+    def __init__(self, record: AutogradRecord, spec: GraphSpec, forward: Call, backward: Call, bound: Sequence[Any]) -> None:
+        self._record = record
+        self._inputs = spec.inputs
+        self._finish = spec.finish
+        self._forward = forward
+        self._backward = backward
+        self._bound = tuple(bound)
+        self._undifferentiable = tuple(i for i, recorded in enumerate(record.results) if not recorded)
+
+    def __call__(self, *args: Any) -> tuple[Any, ...]:
+        record = self._record
+        values = graph_inputs(self._inputs, self._bound, args)
+        results = _Recorded.apply(self, values, args, *[values[i] for i in record.inputs])  # type: ignore[no-untyped-call]
+        for index, result, hidden in record.written:
+            target = values[index].detach() if hidden else values[index]
+            target.copy_(results[result])
+        return results if self._finish is None else self._finish(results, values)
+
+    def run(self, ctx: Any, values: Sequence[Any], args: Sequence[Any]) -> tuple[Any, ...]:
+        """The forward graph's results; what its backward graph needs is kept in `ctx`."""
+        record = self._record
+        raw = self._forward(*args)
+        ctx.save_for_backward(*[values[i] if source == "input" else raw[i] for source, i in record.saved])
+        ctx.numbers = [evaluate(number, values, raw) for number in record.numbers]
+        ctx.results = [(raw[i].shape, raw[i].dtype, raw[i].device) for i, _ in record.tangents]
+        ctx.set_materialize_grads(False)
+        results = raw[: len(record.results)]
+        if self._undifferentiable:
+            ctx.mark_non_differentiable(*[t for i in self._undifferentiable if isinstance(t := results[i], torch.Tensor)])
+        return results
+
+    def gradients(self, ctx: Any, given: Sequence[Any]) -> tuple[Any, ...]:
+        """The gradients of `AutogradRecord.inputs`, from those of the results."""
+        saved = ctx.saved_tensors
+        tangents = [
+            _tangent(given[i], order, *described)
+            for (i, order), described in zip(self._record.tangents, ctx.results, strict=True)
+        ]
+        made = self._backward(*ctx.numbers, *saved, *tangents)
+        if torch.is_grad_enabled():
+            kept = [i for i, gradient in enumerate(made) if gradient is not None]
+            delayed = torch._C._functions.DelayedError(_TWICE.encode(), len(kept))
+            wrapped = delayed(*[made[i].detach().requires_grad_() if made[i].is_floating_point() else made[i] for i in kept])
+            found = dict(zip(kept, wrapped, strict=True))
+            made = tuple(found.get(i) for i in range(len(made)))
+        return made
+
+
+class _Recorded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: RecordedCall, values: Sequence[Any], args: Sequence[Any], *inputs: Any) -> Any:
+        ctx.call = call
+        return call.run(ctx, values, args)
+
+    @staticmethod
+    def backward(ctx: Any, *given: Any) -> Any:
+        with torch._C._DisableAutocast():
+            return (None, None, None, *ctx.call.gradients(ctx, given))
+
+
+def _tangent(given: Any, order: Sequence[int], size: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The gradient of a result as the backward graph takes it: dense, its dimensions in that order in memory; zeros where there is none."""
+    stride, step = [0] * len(size), 1
+    for dim in reversed(order):
+        stride[dim] = step
+        step *= max(int(size[dim]), 1)
+    if given is None:
+        return torch.empty_strided(size, stride, dtype=dtype, device=device).zero_()
+    if type(given) is not torch.Tensor and type(given) is not torch.nn.Parameter:
+        raise PrecastError(
+            f"a gradient of type {type(given).__name__} reached a compiled graph, whose backward graph takes plain tensors: "
+            "run this call eagerly (precast.disable)"
+        )
+    if given.is_conj() or given.is_neg():
+        given = given.resolve_conj().resolve_neg()
+    if given.layout is not torch.strided:
+        given = given.to_dense()
+    if all(n == 1 or a == b for n, a, b in zip(size, given.stride(), stride, strict=True)) and given.dtype == dtype:
+        return given
+    return torch.empty_strided(size, stride, dtype=dtype, device=device).copy_(given)
+
+
+__all__ = ["RecordedCall"]
