@@ -89,7 +89,7 @@ class AutogradRecord(_Record):
     only kept for the backward graph. `inputs`: indices of the forward graph's inputs that require gradients.
     `saved`: tensors kept for the backward graph, each ("input", i) of the forward graph's inputs or ("raw", i) of its raw outputs;
     `numbers`: integers kept, as expressions over these. `tangents`: (index of a result, order of its gradient's dimensions in memory,
-    outermost first): the backward graph takes the gradients of these results, dense in that order.
+    outermost first, its strides where it is not dense): the backward graph takes the gradients of these results, laid out so.
     `written`: (index of an input, index of a result, whether autograd may not see it): inputs that get a result's value after the call.
     `backward`: the backward graph's inputs (numbers first, then saved tensors, then tangents, then constants); `gradients`: one output
     for each of `inputs`, "none" where that gets no gradient.
@@ -99,7 +99,7 @@ class AutogradRecord(_Record):
     inputs: tuple[int, ...]
     saved: tuple[tuple[str, int], ...]
     numbers: tuple[Expression, ...]
-    tangents: tuple[tuple[int, tuple[int, ...]], ...]
+    tangents: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]
     written: tuple[tuple[int, int, bool], ...]
     backward: tuple[GraphInput, ...]
     gradients: tuple[GraphOutput, ...]

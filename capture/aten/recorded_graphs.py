@@ -52,12 +52,12 @@ def halves(
         raise CaptureRefused("the backward pass writes a tensor of the forward pass")
     mutated = frozenset(i for i, n in enumerate(outputs.placeholders) if any(u.target is torch.ops.aten.copy_.default and u.args[0] is n for u in n.users))
     tensors = _without_views(tensors, backward, {id(n) for n in (*outputs.raw, *outputs.placeholders)})
-    saved = outputs.keep(tensors, mutated)
+    saved = outputs.keep(tensors, mutated | {index for index, _, _ in written})
     integers = tuple(outputs.number(n) for n in numbers)
     outputs.finish()
     wanted = tuple(i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor) and value.requires_grad)
     tangents = [n for n in backward.graph.nodes if n.op == "placeholder"][len(numbers) + len(tensors) :]
-    orders = tuple((index, _order(node.meta["val"])) for index, node in zip(outputs.tangents, tangents, strict=True))
+    orders = tuple((index, *_layout(node.meta["val"])) for index, node in zip(outputs.tangents, tangents, strict=True))
     gradients = _gradients(backward, wanted)
     count = len(numbers) + len(tensors) + len(tangents)
     backward, constants = lift_constants(backward, count)
@@ -117,8 +117,8 @@ def _no_larger(base: torch.fx.Node, view: torch.fx.Node) -> bool:
     return all(isinstance(n, int) for n in sizes) and bool(sizes[0] <= sizes[1])
 
 
-def _order(value: torch.Tensor) -> tuple[int, ...]:
-    """The order of a dense tensor's dimensions in memory, outermost first."""
+def _layout(value: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The order of a dense tensor's dimensions in memory, outermost first; and its strides where it is not dense."""
     dims = value.dim()
     orders = [tuple(range(dims))]
     if dims in (4, 5):
@@ -133,7 +133,9 @@ def _order(value: torch.Tensor) -> tuple[int, ...]:
             fits = fits and (isinstance(size, int) and size == 1 or str(stride) == str(step))
             step = step * size
         if fits or isinstance(value.numel(), int) and value.numel() == 0:
-            return order
+            return order, ()
+    if all(isinstance(n, int) for n in (*value.shape, *value.stride())):
+        return orders[-1], tuple(value.stride())
     raise CaptureRefused("a gradient that the backward graph takes is not dense")
 
 

@@ -67,7 +67,7 @@ class RecordedOutputs(Outputs):
             info = metadata.input_info[index]
             recorded = info.mutates_data and info.requires_grad
             made = self._result(value, recorded, taken=recorded)
-            written.append((index, made, info.mutations_hidden_from_autograd or info.is_leaf and info.requires_grad))
+            written.append((index, made, bool(info.mutations_hidden_from_autograd)))
         own: dict[int, int] = {}
         for i, (value, info) in enumerate(zip(outs, metadata.output_info, strict=True)):
             if _is_own(info) and isinstance(value, torch.fx.Node) and isinstance(value.meta.get("val"), torch.Tensor):
@@ -98,7 +98,8 @@ class RecordedOutputs(Outputs):
         return tuple(made_outputs), tuple(written)
 
     def keep(self, tensors: Sequence[torch.fx.Node], mutated: frozenset[int]) -> tuple[tuple[str, int], ...]:
-        """Where the saved tensors come from, each distinct and no view of another (`AutogradRecord.saved`)."""
+        """Where the saved tensors come from, each distinct and no view of another (`AutogradRecord.saved`). `mutated`: inputs that get
+        other values, of which copies are kept."""
         found = []
         for node in tensors:
             if node.op == "placeholder" and (index := self.placeholders.index(node)) not in mutated:

@@ -80,9 +80,10 @@ def _dispatched(writer: Writer, step: Extern, label: str) -> None:
     for name, result in zip(step.outs, dispatch(writer, step, label), strict=True):
         target = writer.new_owned()
         writer.add(f"{target} = {result};")
-        targets.append((name, target))
+        if name:  # "": a tensor that is not defined, where the op gives None
+            targets.append((name, target))
     writer.add("}")
     emit_sizes_of_results(writer, step, dict(targets), label)
     for name, target in targets:
         writer.settle(name, target, label)
-    writer.python.append(f"    {', '.join(step.outs)} = {step.op}({', '.join(v.buffer for v in argument_views(step.args))})")
+    writer.python.append(f"    {', '.join(name or '_' for name in step.outs)} = {step.op}({', '.join(v.buffer for v in argument_views(step.args))})")

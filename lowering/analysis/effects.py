@@ -137,7 +137,7 @@ def writes(step: Step) -> tuple[str, ...]:
         case Kernel(stores=stores):
             return tuple(dict.fromkeys(s.buffer for s in stores))
         case Extern(outs=outs, mutates=mutates):
-            return tuple(dict.fromkeys((*outs, *mutates)))
+            return tuple(dict.fromkeys(name for name in (*outs, *mutates) if name))  # "": a result that is None
         case _:
             return (step.out,)
 

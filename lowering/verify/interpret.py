@@ -252,7 +252,8 @@ class _Machine:
         for bind in step.binds:
             self.sizes[bind.symbol] = (results[bind.out].shape[bind.dim] - bind.offset) // bind.factor
         for out, value in zip(step.outs, results, strict=False):
-            self._write_view(out, value)
+            if out:  # "": the op gives None here
+                self._write_view(out, value)
 
     def _launch(self, step: Extern) -> None:
         if self.run_kernel is None or self.double:

@@ -42,7 +42,9 @@ class RecordedCall:
         values = graph_inputs(self._inputs, self._bound, args)
         results = _Recorded.apply(self, values, args, *[values[i] for i in record.inputs])  # type: ignore[no-untyped-call]
         for index, result, hidden in record.written:
-            target = values[index].detach() if hidden else values[index]
+            target = values[index]
+            if hidden or target.is_leaf and target.requires_grad:  # a leaf may be written where autograd does not see it, and nowhere else
+                target = target.detach()
             target.copy_(results[result])
         return results if self._finish is None else self._finish(results, values)
 
@@ -52,7 +54,7 @@ class RecordedCall:
         raw = self._forward(*args)
         ctx.save_for_backward(*[values[i] if source == "input" else raw[i] for source, i in record.saved])
         ctx.numbers = [evaluate(number, values, raw) for number in record.numbers]
-        ctx.results = [(raw[i].shape, raw[i].dtype, raw[i].device) for i, _ in record.tangents]
+        ctx.results = [(raw[i].shape, raw[i].dtype, raw[i].device) for i, _, _ in record.tangents]
         ctx.set_materialize_grads(False)
         results = raw[: len(record.results)]
         if self._undifferentiable:
@@ -63,8 +65,8 @@ class RecordedCall:
         """The gradients of `AutogradRecord.inputs`, from those of the results."""
         saved = ctx.saved_tensors
         tangents = [
-            _tangent(given[i], order, *described)
-            for (i, order), described in zip(self._record.tangents, ctx.results, strict=True)
+            _tangent(given[i], stride or _dense(order, described[0]), *described)
+            for (i, order, stride), described in zip(self._record.tangents, ctx.results, strict=True)
         ]
         made = self._backward(*ctx.numbers, *saved, *tangents)
         if torch.is_grad_enabled():
@@ -88,12 +90,17 @@ class _Recorded(torch.autograd.Function):
             return (None, None, None, *ctx.call.gradients(ctx, given))
 
 
-def _tangent(given: Any, order: Sequence[int], size: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """The gradient of a result as the backward graph takes it: dense, its dimensions in that order in memory; zeros where there is none."""
+def _dense(order: Sequence[int], size: Sequence[int]) -> list[int]:
+    """The strides of a tensor whose dimensions lie in that order in memory, outermost first, without gaps."""
     stride, step = [0] * len(size), 1
     for dim in reversed(order):
         stride[dim] = step
         step *= max(int(size[dim]), 1)
+    return stride
+
+
+def _tangent(given: Any, stride: Sequence[int], size: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The gradient of a result as the backward graph takes it, with these strides; zeros where there is none."""
     if given is None:
         return torch.empty_strided(size, stride, dtype=dtype, device=device).zero_()
     if type(given) is not torch.Tensor and type(given) is not torch.nn.Parameter:

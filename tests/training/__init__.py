@@ -1,0 +1,1 @@
+"""Training: calls that record gradients, optimisers, and loops that people write."""
