@@ -158,18 +158,19 @@ def test_a_check_that_only_raises_stays() -> None:
 
 def test_without_tensors_there_is_no_graph() -> None:
     frame = capture(programs.nothing_but_numbers, (3,))
-    assert frame.graph is None and not frame.needs_grad and frame.inputs == ()
+    assert frame.graph is None and frame.inputs == ()
     assert rebuilt(frame, programs.nothing_but_numbers, {"n": 3})(3) == 4
 
 
-def test_needs_grad() -> None:
+def test_gradients_are_recorded_where_eager_records_them() -> None:
     fn, args, kwargs = PROGRAMS["module"]()
     frame = capture(fn, args, kwargs)
-    assert frame.needs_grad and frame.graph is None
+    assert frame.graph is not None and frame.backward is not None and frame.autograd is not None
+    assert any(frame.autograd.results) and len(frame.autograd.gradients) == len(frame.autograd.inputs) > 0
     with torch.no_grad():
-        assert not capture(fn, args, kwargs).needs_grad
+        assert capture(fn, args, kwargs).backward is None
     with torch.inference_mode():
-        assert not capture(fn, args, kwargs).needs_grad
+        assert capture(fn, args, kwargs).backward is None
 
 
 def test_bound_inputs_stay_out_of_the_call() -> None:

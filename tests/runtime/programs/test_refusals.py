@@ -187,7 +187,7 @@ class Scaled(torch.nn.Module):
 
 
 def test_gradients_arrive_with_one_warning(store: Store) -> None:
-    """Calls that record gradients are eager's, whatever their sizes; the same module without gradients is compiled."""
+    """Calls that record gradients are compiled too, with as many artifacts as sizes ask for, and never serve calls that record none."""
     model, twin = Scaled(), Scaled()
     twin.load_state_dict(model.state_dict())
     compiled = precast.compile(model, store=store)
@@ -201,11 +201,12 @@ def test_gradients_arrive_with_one_warning(store: Store) -> None:
             torch.testing.assert_close(x.grad, own.grad)
     for got, want in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(got.grad, want.grad)
-    (message,) = [str(w.message) for w in caught]
-    assert "gradients are being recorded" in message and "torch.no_grad()" in message
-    assert store.programs() == []
+    assert not caught
+    (key,) = store.programs()
+    assert len(store.variants(key)) == 2  # of one size, and of any
     torch.testing.assert_close(compiled(x), twin(x))
-    assert any(isinstance(v, Variant) for v in site_of(compiled).programs[0].variants)
+    assert len(store.variants(key)) == 3
+    assert all(isinstance(v, Variant) for v in site_of(compiled).programs[0].variants)
 
 
 def test_a_size_that_the_tracer_loses(store: Store) -> None:
