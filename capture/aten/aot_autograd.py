@@ -86,6 +86,11 @@ def aten_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompositio
             state = create_aot_state(stack, call, fake_args, descriptions, config, fake_mode, shape_env)
             if activations is not None:
                 expect_activations(state.fw_metadata, activations)
+            if state.needs_autograd and any(_lacks_device(value) for value in fake_args):
+                raise CaptureRefused(
+                    "a call that records gradients is to be compiled for a GPU, and this machine has none: torch's autograd engine asks for it",
+                    hint="build training steps on a machine with such a GPU",
+                )
             flat = parts_of(fake_args)
             if len(flat) > len(fake_args) and any(info.mutates_data for info in state.fw_metadata.input_info):
                 refuse_shared(plain_inputs(fake_args, flat), flat)
@@ -134,6 +139,10 @@ def _recorded(
         on_one_device(graph, fake_mode, mutated)
         graph.recompile()
     return AotGraph(both.graph, both.outputs, both.mutated, absolute, backward=both.backward, autograd=both.autograd)
+
+
+def _lacks_device(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == "cuda" and not torch.cuda.is_available()
 
 
 def _drop_idle_dropout(gm: torch.fx.GraphModule) -> None:

@@ -24,8 +24,8 @@ def extern(b: Builder, node: fx.Node, lookup: Lookup) -> Any:
     op = node.target
     assert isinstance(op, torch._ops.OpOverload)
     schema = op._schema
-    if not all(_is_tensor_type(r.type) for r in schema.returns):
-        raise Unsupported(f"{op} at {node.name} returns {[str(r.type) for r in schema.returns]}: only tensors can leave a library call")
+    if not all(_is_tensor_type(r.type) or _is_number_type(r.type) for r in schema.returns):
+        raise Unsupported(f"{op} at {node.name} returns {[str(r.type) for r in schema.returns]}: only tensors and numbers that the trace knows can leave a library call")
     renamed = op
     if is_view(op):
         packet = getattr(torch.ops.aten, f"{schema.name.split('::')[1]}_copy", None)
@@ -53,6 +53,11 @@ def is_view(op: object) -> bool:
 
 def _is_tensor_type(kind: object) -> bool:
     return str(kind) in ("Tensor", "List[Tensor]", "Optional[Tensor]", "List[Optional[Tensor]]")
+
+
+def _is_number_type(kind: object) -> bool:
+    """Numbers that come beside tensors (the lengths that attention saw): the trace knows them, and their readers have them from there."""
+    return str(kind) in ("int", "bool", "float", "number")
 
 
 def _written_arguments(node: fx.Node, schema: Any) -> dict[str, fx.Node]:
@@ -130,6 +135,9 @@ def _results(
             results.append(lookup(mutated[next(iter(info.before_set))]))
         elif isinstance(value, list | tuple):
             results.append([fresh(v) for v in value])
+        elif _is_number_type(declared.type):
+            outs.append("")
+            results.append(value)
         else:
             results.append(fresh(value))
     return (results[0] if len(results) == 1 else results if results else None), outs, binds

@@ -62,7 +62,7 @@ class Externs:
                 results = call(values, ints)
             for i in range(n_outs):
                 result = results[i]
-                outs[i] = None if result is None else new_handle(result)
+                outs[i] = new_handle(result) if isinstance(result, torch.Tensor) else None  # numbers are known from the trace
             return 0
         except BaseException as problem:  # noqa: BLE001 - nothing may cross into C, not even Ctrl-C; the caller raises it
             leave_exception(problem, error, capacity)

@@ -26,6 +26,7 @@ PASS_LIST = Path(__file__).resolve().parent / "opdb_pass_list.txt"
 KINDS_ON_GPU = ("cuda", "cuda-bf16", "cuda-f16", "cuda-f64", "cuda-i64")
 ON_GPU = tuple(f"{whose}-{kind}" for kind in KINDS_ON_GPU for whose in ("precast", "inductor"))
 BACKEND_NAMES = ("lowered", "scheduled", "precast", "inductor", "precast-dynamic", "inductor-dynamic", *ON_GPU)
+BACKEND_NAMES += ("precast-backward", "inductor-backward")
 Results = dict[str, dict[str, dict[str, Any]]]
 """Backend to operator to verdict."""
 
@@ -182,9 +183,10 @@ def main() -> int:
         return 0
     from tests.ops.opdb_judge import operators
 
-    names = options.only.split(",") if options.only else list(operators())
+    chosen = options.backend or ["precast", "inductor"]
+    names = options.only.split(",") if options.only else list(operators(chosen[0]))
     results = run(
-        options.backend or ["precast", "inductor"],
+        chosen,
         names,
         options.samples,
         out=options.out,

@@ -46,6 +46,8 @@ def operators(backend: str = "") -> dict[str, Any]:
     """What a backend is judged on: ops with float32 on the CPU, the same list for all; and those of integers where it is of integers."""
     device, dtype = where(backend)
     integers = device != "cpu" and not dtype.is_floating_point
+    if backend.endswith(BACKWARD):
+        return {name: op for name, op in every().items() if op.supports_autograd and torch.float32 in op.supported_backward_dtypes(device)}
     return {name: op for name, op in every().items() if torch.float32 in op.dtypes or (integers and dtype in op.dtypesIfCUDA)}
 
 
@@ -112,7 +114,28 @@ DEVICES: dict[str, Where] = {
 }
 
 
+BACKWARD = "-backward"
+"""Ends the names of backends that are judged with gradients: those of all inputs, from fixed ones of the results."""
+
+
+def with_gradients(run: Backend, fn: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The results, and the gradients of the inputs that require them."""
+    result = run(fn, args, kwargs)
+    given = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor) and t.requires_grad]
+    recorded = [t for t in tree_flatten(result)[0] if isinstance(t, torch.Tensor) and t.requires_grad]
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.rand(t.shape, generator=generator, dtype=torch.float64).to(t.device, t.dtype) for t in recorded]
+    gradients = torch.autograd.grad(recorded, given, weights, allow_unused=True) if recorded and given else ()
+    return tree_map(lambda t: t.detach() if isinstance(t, torch.Tensor) else t, (result, gradients))
+
+
+def _eager(fn: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return fn(*args, **kwargs)
+
+
 BACKENDS: dict[str, Backend] = {
+    f"precast{BACKWARD}": partial(with_gradients, precast),
+    f"inductor{BACKWARD}": partial(with_gradients, inductor),
     "lowered": lowered,
     "scheduled": scheduled,
     "precast": precast,
@@ -147,10 +170,11 @@ def judge(name: str, backend: str, samples: int) -> dict[str, Any]:
         return {"verdict": "refused", "reason": "data-dependent or not functional under the bare tracer", "samples": 0, "other_strides": 0}
     order = ("pass", "refused", "error", "wrong")
     worst, reason, judged, strides = "pass", "", 0, 0
-    with warnings.catch_warnings(), torch.no_grad():
+    backward = backend.endswith(BACKWARD)
+    with warnings.catch_warnings(), torch.set_grad_enabled(backward):
         warnings.simplefilter("ignore")
-        for number, sample in enumerate(_samples(op, samples, where(backend))):
-            verdict, why, same_strides = _one(op, sample, run)
+        for number, sample in enumerate(_samples(op, samples, where(backend), backward)):
+            verdict, why, same_strides = _one(op, sample, run, partial(with_gradients, _eager) if backward else _eager)
             if verdict == "eager refuses":
                 continue
             judged += 1
@@ -160,20 +184,20 @@ def judge(name: str, backend: str, samples: int) -> dict[str, Any]:
     return {"verdict": worst if judged else "no sample", "reason": reason[:700], "samples": judged, "other_strides": strides}
 
 
-def _samples(op: Any, count: int, where: Where) -> list[Any]:
+def _samples(op: Any, count: int, where: Where, backward: bool = False) -> list[Any]:
     device, dtype = where
     if device != "cpu" and dtype not in op.dtypesIfCUDA:
         return []
     torch.manual_seed(0)
     found = []
-    for sample in op.sample_inputs(device, dtype, requires_grad=False):
+    for sample in op.sample_inputs(device, dtype, requires_grad=backward):
         found.append(sample)
         if len(found) == count:
             break
     return found
 
 
-def _one(op: Any, sample: Any, run: Backend) -> tuple[str, str, bool]:
+def _one(op: Any, sample: Any, run: Backend, eager: Backend = _eager) -> tuple[str, str, bool]:
     function = op.op
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -185,9 +209,9 @@ def _one(op: Any, sample: Any, run: Backend) -> tuple[str, str, bool]:
     call.__name__ = f"opdb.{op.full_name}"
     try:
         torch.manual_seed(1)
-        want = call(*(kept := inputs())[0], **kept[1])
+        want = eager(call, *(kept := inputs()))
         torch.manual_seed(2)
-        again = call(*(other := inputs())[0], **other[1])
+        again = eager(call, *(other := inputs()))
     except Exception:  # noqa: BLE001  (an input that eager refuses judges nobody)
         return "eager refuses", "", True
     random = op.name in RANDOM or difference((want, kept), (again, other), None) != ""
@@ -198,7 +222,7 @@ def _one(op: Any, sample: Any, run: Backend) -> tuple[str, str, bool]:
         return "refused", str(error), True
     except Exception as error:  # noqa: BLE001  (that is the verdict)
         return "error", f"{type(error).__name__}: {error}", True
-    why = difference(want, got, _precise(call, inputs), values=not random) or difference(kept, given, None, values=not random)
+    why = difference(want, got, _precise(partial(eager, call), inputs), values=not random) or difference(kept, given, None, values=not random)
     return ("wrong", why, True) if why else ("pass", "", _same_strides(want, got))
 
 
@@ -213,7 +237,7 @@ compared bit by bit.
 """
 
 
-def _precise(call: Function, inputs: Callable[[], Any]) -> Any:
+def _precise(call: Callable[[tuple[Any, ...], dict[str, Any]], Any], inputs: Callable[[], Any]) -> Any:
     """The result in float64, None where there is none."""
 
     def widen(value: Any) -> Any:
@@ -221,7 +245,7 @@ def _precise(call: Function, inputs: Callable[[], Any]) -> Any:
 
     args, kwargs = tree_map(widen, inputs())
     try:
-        return call(*args, **kwargs)
+        return call(args, kwargs)
     except Exception:  # noqa: BLE001  (not every op has float64)
         return None
 

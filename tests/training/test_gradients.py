@@ -17,22 +17,35 @@ from tests.training.gradient_programs import PROGRAMS, Program
 SEED = 5
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
-def test_as_eager(program: Program, tmp_path: Any) -> None:
-    """Outputs, gradients of everything that requires them, what was written: against eager in double precision, no worse than eager is."""
+def run(program: Program, store: Any, device: str = "cpu") -> None:
+    """Two calls of the program, eager and compiled."""
     torch.manual_seed(SEED)
-    eager = program.make()
-    compiled = precast.compile(copy.deepcopy(eager) if isinstance(eager, nn.Module) else eager, fullgraph=program.whole, store=tmp_path)
+    with torch.device(device):
+        eager = program.make()
+    compiled = precast.compile(copy.deepcopy(eager) if isinstance(eager, nn.Module) else eager, fullgraph=program.whole, store=store)
     exact = copy.deepcopy(eager).double() if isinstance(eager, nn.Module) else eager
     for call in range(2):
-        outcomes = [outcome(fn, program, SEED + call, double) for fn, double in ((compiled, False), (eager, False), (exact, True))]
+        outcomes = [outcome(fn, program, SEED + call, double, device) for fn, double in ((compiled, False), (eager, False), (exact, True))]
         compare(*outcomes)
 
 
-def outcome(fn: Any, program: Program, seed: int, double: bool) -> dict[str, Any]:
+@pytest.fixture(autouse=True)
+def recording() -> Iterator[None]:
+    with torch.enable_grad():
+        yield
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_as_eager(program: Program, tmp_path: Any) -> None:
+    """Outputs, gradients of everything that requires them, what was written: against eager in double precision, no worse than eager is."""
+    run(program, tmp_path)
+
+
+def outcome(fn: Any, program: Program, seed: int, double: bool, device: str = "cpu") -> dict[str, Any]:
     """One call, and the backward pass from all that it gave and wrote."""
     torch.manual_seed(seed)
-    args = program.inputs()
+    with torch.device(device):
+        args = program.inputs()
     if double:
         args = tree_map(lambda v: doubled(v) if isinstance(v, Tensor) else v, args)
     inputs = [v for v in tree_leaves(args) if isinstance(v, Tensor)]
@@ -45,7 +58,8 @@ def outcome(fn: Any, program: Program, seed: int, double: bool) -> dict[str, Any
     given = [v for v in tree_leaves(result) if isinstance(v, Tensor)]
     recorded = [v for v in (*given, *inputs) if v.requires_grad and v.grad_fn is not None]
     generator = torch.Generator().manual_seed(seed)
-    parts = [(v.abs() if v.is_complex() else v).double().nan_to_num().mul(torch.rand(v.shape, generator=generator, dtype=torch.double)).sum() for v in recorded]
+    weights = [torch.rand(v.shape, generator=generator, dtype=torch.double).to(device) for v in recorded]
+    parts = [((v.abs() if v.is_complex() else v).double().nan_to_num() * w).sum() for v, w in zip(recorded, weights, strict=True)]
     if parts:
         torch.stack(parts).sum().backward()
     return {
