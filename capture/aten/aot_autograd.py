@@ -174,6 +174,12 @@ def _captured(state: Any, call: Any) -> Any:
         if "non-differentiable view input mutations" not in str(error):
             raise
         raise CaptureRefused(_SHARED, shared_memory=True) from error
+    except RuntimeError as error:  # some backward operators take no symbolic sizes
+        if "isIntList()" not in str(error):
+            raise
+        refused = CaptureRefused("an operator of the backward pass takes no sizes that vary")
+        refused.symbols = True
+        raise refused from error
 
 
 _SHARED = "two inputs share memory and the traced code writes one of them"

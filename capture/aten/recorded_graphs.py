@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch.utils._python_dispatch import _disable_current_modes
 
 from precast.artifact_store.format.records import AutogradRecord, GraphInput, GraphOutput
 from precast.capture.adapters.partitioners import min_cut_rematerialization_partition
@@ -60,7 +61,8 @@ def halves(
     orders = tuple((index, *_layout(node.meta["val"])) for index, node in zip(outputs.tangents, tangents, strict=True))
     gradients = _gradients(backward, wanted)
     count = len(numbers) + len(tensors) + len(tangents)
-    backward, constants = lift_constants(backward, count)
+    with _disable_current_modes():
+        backward, constants = lift_constants(backward, count)
     given = [GraphInput((("input", i),), False, i, "int" if i < len(numbers) else "tensor") for i in range(count)]
     given += [GraphInput((("constant", i),), True, None, "constant") for i in range(len(constants))]
     record = AutogradRecord(
@@ -119,24 +121,34 @@ def _no_larger(base: torch.fx.Node, view: torch.fx.Node) -> bool:
 
 def _layout(value: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The order of a dense tensor's dimensions in memory, outermost first; and its strides where it is not dense."""
-    dims = value.dim()
-    orders = [tuple(range(dims))]
-    if dims in (4, 5):
-        orders.append((0, *range(2, dims), 1))
-    if all(isinstance(n, int) for n in (*value.shape, *value.stride())):
-        orders.append(tuple(sorted(range(dims), key=lambda d: (-value.stride(d), d))))
-    for order in orders:
-        step: Any = 1
-        fits = True
-        for dim in reversed(order):
-            size, stride = value.shape[dim], value.stride(dim)
-            fits = fits and (isinstance(size, int) and size == 1 or str(stride) == str(step))
-            step = step * size
-        if fits or isinstance(value.numel(), int) and value.numel() == 0:
-            return order, ()
-    if all(isinstance(n, int) for n in (*value.shape, *value.stride())):
-        return orders[-1], tuple(value.stride())
-    raise CaptureRefused("a gradient that the backward graph takes is not dense")
+    size, stride = [_known(n) for n in value.shape], [_known(n) for n in value.stride()]
+    dims = range(len(size))
+    order = tuple(dims)
+    if None not in size and None not in stride:
+        order = tuple(sorted(dims, key=lambda d: (-stride[d], -size[d], d)))  # type: ignore[operator]
+        if value.numel() and any(size[d] != 1 and stride[d] != step for d, step in zip(order, _steps(order, size), strict=True)):
+            if any(isinstance(n, torch.SymInt) for n in (*value.shape, *value.stride())):
+                raise CaptureRefused("a gradient that the backward graph takes is not dense, and of a size that varies")
+            return order, tuple(value.stride())
+    return order, ()
+
+
+def _steps(order: Sequence[int], size: Sequence[Any]) -> list[int]:
+    """Strides of dense dimensions in that order."""
+    steps = [1] if order else []
+    for dim in reversed(order[1:]):
+        steps.append(steps[-1] * max(size[dim], 1))
+    return steps[::-1]
+
+
+def _known(number: Any) -> int | None:
+    """A size or stride of this very call; None where it depends on data. AOTAutograd lays gradients out by the memory format that it
+    suggests for them, which guards pin.
+    """
+    if isinstance(number, int):
+        return number
+    hint = number.node.hint
+    return int(hint) if hint is not None else None
 
 
 def _gradients(backward: torch.fx.GraphModule, wanted: Sequence[int]) -> tuple[GraphOutput, ...]:

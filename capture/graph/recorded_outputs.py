@@ -147,6 +147,8 @@ class RecordedOutputs(Outputs):
 
     def _view_of(self, value: torch.fx.Node, base: torch.fx.Node, index: int, info: Any) -> GraphOutput:
         window = self._window(value.meta["val"], base.meta["val"])
+        if window[-1] is not None and info.requires_grad:
+            raise CaptureRefused("a result that records gradients is a view of another dtype", hint="return a copy (clone()) of it")
         return GraphOutput("output_view", index, *window, detach=self.results[index] and not info.requires_grad)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from precast.artifact_store.format.expressions import evaluate, leaves
+from precast.artifact_store.format.expressions import Expression, evaluate, leaves
 from precast.artifact_store.format.records import GraphInput, GraphOutput
 from precast.runtime.executable.run_errors import ERROR_CAPACITY, raise_run_error
 from precast.runtime.native.torch_symbols import new_handle, resolve_symbol, take_handle
@@ -55,9 +55,13 @@ class GraphSpec:
         return tuple(tensor for i, tensor in zip(self.bound_positions, bound, strict=True) if not self.inputs[i].mutated)
 
 
-def raw_kinds(outputs: Sequence[GraphOutput], io: Any) -> str:
-    """The kinds of the library's outputs: from the frame's outputs, padded by what the library itself says that it has."""
+def raw_kinds(outputs: Sequence[GraphOutput], io: Any, numbers: Sequence[Expression] = ()) -> str:
+    """The kinds of the library's outputs: from the frame's outputs, padded by what the library itself says that it has. `numbers`: what
+    else is computed from them.
+    """
     kinds: dict[int, str] = {}
+    for number in numbers:
+        kinds.update((leaf[1], "i") for leaf in leaves(number) if leaf[0] == "raw")
     for output in outputs:
         if output.index is not None and (output.kind in ("raw", "output_view") or (output.kind == "int" and output.value is None)):
             kinds[output.index] = "i" if output.kind == "int" else "t"

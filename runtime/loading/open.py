@@ -115,7 +115,7 @@ def open_executable(
         autograd = AutogradRecord.from_data(frame["autograd"]) if frame.get("autograd") is not None else None
         graph = manifest.graphs.get(role)
         io = dict(graph.io) if graph is not None else {}
-        kinds = raw_kinds(outputs, io)
+        kinds = raw_kinds(outputs, io, () if autograd is None else autograd.numbers)
         taken = len(io.get("inputs", inputs))
         if taken != len(inputs):  # the library reads as many as it was made for
             raise ValueError(f"it gives {len(inputs)} inputs to a graph that takes {taken}")
