@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +55,11 @@ def halves(
     mutated = frozenset(i for i, n in enumerate(outputs.placeholders) if any(u.target is torch.ops.aten.copy_.default and u.args[0] is n for u in n.users))
     tensors = _without_views(tensors, backward, {id(n) for n in (*outputs.raw, *outputs.placeholders)})
     saved = outputs.keep(tensors, mutated | {index for index, _, _ in written})
+    places = [n for n in backward.graph.nodes if n.op == "placeholder"][len(numbers) :]
+    for node, place in zip(tensors, places, strict=False):
+        if node in outputs.copied:
+            place.meta["val"] = outputs.copied[node].meta["val"]
+            _views_anew(place)
     integers = tuple(outputs.number(n) for n in numbers)
     outputs.finish()
     wanted = tuple(i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor) and value.requires_grad)
@@ -117,6 +123,16 @@ def _views_down_to(node: torch.fx.Node, known: set[int]) -> list[torch.fx.Node]:
 def _no_larger(base: torch.fx.Node, view: torch.fx.Node) -> bool:
     sizes = [base.meta["val"].numel(), view.meta["val"].numel()]
     return all(isinstance(n, int) for n in sizes) and bool(sizes[0] <= sizes[1])
+
+
+def _views_anew(node: torch.fx.Node) -> None:
+    """The values of views of a node whose value has other strides than it had."""
+    for user in node.users:
+        if is_view(user) and user.args[0] is node:
+            args, kwargs = torch.fx.node.map_arg((user.args, user.kwargs), lambda n: n.meta["val"])
+            with node.meta["val"].fake_mode if isinstance(node.meta["val"], torch.Tensor) else contextlib.nullcontext():
+                user.meta["val"] = user.target(*args, **kwargs)  # type: ignore[operator]
+            _views_anew(user)
 
 
 def _layout(value: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:

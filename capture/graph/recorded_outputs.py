@@ -54,6 +54,8 @@ class RecordedOutputs(Outputs):
         self.results: list[bool] = []
         self.tangents: list[int] = []
         """Raw outputs whose gradients the backward graph takes, in its order."""
+        self.copied: dict[torch.fx.Node, torch.fx.Node] = {}
+        """What is saved as a copy, which lies in memory in another way -> the copy."""
 
     def record(self, metadata: Any, views_elsewhere: bool) -> tuple[tuple[GraphOutput, ...], tuple[tuple[int, int, bool], ...]]:
         """What the caller gets, and what inputs get after the call (`AutogradRecord.written`)."""
@@ -106,14 +108,15 @@ class RecordedOutputs(Outputs):
                 found.append(("input", index))
             elif node.op == "placeholder":
                 with self.graph.graph.inserting_after(self.placeholders[-1]):
-                    found.append(("raw", self._raw_index(self._clone(node))))
+                    self.copied[node] = self._clone(node)
+                found.append(("raw", self._raw_index(self.copied[node])))
             elif node in self.raw:
                 found.append(("raw", self.raw.index(node)))
             else:
                 if any(viewed(node) is viewed(other) for other in (*self.raw, *self.placeholders)):
                     with self.graph.graph.inserting_before(self.end):
-                        node = self._clone(node)
-                found.append(("raw", self._raw_index(node)))
+                        self.copied[node] = self._clone(node)
+                found.append(("raw", self._raw_index(self.copied.get(node, node))))
         return tuple(found)
 
     def number(self, node: torch.fx.Node) -> Expression:

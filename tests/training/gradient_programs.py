@@ -377,3 +377,14 @@ def linear_algebra(x: Tensor) -> Tensor:
 @program(lambda: (leaf(1, 2, 5, 5), torch.rand(1, 4, 4, 2)))
 def sampled_grid(x: Tensor, grid: Tensor) -> Tensor:
     return F.grid_sample(x, grid, align_corners=False) + F.interpolate(x, (4, 4), mode="bilinear")
+
+
+@program(lambda: (leaf(6, 6),))
+def slices_that_are_saved(x: Tensor) -> tuple[Tensor, Tensor]:
+    z = x.exp() @ x
+    return z, (z[:, :1].sin() * z[1:2].cos()) @ z[:, 2:4] * z[2:3, 1:3]
+
+
+@program(lambda: (leaf(4, 5), torch.tensor([[True, False, True, False, True]] * 4)))
+def size_that_depends_on_data(x: Tensor, mask: Tensor) -> Tensor:
+    return torch.masked_select(x * x, mask).sin()
