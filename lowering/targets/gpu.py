@@ -37,6 +37,7 @@ from precast.lowering.passes.simplify.merge_matmuls import merge_gemms
 from precast.lowering.passes.simplify.name_kernels import name_kernels
 from precast.lowering.passes.simplify.recognise_attention import recognise_attention
 from precast.lowering.passes.simplify.split_axes import split_axes
+from precast.lowering.passes.simplify.store_in_place import store_in_place
 from precast.lowering.targets.scheduling import Pass, Scheduling
 
 
@@ -47,6 +48,7 @@ def passes(target: str, options: LoweringOptions, bound: Collection[str] | None 
     traits = traits_of(target)
     epilogues: list[tuple[str, Pass]] = []
     products: list[tuple[str, Pass]] = []
+    updates: list[tuple[str, Pass]] = [("store in place", store_in_place)] if options.updates else []
     if options.epilogue_fusion:
         epilogues = [("epilogues", attach_gpu_epilogues)]
         products = [("products in kernels", partial(shallow_products, traits=traits))]
@@ -75,6 +77,7 @@ def passes(target: str, options: LoweringOptions, bound: Collection[str] | None 
         ("recognise attention", recognise_attention),
         ("heads of a row together", heads_of_a_row_together),
         ("fuse siblings", partial(fuse_siblings, launches=True)),
+        *updates,
         ("hoist invariants", hoist_invariants),
         *products,
         ("gpu reductions", partial(gpu_reductions, traits=traits)),
