@@ -104,6 +104,11 @@ def translate(dynamo_guards: Iterable[Any], context: GuardContext) -> Translatio
             if kind == "ID_MATCH" and guard.originating_source in context.compared:
                 compared.append(path)
                 continue
+            if kind == "ID_MATCH" and isinstance(optimizer := context.sources.value(path), torch.optim.Optimizer):
+                # torch pins it because it traces `_init_group` on the object itself; here steps are no part of a frame, and what is read
+                # of the optimiser has guards of its own
+                result.guards.append(Guard(path, Predicate.TYPE, type_name(type(optimizer))))
+                continue
             result.guards.extend(_translate_one(kind, path, guard, context))
         except (NotPortable, Untaggable, PathError) as error:
             held = held_here(guard.originating_source, context.sources) if kind in _IDENTITY else []

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import sys
+import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +14,7 @@ import torch
 
 from precast.runtime.common.errors import GuardMiss, Refused, failure_level, failure_text, strict
 from precast.runtime.common.log import logger, warn
+from precast.runtime.frames import call_interception
 from precast.runtime.optimizers.rules import RULES, Rule
 from precast.runtime.optimizers.update import Wanted, launch, opened
 from precast.runtime.programs.identity import Settings
@@ -45,40 +49,50 @@ class GroupUpdate:
         self._warned: set[str] = set()
         self._opened: dict[tuple[Any, ...], Callable[..., Any]] = {}
         code = inspect.unwrap(eager).__code__
+        self._parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         self._names = tuple("grads" if n == "d_p_list" else n for n in code.co_varnames[: code.co_argcount])
 
     def __call__(self, *args: Any, **options: Any) -> None:
         if stance.state.force_eager or not args or not args[0]:
             self._eager(*args, **options)
             return
-        lists = dict(zip(self._names, args, strict=False))
-        reason = self._refused or self._why_not(lists, options)
-        parts: list[Part] = []
-        if not reason:
-            try:
-                values = _numbers(options)
-                skipped = _overflowed(options)
-                if not skipped:
-                    parts = self._parts(lists, values)
-            except GuardMiss:
-                raise
-            except Refused as refused:
-                reason = self._refused = str(refused)
-            except Exception as error:
-                if strict():
-                    raise
-                logger("runtime").log(failure_level(error), "torch.optim:%s: compiling failed", self._name, exc_info=True)
-                reason = self._refused = f"compiling it failed{failure_text(error)}"[:500]
+        with call_interception.paused():
+            reason = self._compiled(dict(zip(self._names, args, strict=False)), options)
         if reason:
-            self._tell(reason)
+            if reason not in self._warned:
+                self._warned.add(reason)
+                warn(f"precast: the step of torch.optim's {self._name} runs eagerly: {reason}")
             self._eager(*args, **options)
-        elif not skipped:
-            self._run(lists, values, parts)
 
-    def _tell(self, reason: str) -> None:
-        if reason not in self._warned:
-            self._warned.add(reason)
-            warn(f"precast: the step of torch.optim's {self._name} runs eagerly: {reason}")
+    def _compiled(self, lists: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+        """Updates the tensors; where that cannot be done, why, with nothing changed."""
+        reason = self._refused or self._why_not(lists, options)
+        if reason:
+            return reason
+        try:
+            values = _numbers(options)
+            if _overflowed(options):
+                return ""
+            parts = self._parts(lists, values)
+        except GuardMiss:
+            raise
+        except Refused as refused:
+            self._refused = str(refused)
+            return self._refused
+        except Exception as error:
+            if strict():
+                raise
+            logger("runtime").log(failure_level(error), "torch.optim:%s: compiling failed", self._name, exc_info=True)
+            self._refused = f"compiling it failed{failure_text(error)}"[:500]
+            return self._refused
+        self._run(lists, values, parts)
+        return ""
+
+    def received(self, cells: Any, *values: Any) -> None:
+        """The same, called by a trampoline: with a value for each parameter, in order."""
+        count = len(self._names)
+        lists = [value for value in values[:count] if isinstance(value, list)]
+        self(*lists, **dict(zip(self._parameters[len(lists) :], values[len(lists) :], strict=True)))
 
     def _why_not(self, lists: Mapping[str, Sequence[Any]], options: Mapping[str, Any]) -> str:
         """Why this call is not one for compiled updates; empty where it is."""
@@ -158,6 +172,23 @@ class GroupUpdate:
                             lists[name][i].fill_(value)
 
 
+def update_for(code: types.CodeType, settings: Settings) -> GroupUpdate | None:
+    """What a call of this code is replaced by, where it is one of torch's functions; it runs a copy of the code where it does nothing."""
+    name = _functions().get(code) if code.co_filename.endswith(f"{code.co_name}.py") and code.co_name in RULES else None
+    if name is None:
+        return None
+    function = inspect.unwrap(getattr(sys.modules[f"torch.optim.{name}"], name))
+    copy = types.FunctionType(code.replace(), function.__globals__, name, function.__defaults__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return GroupUpdate(name, copy, settings)
+
+
+@functools.cache
+def _functions() -> dict[types.CodeType, str]:
+    found = ((name, getattr(sys.modules.get(f"torch.optim.{name}"), name, None)) for name in RULES)
+    return {inspect.unwrap(function).__code__: name for name, function in found if function is not None}
+
+
 def _numbers(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with tensors as the numbers that they hold."""
     kept = ("grad_scale", "found_inf")
@@ -170,4 +201,4 @@ def _overflowed(options: Mapping[str, Any]) -> bool:
     return found is not None and bool(found.item())
 
 
-__all__ = ["GroupUpdate"]
+__all__ = ["GroupUpdate", "update_for"]
