@@ -15,25 +15,39 @@ import torch
 from precast.runtime.common.errors import GuardMiss, Refused, failure_level, failure_text, strict
 from precast.runtime.common.log import logger, warn
 from precast.runtime.frames import call_interception
+from precast.runtime.native import loader
 from precast.runtime.optimizers.rules import RULES, Rule
-from precast.runtime.optimizers.update import Wanted, launch, opened
+from precast.runtime.optimizers.update import Wanted, is_dense, launch, opened
 from precast.runtime.programs.identity import Settings
 from precast.runtime.settings import stance
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _DTYPES = frozenset((torch.float32, torch.float64, torch.bfloat16, torch.float16))
+_KEPT = 16
+"""Layouts of groups that are remembered: groups alternate, and so do parameters without gradients."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows of a group whose tensors are alike but for their sizes. `sizes`: elements of each; None where they do not lie alike."""
+
+    rows: tuple[int, ...]
+    device: torch.device
+    dtypes: tuple[torch.dtype, ...]
+    first: bool
+    sizes: tuple[int, ...] | None
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Rows of a group that one update serves."""
+    """Rows that one launch of an update serves. `sizes`: as in Rows."""
 
-    rows: list[int]
-    names: tuple[str, ...]
+    rows: Sequence[int]
+    sizes: tuple[int, ...] | None
     step: float
     own: Mapping[str, float]
     flags: dict[str, bool]
-    numbers: dict[str, float]
+    numbers: tuple[float, ...]
     call: Any
 
 
@@ -48,6 +62,7 @@ class GroupUpdate:
         self._refused = ""
         self._warned: set[str] = set()
         self._opened: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self._layouts: dict[tuple[Any, ...], tuple[Rows, ...]] = {}
         code = inspect.unwrap(eager).__code__
         self._parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         self._names = tuple("grads" if n == "d_p_list" else n for n in code.co_varnames[: code.co_argcount])
@@ -66,16 +81,20 @@ class GroupUpdate:
 
     def _compiled(self, lists: Mapping[str, Any], options: Mapping[str, Any]) -> str:
         """Updates the tensors; where that cannot be done, why, with nothing changed."""
-        reason = self._refused or self._why_not(lists, options)
+        reason = self._refused or _why_not_with(options)
         if reason:
             return reason
         try:
             values = _numbers(options)
             if _overflowed(options):
                 return ""
-            parts = self._parts(lists, values)
+            flags = self._rule.flags(values)
+            names = self._rule.tensors(flags)
+            parts = self._parts(lists, values, flags, names, self._layout(lists, flags, names))
         except GuardMiss:
             raise
+        except _NotNow as refused:
+            return str(refused)
         except Refused as refused:
             self._refused = str(refused)
             return self._refused
@@ -85,7 +104,7 @@ class GroupUpdate:
             logger("runtime").log(failure_level(error), "torch.optim:%s: compiling failed", self._name, exc_info=True)
             self._refused = f"compiling it failed{failure_text(error)}"[:500]
             return self._refused
-        self._run(lists, values, parts)
+        self._run(lists, values, names, parts)
         return ""
 
     def received(self, cells: Any, *values: Any) -> None:
@@ -94,87 +113,159 @@ class GroupUpdate:
         lists = [value for value in values[:count] if isinstance(value, list)]
         self(*lists, **dict(zip(self._parameters[len(lists) :], values[len(lists) :], strict=True)))
 
-    def _why_not(self, lists: Mapping[str, Sequence[Any]], options: Mapping[str, Any]) -> str:
-        """Why this call is not one for compiled updates; empty where it is."""
-        if options.get("differentiable"):
-            return "differentiable=True records gradients through the step"
-        if options.get("has_sparse_grad") or options.get("has_complex"):
-            return "its gradients are sparse" if options.get("has_sparse_grad") else "its parameters are complex"
-        for name, column in lists.items():
-            element = name not in ("state_steps", *self._rule.scalars)
-            for t in column:
-                if t is None:
-                    continue
-                if type(t) not in _PLAIN or t.layout is not torch.strided:
-                    return f"{name} holds a {type(t).__name__}" if type(t) not in _PLAIN else f"{name} holds a tensor that is not dense"
-                if not element and t.device.type != "cpu":
-                    return "its step counts lie on a device (capturable=True or fused=True)"
-                if element and t.dtype not in _DTYPES:
-                    return f"{name} holds a tensor of {t.dtype}"
-                if element and (t.is_neg() or t.is_inference() and not torch.is_inference_mode_enabled()):
-                    return f"{name} holds a tensor that cannot be written as it lies"
-        for name, value in options.items():
-            if isinstance(value, torch.Tensor) and (value.device.type != "cpu" or value.numel() != 1):
-                return f"{name} is a tensor on {value.device}"
-        return ""
+    def _layout(self, lists: Mapping[str, list[Any]], flags: Mapping[str, bool], names: Sequence[str]) -> tuple[Rows, ...]:
+        """The rows by what their tensors are. Raises _NotNow."""
+        native = loader.loaded()
+        if native is None:
+            return self._looked_at(lists, flags, names)
+        facts = native.tensor_facts(tuple([lists[name] for name in names]))
+        key = (facts, *flags.values(), torch.is_inference_mode_enabled())
+        known = self._layouts.get(key)
+        if known is None:
+            if len(self._layouts) >= _KEPT:
+                self._layouts.clear()
+            known = self._layouts[key] = self._looked_at(lists, flags, names)
+        return known
 
-    def _parts(self, lists: Mapping[str, Sequence[Any]], options: Mapping[str, Any]) -> list[Part]:
-        """The rows, by what an update is compiled for and what it is given. Nothing has been written yet. Raises Refused, GuardMiss."""
-        rule = self._rule
-        flags = rule.flags(options)
-        plain = rule.tensors(flags)
-        starts = [False] * len(lists["params"])
-        if "momentum_buffer_list" in plain and "first" in flags:
-            starts = [buffer is None for buffer in lists["momentum_buffer_list"]]
-        steps = [t.item() + 1 for t in lists["state_steps"]] if rule.steps else [0.0] * len(starts)
-        scalars = [[t.item() for t in lists[name]] for name in rule.scalars]
+    def _looked_at(self, lists: Mapping[str, list[Any]], flags: Mapping[str, bool], names: Sequence[str]) -> tuple[Rows, ...]:
+        columns = [lists[name] for name in names]
         groups: dict[tuple[Any, ...], list[int]] = {}
-        columns = [lists[name] for name in plain]
         for i, row in enumerate(zip(*columns, strict=True)):
-            kind = tuple([None if t is None else t.dtype for t in row])
-            groups.setdefault((row[0].device, kind, starts[i], steps[i], *[values[i] for values in scalars]), []).append(i)
+            present = [t for t in row if t is not None]
+            for name, t in zip(names, row, strict=True):
+                if t is not None and (reason := _why_not(name, t)):
+                    raise _NotNow(reason)
+            if any(t.device != row[0].device for t in present):
+                raise _NotNow("a parameter and its state lie on different devices")
+            dtypes = tuple([row[1].dtype if t is None else t.dtype for t in row])
+            groups.setdefault((row[0].device, dtypes, len(present) < len(row), _lie_alike(present)), []).append(i)
+        return tuple(
+            Rows(tuple(rows), device, dtypes, first, tuple([columns[0][i].numel() for i in rows]) if alike else None)
+            for (device, dtypes, first, alike), rows in groups.items()
+        )
+
+    def _parts(
+        self,
+        lists: Mapping[str, list[Any]],
+        options: Mapping[str, Any],
+        flags: Mapping[str, bool],
+        names: Sequence[str],
+        layout: Sequence[Rows],
+    ) -> list[Part]:
+        """The launches of this step. Nothing has been written yet. Raises _NotNow, Refused, GuardMiss."""
+        rule = self._rule
+        count = len(lists["params"])
+        columns = [_values(lists["state_steps"]) if rule.steps else [0.0] * count, *[_values(lists[name]) for name in rule.scalars]]
         found = []
-        for (device, kind, first, step, *values), rows in groups.items():
-            own = dict(zip(rule.scalars, values, strict=True))
-            chosen = {**flags, **({"first": first} if "first" in flags else {})}
-            if rule.chosen is not None:
-                chosen |= rule.chosen(options, step, own)
-            if any(lists[name][i].device != device for name in plain for i in rows if lists[name][i] is not None):
-                raise Refused("a parameter and its state lie on different devices")
-            numbers = rule.numbers(options, step, own)
-            dtypes = dict(zip(plain, (dtype or kind[1] for dtype in kind), strict=True))
-            kept = (device, kind, tuple(chosen.values()))
-            call = self._opened.get(kept)
-            if call is None:
-                wanted = Wanted(self._name, chosen, dtypes, tuple(numbers), device.type, options)
-                call = self._opened.setdefault(kept, opened(wanted, self._settings, device))
-            found.append(Part(rows, plain, step, own, chosen, numbers, call))
+        for rows in layout:
+            for chosen, (before, *values) in _by_values(rows.rows, columns):
+                step, own = before + 1, dict(zip(rule.scalars, values, strict=True))
+                all_flags = {**flags, "first": rows.first} if "first" in flags else dict(flags)
+                if rule.chosen is not None:
+                    all_flags |= rule.chosen(options, step, own)
+                numbers = rule.numbers(options, step, own)
+                kept = (rows.device, rows.dtypes, *all_flags.values())
+                call = self._opened.get(kept)
+                if call is None:
+                    dtypes = dict(zip(names, rows.dtypes, strict=True))
+                    wanted = Wanted(self._name, all_flags, dtypes, tuple(numbers), rows.device.type, options)
+                    call = self._opened.setdefault(kept, opened(wanted, self._settings, rows.device))
+                sizes = rows.sizes
+                if sizes is not None and len(chosen) != len(rows.rows):
+                    places = {row: place for place, row in enumerate(rows.rows)}
+                    sizes = tuple([sizes[places[row]] for row in chosen])
+                found.append(Part(chosen, sizes, step, own, all_flags, tuple(numbers.values()), call))
         return found
 
-    def _run(self, lists: Mapping[str, Any], options: Mapping[str, Any], parts: Sequence[Part]) -> None:
+    def _run(self, lists: Mapping[str, list[Any]], options: Mapping[str, Any], names: Sequence[str], parts: Sequence[Part]) -> None:
         rule = self._rule
+        count = len(lists["params"])
         with torch.no_grad():
             if options.get("grad_scale") is not None:
                 torch._foreach_div_(lists["grads"], options["grad_scale"])
             if rule.steps:
-                torch._foreach_add_(lists["state_steps"], 1)
+                _count(lists["state_steps"])
             for part in parts:
                 if part.flags.get("first"):
                     for i in part.rows:
                         lists["momentum_buffer_list"][i] = torch.empty_like(lists["grads"][i])
-                everything = len(part.rows) == len(lists["params"])
-                columns = [lists[name] if everything else [lists[name][i] for i in part.rows] for name in part.names]
-                written = [k for k, name in enumerate(part.names) if name != "grads"]
-                launch(part.call, columns, written, tuple(part.numbers.values()))
+                columns = [lists[name] if len(part.rows) == count else [lists[name][i] for i in part.rows] for name in names]
+                launch(part.call, columns, part.sizes, [k for k, name in enumerate(names) if name != "grads"], part.numbers)
                 if rule.after is not None:
                     for name, value in rule.after(options, part.step, part.own).items():
                         for i in part.rows:
                             lists[name][i].fill_(value)
 
 
+class _NotNow(Exception):
+    """Why a call is not one for compiled updates; others of the same optimiser may be."""
+
+
+def _why_not_with(options: Mapping[str, Any]) -> str:
+    if options.get("differentiable"):
+        return "differentiable=True records gradients through the step"
+    if options.get("has_sparse_grad") or options.get("has_complex"):
+        return "its gradients are sparse" if options.get("has_sparse_grad") else "its parameters are complex"
+    for name, value in options.items():
+        if isinstance(value, torch.Tensor) and (value.device.type != "cpu" or value.numel() != 1):
+            return f"{name} is a tensor on {value.device}"
+    return ""
+
+
+def _why_not(name: str, t: Any) -> str:
+    if type(t) not in _PLAIN:
+        return f"{name} holds a {type(t).__name__}"
+    if t.layout is not torch.strided:
+        return f"{name} holds a tensor that is not dense"
+    if t.dtype not in _DTYPES:
+        return f"{name} holds a tensor of {t.dtype}"
+    if t.is_neg() or t.is_inference() and not torch.is_inference_mode_enabled():
+        return f"{name} holds a tensor that cannot be written as it lies"
+    return ""
+
+
+def _lie_alike(row: Sequence[torch.Tensor]) -> bool:
+    """Whether tensors have one order in memory, without gaps, so that each may be taken as a flat one."""
+    first = row[0]
+    if all([t.is_contiguous() for t in row]):
+        return all([t.shape == first.shape for t in row])
+    return is_dense(first) and all(t.shape == first.shape and t.stride() == first.stride() for t in row)
+
+
+def _values(scalars: list[torch.Tensor]) -> list[float]:
+    """Of scalar tensors on the CPU. Raises _NotNow for others."""
+    native = loader.loaded()
+    raw = None if native is None else native.scalar_values(scalars)
+    if raw is not None:
+        return memoryview(raw).cast("d").tolist()
+    if any(t.device.type != "cpu" for t in scalars):
+        raise _NotNow("its step counts lie on a device (capturable=True or fused=True)")
+    return [t.item() for t in scalars]
+
+
+def _by_values(rows: Sequence[int], columns: Sequence[list[float]]) -> list[tuple[Sequence[int], tuple[float, ...]]]:
+    """The rows by what each column holds for them: mostly the same for all."""
+    if all(column.count(column[rows[0]]) == len(column) for column in columns):
+        return [(rows, tuple([column[rows[0]] for column in columns]))]
+    found: dict[tuple[float, ...], list[int]] = {}
+    for row in rows:
+        found.setdefault(tuple([column[row] for column in columns]), []).append(row)
+    return [(chosen, values) for values, chosen in found.items()]
+
+
+def _count(steps: list[torch.Tensor]) -> None:
+    """One step more for each parameter."""
+    native = loader.loaded()
+    if native is None or native.scalar_values(steps) is None:
+        torch._foreach_add_(steps, 1)
+    else:
+        native.scalar_add(steps, 1.0)
+        torch._C._increment_version(steps)
+
+
 def update_for(code: types.CodeType, settings: Settings) -> GroupUpdate | None:
     """What a call of this code is replaced by, where it is one of torch's functions; it runs a copy of the code where it does nothing."""
-    name = _functions().get(code) if code.co_filename.endswith(f"{code.co_name}.py") and code.co_name in RULES else None
+    name = _functions().get(code) if code.co_name in RULES else None
     if name is None:
         return None
     function = inspect.unwrap(getattr(sys.modules[f"torch.optim.{name}"], name))

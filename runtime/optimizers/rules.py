@@ -1,8 +1,8 @@
 """The updates of `torch.optim`, element by element: what each optimiser does to a parameter, its gradient and its state.
 
-torch's `adam(params, grads, …)` and its kin get lists of tensors and the options of a parameter group. A `Rule` says the same as a function of one
-element: `numbers` are computed on the host from the options and the step (in double precision, as torch's own loops do), `update` is
-compiled once for each choice of `flags` and dtypes, whatever the sizes and the numbers.
+torch's `adam(params, grads, …)` and its kin get lists of tensors and the options of a parameter group. A `Rule` says the same as a
+function of one element: `numbers` are computed on the host from the options and the step (in double precision, as torch's own loops do),
+`update` is compiled once for each choice of `flags` and dtypes, whatever the sizes and the numbers.
 """
 
 from __future__ import annotations

@@ -97,20 +97,23 @@ def _compiled(wanted: Wanted, key: str, settings: Settings) -> Callable[..., Any
         raise Refused(f"what was compiled for it cannot be loaded: {error}") from error
 
 
-def launch(call: Any, columns: Sequence[Sequence[torch.Tensor]], written: Sequence[int], numbers: Sequence[float]) -> None:
-    """Run the update on each row of `columns` (one column for each of its tensors); `written`: which columns change."""
-    rows = len(columns[0])
+def launch(
+    call: Any, columns: Sequence[Sequence[torch.Tensor]], sizes: tuple[int, ...] | None, written: Sequence[int], numbers: Sequence[float]
+) -> None:
+    """Run the update on each row of `columns` (one column for each of its tensors). `written`: which columns change.
+
+    `sizes`: elements of each row; None where tensors of a row do not lie alike.
+    """
     device = columns[0][0].device
-    sizes = tuple([t.numel() for t in columns[0]])
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-    if not all([t.is_contiguous() for column in columns for t in column]):
+    if sizes is None:
         columns = _flat(columns, written, copies)
+        sizes = tuple([t.numel() for t in columns[0]])
     if 0 in sizes:
-        kept = [i for i in range(rows) if sizes[i]]
-        columns = [[column[i] for i in kept] for column in columns]
-        rows, sizes = len(kept), tuple([sizes[i] for i in kept])
+        kept = [i for i, size in enumerate(sizes) if size]
+        columns, sizes = [[column[i] for i in kept] for column in columns], tuple([sizes[i] for i in kept])
     with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-        call.each(rows, sizes, *map(tuple, columns), *numbers)
+        call.each(len(sizes), sizes, *map(tuple, columns), *numbers)
     for original, copy in copies:
         original.copy_(copy)
     torch._C._increment_version([t for i in written for t in columns[i]])
@@ -123,9 +126,9 @@ def _flat(
     rows = [list(row) for row in zip(*columns, strict=True)]
     for row in rows:
         strides = row[0].stride()
-        if _dense(row[0]) and all(t.stride() == strides for t in row):
+        if is_dense(row[0]) and all(t.stride() == strides for t in row):
             continue
-        layout = row[0] if _dense(row[0]) else torch.empty(row[0].shape, dtype=row[0].dtype, device="meta")
+        layout = row[0] if is_dense(row[0]) else torch.empty(row[0].shape, dtype=row[0].dtype, device="meta")
         for i, t in enumerate(row):
             if t.stride() == layout.stride():
                 continue
@@ -135,10 +138,10 @@ def _flat(
     return [list(column) for column in zip(*rows, strict=True)]
 
 
-def _dense(t: torch.Tensor) -> bool:
+def is_dense(t: torch.Tensor) -> bool:
     """Whether its elements fill a piece of memory."""
-    order = sorted(range(t.dim()), key=lambda dim: (-t.stride(dim), dim))
+    order = sorted(range(t.dim()), key=lambda dim: (-int(t.stride(dim)), dim))
     return t.permute(order).is_contiguous()
 
 
-__all__ = ["Wanted", "launch", "opened"]
+__all__ = ["Wanted", "is_dense", "launch", "opened"]
