@@ -60,7 +60,9 @@ def main() -> None:
     parser.add_argument("--no-torch-compile", action="store_true")
     given = parser.parse_args()
     sizes = shapes(given.layers, given.width)
-    print(f"{given.optimizer} over {len(sizes)} tensors, {sum(torch.Size(s).numel() for s in sizes) / 1e6:.1f} M parameters, torch {torch.__version__}")
+    print(
+        f"{given.optimizer} over {len(sizes)} tensors, {sum(torch.Size(s).numel() for s in sizes) / 1e6:.1f} M parameters, torch {torch.__version__}"
+    )
 
     def made(**options: Any) -> torch.optim.Optimizer:
         return optimizer(given.optimizer, sizes, given.device, **options)

@@ -20,18 +20,19 @@ from precast.lowering.passes.simplify.hoist_invariants import hoist_invariants
 from precast.lowering.passes.simplify.in_place import write_in_place
 from precast.lowering.passes.simplify.merge_matmuls import merge_gemms
 from precast.lowering.passes.simplify.name_kernels import name_kernels
+from precast.lowering.passes.simplify.one_update_kernel import one_update_kernel
 from precast.lowering.passes.simplify.recognise_attention import recognise_attention
 from precast.lowering.passes.simplify.split_axes import split_axes
-from precast.lowering.passes.simplify.store_in_place import store_in_place
 from precast.lowering.targets.scheduling import Pass, Scheduling
 
 
 def passes(target: str, options: LoweringOptions, bound: Collection[str] | None = None) -> list[tuple[str, Pass]]:
     """The passes for a CPU; `bound` names the inputs that are weights (None: every input)."""
     epilogues: list[tuple[str, Pass]] = [("epilogues", attach_epilogues)] if options.epilogue_fusion else []
-    updates: list[tuple[str, Pass]] = [("store in place", store_in_place)] if options.updates else []
+    updates: list[tuple[str, Pass]] = [("one update kernel", one_update_kernel)] if options.updates else []
     return [
         ("simplify", simplify),
+        *updates,
         ("write in place", write_in_place),
         ("fold constants", fold_constants),
         ("fuse pointwise", fuse_pointwise),
@@ -46,7 +47,6 @@ def passes(target: str, options: LoweringOptions, bound: Collection[str] | None 
         ("split axes", split_axes),
         ("recognise attention", recognise_attention),
         ("fuse siblings", fuse_siblings),
-        *updates,
         ("hoist invariants", hoist_invariants),
         ("collapse axes", collapse_axes),
         ("order", order_steps),

@@ -202,7 +202,7 @@ class _NotNow(Exception):
 
 
 def _why_not_with(options: Mapping[str, Any]) -> str:
-    if options.get("differentiable"):
+    if options.get("differentiable") or torch.is_grad_enabled():
         return "differentiable=True records gradients through the step"
     if options.get("has_sparse_grad") or options.get("has_complex"):
         return "its gradients are sparse" if options.get("has_sparse_grad") else "its parameters are complex"

@@ -48,16 +48,16 @@ def _places(steps: Sequence[Step], names: Callable[[Step], tuple[str, ...]]) -> 
 def _changed(program: Program, name: str, writing: Places, reading: Places) -> tuple[str, int, int] | None:
     """The buffer in which input `name` is changed, and the numbers of the steps that copy the input out and back."""
     steps, back = program.steps, writing[name]
-    source = copied(steps[back[0]], name, program) if len(back) == 1 else None
+    source = _copied(steps[back[0]], name, program) if len(back) == 1 else None
     made = [] if source is None else writing.get(source, [])
-    if source is None or len(made) < 2 or made[-1] >= back[0] or copied(steps[made[0]], source, program) != name:
+    if source is None or len(made) < 2 or made[-1] >= back[0] or _copied(steps[made[0]], source, program) != name:
         return None
     if not all(isinstance(steps[n], Kernel) for n in made) or any(made[1] <= n < back[0] for n in reading.get(name, [])):
         return None
     return source, made[0], back[0]
 
 
-def copied(step: Step, target: str, program: Program) -> str | None:
+def _copied(step: Step, target: str, program: Program) -> str | None:
     """The buffer that the step copies whole, element by element, into `target`, where both lie alike and it does nothing else."""
     if not isinstance(step, Kernel) or len(step.stores) != 1 or step.stores[0].buffer != target:
         return None
