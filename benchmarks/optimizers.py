@@ -60,9 +60,8 @@ def main() -> None:
     parser.add_argument("--no-torch-compile", action="store_true")
     given = parser.parse_args()
     sizes = shapes(given.layers, given.width)
-    print(
-        f"{given.optimizer} over {len(sizes)} tensors, {sum(torch.Size(s).numel() for s in sizes) / 1e6:.1f} M parameters, torch {torch.__version__}"
-    )
+    millions = sum(torch.Size(size).numel() for size in sizes) / 1e6
+    print(f"{given.optimizer} over {len(sizes)} tensors, {millions:.1f} M parameters, torch {torch.__version__}", flush=True)
 
     def made(**options: Any) -> torch.optim.Optimizer:
         return optimizer(given.optimizer, sizes, given.device, **options)

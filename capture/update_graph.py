@@ -20,11 +20,16 @@ _ELEMENTS = 1 << 20
 
 
 def update_graph(
-    update: Update, tensors: Mapping[str, torch.dtype], numbers: Sequence[str], device: str, decompositions: Mapping[Any, Any]
+    update: Update,
+    tensors: Mapping[str, torch.dtype],
+    scalars: Mapping[str, torch.dtype],
+    numbers: Sequence[str],
+    device: str,
+    decompositions: Mapping[Any, Any],
 ) -> CapturedGraph:
     """The graph of `update(tensors, numbers)`, which gives new values of some of its tensors, by name. Raises CaptureRefused.
 
-    Its inputs: the number of elements, the tensors, the numbers.
+    Its inputs: the number of elements, the tensors, `scalars` (tensors without dimensions, which `update` gets with them), the numbers.
     """
     environment = ShapeEnv(specialize_zero_one=False, duck_shape=False)
     mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
@@ -33,7 +38,9 @@ def update_graph(
     count = environment.create_symintnode(symbol, hint=_ELEMENTS, source=source)
     with mode:
         fakes = [torch.empty_strided((count,), (1,), dtype=dtype, device=device) for dtype in tensors.values()]
-    names, written = list(tensors), []
+        fakes += [torch.empty((), dtype=dtype, device=device) for dtype in scalars.values()]
+    names = [*tensors, *scalars]
+    written: list[str] = []
 
     def traced(count: Any, *values: Any) -> tuple[()]:
         given = dict(zip((*names, *numbers), values, strict=True))

@@ -12,7 +12,7 @@ import torch
 from precast.artifact_store import Manifest, Store
 from precast.capture import patch_rows
 from precast.capture.common.captured_frame import CaptureRefused
-from precast.capture.update_graph import update_graph
+from precast.capture.update_graph import Update, update_graph
 from precast.compiling.compile_graph import compile_graph
 from precast.lowering.decompositions import DECOMPOSITIONS
 from precast.runtime.common.errors import InProcess, Refused
@@ -29,18 +29,32 @@ _SIGNED = frozenset(("params", "grads", "prevs", "exp_avgs", "grad_avgs", "momen
 def compile_update(wanted: Wanted, key: str, options: Mapping[str, Any], target: str, store: Store) -> Manifest | InProcess:
     """Compile what is wanted and put it into `store` under `key`. Raises Refused."""
     _as_torch_does(wanted.function, wanted.flags, wanted.options)
-    rule = RULES[wanted.function]
     try:
-        captured = update_graph(
-            lambda tensors, numbers: rule.update(wanted.flags, dict(tensors), dict(numbers)),
-            wanted.tensors,
-            wanted.numbers,
-            wanted.device,
-            DECOMPOSITIONS,
-        )
+        captured = update_graph(_update(wanted), wanted.tensors, wanted.scalars, wanted.numbers, wanted.device, DECOMPOSITIONS)
     except CaptureRefused as refused:
         raise Refused(str(refused)) from refused
     return compile_graph(wanted.name, key, captured, options, target, store, updates=True)
+
+
+def _update(wanted: Wanted) -> Update:
+    """The update as a function of what the compiled one gets: of the rule's numbers, or of what they are computed from on the device."""
+    rule, flags = RULES[wanted.function], wanted.flags
+    if not wanted.on_device:
+        return lambda tensors, numbers: rule.update(flags, dict(tensors), dict(numbers))
+
+    def update(tensors: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, Any]:
+        given = dict(tensors)
+        if "grad_scale" in wanted.scalars:
+            given["grads"] = given["grads"] / given["grad_scale"]
+        rate = {"lr": given["lr"]} if "lr" in wanted.scalars else {}
+        made = rule.update(flags, given, rule.numbers({**numbers, **rate}, given.get("state_steps"), {}))
+        if "grad_scale" in wanted.scalars:
+            made["grads"] = given["grads"]
+        if "found_inf" in wanted.scalars:
+            made = {name: torch.where(given["found_inf"] != 0, tensors[name], value) for name, value in made.items()}
+        return made
+
+    return update
 
 
 def _as_torch_does(function: str, flags: Flags, options: Mapping[str, Any]) -> None:

@@ -23,6 +23,8 @@ from precast.runtime.settings import stance
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _DTYPES = frozenset((torch.float32, torch.float64, torch.bfloat16, torch.float16))
+_SCALARS = ("lr", "grad_scale", "found_inf")
+"""Options that may be tensors on the device."""
 _KEPT = 16
 """Layouts of groups that are remembered: groups alternate, and so do parameters without gradients."""
 
@@ -47,7 +49,8 @@ class Part:
     step: float
     own: Mapping[str, float]
     flags: dict[str, bool]
-    numbers: tuple[float, ...]
+    more: tuple[Any, ...]
+    """Scalars and numbers; a tuple has one for each row."""
     call: Any
 
 
@@ -81,16 +84,18 @@ class GroupUpdate:
 
     def _compiled(self, lists: Mapping[str, Any], options: Mapping[str, Any]) -> str:
         """Updates the tensors; where that cannot be done, why, with nothing changed."""
-        reason = self._refused or _why_not_with(options)
+        there = self._rule.on_device and lies_on_device(lists, options)
+        reason = self._refused or _why_not_with(options, there)
         if reason:
             return reason
         try:
-            values = _numbers(options)
-            if _overflowed(options):
+            values = options if there else _numbers(options)
+            if not there and _overflowed(options):
                 return ""
             flags = self._rule.flags(values)
             names = self._rule.tensors(flags)
-            parts = self._parts(lists, values, flags, names, self._layout(lists, flags, names))
+            layout = self._layout(lists, flags, names)
+            parts = (self._parts_on_device if there else self._parts)(lists, values, flags, names, layout)
         except GuardMiss:
             raise
         except _NotNow as refused:
@@ -104,7 +109,7 @@ class GroupUpdate:
             logger("runtime").log(failure_level(error), "torch.optim:%s: compiling failed", self._name, exc_info=True)
             self._refused = f"compiling it failed{failure_text(error)}"[:500]
             return self._refused
-        self._run(lists, values, names, parts)
+        self._run(lists, values, names, parts, there)
         return ""
 
     def received(self, cells: Any, *values: Any) -> None:
@@ -177,20 +182,59 @@ class GroupUpdate:
                 found.append(Part(chosen, sizes, step, own, all_flags, tuple(numbers.values()), call))
         return found
 
-    def _run(self, lists: Mapping[str, list[Any]], options: Mapping[str, Any], names: Sequence[str], parts: Sequence[Part]) -> None:
+    def _parts_on_device(
+        self,
+        lists: Mapping[str, list[Any]],
+        options: Mapping[str, Any],
+        flags: Mapping[str, bool],
+        names: Sequence[str],
+        layout: Sequence[Rows],
+    ) -> list[Part]:
+        """The same, where the step is known on the device only. Raises _NotNow, Refused, GuardMiss."""
+        rule = self._rule
+        shared = {name: value for name in _SCALARS if isinstance(value := options.get(name), torch.Tensor)}
+        numbers = {name: float(v) for name, v in sorted(options.items()) if type(v) in (int, float) and name not in shared}
+        found = []
+        for rows in layout:
+            steps = [lists["state_steps"][i] for i in rows.rows] if rule.steps else []
+            scalars = {**({"state_steps": steps[0]} if steps else {}), **shared}
+            if any(t.device != rows.device or t.dim() for t in (*steps, *shared.values())) or any(t.dtype != steps[0].dtype for t in steps):
+                raise _NotNow("its step counts, its rate or its scale lie on another device")
+            all_flags = {**flags, "first": rows.first} if "first" in flags else dict(flags)
+            kept = (rows.device, rows.dtypes, *all_flags.values(), *[(name, t.dtype) for name, t in scalars.items()], *numbers)
+            call = self._opened.get(kept)
+            if call is None:
+                plain = {name: None if name in ("grad_scale", "found_inf") else value for name, value in _numbers(options).items()}
+                dtypes = dict(zip(names, rows.dtypes, strict=True))
+                kinds = {name: t.dtype for name, t in scalars.items()}
+                wanted = Wanted(self._name, all_flags, dtypes, tuple(numbers), rows.device.type, plain, True, kinds)
+                call = self._opened.setdefault(kept, opened(wanted, self._settings, rows.device))
+            more = (*((tuple(steps),) if steps else ()), *shared.values(), *numbers.values())
+            found.append(Part(rows.rows, rows.sizes, 0.0, {}, all_flags, more, call))
+        return found
+
+    def _run(
+        self, lists: Mapping[str, list[Any]], options: Mapping[str, Any], names: Sequence[str], parts: Sequence[Part], there: bool
+    ) -> None:
+        """`there`: the step is counted on the device."""
         rule = self._rule
         count = len(lists["params"])
+        read = ("grads",) if not there or options.get("grad_scale") is None else ()
         with torch.no_grad():
-            if options.get("grad_scale") is not None:
+            if options.get("grad_scale") is not None and not there:
                 torch._foreach_div_(lists["grads"], options["grad_scale"])
-            if rule.steps:
+            if rule.steps and there:
+                torch._foreach_add_(lists["state_steps"], 1)
+                if options.get("found_inf") is not None:
+                    torch._foreach_sub_(lists["state_steps"], [options["found_inf"]] * count)
+            elif rule.steps:
                 _count(lists["state_steps"])
             for part in parts:
                 if part.flags.get("first"):
                     for i in part.rows:
                         lists["momentum_buffer_list"][i] = torch.empty_like(lists["grads"][i])
                 columns = [lists[name] if len(part.rows) == count else [lists[name][i] for i in part.rows] for name in names]
-                launch(part.call, columns, part.sizes, [k for k, name in enumerate(names) if name != "grads"], part.numbers)
+                launch(part.call, columns, part.sizes, [k for k, name in enumerate(names) if name not in read], part.more)
                 if rule.after is not None:
                     for name, value in rule.after(options, part.step, part.own).items():
                         for i in part.rows:
@@ -201,13 +245,21 @@ class _NotNow(Exception):
     """Why a call is not one for compiled updates; others of the same optimiser may be."""
 
 
-def _why_not_with(options: Mapping[str, Any]) -> str:
+def lies_on_device(lists: Mapping[str, Sequence[Any]], options: Mapping[str, Any]) -> bool:
+    """Whether the step, the rate or a scaler's verdict lies where only the device reads it without a wait."""
+    steps = lists.get("state_steps")
+    if steps and isinstance(steps[0], torch.Tensor) and steps[0].device.type != "cpu":
+        return True
+    return any(isinstance(value := options.get(name), torch.Tensor) and value.device.type != "cpu" for name in _SCALARS)
+
+
+def _why_not_with(options: Mapping[str, Any], on_device: bool) -> str:
     if options.get("differentiable") or torch.is_grad_enabled():
         return "differentiable=True records gradients through the step"
     if options.get("has_sparse_grad") or options.get("has_complex"):
         return "its gradients are sparse" if options.get("has_sparse_grad") else "its parameters are complex"
     for name, value in options.items():
-        if isinstance(value, torch.Tensor) and (value.device.type != "cpu" or value.numel() != 1):
+        if isinstance(value, torch.Tensor) and not (on_device and name in _SCALARS) and (value.device.type != "cpu" or value.numel() != 1):
             return f"{name} is a tensor on {value.device}"
     return ""
 

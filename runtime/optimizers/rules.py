@@ -35,6 +35,8 @@ class Rule:
     numbers: Callable[[Options, Any, Mapping[str, float]], Numbers]
     update: Callable[[Flags, Tensors, Numbers], Tensors]
     steps: bool = True
+    on_device: bool = False
+    """Whether `numbers` may be computed from a step that is a tensor."""
     scalars: tuple[str, ...] = ()
     after: Callable[[Options, float, Mapping[str, float]], dict[str, float]] | None = None
     chosen: Callable[[Options, float, Mapping[str, float]], dict[str, bool]] | None = None
@@ -285,15 +287,15 @@ def _lists(*names: str) -> Callable[[Flags], tuple[str, ...]]:
 
 
 RULES: dict[str, Rule] = {
-    "sgd": Rule(_sgd_tensors, _sgd_flags, _sgd_numbers, _sgd, steps=False),
-    "adam": Rule(_adam_tensors, _adam_flags, _adam_numbers, _adam),
+    "sgd": Rule(_sgd_tensors, _sgd_flags, _sgd_numbers, _sgd, steps=False, on_device=True),
+    "adam": Rule(_adam_tensors, _adam_flags, _adam_numbers, _adam, on_device=True),
     "nadam": Rule(_lists("exp_avgs", "exp_avg_sqs"), _decay, _nadam_numbers, _nadam, scalars=("mu_products",), after=_nadam_after),
     "radam": Rule(_lists("exp_avgs", "exp_avg_sqs"), _decay, _radam_numbers, _radam, chosen=_radam_chosen),
-    "adamax": Rule(_lists("exp_avgs", "exp_infs"), _decay, _adamax_numbers, _adamax),
-    "rmsprop": Rule(_rmsprop_tensors, _rmsprop_flags, _rmsprop_numbers, _rmsprop),
-    "adagrad": Rule(_lists("state_sums"), _decay, _adagrad_numbers, _adagrad),
-    "adadelta": Rule(_lists("square_avgs", "acc_deltas"), _decay, _adadelta_numbers, _adadelta),
-    "rprop": Rule(_lists("prevs", "step_sizes"), _maximize, _rprop_numbers, _rprop),
+    "adamax": Rule(_lists("exp_avgs", "exp_infs"), _decay, _adamax_numbers, _adamax, on_device=True),
+    "rmsprop": Rule(_rmsprop_tensors, _rmsprop_flags, _rmsprop_numbers, _rmsprop, on_device=True),
+    "adagrad": Rule(_lists("state_sums"), _decay, _adagrad_numbers, _adagrad, on_device=True),
+    "adadelta": Rule(_lists("square_avgs", "acc_deltas"), _decay, _adadelta_numbers, _adadelta, on_device=True),
+    "rprop": Rule(_lists("prevs", "step_sizes"), _maximize, _rprop_numbers, _rprop, on_device=True),
     "asgd": Rule(_lists("axs"), _decay, _asgd_numbers, _asgd, scalars=("mus", "etas"), after=_asgd_after, chosen=_asgd_chosen),
 }
 """By the name of torch's function, which is that of its module: `torch.optim.adam.adam`. (AdamW's is Adam's.)"""

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,7 +26,9 @@ from precast.runtime.targets.ladder import resolve
 
 @dataclass(frozen=True)
 class Wanted:
-    """What an update is compiled for. `tensors`: dtypes by name, in order; `numbers`: names, in order.
+    """What an update is compiled for. `tensors`: dtypes by name, in order; `numbers`: names, in order. `on_device`: the rule's numbers are
+    computed there, from `scalars` (tensors without dimensions, such as the step: dtypes by name, in order) and from `numbers`, which are
+    then the group's options.
 
     `options`: of the call that wants it, for a check against torch's function; they are no part of what is compiled.
     """
@@ -37,6 +39,8 @@ class Wanted:
     numbers: tuple[str, ...]
     device: str
     options: Mapping[str, Any]
+    on_device: bool = False
+    scalars: Mapping[str, torch.dtype] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -52,6 +56,7 @@ class Wanted:
             [(name, str(dtype)) for name, dtype in self.tensors.items()],
             self.numbers,
             self.device,
+            *((("on device", [(name, str(dtype)) for name, dtype in self.scalars.items()]),) if self.on_device else ()),
             sorted(key_options(settings.options).items()),
         )
         return f"optimizer.{self.function}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}"
@@ -98,11 +103,11 @@ def _compiled(wanted: Wanted, key: str, settings: Settings) -> Callable[..., Any
 
 
 def launch(
-    call: Any, columns: Sequence[Sequence[torch.Tensor]], sizes: tuple[int, ...] | None, written: Sequence[int], numbers: Sequence[float]
+    call: Any, columns: Sequence[Sequence[torch.Tensor]], sizes: tuple[int, ...] | None, written: Sequence[int], more: Sequence[Any]
 ) -> None:
     """Run the update on each row of `columns` (one column for each of its tensors). `written`: which columns change.
 
-    `sizes`: elements of each row; None where tensors of a row do not lie alike.
+    `sizes`: elements of each row; None where tensors of a row do not lie alike. `more`: scalars and numbers; a tuple has one for each row.
     """
     device = columns[0][0].device
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -112,8 +117,9 @@ def launch(
     if 0 in sizes:
         kept = [i for i, size in enumerate(sizes) if size]
         columns, sizes = [[column[i] for i in kept] for column in columns], tuple([sizes[i] for i in kept])
+        more = [tuple([value[i] for i in kept]) if isinstance(value, tuple) else value for value in more]
     with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-        call.each(len(sizes), sizes, *map(tuple, columns), *numbers)
+        call.each(len(sizes), sizes, *map(tuple, columns), *more)
     for original, copy in copies:
         original.copy_(copy)
     torch._C._increment_version([t for i in written for t in columns[i]])

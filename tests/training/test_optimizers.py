@@ -118,6 +118,10 @@ def test_one_kernel(store: Store) -> None:
     optimizer = optim.AdamW(params, amsgrad=True)
     give_gradients(params, 0)
     precast.compile(optimizer.step, store=store)()
+    assert_one_kernel(store)
+
+
+def assert_one_kernel(store: Store) -> None:
     for folder in (Path(store.root) / "programs").glob("optimizer.*"):
         for manifest in store.variants(folder.name):
             text = Path(store.blob_path(manifest.graphs["forward"].blobs["schedule"])).read_text()
@@ -240,6 +244,46 @@ def test_gradient_scaler(store: Store) -> None:
     assert furthest(outcomes[0][0], outcomes[1][0]) < 1e-6
     assert_same_state(outcomes[0][1], outcomes[1][1])
     assert outcomes[0][2] == outcomes[1][2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (optim.SGD, {"momentum": 0.9, "weight_decay": 0.1}),
+        (optim.AdamW, {"fused": True, "amsgrad": True}),
+        (optim.Adam, {"lr": torch.tensor(0.02)}),
+        (optim.Adamax, {}),
+        (optim.RMSprop, {"centered": True}),
+        (optim.Adagrad, {"lr_decay": 0.1}),
+        (optim.Adadelta, {}),
+        (optim.Rprop, {}),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "-".join(value),
+)
+def test_as_where_steps_are_counted_on_the_device(
+    kind: type[optim.Optimizer], options: dict[str, Any], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """capturable=True and fused=True on GPUs: the kernel reads the step, the rate and a scaler's findings itself. Here on a CPU."""
+    monkeypatch.setattr("precast.runtime.optimizers.group_update.lies_on_device", lambda *given: True)
+    params, reference = parameters(), parameters()
+    pair = [kind(params, **options), kind(reference, **copy.deepcopy(options))]
+    step = precast.compile(pair[0].step, store=store)
+    scaled = "fused" in options
+    for seed in range(5):
+        give_gradients(params, seed)
+        give_gradients(reference, seed)
+        if scaled:
+            for optimizer in pair:
+                vars(optimizer).update(grad_scale=torch.tensor(2.0), found_inf=torch.tensor(float(seed == 2)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            step()
+        pair[1].step()
+    assert furthest(params, reference) < 2e-6
+    assert_same_state(pair[0].state_dict(), pair[1].state_dict())
+    if scaled:
+        assert furthest([p.grad for p in params], [p.grad for p in reference]) < 1e-6
+    assert_one_kernel(store)
 
 
 def test_state_is_saved_and_loaded(store: Store) -> None:

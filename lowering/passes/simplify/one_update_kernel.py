@@ -18,10 +18,11 @@ from precast.lowering.ir.sympy_calls import same, symbols_of
 def one_update_kernel(program: Program) -> Program:
     """The program with all of its kernels in one; the program itself where they are no such update."""
     inputs = {name for name in program.inputs if isinstance(name, str)}
-    first = program.steps[0] if program.steps else None
-    if not isinstance(first, Kernel) or len(first.axes) != 1 or program.outputs or program.prepare:
+    first = next((s for s in program.steps if isinstance(s, Kernel) and len(s.axes) == 1), None)
+    if first is None or program.outputs or program.prepare:
         return program
     (axis,) = first.axes
+    scalars = {b.name for b in program.buffers if not b.size}
     now: dict[str, Value] = {}  # what a buffer holds at the element, where it was written
     origins: dict[str, None] = {}
     for step in program.steps:
@@ -29,7 +30,7 @@ def one_update_kernel(program: Program) -> Program:
             return program
         made = {}
         for store in step.stores:
-            value = None if not _plain(store, step) else _at(store.value, axis, step, now, program)
+            value = None if not _plain(store, step, inputs) else _at(store.value, axis, step, now, scalars)
             if value is None:
                 return program
             made[store.buffer] = value
@@ -42,19 +43,24 @@ def one_update_kernel(program: Program) -> Program:
     return without_unused_buffers(replace(program, steps=(kernel,)))
 
 
-def _plain(store: Store, kernel: Kernel) -> bool:
-    at_element = len(kernel.axes) == 1 and store.index == kernel.axes[0].symbol and store.axes in (None, kernel.axes)
-    return at_element and store.mode == "set" and not store.gathers and store.mask is None
+def _plain(store: Store, kernel: Kernel, inputs: set[str]) -> bool:
+    """Whether it sets the element of the kernel's one axis, or a scalar that is no input."""
+    if not kernel.axes:
+        where = store.index == 0 and store.buffer not in inputs
+    else:
+        where = store.index == kernel.axes[0].symbol and store.axes in (None, kernel.axes)
+    return where and store.mode == "set" and not store.gathers and store.mask is None
 
 
-def _at(root: Value, axis: Axis, kernel: Kernel, now: Mapping[str, Value], program: Program) -> Value | None:
+def _at(root: Value, axis: Axis, kernel: Kernel, now: Mapping[str, Value], scalars: set[str]) -> Value | None:
     """The value at the element of `axis`, with what was written before in place of loads; None where it reads anything else."""
-    own = kernel.axes[0].symbol
+    own = kernel.axes[0].symbol if kernel.axes else None
     for value in walk(root):
         if isinstance(value, Reduce | Scan | Gather):
             return None
-        if isinstance(value, Load) and (value.index != own or value.gathers or value.mask is not None):
-            return None
+        if isinstance(value, Load):
+            if value.index != (0 if value.buffer in scalars else own) or value.gathers or value.mask is not None:
+                return None
         if isinstance(value, Index) and own in symbols_of(value.expr):
             return None
 
@@ -63,7 +69,7 @@ def _at(root: Value, axis: Axis, kernel: Kernel, now: Mapping[str, Value], progr
             return value
         known = now.get(value.buffer)
         if known is None:
-            return Load(value.buffer, axis.symbol, value.dtype)
+            return value if value.buffer in scalars else Load(value.buffer, axis.symbol, value.dtype)
         return known if known.dtype is value.dtype else Cast(known, value.dtype)
 
     return map_values((root,), moved)[root]
