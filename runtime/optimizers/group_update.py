@@ -289,10 +289,10 @@ def _values(scalars: list[torch.Tensor]) -> list[float]:
     native = loader.loaded()
     raw = None if native is None else native.scalar_values(scalars)
     if raw is not None:
-        return memoryview(raw).cast("d").tolist()
+        return list(map(float, memoryview(raw).cast("d")))
     if any(t.device.type != "cpu" for t in scalars):
         raise _NotNow("its step counts lie on a device (capturable=True or fused=True)")
-    return [t.item() for t in scalars]
+    return [float(t.item()) for t in scalars]
 
 
 def _by_values(rows: Sequence[int], columns: Sequence[list[float]]) -> list[tuple[Sequence[int], tuple[float, ...]]]:

@@ -146,7 +146,8 @@ def _flat(
 
 def is_dense(t: torch.Tensor) -> bool:
     """Whether its elements fill a piece of memory."""
-    order = sorted(range(t.dim()), key=lambda dim: (-int(t.stride(dim)), dim))
+    strides: Sequence[int] = t.stride()
+    order = sorted(range(t.dim()), key=lambda dim: (-strides[dim], dim))
     return t.permute(order).is_contiguous()
 
 
