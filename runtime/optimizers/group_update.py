@@ -192,13 +192,18 @@ class GroupUpdate:
     ) -> list[Part]:
         """The same, where the step is known on the device only. Raises _NotNow, Refused, GuardMiss."""
         rule = self._rule
-        shared = {name: value for name in _SCALARS if isinstance(value := options.get(name), torch.Tensor)}
-        numbers = {name: float(v) for name, v in sorted(options.items()) if type(v) in (int, float) and name not in shared}
+        device = lists["params"][0].device
+        shared = {name: value for name in _SCALARS if isinstance(value := options.get(name), torch.Tensor) and value.device == device}
+        left = _numbers({name: value for name, value in options.items() if name not in shared})
+        numbers = {name: float(value) for name, value in sorted(left.items()) if type(value) in (int, float)}
         found = []
         for rows in layout:
             steps = [lists["state_steps"][i] for i in rows.rows] if rule.steps else []
             scalars = {**({"state_steps": steps[0]} if steps else {}), **shared}
-            if any(t.device != rows.device or t.dim() for t in (*steps, *shared.values())) or any(t.dtype != steps[0].dtype for t in steps):
+            apart = any(t.device != rows.device or t.dim() for t in (*steps, *shared.values())) or any(
+                t.dtype != steps[0].dtype for t in steps
+            )
+            if apart or any(isinstance(value, torch.Tensor) for value in left.values()):
                 raise _NotNow("its step counts, its rate or its scale lie on another device")
             all_flags = {**flags, "first": rows.first} if "first" in flags else dict(flags)
             kept = (rows.device, rows.dtypes, *all_flags.values(), *[(name, t.dtype) for name, t in scalars.items()], *numbers)
@@ -333,7 +338,7 @@ def _functions() -> dict[types.CodeType, str]:
 
 
 def _numbers(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with tensors as the numbers that they hold."""
+    """The options with tensors as the numbers that they hold, but for those of a gradient scaler."""
     kept = ("grad_scale", "found_inf")
     return {name: value.item() if isinstance(value, torch.Tensor) and name not in kept else value for name, value in options.items()}
 

@@ -122,7 +122,10 @@ def launch(
         call.each(len(sizes), sizes, *map(tuple, columns), *more)
     for original, copy in copies:
         original.copy_(copy)
-    torch._C._increment_version([t for i in written for t in columns[i]])
+    changed = [t for i in written for t in columns[i]]
+    if torch.is_inference_mode_enabled():
+        changed = [t for t in changed if not t.is_inference()]  # others have no version
+    torch._C._increment_version(changed)
 
 
 def _flat(
