@@ -9,19 +9,23 @@ from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import disable_autocast_cache, make_fx, snapshot_fake
 from torch.fx.experimental.symbolic_shapes import (
     ConstraintViolationError,
+    DimDynamic,
     GuardOnDataDependentSymNode,
     PendingUnbackedSymbolNotFound,
+    ShapeEnv,
     statically_known_true,
 )
 
 __all__ = [
     "ConstraintViolationError",
+    "DimDynamic",
     "FakeTensor",
     "FakeTensorMode",
     "GuardOnDataDependentSymNode",
     "MetaTensorDescriber",
     "PendingUnbackedSymbolNotFound",
     "PythonFunctionalizeAPI",
+    "ShapeEnv",
     "UnsupportedFakeTensorException",
     "disable_autocast_cache",
     "make_fx",

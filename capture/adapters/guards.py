@@ -7,6 +7,7 @@ from torch._dynamo.guards import CheckFunctionManager, GuardBuilder, install_gua
 from torch._dynamo.source import (
     AttrSource,
     CodeSource,
+    ConstantSource,
     DictGetItemSource,
     GetItemSource,
     GlobalSource,
@@ -26,6 +27,7 @@ __all__ = [
     "AttrSource",
     "CheckFunctionManager",
     "CodeSource",
+    "ConstantSource",
     "CompileContext",
     "DictGetItemSource",
     "GetItemSource",

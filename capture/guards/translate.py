@@ -104,6 +104,12 @@ def translate(dynamo_guards: Iterable[Any], context: GuardContext) -> Translatio
             if kind == "ID_MATCH" and guard.originating_source in context.compared:
                 compared.append(path)
                 continue
+            if kind == "ID_MATCH" and isinstance(optimizer := context.sources.value(path), torch.optim.Optimizer):
+                inner = tuple(f"{_source_name(guard)}.{name}" for name in ("param_groups", "state", "defaults"))
+                if not any(_source_name(other).startswith(inner) for other in kept):
+                    # torch pins it because it may trace `_init_group` on the object itself; here only methods of its class are called
+                    result.guards.append(Guard(path, Predicate.TYPE, type_name(type(optimizer))))
+                    continue
             result.guards.extend(_translate_one(kind, path, guard, context))
         except (NotPortable, Untaggable, PathError) as error:
             held = held_here(guard.originating_source, context.sources) if kind in _IDENTITY else []

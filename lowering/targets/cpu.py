@@ -20,6 +20,7 @@ from precast.lowering.passes.simplify.hoist_invariants import hoist_invariants
 from precast.lowering.passes.simplify.in_place import write_in_place
 from precast.lowering.passes.simplify.merge_matmuls import merge_gemms
 from precast.lowering.passes.simplify.name_kernels import name_kernels
+from precast.lowering.passes.simplify.one_update_kernel import one_update_kernel
 from precast.lowering.passes.simplify.recognise_attention import recognise_attention
 from precast.lowering.passes.simplify.split_axes import split_axes
 from precast.lowering.targets.scheduling import Pass, Scheduling
@@ -28,8 +29,10 @@ from precast.lowering.targets.scheduling import Pass, Scheduling
 def passes(target: str, options: LoweringOptions, bound: Collection[str] | None = None) -> list[tuple[str, Pass]]:
     """The passes for a CPU; `bound` names the inputs that are weights (None: every input)."""
     epilogues: list[tuple[str, Pass]] = [("epilogues", attach_epilogues)] if options.epilogue_fusion else []
+    updates: list[tuple[str, Pass]] = [("one update kernel", one_update_kernel)] if options.updates else []
     return [
         ("simplify", simplify),
+        *updates,
         ("write in place", write_in_place),
         ("fold constants", fold_constants),
         ("fuse pointwise", fuse_pointwise),

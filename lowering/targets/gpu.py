@@ -35,6 +35,7 @@ from precast.lowering.passes.simplify.hoist_invariants import hoist_invariants
 from precast.lowering.passes.simplify.in_place import write_in_place
 from precast.lowering.passes.simplify.merge_matmuls import merge_gemms
 from precast.lowering.passes.simplify.name_kernels import name_kernels
+from precast.lowering.passes.simplify.one_update_kernel import one_update_kernel
 from precast.lowering.passes.simplify.recognise_attention import recognise_attention
 from precast.lowering.passes.simplify.split_axes import split_axes
 from precast.lowering.targets.scheduling import Pass, Scheduling
@@ -47,11 +48,13 @@ def passes(target: str, options: LoweringOptions, bound: Collection[str] | None 
     traits = traits_of(target)
     epilogues: list[tuple[str, Pass]] = []
     products: list[tuple[str, Pass]] = []
+    updates: list[tuple[str, Pass]] = [("one update kernel", one_update_kernel)] if options.updates else []
     if options.epilogue_fusion:
         epilogues = [("epilogues", attach_gpu_epilogues)]
         products = [("products in kernels", partial(shallow_products, traits=traits))]
     return [
         ("simplify", simplify),
+        *updates,
         ("write in place", write_in_place),
         ("fold constants", fold_constants),
         ("stem", space_to_depth),

@@ -66,6 +66,8 @@ class GraphRequest:
     part: str = ""
     """Of a body of another graph (`torch.cond`): its name, under which its compiler's seconds are kept."""
     inference: bool = True
+    updates: bool = False
+    """Whether it is an optimiser's step (`LoweringOptions.updates`)."""
 
 
 def options_of(options: Mapping[str, Any]) -> tuple[LoweringOptions, CodegenOptions]:
@@ -99,6 +101,7 @@ def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopw
         return build_graph(body, replace(request, name=f"{request.name}.{name}", bound=(False,) * inputs, part=part), watch, blobs)[0]
 
     parts = build_parts(graph, build_body)
+    lowering = replace(lowering, updates=request.updates)
     with watch.stage("lower"):
         try:
             deterministic = torch.are_deterministic_algorithms_enabled()  # guarded: other calls get another variant

@@ -17,11 +17,11 @@ from precast.runtime.settings.options import key_options
 
 
 def compile_graph(
-    name: str, key: str, captured: CapturedGraph, options: Mapping[str, Any], requested: str, store: Store
+    name: str, key: str, captured: CapturedGraph, options: Mapping[str, Any], requested: str, store: Store, *, updates: bool = False
 ) -> Manifest | InProcess:
     """Compile the graph and put it into `store` under the program key `key`. Raises Refused where it has to run eagerly.
 
-    `requested`: the resolved option `target`; the graph's own follows from its tensors.
+    `requested`: the resolved option `target`; the graph's own follows from its tensors. `updates`: it is an optimiser's step.
 
     One compile per artifact across threads, processes and machines that share the store.
     """
@@ -43,7 +43,7 @@ def compile_graph(
 
     def build() -> Built:
         blobs = BlobSet()
-        request = GraphRequest(name, target, kept, tuple(item.bound for item in captured.inputs), store, trace)
+        request = GraphRequest(name, target, kept, tuple(item.bound for item in captured.inputs), store, trace, updates=updates)
         graphs, evidence = build_graphs(captured.graph, captured.backward, request, watch, blobs)
         return Built(graphs, blobs, evidence, {"seconds": dict(watch.seconds)})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,10 +129,20 @@ def compile_with(model: Any, settings: Settings) -> Any:
         model = model._orig_mod
     model = innermost(model)
     model = getattr(model, "_torchdynamo_inline", model) if hasattr(model, _SITE) else model
+    if settings.backend is None and getattr(model, "__name__", "") == "step" and (step := _optimizer_step(model, settings)) is not None:
+        return step
     site = Site(model, settings)
     if isinstance(model, torch.nn.Module):
         return wrap_module(model, site, lambda other: compile_with(other, settings))
     return _wrap_function(model, site)
+
+
+def _optimizer_step(model: Any, settings: Settings) -> Any:
+    if "torch.optim.optimizer" not in sys.modules:
+        return None
+    from precast.runtime.optimizers.step import compiled_step  # only where there are optimisers
+
+    return compiled_step(model, settings)
 
 
 def compile_module(module: torch.nn.Module, **settings: Any) -> None:

@@ -34,6 +34,7 @@ def load(name: str) -> Any:
 
 COMPILE_VARIANT = UpwardImport("precast.compiling.driver:compile_variant", "a call misses and is compiled, or a worker that builds starts")
 COMPILE_GRAPH = UpwardImport("precast.compiling.compile_graph:compile_graph", 'torch.compile(backend="precast") misses')
+COMPILE_UPDATE = UpwardImport("precast.compiling.compile_update:compile_update", "the step of an optimiser misses")
 EXPLAIN_CALL = UpwardImport("precast.compiling.explain_graphs:explain_call", "what precast.explain returned is called")
 STAND_INS = UpwardImport("precast.fake_device_hook:stand_ins", "precompile is asked for a GPU target")
 BACKENDS = UpwardImport("precast.capture.backends", "a backend other than precast's is asked for, or backends are listed")
@@ -55,6 +56,7 @@ def span(name: str, **attributes: str | int | float | bool) -> AbstractContextMa
 __all__ = [
     "BACKENDS",
     "COMPILE_GRAPH",
+    "COMPILE_UPDATE",
     "COMPILE_VARIANT",
     "EXPLAIN_CALL",
     "SPAN",

@@ -87,7 +87,7 @@ class Callees:
                     return call_interception.run(group.asked, group, function, args, kwargs)
                 finally:
                     group.settle(self.attend)
-            if not group.programs:
+            if not group.programs and not group.updates:
                 return function(*args, **kwargs)
             return call_interception.run(call_interception.LOOK_UP, group, function, args, kwargs)
 
@@ -138,6 +138,7 @@ class Group:
     def __init__(self, settings: Settings, make: MakeCallee) -> None:
         self.settings = replace(settings, label=None)
         self.programs: list[Program] = []
+        self.updates: list[Any] = []  # of optimisers
         self.root = ""  # the key of the program whose calls were looked at last: what is met now is most likely a part of that
         self.asked: Any = self._ask  # one object: the hook tells its callers apart by it
         self._make = make
@@ -187,6 +188,8 @@ class Group:
     def _decide(self, frame: Any, known: _Known) -> call_interception.Answer | None:
         """None: nothing to compile this time, perhaps at another."""
         code, namespace = frame.f_code, frame.f_globals
+        if namespace.get("__package__") == "torch.optim" and self.settings.backend is None:
+            return self._update(code)
         if not eligible(code, namespace):
             return _PLAIN
         found = self._found_function(code, namespace)
@@ -206,6 +209,18 @@ class Group:
         self._loaded.append(loaded)
         logger("graph_breaks").info("%s, called between graphs, is a program of its own", program.name)
         replacement, alone = call_interception.trampoline(code, receiver), not call_interception.has_entries(code)
+        self._found.append((code, replacement, alone))
+        return call_interception.Answer(replacement, self) if alone else _PLAIN
+
+    def _update(self, code: types.CodeType) -> call_interception.Answer:
+        """The step of an optimiser: torch's function of its update is replaced by compiled ones."""
+        from precast.runtime.optimizers.group_update import update_for  # only where there are optimisers
+
+        update = update_for(code, self.settings)
+        if update is None:
+            return _PLAIN
+        self.updates.append(update)
+        replacement, alone = call_interception.trampoline(code, update.received), not call_interception.has_entries(code)
         self._found.append((code, replacement, alone))
         return call_interception.Answer(replacement, self) if alone else _PLAIN
 

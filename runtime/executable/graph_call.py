@@ -41,6 +41,11 @@ class PythonGraphCall:
         raw = run_library(self.library, self.spec, values, prepared.state, homes)
         return raw if self.spec.finish is None else self.spec.finish(raw, values)
 
+    def each(self, rows: int, *columns: Any) -> None:
+        """Calls for a number of rows: an argument is a tuple with one value a row, or what all rows get. The graph has no outputs."""
+        for row in range(rows):
+            self(*(column[row] if isinstance(column, tuple) else column for column in columns))
+
     def _prepare(self, values: Sequence[Any]) -> Prepared:
         """The prepared weights, made anew when the storage or version of one that the graph only reads changed."""
         stamp = weights_stamp(self.spec.lasting(self.bound))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -13,6 +13,7 @@ from precast.runtime.common.errors import LoadError
 from precast.runtime.common.log import logger
 from precast.runtime.executable.blob_source import BlobSource
 from precast.runtime.executable.constants import gpu_of
+from precast.runtime.executable.graph_call import graph_call
 from precast.runtime.loading.compatibility import why_unfit
 from precast.runtime.loading.open import FORWARD, open_executable, reading, trusted_document
 from precast.runtime.native import loader
@@ -22,12 +23,24 @@ from precast.target_registry import family_of
 
 GraphCallable = Callable[..., tuple[Any, ...]]
 _RECORD = "graph record"
+T = TypeVar("T")
 
 
 def find_graph(
     store: Store, program_key: str, name: str, cuda_graphs: CudaGraphOptions | None = None, device: torch.device | None = None
 ) -> GraphCallable | None:
     """The best stored artifact of the graph that this machine can run, opened; None where there is none. Every refusal is logged.
+
+    `device`: the GPU that its inputs are on.
+    """
+    return find_artifact(store, program_key, name, lambda manifest: open_graph(manifest, store, cuda_graphs), device)
+
+
+def find_artifact(
+    store: Store, program_key: str, name: str, opened: Callable[[Manifest], T], device: torch.device | None = None
+) -> T | None:
+    """What `opened` makes of the best stored artifact under this key that this machine can run; it may raise LoadError. None where there
+    is none. Every refusal is logged.
 
     `device`: the GPU that its inputs are on.
     """
@@ -40,7 +53,7 @@ def find_graph(
             usable.append((rank(manifest.target) or 0, manifest))
     for _, manifest in sorted(usable, key=lambda pair: pair[0]):
         try:
-            call = open_graph(manifest, store, cuda_graphs)
+            call = opened(manifest)
         except LoadError as error:
             logger("runtime").warning("miss: %s: artifact %s cannot be used: %s", name, manifest.artifact_id[:12], error)
             continue
@@ -54,6 +67,14 @@ def _why_not_there(target: str, device: torch.device | None) -> str:
     if device is None or family_of(target).on_host or rules_of(target).runs_on(target, device).holds:
         return ""
     return f"{device} does not run {target}"
+
+
+def open_update(manifest: Manifest, source: BlobSource) -> Callable[..., Any]:
+    """The callable of a graph without constants and outputs, as `graph_call` makes it: it has `each`. Raises LoadError."""
+    opened = open_executable(trusted_document(manifest, source), source, (), record=_RECORD)
+    if opened.library is None or opened.spec.raw_kinds:
+        raise LoadError(f"artifact {manifest.artifact_id[:12]} is no update in place")
+    return graph_call(opened.library, opened.spec, ())
 
 
 def open_graph(manifest: Manifest, source: BlobSource, cuda_graphs: CudaGraphOptions | None = None) -> GraphCallable:

@@ -245,7 +245,46 @@ static PyObject *graph_into(PyObject *object, PyObject *const *args, Py_ssize_t 
     return run_graph(object, args[0], args + 1, count - 1);
 }
 
+/* each(rows, *arguments): one run a row, all without the GIL; an argument is a tuple with one value a row, or what all rows get. */
+static PyObject *graph_each(PyObject *object, PyObject *const *args, Py_ssize_t count) {
+    GraphCall *self = (GraphCall *)object;
+    Py_ssize_t rows = count ? PyLong_AsSsize_t(args[0]) : -1;
+    if (rows < 0) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "each(rows, *arguments)");
+    args++, count--;
+    if (self->outputs || self->prepare || self->lasting) return PyErr_Format(PyExc_TypeError, "a graph with outputs or weights has no rows");
+    for (Py_ssize_t k = 0; k < count; k++)
+        if (PyTuple_Check(args[k]) && PyTuple_GET_SIZE(args[k]) != rows)
+            return PyErr_Format(PyExc_ValueError, "argument %zd: %zd values for %zd rows", k, PyTuple_GET_SIZE(args[k]), rows);
+    void **words = PyMem_Malloc((rows * self->inputs + 1) * sizeof(void *));
+    PyObject **row = PyMem_Malloc((count + 1) * sizeof(PyObject *));
+    PyObject *result = NULL;
+    char error[ERROR_CAPACITY];
+    error[0] = 0;
+    if (!words || !row) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    for (Py_ssize_t r = 0; r < rows; r++) {
+        for (Py_ssize_t k = 0; k < count; k++) row[k] = PyTuple_Check(args[k]) ? PyTuple_GET_ITEM(args[k], r) : args[k];
+        if (graph_words(self, row, count, words + r * self->inputs) < 0) goto done;
+    }
+    int failed = 0;
+    void *none = NULL;
+    Py_INCREF(object); /* the caller holds the arguments, and tuples keep what is in them */
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t r = 0; r < rows && !failed; r++) failed = self->run(self->table, words + r * self->inputs, &none, NULL, error, ERROR_CAPACITY);
+    Py_END_ALLOW_THREADS
+    if (failed) raise_run_error(self, error);
+    else result = Py_NewRef(Py_None);
+    Py_DECREF(object);
+done:
+    PyMem_Free(words);
+    PyMem_Free(row);
+    return result;
+}
+
 static PyMethodDef methods[] = {
+    {"each", (PyCFunction)(void (*)(void))graph_each, METH_FASTCALL, "Run once a row, without outputs."},
     {"into", (PyCFunction)(void (*)(void))graph_into, METH_FASTCALL, "Run, writing outputs into the tensors of a tuple (None: into new ones)."},
     {NULL, NULL, 0, NULL},
 };

@@ -15,6 +15,9 @@ static PyMethodDef methods[] = {
     {"force_eager", dispatcher_force_eager, METH_O, "Send every call to the slow path, or stop doing so."},
     {"set_attributes", FAST(rebuild_set_attributes), METH_FASTCALL, "object.__setattr__ of each triple, the last first."},
     {"set_own", FAST(rebuild_set_own), METH_FASTCALL, "What stands in the target's own dict, of each triple, the last first."},
+    {"tensor_facts", update_facts, METH_O, "What an optimiser's step depends on, of columns of tensors, as bytes."},
+    {"scalar_values", update_values, METH_O, "The values of scalar tensors on the CPU."},
+    {"scalar_add", update_add, METH_VARARGS, "Adds a number to scalar tensors on the CPU."},
     {"refill", FAST(rebuild_refill), METH_FASTCALL, "What a dict holds, by the methods of one of its bases."},
     {NULL, NULL, 0, NULL},
 };

@@ -100,6 +100,11 @@ PyObject *rebuild_set_attributes(PyObject *module, PyObject *const *args, Py_ssi
 PyObject *rebuild_set_own(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *rebuild_refill(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
+/* What an optimiser's step asks of its tensors (update_rows.c). */
+PyObject *update_facts(PyObject *module, PyObject *columns);
+PyObject *update_values(PyObject *module, PyObject *list);
+PyObject *update_add(PyObject *module, PyObject *arguments);
+
 /* Guard tables (guard_table_check.c). 1: what the table recorded is unchanged, so its guards hold; 0: something changed; -1: an exception is
  * set. `locals` may hold NULLs. */
 int table_check(PyObject *table, PyObject *const *locals, Py_ssize_t count);

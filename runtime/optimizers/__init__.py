@@ -1,0 +1,1 @@
+"""Optimisers of `torch.optim`: one compiled update for all tensors of a parameter group."""
