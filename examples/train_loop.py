@@ -23,7 +23,7 @@ def train(store: str | None) -> dict[str, object]:
     class LanguageModel(nn.Module):
         """Predicts the next token of each prefix; its call gives the loss."""
 
-        def __init__(self, vocabulary: int = 64, width: int = 64, layers: int = 2) -> None:
+        def __init__(self, vocabulary: int = 64, width: int = 64, layers: int = 1) -> None:
             super().__init__()
             self.embedding = nn.Embedding(vocabulary, width)
             blocks = [
