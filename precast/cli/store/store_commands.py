@@ -87,7 +87,7 @@ def ls(program: str | None, with_images: bool, remote: str | None, store_path: s
         out.data([{**_as_data(entry, unknown), "signed_by": _signed_by(store, entry)} for entry in entries])
     trains = any("backward" in entry.graphs for entry in entries)
     raw = [
-        (e.artifact_id, e.program_name, e.program_key, e.target, e.size, e.guards, *_uses(e, unknown), int(e.created), " ".join(e.graphs))
+        (e.artifact_id, e.program_name, e.program_key, e.target, e.size, e.guards, *_uses(e, unknown), int(e.created))
         for e in entries
         if not out.human
     ]
