@@ -25,12 +25,12 @@ from precast.artifact_store.maintenance.scan import Seen, manifest_files
 from precast.artifact_store.store import Store
 
 log = logging.getLogger("precast.store")
-_SCHEMA = 1
+_SCHEMA = 2
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One artifact as the index knows it. Times in unix seconds, sizes in bytes; `blobs` is digest -> size.
+    """One artifact as the index knows it. Times in unix seconds, sizes in bytes; `blobs` is digest -> size, `graphs` the graphs' roles.
 
     `counted`: the last use that was counted; 0 where none was. `last_use` is the later one of it and `created`.
     """
@@ -47,6 +47,7 @@ class Entry:
     last_use: float
     hits: int
     counted: float = 0.0
+    graphs: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -261,6 +262,7 @@ def _from_manifest(manifest: Manifest, size: int, mtime: float) -> Entry:
         created=mtime,
         last_use=mtime,
         hits=0,
+        graphs=tuple(sorted(manifest.graphs, reverse=True)),
     )
 
 
@@ -280,6 +282,7 @@ def _to_record(entry: Entry, stamp: str) -> dict[str, Data]:
         "last_use": entry.last_use,
         "hits": entry.hits,
         "counted": entry.counted,
+        "graphs": entry.graphs,
     }
 
 
@@ -297,6 +300,7 @@ def _from_record(artifact_id: str, record: dict[str, Data]) -> Entry:
         record["last_use"],
         record["hits"],
         record.get("counted", 0.0),
+        tuple(record["graphs"]),
     )
 
 

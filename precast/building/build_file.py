@@ -19,7 +19,7 @@ from precast.artifact_store.place import folder_of
 log = logging.getLogger("precast.driver")
 Signature = tuple[tuple[Any, ...], dict[str, Any]]
 _TOP = {"program", "store", "targets", "path", "evidence", "recorded"}
-_PROGRAM = {"factory", "arguments", "name", "mode", "options", "targets", "dynamic_shapes", "evidence", "recorded"}
+_PROGRAM = {"factory", "arguments", "name", "mode", "options", "targets", "dynamic_shapes", "evidence", "recorded", "train"}
 
 
 class BuildFileError(Exception):
@@ -32,6 +32,7 @@ class ProgramSpec:
 
     `evidence`: whether its artifacts are tried, and say so (`evidence.py`).
     `recorded`: files and folders of calls that were recorded where the program is served, absolute: they are signatures, too.
+    `train`: the calls record gradients, so that the artifacts hold backward graphs.
     `label` is the `name=` of `precast.compile`, a part of the program key, and None where the file gives no name; `name` is for people.
     """
 
@@ -46,6 +47,7 @@ class ProgramSpec:
     dynamic_shapes: Mapping[str, Any] | None = None
     recorded: tuple[str, ...] = ()
     evidence: bool = False
+    train: bool = False
 
 
 @dataclass(frozen=True)
@@ -200,10 +202,13 @@ def _program(table: Mapping[str, Any], where: str, default: _Default, folder: Pa
     name = label or factory.partition(":")[2]
     targets = _texts(table, "targets", where) or default.targets
     given = _flag(table, "evidence", where)
-    evidence = default.evidence if given is None else given
+    train = _flag(table, "train", where) or False
+    if train and given:
+        raise BuildFileError(f"{where}: `evidence` is of answers, and `train` programs are not tried yet; leave one of them out")
+    evidence = not train and (default.evidence if given is None else given)
     recorded = _paths(table, "recorded", where, folder) or default.recorded
     mode = _text(table, "mode", where)
-    return ProgramSpec(factory, name, f"{where} ({name})", label, arguments, mode, options, targets, shapes, recorded, evidence)
+    return ProgramSpec(factory, name, f"{where} ({name})", label, arguments, mode, options, targets, shapes, recorded, evidence, train)
 
 
 @dataclass(frozen=True)

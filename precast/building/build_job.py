@@ -85,6 +85,10 @@ class Job:
         options = merge_options(spec.mode, spec.options, target=target)
         return Site(self._traced(target).model, Settings(options, self.store, spec.label)).program_for_call()
 
+    def grad_mode(self) -> torch.set_grad_enabled:
+        """Under which the calls are built and looked for: that of training, or of inference."""
+        return torch.set_grad_enabled(self.loaded.spec.train)
+
     def key(self, target: str) -> str:
         """The program key, "" where it cannot be told: the first signature's build says why. Raises OptionError."""
         try:
@@ -130,7 +134,7 @@ class Job:
     def _precompile(self, number: int, target: str) -> tuple[SignatureReport, str]:
         """Compile into the store; returns the report, and the warnings that were given."""
         spec = self.loaded.spec
-        with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+        with warnings.catch_warnings(record=True) as caught, self.grad_mode():
             warnings.simplefilter("always")
             report = precast.precompile(
                 self._traced(target).model,
@@ -258,7 +262,7 @@ class Job:
         own, keywords = self._traced(target).calls[number - 1]
         args, kwargs = (*entry.prefix, *own), {**entry.keywords, **keywords}
         local_values, shapes = program.locals_of(args, kwargs), self.loaded.spec.dynamic_shapes
-        with torch.no_grad(), nullcontext() if shapes is None else marked(local_values, own, shapes):
+        with self.grad_mode(), nullcontext() if shapes is None else marked(local_values, own, shapes):
             yield program, args, kwargs
 
     def _raised(self, number: int, target: str, reason: str) -> str:
@@ -271,7 +275,7 @@ class Job:
         args, kwargs = self.loaded.signatures[number - 1]
         program, args, kwargs = copy.deepcopy((self.loaded.callable, args, kwargs))
         try:
-            with torch.no_grad():
+            with self.grad_mode():
                 program(*args, **kwargs)
         except Exception as error:
             log.info("%s", self.name, exc_info=error)

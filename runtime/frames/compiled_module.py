@@ -113,6 +113,8 @@ def share_state(cls: type, module: torch.nn.Module, slots: Mapping[str, Any]) ->
     """An instance of `cls` (see `mixed_class`) that shares the `__dict__` of `module`."""
     make: Any = cls
     wrapper = make.__new__(make)
+    if not isinstance(wrapper, cls):  # a class that makes something else of itself, as those of torch's fully_shard do
+        wrapper = object.__new__(cls)
     object.__setattr__(wrapper, "__dict__", module.__dict__)
     for name, value in slots.items():
         object.__setattr__(wrapper, name, value)

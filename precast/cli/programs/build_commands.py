@@ -232,7 +232,7 @@ def store_of(option: str | None, plan: BuildFile) -> str | Path | None:
 
 def replay_of(plan: BuildFile, evidence: bool) -> BuildFile:
     """A check runs programs where that is asked for by --evidence, and not where the file has some recorded."""
-    return replace(plan, programs=tuple(replace(program, evidence=evidence) for program in plan.programs))
+    return replace(plan, programs=tuple(replace(program, evidence=evidence and not program.train) for program in plan.programs))
 
 
 def plan_of(source: str, targets: Sequence[str], mode: str | None, only: Sequence[str], evidence: bool = False) -> BuildFile:
@@ -258,7 +258,7 @@ def plan_of(source: str, targets: Sequence[str], mode: str | None, only: Sequenc
     if mode is not None:
         programs = tuple(replace(program, mode=mode) for program in programs)
     if evidence:
-        programs = tuple(replace(program, evidence=True) for program in programs)
+        programs = tuple(replace(program, evidence=not program.train) for program in programs)
     _check_settings(programs)
     return replace(plan, programs=programs)
 

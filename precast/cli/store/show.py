@@ -22,6 +22,7 @@ from precast.cli.output import (
     store_option,
 )
 from precast.report.kernel_images import images
+from precast.report.recorded import kept, steps
 from precast.report.signers import signers_data, signers_text
 from precast.report.units import human_age, human_size
 
@@ -116,8 +117,12 @@ def overview(store: Store, manifest: Manifest) -> Iterator[str]:
     for waived in manifest.waived:
         yield f"waived     {waived}"
     yield f"frames     {len(manifest.frames)}: {', '.join(str(frame.get('name', '?')) for frame in manifest.frames)}"
-    for name, graph in manifest.graphs.items():
+    if (recorded := kept(manifest)) is not None:
+        yield f"keeps      {recorded}"
+    for name, graph in sorted(manifest.graphs.items(), reverse=True):  # forward, then backward
         yield f"graph      {name}"
+        if done := steps(store, graph):
+            yield f"  {'steps':<14} {done}"
         facts = {image.role: str(image) for image in images(store, manifest, graph)}
         for role, blob in graph.blobs.items():
             size = manifest.blobs.get(blob, 0)
@@ -185,6 +190,7 @@ def _record(store: Store, manifest: Manifest) -> dict[str, Any]:
         "digests": manifest.digests,
         "frames": manifest.frames,
         "graphs": {name: {"blobs": graph.blobs, "io": graph.io} for name, graph in manifest.graphs.items()},
+        "kept": asdict(recorded) if (recorded := kept(manifest)) is not None else None,
         "blobs": manifest.blobs,
         "images": {name: [asdict(image) for image in images(store, manifest, graph)] for name, graph in manifest.graphs.items()},
         "sources": sources,

@@ -61,7 +61,7 @@ duration_of = partial(_parsed, parse_duration)
 @json_option
 @errors_to_json
 def ls(program: str | None, with_images: bool, remote: str | None, store_path: str | None, human: bool, as_json: bool) -> None:
-    """List the artifacts: id, program, target, size, guards, hits, last use, made."""
+    """List the artifacts: id, program, target, size, graphs (those of training have a backward graph), guards, hits, last use, made."""
     from precast.artifact_store.maintenance.index import open_index
     from precast.artifact_store.maintenance.policy import matches
 
@@ -85,6 +85,7 @@ def ls(program: str | None, with_images: bool, remote: str | None, store_path: s
         return
     if as_json:
         out.data([{**_as_data(entry, unknown), "signed_by": _signed_by(store, entry)} for entry in entries])
+    trains = any("backward" in entry.graphs for entry in entries)
     raw = [
         (e.artifact_id, e.program_name, e.program_key, e.target, e.size, e.guards, *_uses(e, unknown), int(e.created))
         for e in entries
@@ -96,6 +97,7 @@ def ls(program: str | None, with_images: bool, remote: str | None, store_path: s
             e.program_name,
             e.target,
             human_size(e.size),
+            *([" ".join(e.graphs) or "none"] if trains else []),
             str(e.guards),
             "?" if unknown else str(e.hits),
             "?" if unknown else human_age(e.last_use if e.hits else None),
@@ -105,7 +107,8 @@ def ls(program: str | None, with_images: bool, remote: str | None, store_path: s
         if out.human
     ]
     if entries:
-        out.table(("ID", "PROGRAM", "TARGET", "SIZE", "GUARDS", "HITS", "LAST USE", "MADE"), raw, readable)
+        graphs = ("GRAPHS",) if trains else ()
+        out.table(("ID", "PROGRAM", "TARGET", "SIZE", *graphs, "GUARDS", "HITS", "LAST USE", "MADE"), raw, readable)
     else:
         out.note(f"No artifacts{f' matching {program!r}' if program else ''} in {store.root}")
     tell_unknown(out, index.problem)

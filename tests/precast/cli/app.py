@@ -116,3 +116,7 @@ def breaks_and_raises() -> tuple[Callable[..., Any], Calls]:
         return y.cos()
 
     return f, [((torch.ones(4),), {}), ((-torch.ones(4),), {})]
+
+
+def net_in_training() -> tuple[torch.nn.Module, Calls]:
+    return Net(), [((torch.randn(4, 8),), {}), ((torch.randn(7, 8),), {})]

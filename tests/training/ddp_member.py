@@ -1,0 +1,129 @@
+"""One of several processes that train together on CPUs: `python -m tests.training.ddp_member RANK WORLD FOLDER CASE…`; prints JSON.
+
+For each case: the losses of this rank's steps, compiled and eager, precast's warnings, and whether the tracer has been imported by then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import precast
+from precast.runtime.programs import compile_hook
+
+STEPS = 10
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(16, 32), nn.LayerNorm(32), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.norm(F.gelu(self.first(x))))
+
+
+def inside(model: nn.Module, compiled: bool) -> nn.Module:
+    return DistributedDataParallel(precast.compile(model) if compiled else model)
+
+
+def in_place(model: nn.Module, compiled: bool) -> nn.Module:
+    if compiled:
+        precast.compile_module(model)
+    return DistributedDataParallel(model)
+
+
+def around(model: nn.Module, compiled: bool) -> nn.Module:
+    wrapped = DistributedDataParallel(model)
+    return precast.compile(wrapped) if compiled else wrapped
+
+
+def sharded(model: nn.Module, compiled: bool) -> nn.Module:
+    """Each block's `forward` is compiled, and torch's hooks around it run as they are."""
+    if compiled:
+        model.forward = precast.compile(model.forward)  # type: ignore[method-assign]
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    return model
+
+
+def sharded_around(model: nn.Module, compiled: bool) -> nn.Module:
+    """What is not meant to be done: the hooks are traced, break the graph, and can be stored by nobody."""
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    return precast.compile(model) if compiled else model
+
+
+def failing(model: nn.Module, compiled: bool) -> nn.Module:
+    """The last rank cannot compile; each has a store of its own, so that it finds nothing that another one compiled."""
+    if not compiled:
+        return DistributedDataParallel(model)
+    rank = dist.get_rank()
+    if rank == dist.get_world_size() - 1:
+        compile_hook.set_compiler(_broken)
+    return DistributedDataParallel(precast.compile(model, store=f"{os.environ['PRECAST_STORE']}-{rank}"))
+
+
+def _broken(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError("the disk is on fire")
+
+
+CASES: dict[str, Callable[[nn.Module, bool], nn.Module]] = {
+    case.__name__: case for case in (inside, in_place, around, sharded, sharded_around, failing)
+}
+
+
+def losses(case: Callable[[nn.Module, bool], nn.Module], compiled: bool) -> list[float]:
+    torch.manual_seed(0)
+    model = case(Net(), compiled)
+    optimiser = torch.optim.AdamW(model.parameters(), 1e-2)
+    found = []
+    for step in range(STEPS):
+        generator = torch.Generator().manual_seed(step * dist.get_world_size() + dist.get_rank())  # each rank has batches of its own
+        x, y = torch.randn(8, 16, generator=generator), torch.randint(0, 4, (8,), generator=generator)
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+        found.append(loss.item())
+    return found
+
+
+@contextmanager
+def group(rank: int, world: int, folder: str) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def main() -> None:
+    rank, world, folder, *names = sys.argv[1:]
+    torch.set_num_threads(1)
+    told = {}
+    with group(int(rank), int(world), folder):
+        for name in names:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                ours, eager = (losses(CASES[name], compiled) for compiled in (True, False))
+            said = [str(w.message) for w in caught if "precast" in str(w.message)]
+            traced = any(module.startswith("precast.capture") for module in sys.modules)
+            told[name] = {"losses": ours, "eager": eager, "said": said, "traced": traced}
+    print(json.dumps(told), flush=True)
+    os._exit(0)  # gloo's threads hang now and then while Python ends, after a device mesh and DDP in one process; without precast, too
+
+
+if __name__ == "__main__":
+    main()
