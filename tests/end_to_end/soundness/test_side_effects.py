@@ -36,6 +36,8 @@ COMPILED_AGAIN = {
     "random_state",
 }
 """Cases of which a second process compiles something."""
+OFTEN = [n for n in CASES if n not in object_kind_programs.CASES][::2]
+"""Those that CI runs with symbolic sizes."""
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +56,7 @@ def test_as_eager_leaves_it(name: str, stores: Path) -> None:
     assert compiled_once(stores, name) == []
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in object_kind_programs.CASES else ()) for n in CASES])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in OFTEN else [pytest.mark.slow]) for n in CASES])
 def test_with_symbolic_sizes_and_numbers(name: str, store: Store) -> None:
     assert differences(name, lambda f: precast.compile(f, store=store, dynamic=True)) == []
 
