@@ -42,7 +42,7 @@ from precast.capture.guards.lookup_guards import with_lookups
 from precast.capture.guards.met_objects import attribute_paths, cell_paths, met_paths, refusal_of_shared_attributes
 from precast.capture.guards.missing_guards import unguarded
 from precast.capture.guards.torch_versions import newest_forms
-from precast.capture.guards.translate import GuardContext, translate
+from precast.capture.guards.translate import GuardContext, from_dynamo, translate
 from precast.capture.provenance.operator_use import OperatorUse, watched
 from precast.capture.soundness import exec_namespaces
 from precast.capture.soundness.wide_integers import within_64_bits
@@ -223,7 +223,7 @@ class _Capture:
         resolved = resolution_guards(held, record.consumed, traced.output.traced_code, functions, self.sources)
         nameless = exec_namespaces.code_guards(record.functions, record.consumed, self.sources)
         return _Needs(
-            guards=[*held, *nameless, *resolved, *shapes],
+            guards=[*held, *(guard for guard in nameless if not from_dynamo(guard.path)), *resolved, *shapes],
             met=self._met(traced, kept),
             told_apart=met_paths(record.told_apart, (), (), self.sources),
             problems=[*translation.uncacheable, *unnoticed.uncacheable, *unprintable],

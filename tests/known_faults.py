@@ -89,6 +89,32 @@ FAULTS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
             "tests/capture/dynamo/test_warnings.py": ("test_a_size_that_varies_is_a_place_in_a_list[times]",),
         },
     },
+    "2.14": {
+        "what sets an attribute of tensors is called by name (`torch.Tensor.data.__set__`): an error inside of the tracer": {
+            "tests/end_to_end/soundness/test_tensor_metadata.py": (
+                "test_by_torchs_door_equals_eager[dynamic-descriptor_set]",
+                "test_by_torchs_door_equals_eager[static-descriptor_set]",
+                "test_compiled_equals_eager[dynamic-descriptor_set]",
+                "test_compiled_equals_eager[static-descriptor_set]",
+                "test_served_from_the_store_equals_eager[dynamic-descriptor_set]",
+                "test_served_from_the_store_equals_eager[static-descriptor_set]",
+            ),
+        },
+    },
+    "2.15": {
+        "a view, itself of a view that the call is given, changes in place where sizes vary: no backend's trace ends": {
+            "tests/end_to_end/soundness/test_tensor_metadata.py": (
+                "test_by_torchs_door_equals_eager[dynamic-view_of_an_argument]",
+                "test_by_torchs_door_equals_eager[dynamic-view_of_an_argument_transposed]",
+                "test_by_torchs_door_equals_eager[static-view_of_an_argument]",
+                "test_by_torchs_door_equals_eager[static-view_of_an_argument_transposed]",
+                "test_compiled_equals_eager[dynamic-view_of_an_argument]",
+                "test_compiled_equals_eager[dynamic-view_of_an_argument_transposed]",
+                "test_served_from_the_store_equals_eager[dynamic-view_of_an_argument]",
+                "test_served_from_the_store_equals_eager[dynamic-view_of_an_argument_transposed]",
+            ),
+        },
+    },
 }
 """torch -> what is wrong there -> file of tests -> its tests."""
 

@@ -30,8 +30,9 @@ from precast.capture.adapters.variables import TensorVariable, UntypedStorageVar
 
 _VIEWS = frozenset("as_strided_ detach_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split())
 """Operators that change a tensor's shape and strides within its memory (`detach_`: whether it requires gradients)."""
-_MEMORY = frozenset("set_ set_data resize_ resize_as_ _resize_output_ resize_storage_bytes_".split())
-"""Operators that put other memory behind a tensor, or more of it, or less."""
+_MEMORY = frozenset("set_ set_data shallow_copy_data_ resize_ resize_as_ _resize_output_ resize_storage_bytes_".split())
+"""Operators that put other memory behind a tensor, or more of it, or less. For `x.data = y` Dynamo writes `set_`, and from torch 2.14 on
+`shallow_copy_data_`."""
 NOTED = ("_size", "stride", "ndim", "is_contiguous", "requires_grad", "has_grad_fn")
 """What Dynamo notes of a tensor that may change; None where that is symbolic."""
 
@@ -241,7 +242,7 @@ def _is_input(tensor: torch.Tensor, output: Any) -> bool:
 
 def _end_at_memory(name: str) -> NoReturn:
     _end(
-        f"a tensor is given other memory, or another amount of it (by {name})",
+        f"a tensor is given other memory, or another amount of it (by {'`.data =`' if name == 'shallow_copy_data_' else name})",
         "copy_() into the tensor, or do it before or after what is compiled",
     )
 

@@ -78,6 +78,14 @@ def fits(value: Operand, dtype: DType) -> bool:
     return bool(math.isfinite(value) and lowest <= value <= limits.max)
 
 
+def is_in_range(value: Operand, dtype: DType) -> bool:
+    """Whether an integer type holds the very number: none is known of one that varies, but for 64 bits."""
+    if not dtype.is_int or isinstance(value, Tensor):
+        return True
+    limits = torch.iinfo(TORCH_DTYPES[dtype])
+    return limits.min <= value <= limits.max if isinstance(value, bool | int | float) else dtype is DType.I64
+
+
 def value_of(operand: Operand, dtype: DType) -> Value:
     """An operand's body, converted to `dtype`'s arithmetic type."""
     return tx.cast(operand.body(), dtype) if isinstance(operand, Tensor) else number(operand, dtype)

@@ -293,8 +293,8 @@ def masked_fill(b: Builder, x: Tensor, mask: Tensor, value: Operand) -> Result:
 
 @lowering("clamp", "clamp.Tensor")
 def clamp(b: Builder, x: Tensor, low: Operand | None = None, high: Operand | None = None) -> Result:
-    if not all(bound is None or v.fits(bound, b.dtype) for bound in (low, high)):
-        return None
+    if not all(bound is None or v.fits(bound, b.dtype) and v.is_in_range(bound, b.dtype) for bound in (low, high)):
+        return None  # torch refuses it, wraps it or goes by its value, each in some release
 
     def limit(bound: Operand | None) -> Value | None:
         return None if bound is None else v.value_of(bound, b.dtype)

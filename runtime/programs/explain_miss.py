@@ -149,7 +149,17 @@ def explain(program: Explainable, args: tuple[Any, ...], kwargs: Mapping[str, An
     if any(report.fits for report in reports):
         return Explanation(program.name, program.key, program.store.place, tuple(reports), note)
     cause, detail = judge(program, local_values)
+    note = "\n".join(filter(None, (note, _beyond(program))))
     return Explanation(program.name, program.key, program.store.place, tuple(reports), note, str(cause), detail)
+
+
+def _beyond(program: Explainable) -> str:
+    """What remotes said of the program."""
+    if program.store.remotes is None:
+        return ""
+    from precast.runtime.programs import remote_lookup  # not where there are none
+
+    return remote_lookup.said(program)
 
 
 def _why_untrusted(manifest: Manifest, program: Explainable) -> str:

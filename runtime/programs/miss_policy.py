@@ -193,14 +193,12 @@ class Misses:
             from precast.runtime.counting.write_counts import Miss
 
             Miss(program, Cause(explanation.cause or "unknown"), explanation.detail).ended(Outcome.RAISED)
-        farther = remote_lookup().said(program)
-        explained = f"{explanation}\n{farther}" if farther else str(explanation)
         if program.require_hit:
             raise GuardMiss(
-                f"no stored artifact of {program.name} fits this call, and it was loaded with require='hit'\n{explained}", explanation
+                f"no stored artifact of {program.name} fits this call, and it was loaded with require='hit'\n{explanation}", explanation
             )
         raise RecompileForbidden(
-            f"{program.name} would compile for this call, and the stance is fail_on_recompile\n{explained}", explanation
+            f"{program.name} would compile for this call, and the stance is fail_on_recompile\n{explanation}", explanation
         )
 
     # -- whether to compile

@@ -31,9 +31,16 @@ def read(path: Path) -> Any:
     return msgpack.unpackb(path.read_bytes(), strict_map_key=False)
 
 
-def test_history_and_hash_seed_change_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param(["nested modules", "literal tensor"], id="programs"),
+        pytest.param(["gpt2", "llama"], id="models", marks=pytest.mark.slow),
+    ],
+)
+def test_history_and_hash_seed_change_nothing(tmp_path: Path, before: list[str]) -> None:
     child("capture", str(tmp_path / "alone"), "bert", seed="1", cwd=tmp_path)
-    child("capture", str(tmp_path / "late"), "gpt2", "llama", "literal tensor", "bert", seed="77")
+    child("capture", str(tmp_path / "late"), *before, "bert", seed="77")
     alone, late = read(tmp_path / "alone"), read(tmp_path / "late")
     assert alone["uncacheable"] == []
     for key in ("hash", "guards", "digests", "code", "inputs", "outputs", "graph"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -71,7 +72,7 @@ UNFIT: dict[str, Fn] = {
     "a float below 0": lambda a, b: torch.full((3,), -5.0, dtype=torch.uint8),
     "index_fill": lambda a, b: a.to(torch.uint8).index_fill(0, a[:1], 300),
     "pad": lambda a, b: torch.nn.functional.pad(a.half(), (1, 1), value=-1e9),
-    "clamp": lambda a, b: a.to(torch.int8).clamp(max=300),
+    "clamp": lambda a, b: a.half().clamp(max=1e9),
     "scatter": lambda a, b: a.half().scatter(0, a[:1], 1e9),
     "a negative power": lambda a, b: a**-1,
 }
@@ -105,3 +106,31 @@ def test_powers_that_change_from_call_to_call() -> None:
     assert torch.equal(call(x, 2), x**2) and torch.equal(call(x, 3), x**3)
     with pytest.raises(RuntimeError, match="negative integer powers"):
         call(x, -1)
+
+
+BOUNDS = ((-5, None), (None, -5), (300, None), (None, 300), (-300, 1), (-5, 300), (None, 2**40))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64], ids=str)
+def test_bounds_beyond_the_type(dtype: torch.dtype) -> None:
+    """Written in the program, and then varying: torch refuses them, wraps them, or goes by their value, each in some release."""
+    a = torch.arange(2).to(dtype)
+
+    def answer(program: Fn, *args: Any) -> Any:
+        try:
+            return program(*args)
+        except RuntimeError:
+            return "refused"
+
+    def varying(a: torch.Tensor, low: int | None, high: int | None) -> torch.Tensor:
+        return a.clamp(low, high)
+
+    dynamic = precast.compile(varying)
+    for low, high in BOUNDS:
+
+        def written(a: torch.Tensor, low: int | None = low, high: int | None = high) -> torch.Tensor:
+            return a.clamp(low, high)
+
+        expected = answer(varying, a, low, high)
+        for found in (answer(precast.compile(written), a), answer(dynamic, a, low, high)):
+            assert type(found) is type(expected) and (isinstance(found, str) or torch.equal(found, expected)), (low, high)

@@ -193,36 +193,36 @@ def test_guard_collectives_are_torchs(store: Store, monkeypatch: pytest.MonkeyPa
 WARM = """
 import sys, torch, precast
 
+@torch.compiler.nested_compile_region
+def part(x):
+    return torch.relu(x) * 2
+
+brought = "torch._dynamo" in sys.modules
+
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.linear = torch.nn.Linear(4, 4)
 
     def forward(self, x):
-        return {region}(self.linear(x))
-
-def part(x):
-    return torch.relu(x) * 2
+        return part(self.linear(x))
 
 with torch.no_grad():
     net, x = Net(), torch.randn(2, 4)
     wanted = part(net.linear(x))
     torch.testing.assert_close(precast.compile(net, store=sys.argv[1], fullgraph=True)(x), wanted)
-print("warm" if "torch._dynamo" not in sys.modules else "cold")
+print("brought" if brought else "cold" if "torch._dynamo" in sys.modules else "warm")
 """
 
 
 def test_a_region_is_served_by_a_process_without_the_tracer(tmp_path: Path) -> None:
     """`nested_compile_region` imports the tracer in some versions of torch; then all that can be said is that the artifact is served."""
-    (tmp_path / "regions.py").write_text(WARM.format(region="part"))
-    text = (tmp_path / "regions.py").read_text().replace("def part", "@torch.compiler.nested_compile_region\ndef part")
-    (tmp_path / "regions.py").write_text(text)
-    where = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    imports = "import sys, torch; torch.compiler.nested_compile_region(lambda x: x); print('torch._dynamo' in sys.modules)"
-    brings = subprocess.run([sys.executable, "-c", imports], capture_output=True, text=True, check=True).stdout.strip() == "True"
-    for expected in ("cold", "cold" if brings else "warm"):
+    (tmp_path / "regions.py").write_text(WARM)
+    where, said = {**os.environ, "PYTHONPATH": str(tmp_path)}, []
+    for _ in range(2):
         done = subprocess.run(
             [sys.executable, "-c", "import regions", str(tmp_path / "store")], capture_output=True, text=True, env=where, check=False
         )
         assert done.returncode == 0, done.stderr[-3000:]
-        assert done.stdout.strip() == expected
+        said.append(done.stdout.strip())
+    assert said in (["cold", "warm"], ["brought", "brought"])

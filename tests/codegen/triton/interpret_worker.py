@@ -44,10 +44,11 @@ def triton_runner(tiling: Tiling | None, symbolic: bool):  # type: ignore[no-unt
     return runner
 
 
-def main(which: str) -> None:
+def main(which: str, every: int) -> None:
     rows = [r for r in ROWS if which == "all" or r.id not in LARGE]
     if which == "symbolic":
         rows = [r for n, r in enumerate(rows) if n % 8 == 0 or r.id.startswith(RESHAPING)]
+    rows = rows[::every]
     tiling = LOOPED if which == "looped" else None
     results: dict[str, str] = {}
     spent: dict[str, float] = {}
@@ -68,4 +69,4 @@ def main(which: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]))

@@ -33,9 +33,10 @@ def launches(program: Program) -> list[TritonKernel]:
     return [launch for step in program.steps if isinstance(step, Kernel) for launch in render(step, program.buffers)]
 
 
-def test_they_compute_what_eager_computes() -> None:
+@pytest.mark.parametrize("every", [pytest.param(3, id="two sizes each"), pytest.param(1, id="all", marks=pytest.mark.slow)])
+def test_they_compute_what_eager_computes(every: int) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "tests.codegen.triton.quantized_matmuls"]
+    command = [sys.executable, "-m", "tests.codegen.triton.quantized_matmuls", str(every)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1]) == {}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,6 +44,7 @@ AS_TRACED = {("torch.compile and dynamic", "partial")}
 PORTABLE = [name for name in CASES if name not in NOT_STORED | REFUSED]
 SOME = PORTABLE[::4]
 FROZEN = sorted(FREEZE)
+BY_TORCH = [name for name in CASES if name not in TORCHS_OWN]
 RUNS: dict[str, tuple[str, str, str, str, list[str]]] = {  # store, kind, order, how, cases: in the order in which they run
     "cold": ("static", "cold", "two,same", "static", list(CASES)),
     "warm": ("static", "warm", "same,two", "static", PORTABLE),
@@ -49,28 +52,42 @@ RUNS: dict[str, tuple[str, str, str, str, list[str]]] = {  # store, kind, order,
     "warm and dynamic": ("dynamic", "warm", "two,same", "dynamic", SOME),
     "cold and frozen": ("frozen", "cold", "two,same", "freeze", FROZEN),
     "warm and frozen": ("frozen", "warm", "same,two", "freeze", FROZEN),
-    "torch.compile": ("torch", "torch", "two,same", "static", [name for name in CASES if name not in TORCHS_OWN]),
+    "torch.compile": ("torch", "torch", "two,same", "static", BY_TORCH[2::4]),
+    "torch.compile, others": ("torch", "torch", "two,same", "static", [name for name in BY_TORCH if name not in BY_TORCH[2::4]]),
     "torch.compile and dynamic": ("torch dynamic", "torch", "same,two", "dynamic", [name for name in SOME if name not in TORCHS_OWN]),
 }
+SLOW = {"torch.compile, others"}
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reports]:
-    """Of each run, one report per case; each run is one process."""
+def reports(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Reports]:
+    """Of a run, one report per case; each run is one process, and what runs warm needs what ran cold."""
     folder = tmp_path_factory.mktemp("identity")
-    found = {}
-    for run, (store, kind, order, how, names) in RUNS.items():
+
+    @functools.cache
+    def of(run: str) -> Reports:
+        store, kind, order, how, names = RUNS[run]
+        if kind == "warm":
+            of(run.replace("warm", "cold"))
         command = [sys.executable, str(WORKER), str(folder / store), kind, order, how, *names]
         done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
         lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         assert done.returncode == 0, done.stderr[-3000:]
-        found[run] = {report["name"]: report for report in lines}
-    return found
+        return {report["name"]: report for report in lines}
+
+    return of
 
 
-@pytest.mark.parametrize("run, name", [(run, name) for run, (*_, names) in RUNS.items() for name in names])
-def test_equals_eager(reports: dict[str, Reports], run: str, name: str) -> None:
-    report = reports[run][name]
+ALL = [
+    pytest.param(run, name, id=f"{run.removesuffix(', others')}-{name}", marks=[pytest.mark.slow] if run in SLOW else [])
+    for run, (*_, names) in RUNS.items()
+    for name in names
+]
+
+
+@pytest.mark.parametrize("run, name", ALL)
+def test_equals_eager(reports: Callable[[str], Reports], run: str, name: str) -> None:
+    report = reports(run)[name]
     assert "failed" not in report, report["failed"]
     assert report["wrong"] == []
     assert report["attempts"] == []

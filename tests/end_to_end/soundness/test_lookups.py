@@ -6,6 +6,7 @@ import functools
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +51,20 @@ def warm(stores: Path, cold: Reports) -> Reports:
 
 
 @pytest.fixture(scope="module")
-def dynamic(stores: Path) -> Reports:
-    return work(stores, "cold", "dynamic", DYNAMIC)
+def halves(stores: Path) -> Callable[..., Reports]:
+    """The reports of every other of the names, the first with them, or of those between."""
+
+    @functools.cache
+    def of(kind: str, sizes: str, first: bool) -> Reports:
+        names = DYNAMIC if sizes == "dynamic" else OF_TORCH
+        return work(stores, kind, sizes, names[::2] if first else names[1::2])
+
+    return of
 
 
-@pytest.fixture(scope="module")
-def by_torch(stores: Path) -> Reports:
-    return work(stores, "torch", "static", OF_TORCH)
+def every_other(names: list[str]) -> Any:
+    """CI runs every other of them."""
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if n % 2 else []) for n, name in enumerate(names)])
 
 
 def _judge(name: str, report: dict[str, Any]) -> None:
@@ -82,14 +90,15 @@ def test_a_change_before_the_first_call_of_another_process(name: str, cold: Repo
         assert warm[name]["compiled"] == misses
 
 
-@pytest.mark.parametrize("name", DYNAMIC)
-def test_a_change_is_noticed_where_sizes_vary(name: str, dynamic: Reports) -> None:
-    _judge(name, dynamic[name])
+@every_other(DYNAMIC)
+def test_a_change_is_noticed_where_sizes_vary(name: str, halves: Callable[..., Reports]) -> None:
+    _judge(name, halves("cold", "dynamic", name in DYNAMIC[::2])[name])
 
 
-@pytest.mark.parametrize("name", OF_TORCH)
-def test_a_change_is_noticed_at_torchs_own_door(name: str, by_torch: Reports) -> None:
-    assert "failed" not in by_torch[name], by_torch[name]["failed"]
+@every_other(OF_TORCH)
+def test_a_change_is_noticed_at_torchs_own_door(name: str, halves: Callable[..., Reports]) -> None:
+    report = halves("torch", "static", name in OF_TORCH[::2])[name]
+    assert "failed" not in report, report["failed"]
 
 
 def lacking(net: torch.nn.Module, x: torch.Tensor) -> dict[Any, Any]:

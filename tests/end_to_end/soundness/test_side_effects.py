@@ -31,9 +31,13 @@ COMPILED_AGAIN = {
     *("set_removed_only", "set_remove_with_other_members_later", "named_tuple_of_lists"),
     # what has no name that another process could find it by is kept in the process
     *("dataclass_of_a_local_scope", "partial_and_method_bound", "globals_of_another_module", "context_variable", "weak_dict"),
-    "dict_keyed_by_tensor_or_module",
+    *("dict_keyed_by_tensor_or_module", "slots"),
+    # drawn in the middle of a graph: refused, part by part before torch 2.15; a refusal of the whole is told in each process
+    "random_state",
 }
 """Cases of which a second process compiles something."""
+OFTEN = [n for n in CASES if n not in object_kind_programs.CASES][::2]
+"""Those that CI runs with symbolic sizes."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +56,7 @@ def test_as_eager_leaves_it(name: str, stores: Path) -> None:
     assert compiled_once(stores, name) == []
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in object_kind_programs.CASES else ()) for n in CASES])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in OFTEN else [pytest.mark.slow]) for n in CASES])
 def test_with_symbolic_sizes_and_numbers(name: str, store: Store) -> None:
     assert differences(name, lambda f: precast.compile(f, store=store, dynamic=True)) == []
 

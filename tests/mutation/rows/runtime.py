@@ -18,7 +18,9 @@ ROWS = (
         "if not versions.torch:",
         f"{VERSIONS} {REAL}",
     ),
-    Mutant("of torch's version the major number counts", "runtime/common/supported_torch.py", '.split(".")[:2])', '.split(".")[:1])', f"{KEYS}"),
+    Mutant(
+        "of torch's version the major number counts", "runtime/common/supported_torch.py", '.split(".")[:2])', '.split(".")[:1])', f"{KEYS}"
+    ),
     Mutant(
         "Python's version is not compared",
         "runtime/loading/compatibility.py",

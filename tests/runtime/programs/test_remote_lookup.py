@@ -108,6 +108,7 @@ def test_a_miss_says_what_the_remote_said(reader: Any) -> None:
     loaded = precast.load(program, store=machine.store)
     with pytest.raises(precast.GuardMiss, match=r"Beyond the store: memory://near has 1 artifact of it"):
         loaded(X.to(torch.float64))
+    assert "Beyond the store: memory://near has 1 artifact of it" in str(precast.explain_miss(loaded, X.to(torch.float64)))
 
 
 @pytest.mark.parametrize("field, cause", [("torch", "torch version"), ("python", "python version"), ("lowering", "lowering version")])
