@@ -88,7 +88,7 @@ def steady(row: str, names: list[str], device: str, rounds: int, steps: int, sto
                 torch.manual_seed(2)
                 losses.append(float(step()))
             synchronize(device)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (a contender that fails is a row that says so)
             found[name] = {"error": f"{type(error).__name__}: {str(error)[:200]}"}
             continue
         made[name], found[name] = step, {"losses": losses, "seconds": []}
@@ -150,7 +150,12 @@ def fresh(row: str, name: str, device: str, folder: Path) -> list[float]:
 
 def table(row: str, found: dict[str, dict[str, Any]]) -> str:
     """One row as Markdown."""
-    lines = [f"### {ROWS[row].title}", "", "| | ms a step (quartiles) | over eager | first step cold, warm, s | GPU busy, ms (kernels) | peak, MiB |", "|---|---|---|---|---|---|"]
+    lines = [
+        f"### {ROWS[row].title}",
+        "",
+        "| | ms a step (quartiles) | over eager | first step cold, warm, s | GPU busy, ms (kernels) | peak, MiB |",
+        "|---|---|---|---|---|---|",
+    ]
     eager = found.get("eager", {}).get("seconds")
     for name, result in found.items():
         if "error" in result:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -100,7 +99,12 @@ def _llama(large: bool) -> nn.Module:
 
     sizes = (4096, 32, 11008) if large else (768, 12, 2048)
     config = LlamaConfig(
-        hidden_size=sizes[0], num_attention_heads=sizes[1], num_key_value_heads=sizes[1], intermediate_size=sizes[2], num_hidden_layers=8, use_cache=False
+        hidden_size=sizes[0],
+        num_attention_heads=sizes[1],
+        num_key_value_heads=sizes[1],
+        intermediate_size=sizes[2],
+        num_hidden_layers=8,
+        use_cache=False,
     )
     return LlamaForCausalLM(config)
 
@@ -133,7 +137,13 @@ ROWS = {
         TrainingRow("resnet50", "ResNet-50 (4x224², on a GPU 32x224²)", _resnet, _images((4, 224), (32, 224))),
         TrainingRow("bert", "BERT-base (2x128, on a GPU 16x128)", _bert, _text(30522, (2, 128), (16, 128))),
         TrainingRow("gpt2", "GPT-2 (1x256, on a GPU 8x512)", _gpt2, _text(50257, (1, 256), (8, 512))),
-        TrainingRow("densenet", "DenseNet-121 (4x128², on a GPU 16x128², float32)", lambda _: DenseNet(), _images((4, 128), (16, 128)), torch.float32),
+        TrainingRow(
+            "densenet",
+            "DenseNet-121 (4x128², on a GPU 16x128², float32)",
+            lambda _: DenseNet(),
+            _images((4, 128), (16, 128)),
+            torch.float32,
+        ),
         TrainingRow("vit", "ViT-B 2x224², on a GPU ViT-L 16x224²", _vit, _images((2, 224), (16, 224))),
         TrainingRow("llama", "Llama of 8 layers (768 wide, 1x256; on a GPU 4096 wide, 1x512)", _llama, _text(32000, (1, 256), (1, 512))),
         TrainingRow("tiny", "tiny BERT 2x16 (checks the harness)", _tiny, _text(1000, (2, 16), (2, 16))),

@@ -345,7 +345,9 @@ class _Walk:
         if isinstance(result, tuple | list):
             if is_view(node.target):
                 return list(result)
-            return [self._keep(node, r, r.window is None and not Cost(r.body()).cheap, None) if isinstance(r, Tensor) else r for r in result]
+            return [
+                self._keep(node, r, r.window is None and not Cost(r.body()).cheap, None) if isinstance(r, Tensor) else r for r in result
+            ]
         if not isinstance(result, Tensor):
             return result
         stride = sizes(node.meta["val"].stride())

@@ -88,7 +88,7 @@ def aten_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompositio
                 expect_activations(state.fw_metadata, activations)
             if state.needs_autograd and any(_lacks_device(value) for value in fake_args):
                 raise CaptureRefused(
-                    "a call that records gradients is to be compiled for a GPU, and this machine has none: torch's autograd engine asks for it",
+                    "a call that records gradients is to be compiled for a GPU, and torch's autograd engine finds none here",
                     hint="build training steps on a machine with such a GPU",
                 )
             flat = parts_of(fake_args)

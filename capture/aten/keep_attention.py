@@ -56,34 +56,48 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p
 
 
 def _recorded(
-    query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    dropout_p: float,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
 ) -> Any:
     """Attention that records gradients, by the kernel that takes a mask and dropout; None where torch's own choice is as good, or that
     kernel does not take these operands. Traced without a device, or with a mask, torch would take products and a softmax.
 
-    Sizes and alignment: those that `_scaled_dot_product_efficient_attention` asks for (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
+    Sizes and alignment: what `_scaled_dot_product_efficient_attention` asks for (ATen/native/transformers/cuda/sdp_utils.cpp).
     """
     if mask is None and torch.cuda.is_available() and query.dtype is not torch.float32:
         return None
     each = 16 // query.element_size()
     known = all(isinstance(n, int) for t in (query, key, value) for n in t.shape)
     same = query.dtype is key.dtype is value.dtype and query.dtype in (torch.float32, torch.float16, torch.bfloat16)
-    if not known or not same or enable_gqa or is_causal and mask is not None or not all(query.shape[:2] == t.shape[:2] for t in (key, value)):
+    if (
+        not known
+        or not same
+        or enable_gqa
+        or is_causal
+        and mask is not None
+        or not all(query.shape[:2] == t.shape[:2] for t in (key, value))
+    ):
         return None
     if any(t.shape[-1] % each or not t.shape[-2] for t in (query, key, value)) or mask is not None and mask.requires_grad:
         return None
     bias = None
     if mask is not None:
-        bias = torch.zeros((), dtype=query.dtype, device=query.device).masked_fill(~mask, float("-inf")) if mask.dtype is torch.bool else mask
+        bias = (
+            torch.zeros((), dtype=query.dtype, device=query.device).masked_fill(~mask, float("-inf")) if mask.dtype is torch.bool else mask
+        )
         if bias.dtype is not query.dtype:
             return None
         wide = -key.shape[-2] % each
         bias = bias.expand(*query.shape[:2], query.shape[-2], key.shape[-2])
         if wide:  # rows of the bias are aligned in memory
             bias = torch.nn.functional.pad(bias, (0, wide))[..., : key.shape[-2]]
-    return torch.ops.aten._scaled_dot_product_efficient_attention(
-        query, key, value, bias, True, dropout_p, is_causal, scale=scale
-    )[0]
+    return torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, bias, True, dropout_p, is_causal, scale=scale)[0]
 
 
 @contextlib.contextmanager

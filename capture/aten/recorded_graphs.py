@@ -44,7 +44,7 @@ def halves(
     """The two graphs with their records. `inputs`: the fake tensors of the forward graph's placeholders. Raises CaptureRefused."""
     outputs = RecordedOutputs(forward, inputs)
     taken = [n for n in backward.graph.nodes if n.op == "placeholder"]
-    kept = list(outputs.end.args[0])[metadata.num_forward :]  # type: ignore[arg-type]
+    kept = list(outputs.end.args[0])[metadata.num_forward :]
     numbers = [n for n in kept if not isinstance(n.meta.get("val"), torch.Tensor)]
     tensors = [n for n in kept if isinstance(n.meta.get("val"), torch.Tensor)]
     made, written = outputs.record(metadata, views_elsewhere)
@@ -52,7 +52,9 @@ def halves(
         raise CaptureRefused("the backward graph takes something that is neither saved by the forward graph nor a gradient")
     if any(n.target is torch.ops.aten.copy_.default for n in backward.graph.nodes):
         raise CaptureRefused("the backward pass writes a tensor of the forward pass")
-    mutated = frozenset(i for i, n in enumerate(outputs.placeholders) if any(u.target is torch.ops.aten.copy_.default and u.args[0] is n for u in n.users))
+    mutated = frozenset(
+        i for i, n in enumerate(outputs.placeholders) if any(u.target is torch.ops.aten.copy_.default and u.args[0] is n for u in n.users)
+    )
     tensors = _without_views(tensors, backward, {id(n) for n in (*outputs.raw, *outputs.placeholders)})
     saved = outputs.keep(tensors, mutated | {index for index, _, _ in written})
     places = [n for n in backward.graph.nodes if n.op == "placeholder"][len(numbers) :]
@@ -71,14 +73,12 @@ def halves(
         backward, constants = lift_constants(backward, count)
     given = [GraphInput((("input", i),), False, i, "int" if i < len(numbers) else "tensor") for i in range(count)]
     given += [GraphInput((("constant", i),), True, None, "constant") for i in range(len(constants))]
-    record = AutogradRecord(
-        tuple(outputs.results), wanted, saved, integers, orders, written, tuple(given), gradients, constants
-    )
+    record = AutogradRecord(tuple(outputs.results), wanted, saved, integers, orders, written, tuple(given), gradients, constants)
     return Halves(forward, made, mutated, backward, record)
 
 
 def _without_views(saved: Sequence[torch.fx.Node], backward: torch.fx.GraphModule, kept: set[int]) -> list[torch.fx.Node]:
-    """What is saved, without views of other tensors that are there anyway, or are no larger: the backward graph takes these views itself."""
+    """What is saved, without views of tensors that are there anyway, or are no larger: the backward graph takes these views itself."""
     placeholders = {n.name: n for n in backward.graph.nodes if n.op == "placeholder"}
     first = next(n for n in backward.graph.nodes if n.op != "placeholder")
     known = kept | {id(node) for node in saved}
@@ -130,7 +130,8 @@ def _views_anew(node: torch.fx.Node) -> None:
     for user in node.users:
         if is_view(user) and user.args[0] is node:
             args, kwargs = torch.fx.node.map_arg((user.args, user.kwargs), lambda n: n.meta["val"])
-            with node.meta["val"].fake_mode if isinstance(node.meta["val"], torch.Tensor) else contextlib.nullcontext():
+            mode: Any = getattr(node.meta["val"], "fake_mode", None)  # none: the parts of a split
+            with mode or contextlib.nullcontext():
                 user.meta["val"] = user.target(*args, **kwargs)  # type: ignore[operator]
             _views_anew(user)
 
@@ -141,7 +142,7 @@ def _layout(value: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     dims = range(len(size))
     order = tuple(dims)
     if None not in size and None not in stride:
-        order = tuple(sorted(dims, key=lambda d: (-stride[d], -size[d], d)))  # type: ignore[operator]
+        order = tuple(sorted(dims, key=lambda d: (-(stride[d] or 0), -(size[d] or 0), d)))
         if value.numel() and any(size[d] != 1 and stride[d] != step for d, step in zip(order, _steps(order, size), strict=True)):
             if any(isinstance(n, torch.SymInt) for n in (*value.shape, *value.stride())):
                 raise CaptureRefused("a gradient that the backward graph takes is not dense, and of a size that varies")

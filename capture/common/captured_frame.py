@@ -72,7 +72,7 @@ class CapturedFrame:
 
     `graph` holds functional ATen ops with fake tensors in `node.meta["val"]`; its placeholders follow `inputs`; its outputs are the raw
     outputs that `outputs` refer to; mutated inputs are written by trailing `aten.copy_(placeholder, value)` nodes. It is None where there
-    is nothing to compute. `backward`, `autograd`: where the call records gradients, the graph that computes them and how the two fit together.
+    is nothing to compute. `backward`, `autograd`: of a call that records gradients, the graph that computes them and how both fit together.
     `uncacheable`: why it cannot be stored. `unchecked`, a part of that: guards that nothing of precast's can check, so that the calls
     that `guards` hold for have to run eagerly.
     """

@@ -189,7 +189,9 @@ class Outputs:
         window = self._window(view, stand_in)
         if window[-1] is not None and self.inputs[info.base_idx].requires_grad and info.requires_grad:
             # the runtime sets its storage, of which autograd knows nothing
-            raise CaptureRefused("a result that records gradients is a view of an input in another dtype", hint="return a copy (clone()) of it")
+            raise CaptureRefused(
+                "a result that records gradients is a view of an input in another dtype", hint="return a copy (clone()) of it"
+            )
         return GraphOutput("view", info.base_idx, *window, detach=self.inputs[info.base_idx].requires_grad and not info.requires_grad)
 
 

@@ -1,8 +1,8 @@
 """Outputs of graphs that record gradients: which are results of the forward graph, which are views that are made anew on these, and what
 the forward graph keeps for the backward graph.
 
-AOTAutograd's forward graph gives (values that mutated inputs get, the caller's outputs, bases of outputs that are views, saved tensors, saved
-integers). What shares memory is found by walking views back, not by the storages of fake tensors: the partitioner has replaced equal
+AOTAutograd's forward graph gives (values that mutated inputs get, the caller's outputs, bases of outputs that are views, saved tensors,
+saved integers). What shares memory is found by walking views back, not by the storages of fake tensors: the partitioner has replaced equal
 nodes by one.
 """
 
@@ -29,7 +29,9 @@ def is_view(node: torch.fx.Node) -> bool:
     """Whether it is a view of its first argument, or a part of what such an operator gives."""
     if node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node):
         return is_view(node.args[0])
-    return isinstance(node.target, torch._ops.OpOverload) and (node.target.is_view or node.target.namespace == "prims" and _aliases(node.target))
+    return isinstance(node.target, torch._ops.OpOverload) and (
+        node.target.is_view or node.target.namespace == "prims" and _aliases(node.target)
+    )
 
 
 def _aliases(operator_: torch._ops.OpOverload) -> bool:
@@ -59,7 +61,7 @@ class RecordedOutputs(Outputs):
 
     def record(self, metadata: Any, views_elsewhere: bool) -> tuple[tuple[GraphOutput, ...], tuple[tuple[int, int, bool], ...]]:
         """What the caller gets, and what inputs get after the call (`AutogradRecord.written`)."""
-        values = list(self.end.args[0])  # type: ignore[arg-type]
+        values = list(self.end.args[0])
         written_at = list(metadata.mutated_inp_runtime_indices)
         count = len(metadata.output_info)
         news, outs = values[: len(written_at)], values[len(written_at) : len(written_at) + count]
@@ -86,7 +88,9 @@ class RecordedOutputs(Outputs):
                 made_outputs.append(GraphOutput("input", info.base_idx))
             elif info.output_type is OutputType.alias_of_input:
                 if views_elsewhere and self.inputs[info.base_idx].requires_grad:
-                    raise CaptureRefused("the traced code changes torch's grad mode and gives back a view of an input that requires gradients")
+                    raise CaptureRefused(
+                        "the traced code changes torch's grad mode and gives back a view of an input that requires gradients"
+                    )
                 made_outputs.append(self._input_view(value, info))
             elif info.output_type in _OF_INTERMEDIATES:
                 made_outputs.append(self._view_of(value, bases[info.base_idx], first + info.base_idx, info))

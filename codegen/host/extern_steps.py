@@ -86,4 +86,6 @@ def _dispatched(writer: Writer, step: Extern, label: str) -> None:
     emit_sizes_of_results(writer, step, dict(targets), label)
     for name, target in targets:
         writer.settle(name, target, label)
-    writer.python.append(f"    {', '.join(name or '_' for name in step.outs)} = {step.op}({', '.join(v.buffer for v in argument_views(step.args))})")
+    writer.python.append(
+        f"    {', '.join(name or '_' for name in step.outs)} = {step.op}({', '.join(v.buffer for v in argument_views(step.args))})"
+    )

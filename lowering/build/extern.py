@@ -25,7 +25,10 @@ def extern(b: Builder, node: fx.Node, lookup: Lookup) -> Any:
     assert isinstance(op, torch._ops.OpOverload)
     schema = op._schema
     if not all(_is_tensor_type(r.type) or _is_number_type(r.type) for r in schema.returns):
-        raise Unsupported(f"{op} at {node.name} returns {[str(r.type) for r in schema.returns]}: only tensors and numbers that the trace knows can leave a library call")
+        returned = [str(r.type) for r in schema.returns]
+        raise Unsupported(
+            f"{op} at {node.name} returns {returned}: only tensors, and numbers that the trace knows, can leave a library call"
+        )
     renamed = op
     if is_view(op):
         packet = getattr(torch.ops.aten, f"{schema.name.split('::')[1]}_copy", None)

@@ -112,9 +112,11 @@ def _tangent(given: Any, stride: Sequence[int], size: torch.Size, dtype: torch.d
         given = given.resolve_conj().resolve_neg()
     if given.layout is not torch.strided:
         given = given.to_dense()
-    if all(n == 1 or a == b for n, a, b in zip(size, given.stride(), stride, strict=True)) and given.dtype == dtype:
-        return given
-    return torch.empty_strided(size, stride, dtype=dtype, device=device).copy_(given)
+    dense: torch.Tensor = given
+    if all(n == 1 or a == b for n, a, b in zip(size, dense.stride(), stride, strict=True)) and dense.dtype == dtype:
+        return dense
+    laid_out: torch.Tensor = torch.empty_strided(size, stride, dtype=dtype, device=device).copy_(given)
+    return laid_out
 
 
 __all__ = ["RecordedCall"]

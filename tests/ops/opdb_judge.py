@@ -222,7 +222,9 @@ def _one(op: Any, sample: Any, run: Backend, eager: Backend = _eager) -> tuple[s
         return "refused", str(error), True
     except Exception as error:  # noqa: BLE001  (that is the verdict)
         return "error", f"{type(error).__name__}: {error}", True
-    why = difference(want, got, _precise(partial(eager, call), inputs), values=not random) or difference(kept, given, None, values=not random)
+    why = difference(want, got, _precise(partial(eager, call), inputs), values=not random) or difference(
+        kept, given, None, values=not random
+    )
     return ("wrong", why, True) if why else ("pass", "", _same_strides(want, got))
 
 

@@ -19,7 +19,7 @@ import torch
 from precast import torch_backend
 from precast.artifact_store import Store
 from precast.artifact_store.maintenance.index import open_index
-from precast.compiling import compile_graph, torch_graphs
+from precast.compiling import compile_graph
 
 CHILD = Path(__file__).with_name("torch_backend_child.py")
 

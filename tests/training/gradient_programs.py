@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 @dataclass(frozen=True)
 class Program:
-    """`make` gives the callable (a module's state is part of what is compared); `inputs` the arguments of one call. `whole`: it is one graph."""
+    """`make` gives the callable (a module's state is compared, too); `inputs` the arguments of one call. `whole`: one graph."""
 
     name: str
     make: Callable[[], Callable[..., Any]]
@@ -214,7 +214,7 @@ class TwoLayers(nn.Module):
         return self.second(F.gelu(self.first(x)))
 
 
-@program(lambda: (torch.randn(3, 5), ))
+@program(lambda: (torch.randn(3, 5),))
 class TiedWeights(nn.Module):
     def __init__(self) -> None:
         super().__init__()
