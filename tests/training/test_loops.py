@@ -187,7 +187,7 @@ def test_lightning(store: Store) -> None:
         quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            lightning.Trainer(max_epochs=1, accelerator="cpu", **quiet).fit(module, batches())
+            lightning.Trainer(max_epochs=1, accelerator="cpu", **quiet).fit(module, torch.utils.data.DataLoader(batches(), batch_size=None))  # type: ignore[arg-type]
         return module.losses  # type: ignore[no-any-return]
 
     same(fitted(lambda net: precast.compile(net, store=store)), fitted(lambda net: net))
