@@ -14,6 +14,7 @@ from precast.artifact_store.format.guards import freeze
 from precast.artifact_store.format.records import AutogradRecord, GraphInput, GraphOutput, TensorConstant, Wrap
 from precast.artifact_store.trust.trusted import Trusted
 from precast.runtime.common.errors import LoadError
+from precast.runtime.common.log import logger
 from precast.runtime.executable.blob_source import BlobSource
 from precast.runtime.executable.calling_convention import Finish, GraphSpec, graph_outputs, is_plain, raw_kinds
 from precast.runtime.executable.constants import Constants, gpu_of
@@ -70,6 +71,8 @@ class Executable:
         assert self.library is not None
         if self.backward is None:
             return library_call(self.name, self.library, spec, tensors, self.cuda_graphs)
+        if self.cuda_graphs is not None:
+            logger("cudagraphs").info("%s: calls that record gradients run without a CUDA graph", self.name)
         forward = library_call(self.name, self.library, replace(spec, finish=None), tensors, None)
         return self.backward.recorded(self.name, spec, forward, tensors)
 

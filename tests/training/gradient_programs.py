@@ -14,23 +14,27 @@ from torch.utils.checkpoint import checkpoint
 
 @dataclass(frozen=True)
 class Program:
-    """`make` gives the callable (a module's state is compared, too); `inputs` the arguments of one call. `whole`: one graph."""
+    """`make` gives the callable (a module's state is compared, too); `inputs` the arguments of one call. `whole`: one graph.
+
+    `dense`: results are dense where eager's are views with gaps, a stated limit (docs/training.md).
+    """
 
     name: str
     make: Callable[[], Callable[..., Any]]
     inputs: Callable[[], tuple[Any, ...]]
     whole: bool = True
+    dense: bool = False
 
 
 PROGRAMS: list[Program] = []
 
 
-def program(inputs: Callable[[], tuple[Any, ...]], whole: bool = True) -> Callable[[Any], Any]:
+def program(inputs: Callable[[], tuple[Any, ...]], whole: bool = True, dense: bool = False) -> Callable[[Any], Any]:
     """Adds the function, or the module class, to the table under its name."""
 
     def add(made: Any) -> Any:
         make = made if isinstance(made, type) else lambda: made
-        PROGRAMS.append(Program(made.__name__, make, inputs, whole))
+        PROGRAMS.append(Program(made.__name__, make, inputs, whole, dense))
         return made
 
     return add
@@ -101,7 +105,7 @@ def parts_of_a_split(x: Tensor) -> list[Tensor]:
     return [part * 2 for part in x.split(3, dim=1)]
 
 
-@program(one)
+@program(one, dense=True)
 def parts_given_back(x: Tensor) -> tuple[Tensor, ...]:
     return (x * 2).unbind(1)
 
