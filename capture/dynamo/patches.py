@@ -332,7 +332,12 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         versions=("2.13", "2.14", "2.15"),
     ),
     Patch(
-        (f"{_V}.dicts:SideEffectsProxyDict.__iter__", f"{_OWN_DICT}.create", f"{_OWN_DICT}.reconstruct"),
+        (
+            f"{_V}.dicts:SideEffectsProxyDict.__iter__",
+            f"{_V}.dicts:SideEffectsProxyDict.__contains__",
+            f"{_OWN_DICT}.create",
+            f"{_OWN_DICT}.reconstruct",
+        ),
         "The keys of an object's `__dict__` would come in another order, and which they are, and their order, would not be guarded.",
         "tests/end_to_end/soundness/test_side_effects.py::test_as_eager_leaves_it[own_dict_read_after_writes]",
         always(containers.own_dicts_in_order),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -207,10 +208,11 @@ def moves_in_ordered_dicts() -> contextlib.AbstractContextManager[Any]:
 @contextlib.contextmanager
 def own_dicts_in_order() -> Iterator[None]:
     """The keys of an object's `__dict__`: those that it had, then new ones. From torch 2.12 on the tracer has them the other way round,
-    and guards neither which they are nor their order. A `__dict__` that the traced code made is that of its object, and no copy.
+    and guards neither which they are nor their order, nor that a name is not among them. A `__dict__` that the traced code made is that of
+    its object, and no copy.
     """
     made: Any = dicts.DunderDictVariable
-    create, rebuild = made.create, made.reconstruct
+    create, rebuild, contains = made.create, made.reconstruct, dicts.SideEffectsProxyDict.__contains__
     current: list[Any] = []
 
     def created(tx: Any, vt: Any) -> Any:
@@ -224,6 +226,14 @@ def own_dicts_in_order() -> Iterator[None]:
             current[0].guard_on_key_order.add(held)
         return _own_dicts_in_order(self)
 
+    def __contains__(self: Any, key: Any) -> bool:
+        found: bool = contains(self, key)
+        name = self._maybe_unwrap_key(key)
+        if not found and isinstance(name, str) and self.item.source is not None and name not in self.item_dict:
+            absent = functools.partial(GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=name)
+            install_guard(self.item.source.make_guard(absent))
+        return found
+
     def reconstruct(self: Any, codegen: Any) -> None:
         if self.source is None:
             refuse("the __dict__ of an object that the compiled code made outlives it", "use the object's attributes")
@@ -232,6 +242,7 @@ def own_dicts_in_order() -> Iterator[None]:
     with (
         patched(made, "create", staticmethod(created)),
         patched(dicts.SideEffectsProxyDict, "__iter__", iterated),
+        patched(dicts.SideEffectsProxyDict, "__contains__", __contains__),
         patched(made, "reconstruct", reconstruct),
     ):
         yield

@@ -116,3 +116,23 @@ def test_replayed_and_not_refused(name: str, store: Store) -> None:
     programs = site_of(compiled).all_programs
     assert programs[0].variants and all(variant.manifest.graphs for variant in programs[0].variants)
     assert not any(frame["code"].get("broken") for v in programs[0].variants for frame in v.manifest.frames)
+
+
+def _pops(x: torch.Tensor, o: Any) -> torch.Tensor:
+    o.__dict__.pop("a", None)
+    return x + 1
+
+
+def _gets(x: torch.Tensor, o: Any) -> torch.Tensor:
+    return x + vars(o).get("a", 0)
+
+
+@pytest.mark.parametrize("program", [_pops, _gets])
+@pytest.mark.skipif(torch_minor() < "2.12", reason="torch 2.11 ends the graph there")
+def test_that_an_objects_own_dict_lacks_a_name_is_guarded(program: Callable[..., Any], store: Store) -> None:
+    """Traced where it lacks the name, called where it has it."""
+    compiled, x = precast.compile(program, store=store), torch.ones(2)
+    lacking, having, plain = (type("Own", (), {})() for _ in range(3))
+    having.__dict__["a"] = plain.__dict__["a"] = 3
+    compiled(x, lacking)
+    assert torch.equal(compiled(x, having), program(x, plain)) and vars(having) == vars(plain)
