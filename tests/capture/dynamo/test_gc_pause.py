@@ -145,13 +145,13 @@ def test_what_follows_the_capture_is_compiled_so(tmp_path: Path, monkeypatch: py
     from precast.compiling import driver
 
     seen: list[tuple[int, ...]] = []
-    build = driver.build_graph
+    build = driver.build_graphs
 
     def looks(*args: Any) -> Any:
         seen.append(gc.get_threshold())
         return build(*args)
 
-    monkeypatch.setattr(driver, "build_graph", looks)
+    monkeypatch.setattr(driver, "build_graphs", looks)
     gc.set_threshold(700, 10, 10)
     precast.compile(lambda x: x + 1, store=str(tmp_path))(torch.randn(4))
     assert seen == [(SELDOM, 10, NEVER)] and gc.get_threshold() == (700, 10, 10)

@@ -231,14 +231,14 @@ def test_symbols_that_cannot_be_compiled_fall_back_to_the_sizes_of_the_call(stor
     from precast.compiling import driver
     from precast.runtime.common.errors import Refused
 
-    original = driver.build_graph
+    original = driver.build_graphs
 
-    def build_graph(graph: Any, *rest: Any) -> Any:
+    def build_graphs(graph: Any, *rest: Any) -> Any:
         if any(isinstance(s, torch.SymInt) for n in graph.graph.find_nodes(op="placeholder") for s in getattr(n.meta["val"], "shape", ())):
             raise Refused("no symbols today")
         return original(graph, *rest)
 
-    monkeypatch.setattr(driver, "build_graph", build_graph)
+    monkeypatch.setattr(driver, "build_graphs", build_graphs)
     compiled = precast.compile(scale, store=store, fullgraph=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -30,7 +30,7 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self.opened = threading.Event(), threading.Event()
         self.threads: list[str] = []
-        real = driver.build_graph
+        real = driver.build_graphs
 
         def held(*args: Any) -> Any:
             self.threads.append(threading.current_thread().name)
@@ -38,7 +38,7 @@ class Gate:
             assert self.opened.wait(60)
             return real(*args)
 
-        monkeypatch.setattr(driver, "build_graph", held)
+        monkeypatch.setattr(driver, "build_graphs", held)
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_an_error_in_the_background_is_reported(store: Store, monkeypatch: pytes
     def broken(*args: Any) -> Any:
         raise ValueError("the compiler fell over")
 
-    monkeypatch.setattr(driver, "build_graph", broken)
+    monkeypatch.setattr(driver, "build_graphs", broken)
     function, runs = eager_calls()
     compiled = precast.compile(function, options=OPTIONS, store=store)
     x = torch.randn(4)

@@ -260,7 +260,7 @@ def test_what_fails_lets_go(outcome: str, store: Store, compiles: Counting, monk
 
 def test_nobody_waits_for_what_cannot_be_stored(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The turn ends with the capture that says so, before the graph is compiled."""
-    capture, build, seen = driver._capture, driver.build_graph, []
+    capture, build, seen = driver._capture, driver.build_graphs, []
 
     def captured(*given: Any) -> Any:
         seen.append(len(leases_of(store)))
@@ -271,7 +271,7 @@ def test_nobody_waits_for_what_cannot_be_stored(store: Store, monkeypatch: pytes
         return build(*given)
 
     monkeypatch.setattr(driver, "_capture", captured)
-    monkeypatch.setattr(driver, "build_graph", built)
+    monkeypatch.setattr(driver, "build_graphs", built)
     assert torch.equal(compiled_for(store)[0](X, W), X) and seen == [1, 0]
 
 

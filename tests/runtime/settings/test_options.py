@@ -96,13 +96,13 @@ def test_freeze_copies_weights_and_redoes_it_when_they_change(store: Store) -> N
 @pytest.mark.parametrize("kept", [True, False])
 def test_store_results(kept: bool, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     compiles = []
-    real = driver.build_graph
+    real = driver.build_graphs
 
     def counted(*args: Any) -> Any:
         compiles.append(1)
         return real(*args)
 
-    monkeypatch.setattr(driver, "build_graph", counted)
+    monkeypatch.setattr(driver, "build_graphs", counted)
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return x.exp()
