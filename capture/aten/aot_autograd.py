@@ -97,6 +97,8 @@ def aten_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompositio
             captured = _captured(state, call)
             graph, metadata = captured.graph_module, state.fw_metadata
             if state.needs_autograd:
+                if captured.maybe_subclass_meta is not None:
+                    raise CaptureRefused("gradients are recorded through tensor subclasses, which is not compiled in this version")
                 _refuse_unsupported(state, metadata, captured, len(fake_args))
                 return _recorded(gm, captured, metadata, fake_args, fake_mode, table, elsewhere)
             if captured.maybe_subclass_meta is not None:
@@ -120,8 +122,6 @@ def _recorded(
     gm: torch.fx.GraphModule, captured: Any, metadata: Any, inputs: list[Any], fake_mode: Any, table: dict[Any, Any], elsewhere: bool
 ) -> AotGraph:
     """The forward and the backward graph of a call that records gradients."""
-    if captured.maybe_subclass_meta is not None:
-        raise CaptureRefused("gradients are recorded through tensor subclasses, which is not compiled in this version")
     if float_positions(gm):
         refused = CaptureRefused("a call that records gradients takes a float that varies")
         refused.symbols = True
