@@ -17,7 +17,7 @@ from precast.lowering.analysis.effects import writes
 from precast.lowering.ir.nodes import LAUNCH, Extern, Index, Output, Program, View
 from precast.lowering.ir.sizes import Unsupported
 from precast.lowering.targets.scheduling import Pass
-from tests.toy_target.operator import NAME
+from tests.toy_target.interpret_operator import NAME
 from tests.toy_target.program_text import write
 
 

@@ -13,7 +13,7 @@ import torch
 
 import precast
 import tests.toy_target.row  # noqa: F401  (registers the family)
-from tests.toy_target.operator import calls
+from tests.toy_target.interpret_operator import calls
 
 TARGET = "toy:interpreter"
 Call = Callable[[], tuple[Any, ...]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import tests.toy_target.operator  # noqa: F401  (registers what the family's libraries call)
+import tests.toy_target.interpret_operator  # noqa: F401  (registers what the family's libraries call)
 from precast.runtime.targets.rules import TargetRules
 
 TARGET = "toy:interpreter"
