@@ -33,6 +33,7 @@ from precast.capture.graph.symbolic_floats import float_positions, floats_as_num
 from precast.capture.graph.triton_launches import is_launch
 from precast.capture.soundness.composite_checks import quantiles_tested
 from precast.capture.soundness.tensor_metadata import views_apart
+from precast.target_registry import computes_on
 
 Decompositions = Mapping[Any, Callable[..., Any]]
 
@@ -142,7 +143,8 @@ def _recorded(
 
 
 def _lacks_device(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.device.type == "cuda" and not torch.cuda.is_available()
+    """Whether it stands for a tensor on a GPU that is not there."""
+    return isinstance(value, torch.Tensor) and computes_on(value.device.type) and not torch.cuda.is_available()
 
 
 def _drop_idle_dropout(gm: torch.fx.GraphModule) -> None:

@@ -22,6 +22,7 @@ from precast.runtime.programs.identity import Settings
 from precast.runtime.settings import stance
 from precast.runtime.settings.options import key_options
 from precast.runtime.targets.ladder import resolve
+from precast.target_registry import computes_on
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def launch(
         kept = [i for i, size in enumerate(sizes) if size]
         columns, sizes = [[column[i] for i in kept] for column in columns], tuple([sizes[i] for i in kept])
         more = [tuple([value[i] for i in kept]) if isinstance(value, tuple) else value for value in more]
-    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+    with torch.cuda.device(device) if computes_on(device.type) else contextlib.nullcontext():
         call.each(len(sizes), sizes, *map(tuple, columns), *more)
     for original, copy in copies:
         original.copy_(copy)
