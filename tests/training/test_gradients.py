@@ -35,7 +35,11 @@ def recording() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+IN_CI = [pytest.param(p, id=p.name, marks=[pytest.mark.slow] if i % 3 == 2 else []) for i, p in enumerate(PROGRAMS)]
+"""Two of three; the others are slow tests, and run on GPUs with all of them."""
+
+
+@pytest.mark.parametrize("program", IN_CI)
 def test_as_eager(program: Program, tmp_path: Any) -> None:
     """Outputs, gradients of everything that requires them, what was written: against eager in double precision, no worse than eager is."""
     run(program, tmp_path)
