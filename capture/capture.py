@@ -262,13 +262,18 @@ class _Capture:
     def _all_guards(self, needs: _Needs, state: Guard, inputs: Sequence[GraphInput], record: FrameRecord | None) -> list[Guard]:
         """The guards of what was read, and those that the graph's own inputs need."""
         numbers = [*finite(inputs), *within_64_bits(inputs)]
-        guards = [*needs.guards, *numbers, *aliasing_guards(inputs), *device_guards(inputs, self.sources, record)]
+        guards = [*needs.guards, *numbers, *aliasing_guards(inputs, self._written_after()), *device_guards(inputs, self.sources, record)]
         guards += identity_guards([*needs.met, *whole_tensors(inputs)], guards, self.sources, needs.told_apart)
         if not any(guard.create_fn_name() == "GLOBAL_STATE" for guard in self.waived):
             guards.append(state)
         if self.graph is not None and self.graph.absolute:
             guards = [self._with_offset(guard) for guard in guards]
         return guards
+
+    def _written_after(self) -> frozenset[int]:
+        """Inputs that get other values after the graph has run, where autograd sees it."""
+        autograd = self.graph.autograd if self.graph is not None else None
+        return frozenset(index for index, _, _ in autograd.written) if autograd is not None else frozenset()
 
     def _refusal(
         self, refused: CaptureRefused, guards: Sequence[Guard], problems: Sequence[str], inputs: Sequence[GraphInput]

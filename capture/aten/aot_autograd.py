@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch.utils import _pytree as pytree
 
 from precast.artifact_store.format.records import AutogradRecord, GraphOutput, Wrap
 from precast.capture.adapters.aot_autograd import MutationType, aot_stage1_graph_capture, create_aot_state, expect_activations, prepare
@@ -127,6 +128,14 @@ def _recorded(
         refused = CaptureRefused("a call that records gradients takes a float that varies")
         refused.symbols = True
         raise refused
+    if torch.is_inference_mode_enabled():
+        raise CaptureRefused(
+            "the traced code leaves inference mode and records gradients", hint="call it outside of torch.inference_mode()"
+        )
+    if metadata.grad_enabled_mutation is not None and not torch.is_grad_enabled():
+        raise CaptureRefused("the traced code records gradients in a call that does not, and leaves the grad mode changed")
+    if any(_is_sparse(leaf) for n in captured.graph_module.graph.nodes for leaf in pytree.tree_leaves(n.meta.get("val"))):
+        raise CaptureRefused("a gradient, or a tensor that one is made of, is not dense (sparse=True)")
     forward, backward = cut(captured.graph_module, metadata)
     for graph in (forward, backward):
         expand_higher_order(graph, fake_mode, table)
@@ -140,6 +149,10 @@ def _recorded(
         on_one_device(graph, fake_mode, mutated)
         graph.recompile()
     return AotGraph(both.graph, both.outputs, both.mutated, absolute, backward=both.backward, autograd=both.autograd)
+
+
+def _is_sparse(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is not torch.strided
 
 
 def _lacks_device(value: Any) -> bool:
@@ -172,18 +185,23 @@ def _drop_idle_dropout(gm: torch.fx.GraphModule) -> None:
 def _captured(state: Any, call: Any) -> Any:
     try:
         return aot_stage1_graph_capture(state, call)
-    except AssertionError as error:  # two tensors that are no views share memory: by set_, or by data that was assigned
-        if "non-differentiable view input mutations" not in str(error):
+    except (AssertionError, RuntimeError) as error:
+        said = str(error)
+        if any(words in said for words in _SAID_OF_SHARED):
+            raise CaptureRefused(_SHARED, shared_memory=True) from error
+        if not state.needs_autograd or "INTERNAL ASSERT FAILED" not in said:
             raise
-        raise CaptureRefused(_SHARED, shared_memory=True) from error
-    except RuntimeError as error:  # some backward operators take no symbolic sizes
-        if "isIntList()" not in str(error):
-            raise
-        refused = CaptureRefused("an operator of the backward pass takes no sizes that vary")
+        refused = CaptureRefused("torch cannot trace the backward pass: an operator of it takes no sizes or numbers that vary")
         refused.symbols = True
         raise refused from error
 
 
+_SAID_OF_SHARED = (
+    "non-differentiable view input mutations",  # by set_, or by data that was assigned
+    "outs_to_grad length",
+    "has been modified by an inplace operation",
+)
+"""What AOTAutograd says where tensors share memory, one is written, and it has no form for that."""
 _SHARED = "two inputs share memory and the traced code writes one of them"
 
 

@@ -99,9 +99,19 @@ class RecordedOutputs(Outputs):
             else:
                 made_outputs.append(self._own(value))
         self.results += [False] * (len(self.raw) - len(self.results))  # numbers
+        if not torch.is_grad_enabled() and any(map(self._is_recorded_view, made_outputs)):
+            # its history is that of the mode in which it was taken, which the graph does not say
+            raise CaptureRefused("a call under no_grad gives back a view of what its code records gradients for")
         if metadata.grad_enabled_mutation is not None:
             made_outputs.append(GraphOutput("grad_mode", value=bool(metadata.grad_enabled_mutation)))
         return tuple(made_outputs), tuple(written)
+
+    def _is_recorded_view(self, output: GraphOutput) -> bool:
+        if output.index is None or output.detach:
+            return False
+        return (
+            output.kind == "output_view" and self.results[output.index] or output.kind == "view" and self.inputs[output.index].requires_grad
+        )
 
     def keep(self, tensors: Sequence[torch.fx.Node], mutated: frozenset[int]) -> tuple[tuple[str, int], ...]:
         """Where the saved tensors come from, each distinct and no view of another (`AutogradRecord.saved`). `mutated`: inputs that get

@@ -17,11 +17,15 @@ def state_guard() -> Guard:
     return Guard((("state",),), Predicate.GLOBAL_STATE, global_state())
 
 
-def aliasing_guards(inputs: Sequence[GraphInput]) -> list[Guard]:
-    """Nothing overlaps what the graph writes. (Which tensors are one and the same object: capture/guards/identity.py.)"""
-    tensors = [i for i in inputs if i.kind == "tensor" and i.path[0][0] != "random"]  # a drawn number is a tensor of its own
-    mutated = tuple(sorted((i.path for i in tensors if i.mutated), key=repr))
-    others = tuple(sorted((i.path for i in tensors if not i.mutated), key=repr))
+def aliasing_guards(inputs: Sequence[GraphInput], written: frozenset[int]) -> list[Guard]:
+    """Nothing overlaps what the graph writes, or what is `written` (indices of inputs) when it has run. (Which tensors are one and the same
+    object: capture/guards/identity.py.)
+    """
+    tensors = [  # a drawn number is a tensor of its own
+        (i.path, i.mutated or k in written) for k, i in enumerate(inputs) if i.kind == "tensor" and i.path[0][0] != "random"
+    ]
+    mutated = tuple(sorted((path for path, changes in tensors if changes), key=repr))
+    others = tuple(sorted((path for path, changes in tensors if not changes), key=repr))
     return [Guard((("state",),), Predicate.NOT_ALIASED, {"distinct": (), "mutated": mutated, "others": others})] if mutated else []
 
 

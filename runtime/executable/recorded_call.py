@@ -38,6 +38,12 @@ class RecordedCall:
         self._undifferentiable = tuple(i for i, recorded in enumerate(record.results) if not recorded)
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            return self._recorded(args)
+        with torch.enable_grad():  # the traced code enables it for itself
+            return self._recorded(args)
+
+    def _recorded(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         record = self._record
         values = graph_inputs(self._inputs, self._bound, args)
         results = _Recorded.apply(self, values, args, *[values[i] for i in record.inputs])  # type: ignore[no-untyped-call]
@@ -72,8 +78,8 @@ class RecordedCall:
         if torch.is_grad_enabled():
             kept = [i for i, gradient in enumerate(made) if gradient is not None]
             delayed = torch._C._functions.DelayedError(_TWICE.encode(), len(kept))
-            wrapped = delayed(*[made[i].detach().requires_grad_() if made[i].is_floating_point() else made[i] for i in kept])
-            found = dict(zip(kept, wrapped, strict=True))
+            wrapped = delayed(*[made[i].detach().requires_grad_() for i in kept])  # of one tensor it gives that, and no tuple
+            found = dict(zip(kept, (wrapped,) if len(kept) == 1 else wrapped, strict=True))
             made = tuple(found.get(i) for i in range(len(made)))
         return made
 

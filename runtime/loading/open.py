@@ -19,7 +19,6 @@ from precast.runtime.executable.blob_source import BlobSource
 from precast.runtime.executable.calling_convention import Finish, GraphSpec, graph_outputs, is_plain, raw_kinds
 from precast.runtime.executable.constants import Constants, gpu_of
 from precast.runtime.executable.library import Library, graph_library
-from precast.runtime.executable.recorded_call import Call, RecordedCall
 from precast.runtime.executable.subclasses import wrapped_call
 from precast.runtime.loading.launcher import library_call
 from precast.runtime.settings.options import CudaGraphOptions
@@ -37,13 +36,14 @@ class Backward:
 
     record: AutogradRecord
     spec: GraphSpec
-    library: Library | None
+    library: Library
     constants: Constants
 
-    def recorded(self, name: str, spec: GraphSpec, forward: Call, bound: Sequence[Any]) -> RecordedCall:
+    def recorded(self, name: str, spec: GraphSpec, forward: Callable[..., Any], bound: Sequence[Any]) -> Callable[..., Any]:
         """The callable of both graphs; `spec` is the forward graph's. Raises LoadError."""
+        from precast.runtime.executable.recorded_call import RecordedCall  # servers have no use for it
+
         constants = self.constants.on(gpu_of(bound) if self.constants.placed else None)
-        assert self.library is not None
         backward = library_call(name, self.library, self.spec, constants, None)
         return RecordedCall(self.record, spec, forward, backward, bound)
 

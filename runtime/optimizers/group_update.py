@@ -54,6 +54,23 @@ class Part:
     call: Any
 
 
+@dataclass(frozen=True, eq=False)
+class Given:
+    """One call of torch's function: its lists of tensors and its options, the rule's flags and lists for these, and how the rows lie."""
+
+    lists: Mapping[str, list[Any]]
+    options: Mapping[str, Any]
+    flags: Mapping[str, bool]
+    names: Sequence[str]
+    layout: Sequence[Rows]
+
+    def flags_of(self, rows: Rows) -> dict[str, bool]:
+        return {**self.flags, "first": rows.first} if "first" in self.flags else dict(self.flags)
+
+    def dtypes_of(self, rows: Rows) -> dict[str, torch.dtype]:
+        return dict(zip(self.names, rows.dtypes, strict=True))
+
+
 class GroupUpdate:
     """Called as torch's function of that name is; what it cannot do the function itself does, with one warning."""
 
@@ -95,7 +112,8 @@ class GroupUpdate:
             flags = self._rule.flags(values)
             names = self._rule.tensors(flags)
             layout = self._layout(lists, flags, names)
-            parts = (self._parts_on_device if there else self._parts)(lists, values, flags, names, layout)
+            given = Given(lists, values, flags, names, layout)
+            parts = self._parts_on_device(given) if there else self._parts(given)
         except GuardMiss:
             raise
         except _NotNow as refused:
@@ -109,7 +127,7 @@ class GroupUpdate:
             logger("runtime").log(failure_level(error), "torch.optim:%s: compiling failed", self._name, exc_info=True)
             self._refused = f"compiling it failed{failure_text(error)}"[:500]
             return self._refused
-        self._run(lists, values, names, parts, there)
+        self._run(given, parts, there)
         return ""
 
     def received(self, cells: Any, *values: Any) -> None:
@@ -149,32 +167,21 @@ class GroupUpdate:
             for (device, dtypes, first, alike), rows in groups.items()
         )
 
-    def _parts(
-        self,
-        lists: Mapping[str, list[Any]],
-        options: Mapping[str, Any],
-        flags: Mapping[str, bool],
-        names: Sequence[str],
-        layout: Sequence[Rows],
-    ) -> list[Part]:
+    def _parts(self, given: Given) -> list[Part]:
         """The launches of this step. Nothing has been written yet. Raises _NotNow, Refused, GuardMiss."""
-        rule = self._rule
+        rule, lists, options = self._rule, given.lists, given.options
         count = len(lists["params"])
         columns = [_values(lists["state_steps"]) if rule.steps else [0.0] * count, *[_values(lists[name]) for name in rule.scalars]]
         found = []
-        for rows in layout:
+        for rows in given.layout:
             for chosen, (before, *values) in _by_values(rows.rows, columns):
                 step, own = before + 1, dict(zip(rule.scalars, values, strict=True))
-                all_flags = {**flags, "first": rows.first} if "first" in flags else dict(flags)
+                all_flags = given.flags_of(rows)
                 if rule.chosen is not None:
                     all_flags |= rule.chosen(options, step, own)
                 numbers = rule.numbers(options, step, own)
-                kept = (rows.device, rows.dtypes, *all_flags.values())
-                call = self._opened.get(kept)
-                if call is None:
-                    dtypes = dict(zip(names, rows.dtypes, strict=True))
-                    wanted = Wanted(self._name, all_flags, dtypes, tuple(numbers), rows.device.type, options)
-                    call = self._opened.setdefault(kept, opened(wanted, self._settings, rows.device))
+                make = functools.partial(Wanted, self._name, all_flags, given.dtypes_of(rows), tuple(numbers), rows.device.type, options)
+                call = self._update((rows.device, rows.dtypes, *all_flags.values()), rows.device, make)
                 sizes = rows.sizes
                 if sizes is not None and len(chosen) != len(rows.rows):
                     places = {row: place for place, row in enumerate(rows.rows)}
@@ -182,22 +189,15 @@ class GroupUpdate:
                 found.append(Part(chosen, sizes, step, own, all_flags, tuple(numbers.values()), call))
         return found
 
-    def _parts_on_device(
-        self,
-        lists: Mapping[str, list[Any]],
-        options: Mapping[str, Any],
-        flags: Mapping[str, bool],
-        names: Sequence[str],
-        layout: Sequence[Rows],
-    ) -> list[Part]:
+    def _parts_on_device(self, given: Given) -> list[Part]:
         """The same, where the step is known on the device only. Raises _NotNow, Refused, GuardMiss."""
-        rule = self._rule
+        rule, lists, options = self._rule, given.lists, given.options
         device = lists["params"][0].device
         shared = {name: value for name in _SCALARS if isinstance(value := options.get(name), torch.Tensor) and value.device == device}
         left = _numbers({name: value for name, value in options.items() if name not in shared})
         numbers = {name: float(value) for name, value in sorted(left.items()) if type(value) in (int, float)}
         found = []
-        for rows in layout:
+        for rows in given.layout:
             steps = [lists["state_steps"][i] for i in rows.rows] if rule.steps else []
             scalars = {**({"state_steps": steps[0]} if steps else {}), **shared}
             apart = any(t.device != rows.device or t.dim() for t in (*steps, *shared.values())) or any(
@@ -205,24 +205,27 @@ class GroupUpdate:
             )
             if apart or any(isinstance(value, torch.Tensor) for value in left.values()):
                 raise _NotNow("its step counts, its rate or its scale lie on another device")
-            all_flags = {**flags, "first": rows.first} if "first" in flags else dict(flags)
-            kept = (rows.device, rows.dtypes, *all_flags.values(), *[(name, t.dtype) for name, t in scalars.items()], *numbers)
-            call = self._opened.get(kept)
-            if call is None:
+            all_flags, kinds = given.flags_of(rows), {name: t.dtype for name, t in scalars.items()}
+
+            def make(rows: Rows = rows, all_flags: dict[str, bool] = all_flags, kinds: dict[str, torch.dtype] = kinds) -> Wanted:
                 plain = {name: None if name in ("grad_scale", "found_inf") else value for name, value in _numbers(options).items()}
-                dtypes = dict(zip(names, rows.dtypes, strict=True))
-                kinds = {name: t.dtype for name, t in scalars.items()}
-                wanted = Wanted(self._name, all_flags, dtypes, tuple(numbers), rows.device.type, plain, True, kinds)
-                call = self._opened.setdefault(kept, opened(wanted, self._settings, rows.device))
+                return Wanted(self._name, all_flags, given.dtypes_of(rows), tuple(numbers), rows.device.type, plain, True, kinds)
+
+            call = self._update((rows.device, rows.dtypes, *all_flags.values(), *kinds.items(), *numbers), rows.device, make)
             more = (*((tuple(steps),) if steps else ()), *shared.values(), *numbers.values())
             found.append(Part(rows.rows, rows.sizes, 0.0, {}, all_flags, more, call))
         return found
 
-    def _run(
-        self, lists: Mapping[str, list[Any]], options: Mapping[str, Any], names: Sequence[str], parts: Sequence[Part], there: bool
-    ) -> None:
+    def _update(self, key: tuple[Any, ...], device: torch.device, make: Callable[[], Wanted]) -> Callable[..., Any]:
+        """The compiled update under this key, opened or compiled where it is first wanted."""
+        call = self._opened.get(key)
+        if call is None:
+            call = self._opened.setdefault(key, opened(make(), self._settings, device))
+        return call
+
+    def _run(self, given: Given, parts: Sequence[Part], there: bool) -> None:
         """`there`: the step is counted on the device."""
-        rule = self._rule
+        rule, lists, options, names = self._rule, given.lists, given.options, given.names
         count = len(lists["params"])
         read = ("grads",) if not there or options.get("grad_scale") is None else ()
         with torch.no_grad():

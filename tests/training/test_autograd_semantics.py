@@ -197,3 +197,108 @@ def test_autocast_around_the_call(store: Path) -> None:
     for a, b, c in zip(net.parameters(), twin.parameters(), exact.parameters(), strict=True):
         assert a.grad is not None and b.grad is not None and c.grad is not None
         assert (a.grad - c.grad).abs().max() <= 2 * (b.grad - c.grad).abs().max() + 1e-3 * c.grad.abs().max()
+
+
+def test_a_gradient_with_a_graph_of_its_own_is_given(store: Path) -> None:
+    """Of one gradient, too, whatever its shape: only going through it is an error."""
+    compiled = precast.compile(lambda a: a.sin() * 2, store=store, fullgraph=True)
+    for shape in ((3,), (1, 3), (1,), (1, 1)):
+        a = torch.rand(shape, requires_grad=True)
+        (gradient,) = torch.autograd.grad(compiled(a).sum(), a, create_graph=True)
+        torch.testing.assert_close(gradient, 2 * a.cos())
+        with pytest.raises(RuntimeError, match="gradient of a gradient"):
+            gradient.sum().backward()
+
+
+def doubled_in_place(a: Tensor, b: Tensor) -> Tensor:
+    a.mul_(2)
+    return a + b
+
+
+def test_what_is_written_where_autograd_sees_it_overlaps_nothing(store: Path) -> None:
+    """A variant compiled for tensors that lie apart serves none that overlap."""
+    compiled = precast.compile(doubled_in_place, store=store)
+    apart = torch.rand(6, requires_grad=True) * 1, torch.rand(6, requires_grad=True) * 1
+    compiled(apart[0][:4], apart[1][2:])
+    found = []
+    for function in (compiled, doubled_in_place):
+        leaf = torch.linspace(1, 2, 6).requires_grad_()
+        whole = leaf * 1
+        result = function(whole[:4], whole[2:])
+        result.sum().backward()
+        found.append((result.detach(), leaf.grad))
+    torch.testing.assert_close(found[0], found[1])
+
+
+def recorded_inside(a: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.enable_grad():
+        recorded = (a * w).sin()
+    return recorded, a * 2
+
+
+def test_a_call_that_records_none_may_hold_code_that_does(store: Path) -> None:
+    compiled = precast.compile(recorded_inside, store=store, fullgraph=True)
+    found = []
+    for function in (compiled, compiled, recorded_inside):
+        a, w = torch.linspace(0, 1, 3).requires_grad_(), torch.linspace(1, 2, 3).requires_grad_()
+        with torch.no_grad():
+            results = function(a, w)
+        assert [t.requires_grad for t in results] == [True, False]
+        results[0].sum().backward()
+        found.append((a.grad, w.grad))
+    torch.testing.assert_close(found[0], found[2])
+    torch.testing.assert_close(found[1], found[2])
+
+
+def recorded_view(a: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.enable_grad():
+        recorded = a.sin()
+    return recorded, recorded[1:]
+
+
+class Force(nn.Module):
+    """A gradient as the answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(self.energy(x).square().sum(), x)[0]
+
+
+def test_views_and_gradients_inside_of_a_call_that_records_none(store: Path) -> None:
+    compiled = precast.compile(recorded_view, store=store)
+    found = []
+    for function in (compiled, recorded_view):
+        a = torch.linspace(0, 1, 3).requires_grad_()
+        with torch.no_grad():
+            results = function(a)
+        (results[0].sum() + results[1].sum()).backward()
+        found.append(a.grad)
+    torch.testing.assert_close(found[0], found[1])
+    force, x = Force(), torch.rand(3, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(precast.compile(force, store=store)(x), force(x))
+
+
+def test_sparse_gradients_are_eagers(store: Path) -> None:
+    embedding = nn.Embedding(6, 3, sparse=True)
+
+    def looked_up(index: Tensor) -> Tensor:
+        return embedding(index) * 2
+
+    with pytest.warns(UserWarning, match="not dense"):
+        precast.compile(looked_up, store=store)(torch.tensor([1, 2, 2])).sum().backward()
+    assert embedding.weight.grad is not None and embedding.weight.grad.layout is torch.sparse_coo
+    assert embedding.weight.grad.to_dense().sum() == 18
+
+
+def test_a_power_that_varies(store: Path) -> None:
+    compiled = precast.compile(lambda a, p: a**p, store=store, fullgraph=True)
+    for p in (2, 3, 4):
+        a = torch.rand(3, requires_grad=True)
+        compiled(a, p).sum().backward()
+        torch.testing.assert_close(a.grad, p * a.detach() ** (p - 1))
