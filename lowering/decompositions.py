@@ -12,6 +12,7 @@ import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 import precast.lowering.ops  # noqa: F401  (fills the table)
+from precast.lowering.build.loss_rules import of_losses
 from precast.lowering.build.registry import LOWERINGS
 from precast.lowering.build.sampling_rules import replaced
 from precast.lowering.build.type_checks import strict
@@ -53,6 +54,7 @@ def _decompositions() -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
     packets = [getattr(torch.ops.aten, n) for n in EXTRA if hasattr(torch.ops.aten, n)]
     table |= get_decompositions(packets)
     table |= replaced(table)
+    table |= of_losses(table)
     table |= tested(table)
     return {op: strict(op, rule) for op, rule in table.items() if op not in LOWERINGS and op not in WHOLE}
 

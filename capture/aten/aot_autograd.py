@@ -16,9 +16,11 @@ from precast.capture.adapters.aot_autograd import MutationType, aot_stage1_graph
 from precast.capture.adapters.dynamo import compiled_autograd
 from precast.capture.aten.functional_trace import functional_graph, metadata_of
 from precast.capture.aten.grad_modes import grad_mode_for_inference_mode, views_elsewhere
+from precast.capture.aten.image_layout import channels_last_images
 from precast.capture.aten.keep_attention import name_attention
 from precast.capture.aten.patches import PATCHES
 from precast.capture.aten.recorded_graphs import cut, halves
+from precast.capture.aten.softmax_statistics import drop_detach, write_out_softmax
 from precast.capture.aten.untracked_sizes import sizes_expressed
 from precast.capture.aten.wrong_decompositions import without_wrong
 from precast.capture.common.captured_frame import CaptureRefused
@@ -136,6 +138,9 @@ def _recorded(
         raise CaptureRefused("the traced code records gradients in a call that does not, and leaves the grad mode changed")
     if any(_is_sparse(leaf) for n in captured.graph_module.graph.nodes for leaf in pytree.tree_leaves(n.meta.get("val"))):
         raise CaptureRefused("a gradient, or a tensor that one is made of, is not dense (sparse=True)")
+    drop_detach(captured.graph_module)
+    write_out_softmax(captured.graph_module, fake_mode, table)
+    channels_last_images(captured.graph_module, fake_mode)
     forward, backward = cut(captured.graph_module, metadata)
     for graph in (forward, backward):
         expand_higher_order(graph, fake_mode, table)

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch.nn.attention import SDPBackend
+from torch.utils._python_dispatch import _disable_current_modes
 
 from precast.capture.common.patching import patched
 from precast.target_registry import computes_on
@@ -65,12 +67,14 @@ def _recorded(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Attention that records gradients, by the kernel that takes a mask and dropout; None where torch's own choice is as good, or that
-    kernel does not take these operands. Traced without a device, or with a mask, torch would take products and a softmax.
+    """Attention that records gradients, by the fused kernel that eager takes on the device at hand, or by the one that takes a mask and
+    dropout; None where what torch traces is that kernel, or neither takes these operands. Traced without a device, and with some masks,
+    torch would take products and a softmax.
 
     Sizes and alignment: what `_scaled_dot_product_efficient_attention` asks for (ATen/native/transformers/cuda/sdp_utils.cpp).
     """
-    if mask is None and torch.cuda.is_available() and query.dtype is not torch.float32:
+    eager = _eagers_kernel(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
+    if mask is None and eager in (SDPBackend.FLASH_ATTENTION.value, SDPBackend.CUDNN_ATTENTION.value):
         return None
     each = 16 // query.element_size()
     known = all(isinstance(n, int) for t in (query, key, value) for n in t.shape)
@@ -97,7 +101,25 @@ def _recorded(
         bias = bias.expand(*query.shape[:2], query.shape[-2], key.shape[-2])
         if wide:  # rows of the bias are aligned in memory
             bias = torch.nn.functional.pad(bias, (0, wide))[..., : key.shape[-2]]
-    return torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, bias, True, dropout_p, is_causal, scale=scale)[0]
+    if eager == SDPBackend.CUDNN_ATTENTION.value:
+        kernel, more = torch.ops.aten._scaled_dot_product_cudnn_attention, [False]
+    else:
+        kernel, more = torch.ops.aten._scaled_dot_product_efficient_attention, list[bool]()
+    return kernel(query, key, value, bias, True, dropout_p, is_causal, *more, scale=scale)[0]
+
+
+def _eagers_kernel(
+    query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool
+) -> int:
+    """Which kernel torch takes for real tensors like these, as a number of `SDPBackend`; -1 where there is no device, or sizes vary."""
+    given = [t for t in (query, key, value, mask) if t is not None]
+    if not torch.cuda.is_available() or not all(isinstance(n, int) for t in given for n in (*t.shape, *t.stride())):
+        return int(SDPBackend.ERROR.value)
+    with _disable_current_modes():
+        made = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in given]
+        q, k, v = (t.requires_grad_() for t in made[:3])
+        real = None if mask is None else made[3]
+        return int(torch._fused_sdp_choice(q, k, v, real, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa))
 
 
 @contextlib.contextmanager

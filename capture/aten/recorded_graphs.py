@@ -125,6 +125,14 @@ def _no_larger(base: torch.fx.Node, view: torch.fx.Node) -> bool:
     return all(isinstance(n, int) for n in sizes) and bool(sizes[0] <= sizes[1])
 
 
+def restride(place: torch.fx.Node, stride: Sequence[int]) -> None:
+    """Gives a placeholder's value these strides, and its views those that follow."""
+    value = place.meta["val"]
+    if tuple(value.stride()) != tuple(stride):
+        place.meta["val"] = value.new_empty_strided(value.shape, tuple(stride))
+        _views_anew(place)
+
+
 def _views_anew(node: torch.fx.Node) -> None:
     """The values of views of a node whose value has other strides than it had."""
     for user in node.users:
@@ -175,4 +183,4 @@ def _gradients(backward: torch.fx.GraphModule, wanted: Sequence[int]) -> tuple[G
     return Outputs(backward, []).of_values([values[i] for i in wanted])
 
 
-__all__ = ["Halves", "cut", "halves"]
+__all__ = ["Halves", "cut", "halves", "restride"]

@@ -75,14 +75,30 @@ def gemm_choice(step: Gemm, buffers: Buffers) -> Choice:
     return Choice(gemm_key(seen, buffers), names, names[0], calls)
 
 
-def is_split(step: Gemm, buffers: Buffers) -> bool:
-    """Whether lowering gave the result's rows room for whole vectors (`lowering/passes/gpu/pad_matmul_rows.py`): all columns but the last
-    few are then multiplied at full speed, and those by a second call.
+def split_of(step: Gemm, buffers: Buffers) -> tuple[int, int, int] | None:
+    """How many rows, terms of each sum, and columns are a whole number of vectors, where lowering gave rows of an operand or of the result
+    room for that (`lowering/passes/gpu/pad_matmul_rows.py`): these are multiplied at full speed, and the last few apart. None: no product
+    of that kind.
     """
     out = buffers[step.out]
-    columns = out.size[-1]
-    odd = len(out.size) == 2 and isinstance(columns, int | sympy.Integer) and int(columns) % VECTOR != 0
-    return odd and out.stride == (-(-int(columns) // VECTOR) * VECTOR, 1) and step.activation == "none" and step.residual is None
+    if len(out.size) != 2 or step.activation != "none" or step.residual is not None or out.dtype not in HALVES:
+        return None
+    rows, depth, columns = out.size[0], step.a.size[1], out.size[1]
+    most = (
+        _whole(rows, step.a.stride[0], step.a.stride[1]),
+        _whole(depth, step.a.stride[1], step.a.stride[0]),
+        _whole(columns, out.stride[1], out.stride[0]),
+    )
+    if not any(most):
+        return None
+    return tuple(m or n for m, n in zip(most, (rows, depth, columns), strict=True))  # type: ignore[return-value]
+
+
+def _whole(count: Size, along: Size, across: Size) -> int:
+    """The elements of a dimension that are whole vectors, where its rows are laid out with room for one more; 0 elsewhere."""
+    if along != 1 or not isinstance(count, int | sympy.Integer) or count < VECTOR or count % VECTOR == 0:
+        return 0
+    return int(count) // VECTOR * VECTOR if across == -(-int(count) // VECTOR) * VECTOR else 0
 
 
 def conv_choice(step: Conv, buffers: Buffers) -> Choice:

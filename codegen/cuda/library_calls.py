@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import Protocol
 
 from precast.codegen.common.library_steps import LibraryCall
-from precast.codegen.cuda.candidates import heads_once, rows_of, weight_matrix
+from precast.codegen.cuda.candidates import heads_once, rows_of, split_of, weight_matrix
 from precast.codegen.host.aten_calls import Writer as AtenWriter
 from precast.codegen.host.aten_calls import aten_convolution, aten_gemm, optional, show, show_convolution
-from precast.lowering.ir.nodes import Attention, Conv, Gemm, View
-from precast.lowering.passes.gpu.pad_matmul_rows import VECTOR
+from precast.lowering.ir.nodes import Attention, Conv, Gemm, Size, View
 
 
 class Writer(AtenWriter, Protocol):
@@ -64,22 +63,36 @@ def _activated(writer: Writer, step: Gemm, label: str) -> str:
 
 
 def _split(writer: Writer, step: Gemm, label: str) -> None:
-    """`a @ b (+ bias)`: a whole number of vectors of columns, then the rest."""
-    out = writer.buffers[step.out]
-    rows, columns = out.size
-    assert isinstance(columns, int)
-    a, most = writer.view_handle(step.a, label), columns // VECTOR * VECTOR
-    for first, count in ((0, most), (most, columns - most)):
-        target = writer.view_handle(View(out.name, (rows, count), out.stride, first), label)
-        b = replace(step.b, size=(step.b.size[0], count), offset=step.b.offset + first * step.b.stride[1])
-        right = writer.view_handle(b, label)
-        if step.bias is None:
-            writer.call("aoti_torch_cuda_mm_out", f"{target}, {a}, {right}", label)
-        else:
-            part = replace(step.bias, size=(count,), offset=step.bias.offset + first * step.bias.stride[0])
-            bias = writer.view_handle(part, label)
-            writer.call("aoti_torch_cuda_addmm_out", f"{target}, {bias}, {a}, {right}, 1.0, 1.0", label)
-        writer.python.append(f"    {step.out}[:, {first}:{first + count}] = mm({show(step.a)}, {show(b)})")
+    """`a @ b (+ bias)`, in pieces of a whole number of vectors and the rest. The few last terms of the sums come first: the product over
+    the others adds to them before it rounds.
+    """
+    out, most = writer.buffers[step.out], split_of(step, writer.buffers)
+    assert most is not None
+    columns = out.size[1]
+    for top, height in _pieces(most[0], step.a.size[0]):
+        for left, width in _pieces(most[2], columns):
+            offset = top * out.stride[0] + left * out.stride[1]
+            target = writer.view_handle(View(out.name, (height, width), out.stride, offset), label)
+            added = "" if step.bias is None else _handle(writer, step.bias, (width,), left * step.bias.stride[0], label)
+            for first, count in reversed(_pieces(most[1], step.a.size[1])):
+                a, b = step.a, step.b
+                left_side = _handle(writer, a, (height, count), top * a.stride[0] + first * a.stride[1], label)
+                right_side = _handle(writer, b, (count, width), first * b.stride[0] + left * b.stride[1], label)
+                if added:
+                    writer.call("aoti_torch_cuda_addmm_out", f"{target}, {added}, {left_side}, {right_side}, 1.0, 1.0", label)
+                else:
+                    writer.call("aoti_torch_cuda_mm_out", f"{target}, {left_side}, {right_side}", label)
+                added = target
+    writer.python.append(f"    {step.out}[:] = mm({show(step.a)}, {show(step.b)})  # in whole vectors, and the rest")
+
+
+def _pieces(most: Size, count: Size) -> list[tuple[Size, Size]]:
+    """Where each piece of a dimension begins, and how long it is."""
+    return [(0, most)] if most == count else [(0, most), (most, count - most)]
+
+
+def _handle(writer: Writer, view: View, size: tuple[Size, ...], offset: Size, label: str) -> str:
+    return writer.view_handle(replace(view, size=size, offset=view.offset + offset), label)
 
 
 def _pixel_product(writer: Writer, step: Conv, label: str) -> None:

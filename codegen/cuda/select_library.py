@@ -14,7 +14,7 @@ from precast.codegen.cuda.candidates import (
     conv_choice,
     fused_convolution,
     gemm_choice,
-    is_split,
+    split_of,
 )
 from precast.codegen.cuda.tuning import CudaChooser
 from precast.lowering.ir.nodes import Attention, Buffer, Conv, Gemm, Program, Step
@@ -23,7 +23,7 @@ from precast.lowering.passes.fusion.library_loops import epilogue_kernel
 Buffers = Mapping[str, Buffer]
 How = Literal["aten", "activation", "product", "split", "flash", "cudnn", "efficient"]
 """Who computes a library step on CUDA (`candidates.py`). `aten`: torch's operator. `activation`: a product with cuBLASLt's epilogue.
-`product`: a 1x1 convolution as a product. `split`: a product in two calls. `flash`, `cudnn`, `efficient`: torch's attention kernels."""
+`product`: a 1x1 convolution as a product. `split`: a product in several calls. `flash`, `cudnn`, `efficient`: torch's attention kernels."""
 
 
 def expand(program: Program, steps: Sequence[Step], chooser: CudaChooser, prefix: str = "library") -> list[RunStep]:
@@ -58,7 +58,7 @@ class _Picker:
 
 
 def _gemm(step: Gemm, name: str, buffers: Buffers, pick: _Picker) -> list[RunStep]:
-    if is_split(step, buffers):
+    if split_of(step, buffers) is not None:
         return [LibraryCall(step, "split")]
     if step.activation in ACTIVATIONS and step.residual is None and pick(gemm_choice(step, buffers)) == "activation":
         return [LibraryCall(step, "activation")]

@@ -125,7 +125,8 @@ def rebuild(value: Value, change: Any) -> Value:
     return done[id(value)]
 
 
-def _with_operands(node: Value, get: Any) -> Value:
+def with_operands(node: Value, get: Any) -> Value:
+    """The node over other operands, which `get` gives for its own; loads are kept as they are."""
     match node:
         case Alu(op=op, args=args, dtype=dtype):
             new = tuple(get(a) for a in args)
@@ -152,7 +153,7 @@ def substitute(value: Value, mapping: tuple[tuple[sympy.Symbol, sympy.Expr], ...
             case Index(expr=expr, dtype=dtype):
                 return Index(ix.substitute(expr, mapping, extents), dtype)
             case _:
-                return _with_operands(node, get)
+                return with_operands(node, get)
 
     return rebuild(value, change)
 
@@ -165,7 +166,7 @@ def masked(value: Value, mask: Value) -> Value:
             bound = tuple(Gather(g.symbol, get(g.value), g.size, g.checked, g.wraps) for g in node.gathers)
             old = None if node.mask is None else get(node.mask)
             return Load(node.buffer, node.index, node.dtype, bound, both(old, mask))
-        return _with_operands(node, get)
+        return with_operands(node, get)
 
     return rebuild(value, change)
 

@@ -13,12 +13,15 @@ from precast.lowering.build.builder import Builder
 from precast.lowering.build.lazy_tensor import Tensor
 from precast.lowering.build.registry import Result, lowering
 from precast.lowering.ir import index as ix
-from precast.lowering.ir.nodes import Axis, Gather, Index, Load, Size, Store, StoreMode, Value
+from precast.lowering.ir.nodes import Axis, Gather, Index, Load, Reduce, Scan, Size, Store, StoreMode, Value, walk
 from precast.lowering.ir.scalars import DType
 from precast.lowering.ir.sizes import is_unbacked
 from precast.lowering.ir.sympy_calls import maximum, minimum, same
 from precast.lowering.ops import views
 from precast.lowering.ops.creation import empty_sizes, position
+
+FEW = 4
+"""A tensor is computed whole for a read at run-time positions, unless that takes at most one element in so many."""
 
 
 class Places:
@@ -46,6 +49,29 @@ class Places:
         place = ix.affine(window.offset, tuple(zip(window.stride, index, strict=True)))
         extents = (*ix.extents_of(self.size), *((g.symbol, g.size) for g in self.gathers))
         return Load(window.buffer, ix.simplify(place, extents), source.dtype, tuple(self.gathers))
+
+    def computed(self, source: Tensor, index: Sequence[sympy.Expr]) -> Value | None:
+        """The element of `source` at the index, computed from what its body reads; None where a body cannot be computed there alone."""
+        symbols = {g.symbol: g for g in self.gathers}
+        extents = (*ix.extents_of(self.size), *((g.symbol, g.size) for g in self.gathers))
+        body = source.at(index, extents)
+        bound: set[sympy.Symbol] = set()
+
+        def here(node: Value, get: Callable[[Value], Value]) -> Value:
+            if not isinstance(node, Load):
+                return tx.with_operands(node, get)
+            own = tuple(g for s, g in symbols.items() if s in node.index.free_symbols)
+            bound.update(g.symbol for g in own)
+            inner = tuple(Gather(g.symbol, get(g.value), g.size, g.checked, g.wraps) for g in node.gathers)
+            return Load(node.buffer, node.index, node.dtype, (*own, *inner))
+
+        for node in walk(body):
+            if isinstance(node, Reduce | Scan) or isinstance(node, Load) and node.mask is not None:
+                return None
+            if isinstance(node, Index) and not symbols.keys().isdisjoint(node.expr.free_symbols):
+                return None
+        value = tx.rebuild(body, here)
+        return value if bound == symbols.keys() else None
 
     def store(self, target: Tensor, index: Sequence[sympy.Expr], value: Value, mode: StoreMode) -> None:
         """A kernel over all points of `size` that writes `target` at the index."""
@@ -99,7 +125,15 @@ def _take(b: Builder, x: Tensor, dim: int, found: Tensor) -> Result:
 def _read(b: Builder, places: Places, x: Tensor, index: list[sympy.Expr], size: tuple[Size, ...]) -> Tensor:
     if not places.gathers:
         return tx.indexed(x, size, index)
+    if x.window is None and _few(size, x.size) and (value := places.computed(x, index)) is not None:
+        return b.lazy(size, x.dtype, value)
     return b.lazy(size, x.dtype, places.load(b.realise(x), index))
+
+
+def _few(taken: Sequence[Size], of: Sequence[Size]) -> bool:
+    """Whether so few elements are taken that computing these alone is the least work."""
+    one, whole = ix.numel(taken), ix.numel(of)
+    return isinstance(one, int) and isinstance(whole, int) and FEW * one <= whole
 
 
 @lowering("index_select")

@@ -35,6 +35,7 @@ from precast.lowering.passes.simplify.hoist_invariants import hoist_invariants
 from precast.lowering.passes.simplify.in_place import write_in_place
 from precast.lowering.passes.simplify.merge_matmuls import merge_gemms
 from precast.lowering.passes.simplify.name_kernels import name_kernels
+from precast.lowering.passes.simplify.one_hot_sums import one_hot_sums
 from precast.lowering.passes.simplify.one_update_kernel import one_update_kernel
 from precast.lowering.passes.simplify.recognise_attention import recognise_attention
 from precast.lowering.passes.simplify.split_axes import split_axes
@@ -73,6 +74,7 @@ def passes(target: str, options: LoweringOptions, bound: Collection[str] | None 
         ("patches as products", patches_as_products),
         ("joins share", share_joins),
         ("fuse", fuse),
+        ("one-hot sums", one_hot_sums),
         ("drop roundings", drop_roundings),
         ("split axes", split_axes),
         ("recognise attention", recognise_attention),

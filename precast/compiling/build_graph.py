@@ -12,6 +12,8 @@ import torch
 import torch.fx
 
 from precast.artifact_store import BlobSet, GraphRecord, Store, StoreError
+from precast.artifact_store.format.records import AutogradRecord
+from precast.capture.aten.recorded_graphs import restride
 from precast.codegen import CompiledGraph, backend_of
 from precast.codegen.common.options import CodegenOptions, CompileContext
 from precast.codegen.common.toolchain import CompilerMissing, CompilerStopped
@@ -148,16 +150,31 @@ def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopw
 
 
 def build_graphs(
-    forward: torch.fx.GraphModule, backward: torch.fx.GraphModule | None, request: GraphRequest, watch: Stopwatch, blobs: BlobSet
+    forward: torch.fx.GraphModule,
+    backward: torch.fx.GraphModule | None,
+    autograd: AutogradRecord | None,
+    request: GraphRequest,
+    watch: Stopwatch,
+    blobs: BlobSet,
 ) -> tuple[dict[str, GraphRecord], dict[str, Any]]:
     """The records of a call's graphs by role, and the evidence: the backward graph's under its role. Raises what `build_graph` raises."""
     record, evidence = build_graph(forward, request, watch, blobs)
-    if backward is None:
+    if backward is None or autograd is None:
         return {FORWARD: record}, evidence
+    _take_as_laid_out(backward, autograd, record)
     inputs = sum(1 for n in backward.graph.nodes if n.op == "placeholder")
     asked = replace(request, name=f"{request.name}.{BACKWARD}", bound=(False,) * inputs, part=f"{BACKWARD}.", inference=False)
     gradients, found = build_graph(backward, asked, watch, blobs)
     return {FORWARD: record, BACKWARD: gradients}, {**evidence, BACKWARD: found}
+
+
+def _take_as_laid_out(backward: torch.fx.GraphModule, autograd: AutogradRecord, forward: GraphRecord) -> None:
+    """Gives the backward graph's inputs the strides with which the forward graph's compiled form leaves them in memory."""
+    made = forward.io["outputs"]
+    places = backward.graph.find_nodes(op="placeholder")[len(autograd.numbers) :]
+    for (source, index), place in zip(autograd.saved, places, strict=False):
+        if source == "raw" and all(isinstance(n, int) for n in made[index]["stride"]):
+            restride(place, made[index]["stride"])
 
 
 def _record(compiled: CompiledGraph, schedule_text: str, blobs: BlobSet) -> GraphRecord:

@@ -44,7 +44,7 @@ def compile_graph(
     def build() -> Built:
         blobs = BlobSet()
         request = GraphRequest(name, target, kept, tuple(item.bound for item in captured.inputs), store, trace, updates=updates)
-        graphs, evidence = build_graphs(captured.graph, captured.backward, request, watch, blobs)
+        graphs, evidence = build_graphs(captured.graph, captured.backward, captured.autograd, request, watch, blobs)
         return Built(graphs, blobs, evidence, {"seconds": dict(watch.seconds)})
 
     planned = Identity(key, name, target, versions(compiler_version(target), bytecode=False), kept, frame).planned()

@@ -188,7 +188,9 @@ def _build(job: _Job) -> Built:
         options, inference = key_options(program.options), _in_inference_mode(frame)
         request = GraphRequest(program.name, job.target, options, bound, program.store, job.trace, inference=inference)
         graph = frame.graph
-        graphs, evidence = symbolic_build(lambda: build_graphs(graph, frame.backward, request, job.watch, blobs), frame.symbolic)
+        graphs, evidence = symbolic_build(
+            lambda: build_graphs(graph, frame.backward, frame.autograd, request, job.watch, blobs), frame.symbolic
+        )
     if frame.symbols:
         evidence = {**evidence, "dynamic": list(frame.symbols)}
     return Built(graphs, blobs, evidence, _provenance(job))

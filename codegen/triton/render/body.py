@@ -34,7 +34,21 @@ class Body(Reductions):
             for tile in self.tiles:
                 self.reduce([r for r in reductions if levels[r] == level and r.axes is tile.axes], tile)
         self._store_all()
-        self.lines = [*self._header(), *self.lines]
+        self.lines = [*self._header(), *(self._without_mask() or self.lines)]
+
+    def _without_mask(self) -> list[str]:
+        """The lines behind the header in two forms, without a mask for all programs but the last: Triton reads several neighbours at once
+        only where it knows that a mask is the same for them, which a size of the run time does not tell. Empty where that is no matter.
+        """
+        (axis,) = self.x.axes if len(self.x.axes) == 1 else (None,)
+        if axis is None or self.tiles or not self.x.mask or self.x.count is not None or any(isinstance(v, Scan) for v in self._values()):
+            return []
+        whole = type(self)(self.part, self.known, self.tiling, self.index_type)
+        whole.buffers, whole.sizes = self.buffers, self.sizes
+        whole.x.mask = ""
+        whole._store_all()
+        here = f"if (program + 1) * {self.x.block} <= {self.x.extent(self.x.axes, self.size)}:"
+        return [here, *(f"    {line}" for line in whole.lines), "else:", *(f"    {line}" for line in self.lines)]
 
     @property
     def what(self) -> str:

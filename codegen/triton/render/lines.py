@@ -21,7 +21,7 @@ class Lines:
     """The lines of one part. `buffers`, `sizes`, `checks` and `functions` (name by the text after the name) collect what the lines use."""
 
     def __init__(self, part: Part, known: dict[str, Buffer], tiling: Tiling, index_type: str) -> None:
-        self.known, self.tiling, self.index_type = known, tiling, index_type
+        self.part, self.known, self.tiling, self.index_type = part, known, tiling, index_type
         self.facts = Facts()
         tiles: dict[tuple[object, ...], tuple[Axis, ...]] = {}
         self.stores = [in_tiles(store, part.x, tiles, self.facts) for store in part.stores]

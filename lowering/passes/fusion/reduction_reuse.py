@@ -12,12 +12,14 @@ import sympy
 
 from precast.lowering.analysis.kernel_facts import KernelFacts, points, reduction_levels
 from precast.lowering.ir import index as ix
-from precast.lowering.ir.nodes import Axis, Kernel
+from precast.lowering.ir.nodes import Axis, Kernel, Reduce, walk
 from precast.lowering.ir.sympy_calls import symbols_of
 from precast.lowering.passes.fusion.fusion_groups import Group, Site, axes_of_producer
 
 NESTED = 1 << 12
 """Points of the outer reduction times elements of the inner one's result up to which a reduction may run inside another one."""
+NESTED_WORK = 1 << 16
+"""The same, times the length of the inner one: what a single loop computes that was a parallel one."""
 
 
 def reductions_stay_single(facts: KernelFacts, a: Group, b: Group, sites: list[Site]) -> str | None:
@@ -37,7 +39,8 @@ def reductions_stay_single(facts: KernelFacts, a: Group, b: Group, sites: list[S
             placed = dict(a.places[member].mapping)
             where = tuple(ix.substitute(placed[s], tuple(mapping.items()), extents) for s in level)
             used = {s for e in where for s in symbols_of(e)}
-            if used & bound and points(site.binders) * site.elements > NESTED:
+            outer = points(site.binders) * site.elements
+            if used & bound and (outer > NESTED or outer * _length(facts, member) > NESTED_WORK):
                 return "its reduction would run inside another one"
             runs.setdefault((member, level), {})[where] = points(tuple(axes[s] for s in used if s in axes))
     for (member, level), places in runs.items():
@@ -63,6 +66,13 @@ def _levels(facts: KernelFacts, a: Group, buffer: str) -> Iterator[tuple[int, tu
         pending += [
             facts.writer[load.buffer] for load, _ in facts.places[member] if load.buffer in a.stores and facts.writer[load.buffer] != member
         ]
+
+
+def _length(facts: KernelFacts, member: int) -> int:
+    """About how many elements the longest reduction of the kernel reads for one of its result."""
+    step = facts.program.steps[member]
+    assert isinstance(step, Kernel)
+    return max((points(v.axes) for v in walk(*(s.value for s in step.stores)) if isinstance(v, Reduce)), default=1)
 
 
 def _axes(kernel: Kernel, level: tuple[sympy.Symbol, ...]) -> tuple[Axis, ...]:
