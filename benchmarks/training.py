@@ -110,6 +110,18 @@ def steady(row: str, names: list[str], device: str, rounds: int, steps: int, sto
     return found
 
 
+def steady_alone(row: str, names: list[str], args: argparse.Namespace, folder: Path) -> dict[str, dict[str, Any]]:
+    """`steady` in a process of its own: in one process torch's tracer takes the sizes of a second row for sizes that vary."""
+    result = folder / f"{row}.json"
+    command = [sys.executable, __file__, "--rows", row, "--contenders", ",".join(names), "--device", args.device, "--alone", str(result)]
+    command += ["--rounds", str(args.rounds), "--steps", str(args.steps), "--store", str(folder / f"{row}-steady")]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        return {name: {"error": done.stderr.strip().splitlines()[-1][:200] if done.stderr.strip() else "died"} for name in names}
+    found: dict[str, dict[str, Any]] = json.loads(result.read_text())
+    return found
+
+
 def busy(step: Step) -> tuple[float, int]:
     """Milliseconds in which the GPU computes in one step, and its kernels."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -183,10 +195,15 @@ def main() -> int:
     parser.add_argument("--no-fresh", action="store_true", help="leave out the first steps of new processes")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--first", help=argparse.SUPPRESS)
+    parser.add_argument("--alone", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.first:
         print(first(args.rows, args.first, args.device, args.store))
+        return 0
+    if args.alone:
+        names = names_of(args.contenders, TITLES, "contender")
+        args.alone.write_text(json.dumps(steady(args.rows, names, args.device, args.rounds, args.steps, args.store)))
         return 0
     usual = [name for name in TITLES if args.device != "cpu" or "graphs" not in name]
     names = names_of(args.contenders, TITLES, "contender") if args.contenders else usual
@@ -196,7 +213,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="precast-training-") as folder:
         for row in names_of(args.rows, ROWS, "row"):
             times = {} if args.no_fresh else {name: fresh(row, name, args.device, Path(folder)) for name in names}
-            found = steady(row, names, args.device, args.rounds, args.steps, str(Path(folder) / f"{row}-steady"))
+            found = steady_alone(row, names, args, Path(folder))
             for name, seconds in times.items():
                 found[name]["fresh"] = seconds
             everything[row] = found

@@ -73,7 +73,7 @@ def _recorded(
 
     Sizes and alignment: what `_scaled_dot_product_efficient_attention` asks for (ATen/native/transformers/cuda/sdp_utils.cpp).
     """
-    eager = _eagers_kernel(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
+    eager = _eagers_kernel(query, key, value, mask is not None, dropout_p, is_causal, scale, enable_gqa)
     if mask is None and eager in (SDPBackend.FLASH_ATTENTION.value, SDPBackend.CUDNN_ATTENTION.value):
         return None
     each = 16 // query.element_size()
@@ -108,18 +108,18 @@ def _recorded(
     return kernel(query, key, value, bias, True, dropout_p, is_causal, *more, scale=scale)[0]
 
 
-def _eagers_kernel(
-    query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool
-) -> int:
-    """Which kernel torch takes for real tensors like these, as a number of `SDPBackend`; -1 where there is no device, or sizes vary."""
-    given = [t for t in (query, key, value, mask) if t is not None]
+def _eagers_kernel(query: Any, key: Any, value: Any, masked: bool, *rest: Any) -> int:
+    """Which kernel torch takes for real tensors like these, as a number of `SDPBackend`; -1 where there is no device, or sizes vary. A mask
+    counts as one that lies in memory as the kernels want it. `rest`: dropout_p, is_causal, scale, enable_gqa.
+    """
+    given = (query, key, value)
     if not torch.cuda.is_available() or not all(isinstance(n, int) for t in given for n in (*t.shape, *t.stride())):
         return int(SDPBackend.ERROR.value)
+    dropout_p, is_causal, scale, enable_gqa = rest
     with _disable_current_modes():
-        made = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in given]
-        q, k, v = (t.requires_grad_() for t in made[:3])
-        real = None if mask is None else made[3]
-        return int(torch._fused_sdp_choice(q, k, v, real, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa))
+        q, k, v = (torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).requires_grad_() for t in given)
+        mask = q.new_empty((*q.shape[:-1], k.shape[-2])) if masked else None
+        return int(torch._fused_sdp_choice(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa))
 
 
 @contextlib.contextmanager

@@ -12,7 +12,8 @@ from precast.codegen.common.library_steps import LibraryCall, Pack, RunStep
 from precast.codegen.common.torch_names import dtype_code
 from precast.codegen.cpp.types import storage
 from precast.codegen.cuda.library_calls import emit_library, writes_in_place
-from precast.codegen.cuda.shims import CUDA_SHIMS
+from precast.codegen.cuda.rows_launch import Rows, rows_function
+from precast.codegen.cuda.shims import CUDA_SHIMS, ROWS_SHIMS
 from precast.codegen.cuda.templates import CUDA_PREPARE, CUDA_RUN, KERNEL_INFO, KERNELS, LITERALS, RUNTIME
 from precast.codegen.host.shims import SymbolTable
 from precast.codegen.host.step_effects import may_draw, step_reads, step_writes
@@ -37,8 +38,9 @@ class Launch:
 
 
 class CudaHostWriter(HostWriter):
-    """`launches` by step name, `images` the number of their images. What is known of the images only once they are compiled is
-    `kernel_table`'s, so that this program is compiled beside them."""
+    """`launches` by step name, `images` the number of all images; `rows`: the launch of many rows, of an update. What is known of the
+    images only once they are compiled is `kernel_table`'s, so that this program is compiled beside them.
+    """
 
     def __init__(
         self,
@@ -47,8 +49,10 @@ class CudaHostWriter(HostWriter):
         launches: Mapping[str, Sequence[Launch]],
         images: int,
         inference: bool = False,
+        rows: Rows | None = None,
     ) -> None:
         super().__init__(program, steps, inference)
+        self.rows = rows
         self.table = SymbolTable(CUDA_SHIMS)
         self.launches = launches
         self.images = images
@@ -277,7 +281,8 @@ class CudaHostWriter(HostWriter):
 
     def helpers(self) -> str:
         for shim in CUDA_SHIMS:
-            if shim.startswith(("cu", "aoti_torch_cuda_caching", "aoti_torch_create_", "aoti_torch_delete_", "aoti_torch_get_")):
+            own = shim.startswith(("cu", "aoti_torch_cuda_caching", "aoti_torch_create_", "aoti_torch_delete_", "aoti_torch_get_"))
+            if own and (self.rows is not None or shim not in ROWS_SHIMS):
                 self.table.use(shim)
         lent = ", ".join(map(str, [*self.taken, -1]))
         draws = any(may_draw(step) for step in (*self.steps, *(self.second.steps if self.second else ())))
@@ -286,6 +291,7 @@ class CudaHostWriter(HostWriter):
             f'extern "C" __attribute__((visibility("default"))) const int32_t precast_lent[] = {{{lent}}};',
             f"enum {{ HELD = {max(self.held, self.second.held if self.second else 0, 1)}, KEPT = {max(self.kept, 1)} }};",
             'extern "C" int sched_yield();',
+            'extern "C" void* malloc(__SIZE_TYPE__); extern "C" void free(void*);' if self.rows is not None else "",
             f"static void* functions[64][{max(self.images, 1)}];",
             RUNTIME,
             KERNEL_INFO,
@@ -300,7 +306,8 @@ class CudaHostWriter(HostWriter):
         return f"inputs[{positions[0]}]" if positions else "0"
 
     def run_function(self, state: str, pointers: str, body: str) -> str:
-        return CUDA_RUN.format(state=state, owned=max(self.owned, 1), first=self._first(), pointers=pointers, body=body)
+        run = CUDA_RUN.format(state=state, owned=max(self.owned, 1), first=self._first(), pointers=pointers, body=body)
+        return run if self.rows is None else run + rows_function(self.rows, self.program)
 
     def prepare_functions(self, nbytes: int, pointers: str, body: str) -> str:
         return CUDA_PREPARE.format(owned=max(self.owned, 1), first=self._first(), bytes=nbytes, pointers=pointers, body=body)

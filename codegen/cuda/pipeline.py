@@ -21,12 +21,14 @@ from precast.codegen.cuda.benchmarking import lab_for
 from precast.codegen.cuda.fusion_choice import measured_products
 from precast.codegen.cuda.host import CudaHostWriter, Launch, kernel_table
 from precast.codegen.cuda.library_calls import writes_in_place
+from precast.codegen.cuda.rows_launch import Rows
 from precast.codegen.cuda.select_library import expand
 from precast.codegen.cuda.tuning import CudaChooser
 from precast.codegen.host.templates import ERROR
 from precast.codegen.triton.build.cubin import registers
 from precast.codegen.triton.build.images import Cubin, compile_images, image_numbers
 from precast.codegen.triton.render.render import TritonKernel, render
+from precast.codegen.triton.render.rows import render_rows
 from precast.lowering.analysis.buffer_bytes import DEVICE_ALIGNMENT
 from precast.lowering.analysis.traits import traits_of
 from precast.lowering.ir.nodes import Kernel, Program
@@ -63,7 +65,11 @@ class CudaCompilation:
             s.name: render(s, buffers, self.chooser.tilings(s, buffers), self.chooser.traits) for s in every if isinstance(s, Kernel)
         }
         launches, kernels = _launches(every, rendered)
-        host = CudaHostWriter(program, steps, launches, len(kernels), self.context.inference)
+        rows = None if prepare else render_rows(program, self.chooser.traits)
+        if rows is not None:
+            kernels.append(rows.kernel)
+        many = None if rows is None else Rows(rows, len(kernels) - 1)
+        host = CudaHostWriter(program, steps, launches, len(kernels), self.context.inference, many)
         unit = "\n".join([PROLOGUE, INDEX_HELPERS, ERROR, host.source((), prepare)])
         host.table.require(self.context.missing)
         with compiling(unit, self.target) as finish:  # beside the kernels: neither waits for the other

@@ -10,6 +10,20 @@ from precast.codegen.host.shims import SHIMS
 _INTS = "const int64_t*, int64_t"
 _NINE = "void**, void**, void**, void**, int64_t*, int64_t*, void**, void**, void**"
 
+ROWS_SHIMS = {
+    "cuMemFree_v2": "int(*)(uint64_t)",
+    "cuMemHostAlloc": "int(*)(void**, __SIZE_TYPE__, unsigned)",
+    "cuMemFreeHost": "int(*)(void*)",
+    "cuMemcpyHtoDAsync_v2": "int(*)(uint64_t, const void*, __SIZE_TYPE__, void*)",
+    "cuStreamIsCapturing": "int(*)(void*, int*)",
+    "cuStreamWaitEvent": "int(*)(void*, void*, unsigned)",
+    "cuEventCreate": "int(*)(void**, unsigned)",
+    "cuEventRecord": "int(*)(void*, void*)",
+    "cuEventQuery": "int(*)(void*)",
+    "cuEventSynchronize": "int(*)(void*)",
+}
+"""What the launch of an update over many rows calls (`rows_launch.py`)."""
+
 CUDA_SHIMS: dict[str, str] = {
     **SHIMS,
     "aoti_torch_get_device_index": "int32_t(*)(void*, int32_t*)",
@@ -48,5 +62,6 @@ CUDA_SHIMS: dict[str, str] = {
     "cuMemcpyDtoHAsync_v2": "int(*)(void*, uint64_t, __SIZE_TYPE__, void*)",
     "cuMemcpyDtoDAsync_v2": "int(*)(uint64_t, uint64_t, __SIZE_TYPE__, void*)",
     "cuStreamSynchronize": "int(*)(void*)",
+    **ROWS_SHIMS,
 }
 """Function type by symbol. Names that begin with `cu` come from the driver's library, which the runtime opens."""

@@ -88,6 +88,8 @@ def graph_call(library: Library, spec: GraphSpec, bound: Sequence[torch.Tensor])
     addresses = (library.run, library.prepare, library.release, library.table)
     given = (tuple(tensor for _, tensor in ours), len(spec.lasting(bound)))
     call: Callable[..., Any] = native.GraphCall(*addresses, sources, kinds, spec.raw_kinds, *given, spec.finish, library, spec.inputs)
+    if library.run_rows:
+        call.rows_by(library.run_rows)  # type: ignore[attr-defined]
     return call
 
 

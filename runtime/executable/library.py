@@ -41,8 +41,9 @@ _loaded: dict[str, Library] = {}
 class Library:
     """One opened shared object. Stays open for the life of the process: OpenMP threads and workspaces may still belong to it.
 
-    `run`, `prepare`, `release` are addresses of the exported functions (the last two 0 where absent); `table` is the address of the
-    resolved symbol table. `lent`: outputs for which a caller may give a tensor to write into. `may_draw`: it may draw random numbers.
+    `run`, `prepare`, `release`, `run_rows` are addresses of the exported functions (all but the first 0 where absent); `table` is the
+    address of the resolved symbol table. `lent`: outputs for which a caller may give a tensor to write into. `may_draw`: it may draw random
+    numbers.
     """
 
     def __init__(self, file: Trusted[Path], parts: Mapping[str, Library] | None = None, images: Sequence[Trusted[bytes]] = ()) -> None:
@@ -60,6 +61,7 @@ class Library:
         self.run = self._address("precast_run")
         self.prepare = self._address("precast_prepare")
         self.release = self._address("precast_release")
+        self.run_rows = self._address("precast_run_rows")
         if not self.run:
             raise LoadError(f"{path.name[:12]}… exports no precast_run")
         self.may_draw = self._variable("precast_draws") != 0

@@ -36,6 +36,36 @@ def module(
     return imports + "\n\n" + "\n\n".join(f"@triton.jit{function}" for function in functions)
 
 
+def rows_module(entry: str, parameters: Sequence[str], body: Body, types: Sequence[str], count: str) -> str:
+    """Source that defines `entry(*parameters)`, which runs the body over blocks of rows (`rows.py`). `types`: of the body's pointers, in
+    order; `count`: the body's parameter with the number of elements.
+    """
+    text = "\n".join([*body.lines, *body.functions])
+    helpers = needed_helpers(text)
+    imports = "import triton\nimport triton.language as tl\n"
+    if "libdevice." in text + "".join(HELPERS[h] for h in helpers):
+        imports += "from triton.language.extra import libdevice\n"
+    given = _parameters(body)
+    width = len(types) + 1
+    lines = [
+        "program = tl.program_id(0)",
+        "row = tl.load(blocks + 2 * program)",
+        "first = tl.load(blocks + 2 * program + 1)",
+        f"place = table + row.to(tl.int64) * {width}",
+        f"{count} = tl.load(place + {width - 1}).to(tl.int32)",
+    ]
+    for n, kind in enumerate(types):
+        lines += [f"ptr{n} = tl.multiple_of(tl.load(place + {n}).to(tl.pointer_type({kind})), 16)"]
+    lines += [
+        f"last = tl.minimum(first + chunk, tl.cdiv({count}, {body.x.block}))",
+        "for number in range(first, last):",
+        f"    part(number, {', '.join(given)})",
+    ]
+    functions = [*(HELPERS[h] for h in helpers), *(f"\ndef {name}{rest}" for rest, name in body.functions.items())]
+    functions += [_function("part", ("program", *given), body.lines), _function(entry, parameters, lines)]
+    return imports + "\n\n" + "\n\n".join(f"@triton.jit{function}" for function in functions)
+
+
 def _text(body: Body) -> tuple[str, ...]:
     return (*_parameters(body), *body.lines)
 

@@ -272,7 +272,9 @@ static PyObject *graph_each(PyObject *object, PyObject *const *args, Py_ssize_t 
     void *none = NULL;
     Py_INCREF(object); /* the caller holds the arguments, and tuples keep what is in them */
     Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t r = 0; r < rows && !failed; r++) failed = self->run(self->table, words + r * self->inputs, &none, NULL, error, ERROR_CAPACITY);
+    if (self->run_rows) failed = self->run_rows(self->table, words, rows, error, ERROR_CAPACITY);
+    else
+        for (Py_ssize_t r = 0; r < rows && !failed; r++) failed = self->run(self->table, words + r * self->inputs, &none, NULL, error, ERROR_CAPACITY);
     Py_END_ALLOW_THREADS
     if (failed) raise_run_error(self, error);
     else result = Py_NewRef(Py_None);
@@ -283,7 +285,16 @@ done:
     return result;
 }
 
+/* rows_by(address): the library's own function for many rows, which `each` calls */
+static PyObject *graph_rows_by(PyObject *object, PyObject *address) {
+    void *found = PyLong_AsVoidPtr(address);
+    if (!found && PyErr_Occurred()) return NULL;
+    ((GraphCall *)object)->run_rows = (rows_function)found;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
+    {"rows_by", graph_rows_by, METH_O, "The address of the library's function for many rows."},
     {"each", (PyCFunction)(void (*)(void))graph_each, METH_FASTCALL, "Run once a row, without outputs."},
     {"into", (PyCFunction)(void (*)(void))graph_into, METH_FASTCALL, "Run, writing outputs into the tensors of a tuple (None: into new ones)."},
     {NULL, NULL, 0, NULL},

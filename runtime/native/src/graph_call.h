@@ -7,6 +7,7 @@
 typedef int (*run_function)(void *const *, void *const *, void **, void *, char *, int64_t);
 typedef int (*prepare_function)(void *const *, void *const *, void **, char *, int64_t);
 typedef void (*release_function)(void *const *, void *);
+typedef int (*rows_function)(void *const *, void *const *, int64_t, char *, int64_t);
 
 /* A prepared state (packed weights), shared by the calls that run with it; released with the last. */
 typedef struct {
@@ -30,6 +31,7 @@ typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     run_function run;
+    rows_function run_rows; /* many rows at once, or NULL */
     prepare_function prepare;
     release_function release;
     void *const *table;
