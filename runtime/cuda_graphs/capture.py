@@ -84,9 +84,11 @@ class Capturer:
         """
         with self._in_turn():
             with self._allocating(self._pool):
-                a = torch.zeros(16, 16, dtype=torch.half, device=torch.device("cuda", self._index))
-                torch.addmm(a[0], a, torch.mm(a, a))
-                del a
+                torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
+                if not torch.are_deterministic_algorithms_enabled():  # products may then raise
+                    a = torch.zeros(16, 16, dtype=torch.half, device=torch.device("cuda", self._index))
+                    torch.addmm(a[0], a, a)  # by cuBLASLt, which may keep one of its own
+                    del a
             torch._C._cuda_releasePool(self._index, self._pool)
 
     def _new_pool(self) -> Any:

@@ -279,10 +279,12 @@ def curve(model: nn.Module, called: Called, data: Any, steps: int = 20) -> list[
     return losses
 
 
-def compared(trap: Trap, compiled: Callable[[nn.Module], Called], device: str, model: nn.Module, **how: float) -> None:
-    """Runs the trap with eager and compiled copies of the model."""
-    ours, theirs = copy.deepcopy(model), copy.deepcopy(model)
-    got, wanted = trap(ours, compiled(ours), device), trap(theirs, theirs, device)
+def compared(trap: Trap, compiled: Callable[[nn.Module], Called], other: Callable[[nn.Module], Called], device: str, **how: float) -> None:
+    """Runs the trap with two copies of a model, each called through what is made of it."""
+    torch.manual_seed(0)
+    ours = mlp().to(device)
+    theirs = copy.deepcopy(ours)
+    got, wanted = trap(ours, compiled(ours), device), trap(theirs, other(theirs), device)
     assert len(got) == len(wanted) > 0
     for place, (a, b) in enumerate(zip(got, wanted, strict=True)):
         torch.testing.assert_close(a, b, msg=lambda text, place=place: f"value {place}: {text}", **how)

@@ -20,7 +20,7 @@ from precast.runtime.cuda_graphs.graphs import WARM_UPS, CudaGraphs
 from precast.runtime.loading import open as opening
 from precast.runtime.native import loader
 from tests.runtime.fake_cuda import FakeDevice
-from tests.training.graph_traps import TRAPS, Block, Called, Convolutions, Trap, compared, curve, mlp
+from tests.training.graph_traps import TRAPS, Block, Called, Convolutions, Trap, compared, curve
 
 
 @pytest.fixture(autouse=True)
@@ -35,9 +35,15 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch, store: Path) -> FakeDevice:
-    """The CPU as a device that captures and replays."""
-    loader.ensure(Store.open(store))
+def player() -> str:
+    return "native"
+
+
+@pytest.fixture
+def device(player: str, monkeypatch: pytest.MonkeyPatch, native_store: Store) -> FakeDevice:
+    """The CPU as a device that captures and replays; calls go through the native runtime, or are replayed without it."""
+    if player == "python":
+        monkeypatch.setattr(loader, "loaded", lambda: None)
     played = FakeDevice(loader.loaded())
     family_of = opening.family_of
     monkeypatch.setattr(opening, "family_of", lambda target: replace(family_of(target), cuda_graphs=True))
@@ -63,14 +69,17 @@ def replayed(made: list[CudaGraphs]) -> None:
     assert all(graphs.player.plays > 0 and not graphs.refused for graphs in made)
 
 
+@pytest.mark.parametrize("player", ["native", "python"])
 @pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.__name__)
 def test_as_eager(trap: Trap, device: FakeDevice, compiled: Any, made: Callable[[], list[CudaGraphs]]) -> None:
-    torch.manual_seed(0)
-    compared(trap, compiled, "cpu", mlp())
+    compared(trap, compiled, lambda model: model, "cpu")
     replayed(made())
 
 
-@pytest.mark.parametrize(("model", "data"), [("Block", "tokens"), ("Block with dropout", "tokens"), ("Convolutions", "images")])
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [pytest.param("Block", "tokens", marks=pytest.mark.slow), ("Block with dropout", "tokens"), ("Convolutions", "images")],
+)
 def test_losses_of_a_loop(model: str, data: str, device: FakeDevice, compiled: Any, made: Callable[[], list[CudaGraphs]]) -> None:
     """Dropout draws eager's numbers; statistics of batch norms are written; the loss lives on until the next step."""
     torch.manual_seed(0)
