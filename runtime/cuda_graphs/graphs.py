@@ -36,6 +36,10 @@ MOVES = 16
 """How often the address of a weight, or of an input that the graph writes, may change (which takes a new capture) before captures end."""
 
 
+LARGE = 1 << 20
+SETTLING = 2
+"""How often the gradient of a result of at least LARGE bytes may be found elsewhere, which takes a new capture, before it is copied: in a
+loop the allocator gives it the same address at each step, once captures have taken their memory."""
 PLAYS_A_MOVE = 32
 """Average replays per capture from which on changed addresses do not count."""
 ATTEMPTS = 2
@@ -156,6 +160,7 @@ class CudaGraphs:
         self._sizes: dict[tuple[int, ...], _Size] = {}
         self._moving: set[int] = set()
         self._moves = self._failures = 0
+        self._settling = dict.fromkeys(self._kept.tangents, SETTLING)
         self._numbers = [i for i, item in enumerate(self.spec.inputs) if item.kind in ("int", "float")]
         tensors = [i for i, item in enumerate(self.spec.inputs) if item.kind not in ("int", "float")]
         self._tensors = [i for i in tensors if i not in self._kept.inputs]
@@ -241,7 +246,8 @@ class CudaGraphs:
             address = values[i].data_ptr()
             if i not in self._moving and size.addresses.setdefault(i, address) != address:
                 size.addresses[i] = address
-                moved.append(i)
+                if not self._settles(size, i, values[i]):
+                    moved.append(i)
         lasting = [i for i in moved if i in self._kept.lasting or self.spec.inputs[i].mutated or self.spec.inputs[i].position is None]
         self._moving.update(set(moved) - set(lasting))
         if lasting:
@@ -251,6 +257,14 @@ class CudaGraphs:
                 what = "which the graph writes, " if item.mutated else ""
                 self._refuse(f"input {describe(item.path)}, {what}is found elsewhere again and again ({self._moves} times)")
         return not self.refused
+
+    def _settles(self, size: _Size, i: int, value: torch.Tensor) -> bool:
+        """Whether this input may yet stay where it is from now on."""
+        if not self._settling.get(i) or value.nbytes < LARGE:
+            return False
+        if size.recordings:
+            self._settling[i] -= 1
+        return True
 
     def _record(self, size: _Size, values: list[Any], args: tuple[Any, ...], stamp: Any) -> tuple[Any, ...] | None:
         """Make a capture for this call and replay it. None: the caller runs the graph itself."""

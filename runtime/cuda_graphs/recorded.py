@@ -38,12 +38,13 @@ class Keeps:
 @dataclass(frozen=True)
 class Kept:
     """Of a backward graph: `inputs`, what the forward graph keeps; `homes`, where the captures of the forward graph have that now;
-    `lasting`, inputs that lie still (weights), so that a change of address takes a new capture.
+    `lasting`, inputs that lie still (weights), so that a change of address takes a new capture; `tangents`, the gradients of results.
     """
 
     inputs: tuple[int, ...] = ()
     homes: Callable[[], Collection[tuple[int, ...]]] = tuple
     lasting: frozenset[int] = frozenset()
+    tangents: frozenset[int] = frozenset()
 
     def is_at_home(self, words: Sequence[int]) -> bool:
         """Whether these addresses, one per graph input, are where a capture of the forward graph keeps what it keeps."""
@@ -61,7 +62,9 @@ def kept_of(record: AutogradRecord, forward: GraphSpec, homes: Callable[[], Coll
     """What the backward graph of this record reads of its forward graph, whose captures have it at `homes`."""
     saved = list(enumerate(record.saved, len(record.numbers)))
     inputs = tuple(place for place, (source, _) in saved if source == "raw")
-    return Kept(inputs, homes, frozenset(place for place, (source, i) in saved if source == "input" and forward.inputs[i].bound))
+    lasting = frozenset(place for place, (source, i) in saved if source == "input" and forward.inputs[i].bound)
+    first = len(record.numbers) + len(record.saved)
+    return Kept(inputs, homes, lasting, frozenset(range(first, first + len(record.tangents))))
 
 
 __all__ = ["Keeps", "Kept", "keeps_of", "kept_of"]
