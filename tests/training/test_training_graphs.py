@@ -20,7 +20,9 @@ from precast.runtime.cuda_graphs.graphs import WARM_UPS, CudaGraphs
 from precast.runtime.loading import open as opening
 from precast.runtime.native import loader
 from tests.runtime.fake_cuda import FakeDevice
+from tests.training.gradient_programs import PROGRAMS, Program
 from tests.training.graph_traps import TRAPS, Block, Called, Convolutions, Trap, compared, curve
+from tests.training.test_gradients import outcome
 
 
 @pytest.fixture(autouse=True)
@@ -94,3 +96,20 @@ def test_losses_of_a_loop(model: str, data: str, device: FakeDevice, compiled: A
     for graphs in made():
         count = sum(len(size.recordings) for size in graphs._sizes.values())
         assert count == 1 and graphs.player.plays == 10 - WARM_UPS, "what is kept has memory once, though the loss lives on"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_every_program_as_launched(program: Program, device: FakeDevice, store: Path) -> None:
+    """The programs of the table, several times: what a replay gives is what the same artifact gives when it is launched."""
+    torch.manual_seed(5)
+    launched = program.make()
+    replayed = copy.deepcopy(launched) if isinstance(launched, nn.Module) else launched
+    calls = [
+        precast.compile(fn, mode=mode, fullgraph=program.whole, store=store)
+        for fn, mode in ((launched, "default"), (replayed, "reduce-overhead"))
+    ]
+    for step in range(6):
+        wanted, got = (outcome(fn, program, step, False) for fn in calls)
+        assert got.pop("seen") == wanted.pop("seen")
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
