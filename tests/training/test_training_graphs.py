@@ -21,7 +21,18 @@ from precast.runtime.loading import open as opening
 from precast.runtime.native import loader
 from tests.runtime.fake_cuda import FakeDevice
 from tests.training.gradient_programs import PROGRAMS, Program
-from tests.training.graph_traps import TRAPS, Block, Called, Convolutions, Trap, compared, curve
+from tests.training.graph_traps import (
+    TRAPS,
+    Block,
+    Called,
+    Convolutions,
+    Trap,
+    compared,
+    curve,
+    loop,
+    many_calls_then_their_backwards,
+    two_calls_then_a_backward,
+)
 from tests.training.test_gradients import outcome
 
 
@@ -71,8 +82,20 @@ def replayed(made: list[CudaGraphs]) -> None:
     assert all(graphs.player.plays > 0 and not graphs.refused for graphs in made)
 
 
-@pytest.mark.parametrize("player", ["native", "python"])
-@pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.__name__)
+IN_CI = (loop, two_calls_then_a_backward, many_calls_then_their_backwards)
+"""Traps that run without the native runtime, too, in CI; the others as slow tests."""
+
+
+@pytest.mark.parametrize(
+    ("trap", "player"),
+    [
+        *[pytest.param(trap, "native", id=trap.__name__) for trap in TRAPS],
+        *[
+            pytest.param(trap, "python", id=f"{trap.__name__} without the native runtime", marks=() if trap in IN_CI else pytest.mark.slow)
+            for trap in TRAPS
+        ],
+    ],
+)
 def test_as_eager(trap: Trap, device: FakeDevice, compiled: Any, made: Callable[[], list[CudaGraphs]]) -> None:
     compared(trap, compiled, lambda model: model, "cpu")
     replayed(made())
@@ -80,7 +103,11 @@ def test_as_eager(trap: Trap, device: FakeDevice, compiled: Any, made: Callable[
 
 @pytest.mark.parametrize(
     ("model", "data"),
-    [pytest.param("Block", "tokens", marks=pytest.mark.slow), ("Block with dropout", "tokens"), ("Convolutions", "images")],
+    [
+        pytest.param("Block", "tokens", marks=pytest.mark.slow),
+        pytest.param("Block with dropout", "tokens", marks=pytest.mark.slow),
+        ("Convolutions", "images"),
+    ],
 )
 def test_losses_of_a_loop(model: str, data: str, device: FakeDevice, compiled: Any, made: Callable[[], list[CudaGraphs]]) -> None:
     """Dropout draws eager's numbers; statistics of batch norms are written; the loss lives on until the next step."""
