@@ -63,18 +63,33 @@ class Capturer:
         self._pool = self._new_pool()
         self._torch_pool: Any = None
 
-    def capture(self, run: Run, draws: Draws) -> Taken:
-        """A capture of `run`. Where it may draw random numbers, the current stream has waited for all replays and none is enqueued
-        meanwhile. Raises CaptureFailed.
+    def capture(self, run: Run, draws: Draws, alone: bool) -> Taken:
+        """A capture of `run`; `alone`: in a memory pool of its own, which is released with it. Where it may draw random numbers, or is
+        alone, the current stream has waited for all replays and none is enqueued meanwhile. Raises CaptureFailed.
         """
+        if alone:
+            self._have_workspaces()
         if draws == "yes":
-            return self._by_torch(run)
+            return self._by_torch(run, alone)
         try:
-            return self._by_driver(run)
+            return self._by_driver(run, own_pool() if alone else self._pool)
         except CaptureFailed:
             if draws == "no":
                 raise
-        return self._by_torch(run)
+        return self._by_torch(run, alone)
+
+    def _have_workspaces(self) -> None:
+        """Has cuBLAS allocate what it keeps for the capture stream in the shared pool: later captures use it, too, when a pool that belongs
+        to one capture may be gone.
+        """
+        with self._in_turn():
+            with self._allocating(self._pool):
+                torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
+                if not torch.are_deterministic_algorithms_enabled():  # products may then raise
+                    a = torch.zeros(16, 16, dtype=torch.half, device=torch.device("cuda", self._index))
+                    torch.addmm(a[0], a, a)  # by cuBLASLt, which may keep one of its own
+                    del a
+            torch._C._cuda_releasePool(self._index, self._pool)
 
     def _new_pool(self) -> Any:
         """A pool that is never released: a released pool cannot be used again."""
@@ -92,11 +107,11 @@ class Capturer:
             finally:
                 torch._C._cuda_endAllocateToPool(self._index, pool)
 
-    def _by_driver(self, run: Run) -> Taken:
+    def _by_driver(self, run: Run, pool: Any) -> Taken:
         stream, graph = ctypes.c_void_p(self._stream.cuda_stream), ctypes.c_void_p()
         problem: Exception | None = None
         outputs: tuple[Any, ...] = ()
-        with self._allocating(self._pool), _no_collection():
+        with self._allocating(pool), _no_collection():
             _check("cuStreamBeginCapture_v2", stream, ctypes.c_int(_THREAD_LOCAL))
             try:
                 outputs = run()
@@ -104,13 +119,13 @@ class Capturer:
                 problem = error
             try:
                 _check("cuStreamEndCapture", stream, ctypes.byref(graph))
-                launchable = Launchable(self._index, self._pool, graph) if problem is None else None
+                launchable = Launchable(self._index, pool, graph) if problem is None else None
             except CaptureFailed as failed:
                 problem, launchable = problem or failed, None
             if graph.value:
                 _check("cuGraphDestroy", graph)
         if launchable is None:
-            torch._C._cuda_releasePool(self._index, self._pool)
+            torch._C._cuda_releasePool(self._index, pool)
             raise CaptureFailed(_first_line(problem)) from problem
         return Taken(outputs, launchable.replay, launchable.address)
 
@@ -128,18 +143,18 @@ class Capturer:
         finally:
             current.wait_stream(self._stream)
 
-    def _by_torch(self, run: Run) -> Taken:
+    def _by_torch(self, run: Run, alone: bool) -> Taken:
         with self._in_turn():
-            return self._captured_by_torch(run)
+            if self._torch_pool is None:
+                self._renew_torch_pool()
+            return self._captured_by_torch(run, own_pool() if alone else self._torch_pool)
 
-    def _captured_by_torch(self, run: Run) -> Taken:
+    def _captured_by_torch(self, run: Run, pool: Any) -> Taken:
         graph = torch.cuda.CUDAGraph()
         problem: Exception | None = None
         outputs: tuple[Any, ...] = ()
-        if self._torch_pool is None:
-            self._renew_torch_pool()
         with torch.cuda.stream(self._stream), _no_collection():
-            graph.capture_begin(pool=self._torch_pool, capture_error_mode="thread_local")
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 outputs = run()
             except Exception as error:  # noqa: BLE001 - as above
@@ -150,7 +165,7 @@ class Capturer:
                 problem = problem or error
                 # allocators go on asking the graph which streams are its own, and find its pool in use
                 self._kept.append(graph)
-                torch._C._cuda_endAllocateToPool(self._index, self._torch_pool)
+                torch._C._cuda_endAllocateToPool(self._index, pool)
                 self._renew_torch_pool()
         if problem is not None:
             raise CaptureFailed(_first_line(problem)) from problem

@@ -5,7 +5,7 @@ of the capture stream lies in the captures' memory pool, where replays may use i
 
 torch gives back the workspaces of all streams or none. Another thread may have looked up its workspace and not have launched yet, and a
 CUDA graph made by other code may still read one in ordinary memory. So where there are other threads, or pools of other CUDA graphs, they
-stay.
+stay. Autograd's thread of a GPU works while the thread that called it waits: from there, they are given back where one GPU is in use.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ def own_pool() -> Any:
 
 def give_back_workspaces() -> None:
     """Gives back the workspaces of all streams, unless other code may be about to use one."""
-    snapshot: Any = torch.cuda.memory_snapshot
+    segments: Any = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
     threads = [thread for thread in threading.enumerate() if not thread.name.startswith(_CALL_NOTHING)]
-    if len(threads) == 1 and all(tuple(segment["segment_pool_id"]) in _own for segment in snapshot()):
+    alone = threading.get_ident() == threading.main_thread().ident or len({segment["device"] for segment in segments}) <= 1
+    if alone and len(threads) == 1 and all(tuple(segment["segment_pool_id"]) in _own for segment in segments):
         torch._C._cuda_clearCublasWorkspaces()
 
 

@@ -95,7 +95,7 @@ class CudaDevice:
             for tensor in tensors:
                 tensor.record_stream(torch.cuda.current_stream())
 
-    def capture(self, run: Run, draws: Draws, first: bool) -> Taken:
+    def capture(self, run: Run, draws: Draws, first: bool, alone: bool) -> Taken:
         with self._lock, torch.cuda.device(self.index):
             torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]  # of this thread: it cannot be made in a capture
             self.spare()
@@ -104,8 +104,8 @@ class CudaDevice:
             if self._capturer is None:
                 self._capturer = Capturer(self.index)
             try:
-                with self.entered() if draws != "no" else nullcontext():
-                    return self._capturer.capture(run, draws)
+                with self.entered() if alone or draws != "no" else nullcontext():
+                    return self._capturer.capture(run, draws, alone)
             finally:
                 self.spare()
 

@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
 
 from precast.runtime.common.locks import Lock
 from precast.runtime.common.log import logger
-from precast.runtime.cuda_graphs.output_buffers import Home, homes_of, moved_home, storages
+from precast.runtime.cuda_graphs.output_buffers import Home, check_layouts, homes_of, moved_home, storages
+from precast.runtime.cuda_graphs.recorded import Keeps, Kept
 from precast.runtime.cuda_graphs.recording import FromInput, Output, Player, PythonPlayer, Recording, shape_of, word_of
 from precast.runtime.executable.calling_convention import GraphSpec, graph_inputs
 from precast.runtime.paths.fake_tensors import storage_of
@@ -27,13 +29,17 @@ from precast.runtime.settings.options import CudaGraphOptions
 WARM_UPS = 2
 """Calls of a size before its capture: libraries make their handles and choices, and inputs with a constant address are found."""
 RING = 3
-"""Captures of a size that return outputs in their own memory; one more copies its outputs."""
+"""Captures of a size that return outputs in their own memory; one more copies its outputs, where nothing is kept for a backward graph."""
 SIZES_WARNED, SIZES = 8, 64
 """Numbers of distinct sizes: from the first on there is a warning, from the second on further sizes are not captured."""
 MOVES = 16
 """How often the address of a weight, or of an input that the graph writes, may change (which takes a new capture) before captures end."""
 
 
+LARGE = 1 << 20
+SETTLING = 2
+"""How often the gradient of a result of at least LARGE bytes may be found elsewhere, which takes a new capture, before it is copied: in a
+loop the allocator gives it the same address at each step, once captures have taken their memory."""
 PLAYS_A_MOVE = 32
 """Average replays per capture from which on changed addresses do not count."""
 ATTEMPTS = 2
@@ -68,10 +74,11 @@ class Device(Protocol):
     def obstacle(self) -> str:
         """Why nothing may be replayed on the calling thread's current stream; "" where it may."""
 
-    def capture(self, run: Callable[[], tuple[Any, ...]], draws: Draws, first: bool) -> Taken:
+    def capture(self, run: Callable[[], tuple[Any, ...]], draws: Draws, first: bool, alone: bool) -> Taken:
         """Capture the launches of `run`, with outputs in the pool that all captures share. Raises CaptureFailed.
 
-        `draws`: whether it draws random numbers. `first`: whether it is the graph's first capture.
+        `draws`: whether it draws random numbers. `first`: whether it is the graph's first capture. `alone`: in a pool of its own, where
+        nothing else works.
         """
 
     def entered(self) -> AbstractContextManager[None]:
@@ -114,7 +121,7 @@ class Capturable:
 
     `into`: `run` with memory for its outputs as first argument, of which it writes those in `lent`; None: it writes none. `may_draw`:
     whether it may draw random numbers. `unfit`: why it may not be captured, "" where it may. `stamp`: tells versions of its prepared
-    weights apart.
+    weights apart. `keeps`: of a forward graph, what its backward graph needs; `kept`: of a backward graph, what it needs.
     """
 
     name: str
@@ -126,6 +133,8 @@ class Capturable:
     may_draw: bool = True
     unfit: str = ""
     stamp: Callable[[], Any] = lambda: None
+    keeps: Keeps | None = None
+    kept: Kept = Kept()
 
 
 class CudaGraphs:
@@ -144,12 +153,17 @@ class CudaGraphs:
         self._into = graph.into or (lambda homes, *args: run(*args))
         self._device_of = device_of
         self._stamp = graph.stamp
+        self._keeps = graph.keeps
+        self._kept = graph.kept
+        self._copied: frozenset[int] = frozenset()
         self._lock = Lock()
         self._sizes: dict[tuple[int, ...], _Size] = {}
         self._moving: set[int] = set()
         self._moves = self._failures = 0
+        self._settling = dict.fromkeys(self._kept.tangents, SETTLING)
         self._numbers = [i for i, item in enumerate(self.spec.inputs) if item.kind in ("int", "float")]
-        self._tensors = [i for i, item in enumerate(self.spec.inputs) if item.kind not in ("int", "float")]
+        tensors = [i for i, item in enumerate(self.spec.inputs) if item.kind not in ("int", "float")]
+        self._tensors = [i for i in tensors if i not in self._kept.inputs]
         if graph.unfit or not self._tensors:
             self._refuse(graph.unfit or "no tensor among its inputs says which device it is for")
         elif self._numbers and options.skip_dynamic:
@@ -157,19 +171,25 @@ class CudaGraphs:
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
         values = graph_inputs(self.spec.inputs, self.bound, args)
-        raw = self._answer(values, args)
+        with torch.no_grad():
+            raw = self._answer(values, args)
         return raw if self.spec.finish is None else self.spec.finish(raw, values)
 
     def _answer(self, values: list[Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Raw outputs, by a replay where a capture fits."""
         with self._lock:
+            failures = self._failures
             size = None if self.refused else self._size(values)
+            if size is not None and size.warm_ups >= WARM_UPS and not self._is_at_home(size, values):
+                size = None
             if size is not None and self._watch(size, values) and size.warm_ups >= WARM_UPS:
                 stamp = self._stamp()
                 raw = self.player.play(values, stamp)
                 raw = self._record(size, values, args, stamp) if raw is None else raw
                 if raw is not None:
                     return raw
+                if self._failures == failures:
+                    size = None
         return self._run(*args) if size is None else self._warm_up(size, values, args)
 
     def _warm_up(self, size: _Size, values: Sequence[Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -226,8 +246,9 @@ class CudaGraphs:
             address = values[i].data_ptr()
             if i not in self._moving and size.addresses.setdefault(i, address) != address:
                 size.addresses[i] = address
-                moved.append(i)
-        lasting = [i for i in moved if self.spec.inputs[i].mutated or self.spec.inputs[i].position is None]
+                if not self._settles(size, i, values[i]):
+                    moved.append(i)
+        lasting = [i for i in moved if i in self._kept.lasting or self.spec.inputs[i].mutated or self.spec.inputs[i].position is None]
         self._moving.update(set(moved) - set(lasting))
         if lasting:
             self._moves += 1
@@ -237,11 +258,25 @@ class CudaGraphs:
                 self._refuse(f"input {describe(item.path)}, {what}is found elsewhere again and again ({self._moves} times)")
         return not self.refused
 
+    def _settles(self, size: _Size, i: int, value: torch.Tensor) -> bool:
+        """Whether this input may yet stay where it is from now on."""
+        if not self._settling.get(i) or value.nbytes < LARGE:
+            return False
+        if size.recordings:
+            self._settling[i] -= 1
+        return True
+
     def _record(self, size: _Size, values: list[Any], args: tuple[Any, ...], stamp: Any) -> tuple[Any, ...] | None:
         """Make a capture for this call and replay it. None: the caller runs the graph itself."""
-        self._forget(size, values, stamp)
-        clones = len(size.recordings) >= RING
-        if clones and any(recording.clones for recording in size.recordings):
+        words = [word_of(value) for value in values]
+        self._forget(size, words, stamp)
+        self._let_go_of_results(size)
+        fitting = [recording for recording in size.recordings if recording.reads(words, stamp)]
+        clones = len(fitting) >= RING
+        if clones and self._keeps is not None:
+            logger("cudagraphs").info("%s: a call runs without a CUDA graph: %d before it wait for their backward pass", self.name, RING)
+            return None
+        if clones and any(recording.clones for recording in fitting):
             return None  # another thread took its turn between
         try:
             recording = self._capture(size, values, args, stamp, clones)
@@ -252,15 +287,45 @@ class CudaGraphs:
             return None
         size.recordings.append(recording)
         self.player.add(recording)
+        recording.nobody_holds()  # but the player
         return self.player.play(values, stamp)
 
-    def _forget(self, size: _Size, values: Sequence[Any], stamp: Any) -> None:
+    def _forget(self, size: _Size, words: Sequence[int], stamp: Any) -> None:
         """Drop the size's captures that read an input or packed weights at addresses that are no longer theirs."""
-        words = [word_of(value) for value in values]
         for recording in tuple(size.recordings):
-            if not recording.reads(words, stamp):
+            if not recording.reads(words, stamp, self._kept.inputs) or not self._kept.is_at_home(recording.words):
                 self._drop(recording)
                 size.recordings.remove(recording)
+
+    def _is_at_home(self, size: _Size, values: Sequence[Any]) -> bool:
+        """Whether a backward graph's call has what it needs of the forward graph from a capture of that."""
+        if self._kept.is_at_home([word_of(value) for value in values]):
+            return True
+        reason = "what the forward graph kept does not lie where a capture of it has that"
+        logger("cudagraphs").info("%s: a call runs without a CUDA graph: %s", self.name, reason)
+        for recording in tuple(size.recordings):
+            if not self._kept.is_at_home(recording.words):
+                self._drop(recording)
+                size.recordings.remove(recording)
+        return False
+
+    def _let_go_of_results(self, size: _Size) -> None:
+        """Where only results of a forward graph are held (a loss that lives until the next one), and what it keeps is free: from now on
+        callers get copies of results, so that what is kept needs memory once.
+        """
+        if self._keeps is None or self._copied == self._keeps.results:
+            return
+        free = [recording for recording in size.recordings if not recording.lends(self._keeps.outputs)]
+        if not free:
+            return
+        self._copied = self._keeps.results
+        for recording in free:
+            self._drop(recording)
+            size.recordings.remove(recording)
+
+    def homes(self) -> set[tuple[int, ...]]:
+        """The addresses of what each capture keeps for its backward graph."""
+        return {recording.kept for size in tuple(self._sizes.values()) for recording in tuple(size.recordings)}
 
     def _drop(self, recording: Recording) -> None:
         self.player.drop(recording)
@@ -276,15 +341,17 @@ class CudaGraphs:
             given[self.spec.inputs[i].position or 0] = inputs[i]
         first = not any(other.recordings for other in self._sizes.values())
         where = values[self._tensors[0]].device
-        homes = [None if home is None else home.empty(where, i in self._lent) for i, home in enumerate(size.homes)]
+        alone = self._keeps is not None and any(size.homes[i] is not None and i not in self._lent for i in self._keeps.outputs)
+        wanted = [None if alone and i not in self._lent else home for i, home in enumerate(size.homes)]
+        homes = [None if home is None else home.empty(where, i in self._lent) for i, home in enumerate(wanted)]
         before = size.device.drawn()
-        taken = size.device.capture(lambda: moved_home(self._into(homes, *given), homes), size.draws, first)
+        taken = size.device.capture(partial(self._written_home, homes, given, size.homes if alone else (), where), size.draws, first, alone)
         if size.draws == "yes" and size.device.drawn() != before:
             raise CaptureFailed("it reads the state of the random generator on the host, which a replay does not do")
         shaped = [i for i in self._tensors if i in self._moving or (self._numbers and self.spec.inputs[i].position is not None)]
+        told = ", whose outputs are copied out" if clones else ", whose results are copied out" if self._copied else ""
         logger("cudagraphs").info(
-            "%s: captured (%d of this size%s); copied before each replay: %s",
-            self.name, len(size.recordings) + 1, ", whose outputs are copied out" if clones else "",
+            "%s: captured (%d of this size%s); copied before each replay: %s", self.name, len(size.recordings) + 1, told,
             ", ".join(describe(self.spec.inputs[i].path) for i in sorted(self._moving)) or "nothing",
         )  # fmt: skip
         return Recording(
@@ -298,7 +365,17 @@ class CudaGraphs:
             launch=taken.launch,
             clones=clones,
             stamp=stamp,
+            copied=self._copied,
+            kept=() if self._keeps is None else self._keeps.places(taken.outputs, inputs),
         )
+
+    def _written_home(
+        self, homes: Sequence[torch.Tensor | None], given: Sequence[Any], layouts: Sequence[Home | None], where: torch.device
+    ) -> tuple[Any, ...]:
+        """Raw outputs for these per-call inputs, in these buffers; `layouts`: those that they have to have, where there are any."""
+        raw = self._into(homes, *given)
+        check_layouts(raw[: len(layouts)], layouts, where)
+        return moved_home(raw, homes)
 
     def _refuse(self, reason: str) -> None:
         """End captures of this graph, with one logged reason."""

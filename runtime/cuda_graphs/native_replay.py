@@ -46,7 +46,7 @@ class NativePlayer:
     def add(self, recording: Recording) -> None:
         copies = tuple((i, buffer.data_ptr(), _bytes(buffer)) for i, buffer in recording.buffers.items())
         shapes = tuple((i, size, stride) for i, (size, stride) in recording.shapes.items())
-        results = tuple(map(_result, recording.outputs))
+        results = tuple(_result(output, i in recording.copied) for i, output in enumerate(recording.outputs))
         order = recording.device.order()
         self.call.add(recording, order, recording.launch, recording.replay, recording.clones, recording.words, copies, shapes, results)
 
@@ -62,12 +62,12 @@ def _bytes(tensor: Any) -> int:
     return int(flat(tensor).numel()) * int(tensor.element_size())
 
 
-def _result(output: Output) -> tuple[Any, ...]:
+def _result(output: Output, copied: bool) -> tuple[Any, ...]:
     if isinstance(output, int):
         return (output,)
     if isinstance(output, FromInput):
-        return output.input, output.size, output.stride, output.offset
-    return output, tuple(output.shape), output.stride(), _bytes(output)
+        return output.input, output.size, output.stride, output.offset, False
+    return output, tuple(output.shape), output.stride(), _bytes(output), copied
 
 
 def replay_order(native: Any, index: int) -> Any:

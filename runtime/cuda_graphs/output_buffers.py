@@ -2,7 +2,8 @@
 
 All captures share one pool of work memory, and a later capture may place its temporaries where an earlier one has an output: replaying it
 would overwrite an output that the caller holds. So outputs never lie in the pool: the host program writes those that it can into buffers
-given to it, and the others are copied at the end.
+given to it, and the others are copied at the end. What is kept for a backward graph would be held twice by that, until it is copied: a
+capture that keeps what its host program cannot write into given buffers has a pool of its own instead, and leaves it there.
 """
 
 from __future__ import annotations
@@ -60,6 +61,15 @@ def _moved(output: torch.Tensor, home: torch.Tensor, position: int) -> torch.Ten
     if output.data_ptr() != home.data_ptr():
         flat(home).copy_(flat(output))
     return home
+
+
+def check_layouts(raw: Sequence[Any], homes: Sequence[Home | None], device: torch.device) -> None:
+    """Raises RuntimeError where a raw output is laid out otherwise than at calls before, or is not on the device."""
+    for position, (output, home) in enumerate(zip(raw, homes, strict=True)):
+        if home is not None and ((*shape_of(output), output.dtype) != (home.size, home.stride, home.dtype) or output.device != device):
+            raise RuntimeError(
+                f"output {position} is another one at each call: {_text(home.empty(device, False))} before, now {_text(output)}"
+            )
 
 
 def _text(tensor: torch.Tensor) -> str:

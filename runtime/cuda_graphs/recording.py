@@ -7,7 +7,7 @@ the recording's before each replay), or a number, which is part of what was capt
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ import torch
 
 from precast.runtime.common.locks import Lock
 from precast.runtime.executable.calling_convention import scalar_word
+from precast.runtime.paths.fake_tensors import storage_of
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Recording:
 
     `words`: the address or number of each graph input at capture; `buffers`: of the copied inputs; `shapes`: the (size, stride) that inputs
     must have, where symbolic integers do not determine it. `launch`: the executable graph for the driver, 0 where only `replay` may be used
-    (it draws random numbers). `clones`: its outputs are copied, so that it is never in use. `stamp`: the version of packed weights.
+    (it draws random numbers). `copied`: positions of outputs of which callers get copies; `clones`: that is so of all, so that it is never
+    in use. `stamp`: the version of packed weights. `kept`: the addresses of what the graph keeps for its backward graph.
     """
 
     device: Any
@@ -50,13 +52,21 @@ class Recording:
     launch: int = 0
     clones: bool = False
     stamp: Any = None
+    copied: frozenset[int] = frozenset()
+    kept: tuple[int, ...] = ()
     storages: tuple[torch.UntypedStorage, ...] = field(init=False)
     idle: tuple[tuple[int, int, int], ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        made = (t.untyped_storage() for t in self.outputs if isinstance(t, torch.Tensor))
+        if self.clones:
+            self.copied = frozenset(range(len(self.outputs)))
+        made = (t.untyped_storage() for i, t in enumerate(self.outputs) if isinstance(t, torch.Tensor) and i not in self.copied)
         self.storages = tuple({s._cdata: s for s in made}.values())
         del made
+        self.nobody_holds()
+
+    def nobody_holds(self) -> None:
+        """Note the present holders of its output storages as those that are always there."""
         self.idle = self.holders()
 
     def holders(self) -> tuple[tuple[int, int, int], ...]:
@@ -67,14 +77,24 @@ class Recording:
         """
         return tuple((torch._C._storage_Use_Count(s._cdata), sys.getrefcount(s), s.data_ptr()) for s in self.storages)
 
-    def reads(self, words: Sequence[int], stamp: Any) -> bool:
-        """Whether it was captured for these addresses and numbers, and for this version of packed weights."""
-        return self.stamp == stamp and all(a == b or i in self.buffers for i, (a, b) in enumerate(zip(self.words, words, strict=True)))
+    def reads(self, words: Sequence[int], stamp: Any, but: Collection[int] = ()) -> bool:
+        """Whether it was captured for these addresses and numbers, whatever those of the inputs `but`, and for this version of packed
+        weights.
+        """
+        pairs = enumerate(zip(self.words, words, strict=True))
+        return self.stamp == stamp and all(a == b or i in self.buffers or i in but for i, (a, b) in pairs)
 
     @property
     def in_use(self) -> bool:
         """Whether the caller still holds an output of an earlier replay, or a view of one."""
-        return not self.clones and self.holders() != self.idle
+        return self.holders() != self.idle
+
+    def lends(self, outputs: Collection[int]) -> bool:
+        """Whether the caller still holds one of these outputs of an earlier replay, or a view of one."""
+        own = [output for i, output in enumerate(self.outputs) if i in outputs and i not in self.copied]
+        among = {storage_of(output) for output in own if isinstance(output, torch.Tensor)}
+        held = [now != then for now, then in zip(self.holders(), self.idle, strict=True)]
+        return any(busy and storage._cdata in among for busy, storage in zip(held, self.storages, strict=True))
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
@@ -94,17 +114,17 @@ def word_of(value: Any) -> int:
 
 
 def outputs_of(recording: Recording, values: Sequence[Any]) -> tuple[Any, ...]:
-    """New tensors on the storages of the recording's outputs; copies where `clones` is set."""
-    return tuple(_fresh(output, recording.clones, values) for output in recording.outputs)
+    """New tensors on the storages of the recording's outputs; copies of those that are `copied`."""
+    return tuple(_fresh(output, i in recording.copied, values) for i, output in enumerate(recording.outputs))
 
 
-def _fresh(output: Output, clones: bool, values: Sequence[Any]) -> Any:
+def _fresh(output: Output, copied: bool, values: Sequence[Any]) -> Any:
     reinterpret = torch.ops.inductor._reinterpret_tensor.default  # a C++ op of torch itself: a new tensor on the storage, no view
     if isinstance(output, int):
         return output
     if isinstance(output, FromInput):
         return reinterpret(values[output.input], output.size, output.stride, output.offset)
-    if not clones:
+    if not copied:
         return reinterpret(output, output.shape, output.stride(), 0)
     copy = torch.empty_strided(output.shape, output.stride(), dtype=output.dtype, device=output.device)
     flat(copy).copy_(flat(output))

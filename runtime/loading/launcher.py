@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from precast.artifact_store.format.records import GraphInput
+from precast.artifact_store.format.records import AutogradRecord, GraphInput
 from precast.runtime.executable.calling_convention import GraphSpec
 from precast.runtime.executable.graph_call import graph_call
 from precast.runtime.executable.library import Library
@@ -21,10 +21,28 @@ def library_call(name: str, library: Library, spec: GraphSpec, bound: Sequence[t
     if cuda_graphs is None:
         call = graph_call(library, spec, bound)
     else:
-        from precast.runtime.cuda_graphs.call import cuda_graph_call  # most programs have no CUDA graphs
+        from precast.runtime.cuda_graphs.call import Bound, cuda_graph_call  # most programs have no CUDA graphs
 
-        call = cuda_graph_call(name, library, spec, bound, cuda_graphs)
+        call = cuda_graph_call(name, Bound(library, spec, bound), cuda_graphs)
     return _with_versions(call, spec.inputs, bound)
+
+
+Graph = tuple[Library, GraphSpec, Sequence[torch.Tensor]]
+"""A graph's library, its calling convention, and the tensors that are bound to it."""
+
+
+def recorded_calls(
+    name: str, record: AutogradRecord, forward: Graph, backward: Graph, cuda_graphs: CudaGraphOptions | None
+) -> tuple[Call, Call]:
+    """The same of the forward and the backward graph of a call that records gradients."""
+    if cuda_graphs is None:
+        calls = graph_call(*forward), graph_call(*backward)
+    else:
+        from precast.runtime.cuda_graphs.call import Bound, recorded_cuda_graph_calls
+
+        calls = recorded_cuda_graph_calls(name, record, Bound(*forward), Bound(*backward), cuda_graphs)
+    (_, spec, bound), (_, gradients, constants) = forward, backward
+    return _with_versions(calls[0], spec.inputs, bound), _with_versions(calls[1], gradients.inputs, constants)
 
 
 def _with_versions(call: Call, inputs: Sequence[GraphInput], bound: Sequence[torch.Tensor]) -> Call:

@@ -14,13 +14,12 @@ from precast.artifact_store.format.guards import freeze
 from precast.artifact_store.format.records import AutogradRecord, GraphInput, GraphOutput, TensorConstant, Wrap
 from precast.artifact_store.trust.trusted import Trusted
 from precast.runtime.common.errors import LoadError
-from precast.runtime.common.log import logger
 from precast.runtime.executable.blob_source import BlobSource
 from precast.runtime.executable.calling_convention import Finish, GraphSpec, graph_outputs, is_plain, raw_kinds
 from precast.runtime.executable.constants import Constants, gpu_of
 from precast.runtime.executable.library import Library, graph_library
 from precast.runtime.executable.subclasses import wrapped_call
-from precast.runtime.loading.launcher import library_call
+from precast.runtime.loading.launcher import library_call, recorded_calls
 from precast.runtime.settings.options import CudaGraphOptions
 from precast.target_registry import family_of
 
@@ -39,13 +38,16 @@ class Backward:
     library: Library
     constants: Constants
 
-    def recorded(self, name: str, spec: GraphSpec, forward: Callable[..., Any], bound: Sequence[Any]) -> Callable[..., Any]:
-        """The callable of both graphs; `spec` is the forward graph's. Raises LoadError."""
+    def recorded(
+        self, name: str, library: Library, spec: GraphSpec, bound: Sequence[Any], cuda_graphs: CudaGraphOptions | None
+    ) -> Callable[..., Any]:
+        """The callable of both graphs; `library`, `spec` and `bound` are the forward graph's. Raises LoadError."""
         from precast.runtime.executable.recorded_call import RecordedCall  # servers have no use for it
 
         constants = self.constants.on(gpu_of(bound) if self.constants.placed else None)
-        backward = library_call(name, self.library, self.spec, constants, None)
-        return RecordedCall(self.record, spec, forward, backward, bound)
+        raw = replace(spec, finish=None)
+        graphs = (library, raw, bound), (self.library, self.spec, constants)
+        return RecordedCall(self.record, spec, *recorded_calls(name, self.record, *graphs, cuda_graphs), bound)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -71,10 +73,7 @@ class Executable:
         assert self.library is not None
         if self.backward is None:
             return library_call(self.name, self.library, spec, tensors, self.cuda_graphs)
-        if self.cuda_graphs is not None:
-            logger("cudagraphs").info("%s: calls that record gradients run without a CUDA graph", self.name)
-        forward = library_call(self.name, self.library, replace(spec, finish=None), tensors, None)
-        return self.backward.recorded(self.name, spec, forward, tensors)
+        return self.backward.recorded(self.name, self.library, spec, tensors, self.cuda_graphs)
 
 
 def trusted_document(manifest: Manifest, source: BlobSource) -> Trusted[Manifest]:

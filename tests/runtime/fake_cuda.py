@@ -1,5 +1,7 @@
 """A GPU for tests that have none: streams are names, a capture keeps what it has to run again, a replay writes into the same outputs.
 
+As on a GPU, a capture reads its inputs at their addresses, and does not keep them alive.
+
 With `native`, calls go through the native runtime, for which CUDA's driver is played by Python functions.
 """
 
@@ -9,6 +11,7 @@ import ctypes
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +20,7 @@ import torch
 from precast.artifact_store.format.records import GraphInput
 from precast.runtime.cuda_graphs.graphs import Capturable, CaptureFailed, CudaGraphs, Draws, Taken
 from precast.runtime.cuda_graphs.native_replay import FUNCTIONS, NativePlayer
+from precast.runtime.cuda_graphs.recording import flat
 from precast.runtime.executable.calling_convention import Finish, GraphSpec
 from precast.runtime.executable.graph_call import graph_call
 from precast.runtime.native.torch_symbols import new_handle, resolve_symbol, take_handle
@@ -42,6 +46,7 @@ class FakeDevice:
         self.fails: list[str] = []
         self.offset = 0
         self.captures = 0
+        self.alone = 0  # captures in a pool of their own
         self.replays = 0
         self.retired: list[int] = []
         self.spared = 0
@@ -58,22 +63,28 @@ class FakeDevice:
             self.order().allow(_STREAMS[self.stream])
         return self.trouble
 
-    def capture(self, run: Callable[[], tuple[Any, ...]], draws: Draws, first: bool) -> Taken:
+    def capture(self, run: partial[tuple[Any, ...]], draws: Draws, first: bool, alone: bool) -> Taken:
         self.events.append(("capture", "first" if first else "another", draws))
         self.captures += 1
+        self.alone += alone
         self.capturing = True
-        try:
-            outputs = run()
-        except RuntimeError as error:
-            raise CaptureFailed(str(error)) from error
-        finally:
-            self.capturing = False
+        with _unchanged(run):
+            try:
+                outputs = run()
+            except RuntimeError as error:
+                raise CaptureFailed(str(error)) from error
+            finally:
+                self.capturing = False
         if self.fails:
             raise CaptureFailed(self.fails.pop(0))
 
+        homes, given, *more = run.args
+        again = partial(run.func, homes, [_unowned(value) for value in given], *more)
+
+        @torch.no_grad()
         def replay() -> None:
             self.replays += 1
-            for old, new in zip(outputs, run(), strict=True):
+            for old, new in zip(outputs, again(), strict=True):
                 if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
                     old.copy_(new)
 
@@ -159,6 +170,31 @@ class FakeDevice:
             found = {name: ctypes.cast(call, _POINTER).value for name, call in zip(played, self._callbacks, strict=True)}
             self._order = self.native.ReplayOrder(-1, 1, 5, 3, tuple(found.get(name) or resolve_symbol(name) for name in FUNCTIONS))
         return self._order
+
+
+@contextmanager
+def _unchanged(run: partial[Any]) -> Iterator[None]:
+    """A context after which nothing that the run was given has changed: nothing runs in a capture. Buffers of copied inputs hold zeros."""
+    policy, drawn = run.func.__self__, torch.get_rng_state()  # type: ignore[attr-defined]
+    for size in policy._sizes.values():
+        for buffer in size.buffers.values():
+            buffer.zero_()
+    given = [flat(value.detach()) for value in (*run.args[1], *policy.bound) if isinstance(value, torch.Tensor)]
+    before = [value.clone() for value in given]
+    try:
+        yield
+    finally:
+        torch.set_rng_state(drawn)
+        for value, old in zip(given, before, strict=True):
+            ctypes.memmove(value.data_ptr(), old.data_ptr(), old.numel() * old.element_size())
+
+
+def _unowned(value: Any) -> Any:
+    """A tensor at the same address, which does not own that memory."""
+    if not isinstance(value, torch.Tensor) or not value.numel():
+        return value
+    memory = (ctypes.c_char * (flat(value).numel() * value.element_size())).from_address(value.data_ptr())
+    return torch.frombuffer(memory, dtype=value.dtype).as_strided(value.shape, value.stride())
 
 
 def given(name: str, position: int, mutated: bool = False) -> GraphInput:

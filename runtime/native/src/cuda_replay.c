@@ -34,7 +34,7 @@ static int lies_there(Capture *capture, Py_ssize_t i, void *handle) {
 
 static int capture_fits(Replays *self, Capture *capture, void **words, int32_t device) {
     GraphCall *graph = self->graph;
-    if (capture->order->device != device || (!capture->clones && in_use(capture))) return 0;
+    if (capture->order->device != device || in_use(capture)) return 0;
     for (Py_ssize_t i = 0; i < graph->inputs; i++) {
         if (capture->copied[i]) continue;
         if (graph->input_kinds[i] == 't' ? !lies_there(capture, i, words[i]) : words[i] != capture->words[i]) return 0;
@@ -83,7 +83,7 @@ static int make_outputs(Capture *capture, void **words, void **outputs) {
             outputs[i] = (void *)(intptr_t)r->number;
             continue;
         }
-        if (r->tensor && capture->clones) failed = call->empty_strided(s->dim, s->sizes, s->strides, r->dtype, 1, capture->order->device, &outputs[i]);
+        if (r->copied) failed = call->empty_strided(s->dim, s->sizes, s->strides, r->dtype, 1, capture->order->device, &outputs[i]);
         else failed = call->reinterpret(r->tensor ? HANDLE(r->tensor) : words[s->input], s->dim, s->sizes, s->strides, s->offset, &outputs[i]);
         if (failed) {
             for (Py_ssize_t k = i; k < capture->result_count; k++) outputs[k] = NULL;
@@ -117,10 +117,10 @@ static int enqueue(Capture *capture, void **words, void **outputs, void *stream,
         *thread = PyEval_SaveThread();
     }
     Py_ssize_t cloned = 0;
-    for (Py_ssize_t i = 0; !code && capture->clones && i < capture->result_count; i++) {
+    for (Py_ssize_t i = 0; !code && i < capture->result_count; i++) {
         Result *r = &capture->results[i];
         void *to = NULL;
-        if (!r->tensor) continue;
+        if (!r->copied) continue;
         code = call->data(outputs[i], &to);
         rows[cloned++] = (CopyRow){(uint64_t)(uintptr_t)to, r->data, r->bytes};
     }

@@ -76,6 +76,7 @@ typedef struct {
     int32_t dtype;
     uint64_t data;
     size_t bytes; /* of the memory from its first element to its last */
+    int copied;   /* the caller gets a copy of it: its own memory is free again at once */
 } Result;
 
 /* A bound input as it lay when the capture was made: while all of this is so, and its type and size are those that the graph was compiled
@@ -103,7 +104,7 @@ typedef struct {
     PyObject *key;    /* the Recording */
     PyObject *replay; /* called where `launch` is NULL */
     void *launch;
-    int clones;
+    int clones;     /* all of its outputs are copied */
     void **words;   /* per input: address or number */
     char *copied;   /* per input: its address does not matter */
     Lain *lain;     /* per input */
@@ -111,7 +112,7 @@ typedef struct {
     CopyRow *rows; /* room for those of one replay */
     Shape *shapes;
     Result *results;
-    Held *held; /* storages of its own outputs */
+    Held *held; /* storages of its own outputs that callers get */
     Py_ssize_t copy_count, shape_count, result_count, held_count;
 } Capture;
 

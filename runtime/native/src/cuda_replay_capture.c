@@ -131,25 +131,27 @@ static int add_storage(Capture *capture, PyObject *tensor) {
     return h->place ? 0 : -1;
 }
 
-/* results: (tensor, sizes, strides, bytes) | (input, sizes, strides, offset) | (number,) each */
+/* results: (tensor, sizes, strides, bytes, copied) | (input, sizes, strides, offset, 0) | (number,) each */
 static int take_results(Capture *capture, PyObject *results, Py_ssize_t inputs) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(results); i++) {
         PyObject *given = PyTuple_GET_ITEM(results, i), *what, *sizes, *strides;
         Result *r = &capture->results[capture->result_count++];
         long long number;
+        int copied;
         if (PyTuple_Check(given) && PyTuple_GET_SIZE(given) == 1) {
             r->is_number = 1;
             r->number = PyLong_AsLongLong(PyTuple_GET_ITEM(given, 0));
             if (PyErr_Occurred()) return -1;
             continue;
         }
-        if (!PyArg_ParseTuple(given, "OOOL", &what, &sizes, &strides, &number) || take_shape(&r->shape, sizes, strides)) return -1;
+        if (!PyArg_ParseTuple(given, "OOOLp", &what, &sizes, &strides, &number, &copied) || take_shape(&r->shape, sizes, strides)) return -1;
         if (is_tensor(what)) {
             void *data = NULL;
             r->tensor = Py_NewRef(what);
             r->bytes = (size_t)number;
+            r->copied = copied;
             r->shape.input = -1;
-            if (capture->order->call.data(HANDLE(what), &data) || layout.dtype(HANDLE(what), &r->dtype) || add_storage(capture, what))
+            if (capture->order->call.data(HANDLE(what), &data) || layout.dtype(HANDLE(what), &r->dtype) || (!copied && add_storage(capture, what)))
                 return PyErr_Format(PyExc_RuntimeError, "output %zd cannot be read", i) ? -1 : -1;
             r->data = (uint64_t)(uintptr_t)data;
         } else {

@@ -3,6 +3,7 @@
 from tests.mutation.table import Mutant
 
 GRAPHS = "tests/runtime/cuda_graphs/test_cuda_graphs.py"
+RECORDED = "tests/runtime/cuda_graphs/test_recorded_graphs.py"
 POLICY = "runtime/cuda_graphs/graphs.py"
 RECORDING = "runtime/cuda_graphs/recording.py"
 
@@ -14,11 +15,11 @@ ROWS = (
         "self._watch(size, values) and size.warm_ups >= WARM_UPS - 1:",
         GRAPHS,
     ),
-    Mutant("a ring has one capture more", POLICY, "clones = len(size.recordings) >= RING", "clones = len(size.recordings) > RING", GRAPHS),
+    Mutant("a ring has one capture more", POLICY, "clones = len(fitting) >= RING", "clones = len(fitting) > RING", GRAPHS),
     Mutant(
         "several captures copy their outputs",
         POLICY,
-        "if clones and any(recording.clones for recording in size.recordings):",
+        "if clones and any(recording.clones for recording in fitting):",
         "if False:",
         GRAPHS,
         equivalent="one that copies is never in use, so another is asked for only where threads take turns between two locks",
@@ -28,22 +29,22 @@ ROWS = (
     Mutant(
         "captures that read old places stay",
         POLICY,
-        "            if not recording.reads(words, stamp):\n",
-        "            if False:\n",
+        "if not recording.reads(words, stamp, self._kept.inputs) or",
+        "if",
         GRAPHS,
     ),
     Mutant(
         "an input that the graph writes is copied",
         POLICY,
-        "if self.spec.inputs[i].mutated or self.spec.inputs[i].position is None]",
-        "if self.spec.inputs[i].position is None]",
+        "or self.spec.inputs[i].mutated or self.spec.inputs[i].position is None]",
+        "or self.spec.inputs[i].position is None]",
         GRAPHS,
     ),
     Mutant(
         "a weight that moves is copied",
         POLICY,
-        "if self.spec.inputs[i].mutated or self.spec.inputs[i].position is None]",
-        "if self.spec.inputs[i].mutated]",
+        "or self.spec.inputs[i].mutated or self.spec.inputs[i].position is None]",
+        "or self.spec.inputs[i].mutated]",
         GRAPHS,
     ),
     Mutant(
@@ -103,13 +104,11 @@ ROWS = (
     Mutant(
         "a moved input answers from the old place",
         RECORDING,
-        "all(a == b or i in self.buffers for i, (a, b)",
+        "all(a == b or i in self.buffers or i in but for i, (a, b)",
         "all(a == b or i >= 0 for i, (a, b)",
         GRAPHS,
     ),
-    Mutant(
-        "an output that is held is written", RECORDING, "return not self.clones and self.holders() != self.idle", "return False", GRAPHS
-    ),
+    Mutant("an output that is held is written", RECORDING, "return self.holders() != self.idle", "return False", GRAPHS),
     Mutant(
         "views of an output do not hold it",
         RECORDING,
@@ -165,7 +164,7 @@ ROWS = (
         "return reinterpret(values[output.input], output.size, output.stride, 0)",
         GRAPHS,
     ),
-    Mutant("copied outputs are not copied", RECORDING, "    if not clones:\n", "    if output is not None:\n", GRAPHS),
+    Mutant("copied outputs are not copied", RECORDING, "    if not copied:\n", "    if output is not None:\n", GRAPHS),
     Mutant(
         "homes: an output that is another one is captured",
         "runtime/cuda_graphs/output_buffers.py",
@@ -190,7 +189,7 @@ ROWS = (
     Mutant(
         "native: a capture in use answers",
         "runtime/native/src/cuda_replay.c",
-        "|| (!capture->clones && in_use(capture))) return 0;",
+        "|| in_use(capture)) return 0;",
         ") return 0;",
         GRAPHS,
     ),
@@ -252,4 +251,73 @@ ROWS = (
         ";",
         GRAPHS,
     ),
+    Mutant(
+        "a backward graph's captures go with another home",
+        POLICY,
+        "recording.reads(words, stamp, self._kept.inputs) or",
+        "recording.reads(words, stamp) or",
+        RECORDED,
+    ),
+    Mutant(
+        "captures whose home is gone stay",
+        POLICY,
+        "            if not self._kept.is_at_home(recording.words):\n                self._drop(recording)",
+        "            if False:\n                self._drop(recording)",
+        RECORDED,
+    ),
+    Mutant("what is kept is copied out after a ring", POLICY, "if clones and self._keeps is not None:", "if False:", RECORDED),
+    Mutant("results that are held take another home", POLICY, "        self._let_go_of_results(size)\n", "", RECORDED),
+    Mutant(
+        "what is kept is let go of while it is held",
+        POLICY,
+        "if not recording.lends(self._keeps.outputs)]",
+        "if recording.lends(self._keeps.outputs)]",
+        RECORDED,
+    ),
+    Mutant(
+        "who holds an output is not noted after the player has it",
+        POLICY,
+        "        recording.nobody_holds()  # but the player\n",
+        "",
+        RECORDED,
+    ),
+    Mutant("a backward graph reads from anywhere", POLICY, "and not self._is_at_home(size, values):", "and False:", RECORDED),
+    Mutant("a weight of a backward graph is copied", POLICY, "if i in self._kept.lasting or", "if", RECORDED),
+    Mutant(
+        "a large gradient never settles",
+        POLICY,
+        "            self._settling[i] -= 1\n        return True",
+        "            pass\n        return False",
+        RECORDED,
+    ),
+    Mutant("a large gradient settles for ever", POLICY, "            self._settling[i] -= 1\n", "            pass\n", RECORDED),
+    Mutant(
+        "no capture has a pool of its own",
+        POLICY,
+        "alone = self._keeps is not None and any(",
+        "alone = self._keeps is None and any(",
+        RECORDED,
+    ),
+    Mutant(
+        "layouts of a pool of its own are not compared",
+        POLICY,
+        "        check_layouts(raw[: len(layouts)], layouts, where)\n",
+        "",
+        RECORDED,
+    ),
+    Mutant(
+        "what is kept in an input has a home",
+        "runtime/cuda_graphs/recorded.py",
+        "if any(storage_of(raw[i]) in lent for i in self.outputs):",
+        "if False:",
+        RECORDED,
+    ),
+    Mutant(
+        "native: results that are copied out are held",
+        "runtime/native/src/cuda_replay_capture.c",
+        "(!copied && add_storage(capture, what))",
+        "add_storage(capture, what)",
+        RECORDED,
+    ),
+    Mutant("native: results are not copied out", "runtime/native/src/cuda_replay.c", "if (r->copied) failed", "if (0) failed", RECORDED),
 )
