@@ -189,6 +189,8 @@ def _captured(state: Any, call: Any) -> Any:
         said = str(error)
         if any(words in said for words in _SAID_OF_SHARED):
             raise CaptureRefused(_SHARED, shared_memory=True) from error
+        if state.needs_autograd and said.startswith("derivative for "):
+            raise CaptureRefused(f"torch has no gradient of an operator: {said}") from error
         if not state.needs_autograd or "INTERNAL ASSERT FAILED" not in said:
             raise
         refused = CaptureRefused("torch cannot trace the backward pass: an operator of it takes no sizes or numbers that vary")

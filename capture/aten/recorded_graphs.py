@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import torch
 import torch.fx
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.checkpoint import CheckpointPolicy
 
 from precast.artifact_store.format.records import AutogradRecord, GraphInput, GraphOutput
 from precast.capture.adapters.partitioners import min_cut_rematerialization_partition
+from precast.capture.aten.effects import draws
 from precast.capture.common.captured_frame import CaptureRefused
 from precast.capture.graph.lift_constants import lift_constants
 from precast.capture.graph.output_aliases import Outputs
@@ -32,10 +35,21 @@ class Halves:
 
 def cut(joint: torch.fx.GraphModule, metadata: Any) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """The forward and the backward graph, by functorch's min-cut: what is cheap is computed again rather than kept."""
+    _keep_what_is_drawn(joint)
     forward, backward = min_cut_rematerialization_partition(
         joint, (), num_fwd_outputs=metadata.num_forward, static_lifetime_input_indices=list(metadata.static_input_indices or ())
     )
     return forward, backward
+
+
+def _keep_what_is_drawn(joint: torch.fx.GraphModule) -> None:
+    """Random numbers inside of `torch.utils.checkpoint` are kept for the backward graph, where the rest is computed again: drawing them
+    again would need the generator's state of then.
+    """
+    for node in joint.graph.nodes:
+        if "recompute" in node.meta and draws(node):
+            for kept in (node, *(user for user in node.users if user.target is operator.getitem)):
+                kept.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
 def halves(
