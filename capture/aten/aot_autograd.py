@@ -20,7 +20,7 @@ from precast.capture.aten.keep_attention import name_attention
 from precast.capture.aten.patches import PATCHES
 from precast.capture.aten.recorded_graphs import cut, halves
 from precast.capture.aten.untracked_sizes import sizes_expressed
-from precast.capture.aten.wrong_decompositions import without_wrong
+from precast.capture.aten.wrong_decompositions import unrounded_statistics, without_wrong
 from precast.capture.common.captured_frame import CaptureRefused
 from precast.capture.common.patching import applied
 from precast.capture.common.release_references import forget_random_state
@@ -136,6 +136,8 @@ def _recorded(
         raise CaptureRefused("the traced code records gradients in a call that does not, and leaves the grad mode changed")
     if any(_is_sparse(leaf) for n in captured.graph_module.graph.nodes for leaf in pytree.tree_leaves(n.meta.get("val"))):
         raise CaptureRefused("a gradient, or a tensor that one is made of, is not dense (sparse=True)")
+    with fake_mode:
+        unrounded_statistics(captured.graph_module.graph)
     forward, backward = cut(captured.graph_module, metadata)
     for graph in (forward, backward):
         expand_higher_order(graph, fake_mode, table)
