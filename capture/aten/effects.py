@@ -69,7 +69,7 @@ def draws_apart() -> contextlib.AbstractContextManager[Any]:
     return patched(partitioners, "fx_graph_cse", _merged)
 
 
-_merge = partitioners.fx_graph_cse
+_merge: Any = partitioners.fx_graph_cse  # type: ignore[attr-defined]
 
 
 def _merged(graph: torch.fx.Graph) -> torch.fx.Graph:

@@ -64,6 +64,7 @@ class CudaCompilation:
         }
         launches, kernels = _launches(every, rendered)
         host = CudaHostWriter(program, steps, launches, len(kernels), self.context.inference)
+        host.frees_inputs = self.context.frees_inputs
         unit = "\n".join([PROLOGUE, INDEX_HELPERS, ERROR, host.source((), prepare)])
         host.table.require(self.context.missing)
         with compiling(unit, self.target) as finish:  # beside the kernels: neither waits for the other

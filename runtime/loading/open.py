@@ -41,11 +41,11 @@ class Backward:
 
     def recorded(self, name: str, spec: GraphSpec, forward: Callable[..., Any], bound: Sequence[Any]) -> Callable[..., Any]:
         """The callable of both graphs; `spec` is the forward graph's. Raises LoadError."""
-        from precast.runtime.executable.recorded_call import RecordedCall  # servers have no use for it
+        from precast.runtime.executable.recorded_call import Gradients, RecordedCall  # servers have no use for it
 
         constants = self.constants.on(gpu_of(bound) if self.constants.placed else None)
-        backward = library_call(name, self.library, self.spec, constants, None)
-        return RecordedCall(self.record, spec, forward, backward, bound)
+        backward = library_call(name, self.library, replace(self.spec, finish=None), constants, None)
+        return RecordedCall(self.record, spec, forward, Gradients(self.record, self.spec.finish, backward, constants), bound)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
