@@ -124,10 +124,6 @@ def _recorded(
     gm: torch.fx.GraphModule, captured: Any, metadata: Any, inputs: list[Any], fake_mode: Any, table: dict[Any, Any], elsewhere: bool
 ) -> AotGraph:
     """The forward and the backward graph of a call that records gradients."""
-    if float_positions(gm):
-        refused = CaptureRefused("a call that records gradients takes a float that varies")
-        refused.symbols = True
-        raise refused
     if torch.is_inference_mode_enabled():
         raise CaptureRefused(
             "the traced code leaves inference mode and records gradients", hint="call it outside of torch.inference_mode()"
@@ -139,6 +135,7 @@ def _recorded(
     with fake_mode:
         unrounded_statistics(captured.graph_module.graph)
     forward, backward = cut(captured.graph_module, metadata)
+    _take_floats(forward, backward, float_positions(gm), fake_mode.shape_env)
     for graph in (forward, backward):
         expand_higher_order(graph, fake_mode, table)
     if any(_storage_offset_given(n) for n in backward.graph.nodes if viewed(n).op == "placeholder"):
@@ -151,6 +148,27 @@ def _recorded(
         on_one_device(graph, fake_mode, mutated)
         graph.recompile()
     return AotGraph(both.graph, both.outputs, both.mutated, absolute, backward=both.backward, autograd=both.autograd)
+
+
+def _take_floats(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, positions: tuple[int, ...], shape_env: Any) -> None:
+    """Floats of the call as numbers in both graphs: torch cuts the joint graph where they are tensors, and keeps these, or what was read
+    off them. The backward graph takes its numbers first.
+    """
+    given = forward.graph.find_nodes(op="placeholder")
+    names = {given[i].name for i in positions}
+    read = {user.name: given[i].name for i in positions for user in given[i].users}
+    floats_as_numbers(forward, positions, shape_env)
+    taken = backward.graph.find_nodes(op="placeholder")
+    for node in taken:
+        if node.name in read:
+            node._rename(read[node.name])
+    floats_as_numbers(
+        backward, tuple(i for i, n in enumerate(taken) if n.name in names and isinstance(n.meta["val"], torch.Tensor)), shape_env
+    )
+    first = next((n for n in taken if isinstance(n.meta.get("val"), torch.Tensor)), None)
+    for node in taken if first is not None else ():
+        if node.name in names and isinstance(node.meta["val"], torch.SymFloat):
+            first.prepend(node)
 
 
 def _is_sparse(value: Any) -> bool:
