@@ -165,10 +165,10 @@ def _take_floats(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, 
     floats_as_numbers(
         backward, tuple(i for i, n in enumerate(taken) if n.name in names and isinstance(n.meta["val"], torch.Tensor)), shape_env
     )
-    first = next((n for n in taken if isinstance(n.meta.get("val"), torch.Tensor)), None)
-    for node in taken if first is not None else ():
-        if node.name in names and isinstance(node.meta["val"], torch.SymFloat):
-            first.prepend(node)
+    tensors = [n for n in taken if isinstance(n.meta.get("val"), torch.Tensor)]
+    for node in taken:
+        if tensors and node.name in names and isinstance(node.meta["val"], torch.SymFloat):
+            tensors[0].prepend(node)
 
 
 def _is_sparse(value: Any) -> bool:

@@ -96,7 +96,7 @@ def halves(
     count = len(numbers) + len(tensors) + len(tangents)
     with _disable_current_modes():
         backward, constants = lift_constants(backward, count)
-    kinds = ["float" if isinstance(n.meta["val"], torch.SymFloat) else "int" for n in numbers]
+    kinds: list[Any] = ["float" if isinstance(n.meta["val"], torch.SymFloat) else "int" for n in numbers]
     kinds += ["tensor"] * (len(tensors) + len(tangents))
     given = [GraphInput((("input", i),), False, i, kind) for i, kind in enumerate(kinds)]
     given += [GraphInput((("constant", i),), True, None, "constant") for i in range(len(constants))]

@@ -245,7 +245,9 @@ def test_statistics_in_float32_of_bfloat16(store: Store) -> None:
         no_further(mine, theirs, true)
 
 
-@pytest.mark.parametrize("inside", [False, True], ids=["steps of its own", "a compiled step"])
+@pytest.mark.parametrize(
+    "inside", [pytest.param(False, id="steps of its own"), pytest.param(True, id="a compiled step", marks=pytest.mark.slow)]
+)
 def test_master_weights_in_float32(inside: bool, store: Store) -> None:
     """A bfloat16 model whose optimiser holds float32 copies: gradients are widened, weights are rounded after each step."""
 
