@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from torch._functorch import partitioners
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-__all__ = ["min_cut_rematerialization_partition"]
+__all__ = ["min_cut_rematerialization_partition", "partitioners"]

@@ -22,7 +22,7 @@ from precast.capture.aten.patches import PATCHES
 from precast.capture.aten.recorded_graphs import cut, halves
 from precast.capture.aten.softmax_statistics import drop_detach, write_out_softmax
 from precast.capture.aten.untracked_sizes import sizes_expressed
-from precast.capture.aten.wrong_decompositions import without_wrong
+from precast.capture.aten.wrong_decompositions import unrounded_statistics, without_wrong
 from precast.capture.common.captured_frame import CaptureRefused
 from precast.capture.common.patching import applied
 from precast.capture.common.release_references import forget_random_state
@@ -126,10 +126,6 @@ def _recorded(
     gm: torch.fx.GraphModule, captured: Any, metadata: Any, inputs: list[Any], fake_mode: Any, table: dict[Any, Any], elsewhere: bool
 ) -> AotGraph:
     """The forward and the backward graph of a call that records gradients."""
-    if float_positions(gm):
-        refused = CaptureRefused("a call that records gradients takes a float that varies")
-        refused.symbols = True
-        raise refused
     if torch.is_inference_mode_enabled():
         raise CaptureRefused(
             "the traced code leaves inference mode and records gradients", hint="call it outside of torch.inference_mode()"
@@ -138,10 +134,13 @@ def _recorded(
         raise CaptureRefused("the traced code records gradients in a call that does not, and leaves the grad mode changed")
     if any(_is_sparse(leaf) for n in captured.graph_module.graph.nodes for leaf in pytree.tree_leaves(n.meta.get("val"))):
         raise CaptureRefused("a gradient, or a tensor that one is made of, is not dense (sparse=True)")
+    with fake_mode:
+        unrounded_statistics(captured.graph_module.graph)
     drop_detach(captured.graph_module)
     write_out_softmax(captured.graph_module, fake_mode, table)
     channels_last_images(captured.graph_module, fake_mode)
     forward, backward = cut(captured.graph_module, metadata)
+    _take_floats(forward, backward, float_positions(gm), fake_mode.shape_env)
     for graph in (forward, backward):
         expand_higher_order(graph, fake_mode, table)
     if any(_storage_offset_given(n) for n in backward.graph.nodes if viewed(n).op == "placeholder"):
@@ -154,6 +153,27 @@ def _recorded(
         on_one_device(graph, fake_mode, mutated)
         graph.recompile()
     return AotGraph(both.graph, both.outputs, both.mutated, absolute, backward=both.backward, autograd=both.autograd)
+
+
+def _take_floats(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, positions: tuple[int, ...], shape_env: Any) -> None:
+    """Floats of the call as numbers in both graphs: torch cuts the joint graph where they are tensors, and keeps these, or what was read
+    off them. The backward graph takes its numbers first.
+    """
+    given = forward.graph.find_nodes(op="placeholder")
+    names = {given[i].name for i in positions}
+    read = {user.name: given[i].name for i in positions for user in given[i].users}
+    floats_as_numbers(forward, positions, shape_env)
+    taken = backward.graph.find_nodes(op="placeholder")
+    for node in taken:
+        if node.name in read:
+            node._rename(read[node.name])
+    floats_as_numbers(
+        backward, tuple(i for i, n in enumerate(taken) if n.name in names and isinstance(n.meta["val"], torch.Tensor)), shape_env
+    )
+    tensors = [n for n in taken if isinstance(n.meta.get("val"), torch.Tensor)]
+    for node in taken:
+        if tensors and node.name in names and isinstance(node.meta["val"], torch.SymFloat):
+            tensors[0].prepend(node)
 
 
 def _is_sparse(value: Any) -> bool:
@@ -194,6 +214,8 @@ def _captured(state: Any, call: Any) -> Any:
         said = str(error)
         if any(words in said for words in _SAID_OF_SHARED):
             raise CaptureRefused(_SHARED, shared_memory=True) from error
+        if state.needs_autograd and said.startswith("derivative for "):
+            raise CaptureRefused(f"torch has no gradient of an operator: {said}") from error
         if not state.needs_autograd or "INTERNAL ASSERT FAILED" not in said:
             raise
         refused = CaptureRefused("torch cannot trace the backward pass: an operator of it takes no sizes or numbers that vary")

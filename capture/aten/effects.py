@@ -17,6 +17,7 @@ import torch.fx.node as fx_node
 from precast.capture.adapters.fake_tensors import PythonFunctionalizeAPI
 from precast.capture.adapters.higher_order_ops import effects
 from precast.capture.adapters.operators import simple_registry, utils
+from precast.capture.adapters.partitioners import partitioners
 from precast.capture.common.patching import patched, replaced
 from precast.capture.graph.triton_launches import LAUNCH
 
@@ -58,6 +59,46 @@ def _is_impure(op: Any, **given: Any) -> bool:
     return op is LAUNCH or _impure(op, **given)
 
 
+def draws(node: torch.fx.Node) -> bool:
+    """Whether it may take numbers from a random generator."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def draws_apart() -> contextlib.AbstractContextManager[Any]:
+    """Where a joint graph is cut, torch keeps one of equal calls, also of those that draw, but for a list that lacks most of them."""
+    return patched(partitioners, "fx_graph_cse", _merged)
+
+
+_merge: Any = partitioners.fx_graph_cse  # type: ignore[attr-defined]
+
+
+def _merged(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """A copy of the graph with one node for equal ones, but for those that draw: each calls something of its own meanwhile."""
+    drawing = [node for node in graph.nodes if draws(node)]
+    for node in drawing:
+        node.target = _Draw(node.target)
+    try:
+        made: torch.fx.Graph = _merge(graph)
+    finally:
+        for node in drawing:
+            node.target = node.target.operator
+    for node in made.nodes:
+        if isinstance(node.target, _Draw):
+            node.target = node.target.operator
+    return made
+
+
+class _Draw:
+    """Stands for an operator in one node, and equals nothing else."""
+
+    def __init__(self, operator: Any) -> None:
+        self.operator = operator
+        self.__name__ = operator.__name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.operator(*args, **kwargs)
+
+
 def _plain_call(allow_token_discovery: bool, tokens: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """In place of `handle_effects`, for higher-order operators that always ask for a token."""
     context: Any = PythonFunctionalizeAPI()
@@ -66,4 +107,4 @@ def _plain_call(allow_token_discovery: bool, tokens: Any, op: Any, args: tuple[A
         return context.wrap_tensors(op(*inner_args, **inner_kwargs))
 
 
-__all__ = ["draws_kept", "effects_as_calls", "plain_calls"]
+__all__ = ["draws", "draws_apart", "draws_kept", "effects_as_calls", "plain_calls"]

@@ -41,6 +41,12 @@ PATCHES: tuple[Patch[torch.fx.GraphModule], ...] = (
         always(effects.draws_kept),
     ),
     Patch(
+        ("torch._functorch.partitioners:fx_graph_cse",),
+        "Of two equal draws in a call that records gradients, such as two Gumbel noises, there would be one.",
+        "tests/training/test_randomness.py::test_numbers_are_eagers",
+        always(effects.draws_apart),
+    ),
+    Patch(
         ("torch.nn.functional:scaled_dot_product_attention",),
         "Attention on a GPU would become the kernel that torch takes on the device at hand.",
         "tests/capture/test_fake_device.py::test_attention_stays_whole_as_the_fused_kernels_lay_it_out",

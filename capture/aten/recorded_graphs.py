@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import torch
 import torch.fx
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.checkpoint import CheckpointPolicy
 
 from precast.artifact_store.format.records import AutogradRecord, GraphInput, GraphOutput
 from precast.capture.adapters.partitioners import min_cut_rematerialization_partition
+from precast.capture.aten.effects import draws
 from precast.capture.common.captured_frame import CaptureRefused
 from precast.capture.graph.lift_constants import lift_constants
 from precast.capture.graph.output_aliases import Outputs
@@ -32,10 +35,30 @@ class Halves:
 
 def cut(joint: torch.fx.GraphModule, metadata: Any) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """The forward and the backward graph, by functorch's min-cut: what is cheap is computed again rather than kept."""
+    _keep_what_is_drawn(joint)
+    _compute_floats_again(joint)
     forward, backward = min_cut_rematerialization_partition(
         joint, (), num_fwd_outputs=metadata.num_forward, static_lifetime_input_indices=list(metadata.static_input_indices or ())
     )
     return forward, backward
+
+
+def _keep_what_is_drawn(joint: torch.fx.GraphModule) -> None:
+    """Random numbers inside of `torch.utils.checkpoint` are kept for the backward graph, where the rest is computed again: drawing them
+    again would need the generator's state of then.
+    """
+    for node in joint.graph.nodes:
+        if "recompute" in node.meta and draws(node):
+            for kept in (node, *(user for user in node.users if user.target is operator.getitem)):
+                kept.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def _compute_floats_again(joint: torch.fx.GraphModule) -> None:
+    """What is computed of floats of the call: the backward graph takes the floats themselves."""
+    for node in joint.graph.nodes:
+        computed = node.op == "call_function" and node.target is not torch.ops.aten._local_scalar_dense.default
+        if computed and isinstance(node.meta.get("val"), torch.SymFloat):
+            node.meta |= {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": 0}
 
 
 def halves(
@@ -49,7 +72,9 @@ def halves(
     tensors = [n for n in kept if isinstance(n.meta.get("val"), torch.Tensor)]
     made, written = outputs.record(metadata, views_elsewhere)
     if len(taken) != len(kept) + len(outputs.tangents) or [n.name for n in taken[: len(kept)]] != [n.name for n in (*numbers, *tensors)]:
-        raise CaptureRefused("the backward graph takes something that is neither saved by the forward graph nor a gradient")
+        refused = CaptureRefused("the backward graph takes something that is neither saved by the forward graph nor a gradient")
+        refused.symbols = True
+        raise refused
     if any(n.target is torch.ops.aten.copy_.default for n in backward.graph.nodes):
         raise CaptureRefused("the backward pass writes a tensor of the forward pass")
     mutated = frozenset(
@@ -71,7 +96,9 @@ def halves(
     count = len(numbers) + len(tensors) + len(tangents)
     with _disable_current_modes():
         backward, constants = lift_constants(backward, count)
-    given = [GraphInput((("input", i),), False, i, "int" if i < len(numbers) else "tensor") for i in range(count)]
+    kinds: list[Any] = ["float" if isinstance(n.meta["val"], torch.SymFloat) else "int" for n in numbers]
+    kinds += ["tensor"] * (len(tensors) + len(tangents))
+    given = [GraphInput((("input", i),), False, i, kind) for i, kind in enumerate(kinds)]
     given += [GraphInput((("constant", i),), True, None, "constant") for i in range(len(constants))]
     record = AutogradRecord(tuple(outputs.results), wanted, saved, integers, orders, written, tuple(given), gradients, constants)
     return Halves(forward, made, mutated, backward, record)

@@ -1,16 +1,19 @@
 """Operators of which torch's own decomposition computes something else than their kernels: they stay whole while a graph is traced, or
-are taken to the form that a table of decompositions knows.
+are taken to the form that a table of decompositions knows. Torch's rules for these are dispatched to even where a table of decompositions
+has none of them, or another one.
 
-Torch's rules for these are dispatched to even where a table of decompositions has none of them, or another one.
+And norms, of which torch's rules round what the kernels keep for the backward pass.
 """
 
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.fx
 from torch._C import DispatchKey
 
 from precast.capture.adapters.operators import upsample_compute_output_size
@@ -58,6 +61,32 @@ def _take_over(stack: contextlib.ExitStack, packet: Any) -> None:
         stack.enter_context(_kernels(op, kernels))
 
 
+NORMS = (
+    torch.ops.aten.native_layer_norm.default,
+    torch.ops.aten.native_group_norm.default,
+    torch.ops.aten._native_batch_norm_legit_functional.default,
+    torch.ops.aten._native_batch_norm_legit.no_stats,
+)
+
+
+def unrounded_statistics(graph: torch.fx.Graph) -> None:
+    """Means and deviations in float32 where a norm on a CPU takes a half type and weights or statistics in float32: those who read them
+    widen them anyway.
+    """
+    for node in graph.nodes:
+        if node.target not in NORMS:
+            continue
+        given = [n.meta["val"] for n in node.all_input_nodes]
+        x = node.args[0].meta["val"]
+        if x.device.type != "cpu" or x.dtype not in (torch.bfloat16, torch.float16) or all(t.dtype != torch.float32 for t in given):
+            continue
+        result, *rest = node.meta["val"]
+        node.meta["val"] = (result, *(t.to(torch.float32) for t in rest))
+        for part in node.users:
+            if part.target is operator.getitem and part.args[1] != 0:
+                part.meta["val"] = node.meta["val"][part.args[1]]
+
+
 @contextlib.contextmanager
 def _kernels(op: Any, more: Mapping[Any, Any]) -> Iterator[None]:
     """The operator's kernels in Python, without that of Autograd and with `more`; what was found of them before is looked up anew."""
@@ -70,4 +99,4 @@ def _kernels(op: Any, more: Mapping[Any, Any]) -> Iterator[None]:
         op._dispatch_cache.clear()
 
 
-__all__ = ["kept_whole", "without_wrong"]
+__all__ = ["kept_whole", "unrounded_statistics", "without_wrong"]

@@ -134,10 +134,14 @@ class RecordedOutputs(Outputs):
         return tuple(found)
 
     def number(self, node: torch.fx.Node) -> Expression:
-        """A saved integer."""
+        """A saved integer, or a float of the call."""
         value = node.meta.get("val")
+        if isinstance(value, torch.SymFloat) and node.op == "placeholder":
+            return ("int", self.placeholders.index(node))
         if not isinstance(value, torch.SymInt | int):
-            raise CaptureRefused(f"the backward graph needs a {type(value).__name__} of the forward graph")
+            refused = CaptureRefused(f"the backward graph needs a {type(value).__name__} of the forward graph")
+            refused.symbols = isinstance(value, torch.SymFloat)
+            raise refused
         return self._integer(value)
 
     def finish(self) -> None:

@@ -31,6 +31,8 @@ class CompileContext:
     """The inputs that are weights, which last from call to call (None: every input)."""
     inference: bool = False
     """Whether calls may be made in inference mode."""
+    frees_inputs: bool = False
+    """Whether callers hand their inputs over: each tensor is freed after its last use."""
     tuning: Mapping[str, Record] = field(default_factory=dict)
     """Choices that were measured before, by key."""
     alone: Callable[[], AbstractContextManager[None]] = nullcontext

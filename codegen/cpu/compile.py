@@ -80,7 +80,7 @@ class CpuCompilation:
         if any(isinstance(s, LibraryCall) and s.how == "own" for s in every):
             kernel_source += few_rows_source(lanes)
         host = CpuHostWriter(program, selection.steps, kernels, functions, self.context.inference)
-        host.missing = self.context.missing
+        host.missing, host.frees_inputs = self.context.missing, self.context.frees_inputs
         host_source = host.source(selection.packs, selection.prepare)
         host.table.require(self.context.missing)
         rendered = time.perf_counter()

@@ -70,6 +70,7 @@ class CudaCompilation:
             kernels.append(rows.kernel)
         many = None if rows is None else Rows(rows, len(kernels) - 1)
         host = CudaHostWriter(program, steps, launches, len(kernels), self.context.inference, many)
+        host.frees_inputs = self.context.frees_inputs
         unit = "\n".join([PROLOGUE, INDEX_HELPERS, ERROR, host.source((), prepare)])
         host.table.require(self.context.missing)
         with compiling(unit, self.target) as finish:  # beside the kernels: neither waits for the other

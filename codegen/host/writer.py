@@ -30,6 +30,8 @@ class HostWriter(ABC):
 
     missing: frozenset[str] = frozenset()
     """C functions of torch's that it lacks here: what can be done without them is."""
+    frees_inputs = False
+    """Whether callers hand over handles of the inputs that `precast_frees` lists: freed after their last use, and NULL then."""
 
     def __init__(self, program: Program, steps: Sequence[RunStep], inference: bool = False) -> None:
         self.program = program
@@ -54,6 +56,7 @@ class HostWriter(ABC):
         self.output_buffers = {o.view.buffer for o in program.outputs if o.view is not None}
         self.lent: dict[str, int] = {}  # buffer -> the output whose tensor, where the caller gives one, becomes the buffer's
         self.taken: list[int] = []  # those outputs, as far as steps have come
+        self.freed: list[int] = []  # inputs that are freed, as far as steps have come
 
     def add(self, line: str) -> None:
         self.lines.append("  " + line)
@@ -262,9 +265,20 @@ class HostWriter(ABC):
                 case LibraryCall():
                     self.library(step, label)
             for name in dict.fromkeys((*step_reads(step), *step_writes(step))):
-                if self.last_use[name] == number and name not in self.output_buffers and name not in self.given:
+                if self.last_use[name] != number or name in self.output_buffers:
+                    continue
+                if name not in self.given:
                     self.release(name)
+                elif self.frees_inputs and name in self.program.inputs:
+                    self._free_input(name)
             self.end_step(number)
+
+    def _free_input(self, name: str) -> None:
+        position = self.program.inputs.index(name)
+        place = f"inputs[{position}]"
+        if self.handle[name] == place:  # and no copy of it on another device
+            self.freed.append(position)
+            self.add(f"{self.table.use('aoti_torch_delete_tensor_object')}({place}); const_cast<void**>(inputs)[{position}] = 0;")
 
     def begin_step(self, number: int) -> None:
         """Called before what a step does is written."""
@@ -424,6 +438,8 @@ class HostWriter(ABC):
         run = self.run_function(state, self._pointers(), "\n".join(self.lines))
         externs = json.dumps(json.dumps(self.externs, separators=(",", ":")))
         tail = f'extern "C" const char precast_externs[] = {externs};\nextern "C" const int64_t precast_abi = 1;\n'
+        if self.freed:
+            tail += f'extern "C" const int32_t precast_frees[] = {{{", ".join(map(str, [*self.freed, -1]))}}};\n'
         return "\n".join(
             [
                 "#pragma GCC visibility push(default)",

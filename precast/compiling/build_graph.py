@@ -68,6 +68,8 @@ class GraphRequest:
     part: str = ""
     """Of a body of another graph (`torch.cond`): its name, under which its compiler's seconds are kept."""
     inference: bool = True
+    frees_inputs: bool = False
+    """Whether it is a backward graph, which frees what the forward graph kept for it as it goes (`CompileContext`)."""
     updates: bool = False
     """Whether it is an optimiser's step (`LoweringOptions.updates`)."""
 
@@ -100,7 +102,9 @@ def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopw
     def build_body(body: torch.fx.GraphModule, name: str) -> GraphRecord:
         inputs = sum(1 for n in body.graph.nodes if n.op == "placeholder")
         part = f"{request.part}{name}."
-        return build_graph(body, replace(request, name=f"{request.name}.{name}", bound=(False,) * inputs, part=part), watch, blobs)[0]
+        return build_graph(
+            body, replace(request, name=f"{request.name}.{name}", bound=(False,) * inputs, part=part, frees_inputs=False), watch, blobs
+        )[0]
 
     parts = build_parts(graph, build_body)
     lowering = replace(lowering, updates=request.updates)
@@ -115,7 +119,13 @@ def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopw
     weights = tuple(name for name, bound in given if bound and isinstance(name, str))
     lowerings.tell(lowered, request.target, lowering, weights)
     context = CompileContext(
-        weights, request.inference, known_choices(request.store, request.target), part.alone, part.shared_by, missing_calls()
+        weights,
+        request.inference,
+        request.frees_inputs,
+        known_choices(request.store, request.target),
+        part.alone,
+        part.shared_by,
+        missing_calls(),
     )
     target, backend = rules_of(request.target).codegen_name(request.target), backend_of(request.target)
     unsupported: tuple[type[Exception], ...] = (Unsupported, *backend.unsupported)
@@ -163,7 +173,9 @@ def build_graphs(
         return {FORWARD: record}, evidence
     _take_as_laid_out(backward, autograd, record)
     inputs = sum(1 for n in backward.graph.nodes if n.op == "placeholder")
-    asked = replace(request, name=f"{request.name}.{BACKWARD}", bound=(False,) * inputs, part=f"{BACKWARD}.", inference=False)
+    asked = replace(
+        request, name=f"{request.name}.{BACKWARD}", bound=(False,) * inputs, part=f"{BACKWARD}.", inference=False, frees_inputs=True
+    )
     gradients, found = build_graph(backward, asked, watch, blobs)
     return {FORWARD: record, BACKWARD: gradients}, {**evidence, BACKWARD: found}
 

@@ -30,6 +30,10 @@ class Runnable(Protocol):
         """Address of its table of resolved symbols."""
 
     @property
+    def frees(self) -> Sequence[int]:
+        """Inputs that it frees after their last use."""
+
+    @property
     def call_run(self) -> Callable[..., int]:
         """`precast_run` as a ctypes function; 0 where all went well."""
 
@@ -125,13 +129,17 @@ def input_words(spec: GraphSpec, values: Sequence[Any]) -> tuple[ctypes.Array[ct
 
 
 def run_library(
-    library: Runnable, spec: GraphSpec, values: Sequence[Any], state: int, homes: Sequence[torch.Tensor | None] = ()
+    library: Runnable, spec: GraphSpec, values: list[Any], state: int, homes: Sequence[torch.Tensor | None] = (), consumed: bool = False
 ) -> tuple[Any, ...]:
-    """Run the graph on `values` (one per graph input) and wrap its raw outputs; `homes`: memory for those that `library.lent` names.
+    """Run the graph on `values` (one per graph input) and wrap its raw outputs; `homes`: memory for those that `library.lent` names;
+    `consumed`: the list is emptied before.
 
     Raises RuntimeError or IndexError as the graph says.
     """
     inputs, handles = input_words(spec, values)
+    if consumed:
+        values.clear()
+    taken = [(i, inputs[i] or 0) for i in library.frees]
     outputs = (ctypes.c_void_p * (len(spec.raw_kinds) + 1))()
     for i, home in enumerate(homes):
         outputs[i] = None if home is None else new_handle(home)
@@ -139,7 +147,8 @@ def run_library(
     try:
         failed = library.call_run(library.table, ctypes.addressof(inputs), ctypes.addressof(outputs), state, error, ERROR_CAPACITY)
     finally:
-        delete_handles(handles)
+        freed = {handle for i, handle in taken if not inputs[i]}
+        delete_handles([handle for handle in handles if handle not in freed])
     if failed:
         delete_handles([outputs[i] or 0 for i, kind in enumerate(spec.raw_kinds) if kind == "t" and outputs[i]])
         raise_run_error(error.value.decode(errors="replace"), spec.inputs)

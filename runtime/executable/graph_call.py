@@ -41,6 +41,13 @@ class PythonGraphCall:
         raw = run_library(self.library, self.spec, values, prepared.state, homes)
         return raw if self.spec.finish is None else self.spec.finish(raw, values)
 
+    def consume(self, given: list[Any]) -> tuple[Any, ...]:
+        """Calls with the arguments of a list, which is emptied first: what nobody else holds is freed after its last use."""
+        values = graph_inputs(self.spec.inputs, self.bound, given)
+        given.clear()
+        prepared = self._prepare(values) if self.library.prepare else self._prepared
+        return run_library(self.library, self.spec, values, prepared.state, consumed=True)
+
     def each(self, rows: int, *columns: Any) -> None:
         """Calls for a number of rows: an argument is a tuple with one value a row, or what all rows get. The graph has no outputs."""
         for row in range(rows):
@@ -87,7 +94,9 @@ def graph_call(library: Library, spec: GraphSpec, bound: Sequence[torch.Tensor])
     kinds = "".join({"int": "i", "float": "f"}.get(item.kind, "t") for item in spec.inputs)
     addresses = (library.run, library.prepare, library.release, library.table)
     given = (tuple(tensor for _, tensor in ours), len(spec.lasting(bound)))
-    call: Callable[..., Any] = native.GraphCall(*addresses, sources, kinds, spec.raw_kinds, *given, spec.finish, library, spec.inputs)
+    call: Callable[..., Any] = native.GraphCall(
+        *addresses, sources, kinds, spec.raw_kinds, *given, spec.finish, library, spec.inputs, library.frees
+    )
     if library.run_rows:
         call.rows_by(library.run_rows)  # type: ignore[attr-defined]
     return call

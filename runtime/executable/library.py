@@ -44,6 +44,7 @@ class Library:
     `run`, `prepare`, `release`, `run_rows` are addresses of the exported functions (all but the first 0 where absent); `table` is the
     address of the resolved symbol table. `lent`: outputs for which a caller may give a tensor to write into. `may_draw`: it may draw random
     numbers.
+    `frees`: inputs whose handles it takes from the caller: it frees them after their last use, and sets them to NULL.
     """
 
     def __init__(self, file: Trusted[Path], parts: Mapping[str, Library] | None = None, images: Sequence[Trusted[bytes]] = ()) -> None:
@@ -66,6 +67,7 @@ class Library:
             raise LoadError(f"{path.name[:12]}… exports no precast_run")
         self.may_draw = self._variable("precast_draws") != 0
         self.lent = self._positions("precast_lent")
+        self.frees = self._positions("precast_frees")
         self._hand_over_images(images)
         self.call_run = _RUN(self.run)
 

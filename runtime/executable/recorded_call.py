@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from precast.artifact_store.format.expressions import evaluate
-from precast.artifact_store.format.records import AutogradRecord
+from precast.artifact_store.format.expressions import evaluate, leaves
+from precast.artifact_store.format.records import AutogradRecord, GraphOutput
 from precast.runtime.common.errors import PrecastError
-from precast.runtime.executable.calling_convention import GraphSpec, graph_inputs
+from precast.runtime.executable.calling_convention import Finish, GraphSpec, graph_inputs
 
 Call = Callable[..., tuple[Any, ...]]
 _TWICE = (
@@ -19,16 +19,46 @@ _TWICE = (
 )
 
 
+class Gradients:
+    """The callable of a backward graph: takes a list of what `AutogradRecord.backward` lists, constants apart, which it empties, so that
+    each tensor is freed after its last use; gives one value for each of `AutogradRecord.inputs`.
+    """
+
+    __slots__ = ("_constants", "_finish", "_read", "_run", "_takes")
+
+    def __init__(
+        self, record: AutogradRecord, finish: Finish | None, run: Callable[[list[Any]], tuple[Any, ...]], constants: Sequence[Any]
+    ) -> None:
+        """`run`: gives the graph's raw outputs for a list of its arguments, of which `finish` makes the gradients."""
+        self._finish, self._run, self._constants, self._takes = finish, run, tuple(constants), len(record.backward)
+        self._read = sorted({i for output in record.gradients for i in _inputs_of(output)})
+
+    def __call__(self, arguments: list[Any]) -> tuple[Any, ...]:
+        if self._finish is None:
+            return self._run(arguments)
+        values: list[Any] = [None] * self._takes
+        for i in self._read:
+            values[i] = arguments[i] if i < len(arguments) else self._constants[i - len(arguments)]
+        return self._finish(self._run(arguments), values)
+
+
+def _inputs_of(output: GraphOutput) -> Iterator[int]:
+    """The graph's inputs that an output is made of, besides what the graph computes."""
+    if output.kind in ("input", "view") and output.index is not None:
+        yield output.index
+    numbers = (*output.size, *output.stride, output.offset, *(() if output.value is None else (output.value,)))
+    yield from (leaf[1] for number in numbers for leaf in leaves(number) if leaf[0] != "raw")
+
+
 class RecordedCall:
     """The callable of a frame whose forward and backward graphs are compiled: takes the per-call inputs, as other graph callables do.
 
-    `forward`: gives the forward graph's raw outputs for the per-call inputs; `backward`: takes what `AutogradRecord.backward` lists,
-    and gives one value for each of `AutogradRecord.inputs`.
+    `forward`: gives the forward graph's raw outputs for the per-call inputs.
     """
 
     __slots__ = ("_backward", "_bound", "_finish", "_forward", "_inputs", "_record", "_undifferentiable")
 
-    def __init__(self, record: AutogradRecord, spec: GraphSpec, forward: Call, backward: Call, bound: Sequence[Any]) -> None:
+    def __init__(self, record: AutogradRecord, spec: GraphSpec, forward: Call, backward: Gradients, bound: Sequence[Any]) -> None:
         self._record = record
         self._inputs = spec.inputs
         self._finish = spec.finish
@@ -69,12 +99,13 @@ class RecordedCall:
 
     def gradients(self, ctx: Any, given: Sequence[Any]) -> tuple[Any, ...]:
         """The gradients of `AutogradRecord.inputs`, from those of the results."""
-        saved = ctx.saved_tensors
-        tangents = [
+        arguments = [*ctx.numbers, *ctx.saved_tensors]
+        arguments += [
             _tangent(given[i], stride or _dense(order, described[0]), *described)
             for (i, order, stride), described in zip(self._record.tangents, ctx.results, strict=True)
         ]
-        made = self._backward(*ctx.numbers, *saved, *tangents)
+        ctx.maybe_clear_saved_tensors()  # they stay where the graph is kept
+        made = self._backward(arguments)
         if torch.is_grad_enabled():
             kept = [i for i, gradient in enumerate(made) if gradient is not None]
             delayed = torch._C._functions.DelayedError(_TWICE.encode(), len(kept))
@@ -125,4 +156,4 @@ def _tangent(given: Any, stride: Sequence[int], size: torch.Size, dtype: torch.d
     return laid_out
 
 
-__all__ = ["RecordedCall"]
+__all__ = ["Gradients", "RecordedCall"]

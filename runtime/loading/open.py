@@ -42,12 +42,13 @@ class Backward:
         self, name: str, library: Library, spec: GraphSpec, bound: Sequence[Any], cuda_graphs: CudaGraphOptions | None
     ) -> Callable[..., Any]:
         """The callable of both graphs; `library`, `spec` and `bound` are the forward graph's. Raises LoadError."""
-        from precast.runtime.executable.recorded_call import RecordedCall  # servers have no use for it
+        from precast.runtime.executable.recorded_call import Gradients, RecordedCall  # servers have no use for it
 
         constants = self.constants.on(gpu_of(bound) if self.constants.placed else None)
-        raw = replace(spec, finish=None)
-        graphs = (library, raw, bound), (self.library, self.spec, constants)
-        return RecordedCall(self.record, spec, *recorded_calls(name, self.record, *graphs, cuda_graphs), bound)
+        graphs = (library, replace(spec, finish=None), bound), (self.library, replace(self.spec, finish=None), constants)
+        forward, backward = recorded_calls(name, self.record, *graphs, cuda_graphs)
+        run = backward.consume if cuda_graphs is None else lambda given: backward(*given)  # type: ignore[attr-defined]
+        return RecordedCall(self.record, spec, forward, Gradients(self.record, self.spec.finish, run, constants), bound)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -193,7 +193,33 @@ static void drop_outputs(GraphCall *self, void **outputs) {
         if (self->output_kinds[i] == 't' && outputs[i]) layout.delete_handle(outputs[i]);
 }
 
-static PyObject *run_graph(PyObject *object, PyObject *homes, PyObject *const *args, Py_ssize_t count) {
+/* Whether this run has a handle of its own of the input: the library frees it, or `all` that was given is let go before the run. */
+static int is_held(GraphCall *self, Py_ssize_t i, int all) {
+    return self->input_kinds[i] == 't' && (self->frees[i] || (all && self->sources[i] >= 0));
+}
+
+/* Drops the handles that the library has left. */
+static void drop_held(GraphCall *self, void **words, Py_ssize_t count, int all) {
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (is_held(self, i, all) && words[i]) layout.delete_handle(words[i]);
+}
+
+static int hold(GraphCall *self, void **words, int all) {
+    for (Py_ssize_t i = 0; i < self->inputs; i++) {
+        void *handle = NULL;
+        if (!is_held(self, i, all)) continue;
+        if (layout.new_handle(words[i], &handle)) {
+            drop_held(self, words, i, all);
+            PyErr_Format(PyExc_RuntimeError, "input %zd cannot be held", i);
+            return -1;
+        }
+        words[i] = handle;
+    }
+    return 0;
+}
+
+/* `given`: the list that `args` are the items of, to be emptied before the run; NULL: the caller keeps them. */
+static PyObject *run_graph(PyObject *object, PyObject *homes, PyObject *const *args, Py_ssize_t count, PyObject *given) {
     GraphCall *self = (GraphCall *)object;
     void *stack[STACK_WORDS];
     Py_ssize_t needed = self->inputs + self->outputs;
@@ -207,16 +233,18 @@ static PyObject *run_graph(PyObject *object, PyObject *homes, PyObject *const *a
     memset(outputs, 0, self->outputs * sizeof(void *));
     if (graph_words(self, args, count, words) < 0) goto done;
     if (self->prepare && !(state = state_current(self, words)) && self->prepare) goto done;
-    if (homes && lend(self, homes, outputs) < 0) {
+    if ((homes && lend(self, homes, outputs) < 0) || hold(self, words, given != NULL) < 0) {
         drop_outputs(self, outputs);
         state_drop(self, state);
         goto done;
     }
     int failed;
     Py_INCREF(object); /* the arguments and bound tensors are held by the caller and by this object */
+    if (given && PyList_SetSlice(given, 0, PyList_GET_SIZE(given), NULL) < 0) PyErr_Clear(); /* they live longer then */
     Py_BEGIN_ALLOW_THREADS
     failed = self->run(self->table, words, outputs, state ? state->value : NULL, error, ERROR_CAPACITY);
     Py_END_ALLOW_THREADS
+    drop_held(self, words, self->inputs, given != NULL);
     if (failed) {
         drop_outputs(self, outputs);
         raise_run_error(self, error);
@@ -236,13 +264,19 @@ done:
 
 static PyObject *graph_call(PyObject *object, PyObject *const *args, size_t flags, PyObject *names) {
     if (names && PyTuple_GET_SIZE(names)) return PyErr_Format(PyExc_TypeError, "a compiled graph takes no keyword arguments");
-    return run_graph(object, NULL, args, PyVectorcall_NARGS(flags));
+    return run_graph(object, NULL, args, PyVectorcall_NARGS(flags), NULL);
 }
 
 /* into(homes, *arguments): the same, writing outputs into tensors of the caller's */
 static PyObject *graph_into(PyObject *object, PyObject *const *args, Py_ssize_t count) {
     if (count < 1) return PyErr_Format(PyExc_TypeError, "into(homes, *arguments)");
-    return run_graph(object, args[0], args + 1, count - 1);
+    return run_graph(object, args[0], args + 1, count - 1, NULL);
+}
+
+/* consume(arguments): the list is emptied first, so that the library may free what nobody else holds as it goes. */
+static PyObject *graph_consume(PyObject *object, PyObject *given) {
+    if (!PyList_CheckExact(given) || ((GraphCall *)object)->finish) return PyErr_Format(PyExc_TypeError, "consume(list), of a graph whose outputs are raw");
+    return run_graph(object, NULL, ((PyListObject *)given)->ob_item, PyList_GET_SIZE(given), given);
 }
 
 /* each(rows, *arguments): one run a row, all without the GIL; an argument is a tuple with one value a row, or what all rows get. */
@@ -295,6 +329,7 @@ static PyObject *graph_rows_by(PyObject *object, PyObject *address) {
 
 static PyMethodDef methods[] = {
     {"rows_by", graph_rows_by, METH_O, "The address of the library's function for many rows."},
+    {"consume", graph_consume, METH_O, "Run on the arguments of a list, which is emptied first."},
     {"each", (PyCFunction)(void (*)(void))graph_each, METH_FASTCALL, "Run once a row, without outputs."},
     {"into", (PyCFunction)(void (*)(void))graph_into, METH_FASTCALL, "Run, writing outputs into the tensors of a tuple (None: into new ones)."},
     {NULL, NULL, 0, NULL},
@@ -315,14 +350,14 @@ static int add_read(GraphCall *self, Py_ssize_t input, PyObject *given, Py_ssize
     return 0;
 }
 
-/* GraphCall(run, prepare, release, table, sources, input_kinds, output_kinds, bound, lasting, finish, library, described inputs) */
+/* GraphCall(run, prepare, release, table, sources, input_kinds, output_kinds, bound, lasting, finish, library, described inputs, freed inputs) */
 static PyObject *graph_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords) {
     unsigned long long run, prepare, release, table;
-    PyObject *sources, *bound, *finish, *library, *described;
+    PyObject *sources, *bound, *finish, *library, *described, *frees;
     const char *input_kinds, *output_kinds;
     Py_ssize_t lasting;
-    if (!PyArg_ParseTuple(arguments, "KKKKO!ssO!nOOO!", &run, &prepare, &release, &table, &PyTuple_Type, &sources, &input_kinds, &output_kinds,
-                          &PyTuple_Type, &bound, &lasting, &finish, &library, &PyTuple_Type, &described))
+    if (!PyArg_ParseTuple(arguments, "KKKKO!ssO!nOOO!O!", &run, &prepare, &release, &table, &PyTuple_Type, &sources, &input_kinds, &output_kinds,
+                          &PyTuple_Type, &bound, &lasting, &finish, &library, &PyTuple_Type, &described, &PyTuple_Type, &frees))
         return NULL;
     if (!layout.ready || (prepare && layout.version_pointer < 0))
         return PyErr_Format(PyExc_RuntimeError, "the native runtime does not know this torch's tensor layout");
@@ -339,7 +374,8 @@ static PyObject *graph_new(PyTypeObject *type, PyObject *arguments, PyObject *ke
     self->given = PyMem_Calloc(inputs + 1, sizeof(Py_ssize_t));
     self->input_kinds = PyMem_Malloc(inputs + 1);
     self->output_kinds = PyMem_Malloc(strlen(output_kinds) + 1);
-    if (!self->sources || !self->stamps || !self->reads || !self->bound_words || !self->given || !self->input_kinds || !self->output_kinds) {
+    self->frees = PyMem_Calloc(inputs + 1, 1);
+    if (!self->sources || !self->stamps || !self->reads || !self->bound_words || !self->given || !self->input_kinds || !self->output_kinds || !self->frees) {
         Py_DECREF(self);
         return PyErr_NoMemory();
     }
@@ -350,6 +386,14 @@ static PyObject *graph_new(PyTypeObject *type, PyObject *arguments, PyObject *ke
             Py_DECREF(self);
             return PyErr_Format(PyExc_TypeError, "bound input %zd is not a tensor", i);
         }
+    for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(frees); k++) {
+        Py_ssize_t i = PyLong_AsSsize_t(PyTuple_GET_ITEM(frees, k));
+        if (i < 0 || i >= inputs || input_kinds[i] != 't') {
+            Py_DECREF(self);
+            return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "there is no tensor at %zd to free", i);
+        }
+        self->frees[i] = 1;
+    }
     for (Py_ssize_t i = 0; i < inputs; i++) {
         PyObject *given = PyTuple_GET_ITEM(sources, i);
         if (PyTuple_Check(given)) {
@@ -416,6 +460,7 @@ static void graph_dealloc(PyObject *object) {
     PyMem_Free(self->given);
     PyMem_Free(self->input_kinds);
     PyMem_Free(self->output_kinds);
+    PyMem_Free(self->frees);
     Py_TYPE(object)->tp_free(object);
 }
 

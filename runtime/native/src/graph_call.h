@@ -44,6 +44,7 @@ typedef struct {
     Py_ssize_t read_count;
     char *input_kinds; /* 't' tensor, 'i' integer, 'f' float */
     char *output_kinds;
+    char *frees; /* per input: whether the library takes a handle of it, which it frees after the last use */
     PyObject *bound;  /* tuple of tensors: first those that the graph only reads, of which alone weights are prepared */
     Py_ssize_t lasting; /* so many */
     PyObject *finish; /* (raw, inputs) -> outputs, or NULL */

@@ -284,9 +284,10 @@ def fail(module: Any) -> None:
         lambda: table.live_tensor(0, X, False, 0, ("x",), (1,)),
         lambda: table.fields(5, ("a",)),
         lambda: table.dict({}, ("a", []), False),
-        lambda: module.GraphCall(0, 0, 0, 0, (0, ("size", 5, 0)), "ti", "t", (), 0, None, None, ()),
-        lambda: module.GraphCall(0, 0, 0, 0, (0, -1), "tt", "t", (), 0, None, None, ()),
-        lambda: module.GraphCall(0, 0, 0, 0, (0,), "t", "t", ("no tensor",), 0, None, None, ()),
+        lambda: module.GraphCall(0, 0, 0, 0, (0, ("size", 5, 0)), "ti", "t", (), 0, None, None, (), ()),
+        lambda: module.GraphCall(0, 0, 0, 0, (0, -1), "tt", "t", (), 0, None, None, (), ()),
+        lambda: module.GraphCall(0, 0, 0, 0, (0,), "t", "t", ("no tensor",), 0, None, None, (), ()),
+        lambda: module.GraphCall(0, 0, 0, 0, (0,), "t", "t", (), 0, None, None, (), (1,)),
         lambda: module.Dispatcher(function, (), ("x",), (2, 0, 0, False, False), print, 4),
     ):
         with pytest.raises((ValueError, TypeError)):
