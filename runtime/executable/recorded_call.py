@@ -75,6 +75,10 @@ class RecordedCall:
             for (i, order, stride), described in zip(self._record.tangents, ctx.results, strict=True)
         ]
         made = self._backward(*ctx.numbers, *saved, *tangents)
+        if any(self._record.reached):
+            there = {place for place, (i, _, _) in enumerate(self._record.tangents) if given[i] is not None}
+            pairs = zip(made, self._record.reached, strict=True)
+            made = tuple(None if sources and there.isdisjoint(sources) else gradient for gradient, sources in pairs)
         if torch.is_grad_enabled():
             kept = [i for i, gradient in enumerate(made) if gradient is not None]
             delayed = torch._C._functions.DelayedError(_TWICE.encode(), len(kept))

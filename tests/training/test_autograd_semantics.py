@@ -175,6 +175,32 @@ def test_gradients_of_some_results_only(store: Path) -> None:
     torch.testing.assert_close(x.grad, y.grad)
 
 
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 3), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        found = self.body(x).tanh()
+        return self.left(found), self.right(found)
+
+
+@pytest.mark.parametrize("door", ["precast", "torch"])
+def test_what_the_loss_does_not_use_gets_no_gradient(door: str, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None, and not zeros, which an optimiser would take for a gradient: weight decay and momentum go on with those."""
+    monkeypatch.setenv("PRECAST_STORE", str(store))
+    torch.manual_seed(0)
+    net = TwoHeads()
+    twin = copy.deepcopy(net)
+    compiled = precast.compile(net, store=store, fullgraph=True) if door == "precast" else torch.compile(net, backend="precast")
+    for chosen in (0, 1):
+        for module, called in ((net, compiled), (twin, twin)):
+            module.zero_grad()
+            called(X)[chosen].sum().backward()
+        assert (net.left.weight.grad is None, net.right.weight.grad is None) == (chosen == 1, chosen == 0)
+        torch.testing.assert_close(gradients(net), gradients(twin))
+
+
 def test_autocast_around_the_call(store: Path) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4))
