@@ -328,3 +328,36 @@ def test_a_power_that_varies(store: Path) -> None:
         a = torch.rand(3, requires_grad=True)
         compiled(a, p).sum().backward()
         torch.testing.assert_close(a.grad, p * a.detach() ** (p - 1))
+
+
+def written_through_views(a: Tensor, b: Tensor) -> Tensor:
+    c = (a - 1).as_strided(a.shape, a.stride()).as_strided(a.shape, a.stride())
+    c += b
+    return c * 2
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_view_of_a_strided_view_that_is_written_is_eagers(recorded: bool, tmp_path: Path) -> None:
+    def program(a: Tensor, b: Tensor) -> Tensor:
+        return written_through_views(a, b) + recorded
+
+    a, b = torch.rand(3, 4, requires_grad=recorded), torch.rand(3, 4)
+    with pytest.warns(UserWarning, match="as_strided takes of another view is written"):
+        torch.testing.assert_close(precast.compile(program, store=tmp_path)(a, b), program(a, b))
+
+
+def test_a_module_that_gets_its_parameters_from_its_first_call(store: Path) -> None:
+    """As one graph, as with torch.compile; parameters that are asked for after the call are those that it made."""
+    torch.manual_seed(0)
+    lazy = nn.LazyLinear(4)
+    compiled = precast.compile(lazy, store=store, fullgraph=True)
+    for _ in range(2):
+        result = compiled(X)
+        result.square().sum().backward()
+    twin = nn.Linear(8, 4)
+    twin.load_state_dict(compiled.state_dict())
+    for _ in range(2):
+        twin(X).square().sum().backward()
+    assert type(lazy) is nn.Linear and isinstance(compiled, nn.Linear)
+    torch.testing.assert_close(result, twin(X))
+    torch.testing.assert_close(gradients(compiled), gradients(twin))
