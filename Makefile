@@ -40,7 +40,7 @@ test-quick: setup
 
 test-fresh: setup
 	@unset PRECAST_TEST_SEED; export PRECAST_RANDOM_PROGRAMS=$${PRECAST_RANDOM_PROGRAMS:-60} PRECAST_RANDOM_GRAPHS=$${PRECAST_RANDOM_GRAPHS:-400}; \
-	  $(RUN) -m pytest -m "not slow" tests/programs tests/ops tests/lowering $(ARGS)
+	  $(RUN) -m pytest -m "not slow" tests/fuzz tests/ops tests/lowering $(ARGS)
 
 test-oldest:
 	@PYTHON="$${PYTHON:-python3.12}" .ci/setup test .venv-oldest constraints-oldest.txt

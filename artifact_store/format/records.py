@@ -92,7 +92,8 @@ class AutogradRecord(_Record):
     outermost first, its strides where it is not dense): the backward graph takes the gradients of these results, laid out so.
     `written`: (index of an input, index of a result, whether autograd may not see it): inputs that get a result's value after the call.
     `backward`: the backward graph's inputs (numbers first, then saved tensors, then tangents, then constants); `gradients`: one output
-    for each of `inputs`, "none" where that gets no gradient.
+    for each of `inputs`, "none" where that gets no gradient. `reached`: for each of `inputs` the positions in `tangents` of the gradients
+    that its own is made of, () where that is all of them: it gets none where none of these is given.
     """
 
     results: tuple[bool, ...]
@@ -104,6 +105,7 @@ class AutogradRecord(_Record):
     backward: tuple[GraphInput, ...]
     gradients: tuple[GraphOutput, ...]
     constants: tuple[TensorConstant, ...] = ()
+    reached: tuple[tuple[int, ...], ...] = ()
 
     def to_data(self) -> dict[str, Any]:
         lists = ("backward", "gradients", "constants")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +87,8 @@ def aten_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompositio
         if graph is not None:
             metadata = metadata_of(graph)
         else:
-            state = create_aot_state(stack, call, fake_args, descriptions, config, fake_mode, shape_env)
+            with _chains_refused():
+                state = create_aot_state(stack, call, fake_args, descriptions, config, fake_mode, shape_env)
             if activations is not None:
                 expect_activations(state.fw_metadata, activations)
             if state.needs_autograd and any(_lacks_device(value) for value in fake_args):
@@ -205,6 +206,18 @@ def _drop_idle_dropout(gm: torch.fx.GraphModule) -> None:
             node.target = torch.Tensor.mul_ if in_place else torch.mul
             node.args, node.kwargs = (source, 0), {}
     gm.recompile()
+
+
+@contextlib.contextmanager
+def _chains_refused() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if "encountered a mutation on a view chain" not in str(error):
+            raise
+        raise CaptureRefused(
+            "a view that as_strided takes of another view is written, which torch does not trace", hint="write a copy (clone()) of it"
+        ) from error
 
 
 def _captured(state: Any, call: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -92,6 +93,7 @@ def halves(
     wanted = tuple(i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor) and value.requires_grad)
     tangents = [n for n in backward.graph.nodes if n.op == "placeholder"][len(numbers) + len(tensors) :]
     orders = tuple((index, *_layout(node.meta["val"])) for index, node in zip(outputs.tangents, tangents, strict=True))
+    reached = _reached(backward, wanted, tangents)
     gradients = _gradients(backward, wanted)
     count = len(numbers) + len(tensors) + len(tangents)
     with _disable_current_modes():
@@ -100,7 +102,7 @@ def halves(
     kinds += ["tensor"] * (len(tensors) + len(tangents))
     given = [GraphInput((("input", i),), False, i, kind) for i, kind in enumerate(kinds)]
     given += [GraphInput((("constant", i),), True, None, "constant") for i in range(len(constants))]
-    record = AutogradRecord(tuple(outputs.results), wanted, saved, integers, orders, written, tuple(given), gradients, constants)
+    record = AutogradRecord(tuple(outputs.results), wanted, saved, integers, orders, written, tuple(given), gradients, constants, reached)
     return Halves(forward, made, mutated, backward, record)
 
 
@@ -201,6 +203,18 @@ def _known(number: Any) -> int | None:
         return number
     hint = number.node.hint
     return int(hint) if hint is not None else None
+
+
+def _reached(backward: torch.fx.GraphModule, wanted: Sequence[int], tangents: Sequence[torch.fx.Node]) -> tuple[tuple[int, ...], ...]:
+    """For each wanted gradient which of the tangents it is made of; () where that is all of them, or none."""
+    made_of = {node: 1 << i for i, node in enumerate(tangents)}  # as bits
+    for node in backward.graph.nodes:
+        if node not in made_of:
+            made_of[node] = functools.reduce(operator.or_, [made_of[source] for source in node.all_input_nodes], 0)
+    end: Any = next(n for n in reversed(backward.graph.nodes) if n.op == "output").args[0]
+    every = (1 << len(tangents)) - 1
+    found = [made_of[end[i]] if isinstance(end[i], torch.fx.Node) else 0 for i in wanted]
+    return tuple(() if bits == every else tuple(i for i in range(len(tangents)) if bits >> i & 1) for bits in found)
 
 
 def _gradients(backward: torch.fx.GraphModule, wanted: Sequence[int]) -> tuple[GraphOutput, ...]:

@@ -44,6 +44,13 @@ DROPPED = frozenset(
     "AUTOGRAD_SAVED_TENSORS_HOOKS SHAPE_ENV FUNCTORCH_STACK_MATCH".split()
 )
 _AUTOCASTS = (torch.autocast, torch.cuda.amp.autocast, torch.cpu.amp.autocast_mode.autocast)
+_GRAD_MODES: dict[type, tuple[str, ...]] = {
+    torch.no_grad: (),
+    torch.enable_grad: (),
+    torch.set_grad_enabled: ("mode",),
+    torch.inference_mode: ("mode",),
+}
+"""Decorators that set the grad mode -> what they are made of. A decorated function holds a method of one, which makes another."""
 _AUTOCAST = ("device", "fast_dtype", "_enabled", "_cache_enabled")
 _IDENTITY = frozenset("ID_MATCH FUNCTION_MATCH BUILTIN_MATCH CLASS_MATCH MODULE_MATCH NN_MODULE".split())
 
@@ -201,8 +208,8 @@ def identity(path: Path, value: Any) -> Guard:
 def same_object_guards(path: Path, value: Any) -> list[Guard]:
     """`identity`; a function is held to its module too, whose globals its code reads: a wrapper may bear its name, and stand there.
 
-    A compiled regular expression has no name, and needs none: it is its text and its flags; an autocast is what it sets; and of a
-    context variable the values count.
+    A compiled regular expression has no name, and needs none: it is its text and its flags; an autocast is what it sets, and so is
+    what decorates a function with a grad mode; and of a context variable the values count.
     """
     if isinstance(value, contextvars.ContextVar):  # what it holds has guards of its own
         return [Guard(path, Predicate.TYPE, type_name(type(value))), Guard((*path, ("attr", "name")), Predicate.EQUALS, tag(value.name))]
@@ -212,6 +219,17 @@ def same_object_guards(path: Path, value: Any) -> list[Guard]:
     if type(value) in _AUTOCASTS:  # of a decorated function: Dynamo enters another one that is made of these
         said = [Guard((*path, ("attr", name)), Predicate.EQUALS, tag(getattr(value, name))) for name in _AUTOCAST]
         return [Guard(path, Predicate.TYPE, type_name(type(value))), *said]
+    if isinstance(value, types.MethodType) and type(value.__self__) in _GRAD_MODES:
+        mode = (*path, ("attr", "__self__"))
+        said = [
+            Guard((*mode, ("attr", name)), Predicate.EQUALS, tag(getattr(value.__self__, name)))
+            for name in _GRAD_MODES[type(value.__self__)]
+        ]
+        return [
+            identity((*path, ("attr", "__func__")), value.__func__),
+            Guard(mode, Predicate.TYPE, type_name(type(value.__self__))),
+            *said,
+        ]
     if isinstance(value, DynamoConfigPatchProxy):  # around the guards of an exported module
         return [
             Guard(path, Predicate.TYPE, type_name(type(value))),

@@ -106,6 +106,10 @@ class RecordedCall:
         ]
         ctx.maybe_clear_saved_tensors()  # they stay where the graph is kept
         made = self._backward(arguments)
+        if any(self._record.reached):
+            there = {place for place, (i, _, _) in enumerate(self._record.tangents) if given[i] is not None}
+            pairs = zip(made, self._record.reached, strict=True)
+            made = tuple(None if sources and there.isdisjoint(sources) else gradient for gradient, sources in pairs)
         if torch.is_grad_enabled():
             kept = [i for i, gradient in enumerate(made) if gradient is not None]
             delayed = torch._C._functions.DelayedError(_TWICE.encode(), len(kept))

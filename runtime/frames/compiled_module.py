@@ -78,6 +78,21 @@ class CompiledModule:
 
 # A tracer that meets a compiled module inside another program traces the original's call, as torch.compile does.
 CompiledModule.__call__._torchdynamo_inline = torch.nn.Module.__call__  # type: ignore[attr-defined]
+
+
+class CompiledLazyModule(CompiledModule):
+    """Of a module such as `nn.LazyLinear`, which gets its parameters, and its class, from its first call."""
+
+    __slots__ = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module: Any = self._orig_mod
+        if hasattr(module, "_initialize_hook"):
+            module._infer_parameters(module, args, kwargs)  # as `torch.compile` does: a hook that goes away cannot be traced
+            object.__setattr__(self, "_precast_site", self._precast_again(module)._precast_site)
+        return self._precast_site.quickest(*args, **kwargs)
+
+
 _classes: dict[tuple[type, type], type] = {}
 
 
@@ -124,4 +139,6 @@ def share_state(cls: type, module: torch.nn.Module, slots: Mapping[str, Any]) ->
 def wrap_module(module: torch.nn.Module, site: Any, again: Callable[[torch.nn.Module], Any]) -> Any:
     """`module`, whose calls go to `site`. `again` compiles another module in the same way (for deepcopy)."""
     slots = {"_orig_mod": module, "_precast_again": again, "_precast_site": site}
-    return share_state(mixed_class(CompiledModule, type(module), tuple(slots)), module, slots)
+    lazy = hasattr(module, "_initialize_hook") and callable(getattr(module, "_infer_parameters", None))
+    mixin = CompiledLazyModule if lazy else CompiledModule
+    return share_state(mixed_class(mixin, type(module), tuple(slots)), module, slots)

@@ -1,6 +1,7 @@
 """Random Python programs: eager against precast, static and dynamic, then from the store in a fresh process without the tracer.
 
-PRECAST_RANDOM_PROGRAMS says how many are drawn. What is compared: results, exceptions, globals, mutated arguments, what was printed.
+PRECAST_RANDOM_PROGRAMS says how many are drawn. What is compared: results, exceptions, globals, mutated arguments, what was printed; of
+programs that record gradients also those, and buffers.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 import precast
 from precast.artifact_store import Store
 from tests.fuzz.judge import OPTIONS, compare
+from tests.fuzz.recorded import RecordedWriter
 from tests.fuzz.writer import SIGNATURE, Writer
 
 WORKER = Path(__file__).parent / "worker.py"
@@ -42,12 +44,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("programs")
 
 
-def check(source: str, folder: Path, dynamic: bool | None, seed: int) -> None:
+def check(source: str, folder: Path, dynamic: bool | None, seed: int, recorded: bool = False) -> None:
     name = f"random_program_{hashlib.sha256(repr((source, dynamic, seed)).encode()).hexdigest()[:12]}"
     store = Store.open(folder / "store")
-    found, _ = compare(source, name, folder, lambda f: precast.compile(f, store=store, dynamic=dynamic, options=OPTIONS), seed)
+    found, _ = compare(source, name, folder, lambda f: precast.compile(f, store=store, dynamic=dynamic, options=OPTIONS), seed, recorded)
     assert not found, f"{found}\n{source[source.index('def program') :]}"
-    (folder / f"{name}.json").write_text(json.dumps({"source": source, "seed": seed, "dynamic": dynamic}))
+    (folder / f"{name}.json").write_text(json.dumps({"source": source, "seed": seed, "dynamic": dynamic, "recorded": recorded}))
 
 
 @settings(max_examples=COUNT, **relaxed)
@@ -61,6 +63,12 @@ def test_as_it_comes(folder: Path, numbers: list[int], seed: int) -> None:
 @given(drawn, st.integers(0, 1 << 16))
 def test_dynamic(folder: Path, numbers: list[int], seed: int) -> None:
     check(Writer(numbers).write(), folder, True, seed)
+
+
+@settings(max_examples=max(COUNT // 3, 1), **relaxed)
+@given(drawn, st.sampled_from([None, True]), st.integers(0, 1 << 16))
+def test_with_gradients(folder: Path, numbers: list[int], dynamic: bool | None, seed: int) -> None:
+    check(RecordedWriter(numbers).write(), folder, dynamic, seed, recorded=True)
 
 
 @pytest.mark.parametrize("seed", range(1, 5))

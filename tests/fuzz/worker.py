@@ -1,6 +1,7 @@
 """Runs stored programs in a fresh process with the tracer refused to precast; prints one JSON line per program.
 
-worker.py FOLDER    FOLDER holds `store` and NAME.json files: {"source": text, "seed": number, "dynamic": true or null}
+worker.py FOLDER    FOLDER holds `store` and NAME.json files: {"source": text, "seed": number, "dynamic": true or null,
+"recorded": true where gradients are compared}
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ def main(folder: Path) -> None:
         case = json.loads(file.read_text())
         attempts.clear()
         options = {**OPTIONS, **({"dynamic": "yes"} if case["dynamic"] else {})}
-        found, _ = compare(case["source"], file.stem, folder, lambda f, o=options: precast.load(f, store=store, options=o), case["seed"])
+        found, _ = compare(
+            case["source"], file.stem, folder, lambda f, o=options: precast.load(f, store=store, options=o), case["seed"], case["recorded"]
+        )
         print(json.dumps({"name": file.stem, "difference": found, "attempts": list(attempts)}), flush=True)
 
 

@@ -146,8 +146,17 @@ RAISES = ("raise ValueError(n)", "_ = options['absent']", "_ = items[99]", "_ = 
 NAMES = ("a", "b", "c")
 
 
+RETURNS = ("return a, b, k", "return {'a': a, 'b': [b, c], 'k': k}", "return a + b", "return a, x, BOX.count, tuple(items)")
+
+
 class Writer:
     """Consumes choices (whole numbers) and writes one program; equal choices give an equal text. Choices that run out count as 0."""
+
+    head = HEAD
+    expressions: Sequence[str] = EXPRESSIONS
+    simple: Sequence[str] = SIMPLE
+    heads: Sequence[str] = HEADS
+    returns: Sequence[str] = RETURNS
 
     def __init__(self, choices: Sequence[int]) -> None:
         self._choices = iter(choices)
@@ -158,13 +167,8 @@ class Writer:
         self._lines = [SIGNATURE, "    global SCALE", "    k = 1.0", "    a, b, c = x * 2, x + y, x - 1"]
         for _ in range(2 + self._pick(6)):
             self._statement(1, in_loop=False)
-        self._line(
-            1,
-            ("return a, b, k", "return {'a': a, 'b': [b, c], 'k': k}", "return a + b", "return a, x, BOX.count, tuple(items)")[
-                self._pick(4)
-            ],
-        )
-        return HEAD + FUNCTOOLS_LIKE + "\n\n" + "\n".join(self._lines) + "\n"
+        self._line(1, self.returns[self._pick(len(self.returns))])
+        return self.head + FUNCTOOLS_LIKE + "\n\n" + "\n".join(self._lines) + "\n"
 
     def _pick(self, count: int) -> int:
         return next(self._choices, 0) % count
@@ -180,14 +184,14 @@ class Writer:
     def _statement(self, depth: int, in_loop: bool) -> None:
         kind = self._pick(8)
         if kind < 3 or (kind > 5 and depth > 3):
-            self._line(depth, f"{NAMES[self._pick(3)]} = {self._filled(EXPRESSIONS[self._pick(len(EXPRESSIONS))])}")
+            self._line(depth, f"{NAMES[self._pick(3)]} = {self._filled(self.expressions[self._pick(len(self.expressions))])}")
         elif kind < 6:
-            self._line(depth, self._filled(SIMPLE[self._pick(len(SIMPLE))]))
+            self._line(depth, self._filled(self.simple[self._pick(len(self.simple))]))
         else:
             self._block(depth, in_loop)
 
     def _block(self, depth: int, in_loop: bool) -> None:
-        head = self._filled(HEADS[self._pick(len(HEADS))])
+        head = self._filled(self.heads[self._pick(len(self.heads))])
         loop = head.startswith(("for", "while"))
         if head.startswith("while"):
             self._line(depth, "turns = 0")

@@ -1,5 +1,6 @@
-"""Architectures of zoo_hf.py (`--library timm`: zoo_timm.py) through precast and torch.compile: `python tests/models/zoo_run.py [NAME...]`
-prints a table. `--serve`: a fresh process then loads what was stored, without the tracer. `--counts`: torch.compile only traces.
+"""Architectures of zoo_hf.py (`--library timm`, `vision`: zoo_timm.py, zoo_vision.py) through precast and torch.compile:
+`python tests/models/zoo_run.py [NAME...]` prints a table. `--train`: a training step of each, with its gradients.
+`--serve`: a fresh process then loads what was stored, without the tracer. `--counts`: torch.compile only traces.
 Exit status 1: a wrong result; one that precast does not reach and torch.compile does; more graphs or graph breaks than torch.compile's; one
 that the fresh process does not serve."""
 
@@ -21,12 +22,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.models import zoo_hf, zoo_timm
+from tests.models import zoo_hf, zoo_timm, zoo_vision
+from tests.models.zoo_subjects import Answer, Step, Subject
 
-LIBRARIES = {"transformers": (zoo_hf.ARCHITECTURES, zoo_hf.build), "timm": (tuple(zoo_timm.FAMILIES), zoo_timm.build)}
+LIBRARIES = {
+    "transformers": (zoo_hf.ARCHITECTURES, zoo_hf.build),
+    "timm": (tuple(zoo_timm.FAMILIES), zoo_timm.build),
+    "vision": (tuple(zoo_vision.MODELS), zoo_vision.build),
+}
 BACKENDS = ("precast", "inductor")
 TRACED = ("precast", "eager")
 """With torch.compile's graphs and breaks only: what it traces does not depend on what compiles it."""
@@ -49,21 +54,28 @@ class Judged:
     served: str = ""
 
 
-def judge(name: str, backend: str, folder: Path, library: str = "transformers", device: str = "cpu") -> Judged:
+def subject(name: str, library: str, device: str, train: bool) -> Subject:
+    """What is compared of the architecture."""
+    model, kwargs = LIBRARIES[library][1](name)
+    return (Step if train else Answer)(model.to(device), {k: v.to(device) for k, v in kwargs.items()})
+
+
+def judge(name: str, backend: str, folder: Path, library: str = "transformers", device: str = "cpu", train: bool = False) -> Judged:
     """Build, run eagerly and compiled ("precast", or a backend of torch.compile), compare."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    model, kwargs = LIBRARIES[library][1](name)
-    model, kwargs = model.to(device), {k: v.to(device) for k, v in kwargs.items()}
+    judged = subject(name, library, device, train)
     start, breaks = time.perf_counter(), 0
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        want = model(**kwargs)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        want = judged.of(lambda model: model)
         try:
             with _breaks(backend) as found:
-                got = (_precast(model, folder) if backend == "precast" else torch.compile(model, backend=backend))(**kwargs)
-            breaks, problem = len(found), difference(want, got)
+                got = judged.of(lambda model: _precast(model, folder) if backend == "precast" else _torch_compiled(model, backend))
+            breaks, problem = len(found), judged.difference(want, got)
             wrong = bool(problem)
+            eagerly = [str(w.message) for w in said if "precast:" in str(w.message) and "eagerly" in str(w.message)]
+            problem = problem or " ".join(eagerly[:1])
         except Exception as error:  # noqa: BLE001 - that is the verdict
             problem, wrong = f"{type(error).__name__}: {error}"[:300], False
     graphs = _stored_graphs(folder) if backend == "precast" else torch._dynamo.utils.counters["stats"]["unique_graphs"]
@@ -88,6 +100,12 @@ def _breaks(backend: str) -> Iterator[list[str]]:
         yield found
 
 
+def _torch_compiled(model: torch.nn.Module, backend: str) -> Any:
+    if backend == "inductor":
+        torch._inductor.config.fallback_random = True  # dropout draws eager's numbers
+    return torch.compile(model, backend=backend)
+
+
 def _precast(model: torch.nn.Module, folder: Path) -> Any:
     import precast
 
@@ -99,24 +117,6 @@ def _stored_graphs(folder: Path) -> int:
 
     store = Store.open(folder)
     return sum(bool(m.graphs) for place in (folder / "programs").glob("*") for m in store.variants(place.name))
-
-
-def difference(want: Any, got: Any) -> str:
-    """Tensors of the two results, in order, to 1e-4 of the largest value."""
-    wants, gots = (_tensors(result) for result in (want, got))
-    if len(wants) != len(gots):
-        return f"{len(gots)} tensors for {len(wants)}"
-    for i, (w, g) in enumerate(zip(wants, gots, strict=True)):
-        if w.shape != g.shape or w.dtype != g.dtype:
-            return f"tensor {i}: {g.dtype} {list(g.shape)} for {w.dtype} {list(w.shape)}"
-        scale = w.double().abs().max().item() if w.numel() else 0.0
-        if not torch.allclose(w.double(), g.double(), rtol=1e-4, atol=1e-4 * max(scale, 1e-3), equal_nan=True):
-            return f"tensor {i} of {list(w.shape)} is off by {(w.double() - g.double()).abs().max().item():.3g}, largest value {scale:.3g}"
-    return ""
-
-
-def _tensors(result: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(dict(result) if isinstance(result, dict) else result) if isinstance(leaf, torch.Tensor)]
 
 
 def table(rows: Iterable[Sequence[Judged]]) -> Iterator[str]:
@@ -131,21 +131,22 @@ def table(rows: Iterable[Sequence[Judged]]) -> Iterator[str]:
     yield ", ".join(f"{backend}: {count} agree" for backend, count in passed.items())
 
 
-def row(name: str, backends: Sequence[str], library: str, device: str, serve: bool) -> list[Judged]:
+def row(name: str, backends: Sequence[str], library: str, device: str, serve: bool, train: bool = False) -> list[Judged]:
     torch.backends.cudnn.allow_tf32 = False  # for a difference to be one
     with tempfile.TemporaryDirectory() as folder:
-        ours, *theirs = [judge(name, backend, Path(folder) / name, library, device) for backend in backends]
+        ours, *theirs = [judge(name, backend, Path(folder) / name, library, device, train) for backend in backends]
         if serve and not ours.difference:
-            ours = replace(ours, served=_served(name, Path(folder) / name, library, device))
+            ours = replace(ours, served=served([name], Path(folder), library, device, train)[0])
         return [ours, *theirs]
 
 
-def _served(name: str, store: Path, library: str, device: str) -> str:
-    """What a fresh process makes of the store: "" where it agrees with eager, without the tracer."""
-    command = [sys.executable, "-m", "tests.models.zoo_served", library, device, f"{name}={store}"]
+def served(names: Sequence[str], stores: Path, library: str, device: str, train: bool) -> list[str]:
+    """What one fresh process makes of each store, by name in a folder: "" where it agrees with eager, without the tracer."""
+    places = [f"{name}={stores / name}" for name in names]
+    command = [sys.executable, "-m", "tests.models.zoo_served", library, device, "train" if train else "answer", *places]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith(ANSWER)]
-    return lines[-1].removeprefix(ANSWER) if lines else f"exit {done.returncode}: {done.stderr[-300:]}"
+    found = [line.removeprefix(ANSWER) for line in done.stdout.splitlines() if line.startswith(ANSWER)]
+    return found + [f"exit {done.returncode}: {done.stderr[-300:]}"] * (len(names) - len(found))
 
 
 def _one_thread() -> None:
@@ -181,6 +182,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="architectures at a time (default: 1)")
     parser.add_argument("--serve", action="store_true", help="load each from its store in a fresh process, without the tracer")
     parser.add_argument("--counts", action="store_true", help="torch.compile traces and does not compile: graphs and breaks, in seconds")
+    parser.add_argument("--train", action="store_true", help="compare a training step, with all gradients and buffers")
     parser.add_argument("--alone", action="store_true", help="without torch.compile")
     options = parser.parse_args()
     known = LIBRARIES[options.library][0]
@@ -188,7 +190,7 @@ def main() -> int:
         parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(known)}")
     rows = []
     backends = BACKENDS[:1] if options.alone else TRACED if options.counts else BACKENDS
-    one = partial(row, backends=backends, library=options.library, device=options.device, serve=options.serve)
+    one = partial(row, backends=backends, library=options.library, device=options.device, serve=options.serve, train=options.train)
     for judged in rows_of(options.names or known, one, options.jobs):
         rows.append(judged)
         print(next(iter(table([judged]))), flush=True)

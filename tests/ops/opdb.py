@@ -1,4 +1,5 @@
 """All of torch's op_db against eager, on several backends: `python -m tests.ops.opdb --backend precast --out results.json`.
+With `--backend precast-modules`, `torch-door-modules` and `inductor-modules`: all of module_db, in train and eval mode, with gradients.
 
 Each backend's operators run in worker processes; a worker that hangs or dies costs one operator its verdict. Results are kept as they
 come, so an interrupted run goes on where it stopped. `make test-full` compares with `opdb_pass_list.txt`, the operators stated to pass.
@@ -27,6 +28,9 @@ KINDS_ON_GPU = ("cuda", "cuda-bf16", "cuda-f16", "cuda-f64", "cuda-i64")
 ON_GPU = tuple(f"{whose}-{kind}" for kind in KINDS_ON_GPU for whose in ("precast", "inductor"))
 BACKEND_NAMES = ("lowered", "scheduled", "precast", "inductor", "precast-dynamic", "inductor-dynamic", *ON_GPU)
 BACKEND_NAMES += ("precast-backward", "inductor-backward")
+MODULES = "-modules"
+"""Ends the names of backends that are judged on modules."""
+MODULE_BACKENDS = ("precast-modules", "torch-door-modules", "inductor-modules")
 Results = dict[str, dict[str, dict[str, Any]]]
 """Backend to operator to verdict."""
 
@@ -122,8 +126,10 @@ def _write(path: Path, results: Results) -> None:
 
 def serve(backend: str, samples: int) -> None:
     """A worker's life: a name a line in, a verdict a line out."""
+    from tests.ops import modules_judge
     from tests.ops.opdb_judge import device_lost, judge
 
+    judge = modules_judge.judge if backend.endswith(MODULES) else judge
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what operators print is not an answer
     for line in sys.stdin:
@@ -167,9 +173,16 @@ def compare_with_list(verdicts: dict[str, dict[str, Any]]) -> Iterable[str]:
     )
 
 
+def judged_by(backend: str) -> list[str]:
+    """The names that a backend is judged on."""
+    from tests.ops import modules_judge, opdb_judge
+
+    return modules_judge.cases() if backend.endswith(MODULES) else list(opdb_judge.operators(backend))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--backend", action="append", choices=BACKEND_NAMES)
+    parser.add_argument("--backend", action="append", choices=(*BACKEND_NAMES, *MODULE_BACKENDS))
     parser.add_argument("--samples", type=int, default=3)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--workers", type=int, default=2)
@@ -181,10 +194,10 @@ def main() -> int:
     if options.serve:
         serve(options.serve, options.samples)
         return 0
-    from tests.ops.opdb_judge import operators
-
     chosen = options.backend or ["precast", "inductor"]
-    names = options.only.split(",") if options.only else list(operators(chosen[0]))
+    if len({name.endswith(MODULES) for name in chosen}) > 1:
+        parser.error("operators and modules are judged apart")
+    names = options.only.split(",") if options.only else judged_by(chosen[0])
     results = run(
         chosen,
         names,

@@ -175,6 +175,32 @@ def test_gradients_of_some_results_only(store: Path) -> None:
     torch.testing.assert_close(x.grad, y.grad)
 
 
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 3), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        found = self.body(x).tanh()
+        return self.left(found), self.right(found)
+
+
+@pytest.mark.parametrize("door", ["precast", "torch"])
+def test_what_the_loss_does_not_use_gets_no_gradient(door: str, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None, and not zeros, which an optimiser would take for a gradient: weight decay and momentum go on with those."""
+    monkeypatch.setenv("PRECAST_STORE", str(store))
+    torch.manual_seed(0)
+    net = TwoHeads()
+    twin = copy.deepcopy(net)
+    compiled = precast.compile(net, store=store, fullgraph=True) if door == "precast" else torch.compile(net, backend="precast")
+    for chosen in (0, 1):
+        for module, called in ((net, compiled), (twin, twin)):
+            module.zero_grad()
+            called(X)[chosen].sum().backward()
+        assert (net.left.weight.grad is None, net.right.weight.grad is None) == (chosen == 1, chosen == 0)
+        torch.testing.assert_close(gradients(net), gradients(twin))
+
+
 def test_autocast_around_the_call(store: Path) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4))
@@ -302,3 +328,36 @@ def test_a_power_that_varies(store: Path) -> None:
         a = torch.rand(3, requires_grad=True)
         compiled(a, p).sum().backward()
         torch.testing.assert_close(a.grad, p * a.detach() ** (p - 1))
+
+
+def written_through_views(a: Tensor, b: Tensor) -> Tensor:
+    c = (a - 1).as_strided(a.shape, a.stride()).as_strided(a.shape, a.stride())
+    c += b
+    return c * 2
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_view_of_a_strided_view_that_is_written_is_eagers(recorded: bool, tmp_path: Path) -> None:
+    def program(a: Tensor, b: Tensor) -> Tensor:
+        return written_through_views(a, b) + recorded
+
+    a, b = torch.rand(3, 4, requires_grad=recorded), torch.rand(3, 4)
+    with pytest.warns(UserWarning, match="as_strided takes of another view is written"):
+        torch.testing.assert_close(precast.compile(program, store=tmp_path)(a, b), program(a, b))
+
+
+def test_a_module_that_gets_its_parameters_from_its_first_call(store: Path) -> None:
+    """As one graph, as with torch.compile; parameters that are asked for after the call are those that it made."""
+    torch.manual_seed(0)
+    lazy = nn.LazyLinear(4)
+    compiled = precast.compile(lazy, store=store, fullgraph=True)
+    for _ in range(2):
+        result = compiled(X)
+        result.square().sum().backward()
+    twin = nn.Linear(8, 4)
+    twin.load_state_dict(compiled.state_dict())
+    for _ in range(2):
+        twin(X).square().sum().backward()
+    assert type(lazy) is nn.Linear and isinstance(compiled, nn.Linear)
+    torch.testing.assert_close(result, twin(X))
+    torch.testing.assert_close(gradients(compiled), gradients(twin))

@@ -539,3 +539,37 @@ def sorted_with_a_key() -> Callable[..., Any]:
         return y * 2 + len(order)
 
     return sorted_with_a_key
+
+
+class Positions(torch.nn.Module):
+    """Of whose decorated methods each holds a method of its decorator."""
+
+    @torch.no_grad()
+    def rows(self, x: torch.Tensor) -> torch.Tensor:
+        return x.cumsum(0)
+
+    @torch.set_grad_enabled(False)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.rows(x) * 0.5
+
+
+class BrokenInside(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = Positions()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.sin() + self.positions(x)
+        if y.sum() > 100:
+            y = y * 2
+        return y
+
+
+@case(vectors())
+def methods_decorated_with_a_grad_mode() -> Callable[..., Any]:
+    inner = BrokenInside()
+
+    def methods_decorated_with_a_grad_mode(x: torch.Tensor) -> torch.Tensor:
+        return inner(x) * 2 + x.cos()
+
+    return methods_decorated_with_a_grad_mode
