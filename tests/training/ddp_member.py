@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as collectives
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -59,6 +60,32 @@ def sharded(model: nn.Module, compiled: bool) -> nn.Module:
     return model
 
 
+def flat(model: nn.Module, compiled: bool) -> nn.Module:
+    """FSDP of the first kind: parameters are views of one flat parameter while a block runs."""
+    if compiled:
+        precast.compile_module(model)
+    return FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
+
+
+def flat_around(model: nn.Module, compiled: bool) -> nn.Module:
+    wrapped = FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
+    return precast.compile(wrapped) if compiled else wrapped
+
+
+class Synchronised(Net):
+    """Its activations are centred over the batches of all ranks: a collective inside of the graph, forward and backward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.first(x)
+        gathered = collectives.all_gather_tensor_autograd(rows, 0, dist.group.WORLD)
+        return self.second(self.norm(F.gelu(rows - gathered.mean(0))))
+
+
+def with_collectives(model: nn.Module, compiled: bool) -> nn.Module:
+    centred = Synchronised()
+    return DistributedDataParallel(precast.compile(centred) if compiled else centred)
+
+
 def sharded_around(model: nn.Module, compiled: bool) -> nn.Module:
     """What is not meant to be done: the hooks are traced, break the graph, and can be stored by nobody."""
     fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
@@ -80,7 +107,7 @@ def _broken(*args: Any, **kwargs: Any) -> Any:
 
 
 CASES: dict[str, Callable[[nn.Module, bool], nn.Module]] = {
-    case.__name__: case for case in (inside, in_place, around, sharded, sharded_around, failing)
+    case.__name__: case for case in (inside, in_place, around, sharded, sharded_around, flat, flat_around, with_collectives, failing)
 }
 
 
