@@ -105,4 +105,7 @@ def test_what_else_trains_rightly(tmp_path: Path) -> None:
     """Compiled in place before DDP; and around sharded modules, in pieces that are kept in the process."""
     for told in together(tmp_path / "group", tmp_path / "store", "sharded_around", "in_place"):
         as_eager(told["sharded_around"])
+        (said,) = told["sharded_around"]["said"]
+        assert "Compile what is sharded first: block.forward = precast.compile(block.forward), then fully_shard(block)" in said
+        assert not told["in_place"]["said"]
         as_eager(told["in_place"])

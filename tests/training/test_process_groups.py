@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -126,3 +127,19 @@ def test_a_group_is_asked_again(one_process: None, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(globals(), "GROUP", dist.group.WORLD)
     found = {step_names(guard): guard.constant for guard in capture(of_group, (torch.ones(2),)).guards if "GROUP" in str(guard.path)}
     assert found["rank"] == ("int", 0) and found["size"] == ("int", 1) and "group_name" in found
+
+
+def test_what_is_sharded_first_gets_a_warning(one_process: None) -> None:
+    """Of the module itself, and of one that has it; what was compiled first gets none."""
+    fully_shard, mesh = pytest.importorskip("torch.distributed.fsdp").fully_shard, dist.device_mesh.init_device_mesh("cpu", (1,))
+    block = torch.nn.Linear(2, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        precast.compile(block)
+        block.forward = precast.compile(block.forward)  # type: ignore[method-assign]
+        fully_shard(block, mesh=mesh)
+    with pytest.warns(UserWarning, match="Linear is compiled after fully_shard was called on it"):
+        precast.compile(block)
+    model = torch.nn.Sequential(block)
+    with pytest.warns(UserWarning, match="fully_shard was called on its module 0: .* then fully_shard"):
+        precast.compile_module(model)
