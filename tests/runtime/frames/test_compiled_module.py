@@ -18,6 +18,8 @@ class Made(torch.nn.Linear):
 class Table(dict[str, int], torch.nn.Module):
     """Memory of its own, which `object.__new__` does not make."""
 
+    __hash__ = object.__hash__
+
     def __init__(self) -> None:
         torch.nn.Module.__init__(self)
 
