@@ -1,4 +1,6 @@
-"""One of several processes that train together on CPUs: `python -m tests.training.ddp_member RANK WORLD FOLDER CASE…`; prints JSON.
+"""One of several processes that train together: `python -m tests.training.ddp_member RANK WORLD FOLDER CASE…`; prints JSON.
+
+On CPUs, with gloo; where PRECAST_MEMBER_DEVICE is cuda, on a GPU each, with NCCL.
 
 For each case: the losses of this rank's steps, compiled and eager, precast's warnings, and whether the tracer has been imported by then.
 """
@@ -26,6 +28,7 @@ import precast
 from precast.runtime.programs import compile_hook
 
 STEPS = 10
+KIND = os.environ.get("PRECAST_MEMBER_DEVICE", "cpu")
 
 
 class Net(nn.Module):
@@ -56,7 +59,7 @@ def sharded(model: nn.Module, compiled: bool) -> nn.Module:
     """Each block's `forward` is compiled, and torch's hooks around it run as they are."""
     if compiled:
         model.forward = precast.compile(model.forward)  # type: ignore[method-assign]
-    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    fully_shard(model, mesh=init_device_mesh(KIND, (dist.get_world_size(),)))
     return model
 
 
@@ -64,11 +67,11 @@ def flat(model: nn.Module, compiled: bool) -> nn.Module:
     """FSDP of the first kind: parameters are views of one flat parameter while a block runs."""
     if compiled:
         precast.compile_module(model)
-    return FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
+    return FullyShardedDataParallel(model, use_orig_params=True, device_id=own_device())
 
 
 def flat_around(model: nn.Module, compiled: bool) -> nn.Module:
-    wrapped = FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
+    wrapped = FullyShardedDataParallel(model, use_orig_params=True, device_id=own_device())
     return precast.compile(wrapped) if compiled else wrapped
 
 
@@ -82,13 +85,13 @@ class Synchronised(Net):
 
 
 def with_collectives(model: nn.Module, compiled: bool) -> nn.Module:
-    centred = Synchronised()
+    centred = Synchronised().to(own_device())
     return DistributedDataParallel(precast.compile(centred) if compiled else centred)
 
 
 def sharded_around(model: nn.Module, compiled: bool) -> nn.Module:
     """What is not meant to be done: the hooks are traced, break the graph, and can be stored by nobody."""
-    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    fully_shard(model, mesh=init_device_mesh(KIND, (dist.get_world_size(),)))
     return precast.compile(model) if compiled else model
 
 
@@ -111,15 +114,20 @@ CASES: dict[str, Callable[[nn.Module, bool], nn.Module]] = {
 }
 
 
+def own_device() -> torch.device:
+    return torch.device("cuda", dist.get_rank()) if KIND == "cuda" else torch.device("cpu")
+
+
 def losses(case: Callable[[nn.Module, bool], nn.Module], compiled: bool) -> list[float]:
     torch.manual_seed(0)
-    model = case(Net(), compiled)
+    device = own_device()
+    model = case(Net().to(device), compiled)
     optimiser = torch.optim.AdamW(model.parameters(), 1e-2)
     found = []
     for step in range(STEPS):
         generator = torch.Generator().manual_seed(step * dist.get_world_size() + dist.get_rank())  # each rank has batches of its own
         x, y = torch.randn(8, 16, generator=generator), torch.randint(0, 4, (8,), generator=generator)
-        loss = F.cross_entropy(model(x), y)
+        loss = F.cross_entropy(model(x.to(device)), y.to(device))
         loss.backward()
         optimiser.step()
         optimiser.zero_grad()
@@ -129,7 +137,12 @@ def losses(case: Callable[[nn.Module, bool], nn.Module], compiled: bool) -> list
 
 @contextmanager
 def group(rank: int, world: int, folder: str) -> Iterator[None]:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
+    given: dict[str, Any] = {"init_method": f"file://{folder}/meeting", "rank": rank, "world_size": world}
+    if KIND == "cuda":
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl", device_id=torch.device("cuda", rank), **given)
+    else:
+        dist.init_process_group("gloo", **given)
     try:
         yield
     finally:

@@ -22,10 +22,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def together(folder: Path, store: Path, *cases: str, member: str = "tests.training.ddp_member") -> list[dict[str, Any]]:
-    """What each rank has to tell of the cases."""
+def together(folder: Path, store: Path, *cases: str, member: str = "tests.training.ddp_member", **more: str) -> list[dict[str, Any]]:
+    """What each rank has to tell of the cases. `more`: environment variables."""
     folder.mkdir()
-    env = {**os.environ, "PRECAST_STORE": str(store), "PRECAST_STRICT": "0", "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PRECAST_STORE": str(store), "PRECAST_STRICT": "0", "PYTHONPATH": str(ROOT), **more}
     command = [sys.executable, "-m", member]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     ranks = [subprocess.Popen([*command, str(rank), str(WORLD), str(folder), *cases], env=env, **pipes) for rank in range(WORLD)]
