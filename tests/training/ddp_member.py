@@ -40,6 +40,17 @@ class Net(nn.Module):
         return self.second(self.norm(F.gelu(self.first(x))))
 
 
+class Deep(nn.Module):
+    """Not of a class of torch's own, into which Dynamo does not look within DDP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 512), nn.GELU(), nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 512), nn.Linear(512, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
 def inside(model: nn.Module, compiled: bool) -> nn.Module:
     return DistributedDataParallel(precast.compile(model) if compiled else model)
 
@@ -53,6 +64,13 @@ def in_place(model: nn.Module, compiled: bool) -> nn.Module:
 def around(model: nn.Module, compiled: bool) -> nn.Module:
     wrapped = DistributedDataParallel(model)
     return precast.compile(wrapped) if compiled else wrapped
+
+
+def by_torch(model: nn.Module, compiled: bool) -> nn.Module:
+    """torch.compile splits the graph where a bucket of gradients ends, so that each is exchanged while the next part runs backward."""
+    deep = Deep().to(own_device())
+    wrapped = DistributedDataParallel(deep, bucket_cap_mb=1)  # a bucket for each of the larger layers
+    return torch.compile(wrapped, backend="precast") if compiled else wrapped  # type: ignore[return-value]
 
 
 def sharded(model: nn.Module, compiled: bool) -> nn.Module:
@@ -110,7 +128,8 @@ def _broken(*args: Any, **kwargs: Any) -> Any:
 
 
 CASES: dict[str, Callable[[nn.Module, bool], nn.Module]] = {
-    case.__name__: case for case in (inside, in_place, around, sharded, sharded_around, flat, flat_around, with_collectives, failing)
+    case.__name__: case
+    for case in (inside, in_place, around, by_torch, sharded, sharded_around, flat, flat_around, with_collectives, failing)
 }
 
 

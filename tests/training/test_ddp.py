@@ -101,6 +101,17 @@ def test_fully_sharded_data_parallel_of_the_first_kind(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_torch_splits_the_graph_at_buckets(tmp_path: Path) -> None:
+    """`torch.compile(DDP(model), backend="precast")`: each part has a backward graph, and later processes load them all."""
+    store = tmp_path / "store"
+    for folder in ("cold", "warm"):
+        for told in together(tmp_path / folder, store, "by_torch"):
+            as_eager(told["by_torch"])
+            assert not told["by_torch"]["said"]
+        assert len(programs(store)) == 3
+
+
+@pytest.mark.slow
 def test_what_else_trains_rightly(tmp_path: Path) -> None:
     """Compiled in place before DDP; and around sharded modules, in pieces that are kept in the process."""
     for told in together(tmp_path / "group", tmp_path / "store", "sharded_around", "in_place"):
