@@ -9,9 +9,10 @@ gradient of.
 from __future__ import annotations
 
 import contextlib
+import functools
 import heapq
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,15 +25,43 @@ from precast.target_registry import computes_on
 Place = tuple[Any, int]
 """A node of autograd's graph, and which of its gradients."""
 _ENGINE = torch.autograd.graph._engine_run_backward
+_REGISTER: Any = torch.Tensor.register_hook
 
 
-def in_python() -> contextlib.AbstractContextManager[Any]:
+Hooks = dict[Place, list[Mapping[int, Callable[[torch.Tensor], torch.Tensor | None]]]]
+"""Hooks on tensors, by the gradient that they get; those of one tensor are in one table."""
+
+
+@contextlib.contextmanager
+def in_python() -> Iterator[None]:
     """`torch.autograd.grad` visits the nodes in Python, where gradients lie on a GPU that is not here."""
-    return patched(torch.autograd, "_engine_run_backward", run_backward)
+    hooks: Hooks = {}
+    with (
+        patched(torch.autograd, "_engine_run_backward", functools.partial(run_backward, hooks)),
+        patched(torch.Tensor, "register_hook", functools.partialmethod(_register_hook, hooks)),
+    ):
+        yield
+
+
+def _register_hook(tensor: Any, hooks: Hooks, hook: Any) -> Any:
+    """`torch.Tensor.register_hook`, which tells nobody but the engine of a hook on what is no leaf."""
+    new = tensor.grad_fn is not None and tensor._backward_hooks is None
+    handle = _REGISTER(tensor, hook)
+    tables = hooks.setdefault((tensor.grad_fn, tensor.output_nr), []) if new else []
+    if new and not any(table is tensor._backward_hooks for table in tables):  # a subclass's dispatch comes here again
+        tables.append(tensor._backward_hooks)
+    return handle
 
 
 def run_backward(
-    outputs: Sequence[Any], given: Sequence[Any], keep_graph: bool, create_graph: bool, inputs: Sequence[Any], *rest: Any, **more: Any
+    hooks: Hooks,
+    outputs: Sequence[Any],
+    given: Sequence[Any],
+    keep_graph: bool,
+    create_graph: bool,
+    inputs: Sequence[Any],
+    *rest: Any,
+    **more: Any,
 ) -> tuple[Any, ...]:
     """What `torch.autograd.graph._engine_run_backward` gives: the gradients of `inputs`, None where there is none.
 
@@ -45,14 +74,14 @@ def run_backward(
     edges = [_edge(value) for value in inputs]
     roots = [_edge(value) for value in outputs]
     with torch.set_grad_enabled(create_graph):
-        found = _walk(roots, given, edges)
+        found = _walk(roots, given, edges, hooks)
     allow_unused = more.get("allow_unreachable", rest[0] if rest else False)
     if not allow_unused and any(gradient is None for gradient in found):
         raise RuntimeError("One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True")
     return tuple(found)
 
 
-def _walk(roots: Sequence[Place], given: Sequence[Any], edges: Sequence[Place]) -> list[Any]:
+def _walk(roots: Sequence[Place], given: Sequence[Any], edges: Sequence[Place], hooks: Hooks) -> list[Any]:
     captured: dict[Place, Any] = dict.fromkeys(edges)
     leads, waits = _graph([node for node, _ in roots], {node for node, _ in edges})
     gradients: dict[Any, list[Any]] = {}
@@ -70,7 +99,7 @@ def _walk(roots: Sequence[Place], given: Sequence[Any], edges: Sequence[Place]) 
         if not waits[node]:
             ready.put(node)
     for node in ready:
-        held = gradients.pop(node, [])
+        held = [_hooked(value, hooks.get((node, i), ())) for i, value in enumerate(gradients.pop(node, []))]
         captured |= {(node, i): value for i, value in enumerate(held) if (node, i) in captured}
         if node not in leads:
             continue
@@ -125,6 +154,13 @@ class _Queue:
 def _edge(value: Any) -> Place:
     node, index = (value if isinstance(value, GradientEdge) else get_gradient_edge(value))[:2]
     return node, index
+
+
+def _hooked(gradient: Any, tables: Iterable[Mapping[int, Callable[[torch.Tensor], torch.Tensor | None]]]) -> Any:
+    for hook in [hook for table in tables for hook in table.values()]:
+        if gradient is not None and (changed := hook(gradient)) is not None:
+            gradient = changed
+    return gradient
 
 
 def _called(node: Any, held: list[Any]) -> Sequence[Any]:

@@ -110,8 +110,8 @@ ABSENT_DEVICE: tuple[Patch[None], ...] = (
         untested="no program is known whose graph depends on it with torch 2.13; torch 2.11 and 2.12 were not tried",
     ),
     Patch(
-        ("torch.autograd:_engine_run_backward",),
-        "Autograd's engine asks for the current stream of the GPU, and raises where there is none.",
+        ("torch.autograd:_engine_run_backward", "torch:Tensor.register_hook"),
+        "Autograd's engine asks for the current stream of the GPU, and raises where there is none; and it alone knows of hooks.",
         "tests/capture/test_fake_device.py::test_backward_graphs_are_those_of_real_tensors",
         always(in_python),
         without="refused",

@@ -301,12 +301,7 @@ def test_backward_graphs_are_those_of_real_tensors(program: Any) -> None:
     """The same operators in the same order as autograd's engine calls for tensors that are there."""
     fn, args = program.make(), program.inputs()
     with torch.enable_grad():
-        here = capture(fn, args)
-        found = stand_ins(fn, [(args, {})])
-        assert found is not None
-        model, ((stood, _),) = found
-        with without_device():
-            there = capture(model, stood)
+        here, there = capture(fn, args), captured_in_training(fn, *args)
     assert not there.uncacheable and there.inputs == here.inputs
     assert on_cpu(there.guards) - {FIRST_TRACE} == on_cpu(here.guards) - {FIRST_TRACE}
     assert there.autograd == here.autograd
@@ -314,6 +309,32 @@ def test_backward_graphs_are_those_of_real_tensors(program: Any) -> None:
         assert (ours is None) == (theirs is None)
         if ours is not None:
             assert listing(ours) == listing(theirs)
+
+
+def doubles(x: torch.Tensor) -> torch.Tensor:
+    """Of one tensor two hooks, the first of which changes nothing; and one before the tensor is written."""
+    y = x.sin()
+    y.register_hook(lambda gradient: None)
+    y.register_hook(lambda gradient: gradient * 3)
+    z = y * 2
+    z.register_hook(lambda gradient: gradient.cos())
+    return z.mul_(y)
+
+
+def test_hooks_on_what_is_no_leaf_are_in_the_graph() -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+    with torch.enable_grad():
+        here, there = capture(doubles, (x,)), captured_in_training(doubles, x)
+    assert listing(there.backward) == listing(here.backward)
+    assert sum(node.target is torch.ops.aten.cos.default for node in there.backward.graph.nodes) == 2  # type: ignore[union-attr]
+
+
+def captured_in_training(fn: Any, *args: Any) -> CapturedFrame:
+    found = stand_ins(fn, [(args, {})])
+    assert found is not None
+    model, ((stood, _),) = found
+    with without_device():
+        return capture(model, stood)
 
 
 def test_a_gradient_that_is_taken_inside_of_the_program() -> None:
