@@ -216,6 +216,7 @@ class _Capture:
         waived = set(map(id, self.waived))
         kept = [guard for guard in traced.output.guards if id(guard) not in waived]
         translation = translate(newest_forms(kept), context)
+        asked, unasked = record.asked.guards(self.sources)
         unnoticed = unguarded(record.consumed, newest_forms(traced.output.guards), self.sources)
         shapes, unprintable = shape_guards(traced.output, self.sources)  # which no filter waives
         held = with_lookups([*translation.guards, *unnoticed.guards], record.consumed, self.sources)
@@ -223,10 +224,10 @@ class _Capture:
         resolved = resolution_guards(held, record.consumed, traced.output.traced_code, functions, self.sources)
         nameless = exec_namespaces.code_guards(record.functions, record.consumed, self.sources)
         return _Needs(
-            guards=[*held, *(guard for guard in nameless if not from_dynamo(guard.path)), *resolved, *shapes],
+            guards=[*held, *asked, *(guard for guard in nameless if not from_dynamo(guard.path)), *resolved, *shapes],
             met=self._met(traced, kept),
             told_apart=met_paths(record.told_apart, (), (), self.sources),
-            problems=[*translation.uncacheable, *unnoticed.uncacheable, *unprintable],
+            problems=[*translation.uncacheable, *unnoticed.uncacheable, *unprintable, *unasked],
             unchecked=[*translation.unchecked, *unnoticed.unchecked, *unprintable],
             codes=[
                 code for _, code in {(g.path, str(g.constant)) for g in (*translation.guards, *nameless) if g.predicate is Predicate.CODE}
@@ -247,7 +248,7 @@ class _Capture:
         functions = [function for function in traced.record.functions if function.__code__ not in covered]
         found, missing = digests((self.function, *functions), codes, self.function.__code__, checked)
         ran, unread = self.operators.digests()
-        assumed, unassumed = constant_digests(traced.record.constants)
+        assumed, unassumed = constant_digests([*traced.record.constants, *traced.record.asked.calls])
         return (*found, *ran, *assumed), [*missing, *unread, *unassumed]
 
     def _record(self, traced: dynamo.Traced, constants: tuple[TensorConstant, ...]) -> tuple[FrameRecord | None, list[str]]:

@@ -82,7 +82,7 @@ class StandIns:
             if kind is torch.nn.Parameter:
                 made = torch.nn.Parameter(made, requires_grad=value.requires_grad)
             elif value.requires_grad:
-                made.requires_grad_()
+                made = made.requires_grad_() if value.is_leaf else _recorded(made)
         own = value.__dict__.keys() - made.__dict__.keys()  # a fake keeps what it is there, too
         made.__dict__.update({name: copy.copy(value.__dict__[name]) for name in sorted(own)})
         made.__dict__[STANDS_FOR] = value.__dict__.get(STANDS_FOR, kind)
@@ -107,6 +107,13 @@ class StandIns:
 def without_device() -> contextlib.AbstractContextManager[Any]:
     """Lets fake tensors on a GPU be traced where there is none, by code that asks for one."""
     return contextlib.nullcontext() if torch.cuda.is_available() else applied(ABSENT_DEVICE, None)
+
+
+def _recorded(value: torch.Tensor) -> torch.Tensor:
+    """A tensor with the memory of `value` that autograd has recorded, so that it is no leaf. It need not be the result of that operator."""
+    with torch.enable_grad():
+        made = torch.empty_like(value, requires_grad=True).clone()
+    return made.set_(value.untyped_storage(), value.storage_offset(), value.shape, value.stride())
 
 
 def _function(function: types.FunctionType, memo: dict[int, Any]) -> types.FunctionType:

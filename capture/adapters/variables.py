@@ -5,8 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from torch._dynamo import variables
+from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.side_effects import SideEffects
-from torch._dynamo.variables import PolyfilledFunctionVariable, builder, builtin, dicts, functions, lists, nn_module, user_defined
+from torch._dynamo.variables import (
+    PolyfilledFunctionVariable,
+    builder,
+    builtin,
+    dicts,
+    functions,
+    lists,
+    nn_module,
+    script_object,
+    user_defined,
+)
 from torch._dynamo.variables.base import AsPythonConstantNotImplementedError, AttributeMutationExisting, ValueMutationNew, VariableTracker
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.builtin import BuiltinVariable
@@ -30,6 +41,11 @@ try:
     from torch._dynamo.variables import invoke_subgraph
 except ImportError:  # before torch 2.13, which reuses no regions
     invoke_subgraph = None  # type: ignore[assignment]
+
+OpaqueObjectVariable: Any = None
+"""An object that graphs take whole, such as a process group. Before torch 2.12 groups have variables of their own."""
+if hasattr(GuardBuilder, "OPAQUE_OBJ_GUARD_FN_MATCH"):
+    OpaqueObjectVariable = getattr(script_object, "CustomClassObjectVariable", getattr(script_object, "TorchScriptObjectVariable", None))
 
 GETATTR = "var_getattr" if hasattr(VariableTracker, "var_getattr") else "tp_getattro_impl"
 """The method of a variable that reads an attribute: (self, tx, name). Its name changed with torch 2.14."""
@@ -58,6 +74,7 @@ def holds_items(variable: VariableTracker) -> VariableTracker:
 
 __all__ = [
     "GETATTR",
+    "OpaqueObjectVariable",
     "ListMethods",
     "invoke_subgraph",
     "OrderedDictVariable",

@@ -36,7 +36,6 @@ from precast.capture.graph.symbolic_floats import float_positions, floats_as_num
 from precast.capture.graph.triton_launches import is_launch
 from precast.capture.soundness.composite_checks import quantiles_tested
 from precast.capture.soundness.tensor_metadata import views_apart
-from precast.target_registry import computes_on
 
 Decompositions = Mapping[Any, Callable[..., Any]]
 
@@ -91,11 +90,6 @@ def aten_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompositio
                 state = create_aot_state(stack, call, fake_args, descriptions, config, fake_mode, shape_env)
             if activations is not None:
                 expect_activations(state.fw_metadata, activations)
-            if state.needs_autograd and any(_lacks_device(value) for value in fake_args):
-                raise CaptureRefused(
-                    "a call that records gradients is to be compiled for a GPU, and torch's autograd engine finds none here",
-                    hint="build training steps on a machine with such a GPU",
-                )
             flat = parts_of(fake_args)
             if len(flat) > len(fake_args) and any(info.mutates_data for info in state.fw_metadata.input_info):
                 refuse_shared(plain_inputs(fake_args, flat), flat)
@@ -179,11 +173,6 @@ def _take_floats(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, 
 
 def _is_sparse(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.layout is not torch.strided
-
-
-def _lacks_device(value: Any) -> bool:
-    """Whether it stands for a tensor on a GPU that is not there."""
-    return isinstance(value, torch.Tensor) and computes_on(value.device.type) and not torch.cuda.is_available()
 
 
 def _drop_idle_dropout(gm: torch.fx.GraphModule) -> None:

@@ -11,6 +11,7 @@ import torch.fx
 
 from precast.capture.aten import absent_device as absent
 from precast.capture.aten import effects
+from precast.capture.aten.backward_walk import in_python
 from precast.capture.aten.keep_attention import whole_attention
 from precast.capture.aten.wrong_decompositions import kept_whole
 from precast.capture.common.patching import Patch, always
@@ -113,6 +114,13 @@ ABSENT_DEVICE: tuple[Patch[None], ...] = (
         always(absent.moves_recorded),
         others=f"{_TRACERS}constants are not folded, while such a literal is moved",
         untested="no program is known whose graph depends on it with torch 2.13; torch 2.11 and 2.12 were not tried",
+    ),
+    Patch(
+        ("torch.autograd:_engine_run_backward", "torch:Tensor.register_hook"),
+        "Autograd's engine asks for the current stream of the GPU, and raises where there is none; and it alone knows of hooks.",
+        "tests/capture/test_fake_device.py::test_backward_graphs_are_those_of_real_tensors",
+        always(in_python),
+        without="refused",
     ),
 )
 """While fake tensors on a GPU are traced, or made, where there is none."""

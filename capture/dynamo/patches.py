@@ -36,6 +36,7 @@ from precast.capture.soundness.drawn_numbers import drawn_in_default_dtype
 from precast.capture.soundness.exec_namespaces import looked_up_where_they_are
 from precast.capture.soundness.memory_overlap import overlaps_refused
 from precast.capture.soundness.nested_regions import regions_traced_anew
+from precast.capture.soundness.process_groups import recorded_members, recorded_questions
 from precast.capture.soundness.tuple_identity import tuples_are_themselves
 from precast.capture.soundness.wide_integers import larger_are_constants
 
@@ -176,6 +177,26 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "Results of `assume_constant_result` would be taken for constants in processes where they differ.",
         "tests/capture/test_patched_torch.py::test_a_result_that_is_assumed_to_be_constant_is_recorded",
         lambda tracing: recorded_constants(tracing.record.constants),
+    ),
+    Patch(
+        (f"{_V}.torch:TorchInGraphFunctionVariable.call_function",),
+        "One rank's number, or the number of processes, would be a constant in the artifact of all ranks.",
+        "tests/training/test_process_groups.py::test_ranks_are_guarded_where_code_asks_for_them",
+        lambda tracing: recorded_questions(tracing.record.asked),
+    ),
+    Patch(
+        (f"{_V}.script_object:CustomClassObjectVariable.call_method",),
+        "What a process group answers would be a constant in the artifact of all ranks.",
+        "tests/training/test_process_groups.py::test_a_group_is_asked_again",
+        lambda tracing: recorded_members(tracing.record.asked),
+        versions=("2.14", "2.15"),
+    ),
+    Patch(
+        (f"{_V}.script_object:TorchScriptObjectVariable.call_method",),
+        "What a process group answers would be a constant in the artifact of all ranks.",
+        "tests/training/test_process_groups.py::test_a_group_is_asked_again",
+        lambda tracing: recorded_members(tracing.record.asked),
+        versions=("2.12", "2.13"),
     ),
     Patch(
         (f"{_V}.builtin:vt_identity_compare",),

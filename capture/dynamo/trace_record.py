@@ -14,6 +14,7 @@ from precast.capture.adapters.guards import AttrSource
 from precast.capture.adapters.variables import BuiltinVariable, VariableBuilder
 from precast.capture.common.patching import patched
 from precast.capture.dynamo.assumed_constants import ConstantCall
+from precast.capture.soundness.process_groups import Questions
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class TraceRecord:
     """Sources of tuples that the traced code asked whether they are one."""
     constants: list[ConstantCall] = field(default_factory=list)
     """Calls whose results the traced code takes as constant."""
+    asked: Questions = field(default_factory=Questions)
+    """What the traced code asked of process groups."""
 
     def source(self, name: str) -> Any:
         """The source of this name. The inner tensors of a subclass are described before they are looked at."""

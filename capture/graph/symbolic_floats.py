@@ -28,9 +28,11 @@ def is_float(argument: Any) -> bool:
 
 
 def float_positions(gm: torch.fx.GraphModule) -> tuple[int, ...]:
-    """Which of the inputs of Dynamo's graph are such floats."""
-    placeholders = gm.graph.find_nodes(op="placeholder")
-    return tuple(i for i, node in enumerate(placeholders) if is_float(node.meta["grapharg"]))
+    """Which of the inputs of Dynamo's graph are such floats. In a part of a graph that torch splits (`optimize_ddp`) inputs are values of
+    other parts, and tensors.
+    """
+    arguments = [node.meta.get("grapharg") for node in gm.graph.find_nodes(op="placeholder")]
+    return tuple(i for i, argument in enumerate(arguments) if argument is not None and is_float(argument))
 
 
 def finite(inputs: Sequence[GraphInput]) -> list[Guard]:

@@ -33,6 +33,7 @@ from precast.capture.adapters.dynamo import DynamoConfigPatchProxy
 from precast.capture.adapters.guards import AttrSource, TorchFunctionModeStackSource
 from precast.capture.common.hook_steps import hook_guards
 from precast.capture.common.source_paths import FLATTENED, NotPortable, SourceContext
+from precast.capture.soundness.process_groups import group_guards, is_group
 from precast.runtime.fingerprint.bytecode import digest
 from precast.runtime.guards.container_predicates import keys_of
 from precast.runtime.guards.tensor_spec import MARKS, metadata
@@ -213,6 +214,8 @@ def same_object_guards(path: Path, value: Any) -> list[Guard]:
     """
     if isinstance(value, contextvars.ContextVar):  # what it holds has guards of its own
         return [Guard(path, Predicate.TYPE, type_name(type(value))), Guard((*path, ("attr", "name")), Predicate.EQUALS, tag(value.name))]
+    if is_group(value):
+        return group_guards(path, value)
     if isinstance(value, re.Pattern):
         told = [Guard((*path, ("attr", name)), Predicate.EQUALS, tag(getattr(value, name))) for name in ("pattern", "flags")]
         return [Guard(path, Predicate.TYPE, type_name(re.Pattern)), *told]
@@ -393,6 +396,13 @@ def _of_this_process(why: str) -> Callable[[Path, Any, GuardContext], list[Guard
     return rule
 
 
+def _group(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
+    value = context.sources.value(path)
+    if not is_group(value):
+        raise NotPortable("this kind of guard has no portable form")
+    return group_guards(path, value)
+
+
 _RULES: dict[str, Callable[[Path, Any, GuardContext], list[Guard]]] = {
     "TYPE_MATCH": _value_rule(lambda v: (Predicate.TYPE, type_name(class_of(v)))),
     "CONSTANT_MATCH": _value_rule(_constant),
@@ -419,6 +429,8 @@ _RULES: dict[str, Callable[[Path, Any, GuardContext], list[Guard]]] = {
     "RANGE_ITERATOR_MATCH": _value_rule(_range_iterator),
     "COUNT_ITERATOR_MATCH": _value_rule(_count_iterator),
     "LIST_REVERSEITERATOR_LEN": _value_rule(_reverse_iterator),
+    "FAKE_SCRIPT_TYPE_MATCH": _group,
+    "OPAQUE_OBJ_GUARD_FN_MATCH": _group,
     "WEAKREF_ALIVE": _of_this_process("it depends on one particular object staying alive"),
     "COW_TENSOR_MATCH": _of_this_process("whether a tensor's memory is shared until it is written depends on what this process did before"),
     "CURRENT_STREAM_MATCH": _of_this_process("which stream is the current one is no property of the stream"),

@@ -8,7 +8,7 @@ import inspect
 import logging
 import sys
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from precast.artifact_store.place import folder_of
 log = logging.getLogger("precast.driver")
 Signature = tuple[tuple[Any, ...], dict[str, Any]]
 _TOP = {"program", "store", "targets", "path", "evidence", "recorded"}
-_PROGRAM = {"factory", "arguments", "name", "mode", "options", "targets", "dynamic_shapes", "evidence", "recorded", "train"}
+_PROGRAM = {"factory", "arguments", "name", "mode", "options", "targets", "dynamic_shapes", "evidence", "recorded"}
+_PROGRAM |= {"train", "loss", "optimizer"}
 
 
 class BuildFileError(Exception):
@@ -33,6 +34,7 @@ class ProgramSpec:
     `evidence`: whether its artifacts are tried, and say so (`evidence.py`).
     `recorded`: files and folders of calls that were recorded where the program is served, absolute: they are signatures, too.
     `train`: the calls record gradients, so that the artifacts hold backward graphs.
+    `updates`: the factory makes an optimiser, and what is compiled are the updates of its steps (`update_job.py`).
     `label` is the `name=` of `precast.compile`, a part of the program key, and None where the file gives no name; `name` is for people.
     """
 
@@ -48,6 +50,7 @@ class ProgramSpec:
     recorded: tuple[str, ...] = ()
     evidence: bool = False
     train: bool = False
+    updates: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,9 @@ def parse(content: Mapping[str, Any], source: str, folder: Path) -> BuildFile:
         raise BuildFileError(f"{source}: needs at least one [[program]] table")
     default_targets = _texts(content, "targets", source) or ("cpu:native",)
     default = _Default(default_targets, _paths(content, "recorded", source, folder), _flag(content, "evidence", source) or False)
-    programs = tuple(_program(table, f"{source}: program {number}", default, folder) for number, table in enumerate(tables, 1))
+    programs = tuple(
+        spec for number, table in enumerate(tables, 1) for spec in _programs(table, f"{source}: program {number}", default, folder)
+    )
     names = [program.name for program in programs]
     for name in names:
         if names.count(name) > 1:
@@ -144,6 +149,10 @@ def _check_arguments(spec: ProgramSpec, factory: Any) -> None:
 
 
 def _loaded(spec: ProgramSpec, made: Any) -> Loaded:
+    if spec.updates:
+        if not (hasattr(made, "param_groups") and callable(getattr(made, "step", None))):
+            raise BuildFileError(f"{spec.where}: factory {spec.factory} must return an optimiser, and returned {_short(made)}")
+        return Loaded(spec, made.step, ())
     shape = "must return (callable, [(args, kwargs), …])"
     if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], (list, tuple))):
         raise BuildFileError(f"{spec.where}: factory {spec.factory} {shape}, and returned {_short(made)}")
@@ -183,6 +192,23 @@ def _recorded(spec: ProgramSpec, program: Callable[..., Any], own: Sequence[Sign
         return recorded_signatures(there, program, spec.label, own, spec.name)
     except OSError as error:
         raise BuildFileError(f"{spec.where}: recorded calls cannot be read: {error.filename}: {error.strerror}") from error
+
+
+def _programs(table: Mapping[str, Any], where: str, default: _Default, folder: Path) -> Iterator[ProgramSpec]:
+    """The program of one table, and those of its loss and its optimiser, which are called by its name and have its targets and options."""
+    spec = _program(table, where, default, folder)
+    yield spec
+    for part in ("loss", "optimizer"):
+        factory = _text(table, part, where)
+        if factory is None:
+            continue
+        if not all(factory.partition(":")[::2]):
+            raise BuildFileError(f'{where}: {part} = "pkg.mod:function" names a factory, not {factory!r}')
+        if not spec.train:
+            raise BuildFileError(f"{where}: `{part}` is of a program that trains: add train = true")
+        name = f"{spec.name}.{part}"
+        shared: dict[str, Any] = {"mode": spec.mode, "options": spec.options, "targets": spec.targets, "train": True}
+        yield ProgramSpec(factory, name, f"{where} ({name})", **shared, updates=part == "optimizer")
 
 
 def _program(table: Mapping[str, Any], where: str, default: _Default, folder: Path) -> ProgramSpec:

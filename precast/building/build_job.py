@@ -60,7 +60,7 @@ _NOTHING_NEW = {"hit": "there already", "taken": "taken"}
 """The status of a signature for which this process stored nothing."""
 
 
-def _fall_back(target: str, found: str) -> str:
+def fall_back(target: str, found: str) -> str:
     """A sentence about a hit of an artifact for another target: a machine of `target` uses it, as it is the best that it finds."""
     if not family_of(found).on_host:
         return f"by its fall-back for {found}"
@@ -98,6 +98,10 @@ class Job:
         except Exception as error:  # noqa: BLE001 - likewise
             log.info("%s: its key is not known: %s", self.name, error)
             return ""
+
+    def keys(self, target: str) -> tuple[str, ...]:
+        """The keys under which the store has what is built. Raises what making the program raises."""
+        return (self.program(target)[0].key,)
 
     def build(self, number: int, target: str) -> Outcome:
         """Compile the signature unless the store serves it already."""
@@ -165,7 +169,7 @@ class Job:
         if found is not None and mounted_noexec(self.store.root) and family_of(found.target).on_host:
             return self._outcome(number, target, "miss", found, begin, self.explain(number, target))
         if found is not None:
-            said = "" if serves(resolve(target), found.target) else _fall_back(target, found.target)
+            said = "" if serves(resolve(target), found.target) else fall_back(target, found.target)
             later = "what follows its first graph break depends on values, and is not checked" if breaks(found) else ""
             return self._outcome(number, target, "hit", found, begin, "; ".join(filter(None, (said, later))))
         if self.skipped(target):

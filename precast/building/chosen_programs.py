@@ -8,7 +8,7 @@ from functools import partial
 from precast.artifact_store import Store
 from precast.artifact_store.moving.selection import Build
 from precast.building.build_file import BuildFile, Loaded, ProgramSpec
-from precast.building.build_job import Job
+from precast.building.update_job import job_of
 from precast.runtime.targets.ladder import resolve, runs
 
 
@@ -20,9 +20,10 @@ def chosen_programs(plan: BuildFile, store: Store, load: Callable[[ProgramSpec],
     """
     found: list[tuple[str, Callable[[str], bool]]] = []
     for program in plan.programs:
-        job = Job(load(program), store)
+        job = job_of(load(program), store)
         for target in program.targets:
-            found.append((job.program(target)[0].key, _every if any_target else partial(runs, resolve(target))))
+            fits = _every if any_target else partial(runs, resolve(target))
+            found += [(key, fits) for key in job.keys(target)]
     return Build(tuple(found))
 
 

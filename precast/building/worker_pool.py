@@ -29,6 +29,7 @@ from precast.building.build_file import Loaded, ProgramSpec
 from precast.building.build_job import Job, Outcome
 from precast.building.build_order import Known, Lines, Task
 from precast.building.ledger import Ledger, Stopped
+from precast.building.update_job import job_of
 from precast.compiling.exclusive import part
 from precast.runtime.common.errors import CompilerBroken, OptionError, StoreUnwritable
 from precast.runtime.common.log import logger
@@ -306,7 +307,7 @@ def _work(
 
 def _answer(task: Task, program: ProgramSpec, store: Store, load: Load, job: Job | None) -> tuple[tuple[Any, ...], Job | None]:
     try:
-        job = Job(load(program), store) if job is None else job
+        job = job_of(load(program), store) if job is None else job
         if task.number == 0:
             return ("loaded", len(job.loaded.signatures), job.key(task.target), usable.peak_memory()), job
         return ("built", job.build(task.number, task.target), usable.peak_memory()), job

@@ -27,6 +27,7 @@ from precast.compiling.unstable_constants import why_unsteady
 from precast.lowering.decompositions import DECOMPOSITIONS
 from precast.lowering.warm_imports import import_what_comes_late
 from precast.report.compile_log import log_dynamic, log_guards
+from precast.report.compile_skew import near_time_outs
 from precast.report.trace_folder import Trace, trace_for
 from precast.runtime.common.errors import Deferred, InProcess, MarkError, Refused, Taken
 from precast.runtime.common.log import warn
@@ -49,7 +50,7 @@ def compile_variant(program: Program, args: tuple[Any, ...], kwargs: Mapping[str
     Raises Refused where the call has to run eagerly.
     """
     dynamic = dynamic_of(program, program.locals_of(args, kwargs))
-    with seldom_collected():
+    with seldom_collected(), near_time_outs(program.name):
         return with_symbols_or_without(program.name, dynamic, lambda chosen: _compile_with(program, args, kwargs, chosen))
 
 

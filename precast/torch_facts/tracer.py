@@ -29,8 +29,6 @@ WITHOUT_SHIM: dict[str, str] = {
 WITHOUT_RULE: dict[str, str] = {
     "DICT_VERSION": "torch installs none any more",
     "DISPATCH_KEY_SET_MATCH": "torch installs it for no program of torch.compile",
-    "OPAQUE_OBJ_GUARD_FN_MATCH": "opaque objects: refused",
-    "FAKE_SCRIPT_TYPE_MATCH": "script objects: refused",
     "DTENSOR_SPEC_MATCH": "DTensors: refused",
     "COW_TENSOR_MATCH": "copy-on-write tensors: refused",
     "CURRENT_STREAM_MATCH": "streams: refused",

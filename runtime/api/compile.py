@@ -13,6 +13,7 @@ import torch
 
 from precast.artifact_store import Store, StoreError
 from precast.artifact_store.place import default_root
+from precast.runtime.api.sharded_modules import warn_of_sharded
 from precast.runtime.common.errors import OptionError, PrecastError
 from precast.runtime.common.log import configure
 from precast.runtime.common.upward_imports import EXPLAIN_CALL
@@ -133,6 +134,7 @@ def compile_with(model: Any, settings: Settings) -> Any:
         return step
     site = Site(model, settings)
     if isinstance(model, torch.nn.Module):
+        warn_of_sharded(model)
         return wrap_module(model, site, lambda other: compile_with(other, settings))
     return _wrap_function(model, site)
 

@@ -33,24 +33,28 @@ def result_digest(result: Any) -> str:
 def changed_result(module: str, rest: str, wanted: str) -> str:
     """Why the function's result is not the recorded one; "" where it is. Calls the function, once per process."""
     qualname, _, arguments = rest.partition(" ")
-    found = _result(module, qualname, arguments)
+    found = (_result_now if module in _OF_GROUPS else _result)(module, qualname, arguments)
     return (
         "" if found == wanted else f"{qualname} of {module}, whose result was taken as constant, {found or 'returns something else here'}"
     )
 
 
-@functools.lru_cache(maxsize=1024)
-def _result(module: str, qualname: str, arguments: str) -> str:
+def _result_now(module: str, qualname: str, arguments: str) -> str:
     """The digest of the call's result, or the reason why there is none."""
     try:
         importlib.import_module(module)
         function = find_object(f"{module}:{qualname}")
-        if not getattr(function, "_dynamo_marked_constant", False):
+        if module not in _OF_GROUPS and not getattr(function, "_dynamo_marked_constant", False):
             return "is not marked by assume_constant_result here"
         args, kwargs = ast.literal_eval(bytes.fromhex(arguments).decode())
         return result_digest(function(*map(untag, args), **{key: untag(value) for key, value in kwargs}))
     except Exception as error:  # noqa: BLE001 - the user's function may raise anything: then the artifact is of no use here
         return f"fails here ({type(error).__name__}: {error})"
+
+
+_result = functools.lru_cache(maxsize=1024)(_result_now)
+_OF_GROUPS = ("torch.distributed.distributed_c10d",)
+"""Modules whose functions answer otherwise when processes have met: they are asked each time."""
 
 
 def forget() -> None:

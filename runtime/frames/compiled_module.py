@@ -127,9 +127,10 @@ def mixed_class(mixin: type, cls: type, slots: tuple[str, ...]) -> type:
 def share_state(cls: type, module: torch.nn.Module, slots: Mapping[str, Any]) -> Any:
     """An instance of `cls` (see `mixed_class`) that shares the `__dict__` of `module`."""
     make: Any = cls
-    wrapper = make.__new__(make)
-    if not isinstance(wrapper, cls):  # a class that makes something else of itself, as those of torch's fully_shard do
-        wrapper = object.__new__(cls)
+    try:
+        wrapper = object.__new__(make)  # a class's own `__new__` may want arguments, or make something else, as those of fully_shard do
+    except TypeError:  # a class that is a dict, say, as well
+        wrapper = make.__new__(make)
     object.__setattr__(wrapper, "__dict__", module.__dict__)
     for name, value in slots.items():
         object.__setattr__(wrapper, name, value)

@@ -18,6 +18,11 @@ _PACKAGE = "torch.optim."
 
 def compiled_step(step: Any, settings: Settings) -> Any:
     """The compiled form of an optimiser's bound `step`; None where `step` is none, or none of an optimiser that has rules."""
+    return step_with(step, lambda name, eager: GroupUpdate(name, eager, settings))
+
+
+def step_with(step: Any, update: Callable[[str, types.FunctionType], Callable[..., Any]]) -> Any:
+    """The step with `update(name, function)` in place of torch's function of that name; None as for `compiled_step`."""
     optimizer = optimizer_of(step)
     function = getattr(step, "__func__", step)
     if optimizer is None or not isinstance(function, types.FunctionType):
@@ -29,7 +34,7 @@ def compiled_step(step: Any, settings: Settings) -> Any:
     eager = own.__globals__[name]
     if not isinstance(eager, types.FunctionType):
         return None
-    changed = _with_globals(own, {**own.__globals__, name: GroupUpdate(name, eager, settings)})
+    changed = _with_globals(own, {**own.__globals__, name: update(name, eager)})
 
     def stepping(self: Any, *args: Any, **kwargs: Any) -> Any:
         self._opt_called = True  # schedulers ask whether a step came before them
@@ -78,4 +83,4 @@ def _with_globals(function: types.FunctionType, namespace: dict[str, Any]) -> ty
     return copy
 
 
-__all__ = ["compiled_step", "optimizer_of"]
+__all__ = ["compiled_step", "optimizer_of", "step_with"]

@@ -17,6 +17,7 @@ from precast.capture.aten.keep_attention import whole_attention
 from precast.capture.fake_device import StandIns, stand_ins, without_device
 from tests.capture.programs import PROGRAMS
 from tests.support.needs import needs
+from tests.training.gradient_programs import PROGRAMS as GRADIENTS
 
 MIXED = ("linear algebra", "global tensor", "literal tensor")
 """They use a tensor that they make on the CPU, or find in a global: with the others on a GPU eager refuses that, too."""
@@ -257,3 +258,90 @@ def test_a_device_that_an_object_keeps_stands_for_the_gpu() -> None:
     frame = captured(step, (torch.ones(2), cache), {})
     assert not frame.uncacheable and frame.graph is not None
     assert cache.device == torch.device("cpu") and copy.deepcopy(cache).device == torch.device("cpu")
+
+
+ON_CPUS_ALONE = (
+    "attention",
+    "attention_with_a_mask",
+    "SmallTransformer",
+    "autocast_inside",
+    "bfloat16",
+    "linear_algebra",
+    "graph_break_between",
+)
+"""The CPU's attention, autocast and statistics of norms; a tensor that is made on the CPU; a graph that ends in between."""
+WITHOUT_A_SHAPE = ("Recurrent",)
+"""torch would run the fused cell on the device to know what it gives."""
+IN_CI = ("pointwise", "function_with_its_own_backward", "in_place_on_a_view_of_an_input", "distances")
+RECORDING = [
+    pytest.param(p, id=p.name, marks=[] if p.name in IN_CI else [pytest.mark.slow])
+    for p in GRADIENTS
+    if p.name not in (*ON_CPUS_ALONE, *WITHOUT_A_SHAPE)
+]
+FIRST_TRACE = ("(('module', 'torch'),)", "is", "str='torch'")
+"""What Dynamo guards when it first traces torch.func in a process, and not later."""
+
+
+def listing(graph: Any) -> list[tuple[str, ...]]:
+    """The calls of a graph, with what they take and give, on whatever device."""
+    numbers: dict[torch.fx.Node, str] = {}
+    found: list[tuple[str, ...]] = []
+    for node in graph.graph.nodes:
+        numbers[node] = f"%{len(numbers)}"
+        taken = str(torch.fx.node.map_arg((node.args, node.kwargs), lambda n: numbers[n]))
+        taken = taken.replace("device(type='cuda', index=0)", "device(type='cpu')")
+        value = node.meta.get("val")
+        described = (str(value.shape), str(value.stride()), str(value.dtype)) if isinstance(value, torch.Tensor) else ()
+        found.append((node.op, "" if node.op == "placeholder" else str(node.target), taken, *described))
+    return found
+
+
+@pytest.mark.parametrize("program", RECORDING)
+def test_backward_graphs_are_those_of_real_tensors(program: Any) -> None:
+    """The same operators in the same order as autograd's engine calls for tensors that are there."""
+    fn, args = program.make(), program.inputs()
+    with torch.enable_grad():
+        here, there = capture(fn, args), captured_in_training(fn, *args)
+    assert not there.uncacheable and there.inputs == here.inputs
+    assert on_cpu(there.guards) - {FIRST_TRACE} == on_cpu(here.guards) - {FIRST_TRACE}
+    assert there.autograd == here.autograd
+    for ours, theirs in ((there.graph, here.graph), (there.backward, here.backward)):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            assert listing(ours) == listing(theirs)
+
+
+def doubles(x: torch.Tensor) -> torch.Tensor:
+    """Of one tensor two hooks, the first of which changes nothing; and one before the tensor is written."""
+    y = x.sin()
+    y.register_hook(lambda gradient: None)
+    y.register_hook(lambda gradient: gradient * 3)
+    z = y * 2
+    z.register_hook(lambda gradient: gradient.cos())
+    return z.mul_(y)
+
+
+def test_hooks_on_what_is_no_leaf_are_in_the_graph() -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+    with torch.enable_grad():
+        here, there = capture(doubles, (x,)), captured_in_training(doubles, x)
+    assert listing(there.backward) == listing(here.backward)
+    assert sum(node.target is torch.ops.aten.cos.default for node in there.backward.graph.nodes) == 2  # type: ignore[union-attr]
+
+
+def captured_in_training(fn: Any, *args: Any) -> CapturedFrame:
+    found = stand_ins(fn, [(args, {})])
+    assert found is not None
+    model, ((stood, _),) = found
+    with without_device():
+        return capture(model, stood)
+
+
+def test_a_gradient_that_is_taken_inside_of_the_program() -> None:
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda v: (v.sin() * v).sum())(x)
+
+    frame = captured(slope, (torch.randn(3),), {})
+    with torch.no_grad():
+        here = capture(slope, (torch.randn(3),))
+    assert listing(frame.graph) == listing(here.graph)

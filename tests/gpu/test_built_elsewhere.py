@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 import torch
 
+import precast
 from precast.runtime.targets.cuda import native_cuda
 from tests.gpu.device import DEVICE
+from tests.gpu.training_net import Net, batches
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DEVICE == "cpu", reason="tests/models/test_store_relocation.py is the CPU's")]
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,6 +71,32 @@ if kind == "serve":
     assert "triton" not in sys.modules
 print(json.dumps({"wrong": {name: why for name, why in found.items() if why}, "served": len(found), "compiled": len(texts)}))
 """
+STEPS = """
+import json, sys
+kind, store, target = sys.argv[1:4]
+import torch, precast
+from tests.gpu.training_net import Net, batches
+torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+torch.manual_seed(0)
+if kind == "build":
+    assert not torch.cuda.is_available()
+    report = precast.precompile(Net(), [(batches()[0][:1], {})], targets=[target], store=store)
+    print(json.dumps({"wrong": "" if report.ok else str(report), "artifacts": [item.artifact_id for item in report.signatures]}))
+    raise SystemExit
+def losses(compiled):
+    torch.manual_seed(0)
+    net = Net().cuda()
+    called = precast.load(net, store=store, require="hit") if compiled else net
+    optimizer, found = torch.optim.SGD(net.parameters(), 0.1), []
+    for x, wanted in batches():
+        loss = torch.nn.functional.cross_entropy(called(x.cuda()), wanted.cuda())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(float(loss.detach()))
+    return found
+print(json.dumps({"losses": [losses(False), losses(True)]}))
+"""
 NAMES = ("plain", "gpt2", "bert", "resnet", "vit", "llama", "t5", "convnext", "mamba")
 
 
@@ -77,7 +105,12 @@ CARRIED = os.environ.get("PRECAST_CARRIED_STORE", "")
 
 def _run(kind: str, store: Path, target: str, **environment: str) -> dict[str, Any]:
     """What was wrong with which model, how many there were, and how many kernels the driver compiled from PTX."""
-    command = [sys.executable, "-c", WORKER, kind, str(store), target, *NAMES]
+    return _worker([WORKER, kind, str(store), target, *NAMES], **environment)
+
+
+def _worker(arguments: list[str], **environment: str) -> dict[str, Any]:
+    """What the process says in its last line."""
+    command = [sys.executable, "-c", *arguments]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path, **environment}, capture_output=True, text=True, timeout=400, check=False
@@ -100,6 +133,20 @@ def test_built_without_a_device_served_without_triton(kind: str, tmp_path: Path)
     first, second = (_run("serve", tmp_path, target) for _ in range(2))
     assert not first["wrong"] and not second["wrong"], (first, second)
     assert (first["compiled"] > 0) == (kind == "ptx") and second["compiled"] == 0
+
+
+@pytest.mark.parametrize("kind", ["image", "ptx"])
+def test_a_training_step_that_was_built_without_a_device(kind: str, tmp_path: Path) -> None:
+    """It hits, forward and backward, and ten steps have eager's losses. What is built here, with the device, is the same artifact."""
+    target = native_cuda(torch.cuda.get_device_capability()) if kind == "image" else PTX
+    built = _worker([STEPS, "build", str(tmp_path), target], CUDA_VISIBLE_DEVICES="")
+    assert not built["wrong"], built
+    eager, ours = _worker([STEPS, "serve", str(tmp_path), target])["losses"]
+    assert eager[-1] < eager[0] - 0.1
+    torch.testing.assert_close(torch.tensor(ours), torch.tensor(eager), rtol=1e-4, atol=1e-5)
+    with torch.enable_grad():
+        here = precast.precompile(Net().cuda(), [((batches()[0][0].cuda(),), {})], targets=[target], store=tmp_path)
+    assert [(item.outcome, item.artifact_id) for item in here.signatures] == [("hit", built["artifacts"][0])]
 
 
 @pytest.mark.skipif(not CARRIED, reason="PRECAST_CARRIED_STORE names no store that another machine built (how: the head of this file)")

@@ -26,6 +26,7 @@ from precast.artifact_store import Store, StoreError
 from precast.artifact_store.remote.endpoint import EndpointError
 from precast.building.build_file import BuildFileError, ProgramSpec, load
 from precast.building.build_job import Job
+from precast.building.update_job import job_of
 from precast.building.usable import peak_memory
 from precast.building.worker_pool import prepare
 from precast.compiling.exclusive import part
@@ -169,7 +170,7 @@ def _work(job: Mapping[str, Any]) -> Answer:
         if absent := [path for path in job["needed"] if not Path(path).exists()]:
             raise BuildFileError(f"{spec.where}: recorded calls are not there: {absent[0]}; put them where all workers see them")
         try:
-            held.job = Job(load(spec, job["path"]), held.store)
+            held.job = job_of(load(spec, job["path"]), held.store)
         except BuildFileError:
             raise
         except (Exception, SystemExit) as error:  # a factory is the user's code and may raise anything

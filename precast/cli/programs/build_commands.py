@@ -279,14 +279,14 @@ def _check_settings(programs: Sequence[ProgramSpec]) -> None:
 
 def _run(out: Output, plan: BuildFile, store: Store, doing: str, step: Step) -> list[Outcome]:
     """`step` for every signature and target, under a progress bar that names what is being done."""
-    from precast.building.build_job import Job
+    from precast.building.update_job import job_of
     from precast.runtime.common.errors import CompilerBroken, OptionError, StoreUnwritable
 
     outcomes: list[Outcome] = []
     with _progress(out, len(plan.programs)) as progress:
         for program in plan.programs:
             progress.say(f"{program.name}: making the program")
-            job = Job(load_program(program, plan), store)
+            job = job_of(load_program(program, plan), store)
             pairs = [(number, target) for target in program.targets for number in range(1, len(job.loaded.signatures) + 1)]
             for position, (number, target) in enumerate(pairs):
                 progress.say(f"{program.name}: {doing} signature {number} of {len(job.loaded.signatures)} for {target}")

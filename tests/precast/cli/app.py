@@ -120,3 +120,16 @@ def breaks_and_raises() -> tuple[Callable[..., Any], Calls]:
 
 def net_in_training() -> tuple[torch.nn.Module, Calls]:
     return Net(), [((torch.randn(4, 8),), {}), ((torch.randn(7, 8),), {})]
+
+
+def mean_loss() -> tuple[Any, Calls]:
+    """Of a result of the network, which records gradients, and what was wanted."""
+    return torch.nn.functional.mse_loss, [((torch.randn(4, 8, requires_grad=True), torch.randn(4, 8)), {})]
+
+
+def momentum() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], lr=0.1, momentum=0.9)
+
+
+def no_rule() -> torch.optim.Optimizer:
+    return torch.optim.LBFGS([torch.nn.Parameter(torch.zeros(3))])

@@ -58,6 +58,31 @@ def test_targets_lie_beside_each_other_under_one_key(tmp_path: Path) -> None:
             served(torch.randn(5, 5, 8))
 
 
+class Scale(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.weight).tanh()
+
+
+def test_a_call_that_records_gradients(tmp_path: Path) -> None:
+    """Both graphs, with their images, for two architectures; the same artifact from a model without weights."""
+    net, x = Scale(), torch.randn(3, 8)
+    with torch.enable_grad():
+        made = precast.precompile(net, [((x,), {})], targets=["cuda:sm_90", "cuda:sm_80"], store=tmp_path)
+    assert made.ok and [item.outcome for item in made.signatures] == ["compiled"] * 2, str(made)
+    for manifest in Store.open(tmp_path).variants(made.key):
+        assert {role: "image0" in graph.blobs for role, graph in manifest.graphs.items()} == {"forward": True, "backward": True}
+    with torch.device("meta"):
+        unmade, y = Scale(), torch.empty(3, 8)
+    with torch.enable_grad():
+        same = precast.precompile(unmade, [((y,), {})], targets=["cuda:sm_90"], store=tmp_path)
+    assert [(item.outcome, item.artifact_id) for item in same.signatures] == [("hit", made.signatures[0].artifact_id)]
+    assert net.weight.grad is None and net.weight.device.type == "cpu"
+
+
 def test_a_model_without_weights(tmp_path: Path) -> None:
     with torch.device("meta"):
         net, x = Net().eval(), torch.empty(3, 8)
