@@ -15,6 +15,7 @@ SAMPLE = ("beit", "electra")
 TABLES = {"transformers": zoo_hf.ARCHITECTURES, "vision": tuple(zoo_vision.MODELS)}
 
 
+@pytest.mark.slow
 def test_a_sample_and_from_the_store_without_the_tracer(tmp_path: Path) -> None:
     for name in SAMPLE:
         found = judge(name, "precast", tmp_path / name, train=True)
