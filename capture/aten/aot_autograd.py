@@ -16,11 +16,11 @@ from precast.capture.adapters.aot_autograd import MutationType, aot_stage1_graph
 from precast.capture.adapters.dynamo import compiled_autograd
 from precast.capture.aten.functional_trace import functional_graph, metadata_of
 from precast.capture.aten.grad_modes import grad_mode_for_inference_mode, views_elsewhere
-from precast.capture.aten.image_layout import channels_last_images
+from precast.capture.aten.joint.image_layout import channels_last_images
+from precast.capture.aten.joint.recorded_graphs import cut, halves
+from precast.capture.aten.joint.softmax_statistics import drop_detach, write_out_softmax
 from precast.capture.aten.keep_attention import name_attention
 from precast.capture.aten.patches import PATCHES
-from precast.capture.aten.recorded_graphs import cut, halves
-from precast.capture.aten.softmax_statistics import drop_detach, write_out_softmax
 from precast.capture.aten.untracked_sizes import sizes_expressed
 from precast.capture.aten.wrong_decompositions import unrounded_statistics, without_wrong
 from precast.capture.common.captured_frame import CaptureRefused

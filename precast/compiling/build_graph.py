@@ -13,7 +13,7 @@ import torch.fx
 
 from precast.artifact_store import BlobSet, GraphRecord, Store, StoreError
 from precast.artifact_store.format.records import AutogradRecord
-from precast.capture.aten.recorded_graphs import restride
+from precast.capture.aten.joint.recorded_graphs import restride
 from precast.codegen import CompiledGraph, backend_of
 from precast.codegen.common.options import CodegenOptions, CompileContext
 from precast.codegen.common.toolchain import CompilerMissing, CompilerStopped
