@@ -95,9 +95,9 @@ def _moments(flags: Flags, t: Tensors, grad: Any, n: Numbers) -> tuple[Any, Any]
     return t["exp_avgs"] * n["beta1"] + grad * n["rest1"], t["exp_avg_sqs"] * n["beta2"] + (grad * n["rest2"]) * grad
 
 
-def _power(base: Any, step: Any) -> Any:
-    """`base ** step`. Where the step lies on the device the base is a tensor, too: torch before 2.12 compares a number with 1 and 2."""
-    return base**step if isinstance(step, (int, float)) else step.new_full((), base) ** step
+def _rest_of_power(base: Any, step: Any) -> Any:
+    """`1 - base ** step`. Where the step lies on the device this is in its own precision, in which a power close to 1 would lose digits."""
+    return 1 - base**step if isinstance(step, (int, float)) else -(step * step.new_full((), base).log()).expm1()
 
 
 def _betas(options: Options) -> Numbers:
@@ -114,8 +114,8 @@ def _adam_flags(options: Options) -> dict[str, bool]:
 
 
 def _adam_numbers(options: Options, step: Any, own: Mapping[str, float]) -> Numbers:
-    corrected = (1 - _power(options["beta2"], step)) ** 0.5
-    return {**_betas(options), "corrected": corrected, "rate": options["lr"] / (1 - _power(options["beta1"], step))}
+    corrected = _rest_of_power(options["beta2"], step) ** 0.5
+    return {**_betas(options), "corrected": corrected, "rate": options["lr"] / _rest_of_power(options["beta1"], step)}
 
 
 def _adam(flags: Flags, t: Tensors, n: Numbers) -> Tensors:
@@ -140,7 +140,7 @@ def _nadam_numbers(options: Options, step: float, own: Mapping[str, float]) -> N
     product, lr = _rounded(own["mu_products"] * mu), options["lr"]
     return {
         **_betas(options),
-        "corrected": 1 - _power(options["beta2"], step),
+        "corrected": _rest_of_power(options["beta2"], step),
         "rate": lr * (1.0 - mu) / (1.0 - product),
         "mean_rate": lr * following / (1.0 - product * following),
     }
@@ -171,8 +171,8 @@ def _radam_chosen(options: Options, step: float, own: Mapping[str, float]) -> di
 def _radam_numbers(options: Options, step: float, own: Mapping[str, float]) -> Numbers:
     limit, rho = _radam_rho(options, step)
     rectification = ((rho - 4) * (rho - 2) * limit / ((limit - 4) * (limit - 2) * rho)) ** 0.5 if rho > 5.0 else 1.0
-    corrected = (1 - _power(options["beta2"], step)) ** 0.5
-    return {**_betas(options), "rate": options["lr"] / (1 - _power(options["beta1"], step)), "factor": corrected * rectification}
+    corrected = _rest_of_power(options["beta2"], step) ** 0.5
+    return {**_betas(options), "rate": options["lr"] / _rest_of_power(options["beta1"], step), "factor": corrected * rectification}
 
 
 def _radam(flags: Flags, t: Tensors, n: Numbers) -> Tensors:
@@ -185,7 +185,7 @@ def _radam(flags: Flags, t: Tensors, n: Numbers) -> Tensors:
 
 
 def _adamax_numbers(options: Options, step: float, own: Mapping[str, float]) -> Numbers:
-    return {**_betas(options), "rate": options["lr"] / (1 - _power(options["beta1"], step))}
+    return {**_betas(options), "rate": options["lr"] / _rest_of_power(options["beta1"], step)}
 
 
 def _adamax(flags: Flags, t: Tensors, n: Numbers) -> Tensors:

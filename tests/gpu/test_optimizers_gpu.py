@@ -48,7 +48,7 @@ def compared(make: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer], 
             optimizer.step()
     for a, b, c in zip(ours, theirs, exact, strict=True):
         error, eager = ((x.double() - c).abs().max() for x in (a, b))
-        assert error <= 2 * eager + 2 * torch.finfo(dtype).eps * c.abs().max()
+        assert error <= 2 * eager + 4 * torch.finfo(dtype).eps * c.abs().max()  # of one element rounding is luck
     return optimizers[0]
 
 
