@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,6 @@ import torch
 from torch import Tensor, nn
 
 import precast
-
-
-@pytest.fixture(autouse=True)
-def recording() -> Iterator[None]:
-    with torch.enable_grad():
-        yield
 
 
 class Net(nn.Module):

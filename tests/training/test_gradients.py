@@ -29,12 +29,6 @@ def run(program: Program, store: Any, device: str = "cpu") -> None:
         compare(*outcomes, dense=program.dense)
 
 
-@pytest.fixture(autouse=True)
-def recording() -> Iterator[None]:
-    with torch.enable_grad():
-        yield
-
-
 IN_CI = [pytest.param(p, id=p.name, marks=[pytest.mark.slow] if i % 3 == 2 else []) for i, p in enumerate(PROGRAMS)]
 """Two of three; the others are slow tests, and run on GPUs with all of them."""
 

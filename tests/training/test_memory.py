@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -18,12 +18,6 @@ from precast.runtime.native import loader
 ROWS, WIDTH, LAYERS = 2048, 32, 12
 KEPT = ROWS * WIDTH * 4
 """Bytes that each layer keeps."""
-
-
-@pytest.fixture(autouse=True)
-def recording() -> Iterator[None]:
-    with torch.enable_grad():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,12 +11,6 @@ from torch.nn import functional as F
 
 import precast
 from precast.artifact_store import Store
-
-
-@pytest.fixture(autouse=True)
-def recording() -> Iterator[None]:
-    with torch.enable_grad():
-        yield
 
 
 def scaled(x: Tensor, scale: float) -> Tensor:

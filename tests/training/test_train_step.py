@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,12 +16,6 @@ from precast.artifact_store import Store
 
 Step = Callable[[Tensor, Tensor], Tensor]
 SLOW = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def recording() -> Iterator[None]:
-    with torch.enable_grad():
-        yield
 
 
 def make(clip: str, zeroed: bool, averaged: bool) -> tuple[list[nn.Module], Step]:

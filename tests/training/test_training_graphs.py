@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,6 @@ from tests.training.graph_traps import (
     two_calls_then_a_backward,
 )
 from tests.training.test_gradients import outcome
-
-
-@pytest.fixture(autouse=True)
-def recording() -> Iterator[None]:
-    with torch.enable_grad():
-        yield
 
 
 @pytest.fixture(scope="module")
