@@ -106,6 +106,7 @@ def test_ranks_are_guarded_where_code_asks_for_them(one_process: None) -> None:
     assert [guard.constant for guard in found] == [("int", 0)]
 
 
+@pytest.mark.slow
 def test_what_is_asked_again_misses_where_the_answer_is_another(one_process: None, tmp_path: Path) -> None:
     ranked, met = (precast.compile(function, store=tmp_path / "store") for function in (times_rank, is_met))
     assert torch.equal(ranked(torch.ones(2)), torch.ones(2)) and torch.equal(met(torch.ones(2)), torch.ones(2) * 2)
