@@ -105,6 +105,7 @@ def test_what_was_not_measured_is_not_met_silently(report: ModuleType) -> None:
     assert "met: " not in text.replace("not measured: ", "")
 
 
+@pytest.mark.slow
 def test_a_tiny_row_runs_end_to_end(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     command = [sys.executable, str(FOLDER / "run.py"), "--rows", "tiny", "--contenders", "eager", "--quick", "--json", str(figures)]

@@ -10,6 +10,7 @@ import pytest
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "remote"
 
 
+@pytest.mark.slow
 def test_two_machines_compile_each_artifact_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     stampede = importlib.import_module("stampede")

@@ -63,6 +63,7 @@ def _run(tmp_path: Path, way: str, case: str) -> dict[str, str]:
     return outcome
 
 
+@pytest.mark.slow
 def test_a_changed_number_is_a_miss_that_names_it(tmp_path: Path) -> None:
     outcome = _run(tmp_path, "precast_load", "number")
     assert outcome["outcome"] == "error" and outcome["at"] == "call", outcome

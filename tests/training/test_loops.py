@@ -87,6 +87,7 @@ def example(name: str) -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_the_plain_loop_of_the_examples(tmp_path: Path) -> None:
     assert example("train_loop").compared(str(tmp_path))
 

@@ -49,8 +49,10 @@ def run_worker(which: str, every: int = 1) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def results() -> dict[str, str]:
-    return run_worker("all")
+def results(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Of every other row, unless rows are wanted that only run by command."""
+    rows = {item.callspec.params["row_id"] for item in request.session.items if item.originalname == "test_row"}  # type: ignore[attr-defined]
+    return run_worker("all", 2 if rows <= set(IDS[::2]) else 1)
 
 
 OLD_TRITON = metadata.version("triton").startswith("3.6.")
@@ -64,9 +66,11 @@ NO_SCALARS = pytest.mark.xfail(
 )
 
 
-@pytest.mark.parametrize(
-    "row_id", [pytest.param(i, marks=REPEATED) if i == "scatter_reduce/mean-f32" else i for i in IDS if i not in OTHERWISE]
-)
+def _marks(row_id: str) -> list[pytest.MarkDecorator]:
+    return ([REPEATED] if row_id == "scatter_reduce/mean-f32" else []) + ([] if row_id in IDS[::2] else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize("row_id", [pytest.param(i, marks=_marks(i)) for i in IDS if i not in OTHERWISE])
 def test_row(row_id: str, results: dict[str, str]) -> None:
     assert results[row_id] == ""
 

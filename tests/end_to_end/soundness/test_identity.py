@@ -56,7 +56,7 @@ RUNS: dict[str, tuple[str, str, str, str, list[str]]] = {  # store, kind, order,
     "torch.compile, others": ("torch", "torch", "two,same", "static", [name for name in BY_TORCH if name not in BY_TORCH[2::4]]),
     "torch.compile and dynamic": ("torch dynamic", "torch", "same,two", "dynamic", [name for name in SOME if name not in TORCHS_OWN]),
 }
-SLOW = {"torch.compile, others"}
+SLOW = {"torch.compile, others", "torch.compile and dynamic", "cold and frozen", "warm and frozen"}
 
 
 @pytest.fixture(scope="module")
