@@ -7,6 +7,7 @@ softmax where there is no device.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +19,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from precast.capture.common.patching import patched
 from precast.target_registry import computes_on
 
+_LARGE = 1 << 25
+"""Elements of a mask beyond which one row of it stands for all, where torch is asked what it would take."""
 _NAME = "scaled_dot_product_attention"
 _ATEN = torch.ops.aten.scaled_dot_product_attention.default
 _functional = torch.nn.functional.scaled_dot_product_attention
@@ -118,7 +121,9 @@ def _eagers_kernel(query: Any, key: Any, value: Any, masked: bool, *rest: Any) -
     dropout_p, is_causal, scale, enable_gqa = rest
     with _disable_current_modes():
         q, k, v = (torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).requires_grad_() for t in given)
-        mask = q.new_empty((*q.shape[:-1], k.shape[-2])) if masked else None
+        whole = (*q.shape[:-1], k.shape[-2])
+        alone = (1,) * (q.dim() - 1) if math.prod(whole) > _LARGE else whole[:-1]
+        mask = q.new_empty((*alone, whole[-1])).expand(whole) if masked else None
         return int(torch._fused_sdp_choice(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa))
 
 

@@ -63,6 +63,7 @@ class _Propagation:
         self.graph, self.mode = joint.graph, fake_mode
         self.before: dict[torch.fx.Node, Any] = {}
         self.copies: dict[tuple[torch.fx.Node, str], torch.fx.Node] = {}
+        self.made: set[torch.fx.Node] = set()
 
     def run(self) -> None:
         for node in list(self.graph.nodes):
@@ -74,10 +75,6 @@ class _Propagation:
                         self._take_last(node, position)
                 if any(source in self.before or source in self.made for source in node.all_input_nodes):
                     self._anew(node)
-
-    @property
-    def made(self) -> set[torch.fx.Node]:
-        return set(self.copies.values())
 
     def _take_last(self, node: torch.fx.Node, position: int) -> None:
         source = node.args[position]
@@ -99,6 +96,7 @@ class _Propagation:
             else:
                 made = self._in_order(source, self.before[source])
         self.copies[source, layout] = made
+        self.made.add(made)
         return made
 
     def _in_order(self, source: torch.fx.Node, wanted: torch.Tensor) -> torch.fx.Node:

@@ -31,15 +31,6 @@ from tests.runtime.fake_cuda import FakeDevice, Graphs, bound, given, graphs
 X = given("x", 0)
 
 
-@pytest.fixture(params=["native", "python"])
-def device(request: pytest.FixtureRequest) -> FakeDevice:
-    """Calls through the native runtime, or without it."""
-    if request.param == "python":
-        return FakeDevice()
-    request.getfixturevalue("native_store")
-    return FakeDevice(loader.loaded())
-
-
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
     """Lines of the topic cudagraphs."""

@@ -12,19 +12,9 @@ from precast.runtime.common.log import configure
 from precast.runtime.cuda_graphs.graphs import LARGE, RING, SETTLING, WARM_UPS
 from precast.runtime.cuda_graphs.recorded import Keeps, Kept, keeps_of, kept_of
 from precast.runtime.executable.calling_convention import GraphSpec
-from precast.runtime.native import loader
 from tests.runtime.fake_cuda import FakeDevice, Graphs, bound, given, graphs
 
 X = given("x", 0)
-
-
-@pytest.fixture(params=["native", "python"])
-def device(request: pytest.FixtureRequest) -> FakeDevice:
-    """Calls through the native runtime, or without it."""
-    if request.param == "python":
-        return FakeDevice()
-    request.getfixturevalue("native_store")
-    return FakeDevice(loader.loaded())
 
 
 def forward(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
