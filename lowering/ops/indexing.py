@@ -66,8 +66,10 @@ class Places:
             return Load(node.buffer, node.index, node.dtype, (*own, *inner))
 
         for node in walk(body):
-            if isinstance(node, Reduce | Scan) or isinstance(node, Load) and node.mask is not None:
+            if isinstance(node, Reduce | Scan):
                 return None
+            if isinstance(node, Load) and (node.mask is not None or any(g.checked for g in node.gathers)):
+                return None  # positions that are not taken are checked, too
             if isinstance(node, Index) and not symbols.keys().isdisjoint(node.expr.free_symbols):
                 return None
         value = tx.rebuild(body, here)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +73,43 @@ def test_images_are_channels_last_between_the_halves_and_results_as_eager_lays_t
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)  # gradients before a norm are sums that cancel
     assert found[0][0].stride() == found[1][0].stride()
+
+
+def written(h: Tensor) -> tuple[Tensor, ...]:
+    h = h * 1
+    h[:, 1:3].mul_(2)
+    h[:, 2:] += 1
+    return h, h[:, 1:3]
+
+
+VIEWS: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
+    "parts": lambda h: (h[:, :4], h[:, 4:]),
+    "rows": lambda h: (h, h[1:], h[1], h[:, :, 1:], h[..., 2]),
+    "a view of a view": lambda h: (h.permute(0, 2, 3, 1), h[:, 1:].transpose(1, 2)[:, 1:]),
+    "views of a copy": lambda h: ((h * 2).view(2, -1), h.flatten(2).softmax(-1), (h * 2)[:, ::2]),
+    "expanded and unfolded": lambda h: (h, h.mean((2, 3), keepdim=True).expand(2, 6, 4, 3), h.diagonal(0, 2, 3), h.unfold(2, 2, 1)),
+    "by offset": lambda h: (h[1:].as_strided((2, 3), (4, 1), 5) * 2, h.expand(2, 2, 6, 4, 3).as_strided((2, 3), (4, 1)) * 2),
+    "written": written,
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_of_images_that_are_given_back(name: str, tmp_path: Path) -> None:
+    """They show the image that is given back, where eager's lie."""
+    inputs = [(torch.randn(2, 4, 6, 5), torch.randn(6, 4, 3, 3))]
+    inputs.append((inputs[0][0].clone(), inputs[0][1].clone()))
+
+    def program(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        return VIEWS[name](F.conv2d(x, weight))
+
+    found = []
+    for call, tensors in zip((precast.compile(program, store=tmp_path, fullgraph=True), program), inputs, strict=True):
+        given = [t.requires_grad_() for t in tensors]
+        results = call(*given)
+        sum((r * torch.arange(r.numel()).reshape(r.shape)).sum() for r in results).backward()  # type: ignore[union-attr]
+        shared = [a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() for a in results for b in results]
+        found.append(([*results, *(t.grad for t in given)], [(r.stride(), r.storage_offset()) for r in results], shared))
+    (ours, *laid_out), (theirs, *as_eager) = found
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+    assert laid_out == as_eager

@@ -15,6 +15,7 @@ import torch.fx
 from torch.utils import _pytree as pytree
 
 from precast.capture.graph.higher_order_ops import bodies
+from precast.capture.graph.recorded_outputs import is_view, viewed
 from precast.capture.graph.triton_launches import is_launch
 
 aten = torch.ops.aten
@@ -79,47 +80,56 @@ class _Propagation:
     def _take_last(self, node: torch.fx.Node, position: int) -> None:
         source = node.args[position]
         assert isinstance(source, torch.fx.Node)
-        value = source.meta["val"]
-        if not _is_last(value):
-            node.update_arg(position, self._copy(source, node, "last"))
+        if _is_last(source.meta["val"]):
+            return
+        made = self.copies.get((source, "last"))
+        if made is None:
+            with self.graph.inserting_before(node), self.mode:
+                made = self._call(aten.clone.default, (source,), {"memory_format": torch.channels_last})
+            self._known(source, "last", made)
+        node.update_arg(position, made)
 
-    def _copy(self, source: torch.fx.Node, user: torch.fx.Node, layout: str) -> torch.fx.Node:
-        """The tensor as a copy, channels-last or with the strides that it was traced with, made once and before its first user."""
-        found = self.copies.get((source, layout))
-        if found is not None:
-            return found
-        with self.graph.inserting_before(user), self.mode:
-            value = source.meta["val"]
-            if layout == "last":
-                made = self.graph.call_function(aten.clone.default, (source,), {"memory_format": torch.channels_last})
-                made.meta["val"] = aten.clone.default(value, memory_format=torch.channels_last)
+    def _as_traced(self, source: torch.fx.Node, user: torch.fx.Node) -> torch.fx.Node:
+        """The tensor with the strides that it was traced with: a copy, made once and before its first user; of a view, that view of a copy
+        of what it shows, so that results share memory as they did.
+        """
+        made = self.copies.get((source, "traced"))
+        if made is None:
+            if is_view(source):
+                base = source.args[0]
+                assert isinstance(base, torch.fx.Node)
+                base = self._as_traced(base, user)
+                with self.graph.inserting_before(user), self.mode:
+                    made = self._call(source.target, (base, *source.args[1:]), dict(source.kwargs))
             else:
-                made = self._in_order(source, self.before[source])
+                with self.graph.inserting_before(user), self.mode:
+                    made = self._in_order(source, self.before[source])
+            self._known(source, "traced", made)
+        return made
+
+    def _known(self, source: torch.fx.Node, layout: str, made: torch.fx.Node) -> None:
         self.copies[source, layout] = made
         self.made.add(made)
-        return made
+
+    def _call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.Node:
+        node = self.graph.call_function(target, args, kwargs)
+        values, named = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
+        node.meta["val"] = target(*values, **named)
+        return node
 
     def _in_order(self, source: torch.fx.Node, wanted: torch.Tensor) -> torch.fx.Node:
         """A copy with the order of dimensions in memory of `wanted`, which is dense."""
         order = sorted(range(wanted.dim()), key=lambda d: (-_hint(wanted.stride(d)), d))
         back = [order.index(d) for d in range(len(order))]
-        node = source
-        steps: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
-            (aten.permute.default, (order,), {}),
-            (aten.clone.default, (), {"memory_format": torch.contiguous_format}),
-            (aten.permute.default, (back,), {}),
-        ]
-        for target, args, kwargs in steps:
-            value = target(node.meta["val"], *args, **kwargs)
-            node = self.graph.call_function(target, (node, *args), kwargs)
-            node.meta["val"] = value
-        return node
+        node = self._call(aten.permute.default, (source, order), {})
+        node = self._call(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
+        return self._call(aten.permute.default, (node, back), {})
 
     def _as_they_were(self, node: torch.fx.Node) -> None:
         """Lets the node read its operands with the strides that they were traced with."""
         for source in node.all_input_nodes:
-            if source in self.before and isinstance(self.before[source], torch.Tensor):
-                node.replace_input_with(source, self._copy(source, node, "traced"))
+            if viewed(source) in self.before:
+                node.replace_input_with(source, self._as_traced(source, node))
 
     def _anew(self, node: torch.fx.Node) -> None:
         """Propagates fake tensors through the node."""
@@ -127,13 +137,16 @@ class _Propagation:
         made = None if self._fixed(node) else self._value(node, traced)
         if made is None:
             self._as_they_were(node)
-            return
-        if not _laid_out_alike(made, traced):
+            if is_view(node):  # of a copy, whose memory its value shows
+                node.meta["val"] = self._value(node, traced)
+        elif is_view(node) or not _laid_out_alike(made, traced):
             node.meta["val"] = made
             self.before[node] = traced
 
     def _fixed(self, node: torch.fx.Node) -> bool:
-        """Whether what it computes depends on how its operands lie."""
+        """Whether what it computes depends on how its operands lie, or how it lies itself could not be restored."""
+        if not is_view(node) and not all(map(_is_dense, _tensors(node))):
+            return True
         target = node.target
         if target.__module__ == "_operator":  # an element of a tuple
             return False
@@ -164,6 +177,16 @@ def _laid_out_alike(new: Any, old: Any) -> bool:
 
 def _same_strides(a: torch.Tensor, b: torch.Tensor) -> bool:
     return all(n == 1 or s == t for n, s, t in zip(a.shape, a.stride(), b.stride(), strict=True))
+
+
+def _is_dense(value: torch.Tensor) -> bool:
+    """Whether its elements fill a piece of memory, in whatever order."""
+    step = 1
+    for size, stride in sorted(((_hint(n), _hint(s)) for n, s in zip(value.shape, value.stride(), strict=True)), key=lambda d: d[1]):
+        if size != 1 and stride != step:
+            return size == 0
+        step *= size
+    return True
 
 
 def _hint(number: Any) -> int:
