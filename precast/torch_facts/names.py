@@ -14,6 +14,8 @@ from precast.torch_facts.fact import EAGER, OK, Answer, Fact, answer_of
 HOOK = "torch._C._dynamo.eval_frame"
 GUARDS = "torch._C._dynamo.guards"
 ADAPTERS = "precast.capture.adapters"
+OF_TORCHS_DOOR = {"c_guards": ('torch.compile(backend="precast")', "graphs run there as torch traced them; precast.compile is as ever")}
+"""Adapters that only the backend of torch.compile imports."""
 
 
 def facts() -> Iterator[Fact]:
@@ -28,7 +30,8 @@ def facts() -> Iterator[Fact]:
     package = importlib.import_module(ADAPTERS)
     for module in sorted(found.name for found in pkgutil.iter_modules(package.__path__)):
         check = functools.partial(_adapter, f"{ADAPTERS}.{module}")
-        yield Fact("adapters", f"capture/adapters/{module}.py", "captures", EAGER, check, stops=True)
+        needed_for, instead = OF_TORCHS_DOOR.get(module, ("captures", EAGER))
+        yield Fact("adapters", f"capture/adapters/{module}.py", needed_for, instead, check, stops=instead == EAGER)
 
 
 def _name(group: str, name: str, needed_for: str) -> Fact:
