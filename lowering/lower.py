@@ -124,7 +124,10 @@ class _Walk:
                 case "get_attr":
                     self.env[node] = self._constant(node)
                 case "call_function":
+                    operands = [self.b.realised(t) for n in node.all_input_nodes for t in _results(self.env.get(n))]
+                    self.b.operands = tuple(dict.fromkeys(name for t in operands for name in self.b.inlined.get(t, ())))
                     self._call(node, position)
+                    self.b.inlined |= {t: self.b.origins for t in _results(self.env.get(node)) if t.window is None}
                 case "output":
                     self._output(node)
                 case _:
@@ -478,6 +481,11 @@ def _scalar(value: Any) -> Any:
 def _tensors(node: fx.Node) -> list[torch.Tensor]:
     value = node.meta.get("val")
     return [v for v in (value if isinstance(value, list | tuple) else (value,)) if isinstance(v, torch.Tensor)]
+
+
+def _results(value: Any) -> list[Tensor]:
+    """The tensors of a node's result."""
+    return [t for t in (value if isinstance(value, tuple | list) else (value,)) if isinstance(t, Tensor)]
 
 
 def _raw_bytes(t: torch.Tensor) -> bytes:

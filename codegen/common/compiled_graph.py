@@ -8,6 +8,7 @@ from typing import Any
 
 import sympy
 
+from precast.codegen.common.step_records import StepRecord
 from precast.codegen.common.toolchain import find_compiler
 from precast.codegen.common.torch_names import torch_name
 from precast.lowering.ir.nodes import Program, Size
@@ -39,6 +40,7 @@ class CompiledGraph:
     evidence: dict[str, Any] = field(default_factory=dict)
     timings: dict[str, float] = field(default_factory=dict)
     python_calls: tuple[str, ...] = ()  # operators that the graph calls back into Python for
+    steps: tuple[StepRecord, ...] = ()  # what runs, in this order
     images: tuple[Image, ...] = ()  # kernels that the library does not hold itself, in the order of their numbers
 
 

@@ -12,7 +12,7 @@ from precast.codegen.common.value_facts import Facts, static_product
 from precast.codegen.cpp.body import Body, Level, ScanState
 from precast.codegen.cpp.loop_plan import ROW_LIMIT, TILE, Phase, Section, has_loop, plan, rows_that_may_not_fit, without_rows
 from precast.codegen.cpp.ops import render
-from precast.codegen.cpp.reductions import Accumulator, update_lines
+from precast.codegen.cpp.reductions import Accumulator, in_two_levels, update_lines
 from precast.codegen.cpp.types import COMPUTE, load, storage, store
 from precast.lowering.analysis.effects import store_roots
 from precast.lowering.build.float_values import is_real
@@ -34,6 +34,12 @@ COMBINERS = {
     ReduceOp.SUM: "{a} += {b};", ReduceOp.PROD: "{a} *= {b};", ReduceOp.ANY: "{a} |= {b};", ReduceOp.ALL: "{a} &= {b};",
     ReduceOp.MIN: "{a} = {b} < {a} ? {b} : {a};", ReduceOp.MAX: "{a} = {b} > {a} ? {b} : {a};",
 }  # fmt: skip
+
+RUN = 4096
+"""Points of a row whose sum is one f32 number; sums of more points are sums of such."""
+
+ROWS = 512
+"""The same of a column, where each lane has a sum of its own."""
 
 VECTOR_NS = 0.006
 """Nanoseconds of one element through one vector instruction, from the measured crossovers of fma (64k) and gelu (8k elements)."""
@@ -264,7 +270,7 @@ class _Renderer:
 
     def _section(self, section: Section, parent: Level, blocked: tuple[Axis, ...] = ()) -> None:
         alone = parent is self.body.path[0]  # one result a kernel: exactness is cheap there
-        accumulators = [self._accumulator(r, wide=alone) for r in section.reduces]
+        accumulators = [self._row_accumulator(r, section, wide=alone) for r in section.reduces]
         self._section_loops(section, accumulators, parent, blocked)
         for r, acc in zip(section.reduces, accumulators, strict=True):
             name = self.body.fresh("r")
@@ -313,7 +319,7 @@ class _Renderer:
 
     def _split_section(self, section: Section, top: Level) -> None:
         body, axis = self.body, section.axes[0]
-        accumulators = [self._accumulator(r) for r in section.reduces]
+        accumulators = [self._row_accumulator(r, section) for r in section.reduces]
         chunk = body.fresh("c")
         level = Level(frozenset(), top.indent + 1)
         parts = [(kind, name, start, body.fresh("part")) for acc in accumulators for kind, name, start in acc.variables]
@@ -349,6 +355,12 @@ class _Renderer:
             top.add(f"const {COMPUTE[r.dtype]} {result} = {'(float)' if wide else ''}{acc.result};")
             self.body.made[id(r)] = result
 
+    def _row_accumulator(self, reduce: Reduce, section: Section, wide: bool = False) -> Accumulator:
+        points = static_product(a.extent for a in section.axes)
+        long = section.axes and (points is None or points > RUN) and not wide
+        found = in_two_levels(reduce.op, reduce.dtype, self.body.fresh("acc"), self.body.fresh("part")) if long else None
+        return found or self._accumulator(reduce, wide=wide)
+
     def _accumulator(self, reduce: Reduce, index: str = "", wide: bool = False) -> Accumulator:
         acc, extra = self.body.fresh("acc"), self.body.fresh("n")
         return update_lines(reduce.op, reduce.dtype, reduce.value.dtype, acc + index, extra + index, wide=wide)
@@ -361,19 +373,54 @@ class _Renderer:
         return levels
 
     def _close(
-        self, axes: tuple[Axis, ...], levels: list[Level], parent: Level, accumulators: list[Accumulator], blocked: tuple[Axis, ...]
+        self,
+        axes: tuple[Axis, ...],
+        levels: list[Level],
+        parent: Level,
+        accumulators: list[Accumulator],
+        blocked: tuple[Axis, ...],
+        added: tuple[int, list[str]] | None = None,
     ) -> None:
+        """Writes the loops into `parent`. `added`: lines behind the loop of the axis at this position, which runs in blocks of `ROWS`."""
         inner: list[str] = []
         for number in reversed(range(len(axes))):
             level, axis = levels[number], axes[number]
             pad = "  " * (level.indent - 1)
             name = self.body.variable(axis.symbol)
             bounds = (f"{name}_0", f"{name}_1") if axis in blocked else ("0", None)
+            parts = [a for a in accumulators if a.part is not None] if number == len(axes) - 1 else []
+            behind = added[1] if added is not None and added[0] == number else []
+            most = RUN if parts else ROWS
+            blocks = bool(parts or behind) and not (known(axis.extent) and int(axis.extent) <= most)
+            if blocks:
+                begin, end = bounds
+                bounds = f"{name}_b", f"{name}_e"
             lines = [f"{pad}{self.body.loop_header(axis, *bounds)} {{", *level.lines, *inner, f"{pad}}}"]
             if level.simd:
                 lines = self._simd(level, accumulators, pad) + lines + self._reports(level, pad)
+            if parts:
+                lines = [
+                    *(f"{pad}{kind} {part} = {start};" for kind, part, start in (a.part for a in parts if a.part is not None)),
+                    *lines,
+                    *(f"{pad}{a.variables[0][1]} += (double){a.part[1]};" for a in parts if a.part is not None),
+                ]
+            lines += [pad + line for line in behind]
+            if blocks:
+                lines = self._in_blocks(axis, begin, end or self._extent(axis), lines, pad, most)
+            elif parts:
+                lines = [f"{pad}{{", *lines, f"{pad}}}"]
             inner = lines
         parent.lines += inner
+
+    def _in_blocks(self, axis: Axis, begin: str, end: str, lines: list[str], pad: str, most: int) -> list[str]:
+        """The loop over `axis` that `lines` hold, in pieces of at most so many points."""
+        name, kind = self.body.variable(axis.symbol), self.body.index_type
+        return [
+            f"{pad}for ({kind} {name}_b = {begin}; {name}_b < {end}; {name}_b += {most}) {{",
+            f"{pad}const {kind} {name}_e = {end} - {name}_b > {most} ? {name}_b + {most} : {end};",
+            *lines,
+            f"{pad}}}",
+        ]
 
     def _simd(self, level: Level, accumulators: list[Accumulator], pad: str) -> list[str]:
         flags = self.body.bad.get(id(level), [])
@@ -416,9 +463,9 @@ class _Renderer:
         body = self.body
         name = body.variable(lane.symbol)
         index = f"{name} - {name}_0"
-        accumulators = [self._accumulator(r, f"[{index}]") for r in section.reduces]
+        accumulators = [self._column_accumulator(r, section, index) for r in section.reduces]
         for acc in accumulators:
-            self._declare(acc.variables, parent, index)
+            self._declare(acc.variables + (() if acc.part is None else (acc.part,)), parent, index)
         self._declare_scans(section, parent, index)
         levels = self._open((*section.axes, lane), parent)
         inner = levels[-1]
@@ -431,9 +478,30 @@ class _Renderer:
         for s in section.stores:
             self._store(s, inner)
         del body.path[len(body.path) - len(levels) :]
-        self._close((*section.axes, lane), levels, parent, [], (lane,))
+        added = self._add_up(accumulators, self._lanes(lane))
+        self._close((*section.axes, lane), levels, parent, [], (lane,), (self._few_rows(section.axes), added) if added else None)
         for r, acc in zip(section.reduces, accumulators, strict=True):
             body.made[id(r)] = f"({acc.result})"
+
+    def _column_accumulator(self, reduce: Reduce, section: Section, index: str) -> Accumulator:
+        points = static_product(a.extent for a in section.axes)
+        long = section.axes and (points is None or points > ROWS)
+        acc, part = self.body.fresh("acc"), self.body.fresh("part")
+        found = in_two_levels(reduce.op, reduce.dtype, acc, part, f"[{index}]") if long else None
+        return found or self._accumulator(reduce, f"[{index}]")
+
+    def _add_up(self, accumulators: list[Accumulator], lanes: int) -> list[str]:
+        """The lines that add the lanes' sums of some rows to their sums of all."""
+        parts = [(a.variables[0][1].split("[")[0], a.part[1].split("[")[0]) for a in accumulators if a.part is not None]
+        adds = " ".join(f"{acc}[l] += (double){part}[l]; {part}[l] = 0.0f;" for acc, part in parts)
+        return [f"for (int l = 0; l < {lanes}; ++l) {{ {adds} }}"] if parts else []
+
+    def _few_rows(self, axes: tuple[Axis, ...]) -> int:
+        """The position of the axis whose loop, with those inside of it, makes up at most `ROWS` rows, or is the innermost."""
+        position, rows = len(axes) - 1, static_product(a.extent for a in axes[-1:]) or ROWS
+        while position > 0 and (outer := static_product(a.extent for a in axes[position - 1 : position])) and rows * outer <= ROWS:
+            position, rows = position - 1, rows * outer
+        return position
 
     def _store(self, node: Store, level: Level) -> None:
         body = self.body

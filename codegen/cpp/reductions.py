@@ -32,6 +32,8 @@ class Accumulator:
     update: Callable[[str, str], tuple[str, ...]]
     result: str
     clauses: tuple[str, ...]
+    part: tuple[str, str, str] | None = None
+    """Of a sum in two levels, the variable that `update` adds to: the sum of few points, which goes into the first of `variables`."""
 
 
 COMBINE = {ReduceOp.SUM: "+", ReduceOp.PROD: "*", ReduceOp.ANY: "|", ReduceOp.ALL: "&", ReduceOp.MIN: "min", ReduceOp.MAX: "max"}
@@ -98,6 +100,18 @@ def update_lines(op: ReduceOp, dtype: DType, item: DType, acc: str, extra: str, 
             ((f"u{kind}", acc, start),), lambda v, i: (f"{acc} {sign}= (u{kind}){v};",), f"({kind}){acc}", (f"{sign}:{acc}",)
         )
     return Accumulator(((kind, acc, start),), lambda v, i: (f"{acc} {sign}= {v};",), acc, (f"{sign}:{acc}",))
+
+
+def in_two_levels(op: ReduceOp, dtype: DType, acc: str, part: str, index: str = "") -> Accumulator | None:
+    """A sum of f32 as f32 sums of few points each, which are added in f64: its error does not grow with the number of points, and it takes
+    no longer. `index`: of the lane, where both are arrays of lanes. None for other reductions.
+    """
+    if op is not ReduceOp.SUM or dtype.compute is not DType.F32:
+        return None
+    sums, adds = f"{acc}{index}", f"{part}{index}"
+    return Accumulator(
+        (("double", sums, "0.0"),), lambda v, i: (f"{adds} += {v};",), f"(float){sums}", (f"+:{adds}",), ("float", adds, "0.0f")
+    )
 
 
 def better(op: ReduceOp, item: DType, value: str, best: str, last: bool) -> str:

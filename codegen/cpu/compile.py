@@ -11,6 +11,7 @@ from precast.codegen.common.compiled_graph import CompiledGraph, evidence, input
 from precast.codegen.common.library_steps import LibraryCall, RunStep
 from precast.codegen.common.options import CodegenOptions, CompileContext
 from precast.codegen.common.selection import Selection, Stages, library_owned, run_stages
+from precast.codegen.common.step_records import step_records
 from precast.codegen.common.toolchain import compile_shared, lanes_of, native_level
 from precast.codegen.cpp.index_printer import INDEX_HELPERS
 from precast.codegen.cpp.kernel import RenderedKernel, render_kernel
@@ -102,6 +103,7 @@ class CpuCompilation:
             ),
             timings={"render_s": rendered - began - measured, "measure_s": measured, "compiler_s": done - rendered},
             python_calls=tuple(str(record["op"]) for record in host.externs),
+            steps=step_records(program, selection.steps),
         )
 
     def _weights(self, program: Program) -> frozenset[str]:

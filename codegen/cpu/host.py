@@ -11,7 +11,7 @@ from precast.codegen.cpp.kernel import RenderedKernel
 from precast.codegen.cpp.types import storage
 from precast.codegen.cpu.library_calls import emit_library, emit_pack, writes_in_place
 from precast.codegen.host.step_effects import step_writes
-from precast.codegen.host.templates import MEMORY, PREPARE, RUN
+from precast.codegen.host.templates import CPU_MARK, MEMORY, PREPARE, RUN
 from precast.codegen.host.writer import HostWriter, literal_words
 from precast.lowering.analysis.buffer_bytes import nbytes_of
 from precast.lowering.ir.nodes import Kernel, Program, View
@@ -111,7 +111,7 @@ class CpuHostWriter(HostWriter):
 
     def helpers(self) -> str:
         self.table.use("torch_get_num_threads")
-        return MEMORY
+        return CPU_MARK + MEMORY
 
     def run_function(self, state: str, pointers: str, body: str) -> str:
         return RUN.format(state=state, owned=max(self.owned, 1), threads="torch_get_num_threads", pointers=pointers, body=body)

@@ -14,6 +14,7 @@ from precast.codegen.common.compiled_graph import CompiledGraph, Image, evidence
 from precast.codegen.common.library_steps import RunStep
 from precast.codegen.common.options import CodegenOptions, CompileContext
 from precast.codegen.common.selection import Selection, Stages, library_owned, run_stages
+from precast.codegen.common.step_records import step_records
 from precast.codegen.common.toolchain import compiling
 from precast.codegen.cpp.index_printer import INDEX_HELPERS
 from precast.codegen.cpp.types import PROLOGUE
@@ -74,6 +75,7 @@ class CudaCompilation:
         unit = "\n".join([PROLOGUE, INDEX_HELPERS, ERROR, host.source((), prepare)])
         host.table.require(self.context.missing)
         with compiling(unit, self.target) as finish:  # beside the kernels: neither waits for the other
+            records = step_records(program, steps)
             cubins = compile_images(kernels, _architecture(self.target), max(1, (os.cpu_count() or 1) // self.context.shared_by))
             loaded = time.perf_counter()
             library = finish(kernel_table([c.metadata for c in cubins]) + _identity(self.target, cubins))
@@ -93,6 +95,7 @@ class CudaCompilation:
             ),
             timings={"triton_s": loaded - began, "compiler_s": done - loaded},
             python_calls=tuple(str(record["op"]) for record in host.externs),
+            steps=records,
             images=tuple(Image(c.entry, c.image, c.metadata) for c in cubins),
         )
 

@@ -18,7 +18,6 @@ ROWS_SHIMS = {
     "cuStreamIsCapturing": "int(*)(void*, int*)",
     "cuStreamWaitEvent": "int(*)(void*, void*, unsigned)",
     "cuEventCreate": "int(*)(void**, unsigned)",
-    "cuEventRecord": "int(*)(void*, void*)",
     "cuEventQuery": "int(*)(void*)",
     "cuEventSynchronize": "int(*)(void*)",
 }
@@ -46,6 +45,7 @@ CUDA_SHIMS: dict[str, str] = {
     "aoti_torch_cuda__scaled_dot_product_efficient_attention": (
         "int32_t(*)(void*, void*, void*, void**, int32_t, double, int32_t, double*, void**, void**, void**, void**)"
     ),
+    "cuEventRecord": "int(*)(void*, void*)",
     "cuGetErrorName": "int(*)(int, const char**)",
     "cuGetErrorString": "int(*)(int, const char**)",
     "cuCtxGetCurrent": "int(*)(void**)",

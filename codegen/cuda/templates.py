@@ -98,6 +98,16 @@ static inline void* keep(
   return view_of(call, kept, data, rank, sizes, strides, dtype, spare);
 }
 
+static void __attribute__((noinline, cold)) mark_step(const Call& call, int64_t step) {
+  void* const* const table = call.table;
+  Marks* const into = __atomic_load_n(&marks, __ATOMIC_ACQUIRE);
+  const int64_t place = into ? __atomic_fetch_add(&into->used, 1, __ATOMIC_RELAXED) : 0;
+  if (!into || place >= into->capacity) return;
+  into->steps[place] = step;
+  cuEventRecord((void*)into->times[place], call.stream);
+}
+#define MARK(step) if (__builtin_expect(marks != 0, 0)) mark_step(run, step)
+
 /* Memory of torch's caching allocator until the call ends; 512-byte aligned. */
 static char* hold(Call& call, int64_t bytes, const char* what) {
   void* const* const table = call.table;

@@ -41,6 +41,30 @@ static bool differs(void* const* table, void* tensor, int64_t rank, const int64_
 """
 """Messages of failed calls, on every device."""
 
+ENTERED = -1
+"""The number of the mark with which a run begins."""
+
+MARKS = r"""
+/* What a profiler gets of the runs of this library while it asks: the number of a step about to begin (-1: the run itself; the count of
+   steps: the last one has ended) beside a time, which is nanoseconds on a CPU and on a device an event of the profiler's. */
+struct Marks { int64_t* steps; int64_t* times; int64_t capacity; int64_t used; };
+static Marks* marks;
+EXPORT void precast_profile(Marks* given) { __atomic_store_n(&marks, given, __ATOMIC_RELEASE); }
+"""
+"""Marks of the steps, on every device; `MARK` leaves one."""
+
+CPU_MARK = r"""
+extern "C" int clock_gettime(int, int64_t*);
+static void __attribute__((noinline, cold)) mark_step(int64_t step) {
+  Marks* const into = __atomic_load_n(&marks, __ATOMIC_ACQUIRE);
+  const int64_t place = into ? __atomic_fetch_add(&into->used, 1, __ATOMIC_RELAXED) : 0;
+  if (!into || place >= into->capacity) return;
+  int64_t now[2]; clock_gettime(1 /* CLOCK_MONOTONIC */, now);
+  into->steps[place] = step; into->times[place] = now[0] * 1000000000 + now[1];
+}
+#define MARK(step) if (__builtin_expect(marks != 0, 0)) mark_step(step)
+"""
+
 MEMORY = r"""
 /* Asks for huge pages before the first write: a large fresh block otherwise costs a page fault every 4 KiB. The kernel may refuse. */
 static void huge_pages(void* memory, int64_t bytes) {

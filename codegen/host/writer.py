@@ -16,7 +16,7 @@ from precast.codegen.host.extern_steps import emit_extern
 from precast.codegen.host.shims import SymbolTable
 from precast.codegen.host.sizes import emit_bindings
 from precast.codegen.host.step_effects import step_reads, step_writes
-from precast.codegen.host.templates import MESSAGES, NEEDS_STATE, STATE
+from precast.codegen.host.templates import ENTERED, MARKS, MESSAGES, NEEDS_STATE, STATE
 from precast.lowering.build.float_values import is_real
 from precast.lowering.ir.nodes import Buffer, Extern, Kernel, Program, Size, Slot, View
 
@@ -244,17 +244,25 @@ class HostWriter(ABC):
 
     def write(self) -> None:
         """`precast_run`, into `lines`."""
+        self.mark(ENTERED)
         self.inputs()
         self.literals()
         self.persistent()
         self.workspace()
-        self.run_steps("step")
+        self.run_steps("step", marked=True)
+        self.mark(len(self.steps))
         self.outputs()
 
-    def run_steps(self, word: str) -> None:
+    def mark(self, number: int) -> None:
+        """Leaves the time, where a profiler asks for it: before step `number`, and behind the last."""
+        self.add(f"MARK({number});")
+
+    def run_steps(self, word: str, marked: bool = False) -> None:
         for number, step in enumerate(self.steps):
             label = self._label(f"{word} {number}", step)
             self.add(f"// {label}")
+            if marked:
+                self.mark(number)
             self.begin_step(number)
             self._prepare_outputs(step, label)
             match step:
@@ -447,6 +455,7 @@ class HostWriter(ABC):
                 tail,
                 "#pragma GCC visibility pop",
                 MESSAGES,
+                MARKS,
                 helpers,
                 *self.statics,
                 STATE.format(packs=max(len(packs), 1)) if self.prepares else "",

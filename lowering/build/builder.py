@@ -93,6 +93,8 @@ class Builder:
         self.steps: list[Step] = []
         self.constants: list[tuple[str, torch.Tensor]] = []
         self.origin = ""
+        self.inlined: dict[Tensor, tuple[str, ...]] = {}  # of what is not in memory: names of the nodes that computing it takes in
+        self.operands: tuple[str, ...] = ()  # those of the operands of the node being lowered
         self.written: set[str] = set()  # buffers that exist already
         self.value: Any = None
         self.reads = 1  # how often the node's result is read
@@ -243,7 +245,7 @@ class Builder:
         terms = tuple((stride[d], names[d]) for d in range(target.rank) if target.size[d] != 1)
         value = tx.cast(source.body(), target.dtype)
         axes = tuple(Axis(names[d], target.size[d]) for d in order)
-        self.kernel(axes, Store(target.window.buffer, ix.affine(target.window.offset, terms), value, mode, (), mask))
+        self.kernel(axes, Store(target.window.buffer, ix.affine(target.window.offset, terms), value, mode, (), mask), of=source)
 
     def _library_copy(self, target: View, source: Tensor) -> None:
         """A copy that no kernel can make: the buffer is allocated and filled by library calls."""
@@ -282,13 +284,19 @@ class Builder:
         options = (kind, ("device", ("device", self.device))) if self.on_gpu else (kind,)
         return Extern("aten::randint", ((1 << 63) - 1, (_scalar(count),)), options, (self.keys,), (), (self.origin,))
 
-    def kernel(self, axes: tuple[Axis, ...], *stores: Store) -> None:
-        """Appends a kernel, unless it covers no point."""
+    def kernel(self, axes: tuple[Axis, ...], *stores: Store, of: Tensor | None = None) -> None:
+        """Appends a kernel, unless it covers no point. `of`: the tensor that it computes, where that is known."""
         if any(a.extent == 0 for a in axes):
             return
         self._kernels += 1
         self.written.update(s.buffer for s in stores)
-        self.steps.append(Kernel(f"k{self._kernels - 1}", axes, stores, (self.origin,) if self.origin else ()))
+        origins = self.inlined.get(of) if of is not None else None
+        self.steps.append(Kernel(f"k{self._kernels - 1}", axes, stores, self.origins if origins is None else origins))
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """The node being lowered, behind those whose results its operands take in."""
+        return tuple(dict.fromkeys((*self.operands, self.origin))) if self.origin else ()
 
     def realise(self, t: Tensor, stride: Sequence[Size] | None = None) -> Tensor:
         """`t` in memory, as it is where it is a window already. A new buffer takes `stride` when that is dense, else is contiguous."""

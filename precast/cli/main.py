@@ -45,6 +45,7 @@ COMMANDS = {
     "diff": ("precast.cli.fleet.diff", "diff"),
     "options": ("precast.cli.programs.options", "options"),
     "tune": ("precast.cli.programs.tune", "tune"),
+    "profile": ("precast.cli.programs.profile", "profile"),
     "demo": ("precast.cli.programs.demo_and_bench", "demo"),
     "bench": ("precast.cli.programs.demo_and_bench", "bench"),
 }

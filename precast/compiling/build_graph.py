@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +16,7 @@ from precast.artifact_store.format.records import AutogradRecord
 from precast.capture.aten.joint.recorded_graphs import restride
 from precast.codegen import CompiledGraph, backend_of
 from precast.codegen.common.options import CodegenOptions, CompileContext
+from precast.codegen.common.step_records import STEPS, StepRecord, to_json
 from precast.codegen.common.toolchain import CompilerMissing, CompilerStopped
 from precast.compiling.exclusive import part
 from precast.compiling.observers import lowerings
@@ -27,6 +28,7 @@ from precast.lowering.lower import lower
 from precast.lowering.options import LoweringOptions
 from precast.lowering.pipeline import planned, schedule
 from precast.report.compile_log import log_graph
+from precast.report.source_lines import with_sources
 from precast.report.trace_folder import Trace
 from precast.runtime.common.errors import CompileStopped, Refused
 from precast.runtime.common.log import logger
@@ -155,7 +157,7 @@ def build_graph(graph: torch.fx.GraphModule, request: GraphRequest, watch: Stopw
             logger("compile").info("measured choices were not kept: %s", error)
     request.trace.compiled(compiled)
     log_graph(request.name, lowered, shown, compiled, weights)
-    record = _record(compiled, program_text(shown), blobs)
+    record = _record(compiled, program_text(shown), with_sources(compiled.steps, graph), blobs)
     return GraphRecord({**record.blobs, **parts}, record.io), compiled.evidence
 
 
@@ -189,13 +191,14 @@ def _take_as_laid_out(backward: torch.fx.GraphModule, autograd: AutogradRecord, 
             restride(place, made[index]["stride"])
 
 
-def _record(compiled: CompiledGraph, schedule_text: str, blobs: BlobSet) -> GraphRecord:
+def _record(compiled: CompiledGraph, schedule_text: str, steps: Sequence[StepRecord], blobs: BlobSet) -> GraphRecord:
     return GraphRecord(
         {
             "library": blobs.add(compiled.library),
             "kernel_source": blobs.add(compiled.kernel_source),
             "host_source": blobs.add(compiled.host_source),
             "schedule": blobs.add(schedule_text),
+            STEPS: blobs.add(to_json(steps)),
             **{f"{IMAGE}{number}": blobs.add(image.data) for number, image in enumerate(compiled.images)},
         },
         io={

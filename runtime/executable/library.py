@@ -33,6 +33,7 @@ _PREPARE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctyp
 _RELEASE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 
 _IMAGES = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+_PROFILE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 _lock = Lock()
 _loaded: dict[str, Library] = {}
@@ -129,6 +130,16 @@ class Library:
         self._image_sizes = (ctypes.c_int64 * (count + 1))(*map(len, self._images), 0)
         _IMAGES(address)(ctypes.addressof(self._image_addresses), ctypes.addressof(self._image_sizes), count)
 
+    def profile(self, marks: int) -> None:
+        """From now on each run leaves a mark before each step in the `struct Marks` (codegen/host/templates.py) at this address; 0: none.
+
+        Raises LoadError for a library that leaves none.
+        """
+        address = self._address("precast_profile")
+        if not address:
+            raise LoadError("it was compiled by a precast whose code cannot be profiled: compile it again")
+        _PROFILE(address)(marks or None)
+
     def prepare_state(self, inputs: ctypes.Array[ctypes.c_void_p], graph: Sequence[GraphInput] = ()) -> int:
         """Run `precast_prepare` on handles of the graph's inputs; the state's address, 0 where the library has nothing to prepare."""
         if not self.prepare:
@@ -144,6 +155,12 @@ class Library:
         """Give a state back to the library."""
         if state and self.release:
             _RELEASE(self.release)(self.table, state)
+
+
+def opened() -> dict[str, Library]:
+    """The libraries that this process has opened, by the digests of their blobs."""
+    with _lock:
+        return dict(_loaded)
 
 
 Blobs = Trusted[Mapping[str, str]]

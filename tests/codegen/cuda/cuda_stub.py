@@ -89,6 +89,7 @@ class Stub(Loaded):
         self.fail: dict[str, int] = {}
         self.memory: dict[int, torch.Tensor] = {}
         self.guards: list[int] = []
+        self.events: list[tuple[int, int | None]] = []  # that were recorded, with their streams
         self._callbacks: dict[str, Any] = {}
         self._texts = [ctypes.c_char_p(b"CUDA_ERROR_STUB"), ctypes.c_char_p(b"the stub fails")]
         super().__init__(graph.library, n_outputs)
@@ -171,6 +172,10 @@ class CudaStub(Stub):
     @stub(N, P)
     def _cuGetErrorString(self, code: int, out: int) -> None:
         put(out, ctypes.cast(self._texts[1], P).value)
+
+    @stub(P, P)
+    def _cuEventRecord(self, event: int, stream: int | None) -> None:
+        self.events.append((event, stream))
 
     @stub(P)
     def _cuCtxGetCurrent(self, out: int) -> None:

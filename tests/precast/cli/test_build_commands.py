@@ -288,7 +288,7 @@ APP = str(Path(__file__).parent / "app.py")
 BROKEN = {"syntax": "x = 1\ndef f(:\n", "inside": "import json\n\ny = 1 / 0\n", "missing": "import json\nimport not_there_at_all\n"}
 
 
-@pytest.mark.parametrize("command", ["build", "check", "explain", "tune"])
+@pytest.mark.parametrize("command", ["build", "check", "explain", "tune", "profile"])
 @pytest.mark.parametrize(
     ("factory", "code", "lines"),
     [

@@ -46,6 +46,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "trust": ("ls",),
     "options": (),
     "tune": (BUILD,),
+    "profile": (BUILD,),
     "demo": (),
     "bench": (),
 }

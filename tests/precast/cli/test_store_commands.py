@@ -55,7 +55,7 @@ def test_every_command_has_help() -> None:
     assert all(command in shown for command in COMMANDS) and "..." not in shown.partition("Commands:")[2]
     commands = [main.get_command(click.Context(main), name) for name in COMMANDS]
     assert all(command is not None and 0 < len(command.short_help or "") < 60 for command in commands)
-    for name in ("build", "check", "explain", "tune"):
+    for name in ("build", "check", "explain", "tune", "profile"):
         assert "the file's `store`" in " ".join(run(name, "--help").stdout.split())
 
 

@@ -1,0 +1,84 @@
+"""What each step of a compiled graph is and has to do, for people: kept beside the code, read by `precast profile` and `precast report`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from precast.codegen.common.library_steps import LibraryCall, RunStep
+from precast.lowering.analysis.work import work_of
+from precast.lowering.ir.nodes import Buffer, Extern, Kernel, Program
+from precast.lowering.ir.text import step_text
+
+STEPS = "steps"
+"""The role of the blob in a graph's record."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One step, in the order in which they run. `kind`: "kernel" (generated loops), "library" (a product, a convolution or attention by
+    `how`) or "operator" (any other of torch's, or of a user's). `name`: the kernel's, the operator's, or what the library computes.
+    `text`: the step in the loop IR. `origins`: names of the graph's nodes that it computes, `sources` the user's lines that these come
+    from. `read`, `written`: bytes by buffer; `operations`, `arithmetic`, `products`: as `lowering.analysis.work.Work` has them.
+    """
+
+    kind: str
+    name: str
+    how: str
+    text: str
+    read: Mapping[str, int]
+    written: Mapping[str, int]
+    operations: int | None
+    arithmetic: str
+    products: bool
+    origins: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.read.values()) + sum(self.written.values())
+
+
+def step_records(program: Program, steps: Sequence[RunStep]) -> tuple[StepRecord, ...]:
+    """One record for each step that the host program runs."""
+    buffers = {b.name: b for b in program.buffers}
+    return tuple(_record(step, buffers) for step in steps)
+
+
+def _record(step: RunStep, buffers: Mapping[str, Buffer]) -> StepRecord:
+    inner = step.step if isinstance(step, LibraryCall) else step
+    work = work_of(inner, buffers)
+    match step:
+        case Kernel(name=name):
+            kind, how = "kernel", ""
+        case Extern(op=name):
+            kind, how = "operator", ""
+        case LibraryCall(how=how):
+            kind, name = "library", type(step.step).__name__.lower()
+    told = work.operations, work.arithmetic, work.products
+    return StepRecord(kind, name, how, step_text(inner), work.read, work.written, *told, origins=inner.origins)
+
+
+def to_json(records: Sequence[StepRecord]) -> bytes:
+    """The blob of a graph's records."""
+    return json.dumps([asdict(record) for record in records], separators=(",", ":"), sort_keys=True).encode()
+
+
+def from_json(data: bytes) -> tuple[StepRecord, ...]:
+    """Raises ValueError for what is no such blob."""
+    known = {f.name for f in fields(StepRecord)}
+    try:
+        found: list[Any] = json.loads(data)
+        return tuple(
+            StepRecord(
+                **{**{k: v for k, v in row.items() if k in known}, "origins": tuple(row["origins"]), "sources": tuple(row["sources"])}
+            )
+            for row in found
+        )
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"no records of steps: {error}") from error
+
+
+__all__ = ["STEPS", "StepRecord", "from_json", "step_records", "to_json"]

@@ -1,0 +1,173 @@
+"""`precast profile`: where a call's time goes, step by step, beside what the machine could do. It imports torch when it works."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from precast.artifact_store.format.text import many
+from precast.cli.output import Output, errors_to_json, file_store_option, finish, human_option, json_option, open_store, verbose_option
+from precast.cli.programs.build_commands import load_program, plan_of, store_of
+
+if TYPE_CHECKING:
+    from precast.profiling.profiler import GraphProfile, Profile, StepProfile
+
+ORDERS = ("gap", "time", "program")
+
+
+@click.command(short_help="Show where a call's time goes, kernel by kernel.")
+@click.option("--only", metavar="NAME", multiple=True, help="Only this program of the file; may be repeated.")
+@click.option("--signature", type=click.IntRange(min=1), help="Only this signature of each program, counted from 1.")
+@click.option("--mode", metavar="MODE", help="Compile mode, instead of the file's. CUDA graphs are left out in any.")
+@click.option("--calls", type=click.IntRange(min=1), default=20, show_default=True, help="Calls that are timed.")
+@click.option("--top", type=click.IntRange(min=0), default=15, show_default=True, help="Steps to show; 0 shows all.")
+@click.option("--by", type=click.Choice(ORDERS), default="gap", show_default=True, help="Order of the steps.")
+@click.argument("source", metavar="FILE.toml | pkg.mod:factory")
+@verbose_option
+@file_store_option
+@human_option
+@json_option
+@errors_to_json
+def profile(
+    source: str,
+    only: tuple[str, ...],
+    signature: int | None,
+    mode: str | None,
+    calls: int,
+    top: int,
+    by: str,
+    store_path: str | None,
+    human: bool,
+    as_json: bool,
+) -> None:
+    """Call each signature of each program, and print of each step of its compiled graphs: seconds, share of the call, the part of the
+    machine's rate that it reaches, what bounds it, what it fuses, and the line of the program it comes from. Steps with the largest gap
+    to what the machine could do come first.
+
+    What the store lacks is compiled into it. The machine's rates are measured first: a copy that no cache holds, and square products.
+    """
+    out = Output(as_json, human)
+    plan = plan_of(source, (), mode, only)
+    store = open_store(store_of(store_path, plan), readonly=False)
+    from precast.profiling.profiler import profile as run
+
+    found: list[Profile] = []
+    for program in plan.programs:
+        loaded = load_program(program, plan)
+        numbers = range(1, len(loaded.signatures) + 1)
+        if signature is not None and signature not in numbers:
+            raise click.UsageError(f"{program.name} has {many(len(loaded.signatures), 'signature')}; there is no {signature}")
+        for number in numbers if signature is None else (signature,):
+            out.note(f"{program.name}: signature {number} of {len(loaded.signatures)}")
+            found.append(run(loaded, number, store, calls=calls, mode=program.mode))
+            _print(out, found[-1], top, by)
+    out.data([data_of(item) for item in found])
+    finish(0)
+
+
+def data_of(profile: Profile) -> dict[str, Any]:
+    """The whole profile for --json; seconds, bytes, and rates a second."""
+    return {
+        "program": profile.program,
+        "signature": profile.signature,
+        "seconds": {
+            "call": profile.call,
+            "eager": profile.eager,
+            "recorded": profile.recorded,
+            "graphs": profile.in_graphs,
+            "outside": profile.outside,
+        },
+        "peaks": asdict(profile.peaks),
+        "unrecorded_graphs": profile.unrecorded,
+        "graphs": [
+            {
+                "artifact": graph.artifact,
+                "program": graph.program,
+                "graph": graph.role,
+                "target": graph.target,
+                "runs_a_call": graph.runs,
+                "entry_seconds": graph.entry,
+                "steps": [
+                    {
+                        "seconds": step.seconds,
+                        "least_seconds": step.least,
+                        "bound": step.bound,
+                        **asdict(step.record),
+                    }
+                    for step in graph.steps
+                ],
+            }
+            for graph in profile.graphs
+        ],
+    }
+
+
+def _print(out: Output, profile: Profile, top: int, by: str) -> None:
+    peaks, call = profile.peaks, profile.recorded
+    ratio = f"{profile.eager / profile.call:.2f}x"
+    out.text(f"{profile.program}, signature {profile.signature}: {_ms(profile.call)} a call, eager {_ms(profile.eager)} ({ratio})")
+    rates = ", ".join(f"{rate / 1e9:.0f} GFLOP/s in {name} products" for name, rate in peaks.operations.items())
+    out.text(f"machine: {peaks.bytes / 1e9:.1f} GB/s in a copy, {rates}" if rates else f"machine: {peaks.bytes / 1e9:.1f} GB/s in a copy")
+    inside = f"in compiled graphs {_ms(profile.in_graphs)} ({profile.in_graphs / call:.0%} of a recorded call)"
+    out.text(f"{inside}, outside of them {_ms(profile.outside)}")
+    if profile.unrecorded:
+        out.text(f"{many(profile.unrecorded, 'graph')} without records of their steps: compiled by an earlier precast")
+    rows = sorted(_steps(profile), key=_KEYS[by])
+    shown = rows if not top else rows[:top]
+    if by == "gap":
+        shown = [row for row in shown if row[2].gap > 0] or shown[:1]
+    raw = [_raw(graph, number, step, call) for graph, number, step in shown]
+    titles = ("TIME", "SHARE", "OF PEAK", "BOUND", "STEP", "WHAT", "SOURCE")
+    out.table(titles, raw, [_human(graph, number, step, call) for graph, number, step in shown])
+    if len(shown) < len(rows):
+        rest = sum(step.seconds * graph.runs for graph, _, step in rows) - sum(step.seconds * graph.runs for graph, _, step in shown)
+        out.note(f"{many(len(rows) - len(shown), 'further step')}, {_ms(rest)} together: --top 0 shows all, --by time the slowest first")
+
+
+def _steps(profile: Profile) -> Iterator[tuple[GraphProfile, int, StepProfile]]:
+    return ((graph, number, step) for graph in profile.graphs for number, step in enumerate(graph.steps))
+
+
+_KEYS: dict[str, Any] = {
+    "gap": lambda row: -row[2].gap * row[0].runs,
+    "time": lambda row: -row[2].seconds * row[0].runs,
+    "program": lambda row: 0,
+}
+
+
+def _raw(graph: GraphProfile, number: int, step: StepProfile, call: float) -> tuple[Any, ...]:
+    seconds = step.seconds * graph.runs
+    return (
+        f"{seconds:.9f}",
+        f"{seconds / call:.4f}",
+        f"{step.of_peak:.3f}",
+        step.bound,
+        f"{graph.role}.{number}",
+        what(step),
+        "; ".join(step.record.sources),
+    )
+
+
+def _human(graph: GraphProfile, number: int, step: StepProfile, call: float) -> tuple[str, ...]:
+    seconds = step.seconds * graph.runs
+    source = step.record.sources[-1] if step.record.sources else ""
+    more = f" (+{len(step.record.sources) - 1})" if len(step.record.sources) > 1 else ""
+    return _ms(seconds), f"{seconds / call:.1%}", f"{step.of_peak:.0%}", step.bound, f"{graph.role}.{number}", what(step), source + more
+
+
+def what(step: StepProfile) -> str:
+    """The step in a few words: its name, who computes it, and what it fuses."""
+    record = step.record
+    name = f"{record.name} by {record.how}" if record.how else record.name
+    fused = ", ".join(record.origins[:4]) + (f" … {len(record.origins)} nodes" if len(record.origins) > 4 else "")
+    return f"{name} ({fused})" if record.kind != "kernel" and fused else name if not fused else f"{name}: {fused}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+
+
+__all__ = ["data_of", "profile"]

@@ -1,0 +1,233 @@
+"""Runs a program's signature, and says of each step of its compiled graphs how long it took and how near that is to its rates.
+
+The steps are those of the stored artifacts, timed where they lie in the call, with the caches as the call leaves them.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from precast.artifact_store import GraphRecord, Manifest, Store
+from precast.building.build_file import Loaded
+from precast.codegen.common.step_records import STEPS, StepRecord, from_json
+from precast.profiling.marks import Recorder, Run
+from precast.profiling.peaks import Peaks
+from precast.runtime.api.compile import compile as compiled_form
+from precast.runtime.settings.options import list_mode_options
+from precast.target_registry import family_of
+
+WARM_UP = 3
+
+
+@dataclass(frozen=True)
+class StepProfile:
+    """One step: seconds (median over the runs), the least that the roofline model allows it, and what bounds that."""
+
+    record: StepRecord
+    seconds: float
+    least: float
+    bound: str
+
+    @property
+    def gap(self) -> float:
+        """Seconds above the least."""
+        return max(self.seconds - self.least, 0.0)
+
+    @property
+    def of_peak(self) -> float:
+        """The part of the machine's rate that it reaches; above 1 where a cache holds its data."""
+        return self.least / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class GraphProfile:
+    """One graph of one artifact. `runs`: how often a call runs it; seconds are of one run."""
+
+    artifact: str
+    program: str
+    role: str
+    target: str
+    runs: float
+    entry: float
+    steps: tuple[StepProfile, ...]
+
+    @property
+    def seconds(self) -> float:
+        return self.entry + sum(step.seconds for step in self.steps)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One signature. `call`, `eager`: seconds of a call compiled and eagerly, medians of calls in turns, nothing recorded meanwhile.
+    `recorded`: of the calls whose steps are told (on a device as `call`, as its events are apart from the host's time).
+    `unrecorded`: graphs that ran and whose artifacts hold no records of their steps.
+    """
+
+    program: str
+    signature: int
+    call: float
+    eager: float
+    recorded: float
+    peaks: Peaks
+    graphs: tuple[GraphProfile, ...]
+    unrecorded: int = 0
+
+    @property
+    def in_graphs(self) -> float:
+        """Seconds of a call that its graphs take."""
+        return sum(graph.seconds * graph.runs for graph in self.graphs)
+
+    @property
+    def outside(self) -> float:
+        """Seconds of a call that are in no graph: guards, Python, what runs eagerly."""
+        return max(self.recorded - self.in_graphs, 0.0)
+
+
+@dataclass(frozen=True)
+class _Graph:
+    manifest: Manifest
+    role: str
+    record: GraphRecord
+
+
+def profile(loaded: Loaded, number: int, store: Store, *, calls: int = 20, mode: str | None = None) -> Profile:
+    """Profiles signature `number` (from 1) of a program: compiles it into the store unless it is there, and calls it `calls` times in each
+    of two rounds, of which the second is recorded. CUDA graphs are left out: their replays are one launch.
+
+    Raises what the program raises, and OptionError.
+    """
+    spec = loaded.spec
+    chosen = mode or spec.mode
+    options = {**(list_mode_options(chosen) if chosen is not None else spec.options or {}), "triton.cudagraphs": False}
+    args, kwargs = loaded.signatures[number - 1]
+    program = compiled_form(copy.deepcopy(loaded.callable), store=store, options=options, name=spec.label)
+    device = device_of((args, kwargs, list(parameters_of(loaded.callable))))
+    call = _caller(program, args, kwargs, spec.train)
+    eager = _caller(copy.deepcopy(loaded.callable), args, kwargs, spec.train)
+    for _ in range(WARM_UP):
+        call()
+        eager()
+    times = _in_turns([call, eager], calls, device)
+    graphs = _graphs(store)
+    recorder = Recorder(frozenset(digest for digest, graph in graphs.items() if not family_of(graph.manifest.target).on_host))
+    peaks = Peaks.measured(device)
+    runs: dict[str, list[Run]] = {}
+    walls = []
+    with _ahead(device, peaks) as give_way:
+        for _ in range(calls):
+            give_way(times[0])
+            with recorder.recording() as found:
+                began = time.perf_counter()
+                call()
+                walls.append(time.perf_counter() - began)
+            for digest, own in found.items():
+                runs.setdefault(digest, []).extend(own)
+    profiles = [_graph_profile(graphs[digest], own, calls, store, peaks) for digest, own in runs.items() if digest in graphs]
+    known = tuple(item for item in profiles if item is not None)
+    recorded = statistics.median(walls) if device == "cpu" else times[0]
+    return Profile(spec.name, number, times[0], times[1], recorded, peaks, known, len(runs) - len(known))
+
+
+def _graphs(store: Store) -> dict[str, _Graph]:
+    """Every graph of the store, by its library's digest."""
+    found: dict[str, _Graph] = {}
+    for key in store.programs():
+        for manifest in store.variants(key):
+            for role, record in manifest.graphs.items():
+                if "library" in record.blobs:
+                    found[record.blobs["library"]] = _Graph(manifest, role, record)
+    return found
+
+
+def _graph_profile(graph: _Graph, runs: list[Run], calls: int, store: Store, peaks: Peaks) -> GraphProfile | None:
+    data = store.blob(graph.record.blobs[STEPS]) if STEPS in graph.record.blobs else None
+    if data is None:
+        return None
+    records = from_json(data)
+    whole = [run for run in runs if len(run.steps) == len(records)]
+    if not whole:
+        return None
+    steps = []
+    for position, record in enumerate(records):
+        seconds = statistics.median(run.steps[position] for run in whole)
+        steps.append(StepProfile(record, seconds, *peaks.least(record)))
+    manifest = graph.manifest
+    entry = statistics.median(run.entry for run in whole)
+    return GraphProfile(manifest.artifact_id, manifest.program_name, graph.role, manifest.target, len(whole) / calls, entry, tuple(steps))
+
+
+def parameters_of(program: Callable[..., Any]) -> Iterator[torch.Tensor]:
+    """Of a module, or of the module that a method is bound to."""
+    module = program if isinstance(program, torch.nn.Module) else getattr(program, "__self__", None)
+    if isinstance(module, torch.nn.Module):
+        yield from module.parameters()
+
+
+def device_of(values: Any) -> str:
+    """The kind of device of the tensors in `values`: the first that is not the host, if any."""
+    kinds = {leaf.device.type for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)} - {"cpu", "meta"}
+    return min(kinds, default="cpu")
+
+
+def _caller(program: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], train: bool) -> Callable[[], None]:
+    """A call, with a backward pass from the sum of its results where the program trains."""
+
+    def call() -> None:
+        with torch.set_grad_enabled(train):
+            found = program(*args, **kwargs)
+            if not train:
+                return
+            leaves = [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+            torch.autograd.backward(leaves, [torch.ones_like(leaf) for leaf in leaves])
+
+    return call
+
+
+def _in_turns(runs: list[Callable[[], None]], rounds: int, device: str) -> list[float]:
+    """Median seconds of each."""
+    times: list[list[float]] = [[] for _ in runs]
+    for _ in range(rounds):
+        for own, run in zip(times, runs, strict=True):
+            _wait(device)
+            began = time.perf_counter()
+            run()
+            _wait(device)
+            own.append(time.perf_counter() - began)
+    return [statistics.median(own) for own in times]
+
+
+def _wait(device: str) -> None:
+    if device != "cpu":
+        torch.accelerator.synchronize()
+
+
+@contextmanager
+def _ahead(device: str, peaks: Peaks) -> Iterator[Callable[[float], None]]:
+    """Yields what keeps the device busy for about that many seconds, so that the host is ahead of it when a call's steps begin, and the
+    time between two events is that of a step and not of its launch.
+    """
+    if device == "cpu":
+        yield lambda seconds: None
+        return
+    side = 4096
+    a = torch.randn(side, side, device=device)
+    each = 2 * side**3 / peaks.products("f32")
+
+    def keep_busy(seconds: float) -> None:
+        _wait(device)
+        for _ in range(min(int(2 * seconds / each) + 1, 200)):
+            torch.mm(a, a)
+
+    yield keep_busy
+
+
+__all__ = ["GraphProfile", "Profile", "StepProfile", "device_of", "parameters_of", "profile"]
