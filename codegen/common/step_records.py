@@ -18,8 +18,9 @@ STEPS = "steps"
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step, in the order in which they run. `kind`: "kernel" (generated loops), "library" (a product, a convolution or attention by
-    `how`) or "operator" (any other of torch's, or of a user's). `name`: the kernel's, the operator's, or what the library computes.
+    """One step, in the order in which they run. `kind`: "kernel" (generated loops), "library" (a product, a convolution or attention) or
+    "operator" (any other of torch's, or of a user's). `name`: the kernel's, the operator's, or what the library computes. `how`: the
+    library, or the function that a profiler of the device sees; kernels of equal code share one.
     `text`: the step in the loop IR. `origins`: names of the graph's nodes that it computes, `sources` the user's lines that these come
     from. `read`, `written`: bytes by buffer; `operations`, `arithmetic`, `products`: as `lowering.analysis.work.Work` has them.
     """
@@ -41,18 +42,18 @@ class StepRecord:
         return sum(self.read.values()) + sum(self.written.values())
 
 
-def step_records(program: Program, steps: Sequence[RunStep]) -> tuple[StepRecord, ...]:
-    """One record for each step that the host program runs."""
+def step_records(program: Program, steps: Sequence[RunStep], functions: Mapping[str, str]) -> tuple[StepRecord, ...]:
+    """One record for each step that the host program runs. `functions`: of kernels by name, the function that is called."""
     buffers = {b.name: b for b in program.buffers}
-    return tuple(_record(step, buffers) for step in steps)
+    return tuple(_record(step, buffers, functions) for step in steps)
 
 
-def _record(step: RunStep, buffers: Mapping[str, Buffer]) -> StepRecord:
+def _record(step: RunStep, buffers: Mapping[str, Buffer], functions: Mapping[str, str]) -> StepRecord:
     inner = step.step if isinstance(step, LibraryCall) else step
     work = work_of(inner, buffers)
     match step:
         case Kernel(name=name):
-            kind, how = "kernel", ""
+            kind, how = "kernel", functions[name]
         case Extern(op=name):
             kind, how = "operator", ""
         case LibraryCall(how=how):

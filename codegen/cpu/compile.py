@@ -103,7 +103,7 @@ class CpuCompilation:
             ),
             timings={"render_s": rendered - began - measured, "measure_s": measured, "compiler_s": done - rendered},
             python_calls=tuple(str(record["op"]) for record in host.externs),
-            steps=step_records(program, selection.steps),
+            steps=step_records(program, selection.steps, {name: k.name for name, k in kernels.items()}),
         )
 
     def _weights(self, program: Program) -> frozenset[str]:

@@ -75,7 +75,8 @@ class CudaCompilation:
         unit = "\n".join([PROLOGUE, INDEX_HELPERS, ERROR, host.source((), prepare)])
         host.table.require(self.context.missing)
         with compiling(unit, self.target) as finish:  # beside the kernels: neither waits for the other
-            records = step_records(program, steps)
+            functions = {name: ", ".join(dict.fromkeys(own.kernel.entry for own in some)) for name, some in launches.items()}
+            records = step_records(program, steps, functions)
             cubins = compile_images(kernels, _architecture(self.target), max(1, (os.cpu_count() or 1) // self.context.shared_by))
             loaded = time.perf_counter()
             library = finish(kernel_table([c.metadata for c in cubins]) + _identity(self.target, cubins))

@@ -15,6 +15,7 @@ from torch.utils.flop_counter import flop_registry
 
 from precast.lowering.analysis.dependencies import nbytes_hint
 from precast.lowering.analysis.effects import index_expr, store_roots, views, writes
+from precast.lowering.analysis.matmul_patterns import product_of
 from precast.lowering.ir.nodes import (
     Alu,
     Attention,
@@ -158,6 +159,9 @@ def _of_kernel(kernel: Kernel, buffers: Mapping[str, Buffer]) -> Work:
         touch(written, store.buffer, count)
         if store.mode != "set":
             touch(read, store.buffer, count)
+    product = product_of(kernel.axes, kernel.stores)
+    if product is not None:
+        return Work(read, written, operations, product.sums[0].half.value, products=True)
     return Work(read, written, operations, arithmetic.value)
 
 

@@ -20,9 +20,9 @@ _ROUNDS, _SECONDS = 12, 0.4
 
 @dataclass
 class Peaks:
-    """Of one device ("cpu", "cuda"). `bytes`: a second, read and written together, in a copy that no cache holds; `operations`: a second,
-    of square products by the operands' type, each measured when it is first asked for. A cache gives more bytes than `bytes`, so that a step
-    whose data it holds can be faster than its predicted time.
+    """Of one device ("cpu", "cuda"). `bytes`: a second, read and written together, in a copy that no cache holds. `operations`: a second,
+    of square products by the operands' type, each measured when it is first asked for. A cache gives more bytes than `bytes`, so that
+    a step whose data it holds can be faster than its predicted time.
     """
 
     device: str

@@ -85,12 +85,12 @@ def test_the_slowest_kernels_are_the_slowest(tmp_path: Path) -> None:
     with torch.no_grad():
         for _ in range(3):
             compiled(x)
-        seen = {name: us for name, us in kernels_us(lambda: compiled(x)).items() if name.startswith("kernel")}
-    mine = {step.record.name: step.seconds * 1e6 for step in steps_of(found) if step.record.kind == "kernel"}
-    assert mine and max(mine, key=mine.__getitem__) == max(seen, key=seen.__getitem__), (mine, seen)
-    for name, us in seen.items():
-        if us > 20 and name in mine:
-            assert mine[name] == pytest.approx(us, rel=0.3, abs=4), (mine, seen)
+        seen = kernels_us(lambda: compiled(x))
+    mine = {step.record.how: step.seconds * 1e6 for step in steps_of(found) if step.record.kind == "kernel"}
+    assert len(mine) >= 4 and set(mine) <= set(seen), (mine, seen)
+    by_time = sorted(mine, key=mine.__getitem__)
+    assert by_time[-2:] == sorted(mine, key=seen.__getitem__)[-2:], (mine, seen)
+    assert all(mine[name] == pytest.approx(seen[name], rel=0.2, abs=4) for name in mine), (mine, seen)
 
 
 def test_a_training_step(tmp_path: Path) -> None:

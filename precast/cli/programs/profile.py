@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,6 +24,7 @@ ORDERS = ("gap", "time", "program")
 @click.option("--mode", metavar="MODE", help="Compile mode, instead of the file's. CUDA graphs are left out in any.")
 @click.option("--calls", type=click.IntRange(min=1), default=20, show_default=True, help="Calls that are timed.")
 @click.option("--top", type=click.IntRange(min=0), default=15, show_default=True, help="Steps to show; 0 shows all.")
+@click.option("--each", is_flag=True, help="A line for each step, where equal ones of equal layers would share one.")
 @click.option("--by", type=click.Choice(ORDERS), default="gap", show_default=True, help="Order of the steps.")
 @click.argument("source", metavar="FILE.toml | pkg.mod:factory")
 @verbose_option
@@ -38,6 +39,7 @@ def profile(
     mode: str | None,
     calls: int,
     top: int,
+    each: bool,
     by: str,
     store_path: str | None,
     human: bool,
@@ -63,7 +65,7 @@ def profile(
         for number in numbers if signature is None else (signature,):
             out.note(f"{program.name}: signature {number} of {len(loaded.signatures)}")
             found.append(run(loaded, number, store, calls=calls, mode=program.mode))
-            _print(out, found[-1], top, by)
+            _print(out, found[-1], top, by, each)
     out.data([data_of(item) for item in found])
     finish(0)
 
@@ -105,69 +107,92 @@ def data_of(profile: Profile) -> dict[str, Any]:
     }
 
 
-def _print(out: Output, profile: Profile, top: int, by: str) -> None:
+@dataclass(frozen=True)
+class Row:
+    """Steps that are one line of the table: one step, or the equal ones of equal layers. Seconds are of all of them in one call."""
+
+    graph: GraphProfile
+    numbers: tuple[int, ...]
+    steps: tuple[StepProfile, ...]
+
+    @property
+    def seconds(self) -> float:
+        return sum(step.seconds for step in self.steps) * self.graph.runs
+
+    @property
+    def least(self) -> float:
+        return sum(step.least for step in self.steps) * self.graph.runs
+
+    @property
+    def gap(self) -> float:
+        return sum(step.gap for step in self.steps) * self.graph.runs
+
+    @property
+    def place(self) -> str:
+        """The first step's, and how many there are."""
+        return f"{self.graph.role}.{self.numbers[0]}" + (f" x{len(self.numbers)}" if len(self.numbers) > 1 else "")
+
+
+def rows_of(profile: Profile, each: bool) -> list[Row]:
+    """The table's rows in the order of the program. Steps are equal that do the same amount of the same work for the same lines."""
+    found: dict[tuple[Any, ...], list[int]] = {}
+    graphs = list(profile.graphs)
+    for which, graph in enumerate(graphs):
+        for number, step in enumerate(graph.steps):
+            record = step.record
+            name = "" if record.kind == "kernel" else record.name
+            same = (record.kind, name, record.how if record.kind == "library" else "", record.sources, record.bytes, record.operations)
+            found.setdefault((which, number) if each or not record.sources else (which, *same), []).append(number)
+    return [Row(graphs[key[0]], tuple(own), tuple(graphs[key[0]].steps[n] for n in own)) for key, own in found.items()]
+
+
+def _print(out: Output, profile: Profile, top: int, by: str, each: bool) -> None:
     peaks, call = profile.peaks, profile.recorded
     ratio = f"{profile.eager / profile.call:.2f}x"
     out.text(f"{profile.program}, signature {profile.signature}: {_ms(profile.call)} a call, eager {_ms(profile.eager)} ({ratio})")
-    rates = ", ".join(f"{rate / 1e9:.0f} GFLOP/s in {name} products" for name, rate in peaks.operations.items())
-    out.text(f"machine: {peaks.bytes / 1e9:.1f} GB/s in a copy, {rates}" if rates else f"machine: {peaks.bytes / 1e9:.1f} GB/s in a copy")
+    rates = "".join(f", {rate / 1e9:.0f} GFLOP/s in {name} products" for name, rate in peaks.operations.items())
+    out.text(f"machine: {peaks.bytes / 1e9:.1f} GB/s in a copy{rates}")
     inside = f"in compiled graphs {_ms(profile.in_graphs)} ({profile.in_graphs / call:.0%} of a recorded call)"
     out.text(f"{inside}, outside of them {_ms(profile.outside)}")
     if profile.unrecorded:
         out.text(f"{many(profile.unrecorded, 'graph')} without records of their steps: compiled by an earlier precast")
-    rows = sorted(_steps(profile), key=_KEYS[by])
-    shown = rows if not top else rows[:top]
-    if by == "gap":
-        shown = [row for row in shown if row[2].gap > 0] or shown[:1]
-    raw = [_raw(graph, number, step, call) for graph, number, step in shown]
+    rows = sorted(rows_of(profile, each), key=_KEYS[by])
+    shown = rows[:top] if top else rows
     titles = ("TIME", "SHARE", "OF PEAK", "BOUND", "STEP", "WHAT", "SOURCE")
-    out.table(titles, raw, [_human(graph, number, step, call) for graph, number, step in shown])
+    out.table(titles, [_raw(row, call) for row in shown], [_human(row, call) for row in shown])
     if len(shown) < len(rows):
-        rest = sum(step.seconds * graph.runs for graph, _, step in rows) - sum(step.seconds * graph.runs for graph, _, step in shown)
-        out.note(f"{many(len(rows) - len(shown), 'further step')}, {_ms(rest)} together: --top 0 shows all, --by time the slowest first")
+        rest = sum(row.seconds for row in rows) - sum(row.seconds for row in shown)
+        out.note(f"{many(len(rows) - len(shown), 'further line')}, {_ms(rest)} together: --top 0 shows all, --by time the slowest first")
 
 
-def _steps(profile: Profile) -> Iterator[tuple[GraphProfile, int, StepProfile]]:
-    return ((graph, number, step) for graph in profile.graphs for number, step in enumerate(graph.steps))
+_KEYS: dict[str, Callable[[Row], float]] = {"gap": lambda row: -row.gap, "time": lambda row: -row.seconds, "program": lambda row: 0}
 
 
-_KEYS: dict[str, Any] = {
-    "gap": lambda row: -row[2].gap * row[0].runs,
-    "time": lambda row: -row[2].seconds * row[0].runs,
-    "program": lambda row: 0,
-}
+def _raw(row: Row, call: float) -> tuple[Any, ...]:
+    first = row.steps[0]
+    reach = row.least / row.seconds if row.seconds else 0.0
+    sources = "; ".join(first.record.sources)
+    return f"{row.seconds:.9f}", f"{row.seconds / call:.4f}", f"{reach:.3f}", first.bound, row.place, what(first), sources
 
 
-def _raw(graph: GraphProfile, number: int, step: StepProfile, call: float) -> tuple[Any, ...]:
-    seconds = step.seconds * graph.runs
-    return (
-        f"{seconds:.9f}",
-        f"{seconds / call:.4f}",
-        f"{step.of_peak:.3f}",
-        step.bound,
-        f"{graph.role}.{number}",
-        what(step),
-        "; ".join(step.record.sources),
-    )
-
-
-def _human(graph: GraphProfile, number: int, step: StepProfile, call: float) -> tuple[str, ...]:
-    seconds = step.seconds * graph.runs
-    source = step.record.sources[-1] if step.record.sources else ""
-    more = f" (+{len(step.record.sources) - 1})" if len(step.record.sources) > 1 else ""
-    return _ms(seconds), f"{seconds / call:.1%}", f"{step.of_peak:.0%}", step.bound, f"{graph.role}.{number}", what(step), source + more
+def _human(row: Row, call: float) -> tuple[str, ...]:
+    first, sources = row.steps[0], row.steps[0].record.sources
+    more = f" (+{len(sources) - 1})" if len(sources) > 1 else ""
+    reach = row.least / row.seconds if row.seconds else 0.0
+    source = sources[-1] + more if sources else ""
+    return _ms(row.seconds), f"{row.seconds / call:.1%}", f"{reach:.0%}", first.bound, row.place, what(first), source
 
 
 def what(step: StepProfile) -> str:
     """The step in a few words: its name, who computes it, and what it fuses."""
     record = step.record
-    name = f"{record.name} by {record.how}" if record.how else record.name
+    name = f"{record.name} by {record.how}" if record.kind == "library" else record.name
     fused = ", ".join(record.origins[:4]) + (f" … {len(record.origins)} nodes" if len(record.origins) > 4 else "")
-    return f"{name} ({fused})" if record.kind != "kernel" and fused else name if not fused else f"{name}: {fused}"
+    return f"{name}: {fused}" if fused else name
 
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
 
 
-__all__ = ["data_of", "profile"]
+__all__ = ["data_of", "profile", "rows_of"]
