@@ -356,10 +356,14 @@ class _Renderer:
             self.body.made[id(r)] = result
 
     def _row_accumulator(self, reduce: Reduce, section: Section, wide: bool = False) -> Accumulator:
+        return (None if wide else self._in_two_levels(reduce, section, RUN)) or self._accumulator(reduce, wide=wide)
+
+    def _in_two_levels(self, reduce: Reduce, section: Section, most: int, index: str = "") -> Accumulator | None:
+        """A sum in two levels, where its section has more than `most` points, or an unknown number of them."""
         points = static_product(a.extent for a in section.axes)
-        long = section.axes and (points is None or points > RUN) and not wide
-        found = in_two_levels(reduce.op, reduce.dtype, self.body.fresh("acc"), self.body.fresh("part")) if long else None
-        return found or self._accumulator(reduce, wide=wide)
+        if not section.axes or (points is not None and points <= most):
+            return None
+        return in_two_levels(reduce.op, reduce.dtype, self.body.fresh, index)
 
     def _accumulator(self, reduce: Reduce, index: str = "", wide: bool = False) -> Accumulator:
         acc, extra = self.body.fresh("acc"), self.body.fresh("n")
@@ -484,11 +488,7 @@ class _Renderer:
             body.made[id(r)] = f"({acc.result})"
 
     def _column_accumulator(self, reduce: Reduce, section: Section, index: str) -> Accumulator:
-        points = static_product(a.extent for a in section.axes)
-        long = section.axes and (points is None or points > ROWS)
-        acc, part = self.body.fresh("acc"), self.body.fresh("part")
-        found = in_two_levels(reduce.op, reduce.dtype, acc, part, f"[{index}]") if long else None
-        return found or self._accumulator(reduce, f"[{index}]")
+        return self._in_two_levels(reduce, section, ROWS, f"[{index}]") or self._accumulator(reduce, f"[{index}]")
 
     def _add_up(self, accumulators: list[Accumulator], lanes: int) -> list[str]:
         """The lines that add the lanes' sums of some rows to their sums of all."""

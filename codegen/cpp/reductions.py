@@ -102,15 +102,15 @@ def update_lines(op: ReduceOp, dtype: DType, item: DType, acc: str, extra: str, 
     return Accumulator(((kind, acc, start),), lambda v, i: (f"{acc} {sign}= {v};",), acc, (f"{sign}:{acc}",))
 
 
-def in_two_levels(op: ReduceOp, dtype: DType, acc: str, part: str, index: str = "") -> Accumulator | None:
+def in_two_levels(op: ReduceOp, dtype: DType, fresh: Callable[[str], str], index: str = "") -> Accumulator | None:
     """A sum of f32 as f32 sums of few points each, which are added in f64: its error does not grow with the number of points, and it takes
-    no longer. `index`: of the lane, where both are arrays of lanes. None for other reductions.
+    no longer. `fresh`: makes names; `index`: of the lane, where the variables are arrays of lanes. None for other reductions.
     """
     if op is not ReduceOp.SUM or dtype.compute is not DType.F32:
         return None
-    sums, adds = f"{acc}{index}", f"{part}{index}"
+    total, part = f"{fresh('acc')}{index}", f"{fresh('part')}{index}"
     return Accumulator(
-        (("double", sums, "0.0"),), lambda v, i: (f"{adds} += {v};",), f"(float){sums}", (f"+:{adds}",), ("float", adds, "0.0f")
+        (("double", total, "0.0"),), lambda v, i: (f"{part} += {v};",), f"(float){total}", (f"+:{part}",), ("float", part, "0.0f")
     )
 
 

@@ -1,1 +1,1 @@
-"""Where a program's time goes: marks that compiled graphs leave, what a machine can do at most, and the two put together."""
+"""Where a program's time goes: marks that compiled graphs leave, what a machine can do at most, and the two together."""
