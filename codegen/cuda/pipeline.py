@@ -59,7 +59,7 @@ class CudaCompilation:
         toolchain, and Triton's own errors.
         """
         began = time.perf_counter()
-        selection = run_stages(scheduled, stages(self.chooser))
+        selection = run_stages(scheduled, stages(self.chooser, self.context.frees_inputs))
         program, steps, prepare = selection.program, selection.steps, selection.prepare
         buffers, every = program.buffers, (*steps, *prepare)
         rendered = {
@@ -118,12 +118,12 @@ def compilation(target: str, options: CodegenOptions, context: CompileContext) -
     return CudaCompilation(target, options, context, chooser)
 
 
-def stages(chooser: CudaChooser) -> Stages:
-    """From a scheduled program to what the host program runs."""
+def stages(chooser: CudaChooser, frees_inputs: bool = False) -> Stages:
+    """From a scheduled program to what the host program runs. `frees_inputs`: as in `CompileContext`."""
     return [
         ("select libraries", partial(_select, chooser)),
         ("plan memory", _plan_memory),
-        ("divide the workspace", _divide),
+        ("divide the workspace", partial(_divide, frees_inputs)),
     ]
 
 
@@ -138,8 +138,9 @@ def _plan_memory(selection: Selection) -> Selection:
     return replace(selection, program=plan_memory(selection.program, elsewhere=owned, alignment=DEVICE_ALIGNMENT))
 
 
-def _divide(selection: Selection) -> Selection:
-    return replace(selection, program=in_parts(selection.program, library_owned(selection.steps, writes_in_place)))
+def _divide(frees_inputs: bool, selection: Selection) -> Selection:
+    owned = library_owned(selection.steps, writes_in_place)
+    return replace(selection, program=in_parts(selection.program, owned, frees_inputs=frees_inputs))
 
 
 def choose_all(program: Program, chooser: CudaChooser) -> None:

@@ -23,9 +23,13 @@ from precast.lowering.passes.memory.memory_plan import Block, blocks_of, distinc
 LEAST_BYTES = 1 << 20
 LEAST_SHARE = 1 / 25
 """What each way has to save over the one before, and of the peak."""
+LEAST_SHARE_OF_KEPT = 1 / 200
+"""The same of a backward graph's peak, most of which was kept for it."""
 APART = (32 << 20, 16 << 20, 8 << 20, 4 << 20)
 """Bytes from which blocks may be allocated apart. A kernel that fills one takes longer than the allocation."""
 MOST_APART = 48
+MOST_CUTS, LARGEST_TRIED = 6, 3
+"""How often segments are cut again, and how many of them are tried each time."""
 
 
 @dataclass(frozen=True)
@@ -34,22 +38,27 @@ class _Way:
     groups: tuple[list[Block], ...]
 
 
-def in_parts(program: Program, elsewhere: Collection[str], alignment: int = DEVICE_ALIGNMENT) -> Program:
-    """The program, whose memory is planned with `elsewhere`, with a workspace of parts where that lowers the peak enough."""
+def in_parts(program: Program, elsewhere: Collection[str], alignment: int = DEVICE_ALIGNMENT, frees_inputs: bool = False) -> Program:
+    """The program, whose memory is planned with `elsewhere`, with a workspace of parts where that lowers the peak enough. `frees_inputs`:
+    it is a backward graph, which gives back what was kept for it after its last use: that counts until then, so that little memory is
+    held by the steps that run while much of it is there.
+    """
     blocks = blocks_of(program, elsewhere=elsewhere, alignment=alignment)
     distinct = distinct_blocks(blocks)
     if not isinstance(program.workspace_bytes, int) or any(not isinstance(b.nbytes, int) or not b.nbytes for b in distinct):
         return program
-    own = owned_bytes(program, alignment)
+    own = owned_bytes(program, alignment, frees_inputs)
     best = _Way(program.workspace_bytes + max(own, default=0), ())
+    share = LEAST_SHARE_OF_KEPT if frees_inputs else LEAST_SHARE
     for limit in (None, *APART):
         apart = [] if limit is None else [b for b in distinct if int(b.nbytes) >= limit]
         if len(distinct) < 2 or len(apart) > MOST_APART:
             continue
         alone = set(map(id, apart))
         way = _cut([b for b in distinct if id(b) not in alone], [a + b for a, b in zip(own, _live(apart, len(own)), strict=True)])
-        if best.peak - way.peak >= max(LEAST_BYTES, LEAST_SHARE * best.peak):
+        if best.peak - way.peak >= max(LEAST_BYTES, share * best.peak):
             best = replace(way, groups=(*way.groups, *([b] for b in apart)))
+    best = _cut_further(best, own, share)
     if not best.groups:
         return program
     offsets: dict[int, int] = {}
@@ -62,7 +71,7 @@ def in_parts(program: Program, elsewhere: Collection[str], alignment: int = DEVI
         total += top
     slots = tuple(Slot(name, offsets[id(block)], block.nbytes) for name, block in blocks.items())
     divided = replace(program, workspace=slots, workspace_bytes=total, parts=tuple(parts))
-    return divided if planned_peak(divided, alignment) < planned_peak(program, alignment) else program
+    return divided if planned_peak(divided, alignment, frees_inputs) < planned_peak(program, alignment, frees_inputs) else program
 
 
 def _cut(blocks: list[Block], own: Sequence[int]) -> _Way:
@@ -84,6 +93,36 @@ def _cut(blocks: list[Block], own: Sequence[int]) -> _Way:
     return _Way(peak, groups)
 
 
+def _cut_further(way: _Way, own: Sequence[int], share: float) -> _Way:
+    """The same with the largest segments cut again, as often as that saves enough: a segment is held from the first step that uses a block
+    in it to the last, though it is as large as its busiest step.
+    """
+    for _ in range(MOST_CUTS if way.groups else 0):
+        tried = [way]
+        for number, group in sorted(enumerate(way.groups), key=lambda item: -_size(item[1]))[:LARGEST_TRIED]:
+            if len(group) < 2:
+                continue
+            others = [g for n, g in enumerate(way.groups) if n != number and g]
+            held = [a + b for a, b in zip(own, _live([_whole(g) for g in others], len(own)), strict=True)]
+            cut = _cut(group, held)
+            tried.append(_Way(cut.peak, (*others, *filter(None, cut.groups))))
+        found = min(tried, key=lambda other: other.peak)
+        if way.peak - found.peak < max(LEAST_BYTES, share * way.peak):
+            break
+        way = found
+    return way
+
+
+def _size(group: Sequence[Block]) -> int:
+    """Bytes of a segment that holds these blocks."""
+    return max(_live(list(group), max((b.last for b in group), default=0) + 1), default=0)
+
+
+def _whole(group: Sequence[Block]) -> Block:
+    """The segment as one block."""
+    return replace(group[0], first=min(b.first for b in group), last=max(b.last for b in group), nbytes=_size(group))
+
+
 def _highest(blocks: Sequence[Block], count: int) -> list[int]:
     """The most bytes alive at one time of none of the blocks, of the first, of the first two, and so on."""
     alive, found = [0] * count, [0]
@@ -94,10 +133,14 @@ def _highest(blocks: Sequence[Block], count: int) -> list[int]:
     return found
 
 
-def owned_bytes(program: Program, alignment: int = DEVICE_ALIGNMENT) -> list[int]:
-    """At each step, bytes of what the steps have made so far that lies outside the workspace and is still needed."""
+def owned_bytes(program: Program, alignment: int = DEVICE_ALIGNMENT, frees_inputs: bool = False) -> list[int]:
+    """At each step, bytes of what lies outside the workspace and is still needed: of what the steps have made so far, and with
+    `frees_inputs` of inputs.
+    """
     live, inside = lifetimes(program), {s.buffer for s in program.workspace}
-    given = {i for i in program.inputs if isinstance(i, str)} | set(program.persistent) | {c.buffer for c in program.constants}
+    given = set(program.persistent) | {c.buffer for c in program.constants}
+    if not frees_inputs:
+        given |= {i for i in program.inputs if isinstance(i, str)}
     found = [0] * len(program.steps)
     for buffer in program.buffers:
         if buffer.name in inside or buffer.name in given or buffer.name not in live or not buffer.dtype.itemsize or buffer.on_cpu:
@@ -109,9 +152,9 @@ def owned_bytes(program: Program, alignment: int = DEVICE_ALIGNMENT) -> list[int
     return found
 
 
-def planned_peak(program: Program, alignment: int = DEVICE_ALIGNMENT) -> int:
+def planned_peak(program: Program, alignment: int = DEVICE_ALIGNMENT, frees_inputs: bool = False) -> int:
     """Bytes that a call needs at most: the parts of the workspace that are there, and what lies outside of it."""
-    own, held = owned_bytes(program, alignment), _held(program)
+    own, held = owned_bytes(program, alignment, frees_inputs), _held(program)
     return max((a + b for a, b in zip(own, held, strict=True)), default=0)
 
 

@@ -95,3 +95,27 @@ def test_the_peak_beside_what_libraries_allocate(monkeypatch: pytest.MonkeyPatch
     assert in_parts(program, owned) is program
     monkeypatch.setitem(ARCHITECTURES, "sm_90", replace(ARCHITECTURES["sm_90"], first_bytes=1 << 30))
     assert planned_peak(divided) < 0.7 * planned_peak(plan_memory(scheduled(), elsewhere=owned, alignment=DEVICE_ALIGNMENT))
+
+
+def consumed(*kept: torch.Tensor) -> torch.Tensor:
+    """Takes up what was kept one by one with small intermediates, and ends with large ones."""
+    small = kept[0][:16]
+    for item in kept:
+        small = (small @ item).relu()
+    large = small.t() @ small
+    larger = (large @ large).tanh()
+    return (larger @ large).tanh().sum(0)
+
+
+def test_what_comes_late_takes_no_memory_while_much_is_kept() -> None:
+    """A backward graph gives back what was kept for it: its own large blocks are allocated when that is gone."""
+    kept = tuple(torch.randn(512, 512) / 20 for _ in range(8))
+    graph, _ = trace(consumed, kept)
+    program = plan_memory(schedule(lower(graph, "case"), "cuda:sm_90", check=True), alignment=DEVICE_ALIGNMENT)
+    divided = in_parts(program, (), frees_inputs=True)
+    verify(divided, "in parts")
+    peaks = [planned_peak(p, frees_inputs=True) for p in (program, divided)]
+    assert peaks[1] < 0.85 * peaks[0] and peaks[1] < 8.3 * (1 << 20) < peaks[0]
+    assert in_parts(program, ()) is program, "where inputs stay, dividing the workspace saves nothing"
+    for got, want in zip(run(divided, tensors_of(kept)), [consumed(*kept)], strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
