@@ -1,6 +1,7 @@
 """Every row of the op table through the whole compiler on the CPU: captured, lowered, scheduled, compiled to a shared object, loaded, run.
 
 Rows are compiled in batches, as one function each, since starting the C++ compiler costs most; a batch that disagrees is taken apart.
+CI compiles every second row, and interprets all of them (`test_optable.py`); the others run by command, with the slow tests.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from tests.ops.optable import ROWS
 from tests.ops.rows import Row
 from tests.ops.runners import batches, compare_batch
 
-BATCHES = batches(ROWS, 24)
+BATCHES = [
+    pytest.param(rows, id=f"{rows[0].id}..{rows[-1].id}", marks=marks)
+    for chosen, marks in ((ROWS[::2], []), (ROWS[1::2], [pytest.mark.slow]))
+    for rows in batches(chosen, 24)
+]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +35,7 @@ def compile_function(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Calla
     poison_allocations(False)
 
 
-@pytest.mark.parametrize("rows", BATCHES, ids=[f"{b[0].id}..{b[-1].id}" for b in BATCHES])
+@pytest.mark.parametrize("rows", BATCHES)
 def test_rows(rows: tuple[Row, ...], compile_function: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     failures = compare_batch(rows, compile_function)
     assert not failures, "\n" + "\n".join(failures)

@@ -36,7 +36,7 @@ COMPILED_AGAIN = {
     "random_state",
 }
 """Cases of which a second process compiles something."""
-OFTEN = [n for n in CASES if n not in object_kind_programs.CASES][::2]
+OFTEN = [n for n in CASES if n not in object_kind_programs.CASES][::4]
 """Those that CI runs with symbolic sizes."""
 
 
