@@ -1,4 +1,4 @@
-"""What each step of a compiled graph is and has to do, for people: kept beside the code, read by `precast profile` and `precast report`."""
+"""What each step of a compiled graph is and has to do, for people: kept beside the code, read by `precast profile`."""
 
 from __future__ import annotations
 
@@ -8,38 +8,26 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from precast.codegen.common.library_steps import LibraryCall, RunStep
-from precast.lowering.analysis.work import work_of
+from precast.lowering.analysis.work import Work, work_of
 from precast.lowering.ir.nodes import Buffer, Extern, Kernel, Program
-from precast.lowering.ir.text import step_text
 
 STEPS = "steps"
 """The role of the blob in a graph's record."""
 
 
-@dataclass(frozen=True)
-class StepRecord:
-    """One step, in the order in which they run. `kind`: "kernel" (generated loops), "library" (a product, a convolution or attention) or
-    "operator" (any other of torch's, or of a user's). `name`: the kernel's, the operator's, or what the library computes. `how`: the
-    library, or the function that a profiler of the device sees; kernels of equal code share one.
-    `text`: the step in the loop IR. `origins`: names of the graph's nodes that it computes, `sources` the user's lines that these come
-    from. `read`, `written`: bytes by buffer; `operations`, `arithmetic`, `products`: as `lowering.analysis.work.Work` has them.
+@dataclass(frozen=True, kw_only=True)
+class StepRecord(Work):
+    """One step with what it has to do, in the order in which they run. `kind`: "kernel" (generated loops), "library" (a product, a
+    convolution or attention) or "operator" (any other of torch's, or of a user's). `name`: the kernel's, the operator's, or what the
+    library computes. `how`: the library, or the function that a profiler of the device sees; kernels of equal code share one.
+    `origins`: names of the graph's nodes that it computes, `sources` the user's lines that these come from.
     """
 
     kind: str
     name: str
     how: str
-    text: str
-    read: Mapping[str, int]
-    written: Mapping[str, int]
-    operations: int | None
-    arithmetic: str
-    products: bool
     origins: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
-
-    @property
-    def bytes(self) -> int:
-        return sum(self.read.values()) + sum(self.written.values())
 
 
 def step_records(program: Program, steps: Sequence[RunStep], functions: Mapping[str, str]) -> tuple[StepRecord, ...]:
@@ -58,8 +46,7 @@ def _record(step: RunStep, buffers: Mapping[str, Buffer], functions: Mapping[str
             kind, how = "operator", ""
         case LibraryCall(how=how):
             kind, name = "library", type(step.step).__name__.lower()
-    told = work.operations, work.arithmetic, work.products
-    return StepRecord(kind, name, how, step_text(inner), work.read, work.written, *told, origins=inner.origins)
+    return StepRecord(kind=kind, name=name, how=how, origins=inner.origins, **vars(work))
 
 
 def to_json(records: Sequence[StepRecord]) -> bytes:

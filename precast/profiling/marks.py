@@ -66,8 +66,8 @@ class _Book:
         self.marks.used = 0
         self.library.profile(ctypes.addressof(self.marks))
 
-    def stop(self) -> list[Run]:
-        self.library.profile(0)
+    def runs(self) -> list[Run]:
+        """Those since the start. Raises Lost."""
         used = int(self.marks.used)
         if used > self.marks.capacity:
             raise Lost(f"a graph left {used} marks, and there is room for {self.marks.capacity}: profile fewer calls at a time")
@@ -114,8 +114,9 @@ class Recorder:
         finally:
             if any(book.on_device for book in books.values()):
                 torch.accelerator.synchronize()
-            runs = {digest: book.stop() for digest, book in books.items()}
-        found.update({digest: own for digest, own in runs.items() if own})
+            for book in books.values():
+                book.library.profile(0)
+        found.update({digest: own for digest, book in books.items() if (own := book.runs())})
 
     def _book(self, digest: str, library: Library) -> _Book:
         if digest not in self._books:

@@ -10,10 +10,8 @@ import torch
 
 from precast.codegen.common.step_records import StepRecord
 
-_ROOM = {"cpu": 128 << 20}
-_DEVICE_ROOM = 1 << 30
-_SIDE = {"cpu": 1024}
-_DEVICE_SIDE = 8192
+_ON_HOST, _ON_DEVICE = (128 << 20, 1024, 1), (1 << 30, 8192, 5)
+"""Bytes of a copy, side of a product's matrices, runs between two readings of the clock."""
 _TYPES = {"f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 _ROUNDS, _SECONDS = 12, 0.4
 
@@ -32,7 +30,7 @@ class Peaks:
     @classmethod
     def measured(cls, device: str) -> Peaks:
         """Takes about half a second."""
-        room = _ROOM.get(device, _DEVICE_ROOM)
+        room, _, _ = _sizes(device)
         source = torch.ones(room // 4, dtype=torch.float32, device=device)
         target = torch.empty_like(source)
         return cls(device, 2 * room / _fastest(device, lambda: target.copy_(source)))
@@ -41,7 +39,7 @@ class Peaks:
         """Operations a second in products of this type; of a type that products are not measured in, float32's."""
         name = arithmetic if arithmetic in _TYPES else "f32"
         if name not in self.operations:
-            side = _SIDE.get(self.device, _DEVICE_SIDE)
+            _, side, _ = _sizes(self.device)
             a = torch.randn(side, side, device=self.device).to(_TYPES[name])
             self.operations[name] = 2 * side**3 / _fastest(self.device, lambda: a @ a)
         return self.operations[name]
@@ -63,13 +61,13 @@ class Peaks:
 def _fastest(device: str, run: Callable[[], object]) -> float:
     """Seconds of the fastest of several runs."""
     best, until = float("inf"), time.perf_counter() + _SECONDS
-    repeat = 1 if device == "cpu" else 5
+    _, _, repeat = _sizes(device)
     for number in range(_ROUNDS):
-        _wait(device)
+        wait(device)
         began = time.perf_counter()
         for _ in range(repeat):
             run()
-        _wait(device)
+        wait(device)
         took = (time.perf_counter() - began) / repeat
         best = min(best, took) if number else best  # the first one pays for pages and libraries
         if number > 2 and time.perf_counter() > until:
@@ -77,9 +75,14 @@ def _fastest(device: str, run: Callable[[], object]) -> float:
     return best
 
 
-def _wait(device: str) -> None:
+def _sizes(device: str) -> tuple[int, int, int]:
+    return _ON_HOST if device == "cpu" else _ON_DEVICE
+
+
+def wait(device: str) -> None:
+    """Until the device has done what it was given."""
     if device != "cpu":
         torch.accelerator.synchronize()
 
 
-__all__ = ["Peaks"]
+__all__ = ["Peaks", "wait"]

@@ -20,7 +20,7 @@ from precast.artifact_store import GraphRecord, Manifest, Store
 from precast.building.build_file import Loaded
 from precast.codegen.common.step_records import STEPS, StepRecord, from_json
 from precast.profiling.marks import Recorder, Run
-from precast.profiling.peaks import Peaks
+from precast.profiling.peaks import Peaks, wait
 from precast.runtime.api.compile import compile as compiled_form
 from precast.runtime.settings.options import list_mode_options
 from precast.target_registry import family_of
@@ -179,7 +179,11 @@ def device_of(values: Any) -> str:
 
 
 def _caller(program: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], train: bool) -> Callable[[], None]:
-    """A call, with a backward pass from the sum of its results where the program trains."""
+    """Calls the program with copies of the arguments, which it may write to; where it trains, with a backward pass from the sum of its
+    results, whose gradients are then forgotten.
+    """
+    args, kwargs = copy.deepcopy((args, dict(kwargs)))
+    takers = [*parameters_of(program), *(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.is_leaf)]
 
     def call() -> None:
         with torch.set_grad_enabled(train):
@@ -188,6 +192,8 @@ def _caller(program: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[
                 return
             leaves = [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
             torch.autograd.backward(leaves, [torch.ones_like(leaf) for leaf in leaves])
+        for taker in takers:
+            taker.grad = None
 
     return call
 
@@ -197,17 +203,12 @@ def _in_turns(runs: list[Callable[[], None]], rounds: int, device: str) -> list[
     times: list[list[float]] = [[] for _ in runs]
     for _ in range(rounds):
         for own, run in zip(times, runs, strict=True):
-            _wait(device)
+            wait(device)
             began = time.perf_counter()
             run()
-            _wait(device)
+            wait(device)
             own.append(time.perf_counter() - began)
     return [statistics.median(own) for own in times]
-
-
-def _wait(device: str) -> None:
-    if device != "cpu":
-        torch.accelerator.synchronize()
 
 
 @contextmanager
@@ -223,7 +224,7 @@ def _ahead(device: str, peaks: Peaks) -> Iterator[Callable[[float], None]]:
     each = 2 * side**3 / peaks.products("f32")
 
     def keep_busy(seconds: float) -> None:
-        _wait(device)
+        wait(device)
         for _ in range(min(int(2 * seconds / each) + 1, 200)):
             torch.mm(a, a)
 

@@ -128,6 +128,10 @@ class Row:
         return sum(step.gap for step in self.steps) * self.graph.runs
 
     @property
+    def of_peak(self) -> float:
+        return self.least / self.seconds if self.seconds else 0.0
+
+    @property
     def place(self) -> str:
         """The first step's, and how many there are."""
         return f"{self.graph.role}.{self.numbers[0]}" + (f" x{len(self.numbers)}" if len(self.numbers) > 1 else "")
@@ -170,17 +174,15 @@ _KEYS: dict[str, Callable[[Row], float]] = {"gap": lambda row: -row.gap, "time":
 
 def _raw(row: Row, call: float) -> tuple[Any, ...]:
     first = row.steps[0]
-    reach = row.least / row.seconds if row.seconds else 0.0
     sources = "; ".join(first.record.sources)
-    return f"{row.seconds:.9f}", f"{row.seconds / call:.4f}", f"{reach:.3f}", first.bound, row.place, what(first), sources
+    return f"{row.seconds:.9f}", f"{row.seconds / call:.4f}", f"{row.of_peak:.3f}", first.bound, row.place, what(first), sources
 
 
 def _human(row: Row, call: float) -> tuple[str, ...]:
     first, sources = row.steps[0], row.steps[0].record.sources
     more = f" (+{len(sources) - 1})" if len(sources) > 1 else ""
-    reach = row.least / row.seconds if row.seconds else 0.0
     source = sources[-1] + more if sources else ""
-    return _ms(row.seconds), f"{row.seconds / call:.1%}", f"{reach:.0%}", first.bound, row.place, what(first), source
+    return _ms(row.seconds), f"{row.seconds / call:.1%}", f"{row.of_peak:.0%}", first.bound, row.place, what(first), source
 
 
 def what(step: StepProfile) -> str:
