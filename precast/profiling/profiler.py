@@ -8,13 +8,13 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from precast.artifact_store import GraphRecord, Manifest, Store
 from precast.building.build_file import Loaded
@@ -22,6 +22,8 @@ from precast.codegen.common.step_records import STEPS, StepRecord, from_json
 from precast.profiling.marks import Recorder, Run
 from precast.profiling.peaks import Peaks, wait
 from precast.runtime.api.compile import compile as compiled_form
+from precast.runtime.api.compile import site_of
+from precast.runtime.programs.variant import Variant
 from precast.runtime.settings.options import list_mode_options
 from precast.target_registry import family_of
 
@@ -69,7 +71,7 @@ class GraphProfile:
 class Profile:
     """One signature. `call`, `eager`: seconds of a call compiled and eagerly, medians of calls in turns, nothing recorded meanwhile.
     `recorded`: of the calls whose steps are told (on a device as `call`, as its events are apart from the host's time).
-    `unrecorded`: graphs that ran and whose artifacts hold no records of their steps.
+    `unrecorded`: graphs that ran and whose steps are not known: branches that a graph calls, and what the store does not have.
     """
 
     program: str
@@ -109,15 +111,23 @@ def profile(loaded: Loaded, number: int, store: Store, *, calls: int = 20, mode:
     chosen = mode or spec.mode
     options = {**(list_mode_options(chosen) if chosen is not None else spec.options or {}), "triton.cudagraphs": False}
     args, kwargs = loaded.signatures[number - 1]
-    program = compiled_form(copy.deepcopy(loaded.callable), store=store, options=options, name=spec.label)
+    program = compiled_form(_copied(loaded.callable), store=store, options=options, name=spec.label)
     device = device_of((args, kwargs, list(parameters_of(loaded.callable))))
-    call = _caller(program, args, kwargs, spec.train)
-    eager = _caller(copy.deepcopy(loaded.callable), args, kwargs, spec.train)
+    call = _Call(program, args, kwargs, spec.train)
+    eager = _Call(_copied(loaded.callable), args, kwargs, spec.train)
+    try:
+        return _measured(spec.name, number, call, eager, calls, device, store)
+    finally:
+        eager.restore()
+        call.restore()  # the one that was called first has what was there before both
+
+
+def _measured(name: str, number: int, call: _Call, eager: _Call, calls: int, device: str, store: Store) -> Profile:
     for _ in range(WARM_UP):
         call()
         eager()
     times = _in_turns([call, eager], calls, device)
-    graphs = _graphs(store)
+    graphs = _graphs(call.program, store)
     recorder = Recorder(frozenset(digest for digest, graph in graphs.items() if not family_of(graph.manifest.target).on_host))
     peaks = Peaks.measured(device)
     runs: dict[str, list[Run]] = {}
@@ -134,17 +144,21 @@ def profile(loaded: Loaded, number: int, store: Store, *, calls: int = 20, mode:
     profiles = [_graph_profile(graphs[digest], own, calls, store, peaks) for digest, own in runs.items() if digest in graphs]
     known = tuple(item for item in profiles if item is not None)
     recorded = statistics.median(walls) if device == "cpu" else times[0]
-    return Profile(spec.name, number, times[0], times[1], recorded, peaks, known, len(runs) - len(known))
+    return Profile(name, number, times[0], times[1], recorded, peaks, known, len(runs) - len(known))
 
 
-def _graphs(store: Store) -> dict[str, _Graph]:
-    """Every graph of the store, by its library's digest."""
+def _graphs(program: Any, store: Store) -> dict[str, _Graph]:
+    """Graphs by their libraries' digests: those that the program has loaded, then all others of the store, which functions that it calls
+    may have, as equal code of several programs is one library.
+    """
+    entry, _ = site_of(program).program_for_call()
+    own = (v.manifest for member in entry.family() for v in member.variants if isinstance(v, Variant))
+    others = (manifest for key in store.programs() for manifest in store.variants(key))
     found: dict[str, _Graph] = {}
-    for key in store.programs():
-        for manifest in store.variants(key):
-            for role, record in manifest.graphs.items():
-                if "library" in record.blobs:
-                    found[record.blobs["library"]] = _Graph(manifest, role, record)
+    for manifest in (*own, *others):
+        for role, record in manifest.graphs.items():
+            if "library" in record.blobs:
+                found.setdefault(record.blobs["library"], _Graph(manifest, role, record))
     return found
 
 
@@ -178,27 +192,70 @@ def device_of(values: Any) -> str:
     return min(kinds, default="cpu")
 
 
-def _caller(program: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], train: bool) -> Callable[[], None]:
-    """Calls the program with copies of the arguments, which it may write to; where it trains, with a backward pass from the sum of its
-    results, whose gradients are then forgotten.
+def _copied(value: Any) -> Any:
+    """A copy of a program, or of arguments, which a call may write to. Tensors that were computed become leaves. What has no copy, such
+    as a module that holds a lock, is used as it is.
     """
-    args, kwargs = copy.deepcopy((args, dict(kwargs)))
-    takers = [*parameters_of(program), *(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.is_leaf)]
 
-    def call() -> None:
-        with torch.set_grad_enabled(train):
-            found = program(*args, **kwargs)
-            if not train:
+    def leaf(item: Any) -> Any:
+        computed = isinstance(item, torch.Tensor) and not item.is_leaf
+        return item.detach().requires_grad_() if computed else item
+
+    try:
+        return copy.deepcopy(tree_map(leaf, value))
+    except (TypeError, RuntimeError):
+        return value
+
+
+class _Call:
+    """Calls a program with copies of the arguments; where it trains, with a backward pass from the sum of its results, whose gradients are
+    forgotten. `restore` gives tensors that are no copies the gradients that they had.
+    """
+
+    def __init__(self, program: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], train: bool) -> None:
+        self.program = program
+        self.train = train
+        self.args, self.kwargs = _copied((args, dict(kwargs)))
+        self._before: dict[torch.Tensor, torch.Tensor | None] | None = None
+
+    def __call__(self) -> None:
+        with torch.set_grad_enabled(self.train):
+            found = self.program(*self.args, **self.kwargs)
+            if not self.train:
                 return
-            leaves = [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-            torch.autograd.backward(leaves, [torch.ones_like(leaf) for leaf in leaves])
-        for taker in takers:
-            taker.grad = None
+            results = [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+            if self._before is None:
+                self._before = {tensor: tensor.grad for tensor in _takers(results)}
+                self._forget()
+            torch.autograd.backward(results, [torch.ones_like(leaf) for leaf in results])
+        self._forget()
 
-    return call
+    def _forget(self) -> None:
+        for tensor in self._before or ():
+            tensor.grad = None
+
+    def restore(self) -> None:
+        for tensor, grad in (self._before or {}).items():
+            tensor.grad = grad
 
 
-def _in_turns(runs: list[Callable[[], None]], rounds: int, device: str) -> list[float]:
+def _takers(results: Sequence[torch.Tensor]) -> set[torch.Tensor]:
+    """The leaves of the autograd graph behind these results, which get gradients."""
+    found = {leaf for leaf in results if leaf.is_leaf}
+    seen: set[Any] = set()
+    stack: list[Any] = [leaf.grad_fn for leaf in results]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(node.variable)
+        stack += [further for further, _ in node.next_functions]
+    return found
+
+
+def _in_turns(runs: Sequence[Callable[[], None]], rounds: int, device: str) -> list[float]:
     """Median seconds of each."""
     times: list[list[float]] = [[] for _ in runs]
     for _ in range(rounds):

@@ -308,14 +308,14 @@ def load_program(program: ProgramSpec, plan: BuildFile) -> Loaded:
         return load(program, plan.path)
     except BuildFileError as error:
         lines = frames_of(error.__cause__) if isinstance(error.__cause__, ImportError) else []
-        raise click.UsageError("\n".join([str(error), *lines, *_whole(error.__cause__, lines)])) from error
+        raise click.UsageError("\n".join([str(error), *lines, *whole_stack(error.__cause__, lines)])) from error
     except (Exception, SystemExit) as error:  # a factory is the user's code and may raise anything; say whose it was
         lines = frames_of(error)
         said = f"{program.where}: factory {program.factory} failed: {type(error).__name__}: {error}"
-        raise Failure("\n".join([said, *lines, *_whole(error, lines)])) from error
+        raise Failure("\n".join([said, *lines, *whole_stack(error, lines)])) from error
 
 
-def _whole(error: BaseException | None, lines: list[str]) -> list[str]:
+def whole_stack(error: BaseException | None, lines: list[str]) -> list[str]:
     """The lines of an error: logs the whole traceback with `-v`, otherwise adds how to get it where only a part is shown."""
     log.info("the whole stack:", exc_info=error)
     return [] if log.isEnabledFor(logging.INFO) or not lines else ["(-v or PRECAST_LOGS=driver shows the whole stack)"]

@@ -8,9 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from precast.artifact_store import Store, StoreError
 from precast.artifact_store.format.text import many
-from precast.cli.output import Output, errors_to_json, file_store_option, finish, human_option, json_option, open_store, verbose_option
-from precast.cli.programs.build_commands import load_program, plan_of, store_of
+from precast.cli.output import (
+    Failure,
+    Output,
+    errors_to_json,
+    file_store_option,
+    finish,
+    human_option,
+    json_option,
+    open_store,
+    verbose_option,
+)
+from precast.cli.programs.build_commands import load_program, plan_of, store_of, whole_stack
+from precast.report.user_frames import frames_of
 
 if TYPE_CHECKING:
     from precast.profiling.profiler import GraphProfile, Profile, StepProfile
@@ -54,7 +66,9 @@ def profile(
     out = Output(as_json, human)
     plan = plan_of(source, (), mode, only)
     store = open_store(store_of(store_path, plan), readonly=False)
+    from precast.profiling.marks import Lost
     from precast.profiling.profiler import profile as run
+    from precast.runtime.common.errors import PrecastError
 
     found: list[Profile] = []
     for program in plan.programs:
@@ -64,10 +78,29 @@ def profile(
             raise click.UsageError(f"{program.name} has {many(len(loaded.signatures), 'signature')}; there is no {signature}")
         for number in numbers if signature is None else (signature,):
             out.note(f"{program.name}: signature {number} of {len(loaded.signatures)}")
-            found.append(run(loaded, number, store, calls=calls, mode=program.mode))
+            try:
+                found.append(run(loaded, number, store, calls=calls, mode=program.mode))
+            except Lost as error:
+                raise Failure(f"{program.name}, signature {number}: {error}") from error
+            except PrecastError:
+                raise
+            except (Exception, SystemExit) as error:  # a program is the user's code and may raise anything
+                said = f"{program.name}, signature {number}: calling it raised {type(error).__name__}: {error}"
+                lines = frames_of(error)
+                raise Failure("\n".join([said, *lines, *whole_stack(error, lines)])) from error
+            if found[-1].unrecorded and not found[-1].graphs:
+                _must_be_writable(store)
             _print(out, found[-1], top, by, each)
     out.data([data_of(item) for item in found])
     finish(0)
+
+
+def _must_be_writable(store: Store) -> None:
+    """Raises Failure where what was compiled could not be stored, so that nothing is known of it."""
+    try:
+        store.check_writable()
+    except StoreError as error:
+        raise Failure(f"{error}. What is compiled has to be stored to be profiled") from error
 
 
 def data_of(profile: Profile) -> dict[str, Any]:
@@ -159,7 +192,7 @@ def _print(out: Output, profile: Profile, top: int, by: str, each: bool) -> None
     inside = f"in compiled graphs {_ms(profile.in_graphs)} ({profile.in_graphs / call:.0%} of a recorded call)"
     out.text(f"{inside}, outside of them {_ms(profile.outside)}")
     if profile.unrecorded:
-        out.text(f"{many(profile.unrecorded, 'graph')} without records of their steps: compiled by an earlier precast")
+        out.text(f"{many(profile.unrecorded, 'graph')} of whose steps nothing is known: branches that a graph calls, or not in the store")
     rows = sorted(rows_of(profile, each), key=_KEYS[by])
     shown = rows[:top] if top else rows
     titles = ("TIME", "SHARE", "OF PEAK", "BOUND", "STEP", "WHAT", "SOURCE")

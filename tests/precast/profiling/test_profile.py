@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -194,3 +195,79 @@ def test_a_signature_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFix
     with pytest.raises(SystemExit) as ended:
         main(["profile", "tests.precast.cli.app:sine", "--signature", "3", "--store", str(tmp_path)], prog_name="precast")
     assert ended.value.code == 2 and "has 1 signature; there is no 3" in capsys.readouterr().err
+
+
+def raises(x: torch.Tensor) -> torch.Tensor:
+    raise ValueError("boom")
+
+
+def leaves(x: torch.Tensor) -> torch.Tensor:
+    raise SystemExit(7)
+
+
+def factory_of_raises() -> tuple[Callable[..., Any], list[Any]]:
+    return raises, [((torch.ones(3),), {})]
+
+
+def factory_of_leaves() -> tuple[Callable[..., Any], list[Any]]:
+    return leaves, [((torch.ones(3),), {})]
+
+
+@pytest.mark.parametrize(("name", "said"), [("raises", "ValueError: boom"), ("leaves", "SystemExit: 7")])
+def test_what_the_program_raises_is_said(name: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["profile", f"{__name__}:factory_of_{name}", "--store", str(tmp_path / "s"), "--json"], prog_name="precast")
+    assert ended.value.code == 1
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert said in error and f"in {name}" in error and "error of precast" not in error
+
+
+def test_a_store_that_cannot_be_written_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["profile", "tests.precast.cli.app:sine", "--store", "/proc/x", "--calls", "1", "--json"], prog_name="precast")
+    assert ended.value.code == 1 and "/proc" in json.loads(capsys.readouterr().out)["error"]
+
+
+def first(x: torch.Tensor) -> torch.Tensor:
+    return (x * 3 + 1).sum()
+
+
+def second(y: torch.Tensor) -> torch.Tensor:
+    z = y * 3
+    return (z + 1).sum()
+
+
+def test_equal_code_of_two_programs_keeps_its_own_lines(store: Store) -> None:
+    for program, line in ((first, "return (x * 3 + 1).sum()"), (second, "return (z + 1).sum()"), (first, "return (x * 3 + 1).sum()")):
+        found = profile(loaded(program, torch.rand(64, 64)), 1, store, calls=1)
+        lines = [source for step in steps_of(found) for source in step.record.sources]
+        assert any(line in source for source in lines) and all(program.__name__ in source for source in lines), lines
+
+
+def test_neither_arguments_nor_gradients_are_left_changed(store: Store) -> None:
+    inner = torch.nn.Linear(8, 8)
+    before = torch.ones(8, 8)
+    inner.weight.grad = before
+
+    def closes_over(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return inner(x)
+
+    x = torch.zeros(4, 8)
+    found = profile(loaded(closes_over, x, train=True), 1, store, calls=2)
+    assert [graph.role for graph in found.graphs].count("backward") == 1
+    assert x.count_nonzero() == 0 and inner.weight.grad is before and torch.equal(before, torch.ones(8, 8)) and inner.bias.grad is None
+
+
+class Locked(Net):
+    """What cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+def test_what_has_no_copy_is_used_as_it_is(store: Store) -> None:
+    computed = torch.randn(16, 256, requires_grad=True).clone()
+    found = profile(loaded(Locked().train(), computed, train=True), 1, store, calls=1)
+    assert sorted(graph.role for graph in found.graphs) == ["backward", "forward"]
