@@ -90,11 +90,14 @@ class _Book:
 
 class Recorder:
     """Records the runs of the libraries that are opened when a recording begins; those that `on_device` names by their digests compute on
-    a device, where marks are events. One recording at a time.
+    a device, where marks are events. One recording at a time. Libraries that leave no marks are left out, but for those in `needed`.
     """
 
-    def __init__(self, on_device: frozenset[str] = frozenset(), capacity: int = CAPACITY, events: int = 4096) -> None:
+    def __init__(
+        self, on_device: frozenset[str] = frozenset(), needed: frozenset[str] = frozenset(), capacity: int = CAPACITY, events: int = 4096
+    ) -> None:
         self.on_device = on_device
+        self.needed = needed
         self.capacity = capacity
         self.events = events
         self._books: dict[str, _Book] = {}
@@ -103,10 +106,14 @@ class Recorder:
     def recording(self) -> Iterator[dict[str, list[Run]]]:
         """Yields a dict that holds, when the block has ended, the runs of each library that ran, by its digest, in order.
 
-        Raises Lost, and LoadError where a library leaves no marks.
+        Raises Lost, and LoadError where a needed library leaves no marks.
         """
         found: dict[str, list[Run]] = {}
-        books: Mapping[str, _Book] = {digest: self._book(digest, library) for digest, library in opened().items()}
+        books: Mapping[str, _Book] = {
+            digest: self._book(digest, library)
+            for digest, library in opened().items()
+            if library.leaves_marks or digest in self.needed
+        }
         for book in books.values():
             book.start(self.events)
         try:

@@ -128,7 +128,8 @@ def _measured(name: str, number: int, call: _Call, eager: _Call, calls: int, dev
         eager()
     times = _in_turns([call, eager], calls, device)
     graphs = _graphs(call.program, store)
-    recorder = Recorder(frozenset(digest for digest, graph in graphs.items() if not family_of(graph.manifest.target).on_host))
+    on_device = frozenset(digest for digest, graph in graphs.items() if not family_of(graph.manifest.target).on_host)
+    recorder = Recorder(on_device, needed=frozenset(graphs))
     peaks = Peaks.measured(device)
     runs: dict[str, list[Run]] = {}
     walls = []

@@ -130,6 +130,11 @@ class Library:
         self._image_sizes = (ctypes.c_int64 * (count + 1))(*map(len, self._images), 0)
         _IMAGES(address)(ctypes.addressof(self._image_addresses), ctypes.addressof(self._image_sizes), count)
 
+    @property
+    def leaves_marks(self) -> bool:
+        """Whether `profile` may be called; what a precast before lowering version 24 compiled leaves none."""
+        return self._address("precast_profile") != 0
+
     def profile(self, marks: int) -> None:
         """From now on each run leaves a mark before each step in the `struct Marks` (codegen/host/templates.py) at this address; 0: none.
 

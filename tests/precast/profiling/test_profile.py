@@ -22,7 +22,10 @@ from precast.codegen.common.step_records import STEPS, StepRecord, from_json, to
 from precast.profiling.marks import Lost, Recorder
 from precast.profiling.peaks import Peaks
 from precast.profiling.profiler import Profile, profile
-from precast.runtime.executable.library import opened
+from precast.runtime.common.errors import LoadError
+from precast.runtime.executable.library import Library, _loaded, opened
+from tests.runtime.hand_made_artifacts import library as hand_made_library
+from tests.runtime.hand_made_artifacts import trusted_library
 
 
 class Net(torch.nn.Module):
@@ -116,6 +119,18 @@ def test_more_marks_than_there_is_room_for_are_an_error(store: Store) -> None:
     with pytest.raises(Lost, match="there is room for 4"), Recorder(capacity=4).recording():
         compiled(x), compiled(x)
     compiled(x)
+
+
+def test_libraries_that_leave_no_marks_matter_only_where_they_are_profiled(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process may have opened what was made by other means, such as by hand."""
+    library = Library(trusted_library(tmp_path / "other", hand_made_library()))
+    monkeypatch.setitem(_loaded, "other", library)
+    found = profile(loaded(Net().eval(), torch.randn(64, 256)), 1, store, calls=3)
+    assert found.graphs and not found.unrecorded
+    with pytest.raises(LoadError, match="cannot be profiled"), Recorder(needed=frozenset({"other"})).recording():
+        pass
 
 
 def test_forward_and_backward(store: Store) -> None:
