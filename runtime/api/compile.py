@@ -232,7 +232,12 @@ def load(
 
 
 def explain_miss(model: Any, *args: Any, **kwargs: Any) -> Explanation:
-    """Why this call hits or misses: every stored variant, guard by guard, nearest first. `model`: compiled, or a plain callable."""
+    """Why this call hits or misses: every stored variant, guard by guard, nearest first. `model`: compiled, or a plain callable.
+
+    Of an optimiser's `step`: what the store has of the updates that the next step would launch; no step is taken.
+    """
+    if getattr(model, "__name__", "") == "step" and (of_step := _explained_step(model)) is not None:
+        return of_step
     try:
         site = site_of(model)
     except PrecastError:
@@ -241,6 +246,19 @@ def explain_miss(model: Any, *args: Any, **kwargs: Any) -> Explanation:
     from precast.runtime.programs.explain_miss import explain as explain_why  # asked for seldom
 
     return explain_why(program, (*entry.prefix, *args), {**entry.keywords, **kwargs})
+
+
+def _explained_step(model: Any) -> Explanation | None:
+    if "torch.optim.optimizer" not in sys.modules:
+        return None
+    from precast.runtime.optimizers.step import optimizer_of, settings_of  # only where there are optimisers
+
+    optimizer = optimizer_of(model)
+    if optimizer is None:
+        return None
+    from precast.runtime.optimizers.explain_step import explain_step  # asked for seldom
+
+    return explain_step(optimizer, model, settings_of(model) or Settings(merge_options(), open_store(None)))
 
 
 def explain(model: Any) -> Callable[..., Any]:

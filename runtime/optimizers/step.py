@@ -14,27 +14,31 @@ from precast.runtime.optimizers.rules import RULES
 from precast.runtime.programs.identity import Settings
 
 _PACKAGE = "torch.optim."
+_SETTINGS = "_precast_settings"
 
 
 def compiled_step(step: Any, settings: Settings) -> Any:
     """The compiled form of an optimiser's bound `step`; None where `step` is none, or none of an optimiser that has rules."""
-    return step_with(step, lambda name, eager: GroupUpdate(name, eager, settings))
+    compiled = step_with(step, lambda name, eager: GroupUpdate(name, eager, settings))
+    if compiled is not None:
+        setattr(getattr(compiled, "__func__", compiled), _SETTINGS, settings)
+    return compiled
+
+
+def settings_of(step: Any) -> Settings | None:
+    """Those that a step was compiled with; None for one that was not compiled."""
+    found: Settings | None = getattr(step, _SETTINGS, None)
+    return found
 
 
 def step_with(step: Any, update: Callable[[str, types.FunctionType], Callable[..., Any]]) -> Any:
     """The step with `update(name, function)` in place of torch's function of that name; None as for `compiled_step`."""
-    optimizer = optimizer_of(step)
+    optimizer, found = optimizer_of(step), own_step(step)
+    if optimizer is None or found is None:
+        return None
     function = getattr(step, "__func__", step)
-    if optimizer is None or not isinstance(function, types.FunctionType):
-        return None
-    own = _own_step(function)
-    name = "" if own is None else own.__module__.removeprefix(_PACKAGE)
-    if own is None or name not in RULES or name not in own.__code__.co_names:
-        return None
-    eager = own.__globals__[name]
-    if not isinstance(eager, types.FunctionType):
-        return None
-    changed = _with_globals(own, {**own.__globals__, name: update(name, eager)})
+    name, own, eager = found
+    changed = with_globals(own, {**own.__globals__, name: update(name, eager)})
 
     def stepping(self: Any, *args: Any, **kwargs: Any) -> Any:
         self._opt_called = True  # schedulers ask whether a step came before them
@@ -42,6 +46,17 @@ def step_with(step: Any, update: Callable[[str, types.FunctionType], Callable[..
 
     outer = _rebuilt(function, own, stepping)
     return types.MethodType(outer, optimizer) if isinstance(step, types.MethodType) else outer
+
+
+def own_step(step: Any) -> tuple[str, types.FunctionType, types.FunctionType] | None:
+    """The name of torch's function behind a bound step, the step without wrappers, and the function; None where it has no rule."""
+    function = getattr(step, "__func__", step)
+    own = _unwrapped(function) if isinstance(function, types.FunctionType) else None
+    name = "" if own is None else own.__module__.removeprefix(_PACKAGE)
+    if own is None or name not in RULES or name not in own.__code__.co_names:
+        return None
+    eager = own.__globals__[name]
+    return (name, own, eager) if isinstance(eager, types.FunctionType) else None
 
 
 def optimizer_of(step: Any) -> torch.optim.Optimizer | None:
@@ -54,7 +69,7 @@ def optimizer_of(step: Any) -> torch.optim.Optimizer | None:
     return owner if named and isinstance(owner, torch.optim.Optimizer) else None
 
 
-def _own_step(function: Any) -> types.FunctionType | None:
+def _unwrapped(function: Any) -> types.FunctionType | None:
     """The innermost of torch's wrappers around a step that torch.optim defines."""
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
@@ -77,10 +92,10 @@ def _rebuilt(function: types.FunctionType, old: types.FunctionType, new: Callabl
     return copy
 
 
-def _with_globals(function: types.FunctionType, namespace: dict[str, Any]) -> types.FunctionType:
+def with_globals(function: types.FunctionType, namespace: dict[str, Any]) -> types.FunctionType:
     copy = types.FunctionType(function.__code__, namespace, function.__name__, function.__defaults__)
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
 
 
-__all__ = ["compiled_step", "optimizer_of", "step_with"]
+__all__ = ["compiled_step", "optimizer_of", "own_step", "settings_of", "step_with", "with_globals"]

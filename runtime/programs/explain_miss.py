@@ -75,8 +75,8 @@ class Explanation(Shown):
 
     @property
     def hits(self) -> bool:
-        """Whether some variant fits."""
-        return any(variant.fits for variant in self.variants)
+        """Whether some variant fits; of an optimiser's step, one of each of its updates."""
+        return not self.cause and any(variant.fits for variant in self.variants)
 
     @property
     def fix(self) -> str:

@@ -141,14 +141,14 @@ def _agree(wanted: Sequence[int | None] | None, found: Sequence[int]) -> bool:
 
 def _unusable(manifest: Manifest, program: Explainable) -> Judged | None:
     """What keeps the artifact from running here, whatever the call, in the order of `compatibility.why_not`."""
-    if (unfit := _unfit(manifest)) is not None:
-        return unfit
+    if (found := unfit(manifest)) is not None:
+        return found
     if changed := changed_code(manifest.digests, program.code):
         return Judged(Cause.CODE, changed)
     return None
 
 
-def _unfit(made: Made) -> Judged | None:
+def unfit(made: Made) -> Judged | None:
     """What keeps anything that was made for this target with these versions from running here."""
     versions = made.versions
     if ladder.why_unfit(made.target):
@@ -168,7 +168,7 @@ def _elsewhere(program: Explainable) -> Judged | None:
         return None
     from precast.runtime.programs import remote_lookup  # not where there are none
 
-    judged = [found for _, entry in remote_lookup.unfit(program) if (found := _unfit(entry)) is not None]
+    judged = [found for _, entry in remote_lookup.unfit(program) if (found := unfit(entry)) is not None]
     return min(judged, key=lambda found: found.cause is Cause.TARGET, default=None)
 
 
@@ -228,4 +228,4 @@ def held(program: Explainable, key: str) -> str:
     return ", ".join(parts)
 
 
-__all__ = ["Judged", "differing_options", "held", "judge"]
+__all__ = ["Judged", "differing_options", "held", "judge", "unfit"]

@@ -397,3 +397,40 @@ def test_a_whole_step_and_a_fresh_process(tmp_path: Path) -> None:
     assert warm == pytest.approx(cold, rel=1e-5)
     assert modules == "[]"
     assert count == artifacts(Store.open(tmp_path / "store")) == 1
+
+
+def test_a_step_says_why_it_misses(tmp_path: Path) -> None:
+    """By its updates; no step is taken, and no state is made."""
+    parameters = [torch.nn.Parameter(torch.randn(4, 4)) for _ in range(3)]
+    optimizer = torch.optim.AdamW(parameters)
+    step = precast.compile(optimizer.step, store=tmp_path)
+    assert "No parameter has a gradient" in str(precast.explain_miss(step))
+    for parameter in parameters:
+        parameter.grad = torch.randn(4, 4)
+    before = [p.detach().clone() for p in parameters]
+    found = precast.explain_miss(step)
+    assert found.cause == "no artifact" and not found.hits and "exp_avgs float32" in str(found) and "decoupled" in str(found)
+    assert not optimizer.state and all(torch.equal(p, b) for p, b in zip(parameters, before, strict=True))
+    step()
+    after = {p: {k: v.clone() for k, v in s.items()} for p, s in optimizer.state.items()}
+    found = precast.explain_miss(step)
+    assert found.hits and not found.cause and "fits" in str(found)
+    assert all(torch.equal(v, optimizer.state[p][k]) for p, s in after.items() for k, v in s.items())
+
+    narrow = torch.nn.Parameter(torch.randn(4, 4, dtype=torch.bfloat16))
+    narrow.grad = torch.ones_like(narrow)
+    other = precast.explain_miss(precast.compile(torch.optim.AdamW([narrow]).step, store=tmp_path))
+    assert other.cause == "no artifact" and "1 other update of that function" in str(other)
+    differentiable = precast.compile(torch.optim.SGD([narrow], differentiable=True).step, store=tmp_path)
+    assert precast.explain_miss(differentiable).cause == "eager by refusal"
+
+
+def test_a_step_that_another_version_stored_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parameter = torch.nn.Parameter(torch.randn(8))
+    parameter.grad = torch.ones(8)
+    optimizer = torch.optim.SGD([parameter])
+    precast.compile(optimizer.step, store=tmp_path)()
+    monkeypatch.setattr("precast.runtime.programs.miss_cause.LOWERING_VERSION", "later")
+    monkeypatch.setattr("precast.runtime.loading.compatibility.LOWERING_VERSION", "later")
+    found = precast.explain_miss(precast.compile(torch.optim.SGD([parameter]).step, store=tmp_path))
+    assert found.cause == "lowering version" and not found.hits and "lowering version" in str(found)

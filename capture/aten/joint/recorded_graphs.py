@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointPolicy
 
 from precast.artifact_store.format.records import AutogradRecord, GraphInput, GraphOutput
-from precast.capture.adapters.partitioners import min_cut_rematerialization_partition
+from precast.capture.adapters.partitioners import min_cut_rematerialization_partition, without_common_subexpressions
 from precast.capture.aten.effects import draws
+from precast.capture.aten.joint import recomputation
 from precast.capture.common.captured_frame import CaptureRefused
 from precast.capture.graph.lift_constants import lift_constants
 from precast.capture.graph.output_aliases import Outputs
@@ -35,7 +36,9 @@ class Halves:
 
 
 def cut(joint: torch.fx.GraphModule, metadata: Any) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    """The forward and the backward graph, by functorch's min-cut: what is cheap is computed again rather than kept."""
+    """The forward and the backward graph: what is cheap is computed again rather than kept."""
+    joint.graph = without_common_subexpressions(joint.graph)
+    recomputation.choose(joint, metadata.num_forward)
     _keep_what_is_drawn(joint)
     _compute_floats_again(joint)
     forward, backward = min_cut_rematerialization_partition(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import sympy
@@ -11,7 +11,7 @@ from precast.lowering.analysis.kernel_facts import KernelFacts, cost_of, points,
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Axis, Index, Kernel, Load, Scan, axis_symbol, walk
 from precast.lowering.ir.substitution import Mapping_, coordinates, shared_axis, strides_of
-from precast.lowering.ir.sympy_calls import renamed, symbols_of
+from precast.lowering.ir.sympy_calls import renamed, same, symbols_of
 
 MIN_ROWS = 8
 """Independent rows that must remain, for threads to share, when a reduction is computed inside a larger loop."""
@@ -198,6 +198,9 @@ def merge_places(facts: KernelFacts, a: Group, b: Group, sites: list[Site], surv
         items = tuple((s, e) for s, e in mapping.items() if s is not e)
         moved = tuple((s, ix.substitute(e, items, extents) if items and isinstance(e, sympy.Basic) else e) for s, e in placed.mapping)
         places[member] = Placed(moved, (*placed.binders, *binders))
+    again = _made_again(facts, a, places, axes, survivors)
+    if again is not None:
+        return f"{again} would be stored once for each point of a loop that it does not depend on"
     levels = set(b.levels)
     if axes is not b.axes and b.axes != axes:
         levels.add(b.symbols)
@@ -211,6 +214,25 @@ def merge_places(facts: KernelFacts, a: Group, b: Group, sites: list[Site], surv
             levels.add(_symbols_in(e for _, e in places[member].mapping) & {x.symbol for x in axes})
     merged = _union_of(a, b, axes, places, levels)
     return ordered(facts, merged)
+
+
+def _made_again(
+    facts: KernelFacts, group: Group, places: Mapping[int, Placed], axes: tuple[Axis, ...], survivors: Sequence[str]
+) -> str | None:
+    """A buffer of the group whose stores several points of the axes would make: `x % 16` of an axis of 32 reaches each row twice. What such
+    a store adds to memory, or reads from where it writes, would be wrong the second time.
+    """
+    for member in sorted(group.members):
+        kernel, where = facts.program.steps[member], dict(places[member].mapping)
+        assert isinstance(kernel, Kernel)
+        for store in kernel.stores:
+            if store.buffer in facts.defined and store.buffer not in survivors:
+                continue
+            own = kernel.axes if store.axes is None else store.axes
+            used = _symbols_in(where[x.symbol] for x in own)
+            if not same(ix.numel(x.extent for x in axes if x.symbol in used), ix.numel(x.extent for x in own)):
+                return store.buffer
+    return None
 
 
 def _symbols_in(exprs: Iterable[sympy.Expr]) -> Symbols:
