@@ -1,6 +1,6 @@
 """Runs the cases of metadata_programs.py, static and dynamic; prints one JSON line for each. Started by test_tensor_metadata.py.
 
-    metadata_worker.py STORE cold|warm|torch [NAME...]
+    metadata_worker.py STORE cold|warm|torch [NAME[/static|/dynamic]...]
 
 cold: `precast.compile`. warm: `precast.load` in a process that may not compile, with the tracer refused to precast. torch:
 `torch.compile(backend="precast")`.
@@ -83,8 +83,8 @@ def main() -> None:
 
     attempts = refuse_tracer() if kind == "warm" else []
     warnings.simplefilter("ignore")
-    for name in names or CASES:
-        for dynamic in (False, True):
+    for name, _, only in (asked.partition("/") for asked in names or CASES):
+        for dynamic in (False, True) if not only else (only == "dynamic",):
             failed = None
             try:
                 with torch.no_grad():
