@@ -34,9 +34,9 @@ class _Asked:
     mask: Value | None
 
 
-def _asked(symbol: sympy.Expr, extent: int, outputs: int, kernel: int, stride: int, pad: int, dilation: int) -> list[_Asked]:
+def _asked(symbol: sympy.Symbol, extent: int, outputs: int, kernel: int, stride: int, pad: int, dilation: int) -> list[_Asked]:
     """The windows that may cover a position, first to last."""
-    within = ((symbol, extent),) if extent != 1 else ()
+    within: ix.Extents = ((symbol, extent),) if extent != 1 else ()
     at = (symbol if extent != 1 else sympy.S.Zero) + pad
     last = ix.floordiv(at, stride, within)
     found = []

@@ -9,7 +9,7 @@ numbers and from where the windows begin.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch.fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from precast.capture.graph.inline_subgraph import splice
-from precast.pool_operators import GRADIENT, MOST_ASKED, NUMBERS
+from precast.pool_operators import GRADIENT, MOST_ASKED, NUMBERS, number_type
 
 aten = torch.ops.aten
 _POOLS = {
@@ -59,11 +59,12 @@ def keep_offsets(joint: torch.fx.GraphModule, fake_mode: Any, decompositions: Ma
     for node in list(joint.graph.nodes):
         if node.target not in _POOLS:
             continue
-        results = {user.args[1]: user for user in node.users}
-        gradients = [user for user in results[1].users if user.target is _POOLS[node.target]] if 1 in results else []
-        windows = _windows_of(node) if gradients else None
+        indices = next((user for user in node.users if user.args[1] == 1), None)
+        if indices is None or not any(user.target is _POOLS[node.target] for user in indices.users):
+            continue
+        windows = _windows_of(node)
         if windows is not None:
-            _number(joint, node, results, gradients, windows, fake_mode, decompositions)
+            _number(joint, node, indices, windows, fake_mode, decompositions)
 
 
 def _windows_of(node: torch.fx.Node) -> _Windows | None:
@@ -87,30 +88,27 @@ def _each(node: torch.fx.Node, place: int, rank: int, default: int) -> tuple[int
 def _number(
     joint: torch.fx.GraphModule,
     node: torch.fx.Node,
-    results: dict[Any, torch.fx.Node],
-    gradients: Sequence[torch.fx.Node],
+    indices: torch.fx.Node,
     windows: _Windows,
     fake_mode: Any,
     decompositions: Mapping[Any, Callable[..., Any]],
 ) -> None:
     """Replaces the node, and what reads its indices."""
-    graph, indices = joint.graph, results[1]
-    ceil_mode = node.args[5] if len(node.args) > 5 else False
-    values = node.meta["val"]
-    node.target, node.args = NUMBERS, (node.args[0], *windows.shape, ceil_mode)
+    graph, backward = joint.graph, _POOLS[node.target]  # type: ignore[index]
+    values, places = node.meta["val"]
     with fake_mode:
-        numbers = torch.empty_like(values[1], dtype=NUMBERS(torch.empty_like(values[0]), *windows.shape, ceil_mode)[1].dtype)
-    node.meta["val"] = (values[0], numbers)
+        numbers = torch.empty_like(places, dtype=number_type(windows.kernel))
     with graph.inserting_after(indices):
         again = graph.call_function(aten.clone.default, (indices,))
-    again.meta["val"] = indices.meta["val"]
-    indices.meta["val"] = numbers
+    again.meta["val"] = places
     indices.replace_all_uses_with(again, lambda user: user is not again)
-    for gradient in gradients:
-        image = gradient.meta["val"]
-        if windows.covering <= MOST_ASKED and image.dim() == len(windows.kernel) + 2 and _by_channels(image):
-            given, sizes = gradient.args[0], (list(image.shape), list(image.stride()))
-            gradient.target, gradient.args = GRADIENT, (given, indices, *sizes, *windows.shape)
+    node.target, node.args = NUMBERS, (node.args[0], *windows.shape, node.args[5] if len(node.args) > 5 else False)
+    node.meta["val"], indices.meta["val"] = (values, numbers), numbers
+    for gradient in list(again.users):
+        image: Any = gradient.meta.get("val")
+        if gradient.target is backward and windows.covering <= MOST_ASKED and _by_channels(image, len(windows.kernel)):
+            sizes = (list(image.shape), list(image.stride()))
+            gradient.target, gradient.args = GRADIENT, (gradient.args[0], indices, *sizes, *windows.shape)
     if not again.users:
         graph.erase_node(again)
         return
@@ -120,9 +118,9 @@ def _number(
         made.meta |= {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": 0}
 
 
-def _by_channels(image: torch.Tensor) -> bool:
+def _by_channels(image: torch.Tensor, rank: int) -> bool:
     """Whether neighbours in memory are of one position: a vector asks one window for all."""
-    return image.device.type != "cpu" or image.stride(1) == 1 and image.shape[1] >= _LEAST_CHANNELS
+    return image.dim() == rank + 2 and image.stride(1) == 1 and image.shape[1] >= _LEAST_CHANNELS
 
 
 def _found(numbers: torch.Tensor, windows: _Windows) -> torch.Tensor:
