@@ -17,6 +17,7 @@ from precast.capture.adapters.dynamo import compiled_autograd
 from precast.capture.aten.functional_trace import functional_graph, metadata_of
 from precast.capture.aten.grad_modes import grad_mode_for_inference_mode, views_elsewhere
 from precast.capture.aten.joint.image_layout import channels_last_images
+from precast.capture.aten.joint.pool_offsets import keep_offsets
 from precast.capture.aten.joint.recorded_graphs import cut, halves
 from precast.capture.aten.joint.softmax_statistics import drop_detach, write_out_softmax
 from precast.capture.aten.keep_attention import name_attention
@@ -134,6 +135,7 @@ def _recorded(
     drop_detach(captured.graph_module)
     write_out_softmax(captured.graph_module, fake_mode, table)
     channels_last_images(captured.graph_module, fake_mode)
+    keep_offsets(captured.graph_module, fake_mode, table)
     forward, backward = cut(captured.graph_module, metadata)
     _take_floats(forward, backward, float_positions(gm), fake_mode.shape_env)
     for graph in (forward, backward):

@@ -23,8 +23,8 @@ from precast.runtime.fingerprint.custom_operators import OPERATOR, operator_acco
 from precast.runtime.fingerprint.module_scope import is_versioned
 from precast.runtime.fingerprint.tensor_subclasses import SUBCLASS, subclass_account, subclass_code
 
-_OWN = ("aten", "prim", "prims", "inductor", "rngprims", "_c10d_functional", "quantized", "higher_order")
-"""Namespaces that belong to torch: their version is part of the key."""
+_OWN = ("aten", "prim", "prims", "inductor", "rngprims", "_c10d_functional", "quantized", "higher_order", "precast")
+"""Namespaces that belong to torch, and ours: their version is part of the key."""
 _DISPATCHERS = ("torch._ops", "torch._library", "torch.library")
 """Modules of torch that call functions which users registered."""
 _NAMED_TUPLES = "namedtuple_"

@@ -214,12 +214,12 @@ class Body:
         return self._select(node.mask, text, literal(0, node.dtype), node.dtype, level)
 
     def _select(self, mask: Value, yes: str, no: str, dtype: DType, level: Level) -> str:
-        """`mask ? yes : no`. Where `level`'s loop does not change the mask g++ vectorises no conditional: f32 bits are picked. Then both
-        are evaluated, whatever the mask says.
+        """`mask ? yes : no`. Where `level`'s loop does not change the mask g++ vectorises no conditional: bits of f32 and of bytes are
+        picked. Then both are evaluated, whatever the mask says.
         """
         steady = level.axes and not self.facts.deps(mask) & level.axes
         condition = self.value(mask)
-        return f"pick({condition}, {yes}, {no})" if steady and COMPUTE[dtype] == "float" else f"{condition} ? {yes} : {no}"
+        return f"pick({condition}, {yes}, {no})" if steady and COMPUTE[dtype] in ("float", "uint8_t") else f"{condition} ? {yes} : {no}"
 
     def _hoisted(self, node: Load, buffer: Buffer, level: Level) -> str | None:
         """Index of a masked load whose mask does not change in `level`'s loop: the mask picks the row's start outside the loop (0 where

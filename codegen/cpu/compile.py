@@ -48,6 +48,7 @@ INLINE float pick(bool c, float a, float b) {
   const uint32_t m = c ? ~0u : 0u, bits = (x & m) | (y & ~m);
   float r; __builtin_memcpy(&r, &bits, 4); return r;
 }
+INLINE uint8_t pick(bool c, uint8_t a, uint8_t b) { const uint8_t m = c ? 0xff : 0; return (uint8_t)((a & m) | (b & ~m)); }
 template <class T> INLINE T combine_min(T a, T b) { return a != a ? a : (b != b ? b : (a < b ? a : b)); }
 template <class T> INLINE T combine_max(T a, T b) { return a != a ? a : (b != b ? b : (a > b ? a : b)); }
 """

@@ -13,11 +13,12 @@ from precast.lowering.build import lazy_tensor as tx
 from precast.lowering.build import scalar_exprs as v
 from precast.lowering.build.builder import Builder
 from precast.lowering.build.lazy_tensor import Tensor, alu
-from precast.lowering.build.registry import Result, lowering
+from precast.lowering.build.registry import LOWERINGS, Result, lowering
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Axis, Const, Index, Reduce, Size, Value
 from precast.lowering.ir.scalars import DType, Op, ReduceOp
 from precast.lowering.ops.creation import empty_sizes
+from precast.pool_operators import NUMBERS
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,10 @@ def _read(x: Tensor, windows: Sequence[Window], size: tuple[Size, ...], neutral:
     return value if mask is None else v.where(mask, tx.masked(value, mask), neutral)
 
 
-def _max_place(b: Builder, x: Tensor, windows: Sequence[Window], out: Tensor) -> Tensor:
-    """Where in the trailing dimensions each window has its maximum: the last NaN, else the first of equals, as eager has it."""
+def _max_place(b: Builder, x: Tensor, windows: Sequence[Window], out: Tensor, numbers: bool) -> Tensor:
+    """Where in the trailing dimensions each window has its maximum: the last NaN, else the first of equals, as eager has it. `numbers`:
+    where in the window.
+    """
     value = _read(x, windows, out.size, lowest(x.dtype))
     value = tx.rounded(value, x.dtype)  # ties as in eager's memory
     axes = tuple(w.axis for w in windows if w.axis.extent != 1)
@@ -128,9 +131,14 @@ def _max_place(b: Builder, x: Tensor, windows: Sequence[Window], out: Tensor) ->
         at = v.sub(at, v.mul(step, tx.constant(inner, DType.I64)))
         here = v.add(Index(w.first), v.mul(step, tx.constant(w.step, DType.I64)))
         if w.mask is not None:  # a window of least values has it at its start, which may lie before the tensor
-            here = v.where(v.lt(here, tx.constant(0, DType.I64)), alu(Op.MOD, here, tx.constant(w.step, DType.I64)), here)
-        place = v.add(v.mul(place, tx.constant(int(extent), DType.I64)), here)
-    b.store(out, b.lazy(out.size, DType.I64, place))
+            first = alu(Op.MOD, here, tx.constant(w.step, DType.I64))
+            if numbers:
+                first = alu(Op.FLOORDIV, v.sub(first, Index(w.first)), tx.constant(w.step, DType.I64))
+            here = v.where(v.lt(here, tx.constant(0, DType.I64)), first, step if numbers else here)
+        elif numbers:
+            here = step
+        place = v.add(v.mul(place, tx.constant(int(w.axis.extent if numbers else extent), DType.I64)), here)
+    b.store(out, b.lazy(out.size, out.dtype, tx.cast(place, out.dtype)))
     return out
 
 
@@ -145,18 +153,21 @@ def _fixed(w: Window, number: int, extents: ix.Extents) -> Window:
     return replace(w, axis=Axis(w.axis.symbol, 1), place=ix.substitute(w.place, mapping, extents), mask=mask)
 
 
-def _compared(b: Builder, x: Tensor, windows: Sequence[Window]) -> Result:
-    """Small windows: one comparison a position, which runs as vectors. A later NaN wins over an earlier one, as in eager."""
+def _compared(b: Builder, x: Tensor, windows: Sequence[Window], numbers: bool) -> Result:
+    """Small windows: one comparison a position, which runs as vectors. A later NaN wins over an earlier one, as in eager. `numbers`: of
+    positions within windows, in place of indices.
+    """
     extents = ix.extents_of(b.sizes(b.value[0]))
     sizes = [int(n) for n in x.size[x.rank - len(windows) :]]
     seen: list[tuple[Value, Value | None, Value]] = []
-    for numbers in itertools.product(*(range(int(w.axis.extent)) for w in windows)):
-        fixed = [_fixed(w, n, extents) for w, n in zip(windows, numbers, strict=True)]
+    for steps in itertools.product(*(range(int(w.axis.extent)) for w in windows)):
+        fixed = [_fixed(w, n, extents) for w, n in zip(windows, steps, strict=True)]
         inside: Value | None = None
         distance = 0
-        for w, n, extent in zip(fixed, numbers, sizes, strict=True):
+        for w, n, extent in zip(fixed, steps, sizes, strict=True):
             inside = tx.both(inside, w.mask)
             distance = distance * extent + n * w.step
+        distance = len(seen) if numbers else distance
         value = tx.rounded(_read(x, fixed, b.sizes(b.value[0]), lowest(x.dtype)), x.dtype)  # ties as in eager's memory
         seen.append((value, inside, tx.constant(distance, DType.I32)))
     best = lowest(x.dtype)
@@ -166,21 +177,27 @@ def _compared(b: Builder, x: Tensor, windows: Sequence[Window]) -> Result:
     for value, _, offset in seen:
         more = v.gt(value, best)
         more = v.either(more, v.isnan(value)) if x.dtype.is_float else more
-        best, at = v.where(more, value, best), v.where(more, offset, at)
-    start: Value = tx.constant(0, DType.I64)
-    for w, extent in zip(windows, sizes, strict=True):
-        start = v.add(v.mul(start, tx.constant(extent, DType.I64)), Index(w.first))
+        best = v.where(more, value, best)
+        if numbers:  # no second conditional on one condition: with a store between the two, g++ vectorises neither
+            at = v.maximum(at, v.mul(tx.cast(more, DType.I32), offset))
+        else:
+            at = v.where(more, offset, at)
     found, places = b.output(0), b.output(1)
     b.store(found, b.lazy(found.size, x.dtype, best))
-    b.store(places, b.lazy(places.size, DType.I64, v.add(start, tx.cast(at, DType.I64))))
+    if not numbers:
+        start: Value = tx.constant(0, DType.I64)
+        for w, extent in zip(windows, sizes, strict=True):
+            start = v.add(v.mul(start, tx.constant(extent, DType.I64)), Index(w.first))
+        at = v.add(start, tx.cast(at, DType.I64))
+    b.store(places, b.lazy(places.size, places.dtype, tx.cast(at, places.dtype)))
     return found, places
 
 
-def _maxima(b: Builder, x: Tensor, windows: Sequence[Window]) -> Result:
+def _maxima(b: Builder, x: Tensor, windows: Sequence[Window], numbers: bool = False) -> Result:
     """The maxima, and where they are if that is read."""
     if b.is_used(1) and math.prod(int(w.axis.extent) for w in windows) <= WRITTEN_OUT and math.prod(map(int, x.size)) < 1 << 31:
-        return _compared(b, x, windows)
-    return pool(b, x, windows, ReduceOp.MAX, b.output(0)), _max_place(b, x, windows, b.output(1)) if b.is_used(1) else None
+        return _compared(b, x, windows, numbers)
+    return pool(b, x, windows, ReduceOp.MAX, b.output(0)), _max_place(b, x, windows, b.output(1), numbers) if b.is_used(1) else None
 
 
 def lowest(dtype: DType) -> Value:
@@ -204,6 +221,7 @@ def _max_pool(
     ceil_mode: bool = False,
     *,
     rank: int,
+    numbers: bool = False,
 ) -> Result:
     if not _poolable(b, x) or x.dtype is DType.BOOL:
         return None
@@ -213,7 +231,11 @@ def _max_pool(
     windows = [
         _strided(b, x.rank - rank + k, int(x.size[x.rank - rank + k]), sides[k], steps[k], pads[k], gaps[k], False, k) for k in range(rank)
     ]
-    return _maxima(b, x, windows)
+    return _maxima(b, x, windows, numbers)
+
+
+def _max_pool_numbers(b: Builder, x: Tensor, kernel: Sequence[int], *more: object) -> Result:
+    return _max_pool(b, x, kernel, *more, rank=len(kernel), numbers=True)  # type: ignore[arg-type]
 
 
 def _avg_pool(
@@ -265,6 +287,7 @@ def _adaptive_max(b: Builder, x: Tensor, size: Sequence[int] | int, *, rank: int
 
 
 def _register() -> None:
+    LOWERINGS[NUMBERS] = _max_pool_numbers
     for rank in (1, 2, 3):
         for name, rule in (
             (f"max_pool{rank}d_with_indices", _max_pool),
