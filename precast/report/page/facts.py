@@ -161,7 +161,8 @@ def _step(step: StepRecord, functions: Sequence[int], sources: Sequence[int], to
 def _memory(memory: Memory, schedule: Schedule, graph: GraphRecord) -> dict[str, Any]:
     return {
         "buffers": [[b.name, b.nbytes, b.first, b.last, b.offset, b.result, shape_of(b.name, schedule)] for b in memory.buffers],
-        "temporary": memory.temporary,
+        "placed": memory.placed,
+        "apart": memory.apart,
         "results": memory.results,
         "peak": memory.peak,
         "workspace": graph.io.get("workspace_bytes", graph.io.get("workspace")),

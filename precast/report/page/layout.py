@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from precast.report.page.folding import Repeat
 
 WIDTH, HEIGHT = 188, 46
 """Of a box, in points, which are the page's pixels."""
+MOST_READERS = 8
+"""Arrows of a step with more readers would hide all others: they have no path, and the page draws them when they are asked for."""
 _LIMIT = 400
 """Boxes from which Graphviz may stop looking for something better early."""
 MISSING = "a report lays its graph out with pygraphviz, which is not installed: pip install 'precast[report]'"
@@ -21,7 +25,8 @@ class LayoutMissing(RuntimeError):
 
 @dataclass(frozen=True)
 class Drawing:
-    """`boxes`: middle of each step's box. `arrows`: from step, to step, and the SVG path between them. `frames`: x, y, width and height
+    """`boxes`: middle of each step's box. `arrows`: from step, to step, and the SVG path between them, empty
+    for those of a step with more than MOST_READERS. `frames`: x, y, width and height
     of the frame around the layer that stands for a repeat, by the repeat's position.
     """
 
@@ -51,25 +56,28 @@ def drawn(steps: Iterable[int], edges: Iterable[tuple[int, int]], layers: Sequen
         graph.graph_attr.update(nslimit="1", mclimit="0.3", splines="polyline")
     for number in names:
         graph.add_node(str(number))
-    for source, target in edges:
-        graph.add_edge(str(source), str(target))
+    pairs = list(edges)
+    readers = Counter(source for source, _ in pairs)
+    for source, target in pairs:
+        if readers[source] <= MOST_READERS:
+            graph.add_edge(str(source), str(target))
     for place, layer in enumerate(layers):
         members = [str(number) for number in range(layer.first, layer.first + layer.period)]
         graph.add_subgraph(members, name=f"cluster_{place}", margin="22")
     graph.layout(prog="dot")
-    return _read(graph, names, len(layers))
+    return _read(graph, names, [pair for pair in pairs if readers[pair[0]] > MOST_READERS], len(layers))
 
 
-def _read(graph: object, names: Sequence[int], layers: int) -> Drawing:
+def _read(graph: Any, names: Sequence[int], hidden: Sequence[tuple[int, int]], layers: int) -> Drawing:
     """What Graphviz wrote into the graph's attributes; its y axis points up."""
-    left, bottom, right, top = _numbers(graph.graph_attr["bb"])  # type: ignore[attr-defined]
+    left, bottom, right, top = _numbers(graph.graph_attr["bb"])
 
     def place(x: float, y: float) -> tuple[float, float]:
         return round(x - left, 1), round(top - y, 1)
 
-    boxes = {number: place(*_numbers(graph.get_node(str(number)).attr["pos"])) for number in names}  # type: ignore[attr-defined]
-    arrows = []
-    for edge in graph.edges():  # type: ignore[attr-defined]
+    boxes = {number: place(*_numbers(graph.get_node(str(number)).attr["pos"])) for number in names}
+    arrows: list[tuple[int, int, str]] = []
+    for edge in graph.edges():
         end, *points = _points(edge.attr["pos"])
         path = [place(*point) for point in points]
         curve = " ".join(f"{x:g} {y:g}" for x, y in path[1:])
@@ -77,8 +85,9 @@ def _read(graph: object, names: Sequence[int], layers: int) -> Drawing:
         arrows.append((int(edge[0]), int(edge[1]), f"M{path[0][0]:g} {path[0][1]:g}C{curve}{tip}"))
     frames = {}
     for number in range(layers):
-        x0, y0, x1, y1 = _numbers(graph.get_subgraph(f"cluster_{number}").graph_attr["bb"])  # type: ignore[attr-defined]
+        x0, y0, x1, y1 = _numbers(graph.get_subgraph(f"cluster_{number}").graph_attr["bb"])
         frames[number] = (*place(x0, y1), round(x1 - x0, 1), round(y1 - y0, 1))
+    arrows += [(source, target, "") for source, target in hidden]
     return Drawing(round(right - left, 1), round(top - bottom, 1), boxes, tuple(arrows), frames)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from precast.codegen.common.step_records import StepRecord
@@ -24,10 +24,13 @@ class Held:
 
 @dataclass(frozen=True)
 class Memory:
-    """`temporary`, `results`: bytes at each step. `peak`: the step at which they are most together."""
+    """Bytes at each step: `placed` in the workspace, `apart` from it (what libraries allocate for what they return), and `results`. `peak`:
+    the step at which they are most together.
+    """
 
     buffers: tuple[Held, ...]
-    temporary: tuple[int, ...]
+    placed: tuple[int, ...]
+    apart: tuple[int, ...]
     results: tuple[int, ...]
     peak: int
 
@@ -45,24 +48,24 @@ def over_time(steps: Sequence[StepRecord], inputs: Collection[str], results: Col
                 last = len(steps) - 1 if name in results else number
                 found[name] = Held(name, max(room, nbytes), number, last, offset, name in results)
     buffers = tuple(found.values())
-    temporary, handed = [0] * len(steps), [0] * len(steps)
+    placed, apart, handed = [], [], []
     for number in range(len(steps)):
         live = [held for held in buffers if held.first <= number <= held.last]
-        temporary[number] = _covered([held for held in live if not held.result])
-        handed[number] = sum(held.nbytes for held in live if held.result)
-    most = [a + b for a, b in zip(temporary, handed, strict=True)]
-    return Memory(buffers, tuple(temporary), tuple(handed), most.index(max(most)) if most else 0)
+        placed.append(_covered([(held.offset, held.nbytes) for held in live if held.offset is not None]))
+        apart.append(sum(held.nbytes for held in live if held.offset is None and not held.result))
+        handed.append(sum(held.nbytes for held in live if held.offset is None and held.result))
+    most = [sum(parts) for parts in zip(placed, apart, handed, strict=True)]
+    return Memory(buffers, tuple(placed), tuple(apart), tuple(handed), most.index(max(most)) if most else 0)
 
 
 def _used(held: Held, number: int) -> Held:
     return held if number <= held.last else Held(held.name, held.nbytes, held.first, number, held.offset, held.result)
 
 
-def _covered(live: Sequence[Held]) -> int:
-    """Bytes of these buffers; where two share a place (a step that writes over what it reads), the place counts once."""
-    total = sum(held.nbytes for held in live if held.offset is None)
-    reached = 0
-    for offset, nbytes in sorted((held.offset, held.nbytes) for held in live if held.offset is not None):
+def _covered(places: Iterable[tuple[int, int]]) -> int:
+    """Bytes of these places; where two share some (a step that writes over what it reads), they count once."""
+    total = reached = 0
+    for offset, nbytes in sorted(places):
         total += max(0, offset + nbytes - max(offset, reached))
         reached = max(reached, offset + nbytes)
     return total

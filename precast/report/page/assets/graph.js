@@ -28,7 +28,7 @@ function below(step) {
 function drawGraph() {
   const { layers, folded, full, steps } = graph();
   const options = [...(folded ? [['folded', 'Layers folded']] : []), ...(full ? [['full', `All ${many(steps.length, 'step')}`]] : [])];
-  tabs(byId('views'), options, state.view, (view) => { state.view = view; drawGraph(); lightGraph(); });
+  tabs(byId('views'), options, state.view, (view) => { state.view = view; drawGraph(); drawLegend(); lightGraph(); });
   const canvas = byId('canvas');
   const drawn = drawing();
   boxes = new Map();
@@ -43,12 +43,18 @@ function drawGraph() {
     svg('path', { d: 'M0 0L8 4L0 8z', class: 'arrow-tip' }))));
   if (state.view === 'folded') for (const [place, layer] of layers.entries()) root.append(frame(place, layer, drawn.frames[place]));
   const arrows = svg('g', {});
-  for (const [from, to, path] of drawn.arrows) arrows.append(svg('path', { class: 'arrow', d: path, 'marker-end': 'url(#tip)', 'data-from': from, 'data-to': to }));
+  for (const [from, to, path] of drawn.arrows) arrows.append(svg('path', { class: path ? 'arrow' : 'arrow asked', d: path || straight(drawn.boxes[from], drawn.boxes[to]), 'marker-end': 'url(#tip)', 'data-from': from, 'data-to': to }));
   root.append(arrows);
   for (const [number, [x, y]] of Object.entries(drawn.boxes)) root.append(node(Number(number), x, y));
   replace(canvas, root);
   canvas.dataset.width = width;
   fit();
+}
+
+/** An arrow that has no path: those of a step with very many readers, which are seen only when it or the reader is chosen. */
+function straight([x0, y0], [x1, y1]) {
+  const [top, bottom] = [y0 + BOX.height / 2, y1 - BOX.height / 2];
+  return `M${x0} ${top}C${x0} ${top + 40} ${x1} ${bottom - 40} ${x1} ${bottom}`;
 }
 
 function node(box, x, y) {
@@ -137,10 +143,10 @@ function setZoom(value, keep = true) {
   if (keep) canvas.scrollTo(centre[0] * zoom - canvas.clientWidth / 2, centre[1] * zoom - canvas.clientHeight / 2);
 }
 
-/** As wide as there is room, within what can be read; the first step in view. */
-function fit() {
+/** As wide as there is room, the first step in view; not smaller than `least`, which can be read. */
+function fit(least = 0.7) {
   const canvas = byId('canvas');
-  setZoom(Math.min(1, Math.max(0.7, canvas.clientWidth / canvas.dataset.width)), false);
+  setZoom(Math.min(1, Math.max(least, canvas.clientWidth / canvas.dataset.width)), false);
   const [x] = drawing().boxes[Object.keys(drawing().boxes)[0]];
   canvas.scrollTo((x + MARGIN) * zoom - canvas.clientWidth / 2, 0);
 }
@@ -165,13 +171,14 @@ function listenToCanvas() {
   });
   byId('zoom-in').addEventListener('click', () => setZoom(zoom * 1.25));
   byId('zoom-out').addEventListener('click', () => setZoom(zoom / 1.25));
-  byId('zoom-fit').addEventListener('click', () => { if (drawing()) { fit(); } });
+  byId('zoom-fit').addEventListener('click', () => { if (drawing()) fit(0.08); });
 }
 
 function drawLegend() {
   const kinds = { kernel: 'generated loops', library: 'library call', operator: 'other operator' };
   const there = new Set(graph().steps.map((step) => step.kind));
   replace(byId('legend'), Object.entries(kinds).filter(([kind]) => there.has(kind)).map(([kind, text]) => el('span', {}, el('i', { class: `${kind} swatch` }), text)),
+    drawing() && drawing().arrows.some((arrow) => !arrow[2]) ? el('span', {}, 'arrows of steps with very many readers show when chosen') : null,
     el('span', {}, state.shares.timed ? 'bar: share of the time' : 'bar: share of the bytes'));
 }
 

@@ -38,7 +38,7 @@ function drawChoices() {
   const { steps, notes, role } = graph();
   const { choices = {}, kernels, kernel_serial_ns: serial, backward, ...rest } = role === 'backward' && evidence.backward ? evidence.backward : evidence;
   const calls = new Map();
-  steps.filter((step) => step.kind === 'library').forEach((step) => { const name = `${step.title}, by ${step.how}`; calls.set(name, (calls.get(name) || 0) + 1); });
+  steps.filter((step) => step.kind === 'library').forEach((step) => { const name = `${step.title}, by ${step.how === 'generated' ? 'generated code' : step.how}`; calls.set(name, (calls.get(name) || 0) + 1); });
   const own = steps.filter((step) => step.kind === 'kernel');
   const out = [];
   out.push(box('Who computes what', tree({ ...Object.fromEntries(calls), ...(own.length ? { 'generated loops': `${own.length}, by ${new Set(own.map((step) => step.how)).size} different functions` } : {}) })));

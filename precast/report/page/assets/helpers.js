@@ -23,7 +23,7 @@ const replace = (node, ...children) => { node.replaceChildren(...children.flat()
 function scaled(value, units, base) {
   let place = 0;
   while (value >= base && place < units.length - 1) { value /= base; place += 1; }
-  return `${value >= 100 || (place === 0 && Number.isInteger(value)) ? Math.round(value) : value.toPrecision(3)} ${units[place]}`.trim();
+  return `${value >= 100 ? Math.round(value) : Number(value.toPrecision(3))} ${units[place]}`.trim();
 }
 const bytes = (count) => scaled(count, ['B', 'kB', 'MB', 'GB', 'TB'], 1000);
 const operations = (count) => scaled(count, ['', 'k', 'M', 'G', 'T', 'P'], 1000);

@@ -13,18 +13,21 @@ function drawMemory() {
   if (!steps.length) { replace(place, el('p', { class: 'note' }, 'Not known: the artifact has no record of its steps.')); byId('memory-hint').textContent = ''; return; }
   const planned = typeof memory.workspace === 'number' ? memory.workspace : 0;
   const slots = memory.buffers.filter((own) => own[4] !== null);
-  const total = memory.temporary.map((value, at) => value + memory.results[at]);
+  const temporary = memory.placed.map((value, at) => value + memory.apart[at]);
+  const total = temporary.map((value, at) => value + memory.results[at]);
+  const some = (values) => values.some((value) => value > 0);
   const most = Math.max(...total, planned, 1);
   const mapped = slots.length > 0 && planned > 0;
   const height = FRAME.live + 18 + (mapped ? FRAME.gap + FRAME.map : 0) + FRAME.foot;
   const { inner, width, root } = chart(height);
   const x = (at) => FRAME.left + (inner * at) / steps.length;
   const y = (value) => 18 + FRAME.live * (1 - value / most);
-  byId('memory-hint').textContent = `Temporaries share one workspace of ${bytes(planned)}; results are allocated by themselves and handed out. Inputs and weights belong to the caller and are not counted.`;
+  byId('memory-hint').textContent = [planned ? `Temporaries share one workspace of ${bytes(planned)}.` : '', some(memory.apart) ? (mapped ? 'Some libraries allocate by themselves what they return.' : 'Where in it they lie was not recorded.') : '', 'Results are allocated one by one and handed out. Inputs and weights belong to the caller and are not counted.'].join(' ');
   root.append(svg('rect', { class: 'cursor', id: 'memory-cursor', y: 18, height: height - FRAME.foot - 18, width: 0 }));
   for (const part of [0, 0.5, 1]) root.append(svg('line', { class: 'grid', x1: FRAME.left, x2: width - FRAME.right, y1: y(most * part), y2: y(most * part) }), svg('text', { class: 'axis', x: FRAME.left - 8, y: y(most * part) + 4, 'text-anchor': 'end' }, bytes(most * part)));
-  root.append(svg('path', { class: 'area-temporary', d: area(memory.temporary, memory.temporary.map(() => 0), x, y) }));
-  root.append(svg('path', { class: 'area-results', d: area(total, memory.temporary, x, y) }));
+  root.append(svg('path', { class: 'area-temporary', d: area(memory.placed, memory.placed.map(() => 0), x, y) }));
+  root.append(svg('path', { class: 'area-apart', d: area(temporary, memory.placed, x, y) }));
+  root.append(svg('path', { class: 'area-results', d: area(total, temporary, x, y) }));
   if (planned) root.append(svg('line', { class: 'planned', x1: FRAME.left, x2: width - FRAME.right, y1: y(planned), y2: y(planned) }));
   const end = memory.peak > steps.length * 0.6;
   root.append(svg('text', { class: 'label', x: x(memory.peak + 0.5) + (end ? -6 : 6), y: 12, 'text-anchor': end ? 'end' : 'start' }, `peak ${bytes(total[memory.peak])} at step ${memory.peak}`));
@@ -35,8 +38,8 @@ function drawMemory() {
     if (at >= 0 && at < steps.length) choose([at], 'memory');
   });
   replace(place, root, el('div', { class: 'legend' },
-    el('span', {}, el('i', { class: 'kernel swatch' }), 'temporaries'), memory.results.some((value) => value) ? el('span', {}, el('i', { class: 'results swatch' }), 'results') : null,
-    planned ? el('span', {}, el('i', { class: 'operator swatch' }), 'dashed: the workspace as planned') : null, mapped ? el('span', {}, 'below: each buffer where it lies in the workspace, from the step that writes it to its last use') : null));
+    el('span', {}, el('i', { class: 'kernel swatch' }), 'in the workspace'), some(memory.apart) ? el('span', {}, el('i', { class: 'library swatch' }), mapped ? 'allocated by libraries' : 'temporaries') : null, some(memory.results) ? el('span', {}, el('i', { class: 'results swatch' }), 'results') : null,
+    planned ? el('span', {}, el('i', { class: 'dashes' }), 'the workspace as planned') : null, mapped ? el('span', {}, 'below: each buffer where it lies in the workspace, from the step that writes it to its last use') : null));
 }
 
 function area(upper, lower, x, y) {

@@ -8,7 +8,7 @@ function drawHead() {
   const steps = graphs.flatMap((item) => item.steps);
   const kernels = steps.filter((step) => step.kind === 'kernel').length;
   const flops = sum(steps.map((step) => step.operations || 0));
-  const held = Math.max(0, ...graphs.map((item) => (item.steps.length ? item.memory.temporary[item.memory.peak] + item.memory.results[item.memory.peak] : 0)));
+  const held = Math.max(0, ...graphs.map((item) => (item.steps.length ? item.memory.placed[item.memory.peak] + item.memory.apart[item.memory.peak] + item.memory.results[item.memory.peak] : 0)));
   const cards = [
     ...(measured ? [['lead', seconds(measured.call), `a call of the program; eager ${seconds(measured.eager)}, which is ${(measured.eager / measured.call).toPrecision(3)} times as long`],
       ['', percent(Math.min(1, measured.in_graphs / measured.recorded)), 'of a call is spent in compiled graphs; the rest is guards, Python and what runs eagerly']] : []),

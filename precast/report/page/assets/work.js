@@ -28,7 +28,7 @@ function drawWork() {
   const measured = artifact().measured;
   byId('work-title').textContent = timed ? 'Time, and what the machine could do' : 'Work';
   replace(byId('work-hint'), timed
-    ? `Median times of each step where it lies in a call${runs && runs !== 1 ? `, which runs this graph ${runs} times` : ''}. The roofline is the least time that the bytes and operations of a step allow on this machine: ${bytes(measured.bytes_rate)}/s in a copy${Object.entries(measured.product_rates).map(([name, rate]) => `, ${operations(rate)}FLOP/s in ${name} products`).join('')}. Above 100% a cache holds what the step reads.`
+    ? `Median times of each step where it lies in a call${runs && runs !== 1 ? `, which runs this graph ${runs} times` : ''}. The roofline is the least time that the bytes and operations of a step allow on this machine: ${bytes(measured.bytes_rate)}/s in a copy${Object.entries(measured.product_rates).map(([name, rate]) => `, ${operations(rate)}FLOP/s in ${name} products`).join('')}. Above 100% a cache holds what the step reads, or the machine had other work while its rates were measured.`
     : ['What each step has to read, write and compute at the least. Nothing was run for this page: made from a build file, ', el('code', {}, 'precast report FILE -o page.html'), ' times each step as well.']);
   if (timed && ['step', 'bytes'].includes(work.order)) work.order = 'gap';
   if (!timed && !['step', 'bytes', 'operations'].includes(work.order)) work.order = 'bytes';
@@ -70,7 +70,7 @@ function drawRoof() {
   if (place.hidden) return;
   const width = Math.max(300, (place.clientWidth || byId('work-table').clientWidth) - 28);
   const height = 320;
-  const edge = { left: 66, right: 16, top: 18, bottom: 38 };
+  const edge = { left: 66, right: 16, top: 28, bottom: 38 };
   const product = Math.max(0, ...Object.values(measured.product_rates));
   const roofs = [['loops', measured.elementwise_rate], ...(product ? [['products', product]] : [])];
   const range = (values, low, high) => [Math.floor(Math.log10(Math.min(...values)) - low), Math.ceil(Math.log10(Math.max(...values)) + high)];
@@ -85,7 +85,7 @@ function drawRoof() {
   const from = Math.max(10 ** x0, 10 ** y0 / measured.bytes_rate);
   root.append(svg('path', { class: 'roofline', d: `M${x(from)} ${y(from * measured.bytes_rate)}L${x(highest / measured.bytes_rate)} ${y(highest)}` }));
   for (const [name, rate] of roofs) root.append(svg('path', { class: 'roofline', d: `M${x(rate / measured.bytes_rate)} ${y(rate)}L${width - edge.right} ${y(rate)}` }), svg('text', { class: 'axis', x: width - edge.right, y: y(rate) - 5, 'text-anchor': 'end' }, `${name}: ${operations(rate)}/s`));
-  root.append(svg('text', { class: 'axis', x: width - edge.right, y: height - 6, 'text-anchor': 'end' }, 'operations per byte'), svg('text', { class: 'axis', x: 4, y: 12 }, 'operations a second'));
+  root.append(svg('text', { class: 'axis', x: width - edge.right, y: height - 6, 'text-anchor': 'end' }, 'operations per byte'), svg('text', { class: 'axis', x: 0, y: 12 }, 'operations a second'));
   for (const step of timed.sort((a, b) => b.seconds - a.seconds)) {
     const radius = 3.5 + 11 * Math.sqrt(state.shares.parts[step.number] / state.shares.most);
     root.append(svg('circle', { class: `dot ${step.kind}`, 'data-step': step.number, cx: x(step.operations / step.bytes), cy: y(step.operations / step.seconds), r: radius, onclick: () => choose([step.number], 'roof') },
