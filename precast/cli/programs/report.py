@@ -108,7 +108,8 @@ def _stored(out: Output, plan: BuildFile, store: Store, signature: int | None) -
     """The artifacts that would serve the signatures; nothing is compiled, and no program is called."""
     from precast.report.page.facts import Shown
 
-    outcomes = each_signature(out, replay_of(plan, evidence=False), store, "looking for", lambda job, number, target: job.check(number, target))
+    plan = replay_of(plan, evidence=False)
+    outcomes = each_signature(out, plan, store, "looking for", lambda job, number, target: job.check(number, target))
     chosen = [outcome for outcome in outcomes if signature in (None, outcome.signature)]
     if not chosen:
         raise click.UsageError(f"no program has a signature {signature}")

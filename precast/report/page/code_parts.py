@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pygments.lexers import CppLexer, PythonLexer
-from pygments.token import Comment, Keyword, Literal, Name, Number, String, _TokenType
+from pygments.token import Comment, Keyword, Literal, Name, Number, String
 
 from precast.codegen.common.step_records import StepRecord
 
 _FUNCTION = re.compile(r"^(?:static\s[^;=(]*?\b(\w+)\s*\(|def\s+(\w+)\s*\()", re.M)
 _BEFORE = ("//", "#", "@", "template", "__attribute__")
 """Beginnings of the lines above a function that belong to it."""
-_COLOURS: tuple[tuple[_TokenType, str], ...] = (
+_COLOURS: tuple[tuple[Any, str], ...] = (
     (Comment.Preproc, "p"),
     (Comment.PreprocFile, "p"),
     (Comment, "c"),
@@ -54,7 +55,7 @@ def functions_of(source: str) -> list[Function]:
     return [Function(name, _coloured(lexer, text)) for name, text in parts if text]
 
 
-def _coloured(lexer: CppLexer | PythonLexer, text: str) -> tuple[str, ...]:
+def _coloured(lexer: Any, text: str) -> tuple[str, ...]:
     found: list[list[str]] = []
     for kind, piece in lexer.get_tokens(text):
         letter = next((letter for token, letter in _COLOURS if kind in token), "")

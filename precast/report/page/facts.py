@@ -120,9 +120,7 @@ def _graph(store: Store, role: str, graph: GraphRecord, times: GraphTimes | None
         "runs": times.runs if times is not None else None,
         "entry": times.entry if times is not None else None,
         "sources": sources,
-        "files": [
-            {"name": file.name, "rows": [[row.number, row.text, row.source] for row in file.rows]} for file in files_of(sources)
-        ],
+        "files": [{"name": file.name, "rows": [[row.number, row.text, row.source] for row in file.rows]} for file in files_of(sources)],
         "functions": [{"name": function.name, "tokens": function.tokens} for function in functions],
         "host": host_lines(_text(store, graph, "host_source"), steps),
         "loops": schedule.lines,
