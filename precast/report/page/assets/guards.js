@@ -13,7 +13,7 @@ function drawGuards() {
     if (!rows.length) continue;
     const place = el('details', { 'data-kind': kind.predicate }, el('summary', {}, el('span', {}, kind.words, ' ', el('code', {}, kind.predicate)), el('span', { class: 'count' }, wanted ? `${rows.length} of ${kind.rows.length}` : kind.rows.length.toLocaleString('en'))));
     place.addEventListener('toggle', () => { if (place.open && !place.querySelector('table')) list(place, rows); });
-    if (wanted && rows.length <= AT_ONCE) place.open = true;
+    if (wanted && rows.length <= AT_ONCE) { place.open = true; list(place, rows); }
     out.push(place);
   }
   replace(byId('guards-body'), out.length ? out : el('p', { class: 'note' }, wanted ? 'No guard has this in it.' : 'No guards: it serves every call.'));
