@@ -1,10 +1,11 @@
-"""Guards for people: what each predicate asks for, in words, with its guards as `precast show --guards` prints them."""
+"""Guards for people: what each predicate asks for, in words, with its guards as `precast show --guards` and misses print them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from precast.artifact_store import Manifest, Predicate
+from precast.runtime.guards.tensor_spec import describe_tensor
 from precast.runtime.guards.text import guard_columns
 
 WORDS = {
@@ -36,6 +37,8 @@ WORDS = {
     Predicate.ITERATOR: "Iterators are at this place",
 }
 
+_FACTS = {"dtype", "size", "stride", "device", "layout", "requires_grad", "offset", "type", "conj", "neg"}
+
 
 @dataclass(frozen=True)
 class GuardKind:
@@ -49,9 +52,10 @@ class GuardKind:
 def guard_kinds(manifest: Manifest) -> list[GuardKind]:
     """All guards of an artifact by their predicates, those about a call's tensors first."""
     found: dict[str, list[tuple[str, str]]] = {}
-    for path, predicate, constant in manifest.guard_rows:
+    for path, predicate, constant in sorted(manifest.guard_rows, key=lambda row: len(row[0]) > 1):  # the call's own arguments first
         where, _, value = guard_columns(path, predicate, constant)
-        found.setdefault(str(predicate), []).append((where, value))
+        whole = predicate == Predicate.TENSOR and constant.keys() >= _FACTS  # another precast's may lack some
+        found.setdefault(str(predicate), []).append((where, describe_tensor(constant) if whole else value))
     order = {str(predicate): (place, words) for place, (predicate, words) in enumerate(WORDS.items())}
     names = sorted(found, key=lambda name: order.get(name, (len(order), ""))[0])
     return [GuardKind(name, order.get(name, (0, name))[1], tuple(found[name])) for name in names]

@@ -70,7 +70,9 @@ def test_every_step_guard_line_and_function_is_on_the_page(trains: bool, store: 
         assert written == squeezed(blobs["kernel_source"].decode())
         assert [line for line, _ in graph["host"]] == blobs["host_source"].decode().splitlines()
     guards = {(kind["predicate"], *row) for kind in artifact["guards"] for row in map(tuple, kind["rows"])}
-    assert guards == {(str(g), path, value) for path, g, value in (guard_columns(*row) for row in manifest.guard_rows)}
+    words = {(str(g), path, value) for path, g, value in (guard_columns(*row) for row in manifest.guard_rows) if g != Predicate.TENSOR}
+    assert words == {guard for guard in guards if guard[0] != "tensor"}
+    assert ("tensor", "x", "float32[16, 32] stride (32, 1) on cpu") in guards, "tensors as a miss tells them"
     assert sum(len(kind["rows"]) for kind in artifact["guards"]) == len(manifest.guard_rows)
     assert set(artifact["digests"]) == set(manifest.digests) and artifact["versions"]["torch"] == manifest.versions.torch
     assert bool(artifact["kept"]) == trains
