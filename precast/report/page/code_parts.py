@@ -12,9 +12,11 @@ from pygments.token import Comment, Keyword, Literal, Name, Number, String
 
 from precast.codegen.common.step_records import StepRecord
 
-_FUNCTION = re.compile(r"^(?:static\s[^;=(]*?\b(\w+)\s*\(|def\s+(\w+)\s*\()", re.M)
+_FUNCTION = re.compile(r"^(?:static\s[^;=(]*?(?:__attribute__\(\(.*?\)\)[^;=(]*?)?\b(?!__attribute__)(\w+)\s*\(|def\s+(\w+)\s*\()")
 _BEFORE = ("//", "#", "@", "template", "__attribute__")
 """Beginnings of the lines above a function that belong to it."""
+_OURS = {"own": ("product",), "winograd": ("winograd_conv", "winograd_whole")}
+"""The functions behind library calls that are code of precast's own."""
 _COLOURS: tuple[tuple[Any, str], ...] = (
     (Comment.Preproc, "p"),
     (Comment.PreprocFile, "p"),
@@ -70,10 +72,11 @@ def functions_called(steps: Sequence[StepRecord], functions: Sequence[Function])
     """For each step the positions of the functions that it runs; none for calls of libraries."""
     place = {function.name: number for number, function in enumerate(functions) if function.name}
     attention = _attention(steps, functions)
-    return [
-        [attention[number]] if number in attention else [place[name] for name in step.how.split(", ") if name in place]
-        for number, step in enumerate(steps)
-    ]
+    found = []
+    for number, step in enumerate(steps):
+        names = _OURS.get(step.how, step.how.split(", ")) if step.kind == "library" else step.how.split(", ")
+        found.append([attention[number]] if number in attention else [place[name] for name in names if name in place])
+    return found
 
 
 def _attention(steps: Sequence[StepRecord], functions: Sequence[Function]) -> dict[int, int]:

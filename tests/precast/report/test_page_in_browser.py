@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import precast
-from precast.artifact_store import Store
-from precast.report.page.facts import Shown, facts
+from precast.artifact_store import Manifest, Store
+from precast.report.page.facts import GraphTimes, Measured, Shown, StepTime, facts
 from precast.report.page.render import page as rendered
 from tests.precast.report.pages import layers
 from tests.support.needs import needs
@@ -39,9 +39,21 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with torch.enable_grad():
         compiled(x).sum().backward()
     manifests = sorted((m for key in store.programs() for m in store.variants(key)), key=lambda m: len(m.graphs))
+    artifacts = [facts(store, Shown(m, "layers", times_of(store, m))) for m in manifests]
+    artifacts[0]["evidence"]["choices"] = {"gemm 16x32x32": {"winner": "own", "us": {"mkl": 3.5, "own": 1.25}}, "another": {"tile": [1, 2]}}
+    artifacts[0]["graphs"][0]["notes"] = ["not fused: k1 into k2: <why>"]
     path = folder / "page.html"
-    path.write_text(rendered([facts(store, Shown(m, "layers")) for m in manifests]), encoding="utf-8")
+    path.write_text(rendered(artifacts), encoding="utf-8")
     return path
+
+
+def times_of(store: Store, manifest: Manifest) -> Measured | None:
+    """Of an artifact that infers, as if it had been run."""
+    if "backward" in manifest.graphs:
+        return None
+    steps = facts(store, Shown(manifest, ""))["graphs"][0]["steps"]
+    times = GraphTimes(1.0, 1e-6, tuple(StepTime(1e-6 * (n + 1), 5e-7, "memory" if n % 2 else "compute") for n in range(len(steps))))
+    return Measured(1e-3, 2e-3, 1e-3, 9e-4, 1e10, 5e10, {"f32": 1e11}, {(manifest.artifact_id, "forward"): times})
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +78,8 @@ def page(request: pytest.FixtureRequest, browser: Any, file: Path) -> Iterator[A
     opened.goto(file.as_uri())
     yield opened
     assert wrong == []
+    text = opened.locator("main").inner_text()
+    assert not [odd for odd in ("[object", "undefined", "NaN", "Infinity") if odd in text]
     context.close()
 
 
@@ -142,6 +156,21 @@ def test_the_other_artifact_and_its_backward_graph(page: Any) -> None:
     kernel(page).click()
     assert lit(page, "#source") and "What was kept" not in page.locator("#step").inner_text()
     assert "kept for the backward pass" in page.locator("#made-body").inner_text()
+
+
+def test_times_are_told_and_a_dot_of_the_roofline_is_a_step(page: Any) -> None:
+    assert page.locator("#cards .lead b").inner_text() == "1.00 ms" and "2.00 times as long" in page.locator("#cards .lead").inner_text()
+    rows = page.locator("#work-table tbody tr")
+    gains = page.locator("#work-table td:last-child").all_inner_texts()
+    page.locator("#roof .dot").last.click()
+    assert "of the roofline, bound by" in page.locator("#step").inner_text() and page.locator("#roof .dot.lit").count() == 1
+    page.locator("#work-table th button", has_text="Step").click()
+    assert page.locator("#work-table td:last-child").all_inner_texts() != gains and rows.first.locator("td").first.inner_text() == "0"
+
+
+def test_choices_are_told_with_what_was_measured(page: Any) -> None:
+    text = page.locator("#choices-body").inner_text()
+    assert text.index("own 1.25 µs") < text.index("mkl 3.5 µs") and "tile" in text and "k1 into k2: <why>" in text
 
 
 def test_guards_are_filtered(page: Any) -> None:

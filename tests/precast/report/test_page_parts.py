@@ -142,11 +142,15 @@ def test_functions_of_both_languages() -> None:
         "struct A {};\n// add\nstatic void k0(float* p) {\n  p[0] = 1;\n}\n#pragma x\nstatic int attention_0(int a) {\n}\n"
     )
     assert [part.name for part in parts] == ["", "k0", "attention_0"]
+    head = "static void __attribute__((noinline)) dots3(const float* a) {\n}\nstatic const float x[2] = {f(1)};\n"
+    assert [part.name for part in functions_of(head)] == ["dots3"]
     assert code_of(vars(parts[1])).startswith("// add\nstatic void k0") and functions_of("") == []
 
 
 def test_steps_find_their_functions() -> None:
-    functions = functions_of("static void k0() {\n}\nstatic void attention_0() {\n}\nstatic void attention_1() {\n}\n")
+    functions = functions_of(
+        "static void k0() {\n}\nstatic void product() {\n}\nstatic void attention_0() {\n}\nstatic void attention_1() {\n}\n"
+    )
     attention = {"kind": "library", "how": "generated"}
     steps = [
         step("k5", "", "b", how="k0"),
@@ -155,8 +159,9 @@ def test_steps_find_their_functions() -> None:
         step("attention", "a b", "e", 8, **attention),
         step("gemm", "a", "f", kind="library", how="aten"),
         step("two", "a", "f", how="k0, k9"),
+        step("gemm", "a", "f", kind="library", how="own"),
     ]
-    assert functions_called(steps, functions) == [[0], [1], [2], [1], [], [0]]
+    assert functions_called(steps, functions) == [[0], [2], [3], [2], [], [0], [1]]
 
 
 def test_lines_of_the_host_program_know_their_steps() -> None:

@@ -24,7 +24,7 @@ function showStep() {
     return;
   }
   const step = steps[state.step];
-  const kinds = { kernel: `Generated loops, ${step.name}`, library: `Library call, by ${step.how}`, operator: 'Operator of torch, or of your own' };
+  const kinds = { kernel: `Generated loops, ${step.name}`, library: `Library call, by ${library(step.how)}`, operator: 'Operator of torch, or of your own' };
   const figures = [
     ['moves', bytes(step.bytes)],
     ...(step.operations ? [['computes', `${operations(step.operations)} operations`]] : []),
@@ -149,7 +149,7 @@ function lightCode() {
   for (const number of wanted) if (!opened.has(number)) unfold(number, true);
   if (note) {
     note.hidden = !step || wanted.size > 0;
-    if (!note.hidden) replace(note, `Step ${state.step} runs no loops of ours: it calls ${step.kind === 'library' ? step.how : step.name}. `,
+    if (!note.hidden) replace(note, `Step ${state.step} runs no function of this list: it calls ${step.kind === 'library' ? library(step.how) : step.name}. `,
       el('button', { type: 'button', class: 'link', onclick: () => { codeView = 'host'; state.from = 'tab'; drawCode(); lightCode(); } }, 'Where it stands in the host program'),
       el('pre', {}, graph().host.filter(([, own]) => own === state.step).map(([text]) => text.trim()).join('\n')));
     if (!note.hidden) pane.scrollTo(0, 0);

@@ -38,16 +38,26 @@ function drawChoices() {
   const { steps, notes, role } = graph();
   const { choices = {}, kernels, kernel_serial_ns: serial, backward, ...rest } = role === 'backward' && evidence.backward ? evidence.backward : evidence;
   const calls = new Map();
-  steps.filter((step) => step.kind === 'library').forEach((step) => { const name = `${step.title}, by ${step.how === 'generated' ? 'generated code' : step.how}`; calls.set(name, (calls.get(name) || 0) + 1); });
+  steps.filter((step) => step.kind === 'library').forEach((step) => { const name = `${step.title}, by ${library(step.how)}`; calls.set(name, (calls.get(name) || 0) + 1); });
   const own = steps.filter((step) => step.kind === 'kernel');
   const out = [];
   out.push(box('Who computes what', tree({ ...Object.fromEntries(calls), ...(own.length ? { 'generated loops': `${own.length}, by ${new Set(own.map((step) => step.how)).size} different functions` } : {}) })));
-  out.push(box('Measured choices', Object.keys(choices).length ? tree(choices) : el('p', { class: 'dim' }, 'None were needed or recorded for this graph: products went to the library that the rules of the target name.')));
-  out.push(box(`Fusions that were refused (${notes.length})`, notes.length ? el('ul', { class: 'plain' }, notes.map((note) => el('li', {}, note))) : el('p', { class: 'dim' }, 'None: whatever could be fused was.')));
+  out.push(box('Measured choices', Object.keys(choices).length ? measuredChoices(choices) : el('p', { class: 'dim' }, 'None were needed or recorded for this graph: products went to the library that the rules of the target name.')));
+  out.push(box(`Fusions that were refused (${notes.length})`, notes.length ? [el('p', { class: 'dim' }, 'By the names that steps have before they are fused.'), el('ul', { class: 'plain' }, notes.map((note) => el('li', {}, note.replace(/^not fused: /, ''))))] : el('p', { class: 'dim' }, 'None: whatever could be fused was.')));
   if (kernels && Object.keys(kernels).length) out.push(box('What kernels take of the device', tree(kernels)));
   if (serial && Object.keys(serial).length) out.push(box('Nanoseconds that kernels are expected to take on one core', tree(serial)));
   if (Object.keys(rest).length) out.push(box('Evidence', tree(rest)));
   replace(byId('choices-body'), out);
+}
+
+/** Each problem that was measured, with the candidates' microseconds; what won is first. */
+function measuredChoices(choices) {
+  return Object.entries(choices).map(([problem, record]) => {
+    if (!record || !record.us) return el('div', { class: 'choice' }, el('div', { class: 'mono' }, problem), tree(record));
+    const times = Object.entries(record.us).sort(([a, x], [b, y]) => (b === record.winner) - (a === record.winner) || x - y);
+    return el('div', { class: 'choice' }, el('div', { class: 'mono' }, problem),
+      times.map(([name, time]) => el('span', { class: name === record.winner ? 'won' : '' }, `${name} ${time} µs`)));
+  });
 }
 
 function drawMisses() {

@@ -10,7 +10,7 @@ function fill(node, attributes, children) {
     if (name.startsWith('on')) node.addEventListener(name.slice(2), value);
     else node.setAttribute(name, value === true ? '' : value);
   }
-  for (const child of children.flat()) {
+  for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === '') continue;
     node.append(child instanceof Node ? child : document.createTextNode(String(child)));
   }
@@ -18,7 +18,7 @@ function fill(node, attributes, children) {
 }
 const el = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
 const svg = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
-const replace = (node, ...children) => { node.replaceChildren(...children.flat().filter((child) => child !== null && child !== '')); return node; };
+const replace = (node, ...children) => { node.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== '')); return node; };
 
 function scaled(value, units, base) {
   let place = 0;
@@ -34,6 +34,10 @@ function seconds(value) {
   if (value >= 1e-3) return `${(value * 1e3).toPrecision(3)} ms`;
   return value >= 1e-6 ? `${(value * 1e6).toPrecision(3)} µs` : `${Math.round(value * 1e9)} ns`;
 }
+/** Who computes a library call, for people. */
+const LIBRARIES = { aten: 'ATen (what torch was built with)', onednn: 'oneDNN', own: 'our product for few rows', generated: 'generated code', winograd: 'our Winograd convolution', flash: 'flash attention', parts: 'oneDNN, in parts', linear: 'oneDNN, packed' };
+const library = (how) => LIBRARIES[how] || how;
+
 const pen = document.createElement('canvas').getContext('2d');
 /** The beginning of `text` that has room in `width` pixels. */
 function short(text, width, font) {

@@ -11,8 +11,9 @@ function drawMemory() {
   const { memory, steps } = graph();
   const place = byId('memory-chart');
   if (!steps.length) { replace(place, el('p', { class: 'note' }, 'Not known: the artifact has no record of its steps.')); byId('memory-hint').textContent = ''; return; }
-  const planned = typeof memory.workspace === 'number' ? memory.workspace : 0;
   const slots = memory.buffers.filter((own) => own[4] !== null);
+  const varies = typeof memory.workspace === 'string';
+  const planned = typeof memory.workspace === 'number' ? memory.workspace : Math.max(0, ...slots.map((own) => own[4] + own[1]));
   const temporary = memory.placed.map((value, at) => value + memory.apart[at]);
   const total = temporary.map((value, at) => value + memory.results[at]);
   const some = (values) => values.some((value) => value > 0);
@@ -22,7 +23,7 @@ function drawMemory() {
   const { inner, width, root } = chart(height);
   const x = (at) => FRAME.left + (inner * at) / steps.length;
   const y = (value) => 18 + FRAME.live * (1 - value / most);
-  byId('memory-hint').textContent = [planned ? `Temporaries share one workspace of ${bytes(planned)}.` : '', some(memory.apart) ? (mapped ? 'Some libraries allocate by themselves what they return.' : 'Where in it they lie was not recorded.') : '', 'Results are allocated one by one and handed out. Inputs and weights belong to the caller and are not counted.'].join(' ');
+  byId('memory-hint').textContent = [planned ? `Temporaries share one workspace of ${bytes(planned)}.` : '', varies ? 'Its size depends on the call; all sizes here are those of the call that was traced.' : '', some(memory.apart) ? (mapped ? 'Some libraries allocate by themselves what they return.' : 'Where in it they lie was not recorded.') : '', 'Results are allocated one by one and handed out. Inputs and weights belong to the caller and are not counted.'].join(' ');
   root.append(svg('rect', { class: 'cursor', id: 'memory-cursor', y: 18, height: height - FRAME.foot - 18, width: 0 }));
   for (const part of [0, 0.5, 1]) root.append(svg('line', { class: 'grid', x1: FRAME.left, x2: width - FRAME.right, y1: y(most * part), y2: y(most * part) }), svg('text', { class: 'axis', x: FRAME.left - 8, y: y(most * part) + 4, 'text-anchor': 'end' }, bytes(most * part)));
   root.append(svg('path', { class: 'area-temporary', d: area(memory.placed, memory.placed.map(() => 0), x, y) }));

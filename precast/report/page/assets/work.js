@@ -43,7 +43,7 @@ function drawTable() {
   const rows = rowsOf().sort((a, b) => ORDERS[work.order](a) - ORDERS[work.order](b));
   const total = { bytes: sum(steps.map((step) => step.bytes)), seconds: sum(steps.map((step) => step.seconds || 0)) };
   const most = Math.max(...rows.map((row) => (timed ? row.seconds : row.bytes)), 1e-12);
-  const columns = [['step', 'Step', 'at'], ['what', 'What', ''], ['bytes', 'Bytes', 'num'], ['operations', 'Operations', 'num wide-only'],
+  const columns = [['step', 'Step', 'at'], ['what', 'What', 'what'], ['bytes', 'Bytes', timed ? 'num wide-only' : 'num'], ['operations', 'Operations', 'num wide-only'],
     ...(timed ? [['seconds', 'Time', 'num'], ['peak', 'Of roofline', 'num'], ['gap', 'Could gain', 'num wide-only']] : [])];
   const head = el('tr', {}, columns.map(([name, text, kind]) => el('th', { class: kind, 'aria-sort': name === work.order ? 'ascending' : null },
     ORDERS[name] ? el('button', { type: 'button', onclick: () => { work.order = name; drawTable(); lightWork(); } }, text, name === work.order ? ' ▾' : '') : text)));
