@@ -43,11 +43,21 @@ function drawChoices() {
   const out = [];
   out.push(box('Who computes what', tree({ ...Object.fromEntries(calls), ...(own.length ? { 'generated loops': `${own.length}, by ${new Set(own.map((step) => step.how)).size} different functions` } : {}) })));
   out.push(box('Measured choices', Object.keys(choices).length ? measuredChoices(choices) : el('p', { class: 'dim' }, 'None were needed or recorded for this graph: products went to the library that the rules of the target name.')));
-  out.push(box(`Fusions that were refused (${notes.length})`, notes.length ? [el('p', { class: 'dim' }, 'By the names that steps have before they are fused.'), el('ul', { class: 'plain' }, notes.map((note) => el('li', {}, note.replace(/^not fused: /, ''))))] : el('p', { class: 'dim' }, 'None: whatever could be fused was.')));
-  if (kernels && Object.keys(kernels).length) out.push(box('What kernels take of the device', tree(kernels)));
+  out.push(box(`Fusions that were refused (${notes.length})`, notes.length ? [el('p', { class: 'dim' }, 'By the names that steps have before they are fused.'), el('ul', { class: 'plain' }, refusals(notes))] : el('p', { class: 'dim' }, 'None: whatever could be fused was.')));
+  if (kernels && Object.keys(kernels).length) out.push(box('What kernels take of the device', rowsOfRecords(kernels) || tree(kernels)));
   if (serial && Object.keys(serial).length) out.push(box('Nanoseconds that kernels are expected to take on one core', tree(serial)));
   if (Object.keys(rest).length) out.push(box('Evidence', tree(rest)));
   replace(byId('choices-body'), out);
+}
+
+/** Equal reasons once, with all pairs of steps that they are the reasons for. */
+function refusals(notes) {
+  const found = new Map();
+  for (const note of notes) {
+    const [, pair, why] = /^not fused: (\w+ into \w+): (.*)$/s.exec(note) || [null, '', note];
+    found.set(why, [...(found.get(why) || []), ...(pair ? [pair] : [])]);
+  }
+  return [...found].map(([why, pairs]) => el('li', {}, why, pairs.length ? el('span', { class: 'dim' }, ` (${pairs.join(', ')})`) : ''));
 }
 
 /** Each problem that was measured, with the candidates' microseconds; what won is first. */

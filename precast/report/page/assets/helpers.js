@@ -35,7 +35,7 @@ function seconds(value) {
   return value >= 1e-6 ? `${(value * 1e6).toPrecision(3)} µs` : `${Math.round(value * 1e9)} ns`;
 }
 /** Who computes a library call, for people. */
-const LIBRARIES = { aten: 'ATen (what torch was built with)', onednn: 'oneDNN', own: 'our product for few rows', generated: 'generated code', winograd: 'our Winograd convolution', flash: 'flash attention', parts: 'oneDNN, in parts', linear: 'oneDNN, packed' };
+const LIBRARIES = { aten: 'ATen', onednn: 'oneDNN', own: 'our product for few rows', generated: 'generated code', winograd: 'our Winograd convolution', flash: 'flash attention', efficient: 'memory-efficient attention', parts: 'oneDNN, in parts', linear: 'oneDNN, packed' };
 const library = (how) => LIBRARIES[how] || how;
 
 const pen = document.createElement('canvas').getContext('2d');
@@ -76,5 +76,13 @@ function counted(texts) {
   const found = new Map();
   for (const text of texts) found.set(text, (found.get(text) || 0) + 1);
   return el('table', {}, el('tbody', {}, [...found].map(([text, count]) => el('tr', {}, el('td', {}, text), el('td', {}, count > 1 ? `×${count}` : '')))));
+}
+/** Records of equal fields as rows; null where they are no such records. */
+function rowsOfRecords(records) {
+  const entries = Object.entries(records);
+  const fields = [...new Set(entries.flatMap(([, record]) => (record && typeof record === 'object' ? Object.keys(record) : [])))];
+  if (!fields.length) return null;
+  return el('table', { class: 'records' }, el('thead', {}, el('tr', {}, el('th', {}), fields.map((field) => el('th', { class: 'num' }, field)))),
+    el('tbody', {}, entries.map(([name, record]) => el('tr', {}, el('td', {}, name), fields.map((field) => el('td', { class: 'num' }, (record || {})[field] ?? '–'))))));
 }
 const box = (title, ...children) => el('div', { class: 'panel' }, el('h3', {}, title), el('div', { class: 'body', tabindex: 0 }, children));
