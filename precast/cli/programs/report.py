@@ -93,7 +93,7 @@ def _page(store: Store, shown: list[Shown]) -> str:
 
     try:
         return page([facts(store, one) for one in shown])
-    except (RecordError, ValueError) as error:
+    except (RecordError, ValueError, OSError) as error:
         raise Failure(f"what the store has cannot be read: {error}; `precast verify --repair` sets it aside") from error
 
 
