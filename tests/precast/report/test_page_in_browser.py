@@ -133,10 +133,12 @@ def test_keys_walk_through_the_steps(page: Any) -> None:
 
 
 def test_an_address_leads_to_a_step(page: Any) -> None:
+    page.locator("#artifact").select_option("1")
     kernel(page).click()
     said = page.locator("#step .kind").inner_text()
     page.reload()
     assert page.locator("#step .kind").inner_text() == said and page.locator("#canvas .chosen").count() == 1
+    assert page.locator("#artifact").input_value() == "1"
 
 
 def test_folded_layers_are_turned_through_and_unfolded(page: Any) -> None:

@@ -3,6 +3,7 @@
 function drawHead() {
   const own = artifact();
   const { measured, graphs } = own;
+  byId('artifact').value = String(state.artifact);
   byId('program').textContent = own.program;
   byId('under').textContent = `${own.id.slice(0, 12)} for ${own.target} · torch ${own.versions.torch}, ${own.versions.python ? `Python ${own.versions.python}, ` : ''}precast ${own.versions.precast || '?'} · made ${own.made}`;
   const steps = graphs.flatMap((item) => item.steps);

@@ -84,7 +84,7 @@ function drawRoof() {
   const highest = Math.max(...roofs.map(([, rate]) => rate));
   const from = Math.max(10 ** x0, 10 ** y0 / measured.bytes_rate);
   root.append(svg('path', { class: 'roofline', d: `M${x(from)} ${y(from * measured.bytes_rate)}L${x(highest / measured.bytes_rate)} ${y(highest)}` }));
-  for (const [name, rate] of roofs) root.append(svg('path', { class: 'roofline', d: `M${x(rate / measured.bytes_rate)} ${y(rate)}L${width - edge.right} ${y(rate)}` }), svg('text', { class: 'axis', x: width - edge.right, y: y(rate) - 5, 'text-anchor': 'end' }, `${name}: ${operations(rate)}/s`));
+  for (const [name, rate] of roofs) root.append(svg('path', { class: 'roofline', d: `M${x(rate / measured.bytes_rate)} ${y(rate)}L${width - edge.right} ${y(rate)}` }), roofLabel(x(rate / measured.bytes_rate), y(rate), rate === highest, width, `${name}: ${operations(rate)}/s`));
   root.append(svg('text', { class: 'axis', x: width - edge.right, y: height - 6, 'text-anchor': 'end' }, 'operations per byte'), svg('text', { class: 'axis', x: 0, y: 12 }, 'operations a second'));
   for (const step of timed.sort((a, b) => b.seconds - a.seconds)) {
     const radius = 3.5 + 11 * Math.sqrt(state.shares.parts[step.number] / state.shares.most);
@@ -92,6 +92,12 @@ function drawRoof() {
       svg('title', {}, `Step ${step.number}: ${step.title}\n${seconds(step.seconds)}, ${percent(step.least / step.seconds)} of the roofline`)));
   }
   replace(place, root);
+}
+
+/** Beside the ridge of its roof: above the highest, below the others. */
+function roofLabel(x, y, highest, width, text) {
+  const end = x > (highest ? width * 0.7 : width - 130);
+  return svg('text', { class: 'axis', x: x + (end ? -8 : 8), y: highest ? y - 6 : y + 15, 'text-anchor': end ? 'end' : 'start' }, text);
 }
 
 function lightWork() {
