@@ -143,7 +143,7 @@ def build(
     else:
         outcomes = _in_processes(out, plan, store, jobs) if jobs != 1 else None
     if outcomes is None:
-        outcomes = _run(out, plan, store, "compiling", lambda job, number, target: job.build(number, target))
+        outcomes = each_signature(out, plan, store, "compiling", lambda job, number, target: job.build(number, target))
     counts = {status: sum(outcome.status == status for outcome in outcomes) for status in ("compiled", "there already", "taken")}
     counts["failed"] = sum(not outcome.good for outcome in outcomes)
     place = ", ".join(shown_url(setting) for setting in remotes) if executor is not None and remotes else str(store.root)
@@ -185,7 +185,7 @@ def check(
     out = Output(as_json)
     plan = replay_of(plan_of(source, targets, mode, only), evidence)
     store = open_store(store_of(store_path, plan))
-    outcomes = _run(out, plan, store, "checking", lambda job, number, target: job.check(number, target))
+    outcomes = each_signature(out, plan, store, "checking", lambda job, number, target: job.check(number, target))
     _report(out, outcomes, str(store.root))
     missing = [outcome for outcome in outcomes if not outcome.good]
     hitting = "signature hits" if len(outcomes) == 1 else "signatures hit"
@@ -211,7 +211,7 @@ def explain(source: str, targets: tuple[str, ...], mode: str | None, only: tuple
     out = Output(as_json)
     plan = replay_of(plan_of(source, targets, mode, only), evidence=False)
     store = open_store(store_of(store_path, plan))
-    outcomes = _run(out, plan, store, "explaining", lambda job, number, target: job.check(number, target))
+    outcomes = each_signature(out, plan, store, "explaining", lambda job, number, target: job.check(number, target))
     out.data([asdict(outcome) for outcome in outcomes])
     for outcome in outcomes:
         out.text(f"{_label(outcome)}: {f'hit by {outcome.artifact[:12]}' if outcome.artifact else 'miss'}")
@@ -277,7 +277,7 @@ def _check_settings(programs: Sequence[ProgramSpec]) -> None:
             raise click.UsageError(f"{program.where}: {error}") from error
 
 
-def _run(out: Output, plan: BuildFile, store: Store, doing: str, step: Step) -> list[Outcome]:
+def each_signature(out: Output, plan: BuildFile, store: Store, doing: str, step: Step) -> list[Outcome]:
     """`step` for every signature and target, under a progress bar that names what is being done."""
     from precast.building.update_job import job_of
     from precast.runtime.common.errors import CompilerBroken, OptionError, StoreUnwritable

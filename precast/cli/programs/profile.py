@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from precast.cli.programs.build_commands import load_program, plan_of, store_of,
 from precast.report.user_frames import frames_of
 
 if TYPE_CHECKING:
+    from precast.building.build_file import BuildFile
     from precast.profiling.profiler import GraphProfile, Profile, StepProfile
 
 ORDERS = ("gap", "time", "program")
@@ -66,11 +67,22 @@ def profile(
     out = Output(as_json, human)
     plan = plan_of(source, (), mode, only)
     store = open_store(store_of(store_path, plan), readonly=False)
+    found: list[Profile] = []
+    for one in profiles_of(out, plan, store, signature, calls):
+        found.append(one)
+        _print(out, one, top, by, each)
+    out.data([data_of(item) for item in found])
+    finish(0)
+
+
+def profiles_of(out: Output, plan: BuildFile, store: Store, signature: int | None, calls: int) -> Iterator[Profile]:
+    """Of each signature of each program of a build file, or of the one with this number. Raises UsageError, and Failure with the user's
+    lines where a program raises.
+    """
     from precast.profiling.marks import Lost
     from precast.profiling.profiler import profile as run
     from precast.runtime.common.errors import PrecastError
 
-    found: list[Profile] = []
     for program in plan.programs:
         loaded = load_program(program, plan)
         numbers = range(1, len(loaded.signatures) + 1)
@@ -79,7 +91,7 @@ def profile(
         for number in numbers if signature is None else (signature,):
             out.note(f"{program.name}: signature {number} of {len(loaded.signatures)}")
             try:
-                found.append(run(loaded, number, store, calls=calls, mode=program.mode))
+                found = run(loaded, number, store, calls=calls, mode=program.mode)
             except Lost as error:
                 raise Failure(f"{program.name}, signature {number}: {error}") from error
             except PrecastError:
@@ -88,11 +100,9 @@ def profile(
                 said = f"{program.name}, signature {number}: calling it raised {type(error).__name__}: {error}"
                 lines = frames_of(error)
                 raise Failure("\n".join([said, *lines, *whole_stack(error, lines)])) from error
-            if found[-1].unrecorded and not found[-1].graphs:
+            if found.unrecorded and not found.graphs:
                 _must_be_writable(store)
-            _print(out, found[-1], top, by, each)
-    out.data([data_of(item) for item in found])
-    finish(0)
+            yield found
 
 
 def _must_be_writable(store: Store) -> None:
@@ -230,4 +240,4 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
 
 
-__all__ = ["data_of", "profile", "rows_of"]
+__all__ = ["data_of", "profile", "profiles_of", "rows_of"]

@@ -47,6 +47,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "options": (),
     "tune": (BUILD,),
     "profile": (BUILD,),
+    "report": ("ID", "-o", "PAGE"),
     "demo": (),
     "bench": (),
 }
@@ -85,6 +86,7 @@ def test_every_command_prints_json(
         "STORE": str(store.root),
         "OTHER": str(tmp_path / "other"),
         "BUNDLE": str(tmp_path / "bundle"),
+        "PAGE": str(tmp_path / "page.html"),
     }
     words = [places.get(word, word) for word in WORDS[name]]
     with pytest.raises(SystemExit) as ended:
