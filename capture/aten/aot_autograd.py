@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from precast.artifact_store.format.records import AutogradRecord, GraphOutput, Wrap
 from precast.capture.adapters.aot_autograd import MutationType, aot_stage1_graph_capture, create_aot_state, expect_activations, prepare
+from precast.capture.adapters.dtensors import is_mesh
 from precast.capture.adapters.dynamo import compiled_autograd
 from precast.capture.aten.functional_trace import functional_graph, metadata_of
 from precast.capture.aten.grad_modes import grad_mode_for_inference_mode, views_elsewhere
@@ -31,7 +32,7 @@ from precast.capture.graph.output_aliases import Outputs
 from precast.capture.graph.recorded_outputs import viewed
 from precast.capture.graph.single_device import on_one_device
 from precast.capture.graph.storage_aliases import owner, shown_storage
-from precast.capture.graph.subclass_flatten import Part, parts_of, plain_inputs, positions_of, refuse_shared, wraps_of
+from precast.capture.graph.subclass_flatten import Flat, Part, parts_of, plain_inputs, positions_of, refuse_shared, without_meshes, wraps_of
 from precast.capture.graph.symbolic_floats import float_positions, floats_as_numbers
 from precast.capture.graph.triton_launches import is_launch
 from precast.capture.soundness.composite_checks import quantiles_tested
@@ -46,7 +47,7 @@ class AotGraph:
 
     `absolute`: the traced code counts offsets from the start of a storage, so that results depend on the inputs' offsets.
     `parts`: what the placeholders take, where tensor subclasses are among the inputs; `wraps`: what the caller gets, where subclasses are
-    among that. None: the inputs and `outputs` themselves.
+    among that. None: the inputs and `outputs` themselves. `meshes`: what ("mesh", i) in `wraps` speaks of; no placeholder takes it.
     `backward`, `autograd`: of a call that records gradients, the graph of its backward pass and how the two fit together.
     """
 
@@ -58,6 +59,7 @@ class AotGraph:
     wraps: tuple[Wrap, ...] | None = None
     backward: torch.fx.GraphModule | None = None
     autograd: AutogradRecord | None = None
+    meshes: tuple[Part, ...] = ()
 
 
 def aten_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompositions: Decompositions) -> AotGraph:
@@ -71,6 +73,7 @@ def aten_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompositio
     elsewhere = views_elsewhere(gm)
     parts: tuple[Part, ...] | None = None
     wraps: tuple[Wrap, ...] | None = None
+    meshes: tuple[Part, ...] = ()
     with contextlib.ExitStack() as stack:
         stack.callback(forget_random_state)
         stack.enter_context(sizes_expressed(example_inputs))
@@ -100,10 +103,13 @@ def aten_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompositio
                     raise CaptureRefused("gradients are recorded through tensor subclasses, which is not compiled in this version")
                 _refuse_unsupported(state, metadata, captured, len(fake_args))
                 return _recorded(gm, captured, metadata, fake_args, fake_mode, table, elsewhere)
+            values = plain_inputs(fake_args, flat)
             if captured.maybe_subclass_meta is not None:
-                parts, wraps = flat, wraps_of(metadata)
-                fake_args, metadata = plain_inputs(fake_args, parts), captured.maybe_subclass_meta.fw_metadata
-            _refuse_unsupported(state, metadata, captured, len(fake_args))
+                wraps, metadata = wraps_of(metadata), captured.maybe_subclass_meta.fw_metadata
+            _refuse_unsupported(state, metadata, captured, len(values))
+            if captured.maybe_subclass_meta is not None or any(map(is_mesh, values)):
+                found = without_meshes(graph, Flat(values, flat, metadata, wraps))
+                fake_args, parts, metadata, wraps, meshes = found.values, found.parts, found.metadata, found.wraps, found.meshes
         name_attention(graph)
         expand_higher_order(graph, fake_mode, table)
         floats_as_numbers(graph, floats if parts is None else positions_of(floats, parts), shape_env)
@@ -114,7 +120,7 @@ def aten_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompositio
         graph.graph.eliminate_dead_code(lambda node: node.is_impure() or is_launch(node))  # torch 2.11 takes launches for pure
         on_one_device(graph, fake_mode, mutated)
     graph.recompile()
-    return AotGraph(graph, outputs, mutated, absolute, parts, wraps)
+    return AotGraph(graph, outputs, mutated, absolute, parts, wraps, meshes=meshes)
 
 
 def _recorded(

@@ -338,8 +338,12 @@ def _duplicate(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
 
 
 def _tensor(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
+    return _tensor_of(path, guard.originating_source, context)
+
+
+def _tensor_of(path: Path, source: Any, context: GuardContext) -> list[Guard]:
     value = context.sources.value(path)
-    known = context.sizes.get(guard.originating_source)
+    known = context.sizes.get(source)
     size = tuple(value.shape) if known is None else tuple(_concrete(s) for s in known["size"])
     stride = (
         tuple(value.stride())
@@ -353,6 +357,24 @@ def _metadata(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
     """What a tensor subclass says of itself beside its inner tensors."""
     _, metadata = context.sources.value(path).__tensor_flatten__()
     return [Guard((*path, *FLATTENED, ("item", ("int", 1))), Predicate.EQUALS, tag(metadata))]
+
+
+def _dtensor_spec(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
+    """What a DTensor says of itself, at its `_spec`; its mesh and its local tensor have guards of their own. The tracer has none on the
+    global sizes.
+    """
+    source, whole = guard.originating_source.base, path[:-1]
+    spec = context.sources.value(path)
+    told = ["placements", "shard_order", "use_strided_shard_as_shard_order"]
+    if not _varies(context.sizes.get(source)):
+        told.append("tensor_meta")
+    found = [Guard((*path, ("attr", name)), Predicate.EQUALS, tag(getattr(spec, name))) for name in told if hasattr(spec, name)]
+    return [*_tensor_of(whole, source, context), *found]
+
+
+def _varies(known: Any) -> bool:
+    """Whether a size or stride of an input is symbolic; `known`: what `GuardContext.sizes` says of it."""
+    return known is not None and any(_concrete(size) is None for size in (*known["size"], *known["stride"]))
 
 
 def _marks(path: Path, value: torch.Tensor) -> Guard:
@@ -425,6 +447,7 @@ _RULES: dict[str, Callable[[Path, Any, GuardContext], list[Guard]]] = {
     "DUPLICATE_INPUT": _duplicate,
     "TENSOR_MATCH": _tensor,
     "TENSOR_SUBCLASS_METADATA_MATCH": _metadata,
+    "DTENSOR_SPEC_MATCH": _dtensor_spec,
     "TUPLE_ITERATOR_LEN": _value_rule(_tuple_iterator),
     "RANGE_ITERATOR_MATCH": _value_rule(_range_iterator),
     "COUNT_ITERATOR_MATCH": _value_rule(_count_iterator),

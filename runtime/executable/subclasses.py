@@ -20,13 +20,18 @@ _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.
 GraphCall = Callable[..., tuple[Any, ...]]
 
 
-def wrapped_call(made: Callable[[GraphSpec], GraphCall], spec: GraphSpec, wraps: Sequence[Wrap] | None) -> GraphCall:
-    """The callable that the bytecode calls: flattens, calls what `made` made for plain tensors, rebuilds. Raises LoadError."""
+def wrapped_call(
+    made: Callable[[GraphSpec], GraphCall], spec: GraphSpec, wraps: Sequence[Wrap] | None, objects: Sequence[Any] = ()
+) -> GraphCall:
+    """The callable that the bytecode calls: flattens, calls what `made` made for plain tensors, rebuilds. Raises LoadError.
+
+    `objects`: what instances hold besides tensors, and no argument brings.
+    """
     if wraps is None and not any(item.part for item in spec.inputs):
         return made(spec)
     taken, inputs = _passed(spec.inputs)
     call = made(replace(spec, inputs=inputs))
-    given = None if wraps is None else tuple(map(_maker, wraps))
+    given = None if wraps is None else tuple(_maker(wrap, objects) for wrap in wraps)
 
     def run(*args: Any) -> tuple[Any, ...]:
         with paused():  # the class's own methods are no calls between graphs
@@ -55,19 +60,23 @@ def part_of(value: Any, steps: tuple[Any, ...]) -> Any:
     return value
 
 
-def _maker(wrap: Wrap) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
+def _maker(wrap: Wrap, objects: Sequence[Any]) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
     """A function of (outputs of the graph, arguments of the call) that makes the output which the bytecode gets."""
     if isinstance(wrap, int):
         return lambda found, args: found[wrap]
     if wrap[0] == "input":
         return lambda found, args: args[wrap[1]]
+    if wrap[0] == "part":
+        return lambda found, args: part_of(args[wrap[1]], wrap[2])
+    if wrap[0] == "object":
+        return lambda found, args: objects[wrap[1]]
     _, name, metadata, attributes, size, stride = wrap
     try:
         unflatten, told = find_object(name).__tensor_unflatten__, untag(metadata)
         anew = not _immutable(told)  # the caller may write what it gets
     except (LookupError, AttributeError, ValueError) as error:
         raise LoadError(f"it makes a {name}, and that cannot be made here: {error}") from error
-    inner = tuple((attribute, _maker(made)) for attribute, made in attributes)
+    inner = tuple((attribute, _maker(made, objects)) for attribute, made in attributes)
     size, stride = (tuple(_number(n) for n in numbers) for numbers in (size, stride))
 
     def make(found: Sequence[Any], args: Sequence[Any]) -> Any:

@@ -1,0 +1,28 @@
+"""DTensors: what torch keeps of how their operators are sharded, and the meshes in them. Private to torch: imported here only."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+
+def forget_shardings() -> None:
+    """Empties torch's memory of how operators on DTensors are sharded; it fills again."""
+    module = sys.modules.get("torch.distributed.tensor._api")
+    if module is None:
+        return
+    module.DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+    clear = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)  # before torch 2.11 it is in Python alone
+    if clear is not None:
+        clear()
+
+
+def is_mesh(value: Any) -> bool:
+    """Whether it is a device mesh, or stands for one in a trace."""
+    module = sys.modules.get("torch.distributed.device_mesh")
+    return module is not None and isinstance(value, module.DeviceMesh)
+
+
+__all__ = ["forget_shardings", "is_mesh"]
