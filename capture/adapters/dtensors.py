@@ -25,4 +25,9 @@ def is_mesh(value: Any) -> bool:
     return module is not None and isinstance(value, module.DeviceMesh)
 
 
-__all__ = ["forget_shardings", "is_mesh"]
+def is_placement(value: Any) -> bool:
+    """Whether it says how a DTensor lies on a dimension of its mesh."""
+    return type(value).__module__ == "torch.distributed.tensor.placement_types"
+
+
+__all__ = ["forget_shardings", "is_mesh", "is_placement"]

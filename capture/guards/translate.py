@@ -30,6 +30,7 @@ from precast.artifact_store.format.guards import Guard, Path, Predicate
 from precast.artifact_store.format.import_names import Untaggable, hold, object_name, type_name
 from precast.artifact_store.format.tagged_constants import tag
 from precast.capture.adapters.dynamo import DynamoConfigPatchProxy
+from precast.capture.adapters.dtensors import is_mesh
 from precast.capture.adapters.guards import AttrSource, TorchFunctionModeStackSource
 from precast.capture.common.hook_steps import hook_guards
 from precast.capture.common.source_paths import FLATTENED, NotPortable, SourceContext
@@ -333,6 +334,9 @@ def _absent(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
 
 def _duplicate(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
     other = context.sources.path(_keyword(guard, "source_b"))
+    value = context.sources.value(path)
+    if is_mesh(value):  # equal ones are as good, and the tracer looks at one of the two
+        return [*group_guards(path, value), *group_guards(other, value)]
     first, second = sorted((path, other), key=repr)
     return [] if first == second else [Guard(second, Predicate.SAME_AS, first)]
 
