@@ -1,6 +1,6 @@
 """One of several processes with weights that are sharded as DTensors: `python -m tests.training.tensor_parallel_member RANK WORLD FOLDER CASE…`.
 
-For each case: whether results are eager's, in values and in what their specs say, precast's warnings, how many variants there are, and
+Each case has a store of its own: several call the same function. For each: whether results are eager's, in values and in what their specs say, precast's warnings, how many variants there are, and
 whether the tracer has been imported by then; as JSON.
 """
 
@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 import precast
 from precast.runtime.api.compile import site_of
+from tests.support.refuse_tracer import refuse_tracer
 from tests.training.ddp_member import group
 
 Case = tuple[Callable[..., Any], list[tuple[Any, ...]]]
@@ -170,27 +171,29 @@ def same(got: Any, wanted: Any) -> bool:
         return False
     if not isinstance(got, DTensor):
         return torch.allclose(got, wanted, atol=1e-5)
+    parts = [got.to_local(), wanted.to_local()], [got.full_tensor(), wanted.full_tensor()]  # collectives: on all ranks, whatever is found
     told = got.placements == wanted.placements and got._spec == wanted._spec and got.requires_grad == wanted.requires_grad
     shown = got.shape == wanted.shape and got.stride() == wanted.stride() and got.dtype == wanted.dtype
-    local, other = got.to_local(), wanted.to_local()
-    return told and shown and same(local, other) and same(got.full_tensor(), wanted.full_tensor())
+    return told and shown and all(same(*pair) for pair in parts)
 
 
-def placed(got: Any, called: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a DTensor lies on the very mesh of an argument, or of a weight."""
-    given = (*args, *called.parameters()) if isinstance(called, nn.Module) else args
-    return not isinstance(got, DTensor) or any(got.device_mesh is x.device_mesh for x in given if isinstance(x, DTensor))
+def placed(got: Any, called: Any, args: tuple[Any, ...], mesh: DeviceMesh) -> bool:
+    """Whether a DTensor lies on the very mesh of an argument, or on one of a module."""
+    weights = [*called.parameters()] if isinstance(called, nn.Module) else []
+    meshes = [x.device_mesh for x in (*args, *weights) if isinstance(x, DTensor)] + [mesh] * bool(weights)
+    return not isinstance(got, DTensor) or any(got.device_mesh is other for other in meshes)
 
 
 def of_case(name: str) -> dict[str, Any]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     called, calls = CASES[name](mesh)
-    compiled = precast.compile(called)
+    compiled = precast.compile(called, store=f"{os.environ['PRECAST_STORE']}-{name}")
     right = True
     with torch.no_grad():
         for args in (given for given in calls for _ in range(3)):
             got = [*leaves(compiled(*args))]
-            right &= all(map(same, got, leaves(called(*args)))) and all(placed(made, called, args) for made in got)
+            right &= all([same(*pair) for pair in zip(got, leaves(called(*args)), strict=True)])
+            right &= all(placed(made, called, args, mesh) for made in got)
     return {"right": right, "variants": sum(len(program.variants) for program in site_of(compiled).programs)}
 
 
@@ -198,6 +201,8 @@ def main() -> None:
     rank, world, folder, *names = sys.argv[1:]
     torch.set_num_threads(1)
     told: dict[str, Any] = {}
+    if os.environ.get("PRECAST_MEMBER_SERVES"):
+        refuse_tracer()
     with group(int(rank), int(world), folder):
         for name in names:
             with warnings.catch_warnings(record=True) as caught:
