@@ -13,7 +13,7 @@ import torch.fx
 
 from precast.artifact_store.format.guards import Guard, Path, Predicate, canonical_order
 from precast.artifact_store.format.records import CodeDigest, FrameRecord, GraphInput, GraphOutput, TensorConstant, Wrap
-from precast.capture.adapters.dtensors import is_mesh
+from precast.capture.adapters.dtensors import is_dtensor, is_mesh
 from precast.capture.adapters.guards import RandomValueSource
 from precast.capture.aten import aot_autograd
 from precast.capture.aten.decompositions import default_decompositions
@@ -145,6 +145,7 @@ class _Capture:
 
     def run(self) -> CapturedFrame:
         self.module = None if has_own_namespace(self.function) else self.function.__globals__["__name__"]
+        self.records = torch.is_grad_enabled()
         free = frozenset() if self.options.free_as_locals else frozenset(self.function.__code__.co_freevars)
         self.sources = SourceContext(self.module, self.aliases, self.local_values, free)
         state = state_guard()
@@ -357,12 +358,13 @@ class _Capture:
 
     def _is_bound(self, source: Any) -> bool:
         """Whether an nn.Module owns the tensor itself, or it is a device mesh: such inputs are fetched by path when what is found there
-        changes, not on each call.
+        changes, not on each call. A DTensor that records gradients takes part in each call, so that autograd sees it.
         """
         try:
             path = self.sources.path(source)
             return is_mesh(self.sources.value(path)) or (
                 len(path) > 1
+                and not (self.records and is_dtensor(self.sources.value(path)))
                 and path[-1][0] in ("param", "buffer", "attr", "raw")
                 and isinstance(self.sources.value(path[:-1]), torch.nn.Module)
                 and isinstance(self.sources.value(path), torch.Tensor)  # numbers that vary travel with each call

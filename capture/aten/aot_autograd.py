@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from precast.capture.common.patching import applied
 from precast.capture.common.release_references import forget_random_state
 from precast.capture.graph.higher_order_ops import expand_higher_order
 from precast.capture.graph.output_aliases import Outputs
+from precast.capture.graph.recorded_dtensors import on_local_tensors
 from precast.capture.graph.recorded_outputs import viewed
 from precast.capture.graph.single_device import on_one_device
 from precast.capture.graph.storage_aliases import owner, shown_storage
@@ -99,10 +100,14 @@ def aten_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompositio
             captured = _captured(state, call)
             graph, metadata = captured.graph_module, state.fw_metadata
             if state.needs_autograd:
-                if captured.maybe_subclass_meta is not None:
-                    raise CaptureRefused("gradients are recorded through tensor subclasses, which is not compiled in this version")
-                _refuse_unsupported(state, metadata, captured, len(fake_args))
-                return _recorded(gm, captured, metadata, fake_args, fake_mode, table, elsewhere)
+                _refuse_unsupported(state, metadata, captured, len(flat))
+                if captured.maybe_subclass_meta is None and not any(map(is_mesh, fake_args)):
+                    return _recorded(captured.graph_module, metadata, fake_args, fake_mode, table, elsewhere, floats)
+                gradients = getattr(captured.maybe_subclass_meta, "grad_input_metas", None)
+                local = on_local_tensors(captured.graph_module, metadata, gradients, fake_args)
+                taken = tuple(local.kept.index(i) for i in floats)
+                made = _recorded(captured.graph_module, local.metadata, local.inputs, fake_mode, table, elsewhere, taken)
+                return replace(made, parts=local.parts, wraps=local.wraps, meshes=local.meshes)
             values = plain_inputs(fake_args, flat)
             if captured.maybe_subclass_meta is not None:
                 wraps, metadata = wraps_of(metadata), captured.maybe_subclass_meta.fw_metadata
@@ -124,24 +129,30 @@ def aten_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompositio
 
 
 def _recorded(
-    gm: torch.fx.GraphModule, captured: Any, metadata: Any, inputs: list[Any], fake_mode: Any, table: dict[Any, Any], elsewhere: bool
+    joint: torch.fx.GraphModule,
+    metadata: Any,
+    inputs: list[Any],
+    fake_mode: Any,
+    table: dict[Any, Any],
+    elsewhere: bool,
+    floats: tuple[int, ...],
 ) -> AotGraph:
-    """The forward and the backward graph of a call that records gradients."""
+    """The forward and the backward graph of a call that records gradients. `floats`: which inputs are floats of the call."""
     if torch.is_inference_mode_enabled():
         raise CaptureRefused(
             "the traced code leaves inference mode and records gradients", hint="call it outside of torch.inference_mode()"
         )
     if metadata.grad_enabled_mutation is not None and not torch.is_grad_enabled():
         raise CaptureRefused("the traced code records gradients in a call that does not, and leaves the grad mode changed")
-    if any(_is_sparse(leaf) for n in captured.graph_module.graph.nodes for leaf in pytree.tree_leaves(n.meta.get("val"))):
+    if any(_is_sparse(leaf) for n in joint.graph.nodes for leaf in pytree.tree_leaves(n.meta.get("val"))):
         raise CaptureRefused("a gradient, or a tensor that one is made of, is not dense (sparse=True)")
     with fake_mode:
-        unrounded_statistics(captured.graph_module.graph)
-    drop_detach(captured.graph_module)
-    write_out_softmax(captured.graph_module, fake_mode, table)
-    channels_last_images(captured.graph_module, fake_mode)
-    forward, backward = cut(captured.graph_module, metadata)
-    _take_floats(forward, backward, float_positions(gm), fake_mode.shape_env)
+        unrounded_statistics(joint.graph)
+    drop_detach(joint)
+    write_out_softmax(joint, fake_mode, table)
+    channels_last_images(joint, fake_mode)
+    forward, backward = cut(joint, metadata)
+    _take_floats(forward, backward, floats, fake_mode.shape_env)
     for graph in (forward, backward):
         expand_higher_order(graph, fake_mode, table)
     if any(_storage_offset_given(n) for n in backward.graph.nodes if viewed(n).op == "placeholder"):

@@ -186,7 +186,13 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         lambda tracing: recorded_questions(tracing.record.asked),
     ),
     Patch(
-        tuple(f"torch.distributed.device_mesh:DeviceMesh.{n}" for n in ("get_coordinate", "get_local_rank", "get_rank", "_sym_get_coordinate")),
+        (
+            *(
+                f"torch.distributed.device_mesh:DeviceMesh.{n}"
+                for n in ("get_coordinate", "get_local_rank", "get_rank", "_sym_get_coordinate")
+            ),
+            "torch.distributed.tensor._utils:_compute_local_shape_and_global_offset",
+        ),
         "One rank's slice of a tensor, or the length of its shard, would be a constant in the artifact of all ranks.",
         "tests/training/test_tensor_parallel.py::test_a_graph_that_depends_on_the_rank_is_one_rank_s",
         lambda tracing: recorded_coordinates(tracing.record.asked),

@@ -36,7 +36,7 @@ from precast.runtime.executable.subclasses import part_of
 
 @dataclass(frozen=True)
 class Part:
-    """The part of Dynamo's input `index` that one placeholder takes: attribute names, then ("size" | "stride", dim) for a number."""
+    """The part of Dynamo's input `index` that one placeholder takes, as in `GraphInput.part`."""
 
     index: int
     steps: tuple[Any, ...]
@@ -209,6 +209,8 @@ def _positioned(wrap: Wrap, inputs: Sequence[GraphInput], meshes: Sequence[Part]
     if kind == "subclass":
         name, metadata, attributes, *numbers = rest
         return (kind, name, metadata, tuple((held, _positioned(made, inputs, meshes)) for held, made in attributes), *numbers)
+    if kind == "dtensor":
+        return (kind, *rest[:-1], _positioned(rest[-1], inputs, meshes))
     if kind == "mesh":
         part = meshes[rest[0]]
         position = inputs[part.index].position
@@ -234,9 +236,11 @@ def _flat(inputs: Sequence[GraphInput], part: Part, mutated: bool, whole: dict[i
     given = inputs[part.index]
     if not part.steps:
         return replace(given, mutated=mutated) if given.read is None else _read(inputs, given, whole)
-    number = not isinstance(part.steps[-1], str)
+    number = _is_number(part.steps[-1])
     if number and given.bound:
         raise CaptureRefused("a tensor subclass that a module owns has a size that varies", hint="mark it as static")
+    if given.bound and part.steps[-1][0] == "to_local":
+        raise CaptureRefused("a DTensor that a module owns records gradients in a call that records none")
     path = (*given.path, *(step for name in part.steps for step in _path(name)))
     steps = () if given.bound else part.steps
     return replace(given, path=path, kind="int" if number else "tensor", mutated=mutated, parameter=False, part=steps)
@@ -256,7 +260,13 @@ def _read(inputs: Sequence[GraphInput], given: GraphInput, whole: dict[int, int]
     return replace(given, read=None, position=owner.position, part=((kind, *dim),))
 
 
+def _is_number(step: Any) -> bool:
+    return not isinstance(step, str) and step[0] != "to_local"
+
+
 def _path(step: Any) -> Path:
+    if step[0] == "to_local":
+        return (("attr", "_local_tensor"),)
     return (("attr", step),) if isinstance(step, str) else (("method", step[0]), ("item", ("int", step[1])))
 
 

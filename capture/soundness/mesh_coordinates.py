@@ -17,6 +17,7 @@ from precast.capture.soundness.process_groups import Questions
 
 _METHODS = ("get_local_rank", "get_rank", "_sym_get_coordinate")
 """Methods of a mesh whose result differs between its ranks."""
+_SHAPES = "_compute_local_shape_and_global_offset"
 
 
 class _Coordinate(tuple[int, ...]):
@@ -78,7 +79,34 @@ def recorded_coordinates(asked: Questions) -> Iterator[None]:
         stack.enter_context(patched(mesh, "get_coordinate", get_coordinate))
         for name in _METHODS:
             stack.enter_context(patched(mesh, name, noted(getattr(mesh, name))))
+        if (sizes := sys.modules.get("torch.distributed.tensor._utils")) is not None:
+            stack.enter_context(patched(sizes, _SHAPES, _of_any_rank(getattr(sizes, _SHAPES))))
         yield
+
+
+def _of_any_rank(original: Any) -> Any:
+    """The function that says how large a shard is, and where it begins: it asks for no rank where shards are equal and only their size is
+    wanted.
+    """
+
+    def local_shape(size: Any, mesh_size: Any, coordinate: Any, placements: Any, skip_offset: bool = False) -> Any:
+        if skip_offset and _evenly(size, mesh_size, placements):
+            coordinate = [0] * len(mesh_size)
+        return original(size, mesh_size, coordinate, placements, skip_offset)
+
+    return local_shape
+
+
+def _evenly(size: Any, mesh_size: Any, placements: Any) -> bool:
+    """Whether each dimension is sharded into equal parts."""
+    left = list(size)
+    for count, placement in zip(mesh_size, placements, strict=True):
+        dim = getattr(placement, "dim", None)
+        if dim is not None:
+            if type(left[dim]) is not int or left[dim] % count:
+                return False
+            left[dim] //= count
+    return True
 
 
 def _by_tracer() -> bool:

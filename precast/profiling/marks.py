@@ -110,9 +110,7 @@ class Recorder:
         """
         found: dict[str, list[Run]] = {}
         books: Mapping[str, _Book] = {
-            digest: self._book(digest, library)
-            for digest, library in opened().items()
-            if library.leaves_marks or digest in self.needed
+            digest: self._book(digest, library) for digest, library in opened().items() if library.leaves_marks or digest in self.needed
         }
         for book in books.values():
             book.start(self.events)

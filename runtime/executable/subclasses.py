@@ -13,7 +13,7 @@ from precast.artifact_store.format.import_names import find_object
 from precast.artifact_store.format.records import GraphInput, Wrap
 from precast.artifact_store.format.tagged_constants import untag
 from precast.runtime.common.errors import LoadError
-from precast.runtime.executable.calling_convention import GraphSpec
+from precast.runtime.executable.calling_convention import GraphSpec, is_recorded
 from precast.runtime.frames.call_interception import paused
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum)
@@ -47,8 +47,9 @@ def _passed(inputs: Sequence[GraphInput]) -> tuple[list[tuple[int, tuple[Any, ..
     renumbered = []
     for item in inputs:
         if item.position is not None and item.read is None:
-            taken.append((item.position, item.part))
-            item = replace(item, position=len(taken) - 1, part=())
+            whole = is_recorded(item)  # autograd sees the DTensor itself
+            taken.append((item.position, () if whole else item.part))
+            item = replace(item, position=len(taken) - 1, part=item.part if whole else ())
         renumbered.append(item)
     return taken, tuple(renumbered)
 
@@ -70,6 +71,8 @@ def _maker(wrap: Wrap, objects: Sequence[Any]) -> Callable[[Sequence[Any], Seque
         return lambda found, args: part_of(args[wrap[1]], wrap[2])
     if wrap[0] == "object":
         return lambda found, args: objects[wrap[1]]
+    if wrap[0] == "dtensor":
+        return _dtensor(wrap, objects)
     _, name, metadata, attributes, size, stride = wrap
     try:
         unflatten, told = find_object(name).__tensor_unflatten__, untag(metadata)
@@ -84,6 +87,19 @@ def _maker(wrap: Wrap, objects: Sequence[Any]) -> Callable[[Sequence[Any], Seque
         return unflatten(tensors, untag(metadata) if anew else told, tuple(n(found) for n in size), tuple(n(found) for n in stride))
 
     return make
+
+
+def _dtensor(wrap: tuple[Any, ...], objects: Sequence[Any]) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
+    """A DTensor of a local tensor that records gradients."""
+    _, index, laid, size, stride, of_gradient, held = wrap
+    mesh = _maker(held, objects)
+    try:
+        from_local = find_object("torch.distributed.tensor:DTensor").from_local
+        placements, gradient = untag(laid), None if of_gradient is None else untag(of_gradient)
+    except (LookupError, ValueError) as error:
+        raise LoadError(f"it makes a DTensor, and that cannot be made here: {error}") from error
+    more = {"run_check": False, "shape": torch.Size(size), "stride": tuple(stride), "grad_placements": gradient}
+    return lambda found, args: from_local(found[index], mesh(found, args), placements, **more)
 
 
 def _immutable(value: Any) -> bool:

@@ -149,10 +149,35 @@ def named_mesh(mesh: DeviceMesh) -> Case:
     return doubled, [(distribute_tensor(drawn(4, 8), m, [Shard(0)]),) for m in (mesh, named)]
 
 
+def trained_plain(mesh: DeviceMesh) -> Case:
+    net, _ = plain(mesh)
+    return net, [(drawn(4, 8),), (drawn(4, 8).requires_grad_(),)]
+
+
+def trained_sequence(mesh: DeviceMesh) -> Case:
+    return sequence(mesh)
+
+
+def trained_given_back(mesh: DeviceMesh) -> Case:
+    return given_back(mesh)
+
+
+def trained_arguments(mesh: DeviceMesh) -> Case:
+    """Gradients of the arguments, and of results that lie on the mesh in several ways."""
+    ways: list[tuple[Any, Any]] = [(Replicate(), Shard(1)), (Shard(0), Replicate()), (Shard(1), Shard(0))]
+    given = [(distribute_tensor(drawn(4, 8), mesh, [a]), distribute_tensor(drawn(8, 6), mesh, [b])) for a, b in ways]
+    return product, [(x.requires_grad_(), y.requires_grad_()) for x, y in given]
+
+
+def trained_words(mesh: DeviceMesh) -> Case:
+    return words(mesh)
+
+
 CASES: dict[str, Callable[[DeviceMesh], Case]] = {
     case.__name__: case
     for case in (
         plain, sequence, given_back, arguments, other_placements, own_rows, uneven, words, equal_mesh, named_mesh,
+        trained_plain, trained_sequence, trained_given_back, trained_arguments, trained_words,
     )
 }  # fmt: skip
 
@@ -169,8 +194,10 @@ def same(got: Any, wanted: Any) -> bool:
     """In values, and in all that a DTensor's spec says."""
     if type(got) is not type(wanted):
         return False
+    if got is None:
+        return True
     if not isinstance(got, DTensor):
-        return torch.allclose(got, wanted, atol=1e-5)
+        return torch.allclose(got, wanted, rtol=1e-4, atol=1e-5)
     parts = [got.to_local(), wanted.to_local()], [got.full_tensor(), wanted.full_tensor()]  # collectives: on all ranks, whatever is found
     told = got.placements == wanted.placements and got._spec == wanted._spec and got.requires_grad == wanted.requires_grad
     shown = got.shape == wanted.shape and got.stride() == wanted.stride() and got.dtype == wanted.dtype
@@ -184,15 +211,30 @@ def placed(got: Any, called: Any, args: tuple[Any, ...], mesh: DeviceMesh) -> bo
     return not isinstance(got, DTensor) or any(got.device_mesh is other for other in meshes)
 
 
+def gradients(called: Any, results: list[Any], args: tuple[Any, ...]) -> list[Tensor | None]:
+    """Those of the weights and the arguments, for a loss that weighs all elements differently."""
+    wanted = [x for x in (*args, *(called.parameters() if isinstance(called, nn.Module) else ())) if x.requires_grad]
+    for x in wanted:
+        x.grad = None
+    for result in results:
+        whole = result.full_tensor() if isinstance(result, DTensor) else result
+        if whole.requires_grad:
+            (whole * torch.arange(1.0, whole.numel() + 1).view(whole.shape) / whole.numel()).sum().backward(retain_graph=True)
+    return [x.grad for x in wanted]
+
+
 def of_case(name: str) -> dict[str, Any]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     called, calls = CASES[name](mesh)
     compiled = precast.compile(called, store=f"{os.environ['PRECAST_STORE']}-{name}")
+    recording = name.startswith("trained_")
     right = True
-    with torch.no_grad():
+    with torch.set_grad_enabled(recording):
         for args in (given for given in calls for _ in range(3)):
-            got = [*leaves(compiled(*args))]
-            right &= all([same(*pair) for pair in zip(got, leaves(called(*args)), strict=True)])
+            got, wanted = [*leaves(compiled(*args))], [*leaves(called(*args))]
+            if recording:
+                got, wanted = [got + gradients(called, got, args), wanted + gradients(called, wanted, args)]
+            right &= all([same(*pair) for pair in zip(got, wanted, strict=True)])
             right &= all(placed(made, called, args, mesh) for made in got)
     return {"right": right, "variants": sum(len(program.variants) for program in site_of(compiled).programs)}
 
