@@ -49,9 +49,10 @@ class GraphInput(_Record):
 
 Wrap = int | tuple[Any, ...]
 """What the bytecode gets at one position, where a graph's outputs are not it: output `i` of the graph; ("input", i), the object that the
-call passed at position `i`; ("part", i, steps), what is inside of that; ("object", i), the bound object `i`; ("subclass", class, tagged metadata, ((attribute, Wrap), …), sizes, strides), an instance made by the class's
-`__tensor_unflatten__`; ("dtensor", i, tagged placements, size, stride, tagged placements of its gradient or None, Wrap of the mesh), a DTensor
-that records gradients, of output `i`. Sizes and strides are integers, or ("output", i), the integer that the graph gives back there."""
+call passed at position `i`; ("part", i, steps), what is inside of that; ("object", i), the bound object `i`; ("subclass", class, tagged
+metadata, ((attribute, Wrap), …), sizes, strides), an instance made by the class's `__tensor_unflatten__`; ("dtensor", i, tagged placements,
+sizes, strides, tagged placements of its gradient or None, Wrap of the mesh), a DTensor of output `i`, whose history autograd knows. Sizes
+and strides are integers, or ("output", i), the integer that the graph gives back there."""
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._functorch._aot_autograd.graph_compile import aot_stage1_graph_capture
 from torch._functorch._aot_autograd import schemas
+from torch._functorch._aot_autograd.graph_compile import aot_stage1_graph_capture
 from torch._functorch._aot_autograd.schemas import MutationType, OutputType, PlainTensorMeta, SubclassCreationMeta
 from torch._functorch.aot_autograd import create_aot_state, prepare_aot_module_simplified
 

@@ -66,6 +66,7 @@ def _at_once(install: Callable[[], None]) -> Callable[[Any], contextlib.Abstract
 
 
 _V = "torch._dynamo.variables"
+_MESH = "torch.distributed.device_mesh:DeviceMesh"
 _BUILDER = f"{_V}.builder:VariableBuilder"
 _EFFECTS = "torch._dynamo.side_effects:SideEffects"
 _STORE = f"{_EFFECTS}.store_attr"
@@ -187,10 +188,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
     ),
     Patch(
         (
-            *(
-                f"torch.distributed.device_mesh:DeviceMesh.{n}"
-                for n in ("get_coordinate", "get_local_rank", "get_rank", "_sym_get_coordinate")
-            ),
+            *(f"{_MESH}.{name}" for name in ("get_coordinate", "get_local_rank", "get_rank", "_sym_get_coordinate")),
             "torch.distributed.tensor._utils:_compute_local_shape_and_global_offset",
         ),
         "One rank's slice of a tensor, or the length of its shard, would be a constant in the artifact of all ranks.",

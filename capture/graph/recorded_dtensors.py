@@ -1,7 +1,7 @@
 """Calls that record gradients and have DTensors among what they take or give back: their joint graph on local tensors.
 
-Each DTensor stands for one tensor of the graph, its local one. Autograd sees the DTensors themselves: gradients are put together to DTensors
-that lie on the mesh as the traced backward pass says, and results are made by torch's own `from_local`, which is told that, too.
+Each DTensor stands for one tensor of the graph, its local one. Autograd sees the DTensors themselves: gradients are put together to
+DTensors that lie on the mesh as the traced backward pass says, and results are made by torch's own `from_local`, which is told that, too.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ from torch.utils._device import DeviceContext
 from precast.artifact_store.format.guards import Guard, Path, Predicate
 from precast.artifact_store.format.import_names import Untaggable, hold, object_name, type_name
 from precast.artifact_store.format.tagged_constants import tag
-from precast.capture.adapters.dynamo import DynamoConfigPatchProxy
 from precast.capture.adapters.dtensors import is_mesh
+from precast.capture.adapters.dynamo import DynamoConfigPatchProxy
 from precast.capture.adapters.guards import AttrSource, TorchFunctionModeStackSource
 from precast.capture.common.hook_steps import hook_guards
 from precast.capture.common.source_paths import FLATTENED, NotPortable, SourceContext

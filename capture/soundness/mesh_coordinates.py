@@ -48,7 +48,7 @@ def recorded_coordinates(asked: Questions) -> Iterator[None]:
     this process stands.
     """
     module = sys.modules.get("torch.distributed.device_mesh")
-    mesh = getattr(module, "DeviceMesh", None)
+    mesh: Any = getattr(module, "DeviceMesh", None)
     if not hasattr(mesh, "_sym_get_coordinate"):  # there is none in this process, or it is of a torch that traces no meshes
         yield
         return

@@ -68,7 +68,9 @@ class RecordedCall:
         self._forward = forward
         self._backward = backward
         self._bound = tuple(bound)
-        self._dtensors = {item.position: _OfDTensor.read(item) for item in spec.inputs if item.position is not None and is_recorded(item)}
+        self._dtensors: dict[int | None, _OfDTensor] = {
+            item.position: _OfDTensor.read(item) for item in spec.inputs if item.position is not None and is_recorded(item)
+        }
         self._undifferentiable = tuple(i for i, recorded in enumerate(record.results) if not recorded)
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:

@@ -55,7 +55,8 @@ class Backward:
 class Executable:
     """A graph that can be bound. `library`: None where the artifact has no graph of the role: its frame computes no tensor.
 
-    `wraps`: what the bytecode gets, where the graph's outputs are not it; `objects`: what these hold besides. `backward`: of calls that record gradients.
+    `wraps`: what the bytecode gets, where the graph's outputs are not it; `objects`: what these hold besides. `backward`: of calls that
+    record gradients.
     """
 
     name: str

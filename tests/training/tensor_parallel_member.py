@@ -1,7 +1,7 @@
-"""One of several processes with weights that are sharded as DTensors: `python -m tests.training.tensor_parallel_member RANK WORLD FOLDER CASE…`.
+"""One of several processes with sharded weights: `python -m tests.training.tensor_parallel_member RANK WORLD FOLDER CASE…`.
 
-Each case has a store of its own: several call the same function. For each: whether results are eager's, in values and in what their specs say, precast's warnings, how many variants there are, and
-whether the tracer has been imported by then; as JSON.
+Each case has a store of its own: several call the same function. For each: whether results are eager's, in values and in what their specs
+say, precast's warnings, how many variants there are, and whether the tracer has been imported by then; as JSON.
 """
 
 from __future__ import annotations
