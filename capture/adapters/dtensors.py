@@ -14,9 +14,8 @@ def forget_shardings() -> None:
     if module is None:
         return
     module.DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
-    clear = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)  # before torch 2.11 it is in Python alone
-    if clear is not None:
-        clear()
+    torch._C._clear_DTensor_sharding_propagator_cache()  # type: ignore[attr-defined]
+    sys.modules["torch.distributed.tensor._redistribute"]._gen_transform_infos.cache_clear()
 
 
 def is_mesh(value: Any) -> bool:

@@ -194,7 +194,7 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "One rank's slice of a tensor, or the length of its shard, would be a constant in the artifact of all ranks.",
         "tests/training/test_tensor_parallel.py::test_a_graph_that_depends_on_the_rank_is_one_rank_s",
         lambda tracing: recorded_coordinates(tracing.record.asked),
-        versions=("2.13", "2.14", "2.15"),
+        versions=("2.12", "2.13", "2.14", "2.15"),
     ),
     Patch(
         (f"{_V}.script_object:CustomClassObjectVariable.call_method",),
