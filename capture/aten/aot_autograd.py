@@ -12,7 +12,14 @@ import torch.fx
 from torch.utils import _pytree as pytree
 
 from precast.artifact_store.format.records import AutogradRecord, GraphOutput, Wrap
-from precast.capture.adapters.aot_autograd import MutationType, aot_stage1_graph_capture, create_aot_state, expect_activations, prepare
+from precast.capture.adapters.aot_autograd import (
+    MutationType,
+    OutputType,
+    aot_stage1_graph_capture,
+    create_aot_state,
+    expect_activations,
+    prepare,
+)
 from precast.capture.adapters.dtensors import is_mesh
 from precast.capture.adapters.dynamo import compiled_autograd
 from precast.capture.aten.functional_trace import functional_graph, metadata_of
@@ -110,6 +117,7 @@ def aten_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompositio
                 return replace(made, parts=local.parts, wraps=local.wraps, meshes=local.meshes)
             values = plain_inputs(fake_args, flat)
             if captured.maybe_subclass_meta is not None:
+                _refuse_views_with_history(metadata)
                 wraps, metadata = wraps_of(metadata), captured.maybe_subclass_meta.fw_metadata
             _refuse_unsupported(state, metadata, captured, len(values))
             if captured.maybe_subclass_meta is not None or any(map(is_mesh, values)):
@@ -126,6 +134,14 @@ def aten_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompositio
         on_one_device(graph, fake_mode, mutated)
     graph.recompile()
     return AotGraph(graph, outputs, mutated, absolute, parts, wraps, meshes=meshes)
+
+
+def _refuse_views_with_history(metadata: Any) -> None:
+    """AOTAutograd makes no backward graph for views of inputs, which autograd would see when they are taken; of what is inside of a tensor
+    subclass it knows nothing.
+    """
+    if any(info.requires_grad and info.output_type is not OutputType.is_input for info in metadata.output_info):
+        raise CaptureRefused("gradients flow through a view of a tensor subclass that is given back", hint="return a copy (clone()) of it")
 
 
 def _recorded(

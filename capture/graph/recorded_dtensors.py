@@ -108,6 +108,8 @@ def _results(
     for info, created in zip(metadata.output_info, metadata.subclass_fw_graph_out_meta, strict=True):
         tangent = next(tangents) if takes_tangent(info) else None
         results.append(next(values))
+        if isinstance(results[-1], torch.fx.Node) and viewed(results[-1]).op == "placeholder":
+            raise CaptureRefused(_VIEW, hint="return a copy of it")
         if not isinstance(created, SubclassCreationMeta):
             made.append((len(results) - 1, None))
             continue
