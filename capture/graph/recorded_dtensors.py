@@ -22,7 +22,7 @@ from precast.artifact_store.format.tagged_constants import tag
 from precast.capture.adapters.aot_autograd import SubclassCreationMeta
 from precast.capture.adapters.dtensors import default_shard_order, is_dtensor, is_mesh
 from precast.capture.common.captured_frame import CaptureRefused
-from precast.capture.graph.recorded_outputs import is_own, takes_tangent
+from precast.capture.graph.recorded_outputs import is_own, takes_tangent, viewed
 from precast.capture.graph.subclass_flatten import Part
 
 
@@ -83,9 +83,7 @@ def _refuse_unsupported(metadata: Any, inputs: Sequence[Any]) -> None:
     if any(info.mutates_data or info.mutates_metadata for info in metadata.input_info):
         raise CaptureRefused("a call that records gradients of DTensors writes one of its inputs")
     if metadata.num_intermediate_bases or not all(map(is_own, metadata.output_info)):
-        raise CaptureRefused(
-            "a call that records gradients of DTensors gives back an input, or a view", hint="return a copy (clone()) of it"
-        )
+        raise CaptureRefused(_VIEW, hint="return a copy of it")
     numbers = [n for value in among if isinstance(value, torch.Tensor) for n in (*value.shape, *value.stride())]
     if not all(type(n) is int for n in (*numbers, *(i for i in inputs if isinstance(i, torch.SymInt | torch.SymFloat)))):
         refused = CaptureRefused("a call that records gradients of DTensors has a size or number that varies")
@@ -93,6 +91,7 @@ def _refuse_unsupported(metadata: Any, inputs: Sequence[Any]) -> None:
         raise refused
 
 
+_VIEW = "a call that records gradients of DTensors gives back an input, or a view"
 Made = tuple[Any, Part | None]
 """A wrap, and where the mesh in it comes from."""
 
