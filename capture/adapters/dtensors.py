@@ -14,7 +14,7 @@ def forget_shardings() -> None:
     if module is None:
         return
     module.DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
-    torch._C._clear_DTensor_sharding_propagator_cache()  # type: ignore[attr-defined]
+    torch._C._clear_DTensor_sharding_propagator_cache()
     sys.modules["torch.distributed.tensor._redistribute"]._gen_transform_infos.cache_clear()
 
 
