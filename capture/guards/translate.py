@@ -35,6 +35,7 @@ from precast.capture.adapters.guards import AttrSource, TorchFunctionModeStackSo
 from precast.capture.common.hook_steps import hook_guards
 from precast.capture.common.source_paths import FLATTENED, NotPortable, SourceContext
 from precast.capture.soundness.process_groups import group_guards, is_group
+from precast.runtime.common.supported_torch import written_for
 from precast.runtime.fingerprint.bytecode import digest
 from precast.runtime.guards.container_predicates import keys_of
 from precast.runtime.guards.tensor_spec import MARKS, metadata
@@ -369,10 +370,14 @@ def _dtensor_spec(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
     """
     source, whole = guard.originating_source.base, path[:-1]
     spec = context.sources.value(path)
+    if written_for(torch.__version__) == "2.11":
+        raise NotPortable("torch 2.11 does not tell what of the mesh is in the graph")
     told = ["placements", "shard_order", "use_strided_shard_as_shard_order"]
     if not _varies(context.sizes.get(source)):
         told.append("tensor_meta")
     found = [Guard((*path, ("attr", name)), Predicate.EQUALS, tag(getattr(spec, name))) for name in told if hasattr(spec, name)]
+    if "device_mesh" not in context.sources.value(whole).__tensor_flatten__()[0]:  # where the tracer has a guard on it
+        found += group_guards((*path, ("attr", "mesh")), spec.mesh)
     return [*_tensor_of(whole, source, context), *found]
 
 
