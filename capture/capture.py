@@ -13,6 +13,7 @@ import torch.fx
 
 from precast.artifact_store.format.guards import Guard, Path, Predicate, canonical_order
 from precast.artifact_store.format.records import CodeDigest, FrameRecord, GraphInput, GraphOutput, TensorConstant, Wrap
+from precast.capture.adapters.dtensors import is_dtensor, is_mesh
 from precast.capture.adapters.guards import RandomValueSource
 from precast.capture.aten import aot_autograd
 from precast.capture.aten.decompositions import default_decompositions
@@ -32,7 +33,7 @@ from precast.capture.dynamo.per_call_inputs import read_off
 from precast.capture.dynamo.trace_record import TraceRecord
 from precast.capture.gc_pause import seldom_collected
 from precast.capture.graph.lift_constants import lift_constants
-from precast.capture.graph.subclass_flatten import attribute_set, flat_inputs, positioned
+from precast.capture.graph.subclass_flatten import attribute_set, flat_inputs, objects_of, positioned
 from precast.capture.graph.symbolic_floats import finite, is_float
 from precast.capture.guards.class_attributes import resolution_guards
 from precast.capture.guards.filters import GuardFilter, describe_waived, of_memory, waived_guards
@@ -139,10 +140,12 @@ class _Capture:
     waived: tuple[Any, ...] = ()
     refused: CaptureRefused | None = None
     wraps: tuple[Wrap, ...] | None = None
+    objects: tuple[GraphInput, ...] = ()
     operators: OperatorUse = field(default_factory=OperatorUse)
 
     def run(self) -> CapturedFrame:
         self.module = None if has_own_namespace(self.function) else self.function.__globals__["__name__"]
+        self.records = torch.is_grad_enabled()
         free = frozenset() if self.options.free_as_locals else frozenset(self.function.__code__.co_freevars)
         self.sources = SourceContext(self.module, self.aliases, self.local_values, free)
         state = state_guard()
@@ -184,6 +187,7 @@ class _Capture:
             symbols=explained(traced.output, self.sources),
             compiled=self.compiled,
             wraps=self.wraps,
+            objects=self.objects,
             backward=self.graph.backward if self.graph is not None else None,
             autograd=self.graph.autograd if self.graph is not None else None,
         )
@@ -353,11 +357,14 @@ class _Capture:
             return None
 
     def _is_bound(self, source: Any) -> bool:
-        """Whether an nn.Module owns the tensor itself: such inputs are fetched by path when the module changes, not on each call."""
+        """Whether an nn.Module owns the tensor itself, or it is a device mesh: such inputs are fetched by path when what is found there
+        changes, not on each call. A DTensor that records gradients takes part in each call, so that autograd sees it.
+        """
         try:
             path = self.sources.path(source)
-            return (
+            return is_mesh(self.sources.value(path)) or (
                 len(path) > 1
+                and not (self.records and is_dtensor(self.sources.value(path)))
                 and path[-1][0] in ("param", "buffer", "attr", "raw")
                 and isinstance(self.sources.value(path[:-1]), torch.nn.Module)
                 and isinstance(self.sources.value(path), torch.Tensor)  # numbers that vary travel with each call
@@ -392,14 +399,19 @@ class _Capture:
                 inputs.append(GraphInput(path, False, position, "float"))
                 position += 1
                 continue
+            if bound and is_mesh(value):
+                inputs.append(GraphInput(path, True, None, "object"))
+                continue
             if not isinstance(value, torch.Tensor):
                 raise CaptureRefused(f"{describe(path)} is passed to the graph as a {type(value).__name__}")
             inputs.append(
                 GraphInput(path, bound, None if bound else position, "tensor", i in mutated, isinstance(value, torch.nn.Parameter))
             )
             position += not bound
-        if self.graph is not None and self.graph.wraps is not None:
-            self.wraps = positioned(self.graph.wraps, inputs)
+        if self.graph is not None:
+            self.objects = objects_of(inputs, self.graph.meshes)
+            if self.graph.wraps is not None:
+                self.wraps = positioned(self.graph.wraps, inputs, self.graph.meshes)
         found = self.graph or self.refused
         return inputs if found is None or found.parts is None else flat_inputs(inputs, found.parts, mutated)
 

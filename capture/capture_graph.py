@@ -20,7 +20,7 @@ from precast.artifact_store.format.records import AutogradRecord, GraphInput, Gr
 from precast.capture.aten.aot_autograd import aten_graph
 from precast.capture.common.captured_frame import CaptureRefused
 from precast.capture.graph.lift_constants import lift_constants
-from precast.capture.graph.subclass_flatten import flat_inputs
+from precast.capture.graph.subclass_flatten import flat_inputs, positioned
 from precast.capture.graph.symbolic_floats import float_positions
 
 Decompositions = Mapping[Any, Callable[..., Any]]
@@ -53,14 +53,16 @@ def capture_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decomposi
         graph, constants = lift_constants(found.graph, len(found.parts or example_inputs))
     floats = float_positions(gm)
     inputs = [_input(i, value, found.parts is None and i in found.mutated, i in floats) for i, value in enumerate(example_inputs)]
+    given = inputs
     if found.parts is not None:
         inputs = flat_inputs(inputs, found.parts, found.mutated)
     inputs += [GraphInput((("constant", i),), True, None, "constant") for i in range(len(constants))]
+    wraps = None if found.wraps is None else positioned(found.wraps, given, found.meshes)
     text = identity(graph)
-    parts = [text, *(repr(item) for item in (*inputs, *found.outputs)), *(repr(c) for c in constants), repr(found.wraps)]
+    parts = [text, *(repr(item) for item in (*inputs, *found.outputs)), *(repr(c) for c in constants), repr(wraps)]
     if found.backward is not None:
         parts += [identity(found.backward), repr(found.autograd)]
-    return CapturedGraph(graph, tuple(inputs), found.outputs, constants, "\n".join(parts), gm, found.wraps, found.backward, found.autograd)
+    return CapturedGraph(graph, tuple(inputs), found.outputs, constants, "\n".join(parts), gm, wraps, found.backward, found.autograd)
 
 
 def _input(number: int, value: Any, mutated: bool, is_float: bool) -> GraphInput:

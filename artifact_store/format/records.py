@@ -30,14 +30,17 @@ class GraphInput(_Record):
     (`path` is `(("constant", i),)`): they are bound for ever. An int with `read` is neither passed nor bound: it is ("size" | "stride",
     k, dim) or ("offset", k) of the graph's input `k`.
 
+    An `object` is bound, too, and no graph takes it: what the call gives back holds it (the mesh of a DTensor).
+
     `part`: what of the object at `position` the graph takes, where that is a tensor subclass that wraps others: names of attributes, and
-    ("size" | "stride", dim) for a number. (The `path` of a bound input leads to the inner tensor itself.)
+    ("size" | "stride", dim) for a number; ("to_local", tagged placements, size, stride) for the local tensor of a DTensor that records
+    gradients, which lie so on its mesh. (The `path` of a bound input leads to the inner tensor itself.)
     """
 
     path: Path
     bound: bool
     position: int | None
-    kind: Literal["tensor", "int", "float", "constant"] = "tensor"
+    kind: Literal["tensor", "int", "float", "constant", "object"] = "tensor"
     mutated: bool = False
     parameter: bool = False  # an nn.Parameter
     read: tuple[Any, ...] | None = None
@@ -46,8 +49,10 @@ class GraphInput(_Record):
 
 Wrap = int | tuple[Any, ...]
 """What the bytecode gets at one position, where a graph's outputs are not it: output `i` of the graph; ("input", i), the object that the
-call passed at position `i`; ("subclass", class, tagged metadata, ((attribute, Wrap), …), sizes, strides), an instance made by the class's
-`__tensor_unflatten__`. Sizes and strides are integers, or ("output", i), the integer that the graph gives back there."""
+call passed at position `i`; ("part", i, steps), what is inside of that; ("object", i), the bound object `i`; ("subclass", class, tagged
+metadata, ((attribute, Wrap), …), sizes, strides), an instance made by the class's `__tensor_unflatten__`; ("dtensor", i, tagged placements,
+sizes, strides, tagged placements of its gradient or None, Wrap of the mesh), a DTensor of output `i`, whose history autograd knows. Sizes
+and strides are integers, or ("output", i), the integer that the graph gives back there."""
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,11 @@ _TAGGERS: dict[type, Callable[[Any], Tagged]] = {
 }
 
 
+_PLACEMENTS = "torch.distributed.tensor.placement_types"
+_PLACED_BY = {"Shard": ("dim",), "Replicate": (), "Partial": ("reduce_op",), "_StridedShard": ("dim", "split_factor")}
+"""How a DTensor lies on one dimension of its mesh: classes of that module -> what an instance is made of."""
+
+
 def _utf8(text: str) -> bool:
     try:
         text.encode()
@@ -122,6 +127,8 @@ def tag(value: Any) -> Tagged:
         return ("flags", type_name(type(value)), value.value)  # several members of a Flag, or none: no member of its own
     if isinstance(value, tuple) and hasattr(value, "_fields") and not getattr(value, "__dict__", None):
         return ("namedtuple", type_name(type(value)), tuple(tag(v) for v in value))
+    if type(value).__module__ == _PLACEMENTS:  # some are dataclasses whose bases in C++ hold the rest
+        return _tag_placement(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type) and (held := _fields(value)) is not None:
         return ("dataclass", object_name(type(value)), tuple((name, tag(v)) for name, v in held.items()))
     if type(value).__module__ == "numpy" and hasattr(value, "dtype") and getattr(value, "ndim", None) == 0:
@@ -133,6 +140,13 @@ def tag(value: Any) -> Tagged:
     if type(value).__name__ == "dtype" or type(value).__module__.startswith("numpy.dtypes"):
         return ("numpy_dtype", value.str)
     return ("object", object_name(value))
+
+
+def _tag_placement(value: Any) -> Tagged:
+    name = type(value).__name__
+    if name not in _PLACED_BY:
+        raise Untaggable(f"the placement {name} of a DTensor has no form of its own")
+    return ("placement", name, tuple((held, tag(getattr(value, held))) for held in _PLACED_BY[name]))
 
 
 def _fields(value: Any) -> dict[str, Any] | None:
@@ -230,6 +244,7 @@ _UNTAGGERS: dict[str, Callable[..., Any]] = {
     "numpy_dtype": _untag_numpy_dtype,
     "triton_dtype": lambda name: _triton("dtype")(name),
     "triton_constexpr": lambda value: _triton("constexpr")(untag(value)),
+    "placement": lambda name, held: find_object(f"{_PLACEMENTS}:{name}")(**{key: untag(value) for key, value in held}),
     "object": find_object,
 }
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch._functorch._aot_autograd import schemas
 from torch._functorch._aot_autograd.graph_compile import aot_stage1_graph_capture
 from torch._functorch._aot_autograd.schemas import MutationType, OutputType, PlainTensorMeta, SubclassCreationMeta
 from torch._functorch.aot_autograd import create_aot_state, prepare_aot_module_simplified
@@ -40,8 +41,12 @@ def numbers_within(made: PlainTensorMeta) -> int:
 INNER_NUMBERS = hasattr(PlainTensorMeta, "arg_count")
 """Whether a graph takes the symbolic sizes and strides of a subclass's inner tensors, each behind its tensor: from torch 2.14 on."""
 
+OPAQUE_META: tuple[type, ...] = (schemas.OpaqueMeta,) if hasattr(schemas, "OpaqueMeta") else ()
+"""What says that a tensor subclass holds an object that is no tensor, such as the mesh of a DTensor: from torch 2.13 on."""
+
 __all__ = [
     "INNER_NUMBERS",
+    "OPAQUE_META",
     "MutationType",
     "OutputType",
     "PlainTensorMeta",

@@ -7,12 +7,6 @@ from torch._functorch import config, partitioners
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 
-def without_common_subexpressions(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """As the partitioner begins, which leaves draws of random numbers apart (capture/aten/effects.py)."""
-    found: torch.fx.Graph = partitioners.fx_graph_cse(graph)  # type: ignore[attr-defined]
-    return found
-
-
 def asks_for_a_budget(graph: torch.fx.Graph) -> bool:
     """Whether the program, or a setting, says how much the forward pass may keep: the partitioner then chooses."""
     annotation = getattr(partitioners, "_get_memory_budget_annotation", lambda node: None)  # from torch 2.14 on
@@ -21,4 +15,4 @@ def asks_for_a_budget(graph: torch.fx.Graph) -> bool:
     return any("memory_budget" in node.meta or annotation(node) is not None for node in graph.nodes)
 
 
-__all__ = ["asks_for_a_budget", "min_cut_rematerialization_partition", "partitioners", "without_common_subexpressions"]
+__all__ = ["asks_for_a_budget", "min_cut_rematerialization_partition", "partitioners"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,15 @@ import torch.fx
 from torch.utils import _pytree as pytree
 
 from precast.artifact_store.format.records import AutogradRecord, GraphOutput, Wrap
-from precast.capture.adapters.aot_autograd import MutationType, aot_stage1_graph_capture, create_aot_state, expect_activations, prepare
+from precast.capture.adapters.aot_autograd import (
+    MutationType,
+    OutputType,
+    aot_stage1_graph_capture,
+    create_aot_state,
+    expect_activations,
+    prepare,
+)
+from precast.capture.adapters.dtensors import is_mesh
 from precast.capture.adapters.dynamo import compiled_autograd
 from precast.capture.aten.functional_trace import functional_graph, metadata_of
 from precast.capture.aten.grad_modes import grad_mode_for_inference_mode, views_elsewhere
@@ -29,10 +37,11 @@ from precast.capture.common.patching import applied
 from precast.capture.common.release_references import forget_random_state
 from precast.capture.graph.higher_order_ops import expand_higher_order
 from precast.capture.graph.output_aliases import Outputs
+from precast.capture.graph.recorded_dtensors import on_local_tensors
 from precast.capture.graph.recorded_outputs import viewed
 from precast.capture.graph.single_device import on_one_device
 from precast.capture.graph.storage_aliases import owner, shown_storage
-from precast.capture.graph.subclass_flatten import Part, parts_of, plain_inputs, positions_of, refuse_shared, wraps_of
+from precast.capture.graph.subclass_flatten import Flat, Part, parts_of, plain_inputs, positions_of, refuse_shared, without_meshes, wraps_of
 from precast.capture.graph.symbolic_floats import float_positions, floats_as_numbers
 from precast.capture.graph.triton_launches import is_launch
 from precast.capture.soundness.composite_checks import quantiles_tested
@@ -47,7 +56,7 @@ class AotGraph:
 
     `absolute`: the traced code counts offsets from the start of a storage, so that results depend on the inputs' offsets.
     `parts`: what the placeholders take, where tensor subclasses are among the inputs; `wraps`: what the caller gets, where subclasses are
-    among that. None: the inputs and `outputs` themselves.
+    among that. None: the inputs and `outputs` themselves. `meshes`: what ("mesh", i) in `wraps` speaks of; no placeholder takes it.
     `backward`, `autograd`: of a call that records gradients, the graph of its backward pass and how the two fit together.
     """
 
@@ -59,6 +68,7 @@ class AotGraph:
     wraps: tuple[Wrap, ...] | None = None
     backward: torch.fx.GraphModule | None = None
     autograd: AutogradRecord | None = None
+    meshes: tuple[Part, ...] = ()
 
 
 def aten_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompositions: Decompositions) -> AotGraph:
@@ -72,6 +82,7 @@ def aten_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompositio
     elsewhere = views_elsewhere(gm)
     parts: tuple[Part, ...] | None = None
     wraps: tuple[Wrap, ...] | None = None
+    meshes: tuple[Part, ...] = ()
     with contextlib.ExitStack() as stack:
         stack.callback(forget_random_state)
         stack.enter_context(sizes_expressed(example_inputs))
@@ -97,14 +108,22 @@ def aten_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompositio
             captured = _captured(state, call)
             graph, metadata = captured.graph_module, state.fw_metadata
             if state.needs_autograd:
-                if captured.maybe_subclass_meta is not None:
-                    raise CaptureRefused("gradients are recorded through tensor subclasses, which is not compiled in this version")
-                _refuse_unsupported(state, metadata, captured, len(fake_args))
-                return _recorded(gm, captured, metadata, fake_args, fake_mode, table, elsewhere)
+                _refuse_unsupported(state, metadata, captured, len(flat))
+                if captured.maybe_subclass_meta is None and not any(map(is_mesh, fake_args)):
+                    return _recorded(captured.graph_module, metadata, fake_args, fake_mode, table, elsewhere, floats)
+                gradients = getattr(captured.maybe_subclass_meta, "grad_input_metas", None)
+                local = on_local_tensors(captured.graph_module, metadata, gradients, fake_args)
+                taken = tuple(local.kept.index(i) for i in floats)
+                made = _recorded(captured.graph_module, local.metadata, local.inputs, fake_mode, table, elsewhere, taken)
+                return replace(made, parts=local.parts, wraps=local.wraps, meshes=local.meshes)
+            values = plain_inputs(fake_args, flat)
             if captured.maybe_subclass_meta is not None:
-                parts, wraps = flat, wraps_of(metadata)
-                fake_args, metadata = plain_inputs(fake_args, parts), captured.maybe_subclass_meta.fw_metadata
-            _refuse_unsupported(state, metadata, captured, len(fake_args))
+                _refuse_views_with_history(metadata)
+                wraps, metadata = wraps_of(metadata), captured.maybe_subclass_meta.fw_metadata
+            _refuse_unsupported(state, metadata, captured, len(values))
+            if captured.maybe_subclass_meta is not None or any(map(is_mesh, values)):
+                found = without_meshes(graph, Flat(values, flat, metadata, wraps))
+                fake_args, parts, metadata, wraps, meshes = found.values, found.parts, found.metadata, found.wraps, found.meshes
         name_attention(graph)
         expand_higher_order(graph, fake_mode, table)
         floats_as_numbers(graph, floats if parts is None else positions_of(floats, parts), shape_env)
@@ -115,29 +134,43 @@ def aten_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompositio
         graph.graph.eliminate_dead_code(lambda node: node.is_impure() or is_launch(node))  # torch 2.11 takes launches for pure
         on_one_device(graph, fake_mode, mutated)
     graph.recompile()
-    return AotGraph(graph, outputs, mutated, absolute, parts, wraps)
+    return AotGraph(graph, outputs, mutated, absolute, parts, wraps, meshes=meshes)
+
+
+def _refuse_views_with_history(metadata: Any) -> None:
+    """AOTAutograd makes no backward graph for views of inputs, which autograd would see when they are taken; of what is inside of a tensor
+    subclass it knows nothing.
+    """
+    if any(info.requires_grad and info.output_type is not OutputType.is_input for info in metadata.output_info):
+        raise CaptureRefused("gradients flow through a view of a tensor subclass that is given back", hint="return a copy (clone()) of it")
 
 
 def _recorded(
-    gm: torch.fx.GraphModule, captured: Any, metadata: Any, inputs: list[Any], fake_mode: Any, table: dict[Any, Any], elsewhere: bool
+    joint: torch.fx.GraphModule,
+    metadata: Any,
+    inputs: list[Any],
+    fake_mode: Any,
+    table: dict[Any, Any],
+    elsewhere: bool,
+    floats: tuple[int, ...],
 ) -> AotGraph:
-    """The forward and the backward graph of a call that records gradients."""
+    """The forward and the backward graph of a call that records gradients. `floats`: which inputs are floats of the call."""
     if torch.is_inference_mode_enabled():
         raise CaptureRefused(
             "the traced code leaves inference mode and records gradients", hint="call it outside of torch.inference_mode()"
         )
     if metadata.grad_enabled_mutation is not None and not torch.is_grad_enabled():
         raise CaptureRefused("the traced code records gradients in a call that does not, and leaves the grad mode changed")
-    if any(_is_sparse(leaf) for n in captured.graph_module.graph.nodes for leaf in pytree.tree_leaves(n.meta.get("val"))):
+    if any(_is_sparse(leaf) for n in joint.graph.nodes for leaf in pytree.tree_leaves(n.meta.get("val"))):
         raise CaptureRefused("a gradient, or a tensor that one is made of, is not dense (sparse=True)")
     with fake_mode:
-        unrounded_statistics(captured.graph_module.graph)
-    drop_detach(captured.graph_module)
-    write_out_softmax(captured.graph_module, fake_mode, table)
-    channels_last_images(captured.graph_module, fake_mode)
-    keep_offsets(captured.graph_module, fake_mode, table)
-    forward, backward = cut(captured.graph_module, metadata)
-    _take_floats(forward, backward, float_positions(gm), fake_mode.shape_env)
+        unrounded_statistics(joint.graph)
+    drop_detach(joint)
+    write_out_softmax(joint, fake_mode, table)
+    channels_last_images(joint, fake_mode)
+    keep_offsets(joint, fake_mode, table)
+    forward, backward = cut(joint, metadata)
+    _take_floats(forward, backward, floats, fake_mode.shape_env)
     for graph in (forward, backward):
         expand_higher_order(graph, fake_mode, table)
     if any(_storage_offset_given(n) for n in backward.graph.nodes if viewed(n).op == "placeholder"):

@@ -72,13 +72,13 @@ def draws_apart() -> contextlib.AbstractContextManager[Any]:
 _merge: Any = partitioners.fx_graph_cse  # type: ignore[attr-defined]
 
 
-def _merged(graph: torch.fx.Graph) -> torch.fx.Graph:
+def _merged(graph: torch.fx.Graph, **keys: Any) -> torch.fx.Graph:
     """A copy of the graph with one node for equal ones, but for those that draw: each calls something of its own meanwhile."""
     drawing = [node for node in graph.nodes if draws(node)]
     for node in drawing:
         node.target = _Draw(node.target)
     try:
-        made: torch.fx.Graph = _merge(graph)
+        made: torch.fx.Graph = _merge(graph, **keys)
     finally:
         for node in drawing:
             node.target = node.target.operator

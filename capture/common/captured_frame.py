@@ -91,6 +91,7 @@ class CapturedFrame:
     symbols: tuple[str, ...] = ()  # for people: what is symbolic, and what fixed the rest
     compiled: Callable[..., Any] | None = None  # what another backend made of Dynamo's graph; `graph` is None then
     wraps: tuple[Wrap, ...] | None = None  # what the bytecode gets, where `outputs` are not it
+    objects: tuple[GraphInput, ...] = ()  # bound objects that `wraps` speak of, and no graph takes
     backward: torch.fx.GraphModule | None = None
     autograd: AutogradRecord | None = None
 

@@ -35,6 +35,7 @@ from precast.capture.soundness import tensor_metadata
 from precast.capture.soundness.drawn_numbers import drawn_in_default_dtype
 from precast.capture.soundness.exec_namespaces import looked_up_where_they_are
 from precast.capture.soundness.memory_overlap import overlaps_refused
+from precast.capture.soundness.mesh_coordinates import recorded_coordinates
 from precast.capture.soundness.nested_regions import regions_traced_anew
 from precast.capture.soundness.process_groups import recorded_members, recorded_questions
 from precast.capture.soundness.tuple_identity import tuples_are_themselves
@@ -65,6 +66,7 @@ def _at_once(install: Callable[[], None]) -> Callable[[Any], contextlib.Abstract
 
 
 _V = "torch._dynamo.variables"
+_MESH = "torch.distributed.device_mesh:DeviceMesh"
 _BUILDER = f"{_V}.builder:VariableBuilder"
 _EFFECTS = "torch._dynamo.side_effects:SideEffects"
 _STORE = f"{_EFFECTS}.store_attr"
@@ -183,6 +185,16 @@ PATCHES: tuple[Patch[Tracing], ...] = (
         "One rank's number, or the number of processes, would be a constant in the artifact of all ranks.",
         "tests/training/test_process_groups.py::test_ranks_are_guarded_where_code_asks_for_them",
         lambda tracing: recorded_questions(tracing.record.asked),
+    ),
+    Patch(
+        (
+            *(f"{_MESH}.{name}" for name in ("get_coordinate", "get_local_rank", "get_rank", "_sym_get_coordinate")),
+            "torch.distributed.tensor._utils:_compute_local_shape_and_global_offset",
+        ),
+        "One rank's slice of a tensor, or the length of its shard, would be a constant in the artifact of all ranks.",
+        "tests/training/test_tensor_parallel.py::test_a_graph_that_depends_on_the_rank_is_one_rank_s",
+        lambda tracing: recorded_coordinates(tracing.record.asked),
+        versions=("2.12", "2.13", "2.14", "2.15"),
     ),
     Patch(
         (f"{_V}.script_object:CustomClassObjectVariable.call_method",),

@@ -74,9 +74,9 @@ class RecordedOutputs(Outputs):
             written.append((index, made, bool(info.mutations_hidden_from_autograd)))
         own: dict[int, int] = {}
         for i, (value, info) in enumerate(zip(outs, metadata.output_info, strict=True)):
-            if _is_own(info) and isinstance(value, torch.fx.Node) and isinstance(value.meta.get("val"), torch.Tensor):
+            if is_own(info) and isinstance(value, torch.fx.Node) and isinstance(value.meta.get("val"), torch.Tensor):
                 recorded = info.requires_grad and value.meta["val"].dtype.is_floating_point | value.meta["val"].dtype.is_complex
-                own[i] = self._result(value, bool(recorded), taken=_takes_tangent(info))
+                own[i] = self._result(value, bool(recorded), taken=takes_tangent(info))
         first = len(self.raw)
         for value in bases:
             self._result(value, True, taken=True)
@@ -173,12 +173,12 @@ class RecordedOutputs(Outputs):
         return GraphOutput("output_view", index, *window, detach=self.results[index] and not info.requires_grad)
 
 
-def _is_own(info: Any) -> bool:
+def is_own(info: Any) -> bool:
     return info.output_type in (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
 
 
-def _takes_tangent(info: Any) -> bool:
+def takes_tangent(info: Any) -> bool:
     return bool(getattr(info, "requires_grad_for_backward", info.requires_grad)) and issubclass(info.raw_type, torch.Tensor)
 
 
-__all__ = ["RecordedOutputs", "is_view", "viewed"]
+__all__ = ["RecordedOutputs", "is_own", "is_view", "takes_tangent", "viewed"]

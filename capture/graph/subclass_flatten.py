@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,14 +21,22 @@ from precast.artifact_store.format.guards import Path
 from precast.artifact_store.format.import_names import Untaggable, object_name, type_name
 from precast.artifact_store.format.records import GraphInput, Wrap
 from precast.artifact_store.format.tagged_constants import tag
-from precast.capture.adapters.aot_autograd import INNER_NUMBERS, OutputType, PlainTensorMeta, SubclassCreationMeta, numbers_within
+from precast.capture.adapters.aot_autograd import (
+    INNER_NUMBERS,
+    OPAQUE_META,
+    OutputType,
+    PlainTensorMeta,
+    SubclassCreationMeta,
+    numbers_within,
+)
+from precast.capture.adapters.dtensors import is_mesh
 from precast.capture.common.captured_frame import CaptureRefused
 from precast.runtime.executable.subclasses import part_of
 
 
 @dataclass(frozen=True)
 class Part:
-    """The part of Dynamo's input `index` that one placeholder takes: attribute names, then ("size" | "stride", dim) for a number."""
+    """The part of Dynamo's input `index` that one placeholder takes, as in `GraphInput.part`."""
 
     index: int
     steps: tuple[Any, ...]
@@ -77,13 +86,16 @@ def parts_of(inputs: Sequence[Any]) -> tuple[Part, ...]:
 
 def _leaves(value: Any) -> Iterator[tuple[Any, ...]]:
     """The paths to the leaves of a value in AOTAutograd's order: the attributes (each with its own numbers where this torch passes those),
-    then the symbolic sizes, then the symbolic strides.
+    then the symbolic sizes, then the symbolic strides. The mesh of a DTensor is a leaf.
     """
     if not is_traceable_wrapper_subclass(value):
         yield ()
         return
     for name in value.__tensor_flatten__()[0]:
         inner = getattr(value, name)
+        if is_mesh(inner):
+            yield (name,)
+            continue
         if not isinstance(inner, torch.Tensor):
             raise CaptureRefused(f"the attribute {name} of a {type(value).__name__} is no tensor, but a {type(inner).__name__}")
         yield from ((name, *steps) for steps in _leaves(inner))
@@ -101,6 +113,63 @@ def _numbers(value: Any) -> Iterator[tuple[Any, ...]]:
                 yield ((kind, dim),)
 
 
+@dataclass(frozen=True)
+class Flat:
+    """A graph on plain tensors: its inputs' values, the part that each takes, AOTAutograd's records of inputs and outputs, and what the
+    caller gets (None: the outputs). `meshes`: the parts that ("mesh", i) in `wraps` speaks of.
+    """
+
+    values: list[Any]
+    parts: tuple[Part, ...]
+    metadata: Any
+    wraps: tuple[Wrap, ...] | None
+    meshes: tuple[Part, ...] = ()
+
+
+def without_meshes(graph: torch.fx.GraphModule, flat: Flat) -> Flat:
+    """`graph` without the device meshes that DTensors bring in and take out: they are objects, of which it computes nothing.
+
+    Raises CaptureRefused where an operator takes one.
+    """
+    kept = [i for i, value in enumerate(flat.values) if not is_mesh(value)]
+    if len(kept) == len(flat.values):
+        return flat
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    meshes = {placeholders[i]: flat.parts[i] for i in range(len(placeholders)) if i not in kept}
+    if user := next((user for node in meshes for user in node.users if user.op != "output"), None):
+        raise CaptureRefused(f"{user.target} takes a device mesh, which has no place in a stored graph")
+    output = graph.graph.output_node()
+    results = list(output.args[0])  # type: ignore[arg-type]
+    given_back = {i: made for i, made in enumerate(results) if made in meshes}
+    left = [i for i in range(len(results)) if i not in given_back]
+    number = {old: new for new, old in enumerate(left)}
+    output.args = (tuple(results[i] for i in left),)
+    output.meta.pop("desc", None)
+    for node in meshes:
+        graph.graph.erase_node(node)
+    order = tuple(meshes.values())
+    place = {i: order.index(meshes[node]) for i, node in given_back.items()}
+    wraps = None if flat.wraps is None else tuple(_renumbered(wrap, number, place) for wrap in flat.wraps)
+    info = flat.metadata
+    outputs = [info.output_info[i] for i in left if i < len(info.output_info)]
+    outputs = [replace(o, base_idx=kept.index(o.base_idx)) if o.base_idx in kept else o for o in outputs]
+    inputs = [info.input_info[i] for i in kept]
+    said = SimpleNamespace(input_info=inputs, output_info=outputs, grad_enabled_mutation=info.grad_enabled_mutation)
+    return Flat([flat.values[i] for i in kept], tuple(flat.parts[i] for i in kept), said, wraps, order)
+
+
+def _renumbered(wrap: Wrap, number: Mapping[int, int], place: Mapping[int, int]) -> Wrap:
+    """`wrap` with the graph's outputs by their new numbers, and the meshes among them by their places."""
+    if isinstance(wrap, int):
+        return ("mesh", place[wrap]) if wrap in place else number[wrap]
+    if wrap[0] != "subclass":
+        return wrap
+    kind, cls, metadata, attributes, *numbers = wrap
+    held = tuple((name, _renumbered(made, number, place)) for name, made in attributes)
+    counted = [tuple(n if isinstance(n, int) else ("output", number[n[1]]) for n in sizes) for sizes in numbers]
+    return (kind, cls, metadata, held, *counted)
+
+
 def plain_inputs(inputs: Sequence[Any], parts: Sequence[Part]) -> list[Any]:
     """The values of the placeholders."""
     return [part_of(inputs[part.index], part.steps) for part in parts]
@@ -111,7 +180,7 @@ def refuse_shared(values: Sequence[Any], parts: Sequence[Part]) -> None:
     storages = [value.untyped_storage()._cdata for value in values if isinstance(value, torch.Tensor)]
     if len(storages) != len(set(storages)):
         refused = CaptureRefused("tensors within a tensor subclass share memory and the traced code writes one of them", shared_memory=True)
-        refused.parts = tuple(parts)
+        refused.parts = tuple(part for part, value in zip(parts, values, strict=True) if not is_mesh(value))
         raise refused
 
 
@@ -126,27 +195,52 @@ def flat_inputs(inputs: Sequence[GraphInput], parts: Sequence[Part], mutated: fr
     return [_flat(inputs, part, i in mutated, whole) for i, part in enumerate(parts)]
 
 
-def positioned(wraps: Sequence[Wrap], inputs: Sequence[GraphInput]) -> tuple[Wrap, ...]:
-    """`wraps` with the call's own objects by their positions among what is passed. Raises CaptureRefused."""
-    found: list[Wrap] = []
-    for wrap in wraps:
-        if isinstance(wrap, int) or wrap[0] != "input":
-            found.append(wrap)
-            continue
-        position = inputs[wrap[1]].position
-        if position is None:
-            raise CaptureRefused("a tensor subclass that a module owns is written, and given back")
-        found.append(("input", position))
-    return tuple(found)
+def positioned(wraps: Sequence[Wrap], inputs: Sequence[GraphInput], meshes: Sequence[Part]) -> tuple[Wrap, ...]:
+    """`wraps` with the call's own objects by their positions among what is passed, and what modules own by its place among the objects
+    that are bound (`objects_of`). Raises CaptureRefused.
+    """
+    return tuple(_positioned(wrap, inputs, meshes) for wrap in wraps)
+
+
+def _positioned(wrap: Wrap, inputs: Sequence[GraphInput], meshes: Sequence[Part]) -> Wrap:
+    if isinstance(wrap, int):
+        return wrap
+    kind, *rest = wrap
+    if kind == "subclass":
+        name, metadata, attributes, *numbers = rest
+        return (kind, name, metadata, tuple((held, _positioned(made, inputs, meshes)) for held, made in attributes), *numbers)
+    if kind == "dtensor":
+        return (kind, *rest[:-1], _positioned(rest[-1], inputs, meshes))
+    if kind == "mesh":
+        part = meshes[rest[0]]
+        position = inputs[part.index].position
+        bound = [other for other in meshes if inputs[other.index].bound]
+        return ("part", position, part.steps) if position is not None else ("object", bound.index(part))
+    position = inputs[rest[0]].position
+    if position is None:
+        raise CaptureRefused("a tensor subclass that a module owns is written, and given back")
+    return ("input", position)
+
+
+def objects_of(inputs: Sequence[GraphInput], meshes: Sequence[Part]) -> tuple[GraphInput, ...]:
+    """Where the meshes are that modules own, or code finds at some place: they are bound, like parameters."""
+    found = [(inputs[part.index], part.steps) for part in meshes]
+    return tuple(
+        replace(given, path=(*given.path, *(step for name in steps for step in _path(name))), kind="object", parameter=False)
+        for given, steps in found
+        if given.bound
+    )
 
 
 def _flat(inputs: Sequence[GraphInput], part: Part, mutated: bool, whole: dict[int, int]) -> GraphInput:
     given = inputs[part.index]
     if not part.steps:
         return replace(given, mutated=mutated) if given.read is None else _read(inputs, given, whole)
-    number = not isinstance(part.steps[-1], str)
+    number = _is_number(part.steps[-1])
     if number and given.bound:
         raise CaptureRefused("a tensor subclass that a module owns has a size that varies", hint="mark it as static")
+    if given.bound and part.steps[-1][0] == "to_local":
+        raise CaptureRefused("a DTensor that a module owns records gradients in a call that records none")
     path = (*given.path, *(step for name in part.steps for step in _path(name)))
     steps = () if given.bound else part.steps
     return replace(given, path=path, kind="int" if number else "tensor", mutated=mutated, parameter=False, part=steps)
@@ -166,7 +260,13 @@ def _read(inputs: Sequence[GraphInput], given: GraphInput, whole: dict[int, int]
     return replace(given, read=None, position=owner.position, part=((kind, *dim),))
 
 
+def _is_number(step: Any) -> bool:
+    return not isinstance(step, str) and step[0] != "to_local"
+
+
 def _path(step: Any) -> Path:
+    if step[0] == "to_local":
+        return (("attr", "_local_tensor"),)
     return (("attr", step),) if isinstance(step, str) else (("method", step[0]), ("item", ("int", step[1])))
 
 
@@ -199,6 +299,9 @@ def _wrap(made: SubclassCreationMeta, first: int) -> tuple[Wrap, int]:
         elif isinstance(inner, PlainTensorMeta):
             attributes.append((name, first))
             first += 1 + numbers_within(inner)
+        elif isinstance(inner, OPAQUE_META):  # of a mesh, which the graph gives back as it is
+            attributes.append((name, first))
+            first += 1
         else:
             raise CaptureRefused(f"the attribute {name} of a {cls.__name__} is no tensor")
     numbers: list[tuple[Any, ...]] = []
@@ -225,19 +328,24 @@ def _as_in_eager(metadata: Any) -> Any:
         return {key: _as_in_eager(held) for key, held in metadata.items()}
     if type(metadata) in (tuple, torch.Size):
         return type(metadata)(_as_in_eager(held) for held in metadata)
+    if isinstance(metadata, tuple) and hasattr(metadata, "_fields"):
+        return type(metadata)(*map(_as_in_eager, metadata))
     plain = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}.get(type(metadata))
     return metadata if plain is None else plain(metadata)
 
 
 __all__ = [
     "Part",
+    "Flat",
     "attribute_set",
     "flat_inputs",
     "met_subclasses",
+    "objects_of",
     "parts_of",
     "plain_inputs",
     "positioned",
     "positions_of",
     "refuse_shared",
+    "without_meshes",
     "wraps_of",
 ]

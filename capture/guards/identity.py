@@ -3,7 +3,8 @@ ones.
 
 Dynamo treats an object that several paths lead to as one: what is written through one path is read through the other, and `a is b` is a
 constant. It guards that such paths lead to one object; that other paths lead to different objects it guards for tensor arguments only.
-This module guards both for every object that the traced code accessed and that a program can tell from an equal one.
+This module guards both for every object that the traced code accessed and that a program can tell from an equal one. Device meshes and
+the placements of DTensors are compared by what they say; which of them are one object depends on what torch's caches hold.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 
 from precast.artifact_store.format.guards import Guard, Path, Predicate
 from precast.artifact_store.format.import_names import type_name
+from precast.capture.adapters.dtensors import is_mesh, is_placement
 from precast.capture.common.source_paths import SourceContext
 from precast.runtime.fingerprint.classes import is_versioned
 from precast.runtime.paths.fake_tensors import class_of
@@ -109,7 +111,7 @@ def _constant(value: Any) -> bool:
         return all(map(_constant, value))
     if isinstance(value, slice):
         return all(map(_constant, (value.start, value.stop, value.step)))
-    return isinstance(value, _CONSTANTS)
+    return isinstance(value, _CONSTANTS) or is_mesh(value) or is_placement(value)
 
 
 def _of_library(path: Path) -> bool:

@@ -29,11 +29,13 @@ from torch.utils._device import DeviceContext
 from precast.artifact_store.format.guards import Guard, Path, Predicate
 from precast.artifact_store.format.import_names import Untaggable, hold, object_name, type_name
 from precast.artifact_store.format.tagged_constants import tag
+from precast.capture.adapters.dtensors import is_mesh
 from precast.capture.adapters.dynamo import DynamoConfigPatchProxy
 from precast.capture.adapters.guards import AttrSource, TorchFunctionModeStackSource
 from precast.capture.common.hook_steps import hook_guards
 from precast.capture.common.source_paths import FLATTENED, NotPortable, SourceContext
 from precast.capture.soundness.process_groups import group_guards, is_group
+from precast.runtime.common.supported_torch import written_for
 from precast.runtime.fingerprint.bytecode import digest
 from precast.runtime.guards.container_predicates import keys_of
 from precast.runtime.guards.tensor_spec import MARKS, metadata
@@ -333,13 +335,20 @@ def _absent(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
 
 def _duplicate(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
     other = context.sources.path(_keyword(guard, "source_b"))
+    value = context.sources.value(path)
+    if is_mesh(value):  # equal ones are as good, and the tracer looks at one of the two
+        return [*group_guards(path, value), *group_guards(other, value)]
     first, second = sorted((path, other), key=repr)
     return [] if first == second else [Guard(second, Predicate.SAME_AS, first)]
 
 
 def _tensor(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
+    return _tensor_of(path, guard.originating_source, context)
+
+
+def _tensor_of(path: Path, source: Any, context: GuardContext) -> list[Guard]:
     value = context.sources.value(path)
-    known = context.sizes.get(guard.originating_source)
+    known = context.sizes.get(source)
     size = tuple(value.shape) if known is None else tuple(_concrete(s) for s in known["size"])
     stride = (
         tuple(value.stride())
@@ -353,6 +362,28 @@ def _metadata(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
     """What a tensor subclass says of itself beside its inner tensors."""
     _, metadata = context.sources.value(path).__tensor_flatten__()
     return [Guard((*path, *FLATTENED, ("item", ("int", 1))), Predicate.EQUALS, tag(metadata))]
+
+
+def _dtensor_spec(path: Path, guard: Any, context: GuardContext) -> list[Guard]:
+    """What a DTensor says of itself, at its `_spec`; its mesh and its local tensor have guards of their own. The tracer has none on the
+    global sizes.
+    """
+    source, whole = guard.originating_source.base, path[:-1]
+    spec = context.sources.value(path)
+    if written_for(torch.__version__) == "2.11":
+        raise NotPortable("torch 2.11 does not tell what of the mesh is in the graph")
+    told = ["placements", "shard_order", "use_strided_shard_as_shard_order"]
+    if not _varies(context.sizes.get(source)):
+        told.append("tensor_meta")
+    found = [Guard((*path, ("attr", name)), Predicate.EQUALS, tag(getattr(spec, name))) for name in told if hasattr(spec, name)]
+    if "device_mesh" not in context.sources.value(whole).__tensor_flatten__()[0]:  # where the tracer has a guard on it
+        found += group_guards((*path, ("attr", "mesh")), spec.mesh)
+    return [*_tensor_of(whole, source, context), *found]
+
+
+def _varies(known: Any) -> bool:
+    """Whether a size or stride of an input is symbolic; `known`: what `GuardContext.sizes` says of it."""
+    return known is not None and any(_concrete(size) is None for size in (*known["size"], *known["stride"]))
 
 
 def _marks(path: Path, value: torch.Tensor) -> Guard:
@@ -425,6 +456,7 @@ _RULES: dict[str, Callable[[Path, Any, GuardContext], list[Guard]]] = {
     "DUPLICATE_INPUT": _duplicate,
     "TENSOR_MATCH": _tensor,
     "TENSOR_SUBCLASS_METADATA_MATCH": _metadata,
+    "DTENSOR_SPEC_MATCH": _dtensor_spec,
     "TUPLE_ITERATOR_LEN": _value_rule(_tuple_iterator),
     "RANGE_ITERATOR_MATCH": _value_rule(_range_iterator),
     "COUNT_ITERATOR_MATCH": _value_rule(_count_iterator),

@@ -116,9 +116,19 @@ def group_guards(path: Path, value: Any) -> list[Guard]:
 
     Raises Untaggable.
     """
-    names = ("group_name",) if isinstance(value, torch.distributed.ProcessGroup) else ("_flatten_rank_map", "shape", "_device_type")
-    told = [Guard((*path, ("attr", name)), Predicate.EQUALS, tag(getattr(value, name))) for name in names]
-    return [Guard(path, Predicate.TYPE, type_name(type(value))), *told]
+    if isinstance(value, torch.distributed.ProcessGroup):
+        return [Guard(path, Predicate.TYPE, type_name(type(value))), _equal(path, value, "group_name")]
+    root, flattened = (*path, ("method", "_get_root_mesh"), ("attr", "_flatten_mapping")), value._get_root_mesh()._flatten_mapping
+    guards = [Guard(path, Predicate.TYPE, type_name(type(value))), *(_equal(path, value, name) for name in _MESH)]
+    guards.append(Guard(root, Predicate.KEYS, {"keys": tuple(sorted(map(tag, flattened), key=repr)), "ordered": False}))
+    return guards + [_equal((*root, ("item", tag(key))), mesh, "_dim_group_names") for key, mesh in sorted(flattened.items())]
+
+
+_MESH = ("_flatten_rank_map", "shape", "_device_type", "_mesh_dim_names", "_dim_group_names")
+
+
+def _equal(path: Path, value: Any, name: str) -> Guard:
+    return Guard((*path, ("attr", name)), Predicate.EQUALS, tag(getattr(value, name)))
 
 
 def _is_question(function: Any) -> bool:

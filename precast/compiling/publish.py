@@ -69,6 +69,7 @@ def identity_of_frame(program: Program, frame: CapturedFrame, target: str, compi
         "inputs": [item.to_data() for item in frame.inputs],
         "outputs": [item.to_data() for item in frame.outputs],
         "wraps": thaw(frame.wraps),
+        **({"objects": [item.to_data() for item in frame.objects]} if frame.objects else {}),
         **({} if frame.autograd is None else {"autograd": frame.autograd.to_data()}),
     }
     digests = {f"{d.module}:{d.qualname}#{d.digest[:6]}": d.digest for d in frame.digests}

@@ -29,7 +29,6 @@ WITHOUT_SHIM: dict[str, str] = {
 WITHOUT_RULE: dict[str, str] = {
     "DICT_VERSION": "torch installs none any more",
     "DISPATCH_KEY_SET_MATCH": "torch installs it for no program of torch.compile",
-    "DTENSOR_SPEC_MATCH": "DTensors: refused",
     "COW_TENSOR_MATCH": "copy-on-write tensors: refused",
     "CURRENT_STREAM_MATCH": "streams: refused",
 }
@@ -41,6 +40,8 @@ RECORDS: dict[str, tuple[str, ...]] = {
         "tokens",
         "grad_enabled_mutation",
         "subclass_fw_graph_out_meta",
+        "num_intermediate_bases",
+        "traced_tangents",
     ),
     "torch._functorch._aot_autograd.schemas:InputAliasInfo": ("mutates_data", "requires_grad", "mutation_type"),
     "torch._functorch._aot_autograd.schemas:OutputAliasInfo": ("output_type", "base_idx", "view_meta_sequence", "requires_grad"),

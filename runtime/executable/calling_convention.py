@@ -89,6 +89,11 @@ def graph_inputs(inputs: Sequence[GraphInput], bound: Sequence[Any], args: Seque
     return values
 
 
+def is_recorded(item: GraphInput) -> bool:
+    """Whether it is the local tensor of a DTensor that records gradients."""
+    return bool(item.part) and item.part[0][0] == "to_local"
+
+
 def is_plain(outputs: Sequence[GraphOutput]) -> bool:
     """Whether the frame's outputs are exactly the raw ones, in order."""
     return all(output.kind == "raw" and output.index == i for i, output in enumerate(outputs))

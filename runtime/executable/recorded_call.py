@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from precast.artifact_store.format.expressions import evaluate, leaves
-from precast.artifact_store.format.records import AutogradRecord, GraphOutput
-from precast.runtime.common.errors import PrecastError
-from precast.runtime.executable.calling_convention import Finish, GraphSpec, graph_inputs
+from precast.artifact_store.format.import_names import find_object
+from precast.artifact_store.format.records import AutogradRecord, GraphInput, GraphOutput
+from precast.artifact_store.format.tagged_constants import untag
+from precast.runtime.common.errors import LoadError, PrecastError
+from precast.runtime.executable.calling_convention import Finish, GraphSpec, graph_inputs, is_recorded
 
 Call = Callable[..., tuple[Any, ...]]
 _TWICE = (
@@ -56,7 +59,7 @@ class RecordedCall:
     `forward`: gives the forward graph's raw outputs for the per-call inputs.
     """
 
-    __slots__ = ("_backward", "_bound", "_finish", "_forward", "_inputs", "_record", "_undifferentiable")
+    __slots__ = ("_backward", "_bound", "_dtensors", "_finish", "_forward", "_inputs", "_record", "_undifferentiable")
 
     def __init__(self, record: AutogradRecord, spec: GraphSpec, forward: Call, backward: Gradients, bound: Sequence[Any]) -> None:
         self._record = record
@@ -65,6 +68,9 @@ class RecordedCall:
         self._forward = forward
         self._backward = backward
         self._bound = tuple(bound)
+        self._dtensors: dict[int | None, _OfDTensor] = {
+            item.position: _OfDTensor.read(item) for item in spec.inputs if item.position is not None and is_recorded(item)
+        }
         self._undifferentiable = tuple(i for i, recorded in enumerate(record.results) if not recorded)
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
@@ -74,9 +80,12 @@ class RecordedCall:
             return self._recorded(args)
 
     def _recorded(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        record = self._record
+        record, seen = self._record, args
+        if self._dtensors:
+            args = tuple([arg._local_tensor if position in self._dtensors else arg for position, arg in enumerate(args)])
         values = graph_inputs(self._inputs, self._bound, args)
-        results = _Recorded.apply(self, values, args, *[values[i] for i in record.inputs])  # type: ignore[no-untyped-call]
+        differentiable = graph_inputs(self._inputs, self._bound, seen) if self._dtensors else values
+        results = _Recorded.apply(self, values, args, *[differentiable[i] for i in record.inputs])  # type: ignore[no-untyped-call]
         for index, result, hidden in record.written:
             target = values[index]
             if hidden or target.is_leaf and target.requires_grad:  # a leaf may be written where autograd does not see it, and nowhere else
@@ -84,9 +93,12 @@ class RecordedCall:
             target.copy_(results[result])
         return results if self._finish is None else self._finish(results, values)
 
-    def run(self, ctx: Any, values: Sequence[Any], args: Sequence[Any]) -> tuple[Any, ...]:
-        """The forward graph's results; what its backward graph needs is kept in `ctx`."""
+    def run(self, ctx: Any, values: Sequence[Any], args: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """The forward graph's results; what its backward graph needs is kept in `ctx`. `inputs`: those that require gradients."""
         record = self._record
+        ctx.meshes = [
+            x.device_mesh if self._inputs[i].position in self._dtensors else None for i, x in zip(record.inputs, inputs, strict=True)
+        ]
         raw = self._forward(*args)
         ctx.save_for_backward(*[values[i] if source == "input" else raw[i] for source, i in record.saved])
         ctx.numbers = [evaluate(number, values, raw) for number in record.numbers]
@@ -116,14 +128,42 @@ class RecordedCall:
             wrapped = delayed(*[made[i].detach().requires_grad_() for i in kept])  # of one tensor it gives that, and no tuple
             found = dict(zip(kept, (wrapped,) if len(kept) == 1 else wrapped, strict=True))
             made = tuple(found.get(i) for i in range(len(made)))
+        if self._dtensors:
+            places = [self._dtensors.get(self._inputs[i].position) for i in self._record.inputs]
+            made = tuple(
+                gradient if place is None or gradient is None else place.made(gradient, mesh)
+                for gradient, place, mesh in zip(made, places, ctx.meshes, strict=True)
+            )
         return made
+
+
+@dataclass(frozen=True)
+class _OfDTensor:
+    """How the gradient of a DTensor lies on its mesh."""
+
+    placements: tuple[Any, ...]
+    size: torch.Size
+    stride: tuple[int, ...]
+
+    @staticmethod
+    def read(item: GraphInput) -> _OfDTensor:
+        """Raises LoadError."""
+        _, placements, size, stride = item.part[0]
+        try:
+            return _OfDTensor(untag(placements), torch.Size(size), tuple(stride))
+        except (LookupError, ValueError) as error:
+            raise LoadError(f"it takes a DTensor, and how its gradient lies on the mesh cannot be read here: {error}") from error
+
+    def made(self, local: torch.Tensor, mesh: Any) -> Any:
+        from_local = find_object("torch.distributed.tensor:DTensor").from_local
+        return from_local(local, mesh, self.placements, run_check=False, shape=self.size, stride=self.stride)
 
 
 class _Recorded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: RecordedCall, values: Sequence[Any], args: Sequence[Any], *inputs: Any) -> Any:
         ctx.call = call
-        return call.run(ctx, values, args)
+        return call.run(ctx, values, args, inputs)
 
     @staticmethod
     def backward(ctx: Any, *given: Any) -> Any:

@@ -55,7 +55,8 @@ class Backward:
 class Executable:
     """A graph that can be bound. `library`: None where the artifact has no graph of the role: its frame computes no tensor.
 
-    `wraps`: what the bytecode gets, where the graph's outputs are not it. `backward`: of calls that record gradients.
+    `wraps`: what the bytecode gets, where the graph's outputs are not it; `objects`: what these hold besides. `backward`: of calls that
+    record gradients.
     """
 
     name: str
@@ -65,10 +66,12 @@ class Executable:
     library: Library | None
     cuda_graphs: CudaGraphOptions | None
     backward: Backward | None = None
+    objects: tuple[GraphInput, ...] = ()
 
-    def bound_to(self, tensors: Sequence[Any]) -> Callable[..., Any]:
-        """A callable of the graph's per-call inputs: `tensors` are the others, in order. Raises LoadError."""
-        return wrapped_call(partial(self._call, tuple(tensors)), self.spec, self.wraps)
+    def bound_to(self, values: Sequence[Any]) -> Callable[..., Any]:
+        """A callable of the graph's per-call inputs: `values` are the others, in order, and then `objects`. Raises LoadError."""
+        tensors = tuple(values[: len(values) - len(self.objects)])
+        return wrapped_call(partial(self._call, tensors), self.spec, self.wraps, values[len(tensors) :])
 
     def _call(self, tensors: tuple[Any, ...], spec: GraphSpec) -> Callable[..., Any]:
         assert self.library is not None
@@ -114,6 +117,7 @@ def open_executable(
         inputs = tuple(GraphInput.from_data(item) for item in frame["inputs"])
         outputs = tuple(GraphOutput.from_data(item) for item in frame["outputs"])
         wraps = freeze(frame.get("wraps"))
+        objects = tuple(GraphInput.from_data(item) for item in frame.get("objects", ()))
         made = Constants(constants)
         autograd = AutogradRecord.from_data(frame["autograd"]) if frame.get("autograd") is not None else None
         graph = manifest.graphs.get(role)
@@ -126,7 +130,7 @@ def open_executable(
     spec = GraphSpec(inputs, kinds, None if is_plain(outputs) and autograd is None else _finisher(outputs))
     wanted = cuda_graphs if family_of(manifest.target).cuda_graphs else None
     backward = None if autograd is None else _open_backward(document, source, autograd, record)
-    return Executable(manifest.program_name, spec, made, wraps, library, wanted, backward)
+    return Executable(manifest.program_name, spec, made, wraps, library, wanted, backward, objects)
 
 
 def _open_backward(document: Trusted[Manifest], source: BlobSource, autograd: AutogradRecord, record: str) -> Backward:

@@ -186,8 +186,8 @@ class Variant(_Planned):
 
     @property
     def _inputs(self) -> tuple[GraphInput, ...]:
-        """The graph's inputs, once it is open."""
-        return self._executable.spec.inputs if self._executable is not None else ()
+        """The graph's inputs, and objects that are bound beside them, once it is open."""
+        return (*self._executable.spec.inputs, *self._executable.objects) if self._executable is not None else ()
 
     def watched(self, bound: Sequence[Any]) -> tuple[Any, ...]:
         """Of a binding's tensors, those that stand at `bound_paths`."""

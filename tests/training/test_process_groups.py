@@ -1,4 +1,4 @@
-"""Code that knows of other processes: collectives in compiled code, ranks that it asks for, weights that are sharded."""
+"""Code that knows of other processes: collectives in compiled code, and ranks that it asks for."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ groups_have_guards = pytest.mark.skipif(torch.__version__ < "2.12", reason="torc
 def cold(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """The store, and what each rank has to tell of all cases."""
     folder = tmp_path_factory.mktemp("collectives")
-    return folder / "store", together(folder / "cold", folder / "store", *FOR_ALL, *FOR_EACH, "tensor_parallel", member=MEMBER)
+    return folder / "store", together(folder / "cold", folder / "store", *FOR_ALL, *FOR_EACH, member=MEMBER)
 
 
 @pytest.mark.slow
@@ -53,14 +53,6 @@ def test_one_artifact_for_all_ranks_and_one_for_each_where_code_asks(cold: tuple
 def test_fresh_processes_trace_nothing(cold: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> None:
     for told in together(tmp_path / "warm", cold[0], *FOR_ALL, *FOR_EACH, member=MEMBER):
         assert all(case["right"] and not case["traced"] for case in told.values()), told
-
-
-@pytest.mark.slow
-@groups_have_guards
-def test_sharded_weights_run_eagerly_with_one_warning(cold: tuple[Path, list[dict[str, Any]]]) -> None:
-    for told in cold[1]:
-        (said,) = told["tensor_parallel"]["said"]
-        assert "runs eagerly" in said and "DeviceMesh" in said
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointPolicy
 
 from precast.artifact_store.format.records import AutogradRecord, GraphInput, GraphOutput
-from precast.capture.adapters.partitioners import min_cut_rematerialization_partition, without_common_subexpressions
+from precast.capture.adapters.partitioners import min_cut_rematerialization_partition
 from precast.capture.aten.effects import draws
 from precast.capture.aten.joint import recomputation
 from precast.capture.common.captured_frame import CaptureRefused
@@ -37,7 +37,6 @@ class Halves:
 
 def cut(joint: torch.fx.GraphModule, metadata: Any) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """The forward and the backward graph: what is cheap is computed again rather than kept."""
-    joint.graph = without_common_subexpressions(joint.graph)
     recomputation.choose(joint, metadata.num_forward)
     _keep_what_is_drawn(joint)
     _compute_floats_again(joint)
