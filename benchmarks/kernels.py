@@ -3,7 +3,7 @@
     python benchmarks/kernels.py [--device cpu|cuda] [--rows REGEX] [--rounds 9] [--resume FILE] [--seconds 500] [--list]
 
 Contenders take turns within one process; a time is the median of the rounds. On a GPU each contender is captured in a CUDA graph, so that
-only the device's time counts. The floor is what the machine's measured rates allow for the bytes and products of the program (inputs read
+only the device's time counts (rows that train are not). The floor is what the machine's measured rates allow for the bytes and products of the program (inputs read
 once, results written once; gradients: both passes). `--resume` keeps finished rows in a file, and a later run goes on with the others;
 `--seconds` ends a run after that long. Exit status 1: a result is further from float64 than it should be.
 """
@@ -138,18 +138,11 @@ def floor(row: KernelRow, call: Call, inputs: Sequence[Any], program: Callable[.
     return max(moved / peaks.bytes, flops / peaks.products(kind) if flops else 0.0)
 
 
-def on_gpu(calls: Mapping[str, Call]) -> dict[str, tuple[Call, int]]:
-    """Replays of CUDA graphs, with how many calls each holds."""
+def on_gpu(row: KernelRow, calls: Mapping[str, Call]) -> dict[str, tuple[Call, int]]:
+    """Replays of CUDA graphs, with how many calls each holds; of rows that train, the calls."""
     from gpu_measure import captured
 
-    found: dict[str, tuple[Call, int]] = {}
-    for name, call in calls.items():
-        try:
-            found[name] = captured(call, 5), 5
-        except RuntimeError:  # what waits for the device, such as a size that depends on data, cannot be captured
-            torch.cuda.synchronize()
-            found[name] = call, 1
-    return found
+    return {name: (call, 1) if row.train else (captured(call, 5), 5) for name, call in calls.items()}
 
 
 def seconds(call: Call, repeat: int, device: str) -> float:
@@ -187,7 +180,7 @@ def measure(row: KernelRow, device: str, rounds: int, peaks: Any) -> dict[str, A
                 errors[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
                 del calls[name]
         least = floor(row, calls["eager"], inputs, program, peaks)
-        timed = on_gpu(calls) if device != "cpu" else {name: (call, 1) for name, call in calls.items()}
+        timed = on_gpu(row, calls) if device != "cpu" else {name: (call, 1) for name, call in calls.items()}
         repeats = {name: max(1, round(BLOCK / max(seconds(call, 2, device), 1e-7))) for name, (call, _) in timed.items()}
         times: dict[str, list[float]] = {name: [] for name in timed}
         for number in range(rounds):
