@@ -3,9 +3,9 @@
     python benchmarks/kernels.py [--device cpu|cuda] [--rows REGEX] [--rounds 9] [--resume FILE] [--seconds 500] [--list]
 
 Contenders take turns within one process; a time is the median of the rounds. On a GPU each contender is captured in a CUDA graph, so that
-only the device's time counts (rows that train are not). The floor is what the machine's measured rates allow for the bytes and products of the program (inputs read
-once, results written once; gradients: both passes). `--resume` keeps finished rows in a file, and a later run goes on with the others;
-`--seconds` ends a run after that long. Exit status 1: a result is further from float64 than it should be.
+only the device's time counts (rows that train are not). The floor is what the machine's measured rates allow for the bytes and products of
+the program (inputs read once, results written once; gradients: both passes). `--resume` keeps finished rows in a file, and a later run
+goes on with the others; `--seconds` ends a run after that long. Exit status 1: a result is further from float64 than it should be.
 """
 
 from __future__ import annotations
